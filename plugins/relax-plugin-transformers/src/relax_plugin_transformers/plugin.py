@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this distribution offers. Strings only: nothing heavy is imported to list it."""
+
+from relax_core.api.component import Component
+from relax_core.api.hooks import hook
+
+
+@hook
+def relax_inference_backends() -> list[Component]:
+    return [
+        Component(
+            "transformers", "relax_plugin_transformers.engine:TransformersEngine", "Batched generation, CPU or GPU"
+        )
+    ]

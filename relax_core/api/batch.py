@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ragged numpy columns as they travel: flat values and row lengths. Torch stays at the trainer's edge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class AttemptId(NamedTuple):
+    """One sample: the n-th attempt at one place of a group. `group` is the monotonic issue number."""
+
+    group: int
+    index: int
+    attempt: int
+
+
+class RowId(NamedTuple):
+    """One training sequence of a sample."""
+
+    group: int
+    index: int
+    attempt: int
+    row: int
+
+    @property
+    def sample(self) -> AttemptId:
+        return AttemptId(self.group, self.index, self.attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """One column of several rows: `values` [sum(lengths), *shape] and `lengths` [rows]; a row column has lengths 1."""
+
+    values: np.ndarray
+    lengths: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self.values.nbytes)
+
+    def offsets(self) -> np.ndarray:
+        """[rows + 1] starts of each row in `values`."""
+        import numpy as np
+
+        return np.concatenate(([0], np.cumsum(self.lengths)))
+
+    def rows(self) -> Iterator[np.ndarray]:
+        starts = self.offsets()
+        return (self.values[starts[i] : starts[i + 1]] for i in range(len(self)))
+
+    def take(self, indices: Sequence[int]) -> Ragged:
+        """Rows in the order of `indices`."""
+        starts = self.offsets()
+        return Ragged.of([self.values[starts[i] : starts[i + 1]] for i in indices], like=self.values)
+
+    @staticmethod
+    def of(rows: Sequence[np.ndarray], like: np.ndarray | None = None) -> Ragged:
+        """From one array a row; `like` gives dtype and shape where there is none."""
+        import numpy as np
+
+        lengths = np.array([len(r) for r in rows], dtype=np.int64)
+        if rows:
+            return Ragged(np.concatenate(rows), lengths)
+        return Ragged(np.zeros((0,), np.float32) if like is None else like[:0], lengths)
+
+    @staticmethod
+    def concatenate(parts: Sequence[Ragged]) -> Ragged:
+        import numpy as np
+
+        return Ragged(np.concatenate([p.values for p in parts]), np.concatenate([p.lengths for p in parts]))
+
+
+@dataclass(frozen=True, slots=True)
+class RowBatch:
+    """Rows with columns; every column has `len(ids)` rows in the order of `ids`."""
+
+    ids: tuple[RowId, ...]
+    columns: Mapping[str, Ragged]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(column.size_bytes for column in self.columns.values())
+
+    def take(self, indices: Sequence[int]) -> RowBatch:
+        return RowBatch(tuple(self.ids[i] for i in indices), {n: c.take(indices) for n, c in self.columns.items()})
+
+    def with_columns(self, columns: Mapping[str, Ragged]) -> RowBatch:
+        return RowBatch(self.ids, {**self.columns, **columns})

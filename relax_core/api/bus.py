@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bus as a role sees it: admission, rows, claims under leases, and the ledger's account.
+
+Columns of a row are filled by different roles at different times. A consumer claims rows whose columns are ready,
+for its own task name, under a lease whose fencing token is checked on every write.
+Every call that can wait takes `wait_s` and returns empty-handed after it; nothing here waits for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, Literal, Protocol
+
+from relax_core.api.batch import AttemptId, Ragged, RowBatch, RowId
+from relax_core.api.component import Configurable, OptionsT
+from relax_core.api.outcome import DropReason, Outcome
+from relax_core.api.version import Version
+
+LateRule = Literal["wait", "mask", "drop", "regenerate"]
+
+
+@dataclass(frozen=True, slots=True)
+class BusSettings:
+    """What the bus needs to know of the run."""
+
+    group_size: int
+    groups_per_step: int
+    max_staleness: int | None
+    """k; None is unbounded and must have been asked for by name."""
+    late: LateRule = "wait"
+    min_valid: int = 1
+    """Groups with fewer valid members are dropped."""
+    columns: tuple[str, ...] = ()
+    """Columns that must be ready before the actor may claim a row."""
+    max_rows: int = 1 << 20
+    max_bytes: int = 4 << 30
+    lease_s: float = 600.0
+    spare_groups: int = 0
+    """Over-sampling: groups admitted beyond the grant, dropped when not needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Issue:
+    """One group admitted: generate each attempt."""
+
+    group: int
+    attempts: tuple[AttemptId, ...]
+    retry: int = 0
+    """Goes into the seeds: counts regenerations, and is 0 again where a resume re-issues the same work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """What the producer knows of one finished sample; `num_rows` closes it."""
+
+    attempt: AttemptId
+    num_rows: int
+    outcome: Outcome
+    reward: float = 0.0
+    floor: int = 0
+    """Oldest step among its trained tokens."""
+    trained_tokens: int = 0
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRequest:
+    """Rows wanted by one consumer."""
+
+    task: str
+    """The consumer's task name: each task sees every row once."""
+    columns: tuple[str, ...]
+    """Must be ready."""
+    max_groups: int
+    min_groups: int = 1
+    """Fewer than this: keep waiting, then nothing."""
+    trains: bool = False
+    """The actor's own claim: the staleness claim rule holds and the samples become `claimed`."""
+    step: int = 0
+    """trains: the step that will train them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A lease on rows of whole groups, ordered by group, sample, row."""
+
+    lease: int
+    fence: int
+    task: str
+    rows: tuple[RowId, ...]
+    samples: Mapping[AttemptId, Sealed]
+    """Every valid member of the claimed groups, those without rows too."""
+    groups: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The ledger's balance by id sets. `balanced` compares sets, not sums."""
+
+    issued: int
+    trained: int
+    trained_without_gradient: int
+    dropped: Mapping[str, int]
+    in_flight: int
+    """Counted from the holders."""
+    balanced: bool
+    problem: str = ""
+    """Names the ids that are missing or twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A role's new incarnation; leases of the former one are revoked."""
+
+    incarnation: int
+    reissued: int = 0
+    """Groups the former incarnation held, which admission will issue again."""
+
+
+class Bus(Protocol):
+    """One a run. Every method is safe to repeat after a lost answer unless said."""
+
+    async def register(self, role: str) -> Registration: ...
+
+    async def admit(self, holder: str, version: Version, limit: int, wait_s: float) -> tuple[Issue, ...]:
+        """Groups that an engine at `version` may start now, at most `limit`; empty where the gate holds it."""
+        ...
+
+    async def put(self, batch: RowBatch, sealed: Sequence[Sealed], wait_s: float) -> bool:
+        """Rows of finished samples with their first columns. False after `wait_s` without credit: nothing was stored."""
+        ...
+
+    async def drop(self, attempts: Sequence[AttemptId], reason: DropReason, regenerate: bool = False) -> None:
+        """End attempts; `regenerate` issues their groups again."""
+        ...
+
+    async def claim(self, request: ClaimRequest, wait_s: float) -> Claim | None: ...
+
+    async def read(self, claim: Claim, columns: Sequence[str]) -> RowBatch:
+        """Columns of the claimed rows, in claim order. Raises StaleFence."""
+        ...
+
+    async def write(self, claim: Claim, columns: Mapping[str, Ragged], version: Version | None = None) -> None:
+        """Fill derived columns of the claimed rows. Raises StaleFence; nothing is written then."""
+        ...
+
+    async def verify(self, claim: Claim) -> None:
+        """Raise StaleFence unless the lease is still this holder's: the actor's check before the optimizer step."""
+        ...
+
+    async def acknowledge(self, claim: Claim) -> None:
+        """The consumer is done with the rows (not for claims that train)."""
+        ...
+
+    async def release(self, claim: Claim) -> None:
+        """Give the rows back; another claim gets them."""
+        ...
+
+    async def trained(self, claims: Sequence[Claim], step: int, without_gradient: Sequence[RowId] = ()) -> Version:
+        """The step's optimizer update was applied: commit its samples; returns the new version."""
+        ...
+
+    async def version(self) -> Version:
+        """The actor's current version: completed steps."""
+        ...
+
+    async def report_held(self, holder: str, attempts: frozenset[AttemptId], admitted: int) -> None:
+        """The holder's own count of what it works on; `admitted`: attempts admitted to it so far, as it saw them."""
+        ...
+
+    async def account(self) -> Account: ...
+
+    async def checkpoint(self, step: int, directory: str) -> None:
+        """Copy the ledger into a checkpoint; samples trained up to `step` become final, their payloads are freed."""
+        ...
+
+    async def statistics(self) -> Mapping[str, Any]:
+        """Rows, bytes, groups by state, lag histogram, drops by reason and length: for metrics and `relax why`."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class BusComponent(Configurable[OptionsT], Generic[OptionsT]):
+    """Makes a bus for a run; how payloads are kept is what varies."""
+
+    kind: ClassVar[str] = "bus"
+
+    async def open(self, settings: BusSettings, directory: str, version: Version) -> Bus:
+        raise NotImplementedError

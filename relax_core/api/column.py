@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Columns of the bus: name, dtype, what one value belongs to, trailing shape. DESIGN's field names are the constants here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Per = Literal["token", "row"]
+Dtype = Literal["int32", "int64", "float32", "float64", "bfloat16", "uint8", "uint16", "object"]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A typed column. A token column holds [tokens, *shape] a row, a row column [*shape]."""
+
+    name: str
+    dtype: Dtype = "float32"
+    """`bfloat16` travels as its bits in uint16; `object` is a msgpack value."""
+    per: Per = "token"
+    shape: tuple[int, ...] = ()
+    by_reference: bool = False
+    """Large: kept in the payload store and read by token or layer slice."""
+
+
+TOKENS = Column("tokens", "int32")
+LOSS_MASK = Column("loss_mask", "uint8")
+"""1 = the policy's own token, trained in this row."""
+ROLLOUT_LOG_PROBS = Column("rollout_log_probs")
+OLD_LOG_PROBS = Column("old_log_probs")
+"""The policy at the start of the step that trains the row."""
+REF_LOG_PROBS = Column("ref_log_probs")
+TEACHER_LOG_PROBS = Column("teacher_log_probs")
+VALUES = Column("values")
+RETURNS = Column("returns")
+ADVANTAGES = Column("advantages")
+WEIGHT_VERSIONS = Column("weight_versions", "int32")
+"""Step of the weights that sampled the token; -1 for given tokens."""
+REWARDS = Column("rewards", per="row")
+OUTCOME = Column("outcome", "uint8", per="row")
+
+
+def routed_experts(layers: int, top_k: int, wide: bool = False) -> Column:
+    """Expert choices of every token and layer, by reference: [tokens, layers, top_k]."""
+    return Column("routed_experts", "uint16" if wide else "uint8", shape=(layers, top_k), by_reference=True)
+
+
+ROUTED_VALID = Column("routed_valid", "uint8", per="row")
+
+STANDARD: dict[str, Column] = {
+    c.name: c
+    for c in (
+        TOKENS, LOSS_MASK, ROLLOUT_LOG_PROBS, OLD_LOG_PROBS, REF_LOG_PROBS, TEACHER_LOG_PROBS, VALUES, RETURNS,
+        ADVANTAGES, WEIGHT_VERSIONS, REWARDS, OUTCOME, ROUTED_VALID,
+    )
+}  # fmt: skip

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines: token ids in; ids, log-probs and versions out. One instance a process, maybe in its own interpreter.
+
+Text is never seen here: the core renders, tokenizes once and parses. `Capabilities` declare what an engine can do;
+the planner refuses a configuration that needs more.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, Literal
+
+from relax_core.api.component import Configurable, OptionsT
+from relax_core.api.trainer import Chosen
+from relax_core.api.version import Version
+from relax_core.api.weights import Manifest, Receipt, ReceiptLevel
+
+FinishReason = Literal["", "stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What an engine can do, as class attribute."""
+
+    in_flight_updates: bool = False
+    """New weights may land in the middle of a request."""
+    keeps_kv_across_versions: bool = False
+    seeds: bool = False
+    """Same seed and tokens, same sample, whatever else is in the batch."""
+    routed_experts: bool = False
+    lora: bool = False
+    delta: bool = False
+    media: frozenset[str] = frozenset()
+    score: bool = False
+    sleep: frozenset[str] = frozenset()
+    receipts: ReceiptLevel = "wire"
+    transports: frozenset[str] = frozenset({"shared-memory", "disk"})
+    receives_online: bool = True
+    """False: weights only at start."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """What an engine is started with."""
+
+    model: Mapping[str, Any]
+    """The `[model]` table."""
+    max_context: int
+    """Prompt and completion together, in tokens."""
+    seed: int = 0
+    deterministic: bool = False
+    version: Version = Version("actor", 0, 0)
+    """Of the weights in the model folder."""
+    name: str = "engine-0"
+    max_concurrency: int = 0
+    """0: the engine's own choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One continuation. Log-probs returned are of the distribution sampled from: logits / temperature, after top_p."""
+
+    id: str
+    tokens: tuple[int, ...]
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    stop_tokens: tuple[int, ...] = ()
+    suppress_tokens: tuple[int, ...] = ()
+    media: tuple[str, ...] = ()
+    """Keys of processed media, in order of their placeholders."""
+    floor: int = -1
+    """Oldest step among the group's tokens: the engine must be at or above it."""
+    routed_experts: bool = False
+    num_top: int = 0
+    """Also return the k likeliest tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New tokens of one request since the last delta."""
+
+    id: str
+    tokens: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    version: int
+    """Step of the weights that sampled them."""
+    oldest_cache: int
+    """Oldest step in the KV cache they attended to; equals `version` where caches are dropped."""
+    finish: FinishReason = ""
+    error: str = ""
+    routed_experts: bytes = b""
+    """uint8 or uint16 [tokens, layers, top_k]."""
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """An engine's word on itself."""
+
+    ok: bool
+    version: Version
+    running: int = 0
+    waiting: int = 0
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Engine(Configurable[OptionsT], Generic[OptionsT]):
+    """An inference backend instance."""
+
+    kind: ClassVar[str] = "engine"
+    capabilities: ClassVar[Capabilities] = Capabilities()
+
+    @abstractmethod
+    async def start(self, spec: EngineSpec) -> Mapping[str, Any]:
+        """Load the model; returns facts (vocab_size, max_context, fingerprint, parameters, ...)."""
+
+    @abstractmethod
+    def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Sequence[Delta]]:
+        """Continue the requests; yields deltas of any of them until each has finished.
+
+        Raises ValueError for an id outside the vocabulary or a request over the context, before anything runs.
+        """
+
+    async def score(self, sequences: Sequence[Sequence[int]]) -> Sequence[Sequence[float]]:
+        """Log-prob of each token given those before it; the first is 0."""
+        raise NotImplementedError
+
+    @abstractmethod
+    async def update_weights(self, manifest: Manifest, transport: Chosen) -> Receipt:
+        """Load a version whole or not at all; the next token sampled is of this version."""
+
+    async def pause(self) -> None:
+        """Stop sampling after the current token; requests stay."""
+        raise NotImplementedError
+
+    async def resume(self) -> None:
+        raise NotImplementedError
+
+    async def abort(self, ids: Sequence[str]) -> None:
+        """End requests now with finish `abort`; all of them when `ids` is empty."""
+        raise NotImplementedError
+
+    async def sleep(self, parts: Sequence[str]) -> int:
+        """Free `weights` or `kv`; returns bytes really freed."""
+        raise NotImplementedError
+
+    async def wake(self, parts: Sequence[str]) -> None:
+        raise NotImplementedError
+
+    @abstractmethod
+    async def health(self) -> Health: ...
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """End without orphans."""
+
+    def check(self, model: Mapping[str, Any]) -> Any:
+        """Refuse at plan time what the options or the model can't do; raise ConfigError."""

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Model families: everything that knows how a model writes its text, names its weights and routes its tokens.
+
+Text is tokenized once: `start` renders the first prompt, `delta` renders only what a later turn appends.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic
+
+from relax_core.api.component import Configurable, OptionsT
+from relax_core.api.environment import Tool
+from relax_core.api.task import Message, ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """Token ids with the media they hold place for."""
+
+    tokens: tuple[int, ...]
+    media: tuple[str, ...] = ()
+
+
+class ModelFamily(Configurable[OptionsT], Generic[OptionsT]):
+    """Chat rendering, name tables, routers and placeholders of one family of models."""
+
+    kind: ClassVar[str] = "model-family"
+    model_types: ClassVar[tuple[str, ...]] = ()
+    """`model_type` of the Hugging Face configurations it serves; empty: any."""
+    routers: ClassVar[tuple[str, ...]] = ()
+    """Module name patterns of expert routers."""
+    modules: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Freezable parts: name -> module patterns (`vision`, `audio`, `language`, `projector`)."""
+
+    @abstractmethod
+    def open(self, model: Mapping[str, Any]) -> None:
+        """Load tokenizer and template of the `[model]` table."""
+
+    @abstractmethod
+    def start(self, prompt: str | Sequence[Message], tools: Sequence[Tool] = ()) -> Rendered:
+        """Ids of the first prompt, up to where the policy speaks. A string goes in as it stands."""
+
+    @abstractmethod
+    def delta(self, before: Sequence[Message], appended: Sequence[Message]) -> Rendered:
+        """Ids that the template puts between the policy's last sampled token and its next turn."""
+
+    @abstractmethod
+    def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str: ...
+
+    @abstractmethod
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Ids of plain text, without special tokens added."""
+
+    def parse(self, text: str) -> tuple[str, tuple[ToolCall, ...], str]:
+        """(text, tool calls, parse error) of one turn."""
+        return text, (), ""
+
+    @property
+    @abstractmethod
+    def stop_tokens(self) -> tuple[int, ...]:
+        """Ids that end a turn."""
+
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int: ...
+
+    def to_hugging_face(self, name: str) -> tuple[str, ...]:
+        """Hugging Face names of one trainer parameter; identity for trainers that use those."""
+        return (name,)

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How an attempt ended. Only a judged one has a reward; an infrastructure failure is an outcome, never a zero."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Outcome(StrEnum):
+    """Written into the `outcome` column and counted in the ledger."""
+
+    FINISHED = "finished"
+    """The policy ended its turn or the environment was done."""
+    TRUNCATED = "truncated"
+    """A token or turn limit cut it; still judged."""
+    REWARD_ERROR = "reward_error"
+    REWARD_TIMEOUT = "reward_timeout"
+    REWARD_INVALID = "reward_invalid"
+    """NaN, infinite or not a number."""
+    ENVIRONMENT_ERROR = "environment_error"
+    ENVIRONMENT_TIMEOUT = "environment_timeout"
+    ENGINE_ERROR = "engine_error"
+    MEDIA_ERROR = "media_error"
+    INVALID_TASK = "invalid_task"
+
+    @property
+    def judged(self) -> bool:
+        return self in (Outcome.FINISHED, Outcome.TRUNCATED)
+
+
+class DropReason(StrEnum):
+    """Why an issued attempt will never be trained."""
+
+    EXPIRED = "expired"
+    DEADLINE = "deadline"
+    FAILED = "failed"
+    """Its outcome was not judged."""
+    TOO_FEW_VALID = "too_few_valid"
+    FILTERED = "filtered"
+    SPARE = "spare"
+    REGENERATED = "regenerated"
+    ABANDONED = "abandoned"
+    """Trained only in a lineage of weights that a rollback gave up."""
+    RESUMED = "resumed"
+    """In flight when the run stopped; issued again on resume."""
+    STOPPED = "stopped"

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rewards: judge one trajectory, a batch, or a group. A float is `Score(value)`; `def` or `async def`.
+
+The core runs synchronous rewards in killable processes. A wrong answer is the author's 0;
+an exception or a timeout becomes the sample's outcome, never a zero.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Generic, TypeAlias
+
+from relax_core.api.component import Configurable, OptionsT
+from relax_core.api.task import Task
+from relax_core.api.trajectory import Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A judgement; `parts` are logged as `reward/<part>`, `steps` credit single turns."""
+
+    value: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+    steps: tuple[float, ...] = ()
+
+
+Scored: TypeAlias = "float | Score"
+
+
+class _AnyReward(Configurable[OptionsT], Generic[OptionsT]):
+    kind: ClassVar[str] = "reward"
+    needs_columns: ClassVar[tuple[str, ...]] = ()
+    """Columns of the task file it reads; checked against the data before start."""
+
+
+class Reward(_AnyReward[OptionsT], Generic[OptionsT]):
+    """Judges one trajectory."""
+
+    @abstractmethod
+    def score(self, task: Task, trajectory: Trajectory) -> Scored | Awaitable[Scored]: ...
+
+
+class BatchReward(_AnyReward[OptionsT], Generic[OptionsT]):
+    """Judges many at once, in order, where batching pays (a model, a remote service)."""
+
+    @abstractmethod
+    def score_batch(
+        self, tasks: Sequence[Task], trajectories: Sequence[Trajectory]
+    ) -> Sequence[Scored] | Awaitable[Sequence[Scored]]: ...
+
+
+class GroupReward(_AnyReward[OptionsT], Generic[OptionsT]):
+    """Judges the samples of one group together (rankings, diversity)."""
+
+    @abstractmethod
+    def score_group(
+        self, task: Task, trajectories: Sequence[Trajectory]
+    ) -> Sequence[Scored] | Awaitable[Sequence[Scored]]: ...

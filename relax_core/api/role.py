@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Roles: logic that runs on the graph. A role offers operations; the algorithm's columns and fits select them.
+
+A role gets a `Context` and nothing else: the same code runs as a task of the local runner, in a Ray Serve shell,
+and under a virtual clock in tests.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol
+
+from relax_core.api.bus import Bus
+from relax_core.api.clock import Clock
+from relax_core.api.component import Configurable, OptionsT
+from relax_core.api.status import Board, Wait
+from relax_core.api.trainer import Chosen
+from relax_core.api.version import Version
+from relax_core.api.weights import Manifest, Receipt
+from relax_core.api.worker import Worker, Workers
+
+if TYPE_CHECKING:
+    from random import Random
+
+
+class Reads(StrEnum):
+    """Which weights an operation reads."""
+
+    NONE = "none"
+    STEP_START = "step-start"
+    LATEST = "latest"
+    FIXED = "fixed"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One thing a role can do to rows."""
+
+    name: str
+    """`role.verb`: `reference.log_probs`."""
+    role: str
+    consumes: frozenset[str]
+    produces: frozenset[str]
+    reads: Reads = Reads.NONE
+    updates: str = ""
+    """The model it trains."""
+    scope: str = "row"
+    """row, group or batch: how much must be ready before it starts."""
+    row_filter: str = ""
+    """Two producers of one column need disjoint filters, such as `domain=maths`."""
+    trigger: str = "rows"
+    """rows, step or admission."""
+
+
+class WeightService(Protocol):
+    """Versions of published weights, and who proved to have them."""
+
+    async def announce(self, manifest: Manifest, transport: Chosen) -> None: ...
+
+    async def newest(self, model: str, after: Version | None, wait_s: float) -> tuple[Manifest, Chosen] | None:
+        """The newest version later than `after`; None after `wait_s`."""
+        ...
+
+    async def receipt(self, receipt: Receipt) -> None:
+        """A receiver's proof. Raises InfrastructureError where its fingerprint is not the manifest's."""
+        ...
+
+    async def receivers(self, model: str) -> Mapping[str, Version]:
+        """What each receiver last proved."""
+        ...
+
+
+class Context(Protocol):
+    """All that a role may touch."""
+
+    run: Any
+    """The resolved configuration (`relax_core.options.RunConfig`)."""
+    plan: Any
+    """The plan: operations by role, placement, devices."""
+    run_dir: str
+    bus: Bus
+    weights: WeightService
+    board: Board
+    workers: Workers
+    """Device worker groups, placed by the runner."""
+    children: Workers
+    """Killable child processes beside the role: rewards, environments, processors."""
+    clock: Clock
+    random: Random
+    incarnation: int
+
+    def wait(self, reason: str, owed_by: str, deadline_s: float) -> Wait:
+        """Say what is waited for before waiting; `relax why` prints it."""
+        ...
+
+    def shared_worker(self, group: str) -> Worker | None:
+        """Workers of another role on the same devices (hybrid forward operations), or None."""
+        ...
+
+    @property
+    def stopping(self) -> bool: ...
+
+
+class Role(Configurable[OptionsT], Generic[OptionsT]):
+    """A role's logic."""
+
+    kind: ClassVar[str] = "role"
+    name: ClassVar[str] = ""
+    stateless: ClassVar[bool] = True
+    """Restarted in place when it dies; a role with state goes back to its last checkpoint."""
+
+    @classmethod
+    def operations(cls) -> tuple[Operation, ...]:
+        """What it can do; the graph picks what the algorithm needs."""
+        raise NotImplementedError
+
+    @abstractmethod
+    async def run(self, context: Context) -> None:
+        """Work until the context says stop; return cleanly then."""

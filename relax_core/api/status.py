@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run says of itself while it goes: role states, waits with owner and deadline, commands from people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from relax_core.api.events import Event
+
+CommandName = Literal["pause", "continue", "stop", "checkpoint"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Somebody waits: for what, who owes it, since when and until when (monotonic seconds of the hub's clock)."""
+
+    owner: str
+    reason: str
+    owed_by: str
+    since: float
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A role's heartbeat, written by its work loop."""
+
+    role: str
+    state: Literal["starting", "busy", "waiting", "paused", "stopped", "failed"]
+    doing: str = ""
+    waits: tuple[Wait, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    at: float = 0.0
+    incarnation: int = 0
+    pid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """From a person or the controller to one role."""
+
+    number: int
+    name: CommandName
+    argument: str = ""
+
+
+class Board(Protocol):
+    """Where roles report and take commands; one a run."""
+
+    async def beat(self, beat: Beat) -> None: ...
+
+    async def beats(self) -> tuple[Beat, ...]: ...
+
+    async def emit(self, event: Event) -> None:
+        """To the controller: run directory, sinks, observers, display."""
+        ...
+
+    async def events(self, after: int, wait_s: float) -> tuple[tuple[int, Event], ...]:
+        """Numbered events after `after`; waits up to `wait_s` for one."""
+        ...
+
+    async def command(self, role: str, name: CommandName, argument: str = "") -> None: ...
+
+    async def commands(self, role: str, after: int, wait_s: float) -> tuple[Command, ...]:
+        """Commands for a role after number `after`."""
+        ...

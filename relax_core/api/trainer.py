@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trainers: one instance a rank, in a worker process. The shell plans chunks; ranks never claim.
+
+A step holds one or more updates: begin_update -> accumulate* -> finish_update, or abort_update.
+Order at the end: all-reduce, unscale, rescale, norm, clip, update.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, ClassVar, Generic
+
+from relax_core.api.batch import RowBatch
+from relax_core.api.component import Configurable, OptionsT
+from relax_core.api.version import Version
+from relax_core.api.weights import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A component by name with its options as plain data, so that a worker can build it."""
+
+    kind: str
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSpec:
+    """The experiment's optimizer: core configuration, equal for every trainer."""
+
+    lr: float
+    schedule: str = "constant"
+    warmup_steps: int = 0
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.0
+    grad_clip: float = 1.0
+    total_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSpec:
+    """What every rank is started with."""
+
+    model: Mapping[str, Any]
+    """The `[model]` table: path, dtype, lora, freeze, ..."""
+    algorithm: Chosen
+    optimizer: OptimizerSpec
+    role: str = "actor"
+    """actor, critic, reference, actor_fwd: forward-only roles never see begin_update."""
+    seed: int = 0
+    deterministic: bool = False
+    max_staleness: int = 0
+    tokens_per_micro_batch: int = 0
+    """0: the trainer's own choice."""
+    rank: int = 0
+    world_size: int = 1
+    rendezvous: str = ""
+    """`host:port` for torch.distributed where world_size > 1."""
+    temperature: float = 1.0
+    """Log-probs are of logits / temperature, as sampled."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPlan:
+    """How a chunk is split: `micro_batches[rank]` lists row indices of each micro-batch. Planned once, in the shell."""
+
+    micro_batches: tuple[tuple[tuple[int, ...], ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows and their plan, as sent to the ranks."""
+
+    rows: RowBatch
+    plan: ChunkPlan
+    skipped: int = 0
+    """Rows left out because they have no gradient; they count in the denominators."""
+
+
+class UpdateOutcome(StrEnum):
+    APPLIED = "applied"
+    OVERFLOW = "overflow"
+    """fp16: the shell replays the chunks at a lower scale."""
+    NOT_FINITE = "not_finite"
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateResult:
+    """The end of one update; metrics are (sum, count) over all ranks."""
+
+    outcome: UpdateOutcome
+    metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    grad_norm: float = 0.0
+    lr: float = 0.0
+
+
+class Trainer(Configurable[OptionsT], Generic[OptionsT]):
+    """A training backend, as one rank of it."""
+
+    kind: ClassVar[str] = "trainer"
+    streams: ClassVar[bool] = True
+    """Whether accumulate may run before all chunks of the update are known."""
+    pipelined: ClassVar[bool] = False
+    """Whether a chunk's micro-batches must be handed over together (pipeline schedules)."""
+    dtypes: ClassVar[tuple[str, ...]] = ("float32",)
+
+    @abstractmethod
+    def start(self, spec: TrainerSpec) -> Mapping[str, Any]:
+        """Load model and optimizer; returns facts (parameters, max_context, vocab_size, fingerprint, ...)."""
+
+    @abstractmethod
+    def plan(self, lengths: Sequence[int], world_size: int) -> ChunkPlan:
+        """Split rows of these lengths; a pure function, called in the shell on an instance that was not started."""
+
+    def begin_step(self, version: Version) -> None:
+        """The version at the start of the step: what `lag` is counted from. Raises where it is not the trainer's own."""
+
+    @abstractmethod
+    def begin_update(self, denominators: Mapping[str, float]) -> None:
+        """Zero gradients; `denominators` are the update's global counts, nominal where one is late."""
+
+    @abstractmethod
+    def accumulate(self, chunk: Chunk, last: bool) -> None:
+        """Forward and backward of this rank's micro-batches. Raises ValueError where a row's lag is out of bounds."""
+
+    @abstractmethod
+    def finish_update(self, denominators: Mapping[str, float]) -> UpdateResult:
+        """Reduce, rescale to the true counts, clip and update."""
+
+    def abort_update(self) -> None:
+        """Forget gradients since begin_update."""
+
+    @abstractmethod
+    def forward(self, chunk: Chunk, columns: Sequence[str]) -> RowBatch:
+        """Without gradient: fill columns (`log_probs`, `entropy`, `values`) for this rank's rows."""
+
+    @abstractmethod
+    def publish(self, version: Version, transport: Chosen, location: str) -> Manifest:
+        """Hand the weights to a transport under Hugging Face names. All ranks call; rank 0's manifest counts."""
+
+    def load_published(self, manifest: Manifest, transport: Chosen) -> None:
+        """Take weights of another trainer (actor_fwd); same fail-closed checks as an engine."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def save(self, directory: str) -> None:
+        """Model, optimizer, schedule and random state; all ranks call."""
+
+    @abstractmethod
+    def load(self, directory: str) -> None:
+        """Continue from `save`, bit for bit."""
+
+    @abstractmethod
+    def export(self, directory: str) -> None:
+        """A Hugging Face folder that `transformers` loads."""
+
+    def sleep(self, parts: Sequence[str]) -> int:
+        """Free `weights`, `optimizer`, `gradients` on the device; returns bytes really freed."""
+        return 0
+
+    def wake(self, parts: Sequence[str]) -> None:
+        """Undo `sleep`."""
+
+    def stop(self) -> None:
+        """Release devices and process groups."""

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one attempt at a task produced: messages for people and rewards, a forest of tokens for training.
+
+A node is one run of tokens with one origin; branches share their prefix nodes; compaction and sub-agents start new roots.
+A row is one root-to-leaf path. A token is trained in the first row that contains it and masked in the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from relax_core.api.outcome import Outcome
+from relax_core.api.task import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A run of tokens: sampled by the policy, or given to it."""
+
+    parent: int | None
+    """Index of the node before it in the forest; None for a root."""
+    tokens: tuple[int, ...]
+    sampled: bool
+    """True where the policy's own tokens are (loss_mask = 1)."""
+    log_probs: tuple[float, ...] = ()
+    """[tokens] of a sampled node, under the distribution it was sampled from."""
+    versions: tuple[int, ...] = ()
+    """[tokens] of a sampled node: step of the oldest weights that each token depends on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One training sequence. All tuples are [tokens]; given tokens have log-prob 0 and version -1."""
+
+    tokens: tuple[int, ...]
+    loss_mask: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    versions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One attempt, as rewards, filters and viewers see it."""
+
+    messages: tuple[Message, ...]
+    """The whole conversation, prompt included."""
+    response: str
+    """The text of the policy's last turn, special tokens removed."""
+    forest: tuple[Node, ...]
+    outcome: Outcome = Outcome.FINISHED
+    step_rewards: tuple[float, ...] = ()
+    """What the environment gave at each step."""
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def environment_reward(self) -> float:
+        return float(sum(self.step_rewards))
+
+    @property
+    def num_sampled(self) -> int:
+        return sum(len(node.tokens) for node in self.forest if node.sampled)
+
+    def rows(self) -> tuple[Row, ...]:
+        """One row a leaf, in order of the leaves."""
+        seen: set[int] = set()
+        return tuple(_row(self.forest, leaf, seen) for leaf in _leaves(self.forest))
+
+
+def _leaves(forest: tuple[Node, ...]) -> Iterator[int]:
+    parents = {node.parent for node in forest}
+    return (index for index in range(len(forest)) if index not in parents)
+
+
+def _row(forest: tuple[Node, ...], leaf: int, seen: set[int]) -> Row:
+    path: list[int] = []
+    at: int | None = leaf
+    while at is not None:
+        path.append(at)
+        at = forest[at].parent
+    tokens: list[int] = []
+    mask: list[int] = []
+    log_probs: list[float] = []
+    versions: list[int] = []
+    for index in reversed(path):
+        node = forest[index]
+        width = len(node.tokens)
+        trained = node.sampled and index not in seen
+        seen.add(index)
+        tokens += node.tokens
+        mask += [int(trained)] * width
+        log_probs += node.log_probs if node.sampled else [0.0] * width
+        versions += node.versions if node.sampled else [-1] * width
+    return Row(tuple(tokens), tuple(mask), tuple(log_probs), tuple(versions))

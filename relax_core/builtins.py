@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this distribution offers. Strings only: nothing heavy is imported to list it."""
+
+from relax_core.api.component import Component
+from relax_core.api.hooks import hook
+
+
+@hook
+def relax_environments() -> list[Component]:
+    return [Component("single-turn", "relax_core.rollout.single_turn:SingleTurn", "One answer to one prompt")]
+
+
+@hook
+def relax_task_sources() -> list[Component]:
+    return [Component("jsonl", "relax_core.rollout.jsonl:JsonLines", "JSON lines: prompt, answer, other columns")]
+
+
+@hook
+def relax_samplers() -> list[Component]:
+    return [Component("shuffle", "relax_core.rollout.shuffle:Shuffle", "Every task once an epoch, in seeded order")]
+
+
+@hook
+def relax_model_families() -> list[Component]:
+    return [
+        Component("chat", "relax_core.rollout.chat:ChatFamily", "Any model with a tokenizer.json and a chat template")
+    ]
+
+
+@hook
+def relax_buses() -> list[Component]:
+    return [Component("in-process", "relax_core.bus.in_process:InProcessBus", "In the controller's memory")]
+
+
+@hook
+def relax_weight_transports() -> list[Component]:
+    return [
+        Component("shared-memory", "relax_core.weights.files:SharedMemory", "One host, through memory-backed files"),
+        Component("disk", "relax_core.weights.files:Disk", "A directory that every host sees"),
+    ]
+
+
+@hook
+def relax_roles() -> list[Component]:
+    return [
+        Component("rollout", "relax_core.roles.rollout:Rollout", "Generates and judges samples"),
+        Component("advantages", "relax_core.roles.advantages:AdvantagesRole", "Credits samples within their groups"),
+        Component("reference", "relax_core.roles.reference:Reference", "Log-probs under fixed weights"),
+        Component(
+            "actor-fwd", "relax_core.roles.actor_fwd:ActorForward", "Log-probs under the step's starting weights"
+        ),
+        Component("actor", "relax_core.roles.actor:Actor", "Trains the policy and publishes it"),
+    ]

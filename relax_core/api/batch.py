@@ -15,7 +15,7 @@ class AttemptId(NamedTuple):
     """One sample: the n-th attempt at one place of a group. `group` is the monotonic issue number."""
 
     group: int
-    index: int
+    sample: int
     attempt: int
 
 
@@ -23,13 +23,13 @@ class RowId(NamedTuple):
     """One training sequence of a sample."""
 
     group: int
-    index: int
+    sample: int
     attempt: int
     row: int
 
     @property
-    def sample(self) -> AttemptId:
-        return AttemptId(self.group, self.index, self.attempt)
+    def attempt_id(self) -> AttemptId:
+        return AttemptId(self.group, self.sample, self.attempt)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ The options model of a class is its generic parameter: `class Mine(Reward[MyOpti
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, cast, get_args, get_origin
 
 from typing_extensions import TypeVar
 
@@ -37,7 +37,7 @@ class Configurable(Generic[OptionsT]):
     kind: ClassVar[str] = ""
 
     def __init__(self, options: OptionsT | None = None) -> None:
-        self.options: OptionsT = options if options is not None else self.options_model()()
+        self.options: OptionsT = options if options is not None else cast(OptionsT, self.options_model()())
 
     @classmethod
     def options_model(cls) -> type[Options]:

@@ -51,7 +51,7 @@ class EngineSpec:
     """Prompt and completion together, in tokens."""
     seed: int = 0
     deterministic: bool = False
-    version: Version = Version("actor", 0, 0)
+    version: Version = field(default_factory=lambda: Version("actor", 0, 0))
     """Of the weights in the model folder."""
     name: str = "engine-0"
     max_concurrency: int = 0

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Local workers: child processes in sessions of their own, called over loopback HTTP.
+
+A child dies with its parent (its standard input closes) and is killed with everything it started. No pickle: calls
+travel in the wire format of `api.wire`, guarded by a token that only the two processes know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import struct
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from relax_core.api import wire
+from relax_core.api.clock import Clock, SystemClock
+from relax_core.api.errors import DeadlineExceeded, InfrastructureError, WorkerDied
+from relax_core.api.worker import Worker, WorkerSpec
+from relax_core.runners.host import Failure, raised
+
+wire.register(Failure)
+REAP_S = 2.0
+"""How long a closed connection may precede the news of its process's death."""
+
+
+class LocalWorker:
+    """A handle on one child process."""
+
+    def __init__(
+        self, spec: WorkerSpec, process: asyncio.subprocess.Process, port: int, token: str, clock: Clock
+    ) -> None:
+        self.name, self.pid = spec.name, process.pid
+        self._process, self._clock = process, clock
+        self._session = aiohttp.ClientSession(
+            base_url=f"http://127.0.0.1:{port}",
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=aiohttp.ClientTimeout(total=None),
+            connector=aiohttp.TCPConnector(limit=0),
+            read_bufsize=1 << 20,
+        )
+
+    async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        body = wire.encode(args)
+        start = self._clock.now()
+        try:
+            async with asyncio.timeout(timeout_s):
+                async with self._session.post(f"/call/{method}", data=body) as response:
+                    answer = wire.decode(await response.read())
+        except TimeoutError:
+            raise DeadlineExceeded(self.name, f"{method} to return", self._clock.now() - start) from None
+        except aiohttp.ClientError as error:
+            raise await self._died(method, error) from error
+        if response.status != 200:
+            raise raised(answer, self.name)
+        return answer
+
+    async def stream(self, method: str, *args: Any, timeout_s: float) -> AsyncIterator[Any]:
+        try:
+            async with self._session.post(f"/stream/{method}", data=wire.encode(args)) as response:
+                while True:
+                    item = await self._next(method, response, timeout_s)
+                    if item is None:
+                        return
+                    yield wire.decode(item)
+        except (aiohttp.ClientError, asyncio.IncompleteReadError) as error:
+            raise await self._died(method, error) from error
+
+    async def _next(self, method: str, response: aiohttp.ClientResponse, timeout_s: float) -> bytes | None:
+        start = self._clock.now()
+        try:
+            async with asyncio.timeout(timeout_s):
+                kind, size = struct.unpack("<BI", await response.content.readexactly(5))
+                body = await response.content.readexactly(size)
+        except TimeoutError:
+            raise DeadlineExceeded(self.name, f"the next item of {method}", self._clock.now() - start) from None
+        if kind == 1:
+            raise raised(wire.decode(body), self.name)
+        return None if kind == 2 else body
+
+    async def _died(self, method: str, error: Exception) -> WorkerDied:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), REAP_S)
+        code = self._process.returncode
+        state = f"ended with status {code}" if code is not None else f"stopped answering ({error})"
+        return WorkerDied(
+            f"worker {self.name} (pid {self.pid}) {state} during {method}; its log is logs/{self.name}.log"
+        )
+
+    @property
+    def alive(self) -> bool:
+        return self._process.returncode is None
+
+    async def stop(self, timeout_s: float = 5.0) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), timeout_s)
+        await self.kill()
+
+    async def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        await self._process.wait()
+        await self._session.close()
+
+
+class LocalWorkers:
+    """Starts child processes of this one; `close` ends all of them."""
+
+    def __init__(
+        self,
+        plugin_files: Sequence[str] = (),
+        resolved: Sequence[Any] = (),
+        log_dir: Path | None = None,
+        clock: Clock | None = None,
+        threads: int = 1,
+    ) -> None:
+        self._certificate = {"plugin_files": tuple(plugin_files), "resolved": tuple(resolved)}
+        self._log_dir, self._clock, self._threads = log_dir, clock or SystemClock(), threads
+        self._started: list[LocalWorker] = []
+
+    async def start(self, specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[Worker, ...]:
+        results = await asyncio.gather(*(self._start(spec, timeout_s) for spec in specs), return_exceptions=True)
+        workers = [result for result in results if isinstance(result, LocalWorker)]
+        failures = [result for result in results if isinstance(result, BaseException)]
+        if failures:
+            await asyncio.gather(*(worker.kill() for worker in workers))
+            raise failures[0]
+        self._started += workers
+        return tuple(workers)
+
+    async def close(self) -> None:
+        await asyncio.gather(*(worker.kill() for worker in self._started))
+        self._started.clear()
+
+    async def _start(self, spec: WorkerSpec, timeout_s: float) -> LocalWorker:
+        receive, report = os.pipe()
+        token = secrets.token_urlsafe(24)
+        try:
+            process = await self._spawn(spec, report)
+        finally:
+            os.close(report)
+        try:
+            await self._hand_over(process, {"token": token, "component": spec.component, "target": spec.target})
+            answer = await asyncio.wait_for(_report_from(receive), timeout_s)
+        except BaseException as error:
+            await _kill(process)
+            if isinstance(error, TimeoutError):
+                raise DeadlineExceeded("runner", f"worker {spec.name} to start", timeout_s) from None
+            raise
+        if "port" not in answer:
+            await _kill(process)
+            raise raised(answer["failure"], spec.name) if answer else self._silent(spec)
+        return LocalWorker(spec, process, answer["port"], token, self._clock)
+
+    async def _spawn(self, spec: WorkerSpec, report: int) -> asyncio.subprocess.Process:
+        env = {**os.environ, "OMP_NUM_THREADS": str(self._threads), "TOKENIZERS_PARALLELISM": "false", **spec.env}
+        log = self._log(spec)
+        try:
+            return await asyncio.create_subprocess_exec(
+                spec.python or sys.executable, "-m", "relax_core.runners.local.child", str(report),
+                stdin=asyncio.subprocess.PIPE, stdout=log, stderr=log, env=env, pass_fds=(report,),
+                start_new_session=True, preexec_fn=_limit(spec.memory_mb) if spec.memory_mb else None,
+            )  # fmt: skip
+        except OSError as error:
+            raise InfrastructureError(
+                f"worker {spec.name}: could not start {spec.python or sys.executable}: {error}"
+            ) from error
+        finally:
+            if log is not None:
+                os.close(log)
+
+    async def _hand_over(self, process: asyncio.subprocess.Process, certificate: dict[str, Any]) -> None:
+        body = wire.encode({**certificate, **self._certificate})
+        if process.stdin is not None:
+            process.stdin.write(struct.pack("<I", len(body)) + body)
+            with contextlib.suppress(ConnectionError):
+                await process.stdin.drain()
+
+    def _log(self, spec: WorkerSpec) -> int | None:
+        if self._log_dir is None:
+            return None
+        self._log_dir.mkdir(parents=True, exist_ok=True)
+        return os.open(self._log_dir / f"{spec.name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def _silent(self, spec: WorkerSpec) -> InfrastructureError:
+        where = (
+            f"; the end of logs/{spec.name}.log: {_tail(self._log_dir / f'{spec.name}.log')}" if self._log_dir else ""
+        )
+        return InfrastructureError(
+            f"worker {spec.name} ended before it was ready under {spec.python or sys.executable}{where}"
+        )
+
+
+async def _report_from(descriptor: int) -> dict[str, Any]:
+    """The child's first words; empty when it ended without any."""
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    pipe = os.fdopen(descriptor, "rb", buffering=0)
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    try:
+        size = struct.unpack("<I", await reader.readexactly(4))[0]
+        answer: dict[str, Any] = wire.decode(await reader.readexactly(size))
+        return answer
+    except asyncio.IncompleteReadError:
+        return {}
+    finally:
+        transport.close()
+
+
+async def _kill(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()
+
+
+def _limit(memory_mb: int) -> Any:
+    def limit() -> None:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20, memory_mb << 20))
+
+    return limit
+
+
+def _tail(path: Path, lines: int = 5) -> str:
+    try:
+        return " | ".join(path.read_text(errors="replace").strip().splitlines()[-lines:])
+    except OSError:
+        return "(no log)"

@@ -49,7 +49,9 @@ _HOME = {
     ),
     "trajectory": ("Node", "Row", "Trajectory"),
     "version": ("Version",),
-    "weights": ("Manifest", "Receipt", "TensorInfo", "WeightTransport"),
+    "weights": (
+        "Manifest", "Receipt", "TensorInfo", "WeightTransport", "combined_fingerprint", "tensor_fingerprint",
+    ),
     "worker": ("Worker", "WorkerSpec", "Workers"),
 }  # fmt: skip
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
@@ -197,6 +199,8 @@ if TYPE_CHECKING:
     from relax_core.api.weights import Receipt as Receipt
     from relax_core.api.weights import TensorInfo as TensorInfo
     from relax_core.api.weights import WeightTransport as WeightTransport
+    from relax_core.api.weights import combined_fingerprint as combined_fingerprint
+    from relax_core.api.weights import tensor_fingerprint as tensor_fingerprint
     from relax_core.api.worker import Worker as Worker
     from relax_core.api.worker import Workers as Workers
     from relax_core.api.worker import WorkerSpec as WorkerSpec

@@ -43,7 +43,7 @@ class Manifest:
     base: str = ""
     """delta, lora: the version or base-model fingerprint it is on top of."""
     fingerprint: str = ""
-    """Of all tensor fingerprints in name order."""
+    """`combined_fingerprint` of all tensors."""
     unchanged: tuple[str, ...] = ()
     """Names whose bytes equal the last version's; all of them unchanged after an update is a fault."""
 
@@ -61,6 +61,25 @@ class Receipt:
     level: ReceiptLevel
     fingerprint: str
     seconds: float = 0.0
+
+
+def tensor_fingerprint(array: np.ndarray) -> str:
+    """xxh3-128 of an array's bytes in C order, hexadecimal."""
+    import numpy as np
+    import xxhash
+
+    return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+
+def combined_fingerprint(tensors: Iterable[TensorInfo]) -> str:
+    """One fingerprint of names, dtypes, shapes and bytes, in name order: swapped names or a wrong dtype change it."""
+    import xxhash
+
+    digest = xxhash.xxh3_128()
+    for tensor in sorted(tensors, key=lambda tensor: tensor.name):
+        shape = ",".join(map(str, tensor.shape))
+        digest.update(f"{tensor.name} {tensor.dtype} [{shape}] {tensor.fingerprint}\n".encode())
+    return digest.hexdigest()
 
 
 class WeightTransport(Configurable[OptionsT], Generic[OptionsT]):

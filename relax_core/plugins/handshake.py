@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a plugin may be imported at all: the environment's lists and the API range, from metadata alone.
+
+The range is the distribution's own requirement on relax-core, so that pip and this check read the same line.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+
+from relax_core.api.errors import InfrastructureError
+from relax_core.plugins.record import Record
+
+CORE = "relax-core"
+ALLOW, DENY = "RELAX_PLUGINS", "RELAX_DISABLE_PLUGINS"
+
+
+def canonical(name: str) -> str:
+    """A distribution's name as pip compares it."""
+    return re.sub(r"[-_.]+", "-", name.strip()).lower()
+
+
+def api_range(requires: Iterable[str]) -> str:
+    """The specifier of a distribution's own requirement on relax-core; empty where it states none."""
+    from packaging.requirements import Requirement
+
+    lines = (line for line in requires if canonical(re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0]) == CORE)
+    wanted = (Requirement(line) for line in lines)
+    return ",".join(str(r.specifier) for r in wanted if r.specifier and (not r.marker or r.marker.evaluate()))
+
+
+def refusal(record: Record, environ: Mapping[str, str]) -> str:
+    """Why this plugin must not be imported; empty where it may. The core's own components are always there."""
+    if canonical(record.distribution) == CORE:
+        return ""
+    return _switched_off(record, environ) or _out_of_range(record)
+
+
+def _switched_off(record: Record, environ: Mapping[str, str]) -> str:
+    name = canonical(record.distribution)
+    if name in _names(environ.get(DENY, "")):
+        return f"switched off: {DENY} names it"
+    if ALLOW in environ and name not in _names(environ[ALLOW]):
+        return f"switched off: {ALLOW} is set and does not name it"
+    return ""
+
+
+def _names(value: str) -> frozenset[str]:
+    return frozenset(canonical(name) for name in value.split(",") if name.strip())
+
+
+def _out_of_range(record: Record) -> str:
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import Version
+
+    core = core_version()
+    if not record.api_range:
+        release = Version(core)
+        line = f"{CORE}>={release.major}.{release.minor},<{release.major}.{release.minor + 1}"
+        return f'its metadata states no API range; add "{line}" to dependencies in its pyproject.toml'
+    if not SpecifierSet(record.api_range).contains(core, prereleases=True):
+        return f"it needs {CORE} {record.api_range}, and this is {core}; install matching versions"
+    return ""
+
+
+@cache
+def core_version() -> str:
+    """The installed core's version."""
+    try:
+        return version(CORE)
+    except PackageNotFoundError as error:
+        raise InfrastructureError(f"{CORE} is not installed for {sys.executable}; install it there") from error

@@ -44,8 +44,12 @@ class ModelFamily(Configurable[OptionsT], Generic[OptionsT]):
         """Ids of the first prompt, up to where the policy speaks. A string goes in as it stands."""
 
     @abstractmethod
-    def delta(self, before: Sequence[Message], appended: Sequence[Message]) -> Rendered:
-        """Ids that the template puts between the policy's last sampled token and its next turn."""
+    def delta(self, before: Sequence[Message], appended: Sequence[Message], last_token: int | None = None) -> Rendered:
+        """Ids that the template puts between the policy's last sampled token and its next turn.
+
+        `before` ends with the policy's turn. An end-of-turn token is not repeated where `last_token`, the policy's
+        last sampled one, already ended the turn; None: it did.
+        """
 
     @abstractmethod
     def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str: ...

@@ -40,6 +40,10 @@ class TaskSource(Configurable[OptionsT], Generic[OptionsT]):
     @abstractmethod
     def __getitem__(self, index: int) -> Task: ...
 
+    def where(self, index: int) -> str:
+        """Where a person finds this task: `file:line`, or its id."""
+        return f"task {self[index].id}"
+
     def problems(self) -> Iterator[BadRow]:
         """Every unusable row, for `relax data check`."""
         return iter(())

@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text is tokenized once: for every shape of template, turns are appended and sampled ids stay what they were."""
+
+import json
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from relax_core.api.environment import Tool
+from relax_core.api.errors import ConfigError
+from relax_core.api.task import Media, Message, Part, ToolCall
+from relax_core.rollout.chat import ChatFamily
+
+QWEN = """
+{%- if messages[0].role == 'system' %}{{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}{%- endif %}
+{%- if tools %}{{- '# Tools ' }}{%- for tool in tools %}{{- tool | tojson }}{%- endfor %}{%- endif %}
+{%- set ns = namespace(last=-1) %}
+{%- for message in messages %}{%- if message.role == 'user' %}{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}
+{%- for message in messages %}
+    {%- if message.role == 'user' or (message.role == 'system' and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+    {%- elif message.role == 'assistant' %}
+        {%- set content = message.content %}{%- set thought = '' %}
+        {%- if '</think>' in content %}
+            {%- set thought = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
+            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+        {%- endif %}
+        {{- '<|im_start|>assistant\\n' }}
+        {%- if loop.index0 > ns.last and (loop.last or thought) %}
+            {{- '<think>\\n' + thought + '\\n</think>\\n\\n' }}
+        {%- endif %}
+        {{- content }}
+        {%- for call in message.tool_calls %}
+            {{- '\\n<tool_call>\\n' + (call.function | tojson) + '\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == 'tool' %}
+        {%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
+        {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
+{%- endif %}
+"""
+LLAMA = """
+{{- bos_token }}
+{%- for message in messages %}
+    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] | trim + '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}
+"""
+MISTRAL = """
+{{- bos_token }}
+{%- for message in messages %}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+        {{- raise_exception('roles must alternate user and assistant') }}
+    {%- endif %}
+    {%- if message['role'] == 'user' %}{{- '[INST] ' + message['content'] + ' [/INST]' }}
+    {%- else %}{{- ' ' + message['content'] + eos_token }}{%- endif %}
+{%- endfor %}
+"""
+GEMMA = """
+{{- bos_token }}
+{%- for message in messages %}
+    {%- set role = 'model' if message['role'] == 'assistant' else message['role'] %}
+    {{- '<start_of_turn>' + role + '\\n' + message['content'] | trim + '<end_of_turn>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<start_of_turn>model\\n' }}{%- endif %}
+"""
+ONE_LINE = "{% for m in messages %}{{ m['content'] }}{% if m['role'] == 'assistant' %}<eos>{% endif %}{% endfor %}"
+GLM = """
+{%- for m in messages %}{{- '<|' + m.role + '|>\\n' + m.content }}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>\\n' }}{%- endif %}
+"""
+
+
+@dataclass(frozen=True)
+class Shape:
+    template: str
+    specials: tuple[str, ...]
+    bos: str
+    eos: str
+    ends: tuple[str, ...]
+    """What generation_config.json names; the first ends a turn."""
+    space: str = ""
+    """What the template puts before an assistant's words."""
+
+
+SHAPES = {
+    "qwen": Shape(QWEN, ("<|im_start|>", "<|im_end|>", "<|end|>"), "", "<|im_end|>", ("<|im_end|>", "<|end|>")),
+    "llama": Shape(
+        LLAMA, ("<|bos|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|end|>"), "<|bos|>", "<|end|>",
+        ("<|eot_id|>", "<|end|>"),
+    ),
+    "mistral": Shape(MISTRAL, ("<s>", "</s>", "[INST]", "[/INST]"), "<s>", "</s>", ("</s>",), " "),
+    "gemma": Shape(
+        GEMMA, ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"), "<bos>", "<eos>", ("<end_of_turn>", "<eos>")
+    ),
+    "one-line": Shape(ONE_LINE, ("<eos>", "<bos>"), "<bos>", "<eos>", ("<eos>",)),
+}  # fmt: skip
+WORDS = st.text(alphabet="abc help 12+=\n", min_size=0, max_size=12)
+PLAIN = WORDS.map(str.strip).filter(bool)
+
+
+def write_model(folder, shape):
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=340, special_tokens=list(shape.specials), initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(["help the user: 12+12=24\nassistant model cab abc\n\n"] * 4, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    tokens = {"bos_token": {"content": shape.bos}, "eos_token": shape.eos}
+    if shape.bos == "":
+        del tokens["bos_token"]
+    (folder / "tokenizer_config.json").write_text(json.dumps({**tokens, "chat_template": shape.template}))
+    ends = [tokenizer.token_to_id(token) for token in shape.ends]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    return folder
+
+
+def open_family(folder, **model):
+    family = ChatFamily()
+    family.open({"path": str(folder), **model})
+    return family
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory):
+    return {name: open_family(write_model(tmp_path_factory.mktemp(name), shape)) for name, shape in SHAPES.items()}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@settings(max_examples=60, deadline=None)
+@given(turns=st.lists(st.tuples(PLAIN, PLAIN), min_size=1, max_size=4))
+def test_ids_of_a_canonical_conversation_are_those_of_its_rendered_text(families, name, turns):
+    family, shape = families[name], SHAPES[name]
+    end = family.stop_tokens[0]
+    messages = (Message("user", turns[0][0]),)
+    ids = family.start(messages).tokens
+    for said, answered in turns:
+        ids += (*family.encode(shape.space + said), end)
+        messages += (Message("assistant", said),)
+        appended = (Message("user", answered),)
+        ids += family.delta(messages, appended, end).tokens
+        messages += appended
+    text = family.text(messages)
+    assert family.decode(ids, skip_special=False) == text
+    # Elsewhere the generation prompt runs into the turn, and one tokenization of both merges across the seam.
+    assert name not in ("qwen", "mistral", "gemma") or ids == family.encode(text)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_sampled_ids_stay_whatever_they_decode_to(families, name, data):
+    """Ids outside the canonical tokenization, thoughts and stray special tokens: what follows a turn is the same."""
+    family = families[name]
+    sampled = data.draw(st.lists(st.integers(0, family.vocab_size - 1), max_size=12))
+    ended = data.draw(st.booleans())
+    last = family.stop_tokens[0] if ended else 100
+    before, appended = (Message("user", "help"),), (Message("user", data.draw(PLAIN)),)
+    whole = family.start(before).tokens
+    text = family.decode((*sampled, last))
+    turn = (*before, Message("assistant", text))
+    following = family.delta(turn, appended, last).tokens
+    plain = family.delta((*before, Message("assistant", "abc")), appended, last).tokens
+    row = (*whole, *sampled, last, *following)
+    assert following == plain
+    assert row[len(whole) : len(whole) + len(sampled) + 1] == (*sampled, last)
+    assert family.decode(following).count(appended[0].text) >= 1
+    assert (following[0] == family.stop_tokens[0]) == (not ended)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_end_of_a_turn_stops_and_none_is_repeated(families, name):
+    family = families[name]
+    assert [family.decode([token], skip_special=False) for token in family.stop_tokens][
+        : len(SHAPES[name].ends)
+    ] == list(SHAPES[name].ends)
+    before, appended = (Message("user", "a"), Message("assistant", "b")), (Message("user", "c"),)
+    assumed = family.delta(before, appended).tokens
+    assert all(family.delta(before, appended, stop).tokens == assumed for stop in family.stop_tokens)
+    cut = family.delta(before, appended, 200).tokens
+    assert cut[-len(assumed) :] == assumed
+    assert cut[0] == family.stop_tokens[0]
+
+
+def test_a_turn_that_ends_with_the_next_speaker_is_not_followed_by_it_twice(tmp_path):
+    roles = ("<|user|>", "<|assistant|>", "<|observation|>", "<|end|>")
+    shape = Shape(GLM, roles, "", "<|end|>", ("<|end|>", "<|user|>", "<|observation|>"))
+    family = open_family(write_model(tmp_path, shape))
+    user, observation = (family.encode(role)[0] for role in ("<|user|>", "<|observation|>"))
+    before = (Message("user", "a"), Message("assistant", "b"))
+    spoken = family.delta(before, (Message("user", "c"),), user).tokens
+    shown = family.delta(before, (Message("observation", "c"),), user).tokens
+    assert family.decode(spoken, skip_special=False) == "\nc<|assistant|>\n"
+    assert family.decode(shown, skip_special=False) == "<|observation|>\nc<|assistant|>\n"
+    assert family.delta(before, (Message("observation", "c"),), observation).tokens == spoken
+
+
+def test_words_after_a_turn_are_not_tokenized_as_the_beginning_of_a_text(tmp_path):
+    """Tokenizers of the sentencepiece kind put a space before a text's first word only."""
+    folder = write_model(
+        tmp_path, Shape("{% for m in messages %}{{ m.content }}{% endfor %}", ("<s>", "</s>"), "<s>", "</s>", ("</s>",))
+    )
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "</s>": 1, "▁": 2, "a": 3, "b": 4}, unk_token="<unk>"))
+    tokenizer.add_special_tokens(["</s>"])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Metaspace(prepend_scheme="first"), pre_tokenizers.Split("", "isolated")]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "generation_config.json").write_text('{"eos_token_id": 1}')
+    family = open_family(folder)
+    assert family.encode("b") == (2, 4)
+    assert family.delta((Message("user", "a"), Message("assistant", "a")), (Message("user", "b"),)).tokens == (4,)
+
+
+def test_a_thought_dropped_from_history_leaves_the_next_turn_alone(families):
+    family = families["qwen"]
+    asked = (Message("user", "a"),)
+    thinking = (*asked, Message("assistant", "<think>\nhm\n</think>\n\nb"))
+    following = family.delta(thinking, (Message("user", "c"),)).tokens
+    assert family.decode(following, skip_special=False) == "\n<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_tool_answers_follow_in_the_form_of_the_template(families):
+    family = families["qwen"]
+    before = (Message("user", "a"), Message("assistant", "", (ToolCall("search", {"query": "x"}, "call00000"),)))
+    following = family.delta(before, (Message("tool", "1"), Message("tool", "2"))).tokens
+    answers = "<tool_response>\n1\n</tool_response>\n<tool_response>\n2\n</tool_response>"
+    assert family.decode(following, skip_special=False) == (
+        f"\n<|im_start|>user\n{answers}<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_tools_reach_the_template_as_schema_and_kwargs_as_variables(tmp_path):
+    family = open_family(write_model(tmp_path, SHAPES["qwen"]), chat_template_kwargs={"enable_thinking": False})
+    text = family.text((Message("user", "a & <b>"),), (Tool("search", {"query": str}, "Look up"),))
+    assert '{"type": "function", "function": {"name": "search", "description": "Look up", ' in text
+    assert '"properties": {"query": {"type": "string"}}, "required": ["query"]' in text
+    assert text.endswith("a & <b><|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")
+
+
+def test_parts_of_text_are_joined_and_media_are_named_in_order(families):
+    family = families["one-line"]
+    words = Message("user", (Part("a"), Part("b")))
+    assert family.start((words,)).tokens == family.encode("ab")
+    seen = Message("user", (Part(media=Media("image", "x.png")), Part("a"), Part(media=Media("image", "y", key="k"))))
+    assert family.start((seen,)).media == ("x.png", "k")
+
+
+def test_a_bare_string_goes_in_as_it_stands_behind_the_token_that_opens_a_text(tmp_path):
+    shape = SHAPES["llama"]
+    write_model(tmp_path, shape)
+    plain = open_family(tmp_path)
+    assert plain.start("12+12=").tokens == plain.encode("12+12=")
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    bos = tokenizer.token_to_id("<|bos|>")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|bos|> $A <|end|>", special_tokens=[("<|bos|>", bos), ("<|end|>", tokenizer.token_to_id("<|end|>"))]
+    )
+    tokenizer.enable_truncation(2)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    opened = open_family(tmp_path)
+    assert opened.start("12+12=").tokens == (bos, *plain.encode("12+12="))
+    assert opened.start("<|bos|>12").tokens == (bos, *plain.encode("12"))
+    settings_file = tmp_path / "tokenizer_config.json"
+    settings_file.write_text(json.dumps({**json.loads(settings_file.read_text()), "add_bos_token": False}))
+    assert open_family(tmp_path).start("12").tokens == plain.encode("12")
+
+
+def test_a_template_is_taken_from_the_configuration_before_the_folder(tmp_path):
+    write_model(tmp_path, SHAPES["one-line"])
+    messages = (Message("user", "a"),)
+    assert open_family(tmp_path).text(messages) == "a"
+    (tmp_path / "chat_template.jinja").write_text("file:{{ messages[0].content }}")
+    assert open_family(tmp_path).text(messages) == "file:a"
+    (tmp_path / "mine.jinja").write_text("mine:{{ messages[0].content }}")
+    assert open_family(tmp_path, chat_template=str(tmp_path / "mine.jinja")).text(messages) == "mine:a"
+    assert open_family(tmp_path, chat_template="text:{{ messages[0].content }}").text(messages) == "text:a"
+
+
+def test_a_template_for_tools_is_used_where_there_are_tools(tmp_path):
+    write_model(tmp_path, SHAPES["one-line"])
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    family = open_family(tmp_path)
+    assert family.text((Message("user", "a"),)) == "plain"
+    assert family.text((Message("user", "a"),), (Tool("t"),)) == "tools"
+
+
+def test_the_extensions_of_transformers_are_known(tmp_path):
+    write_model(tmp_path, SHAPES["one-line"])
+    template = (
+        "{% for m in messages %}\n  {% if m.role == 'system' %}{% continue %}{% endif %}\n"
+        "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}{{ strftime_now('%Y') | length }}"
+    )
+    assert open_family(tmp_path, chat_template=template).text((Message("system", "s"), Message("user", "a"))) == "a4"
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{% for m in messages %}{% endfor %}", "0 times"),
+        ("{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}", "2 times"),
+        ("{{ raise_exception('no second turn') if messages | length > 1 }}", "no second turn"),
+        ("{{ messages[0].nothing.more }}", "nothing"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+    ],
+)
+def test_a_template_that_cannot_go_on_is_named(tmp_path, template, said):
+    write_model(tmp_path, SHAPES["one-line"])
+    file = tmp_path / "odd.jinja"
+    file.write_text(template)
+    family = open_family(tmp_path, chat_template=str(file))
+    with pytest.raises(ConfigError, match=said) as caught:
+        family.delta((Message("user", "a"), Message("assistant", "b")), (Message("user", "c"),))
+    assert "odd.jinja" in str(caught.value)
+    assert caught.value.field == "model.chat_template"
+
+
+def test_a_broken_template_is_refused_with_its_line(tmp_path):
+    write_model(tmp_path, SHAPES["one-line"])
+    with pytest.raises(ConfigError, match=r"line 2"):
+        open_family(tmp_path, chat_template="{{ a }}\n{% for %}")
+    with pytest.raises(ConfigError, match=r"gone\.jinja"):
+        open_family(tmp_path, chat_template=str(tmp_path / "gone.jinja"))
+
+
+def test_messages_for_a_model_without_a_template_are_refused_and_strings_are_not(tmp_path):
+    write_model(tmp_path, SHAPES["one-line"])
+    (tmp_path / "tokenizer_config.json").unlink()
+    family = open_family(tmp_path)
+    assert family.start("12").tokens == family.encode("12")
+    with pytest.raises(ConfigError, match="without a chat template"):
+        family.start((Message("user", "a"),))
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"])
+def test_a_broken_file_of_the_model_is_named(tmp_path, name):
+    write_model(tmp_path, SHAPES["one-line"])
+    (tmp_path / name).write_text("{ not json")
+    with pytest.raises(ConfigError, match=name):
+        open_family(tmp_path)
+
+
+def test_a_missing_folder_or_tokenizer_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"model\.path.*nowhere"):
+        open_family(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"no tokenizer\.json"):
+        open_family(tmp_path)
+    with pytest.raises(ConfigError, match=r"model\.tokenizer"):
+        open_family(tmp_path, tokenizer=str(tmp_path / "gone"))
+
+
+@settings(max_examples=100, deadline=None)
+@given(tokens=st.lists(st.integers(0, 10**6), max_size=8), text=st.text(max_size=40))
+def test_whatever_is_sampled_decodes_and_parses(families, tokens, text):
+    family = families["qwen"]
+    assert isinstance(family.decode(tokens), str)
+    family.parse(text)
+    kept, calls, error = family.parse(f"<tool_call>{text}")
+    assert kept and not calls and error

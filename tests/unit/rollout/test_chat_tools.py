@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tool schemas for templates, and tool calls read from what the policy wrote."""
+
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relax_core.api.environment import Tool
+from relax_core.rollout.chat_tools import parse_calls, tool_schema, type_schema
+
+
+def test_parameters_are_types_or_schema_or_a_whole_schema():
+    whole = {"type": "object", "properties": {"q": {"type": "string"}}, "required": []}
+    assert tool_schema(Tool("t", whole))["function"]["parameters"] == whole
+    typed = tool_schema(Tool("t", {"q": str, "n": {"type": "integer", "minimum": 0}}))["function"]["parameters"]
+    assert typed["properties"] == {"q": {"type": "string"}, "n": {"type": "integer", "minimum": 0}}
+    assert typed["required"] == ["q", "n"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "schema"),
+    [
+        (list[int], {"type": "array", "items": {"type": "integer"}}),
+        (dict, {"type": "object"}),
+        (float | None, {"anyOf": [{"type": "number"}, {"type": "null"}]}),
+        (Literal["a", "b"], {"enum": ["a", "b"]}),
+        (bool, {"type": "boolean"}),
+    ],
+)
+def test_types_have_their_schema(kind, schema):
+    assert type_schema(kind) == schema
+
+
+def test_a_type_without_schema_is_refused():
+    with pytest.raises(TypeError, match="no JSON schema"):
+        type_schema(object)
+
+
+def test_calls_are_taken_out_of_the_text_in_order():
+    text = 'look\n<tool_call>\n{"name": "a", "arguments": {"x": 1}}\n</tool_call>\n<tool_call>{"name": "b"}</tool_call>'
+    said, calls, error = parse_calls(text)
+    assert (said, error) == ("look", "")
+    assert [(call.name, call.arguments) for call in calls] == [("a", {"x": 1}), ("b", {})]
+    assert all(len(call.id) == 9 and call.id.isalnum() for call in calls)
+
+
+def test_arguments_may_be_json_in_a_string():
+    _, calls, _ = parse_calls('<tool_call>{"name": "a", "arguments": "{\\"x\\": 1}"}</tool_call>')
+    assert calls[0].arguments == {"x": 1}
+
+
+def test_a_call_inside_a_thought_is_none():
+    text = '<think>maybe <tool_call>{"name": "a"}</tool_call></think>done'
+    assert parse_calls(text) == (text, (), "")
+    said, calls, _ = parse_calls('<think>so</think><tool_call>{"name": "a"}</tool_call>')
+    assert said == "<think>so</think>" and len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('<tool_call>{"name": "a"}', "not closed"),
+        ("<tool_call>{name: a}</tool_call>", "not JSON"),
+        ("<tool_call>[1]</tool_call>", "must be"),
+        ('<tool_call>{"name": 1}</tool_call>', "must be"),
+        ('<tool_call>{"name": "a", "arguments": [1]}</tool_call>', "must be an object"),
+        ("<tool_call>" + "[" * 100_000 + "</tool_call>", "not JSON"),
+    ],
+)
+def test_what_cannot_be_read_is_a_message(text, reason):
+    said, calls, error = parse_calls(text)
+    assert (said, calls) == (text, ())
+    assert reason in error
+
+
+@given(st.lists(st.sampled_from(["<tool_call>", "</tool_call>", '{"name": "a"}', "</think>", "x", "{", "null"])))
+def test_no_text_raises(pieces):
+    text = "".join(pieces)
+    said, calls, error = parse_calls(text)
+    assert not (calls and error)
+    assert calls or said == text

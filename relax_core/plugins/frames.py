@@ -10,18 +10,22 @@ import traceback
 import relax_core
 
 _CORE = os.path.dirname(os.path.abspath(relax_core.__file__)) + os.sep
+_LOADER = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _PYTHON = sysconfig.get_path("stdlib") + os.sep
 _PACKAGES = sysconfig.get_path("purelib") + os.sep
 
 
 def plugin_frames(error: BaseException) -> str:
-    """The error as Python prints it, with the frames of the core and of the standard library left out.
+    """The error as Python prints it, without the frames of the core and of the standard library.
 
-    Where all of its frames are the core's (the plugin is one of ours), they are kept.
+    A component of the core itself keeps its own. Empty where nothing of a plugin ran.
     """
-    shown = traceback.TracebackException.from_exception(error, limit=None)
-    inside = [frame for frame in shown.stack if _foreign(frame.filename)]
-    shown.stack = traceback.StackSummary.from_list(inside or list(shown.stack))
+    shown = traceback.TracebackException.from_exception(error)
+    kept = [frame for frame in shown.stack if _foreign(frame.filename)]
+    kept = kept or [frame for frame in shown.stack if _component(frame.filename)]
+    if not kept and not isinstance(error, SyntaxError):
+        return ""
+    shown.stack = traceback.StackSummary.from_list(kept)
     return "".join(shown.format(chain=False))
 
 
@@ -40,3 +44,7 @@ def _foreign(filename: str) -> bool:
     if filename.startswith(_PACKAGES):
         return not filename.startswith(_CORE)
     return not filename.startswith((_CORE, _PYTHON, "<frozen "))
+
+
+def _component(filename: str) -> bool:
+    return filename.startswith(_CORE) and not filename.startswith(_LOADER)

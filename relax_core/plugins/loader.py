@@ -51,7 +51,7 @@ class Loader:
     def adopt(self, record: Record, module: ModuleType) -> Record:
         """Register an imported module and collect its components; raises what is wrong with it."""
         check_marks(module)
-        self.manager.register(module, name=f"{record.distribution}:{record.name}")
+        self.manager.register(module, name=f"{record.distribution}:{record.module}")
         try:
             offered = tuple(self._offered(module))
         except BaseException:

@@ -52,7 +52,7 @@ def _elsewhere(kind: Kind, wanted: str, name: str, records: Sequence[Record]) ->
     for record in records:
         for of, component in record.components:
             if component.name == name and not wanted:
-                return f"it is a {of} of {record.title}; use it in [{KINDS[of].table or of}]"
+                return f"{record.title} has it as {of}; it belongs in [{KINDS[of].table or of}]"
     return ""
 
 

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding, importing and building components, and every way in which a name can be wrong."""
+
+import pytest
+
+from relax_core.api import Chosen, ConfigError, InfrastructureError, Options, PluginError, Reward
+from relax_core.api.events import RunFinished, StepFinished
+from relax_core.plugins import Catalogue, ResolvedPlugin
+
+
+def load(*files: str) -> Catalogue:
+    return Catalogue.load(files, environ={})
+
+
+def test_a_component_is_built_with_its_options(half):
+    half()
+    reward = load().build(Chosen("reward", "half", {"scale": 3}))
+    assert isinstance(reward, Reward)
+    assert reward.score(None, None) == 1.5
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "fix"),
+    [
+        ({"scal": 3}, "reward.half.scal", "did you mean 'scale'"),
+        ({"scale": "wide"}, "reward.half.scale", "valid number"),
+        ({"scale": "wide", "strictness": "very"}, "reward.half.scale", "(and 1 more)"),
+    ],
+)
+def test_wrong_options_name_kind_component_and_key(half, options, field, fix):
+    half()
+    with pytest.raises(ConfigError) as caught:
+        load().build(Chosen("reward", "half", options))
+    assert caught.value.field == field
+    assert fix in caught.value.fix
+
+
+def test_two_components_of_one_name_need_their_distribution(half):
+    half("fake-a")
+    half("fake-b")
+    catalogue = load()
+    with pytest.raises(ConfigError, match="fake-a:half or fake-b:half"):
+        catalogue.find("reward", "half")
+    assert catalogue.find("reward", "fake-b:half").distribution == "fake-b"
+    assert catalogue.target("reward", "fake-a:half").__module__ == "fake_a.reward"
+    assert "half" in catalogue.names("reward")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "said"),
+    [
+        ("reward", "haf", "did you mean 'half'"),
+        ("engine", "vllm", "pip install relax-plugin-vllm"),
+        ("trainer", "megatron", "pip install relax-plugin-megatron"),
+        ("environment", "half", "has it as reward; it belongs in .rewards."),
+        ("reward", "other-dist:half", "write fake-half:half"),
+        ("rewards", "half", "did you mean 'reward'"),
+    ],
+)
+def test_an_unknown_name_says_what_to_do(half, kind, name, said):
+    half()
+    with pytest.raises(ConfigError, match=said):
+        load().find(kind, name)
+
+
+def test_a_known_component_that_its_installed_distribution_lacks_asks_for_an_upgrade(site):
+    site.install("relax-plugin-vllm", "", module="fake_vllm.plugin")
+    site.write("fake_vllm/__init__.py", "")
+    site.write("fake_vllm/plugin.py", "")
+    with pytest.raises(ConfigError, match="pip install --upgrade relax-plugin-vllm"):
+        load().find("engine", "vllm")
+
+
+def test_a_broken_plugin_that_would_have_offered_the_name_is_shown_with_its_frames(site):
+    site.install(
+        "fake-bad", "import no_such_thing\n@hook\ndef relax_rewards():\n    return [Component('gold', 'a:B', '')]"
+    )
+    with pytest.raises(PluginError, match="fake-bad 1.0 has it and is broken: ModuleNotFoundError") as caught:
+        load().find("reward", "gold")
+    assert "import no_such_thing" in caught.value.frames
+    assert caught.value.exit_code == 3
+
+
+def test_a_refused_plugin_that_would_have_offered_the_name_gives_its_reason(half):
+    half(requires=())
+    with pytest.raises(ConfigError, match="fake-half 1.0 has it and was skipped: .*no API range"):
+        load().find("reward", "half")
+
+
+def test_a_name_of_a_broken_distribution_gives_its_reason(site):
+    site.install("fake-bad", "1 / 0")
+    with pytest.raises(PluginError, match="division by zero"):
+        load().find("reward", "fake-bad:anything")
+
+
+def test_an_unknown_name_mentions_plugins_that_failed(site):
+    site.install("fake-bad", "1 / 0")
+    with pytest.raises(ConfigError, match="fake-bad 1.0 failed to load"):
+        load().find("reward", "nothing-like-it")
+
+
+@pytest.mark.parametrize(
+    ("reward", "said"),
+    [
+        ("class Half: pass", "is no reward; derive it from relax_core.api.reward:Reward"),
+        ("def Half(): pass", "not a class"),
+        ("from relax_core.api import Reward\nclass Half(Reward): pass", "does not define score"),
+        ("from relax_core.api import Environment\nclass Half(Environment): pass", "is no reward"),
+        ("import nowhere_at_all", "No module named 'nowhere_at_all'"),
+        ("Other = 1", "has no attribute 'Half'"),
+        ("raise SystemExit", "SystemExit"),
+    ],
+)
+def test_a_target_that_is_no_component_is_the_plugins_fault(half, reward, said):
+    half(files={"reward.py": reward})
+    with pytest.raises(PluginError, match=f"reward 'half' of fake-half 1.0.*{said}"):
+        load().target("reward", "half")
+
+
+@pytest.mark.parametrize("base", ["BatchReward", "GroupReward"])
+def test_every_base_of_a_kind_is_accepted(half, base):
+    method = {"BatchReward": "score_batch", "GroupReward": "score_group"}[base]
+    half(files={"reward.py": f"from relax_core.api import {base}\nclass Half({base}):\n  def {method}(self, *a): ..."})
+    assert load().target("reward", "half").__name__ == "Half"
+
+
+def test_a_constructor_that_raises_is_shown_with_the_plugins_frames(half):
+    raising = "from relax_core.api import Reward\nclass Half(Reward):\n  score = None\n  def __init__(self, o): {}['x']"
+    half(files={"reward.py": raising})
+    with pytest.raises(PluginError, match="can't be made: KeyError") as caught:
+        load().build(Chosen("reward", "half"))
+    assert "reward.py" in caught.value.frames and "catalogue.py" not in caught.value.frames
+
+
+class Seven(Reward):
+    def score(self, task, trajectory):
+        return 7.0
+
+
+class Eight(Seven):
+    pass
+
+
+def test_a_class_passed_from_python_is_a_component_and_the_last_of_a_name_counts():
+    catalogue = load()
+    catalogue.add("reward", "lucky", Eight)
+    catalogue.add("reward", "lucky", Seven)
+    assert catalogue.build(Chosen("reward", "lucky")).score(None, None) == 7.0
+    assert catalogue.find("reward", "python:lucky").distribution == "python"
+    assert "lucky" in catalogue.names("reward")
+
+
+def test_a_class_passed_from_python_must_be_of_its_kind():
+    with pytest.raises(PluginError, match="derive it from"):
+        load().add("reward", "lucky", Options)
+
+
+def test_observers_are_told_and_one_that_raises_three_times_is_off(site):
+    site.install("fake-watch", "seen = []\n@hook\ndef relax_step_finished(event):\n    seen.append(event.step)")
+    site.install("fake-moody", "@hook\ndef relax_step_finished():\n    raise OSError('not today')")
+    observers = load().observers()
+    failures: list[tuple[str, str, bool]] = []
+    for step in range(5):
+        observers.notify(
+            "relax_step_finished", StepFinished(step, {}), lambda *f: failures.append((f[0], str(f[1]), f[2]))
+        )
+    import fake_watch.plugin
+
+    assert fake_watch.plugin.seen == [0, 1, 2, 3, 4]
+    assert failures == [("fake-moody", "not today", False)] * 2 + [("fake-moody", "not today", True)]
+    assert [dist for dist, _ in observers.calls("relax_step_finished")] == ["fake-watch"]
+    observers.notify("relax_run_finished", RunFinished("finished", {}), lambda *f: failures.append(f))
+    assert len(failures) == 3
+
+
+def test_every_event_that_observers_get_has_its_hook():
+    from relax_core.api.kinds import BY_HOOK
+    from relax_core.plugins.loader import SPECIFIED
+    from relax_core.plugins.observers import HOOKS
+
+    assert set(HOOKS.values()) == set(SPECIFIED) - set(BY_HOOK)
+
+
+def test_the_same_plugins_verify(half):
+    half()
+    catalogue = load()
+    assert ResolvedPlugin("fake-half", "1.0", "") in catalogue.resolved()
+    catalogue.verify(catalogue.resolved())
+    catalogue.verify([list(plugin) for plugin in catalogue.resolved()])
+
+
+def test_a_different_version_is_refused_naming_node_have_and_want(half):
+    half()
+    want = [p._replace(version="2.0") if p.name == "fake-half" else p for p in load().resolved()]
+    import platform
+
+    with pytest.raises(InfrastructureError, match=f"{platform.node()}: have 1.0, want 2.0"):
+        load().verify(want)
+
+
+def test_a_plugin_too_many_is_a_difference_unless_a_subset_is_enough(half):
+    want = load().resolved()
+    half()
+    with pytest.raises(InfrastructureError, match="fake-half.*have 1.0, want none"):
+        load().verify(want)
+    load().verify(want, subset=True)
+    with pytest.raises(InfrastructureError, match="have none, want 3"):
+        load().verify([ResolvedPlugin("fake-third", "3")], subset=True)
+
+
+def test_editable_content_is_part_of_what_is_resolved(half, site):
+    half()
+    origin = '{"url": "file:///home/a%20b", "dir_info": {"editable": true}}'
+    site.write("fake_half-1.0.dist-info/direct_url.json", origin)
+    before = load()
+    assert next(r for r in before.records if r.distribution == "fake-half").location == "/home/a b"
+    want = before.resolved()
+    site.write("fake_half/reward.py", "changed = 1")
+    with pytest.raises(InfrastructureError, match="fake-half.*have 1.0 content .*, want 1.0 content"):
+        load().verify(want)

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The registry of metric keys, `group/name[_unit]`: stable, one line of documentation each.
+
+It documents and says how several reports of one step combine; it computes nothing. `<...>` in a key stands for a name.
+Keys that are not here (a plugin's, under a group of its own) pass as they are and combine as means.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Combine = Literal["mean", "max", "sum", "last"]
+WEIGHT = "samples/scored"
+"""Reports of one step are averaged with this as their weight, where they have it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One documented key."""
+
+    key: str
+    help: str
+    combine: Combine = "mean"
+    """What two reports for the same step become."""
+
+    def matches(self, key: str) -> bool:
+        pattern = "".join(part if part == "[^/]+" else re.escape(part) for part in self._parts())
+        return re.fullmatch(pattern, key) is not None
+
+    def _parts(self) -> list[str]:
+        return ["[^/]+" if part.startswith("<") else part for part in re.split(r"(<[^>]+>)", self.key)]
+
+
+GROUPS = {
+    "reward": "What the samples of the step earned, before the update.",
+    "eval": "Held-out sets, judged without training on them.",
+    "lag": "Completed steps between the weights that sampled a token and those that train on it.",
+    "time": "Seconds of the step; roles overlap, so parts need not add up.",
+    "tokens": "Tokens of the step, and their rate.",
+    "samples": "The ledger: running totals, so that issued = trained + dropped + in_flight at every step.",
+    "length": "Sampled tokens an attempt.",
+    "policy": "How the updated policy relates to the one that sampled.",
+    "train": "The optimizer step.",
+    "weights": "Publishing weights to engines.",
+    "bus": "Rows between roles.",
+    "restarts": "Roles and workers that were replaced; running totals.",
+}
+
+METRICS: tuple[Metric, ...] = (
+    Metric("reward/mean", "Mean reward of the step's judged samples"),
+    Metric("reward/std", "Standard deviation of those rewards"),
+    Metric("reward/<component>", "Mean of one reward component, before its weight"),
+    Metric("eval/<set>/mean", "Mean reward on a held-out set", "last"),
+    Metric("eval/<set>/count", "Samples it was judged on", "last"),
+    Metric("eval/<set>/<name>", "A further number of that set", "last"),
+    Metric("lag/mean", "Mean lag over trained tokens"),
+    Metric("lag/max", "Largest lag of a trained token", "max"),
+    Metric("lag/samples/<lag>", "Samples of the step whose lag is this", "sum"),
+    Metric("time/step_s", "From the last step's commit to this one's", "last"),
+    Metric("time/rollout_s", "Generating and judging"),
+    Metric("time/train_s", "Forward, backward and update", "last"),
+    Metric("time/wait_rows_s", "The actor waited for rows", "last"),
+    Metric("time/publish_s", "Publishing the new weights", "last"),
+    Metric("time/<part>_s", "Another part of the step, by name"),
+    Metric("tokens/generated", "Tokens sampled since the last report", "sum"),
+    Metric("tokens/trained", "Tokens with a loss in the step", "sum"),
+    Metric("tokens/per_s", "Sampled tokens a second", "last"),
+    Metric("samples/scored", "Samples judged since the last report", "sum"),
+    Metric("samples/issued", "Attempts issued so far", "last"),
+    Metric("samples/trained", "Attempts trained so far", "last"),
+    Metric("samples/no_gradient", "Of those, attempts whose gradient is zero", "last"),
+    Metric("samples/dropped", "Attempts dropped so far", "last"),
+    Metric("samples/dropped/<reason>", "Attempts dropped so far for one reason", "last"),
+    Metric("samples/in_flight", "Attempts now in flight, counted from their holders", "last"),
+    Metric("samples/per_s", "Samples trained a second", "last"),
+    Metric("length/mean", "Mean number of sampled tokens"),
+    Metric("length/max", "Most sampled tokens", "max"),
+    Metric("length/truncated", "Share of samples cut by a limit"),
+    Metric("policy/entropy", "Mean entropy of the policy's tokens"),
+    Metric("policy/kl", "Estimated KL to the reference, a token"),
+    Metric("policy/clipped", "Share of tokens whose ratio was clipped"),
+    Metric("policy/<name>", "A further number of the algorithm"),
+    Metric("train/loss", "Loss as reduced by the trainer", "last"),
+    Metric("train/loss/<term>", "One term of it", "last"),
+    Metric("train/grad_norm", "Gradient norm before clipping", "last"),
+    Metric("train/lr", "Learning rate", "last"),
+    Metric("train/rollout_log_prob_diff", "Mean |engine - trainer| log-prob on the same tokens", "last"),
+    Metric("train/rollout_log_prob_diff_max", "The largest", "max"),
+    Metric("train/<name>", "A further number of the trainer", "last"),
+    Metric("weights/publishes", "Versions published so far", "last"),
+    Metric("weights/publish_bytes", "Size of the last published version", "last"),
+    Metric("bus/rows", "Rows on the bus", "last"),
+    Metric("bus/bytes", "Their payload", "last"),
+    Metric("bus/<name>", "A further number of the bus", "last"),
+    Metric("restarts/<role>", "Replacements so far", "last"),
+)
+
+
+def metric(key: str) -> Metric | None:
+    """The documented metric of a key; a literal one before a pattern."""
+    matching = [known for known in METRICS if known.matches(key)]
+    return min(matching, key=lambda known: known.key.count("<"), default=None)
+
+
+class Measured:
+    """Several reports for one step, combined as the registry says."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, float] = {}
+        self._weights: dict[str, float] = {}
+
+    def add(self, report: Mapping[str, float]) -> None:
+        weight = max(float(report.get(WEIGHT, 1.0)), 1e-9)
+        for key, value in report.items():
+            self._add(key, float(value), weight)
+
+    def _add(self, key: str, value: float, weight: float) -> None:
+        known = metric(key)
+        before, had = self._values.get(key), self._weights.get(key, 0.0)
+        self._weights[key] = had + weight
+        if before is None:
+            self._values[key] = value
+            return
+        match known.combine if known else "mean":
+            case "mean":
+                self._values[key] = (before * had + value * weight) / (had + weight)
+            case "max":
+                self._values[key] = max(before, value)
+            case "sum":
+                self._values[key] = before + value
+            case "last":
+                self._values[key] = value
+
+    def values(self) -> dict[str, float]:
+        return dict(self._values)
+
+
+def reference(metrics: Iterable[Metric] = METRICS) -> str:
+    """The documentation page, in Markdown."""
+    by_group: dict[str, list[Metric]] = {group: [] for group in GROUPS}
+    for known in metrics:
+        by_group.setdefault(known.key.partition("/")[0], []).append(known)
+    lines = ["# Metrics", "", _INTRODUCTION]
+    for group, members in by_group.items():
+        lines += ["", f"## {group}", "", GROUPS.get(group, ""), "", "| key | what it is |", "|---|---|"]
+        lines += [f"| `{member.key}` | {member.help} |" for member in members]
+    return "\n".join(lines) + "\n"
+
+
+_INTRODUCTION = """\
+Each line of `metrics.jsonl` has `schema`, `step`, `time` (Unix seconds), `elapsed_s` (of the run) and some of these keys.
+Lines of one step belong together: `relax_core.open_run(DIR).metrics()` merges them. A value that is not finite is null.
+Keys are stable. Plugins add keys under a group of their own."""

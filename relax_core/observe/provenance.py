@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a run came from: source revision, interpreter, packages, machine. No environment variables, no secrets.
+
+Nothing here starts a library: torch and CUDA versions are read from package metadata and from the driver's own files.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+_GIT_S = 5.0
+_GPUS = Path("/proc/driver/nvidia/gpus")
+
+
+def provenance(directory: Path, arguments: Sequence[str] = ()) -> dict[str, Any]:
+    """What `provenance.json` holds; `directory` is where the user's files are."""
+    return {
+        "git": git_state(directory),
+        "python": {"version": platform.python_version(), "implementation": platform.python_implementation()},
+        "packages": packages(),
+        "hardware": hardware(),
+        "arguments": list(arguments),
+    }
+
+
+def git_state(directory: Path) -> dict[str, Any] | None:
+    """Commit and whether tracked files differ from it; None outside a repository or without git."""
+    commit = _git(directory, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    changes = _git(directory, "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "dirty": bool(changes) if changes is not None else None}
+
+
+def packages() -> dict[str, str]:
+    """Installed distributions and their versions."""
+    found = {dist.name: dist.version for dist in metadata.distributions() if dist.name}
+    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
+
+
+def hardware() -> dict[str, Any]:
+    """The machine, in words that compare across machines; never its name or address."""
+    return {
+        "system": f"{platform.system()} {platform.release()}",
+        "machine": platform.machine(),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "gpus": _gpus(),
+        "byte_order": sys.byteorder,
+    }
+
+
+def _git(directory: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(directory), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def _gpus() -> list[str]:
+    if not _GPUS.is_dir():
+        return []
+    return [
+        line.partition(":")[2].strip()
+        for card in sorted(_GPUS.iterdir())
+        for line in (card / "information").read_text(encoding="utf-8", errors="replace").splitlines()
+        if line.startswith("Model")
+    ]

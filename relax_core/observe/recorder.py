@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes a run down: every event of the board to the run directory, sinks, observers, the display and the log.
+
+It decides nothing and changes no data. Files are written at once and their failures are the run's; sinks and observers
+work in threads of their own (`outlet.py`) and can't hold or break it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from relax_core.api import events
+from relax_core.api.clock import Clock, SystemClock
+from relax_core.api.errors import PluginError, RelaxError
+from relax_core.api.events import Event
+from relax_core.api.sink import Sink
+from relax_core.api.status import Beat
+from relax_core.observe.logging import RoleLog
+from relax_core.observe.metrics import Measured
+from relax_core.observe.outlet import Outlet
+from relax_core.observe.run_directory import RunDirectory
+from relax_core.observe.status import status_document, told
+from relax_core.observe.totals import Totals
+from relax_core.observe.trace import Trace
+
+ENDINGS = ("finished", "stopped", "failed", "interrupted")
+SHOWN_SAMPLES = 4
+"""Transcripts of a step that sinks get."""
+STATUS_EVERY_S = 5.0
+_HOOKS: dict[type, str] = {
+    events.RunStarted: "relax_run_started",
+    events.SamplesScored: "relax_samples_scored",
+    events.StepFinished: "relax_step_finished",
+    events.WeightsPublished: "relax_weights_published",
+    events.CheckpointSaved: "relax_checkpoint_saved",
+    events.EvalFinished: "relax_eval_finished",
+    events.RoleFailed: "relax_role_failed",
+    events.RoleRecovered: "relax_role_recovered",
+    events.RunFinished: "relax_run_finished",
+}
+
+
+class Display(Protocol):
+    """Shows a run while it goes; called in the controller, so it must be quick."""
+
+    def event(self, event: Event) -> None: ...
+
+    def beats(self, beats: Sequence[Beat]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Recorder:
+    """The one consumer of a run's events. Use as a context manager: leaving it writes how the run ended."""
+
+    def __init__(
+        self,
+        run_dir: RunDirectory,
+        sinks: Mapping[str, Sink] | None = None,
+        observers: Mapping[str, object] | None = None,
+        display: Display | None = None,
+        *,
+        log: RoleLog | None = None,
+        clock: Clock | None = None,
+        wall: Callable[[], float] = time.time,
+        deadline_s: float = 30.0,
+    ) -> None:
+        self.run_dir, self.ending = run_dir, ""
+        self._clock, self._wall = clock or SystemClock(), wall
+        self._log = log or RoleLog(run_dir.logs, "controller", redactor=run_dir.redactor)
+        self._display = display
+        records = list(run_dir.metrics())
+        self._totals = Totals.replay(records)
+        self._elapsed_before = float(records[-1].get("elapsed_s", 0)) if records else 0.0
+        self._opened = self._clock.now()
+        self._ready: float | None = None
+        self._tokens_before = self._totals.tokens_generated
+        self._trace = Trace(self._opened)
+        self._measured: dict[int, Measured] = {}
+        self._last_number = -1
+        self._facts: dict[str, Any] = {"run_id": run_dir.name, "state": "starting", "step": self._totals.steps}
+        self._beats: tuple[Beat, ...] = ()
+        self._told: tuple[Any, ...] | None = None
+        self._status_at = float("-inf")
+        self._sinks = dict(sinks or {})
+        self._sink_outlets = {name: Outlet(name, self._clock, self._off, deadline_s) for name in self._sinks}
+        self._observers = dict(observers or {})
+        self._observer_outlets = {name: Outlet(name, self._clock, self._off, deadline_s) for name in self._observers}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        try:
+            if not self.ending:
+                failed = isinstance(error, Exception)
+                self.finish("failed" if failed else "interrupted", {"error": str(error)} if failed else {})
+        finally:
+            self.close()
+
+    # -- what happens
+
+    def handle(self, number: int, event: Event) -> None:
+        """Write one numbered event down; a number that was handled is skipped."""
+        if number <= self._last_number:
+            return
+        self._last_number = number
+        self.write(event)
+
+    def write(self, event: Event) -> None:
+        """Write one event down."""
+        told_event = self._record(event)
+        if self._display is not None:
+            self._display.event(told_event)
+        hook = _HOOKS.get(type(told_event))
+        if hook:
+            self._tell_observers(hook, told_event)
+
+    def beats(self, beats: Sequence[Beat]) -> None:
+        """Role states: shown, traced, and written where something changed."""
+        self._beats = tuple(beats)
+        for beat in beats:
+            self._trace.beat(beat)
+        if self._display is not None:
+            self._display.beats(beats)
+        for outlet in (*self._sink_outlets.values(), *self._observer_outlets.values()):
+            outlet.check()
+        if told(beats) != self._told or self._clock.now() - self._status_at > STATUS_EVERY_S:
+            self._write_status()
+
+    def span(self, name: str, role: str, start: float, end: float) -> None:
+        """A span for the trace, in seconds of the clock."""
+        self._trace.span(name, role, start, end)
+
+    def rewind(self, step: int) -> None:
+        """The run goes back to a checkpoint: forget what came after it."""
+        self.run_dir.rewind(step)
+        before = self._totals
+        self._totals = Totals.replay(self.run_dir.metrics())
+        self._totals.publishes, self._totals.restarts = before.publishes, before.restarts
+        self._tokens_before = min(self._tokens_before, self._totals.tokens_generated)
+        self._measured.clear()
+
+    def finish(self, status: str, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The run has ended: `summary.json`, trace, status; returns the summary."""
+        if status not in ENDINGS:
+            raise RelaxError(f"status: got {status!r}; a run ends as one of {', '.join(ENDINGS)}")
+        self.ending = status
+        summary = self.summary(status) | dict(more or {})
+        self.run_dir.write("summary", summary)
+        self._facts["state"] = status
+        self._write_status()
+        self._trace.finish(self._clock.now())
+        self.run_dir.write("trace", self._trace.document())
+        return summary
+
+    def summary(self, status: str = "running") -> dict[str, Any]:
+        """The summary as it would be now."""
+        now = self._clock.now()
+        ready = self._ready if self._ready is not None else now
+        tokens = self._totals.tokens_generated - self._tokens_before
+        return {
+            "run_id": self.run_dir.name,
+            "status": status,
+            "wall_seconds": self._elapsed(),
+            "startup_seconds": ready - self._opened,
+            "tokens_per_second": tokens / (now - ready) if now > ready else 0.0,
+            **self._totals.summary(),
+        }
+
+    def close(self) -> None:
+        """Let sinks and observers finish, within their deadlines; then nothing is open."""
+        for name, sink in self._sinks.items():
+            self._sink_outlets[name].close(sink.close)
+        for outlet in self._observer_outlets.values():
+            outlet.close()
+        if self._display is not None:
+            self._display.close()
+        self._log.close()
+        self.run_dir.close()
+
+    # -- one event each
+
+    def _record(self, event: Event) -> Event:
+        """Write the event's own files; returns it as observers and display shall see it."""
+        match event:
+            case events.RunStarted():
+                self._started(event)
+            case events.SamplesScored():
+                self._samples(event.step, event.samples)
+            case events.RolloutMeasured():
+                self._measured.setdefault(event.step, Measured()).add(event.metrics)
+            case events.StepFinished():
+                return self._step(event)
+            case events.EvalFinished():
+                self._metrics(event.step, self._totals.evaluated(event))
+                self.run_dir.append_samples(event.step, [{"purpose": "eval", **sample} for sample in event.samples])
+            case events.RunFinished():
+                return events.RunFinished(event.status, self.finish(event.status, event.summary))
+            case _:
+                self._operation(event)
+        return event
+
+    def _started(self, event: events.RunStarted) -> None:
+        self._ready = self._clock.now()
+        self._facts |= {"run_id": event.run_id, "state": "running", "steps": event.config.get("steps")}
+        self._trace.span("startup", "controller", self._opened, self._ready)
+        for name, sink in self._sinks.items():
+            self._open_sink(name, sink, event.config)
+        self._write_status()
+
+    def _samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        self.run_dir.append_samples(step, samples)
+        self._to_sinks(lambda sink: sink.samples(step, samples[:SHOWN_SAMPLES]))
+
+    def _step(self, event: events.StepFinished) -> Event:
+        measured = Measured()
+        for step in sorted(step for step in self._measured if step <= event.step):
+            measured.add(self._measured.pop(step).values())
+        metrics = measured.values() | dict(event.metrics) | self._totals.counters()
+        self._totals.stepped(event.step, metrics)
+        self._metrics(event.step, metrics)
+        self._facts["step"] = event.step
+        now = self._clock.now()
+        self._trace.span(f"step {event.step}", "controller", now - metrics.get("time/step_s", 0.0), now)
+        return events.StepFinished(event.step, metrics)
+
+    def _metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.run_dir.append_metrics(step, self._wall(), metrics, elapsed_s=round(self._elapsed(), 3))
+        self._to_sinks(lambda sink: sink.metrics(step, dict(metrics)))
+
+    def _operation(self, event: Event) -> None:
+        """Publishes, checkpoints, failures: into the log, the trace and the totals."""
+        now = self._clock.now()
+        match event:
+            case events.WeightsPublished(version, seconds, size_bytes, receivers):
+                self._totals.publishes += 1
+                self._trace.span(f"publish {version}", "weights", now - seconds, now, bytes=size_bytes)
+                self._log.write("info", "weights published", version=str(version), bytes=size_bytes, to=list(receivers))
+            case events.CheckpointSaved(step, path, seconds):
+                self.run_dir.sync()
+                self._trace.span(f"checkpoint {step}", "controller", now - seconds, now)
+                self._log.write("info", "checkpoint saved", step=step, path=path, seconds=seconds)
+            case events.RoleFailed(role, error, exit_code, fatal, frames):
+                self._trace.mark("failed", role, now)
+                level = "error" if fatal else "warning"
+                self._log.write(level, "role failed", failed=role, error=error, exit_code=exit_code, frames=frames)
+            case events.RoleRecovered(role, seconds, detail):
+                self._totals.restarts[role] += 1
+                self._trace.span("recovery", role, now - seconds, now)
+                self._log.write("info", "role recovered", recovered=role, seconds=seconds, detail=detail)
+            case events.Logged(level, role, message, fields):
+                self._log.write(level, message, **{**fields, "from_role": role})
+            case _:
+                self._log.write("info", type(event).__name__)
+
+    # -- others
+
+    def _open_sink(self, name: str, sink: Sink, config: Mapping[str, Any]) -> None:
+        try:
+            self._sink_outlets[name].ask(lambda: sink.open(str(self.run_dir.path), self.run_dir.name, config))
+        except RelaxError:
+            raise
+        except Exception as error:
+            raise PluginError(name, f"the sink could not start: {type(error).__name__}: {error}") from error
+
+    def _to_sinks(self, call: Callable[[Sink], None]) -> None:
+        for name, sink in self._sinks.items():
+            self._sink_outlets[name].give(lambda sink=sink: call(sink))  # type: ignore[misc]
+
+    def _tell_observers(self, hook: str, event: Event) -> None:
+        for name, observer in self._observers.items():
+            function = getattr(observer, hook, None)
+            if callable(function):
+                self._observer_outlets[name].give(_call(function, event))
+
+    def _off(self, name: str, why: str, frames: str) -> None:
+        self._log.write("warning", f"{name} {why}", frames=frames)
+
+    def _write_status(self) -> None:
+        self._told, self._status_at = told(self._beats), self._clock.now()
+        self.run_dir.write("status", status_document(self._beats, self._status_at, self._wall(), self._facts))
+
+    def _elapsed(self) -> float:
+        return self._elapsed_before + self._clock.now() - self._opened
+
+
+def _call(function: Callable[..., object], event: Event) -> Callable[[], object]:
+    """pluggy lets an implementation leave arguments out; so do we."""
+    takes_event = bool(inspect.signature(function).parameters)
+    return (lambda: function(event)) if takes_event else function

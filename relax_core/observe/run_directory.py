@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The run directory: where each file of a run is, made by one writer, rewound when the run resumes.
+
+It knows names and safety (atomic documents, append-only journals, one writer, secrets left out), not what the numbers mean:
+the recorder fills it, `views` read it. Every JSON document and line carries `schema`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from random import Random
+from typing import Any, Self
+
+from relax_core.api.errors import ConfigError, InfrastructureError
+from relax_core.observe import journal
+from relax_core.observe.document import (
+    DiskFull,
+    disk_errors,
+    encode,
+    plain,
+    read_document,
+    write_bytes,
+    write_document,
+    write_text,
+)
+from relax_core.observe.lock import WriterLock
+from relax_core.observe.redaction import Redactor
+
+LETTERS = "abcdefghijkmnopqrstuvwxyz"
+TRIES = 200
+RESERVE_BYTES = 64 * 1024
+"""Kept aside so that a run that fills its disk can still write how it ended."""
+_SAMPLES = re.compile(r"step-(\d+)\.jsonl\.zst$")
+
+
+class RunDirectory:
+    """One run's files. `create` and `reopen` write, `open` only reads."""
+
+    def __init__(self, path: Path, redactor: Redactor | None = None, lock: WriterLock | None = None) -> None:
+        self.path = path
+        self.redactor = redactor or Redactor()
+        self._lock = lock
+        self._metrics: journal.Journal | None = None
+        self._samples: tuple[int, journal.Journal] | None = None
+
+    @classmethod
+    def create(
+        cls,
+        path: Path | None,
+        base_name: str,
+        now: datetime,
+        random: Random,
+        *,
+        root: Path | None = None,
+        redactor: Redactor | None = None,
+    ) -> Self:
+        """A new, empty run directory; `path` or a fresh name under `root`."""
+        root = root or runs_root()
+        chosen = _claim(path) if path is not None else _fresh(root, base_name, now, random)
+        with disk_errors(chosen):
+            for name in ("samples", "logs", "checkpoints"):
+                (chosen / name).mkdir()
+            _reserve(chosen)
+        if path is None or root.is_dir():
+            _point_latest(root, chosen)
+        return cls(chosen, redactor, WriterLock(chosen / ".lock"))
+
+    @classmethod
+    def reopen(cls, path: Path, *, redactor: Redactor | None = None) -> Self:
+        """An existing run, to write on: refused while another process does."""
+        run = cls(cls.open(path).path, redactor, WriterLock(path / ".lock"))
+        with disk_errors(run.path):
+            _reserve(run.path)
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """An existing run, to read."""
+        if not (path / "config.toml").is_file():
+            raise ConfigError("run", path, "it must be a run directory, which holds config.toml; see `relax runs`")
+        return cls(path.resolve())
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def write_config(self, toml: str) -> None:
+        """The resolved configuration; secrets in it are references already, and are kept out here again."""
+        text = toml if toml.startswith("# schema") else f"# schema: relax.config/1\n{toml}"
+        write_text(self.path / "config.toml", self.redactor.known(text))
+
+    def write(self, name: str, values: Mapping[str, Any]) -> None:
+        """A document by its name: plugins, provenance, status, summary, trace."""
+        path, schema = self.path / f"{name}.json", f"relax.{name}/1"
+        # A trace is large and made by us; the others may quote what people and plugins wrote.
+        clean = values if name == "trace" else self.redactor.value(plain(values))
+        try:
+            # The live status is written often, and worth nothing after a power cut.
+            write_document(path, schema, clean, durable=name != "status")
+        except DiskFull:
+            if name != "summary" or not (self.path / ".reserve").exists():
+                raise
+            (self.path / ".reserve").unlink()
+            write_document(path, schema, clean)
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """A document, or None where there is none yet."""
+        return read_document(self.path / f"{name}.json")
+
+    def append_metrics(self, step: int, time: float, metrics: Mapping[str, float], **more: float) -> None:
+        """One flat line: schema, step, time, then the metrics."""
+        if self._metrics is None:
+            self._metrics = journal.Journal(self.path / "metrics.jsonl", journal.whole_lines)
+        record = {"schema": "relax.metrics/1", "step": step, "time": time, **more, **metrics}
+        self._metrics.append((self.redactor.known(encode(record)) + "\n").encode())
+
+    def metrics(self) -> Iterable[dict[str, Any]]:
+        """The lines as they were written; several may share a step."""
+        return journal.read_lines(self.path / "metrics.jsonl")
+
+    def append_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        """Transcripts of a step, as one zstd frame."""
+        if not samples:
+            return
+        if self._samples is None or self._samples[0] != step:
+            self._close_samples()
+            self._samples = (step, journal.Journal(self.samples_path(step), journal.whole_frames))
+        lines = [encode({"schema": "relax.sample/1", "step": step, **sample}) for sample in samples]
+        self._samples[1].append(journal.frame(self.redactor.known(line) for line in lines))
+
+    def samples(self, step: int) -> Iterable[dict[str, Any]]:
+        """Transcripts of a step; none where it has none."""
+        return journal.read_frames(self.samples_path(step))
+
+    def samples_path(self, step: int) -> Path:
+        return self.path / "samples" / f"step-{step:06d}.jsonl.zst"
+
+    def sample_steps(self) -> list[int]:
+        """Steps that have transcripts."""
+        found = (_SAMPLES.search(path.name) for path in (self.path / "samples").glob("step-*.jsonl.zst"))
+        return sorted(int(match.group(1)) for match in found if match)
+
+    def rewind(self, step: int) -> None:
+        """Forget metrics and transcripts of steps above a checkpoint that the run goes back to."""
+        self._close_journals()
+        with disk_errors(self.path):
+            for later in (found for found in self.sample_steps() if found > step):
+                self.samples_path(later).unlink()
+        metrics = self.path / "metrics.jsonl"
+        if metrics.exists():
+            journal.rewrite_lines(metrics, lambda record: record.get("step", 0) <= step, write_bytes)
+
+    def sync(self) -> None:
+        """What was appended survives the machine: called when a checkpoint is complete."""
+        for open_journal in self._journals():
+            open_journal.sync()
+
+    def close(self) -> None:
+        """Let another process write. The run's last words are written before."""
+        self._close_journals()
+        (self.path / ".reserve").unlink(missing_ok=True)
+        if self._lock is not None:
+            self._lock.release()
+
+    def _journals(self) -> list[journal.Journal]:
+        return [*([self._metrics] if self._metrics else []), *([self._samples[1]] if self._samples else [])]
+
+    def _close_samples(self) -> None:
+        if self._samples is not None:
+            self._samples[1].close()
+            self._samples = None
+
+    def _close_journals(self) -> None:
+        self._close_samples()
+        if self._metrics is not None:
+            self._metrics.close()
+            self._metrics = None
+
+
+def runs_root(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where runs are kept: `$RELAX_RUNS`, else ./runs."""
+    return Path(environ.get("RELAX_RUNS") or "runs")
+
+
+def run_paths(root: Path) -> list[Path]:
+    """Run directories under `root`, newest first."""
+    if not root.is_dir():
+        return []
+    found = [path for path in root.iterdir() if not path.is_symlink() and (path / "config.toml").is_file()]
+    return sorted(found, key=lambda path: (path / "config.toml").stat().st_mtime, reverse=True)
+
+
+def find_run(name: str | None, root: Path | None = None) -> Path:
+    """A run by path, by name under `root`, by the start of its name; the latest without one."""
+    root = root or runs_root()
+    if name is not None and (Path(name) / "config.toml").is_file():
+        return Path(name).resolve()
+    if ((root / (name or "latest")) / "config.toml").is_file():
+        return (root / (name or "latest")).resolve()
+    known = run_paths(root)
+    matching = [path for path in known if name is None or path.name.startswith(name)]
+    if name is None and matching:
+        return matching[0].resolve()
+    if len(matching) == 1:
+        return matching[0].resolve()
+    listed = ", ".join(path.name for path in known[:5]) or "none"
+    raise ConfigError("run", name or "nothing", f"name a run directory, or a run under {root} (there: {listed})")
+
+
+def _claim(path: Path) -> Path:
+    if path.exists() and not path.is_dir():
+        raise ConfigError("run_dir", path, "it is a file; name a directory that is empty or does not exist")
+    if path.is_dir() and any(path.iterdir()):
+        raise ConfigError(
+            "run_dir", f"{path}, which is not empty", "name a new directory, or continue it with `relax resume`"
+        )
+    with disk_errors(path):
+        path.mkdir(parents=True, exist_ok=True)
+    return path.resolve()
+
+
+def _reserve(path: Path) -> None:
+    # Random bytes: a compressing file system would give no room for zeros.
+    (path / ".reserve").write_bytes(os.urandom(RESERVE_BYTES))
+
+
+def _fresh(root: Path, base_name: str, now: datetime, random: Random) -> Path:
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", base_name).strip("-.") or "run"
+    with disk_errors(root):
+        root.mkdir(parents=True, exist_ok=True)
+        for _ in range(TRIES):
+            path = root / f"{stem}-{now:%Y%m%d}-{''.join(random.choices(LETTERS, k=3))}"
+            if _made(path.mkdir):
+                return path.resolve()
+    raise InfrastructureError(f"{root}: no free name for {stem} after {TRIES} tries; choose one with --run-dir")
+
+
+def _made(make: Callable[[], object]) -> bool:
+    try:
+        make()
+    except FileExistsError:
+        return False
+    return True
+
+
+def _point_latest(root: Path, path: Path) -> None:
+    """`latest` is a convenience: where it is somebody's file, or links are not supported, it is left out."""
+    latest, draft = root / "latest", root / f".latest.{os.getpid()}"
+    if latest.exists() and not latest.is_symlink():
+        return
+    try:
+        draft.symlink_to(os.path.relpath(path, root.resolve()))
+        draft.replace(latest)
+    except OSError:
+        draft.unlink(missing_ok=True)

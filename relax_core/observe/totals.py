@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running totals of a run, and `summary.json` made of them. They can be rebuilt from `metrics.jsonl` alone.
+
+Built from metrics and events only; the ledger's last account may be laid over it by whoever ends the run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from relax_core.api.events import EvalFinished
+
+WINDOW = 10
+"""Steps that `reward_first` and `reward_last` are means of."""
+_DROPPED = "samples/dropped/"
+_RESTARTS = "restarts/"
+
+
+@dataclass(slots=True)
+class Totals:
+    """What has happened so far."""
+
+    steps: int = 0
+    latest: dict[str, float] = field(default_factory=dict)
+    """Metrics of the last step."""
+    rewards_first: list[float] = field(default_factory=list)
+    rewards_last: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    evals: dict[str, tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=dict)
+    """First and last judgement of each set."""
+    max_lag: float = 0
+    tokens_generated: float = 0
+    publishes: int = 0
+    restarts: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def replay(cls, records: Iterable[Mapping[str, Any]]) -> Totals:
+        """From the lines of `metrics.jsonl`."""
+        totals = cls()
+        for record in records:
+            metrics = {key: value for key, value in record.items() if "/" in key and value is not None}
+            for name in {key.split("/")[1] for key in metrics if key.startswith("eval/") and key.endswith("/mean")}:
+                totals._evaluated(name, record["step"], metrics)
+            if any(not key.startswith("eval/") for key in metrics):
+                totals.stepped(record["step"], metrics)
+                totals.publishes = int(metrics.get("weights/publishes", 0))
+                counted = {
+                    key.removeprefix(_RESTARTS): int(metrics[key]) for key in metrics if key.startswith(_RESTARTS)
+                }
+                totals.restarts = Counter(counted)
+        return totals
+
+    def stepped(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A step was committed."""
+        self.steps = max(self.steps, step)
+        self.latest = dict(metrics)
+        reward = metrics.get("reward/mean")
+        if reward is not None:
+            self.rewards_last.append(reward)
+            if len(self.rewards_first) < WINDOW:
+                self.rewards_first.append(reward)
+        self.max_lag = max(self.max_lag, metrics.get("lag/max", 0))
+        self.tokens_generated += metrics.get("tokens/generated", 0)
+
+    def evaluated(self, event: EvalFinished) -> dict[str, float]:
+        """A set was judged; returns its metrics under their keys."""
+        group = f"eval/{event.set_name}"
+        metrics = {f"{group}/{key}": float(value) for key, value in event.metrics.items()} | {
+            f"{group}/mean": event.mean,
+            f"{group}/count": float(event.count),
+            f"{group}/temperature": event.temperature,
+        }
+        self._evaluated(event.set_name, event.step, metrics)
+        return metrics
+
+    def counters(self) -> dict[str, float]:
+        """What each step's record carries so that a replay finds it."""
+        counted = {"weights/publishes": float(self.publishes)}
+        return counted | {f"{_RESTARTS}{role}": float(count) for role, count in self.restarts.items()}
+
+    def summary(self) -> dict[str, Any]:
+        """The fields of `summary.json` that come from totals."""
+        eval_first, eval_last = next(iter(self.evals.values()), (None, None))
+        return {
+            "steps": self.steps,
+            "reward_first": _mean(self.rewards_first),
+            "reward_last": _mean(self.rewards_last),
+            "eval_first": eval_first,
+            "eval_last": eval_last,
+            "evals": {name: {"first": first, "last": last} for name, (first, last) in self.evals.items()},
+            "samples_issued": self._count("samples/issued"),
+            "samples_trained": self._count("samples/trained"),
+            "samples_dropped": self._dropped(),
+            "samples_in_flight": self._count("samples/in_flight"),
+            "max_lag": int(self.max_lag),
+            "tokens_generated": int(self.tokens_generated),
+            "weight_publishes": self.publishes,
+            "restarts": dict(self.restarts),
+        }
+
+    def _evaluated(self, name: str, step: int, metrics: Mapping[str, float]) -> None:
+        group = f"eval/{name}"
+        judged = {
+            "set": name,
+            "step": step,
+            "mean": metrics[f"{group}/mean"],
+            "n": int(metrics.get(f"{group}/count", 0)),
+            "temperature": metrics.get(f"{group}/temperature"),
+        }
+        first = self.evals.get(name, (judged, judged))[0]
+        self.evals[name] = (first, judged)
+
+    def _count(self, key: str) -> int:
+        return int(self.latest.get(key, 0))
+
+    def _dropped(self) -> dict[str, int]:
+        by_reason = {
+            key.removeprefix(_DROPPED): int(self.latest[key]) for key in self.latest if key.startswith(_DROPPED)
+        }
+        total = self._count("samples/dropped")
+        unnamed = total - sum(by_reason.values())
+        return by_reason | ({"unnamed": unnamed} if unnamed > 0 else {})
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    numbers = list(values)
+    return sum(numbers) / len(numbers) if numbers else None

@@ -154,7 +154,7 @@ class Loss:
 
     terms: Mapping[str, Term]
     metrics: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    """name -> (sum, count), scalars, summed over chunks and ranks before division."""
+    """name -> (sum, count), scalars, summed over chunks and ranks before division; `..._max` and `..._min` keep extremes."""
     counts: Mapping[str, Tensor] = field(default_factory=dict)
 
 

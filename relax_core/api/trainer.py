@@ -90,7 +90,7 @@ class UpdateOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """The end of one update; metrics are (sum, count) over all ranks."""
+    """The end of one update; metrics are (sum, count) over all ranks, as `Loss.metrics`."""
 
     outcome: UpdateOutcome
     metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -113,8 +113,11 @@ class Trainer(Configurable[OptionsT], Generic[OptionsT]):
         """Load model and optimizer; returns facts (parameters, max_context, vocab_size, fingerprint, ...)."""
 
     @abstractmethod
-    def plan(self, lengths: Sequence[int], world_size: int) -> ChunkPlan:
-        """Split rows of these lengths; a pure function, called in the shell on an instance that was not started."""
+    def plan(self, lengths: Sequence[int], world_size: int, tokens_per_micro_batch: int = 0) -> ChunkPlan:
+        """Split rows of these lengths; a pure function, called in the shell on an instance that was not started.
+
+        `tokens_per_micro_batch` 0 is the trainer's own choice.
+        """
 
     def begin_step(self, version: Version) -> None:
         """The version at the start of the step: what `lag` is counted from. Raises where it is not the trainer's own."""

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows laid one after another as torch tensors: the trainers' `LossBatch`. It holds no padding and never reduces.
+
+A column becomes a tensor when it is first read. Float token columns are 0 where `loss_mask` is 0, so that NaN or Inf
+at a position nobody trains can't reach a gradient, whatever an algorithm computes from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from relax_core.api.batch import Ragged, RowBatch
+
+
+class PackedBatch:
+    """One packed chunk of this rank, in the order of `rows`."""
+
+    def __init__(self, rows: RowBatch, *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> None:
+        self.rows = rows
+        self.num_rows = len(rows)
+        self.dtype, self.device = dtype, device
+        self._token_lengths = rows.columns["tokens"].lengths
+        self.lengths = torch.from_numpy(np.array(self._token_lengths, dtype=np.int64)).to(device)
+        self.row_of_token = torch.repeat_interleave(torch.arange(self.num_rows, device=device), self.lengths)
+        self.tokens = self._tensor("tokens").long()
+        self.loss_mask = self._mask()
+        self._columns: dict[str, Tensor] = {}
+
+    @property
+    def advantages(self) -> Tensor:
+        return self.column("advantages")
+
+    def has(self, name: str) -> bool:
+        return name in self._columns or name in self.rows.columns
+
+    def column(self, name: str) -> Tensor:
+        if name not in self._columns:
+            self.put(name, self._tensor(name))
+        return self._columns[name]
+
+    def put(self, name: str, values: Tensor) -> None:
+        """Add a column that the trainer made itself; [tokens, ...] or [rows, ...]."""
+        if values.is_floating_point() and len(values) == len(self.tokens):
+            mask = self.loss_mask.reshape(-1, *[1] * (values.dim() - 1))
+            values = torch.where(mask, values.to(self.dtype), 0.0)
+        self._columns[name] = values
+
+    def sequence_sum(self, values: Tensor) -> Tensor:
+        trained = torch.where(self.loss_mask, values, 0.0)
+        return trained.new_zeros(self.num_rows).index_add(0, self.row_of_token, trained)
+
+    def sequence_mean(self, values: Tensor) -> Tensor:
+        return self.sequence_sum(values) / self.sequence_sum(torch.ones_like(values)).clamp(min=1)
+
+    def broadcast(self, values: Tensor) -> Tensor:
+        return values.index_select(0, self.row_of_token)
+
+    def pair(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """A pair is a group of two samples: 0 is chosen, 1 is rejected."""
+        at = {(row.group, row.sample): index for index, row in enumerate(self.rows.ids)}
+        groups = sorted({row.group for row in self.rows.ids})
+        if sorted(at) != [(group, sample) for group in groups for sample in (0, 1)] or len(at) != self.num_rows:
+            raise ValueError(
+                f"pairs: got rows {sorted(at)}; every group needs exactly the samples 0 and 1 in one micro-batch"
+            )
+        chosen, rejected = ([at[group, sample] for group in groups] for sample in (0, 1))
+        return values[chosen], values[rejected]
+
+    def _tensor(self, name: str) -> Tensor:
+        if name not in self.rows.columns:
+            raise KeyError(
+                f"column {name!r} is not in the batch; name it in Algorithm.columns() (have: {list(self.rows.columns)})"
+            )
+        column = self.rows.columns[name]
+        self._check_lengths(name, column)
+        return torch.from_numpy(_torch_dtype(column.values)).to(self.device)
+
+    def _check_lengths(self, name: str, column: Ragged) -> None:
+        per_token = np.array_equal(column.lengths, self._token_lengths)
+        if not per_token and (len(column) != self.num_rows or (column.lengths != 1).any()):
+            raise ValueError(
+                f"column {name!r}: got row lengths {column.lengths.tolist()[:8]}; it needs one value a token or a row"
+            )
+
+    def _mask(self) -> Tensor:
+        mask = self._tensor("loss_mask").bool()
+        starts = (self.lengths.cumsum(0) - self.lengths)[self.lengths > 0]
+        if bool(mask[starts].any()):
+            row = int(self.row_of_token[starts[mask[starts]]][0])
+            raise ValueError(
+                f"loss_mask of row {tuple(self.rows.ids[row])}: got 1 at position 0, which no token precedes; "
+                "begin the row with a given token"
+            )
+        return mask
+
+
+def _torch_dtype(values: np.ndarray) -> np.ndarray:
+    """A writable array of a dtype torch computes with; arrays that crossed a process are read-only."""
+    if values.dtype == np.uint16:
+        return values.astype(np.int32)
+    return values if values.flags.writeable else values.copy()
+
+
+def columns_of(batch: PackedBatch, values: Mapping[str, Tensor]) -> dict[str, Ragged]:
+    """[tokens] tensors back as columns that travel."""
+    lengths = np.asarray(batch.rows.columns["tokens"].lengths)
+    return {name: Ragged(value.detach().float().cpu().numpy(), lengths) for name, value in values.items()}

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a chunk is split into micro-batches and shared over ranks: from row lengths alone, the same on every machine.
+
+Rows are sorted by length, so that padding them to a rectangle costs little. Every rank gets the same number of
+micro-batches, because ranks meet in collectives once each. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from relax_core.api.trainer import ChunkPlan
+
+MicroBatch = tuple[int, ...]
+
+
+def plan_micro_batches(lengths: Sequence[int], world_size: int, tokens: int) -> ChunkPlan:
+    """Micro-batches of at most `tokens` padded tokens (a longer row is alone), balanced over the ranks."""
+    by_length = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+    batches = _even(_cut(by_length, lengths, tokens), world_size)
+    batches.sort(key=lambda batch: -_padded(batch, lengths))
+    return ChunkPlan(
+        tuple(tuple(batches[i] for i in _deal(rank, world_size, len(batches))) for rank in range(world_size))
+    )
+
+
+def _padded(batch: MicroBatch, lengths: Sequence[int]) -> int:
+    return len(batch) * max((lengths[row] for row in batch), default=0)
+
+
+def _cut(by_length: Sequence[int], lengths: Sequence[int], tokens: int) -> list[MicroBatch]:
+    batches: list[MicroBatch] = []
+    start = 0
+    for at, row in enumerate(by_length):
+        longest = lengths[by_length[start]]
+        if at > start and (at - start + 1) * max(longest, lengths[row]) > tokens:
+            batches.append(tuple(by_length[start:at]))
+            start = at
+    if by_length:
+        batches.append(tuple(by_length[start:]))
+    return batches
+
+
+def _even(batches: list[MicroBatch], world_size: int) -> list[MicroBatch]:
+    """As many as the ranks can share: the fullest ones are halved; with fewer rows than ranks some stay empty."""
+    while len(batches) % world_size:
+        fullest = max(range(len(batches)), key=lambda i: (len(batches[i]), -i))
+        rows = batches.pop(fullest)
+        batches += [rows[: (len(rows) + 1) // 2], rows[(len(rows) + 1) // 2 :]]
+    return batches
+
+
+def _deal(rank: int, world_size: int, count: int) -> list[int]:
+    """Indices of batches sorted by size, dealt to and fro so that no rank always gets the larger one."""
+    rounds = range(count // world_size)
+    return [turn * world_size + (rank if turn % 2 == 0 else world_size - 1 - rank) for turn in rounds]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol
@@ -20,7 +21,7 @@ from relax_core.api.status import Board, Wait
 from relax_core.api.trainer import Chosen
 from relax_core.api.version import Version
 from relax_core.api.weights import Manifest, Receipt
-from relax_core.api.worker import Worker, Workers
+from relax_core.api.worker import Workers
 
 if TYPE_CHECKING:
     from random import Random
@@ -73,6 +74,16 @@ class WeightService(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Where a run continues: a complete checkpoint."""
+
+    step: int
+    directory: str
+    state: Mapping[str, Any]
+    """`state.json` of the checkpoint: sampler and random state."""
+
+
 class Context(Protocol):
     """All that a role may touch."""
 
@@ -91,13 +102,22 @@ class Context(Protocol):
     clock: Clock
     random: Random
     incarnation: int
+    resume: Resume | None
 
-    def wait(self, reason: str, owed_by: str, deadline_s: float) -> Wait:
-        """Say what is waited for before waiting; `relax why` prints it."""
+    def build(self, chosen: Chosen) -> Any:
+        """A component of an installed plugin."""
         ...
 
-    def shared_worker(self, group: str) -> Worker | None:
-        """Workers of another role on the same devices (hybrid forward operations), or None."""
+    def waiting(self, reason: str, owed_by: str, deadline_s: float) -> AbstractContextManager[Wait]:
+        """Say what is waited for, by whom it is owed and until when; `relax why` prints it."""
+        ...
+
+    def doing(self, what: str, **facts: Any) -> None:
+        """What the work loop is at; part of the next heartbeat."""
+        ...
+
+    async def pause_point(self) -> None:
+        """Return at once, or hold here while the run is paused."""
         ...
 
     @property

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The actor role: claims a step's groups, trains on them, commits, publishes, checkpoints. The run's pace-maker.
+
+Order within a step, so that nothing is trained twice or lost: claim, read, update, verify the leases, apply, commit.
+"""
+
+from __future__ import annotations
+
+from relax_core.api.batch import RowBatch
+from relax_core.api.bus import Claim, ClaimRequest
+from relax_core.api.errors import RelaxError
+from relax_core.api.events import CheckpointSaved, StepFinished
+from relax_core.api.role import Context, Operation, Reads, Role
+from relax_core.api.trainer import UpdateOutcome, UpdateResult
+from relax_core.api.version import Version
+from relax_core.roles.checkpoint import Checkpoints
+from relax_core.roles.publisher import Publisher
+from relax_core.roles.step import StepRows, StepTimes, step_metrics
+from relax_core.roles.trainer_group import TrainerGroup
+
+POLL_S = 1.0
+MAX_NOT_FINITE = 5
+"""Updates in a row that may be skipped for NaN or infinity before the run stops."""
+
+
+class Actor(Role):
+    """Trains the policy and publishes it."""
+
+    name = "actor"
+    stateless = False
+
+    @classmethod
+    def operations(cls) -> tuple[Operation, ...]:
+        consumes = frozenset({"tokens", "loss_mask", "weight_versions", "advantages"})
+        return (
+            Operation("actor.fit", cls.name, consumes, frozenset(), Reads.STEP_START, updates="actor", scope="batch",
+                      trigger="step"),
+        )  # fmt: skip
+
+    async def run(self, context: Context) -> None:
+        self._context, self._skipped = context, 0
+        self._trainer = await TrainerGroup.start(context, self.name)
+        self._publisher = Publisher(context, self._trainer)
+        self._checkpoints = Checkpoints(context, self._trainer)
+        try:
+            await self._train()
+        finally:
+            await self._trainer.stop()
+
+    async def _train(self) -> None:
+        context = self._context
+        version = await context.bus.version()
+        if context.resume is not None:
+            await self._trainer.call("load", f"{context.resume.directory}/trainer")
+            await self._publisher.publish(version)
+        saved = version.step
+        while version.step < context.run.steps and not context.stopping:
+            await context.pause_point()
+            trained = await self._step(version)
+            if trained is None:
+                break
+            version = trained
+            if self._checkpoints.due(version.step):
+                await self._save(version)
+                saved = version.step
+        if saved != version.step:
+            await self._save(version)
+
+    async def _save(self, version: Version) -> None:
+        start = self._context.clock.now()
+        path = await self._checkpoints.save(version)
+        await self._context.board.emit(CheckpointSaved(version.step, path, self._context.clock.now() - start))
+
+    # -- one step -----------------------------------------------------------------------------------------------
+
+    async def _step(self, version: Version) -> Version | None:
+        """Claim, train, commit and publish; None when the run was told to stop before the rows were there."""
+        times = StepTimes(self._context.clock)
+        claims = await self._collect(version)
+        if claims is None:
+            return None
+        times.mark("wait_rows")
+        rows = await self._read(claims)
+        step = StepRows(rows, claims, self._context.run.batch.updates_per_step)
+        results = await self._update(step, version, claims)
+        times.mark("train")
+        after = await self._context.bus.trained(claims, version.step, step.without_gradient)
+        await self._publisher.publish(after)
+        times.mark("publish")
+        account = await self._context.bus.account()
+        statistics = await self._context.bus.statistics()
+        metrics = step_metrics(step, version, results, times, account, statistics)
+        await self._context.board.emit(StepFinished(version.step, metrics))
+        return after
+
+    async def _collect(self, version: Version) -> list[Claim] | None:
+        """Whole groups for this step; short when its deadline passes and the late rule says to close it."""
+        context, wanted = self._context, self._context.run.rollout.prompts_per_step
+        claims: list[Claim] = []
+        reason = f"{wanted} groups for step {version.step}"
+        with context.waiting(reason, "rollout, then advantages", context.run.rollout.step_timeout_s) as wait:
+            while wanted and not context.stopping:
+                late = context.clock.now() > wait.deadline
+                request = ClaimRequest(
+                    self.name, context.plan.trained_columns, wanted, 1 if late else wanted, trains=True, step=version.step
+                )
+                claim = await context.bus.claim(request, POLL_S)
+                if claim is None and late:
+                    context.check(wait)
+                if claim is not None:
+                    claims.append(claim)
+                    wanted = 0 if late else wanted - len(claim.groups)
+        if context.stopping and wanted:
+            for claim in claims:
+                await context.bus.release(claim)
+            return None
+        return claims
+
+    async def _read(self, claims: list[Claim]) -> RowBatch:
+        parts = [await self._context.bus.read(claim, self._context.plan.trained_columns) for claim in claims]
+        return parts[0] if len(parts) == 1 else _joined(parts)
+
+    async def _update(self, step: StepRows, version: Version, claims: list[Claim]) -> list[UpdateResult]:
+        self._context.doing(f"training step {version.step}", step=version.step)
+        await self._trainer.call("begin_step", version)
+        await self._old_log_probs(step)
+        results = []
+        for part in step.parts(self._context.build(self._context.run.algorithm.chosen).zero_advantage_skips):
+            await self._trainer.call("begin_update", part.denominators)
+            if len(part.rows):
+                await self._trainer.call("accumulate", self._trainer.chunk(part.rows, part.skipped), True)
+            for claim in claims:
+                await self._context.bus.verify(claim)
+            results.append(self._guard(await self._trainer.finish_update(part.denominators)))
+        return results
+
+    async def _old_log_probs(self, step: StepRows) -> None:
+        """With several updates a step, the starting policy's log-probs of all rows come before the first update."""
+        if self._context.plan.needs_old_log_probs and "old_log_probs" not in step.rows.columns:
+            columns = await self._trainer.forward(step.rows, ("log_probs",))
+            step.rows = step.rows.with_columns({"old_log_probs": columns["log_probs"]})
+
+    def _guard(self, result: UpdateResult) -> UpdateResult:
+        """A skipped update is counted; several in a row stop the run before more rows are spent."""
+        self._skipped = 0 if result.outcome is UpdateOutcome.APPLIED else self._skipped + 1
+        if self._skipped > MAX_NOT_FINITE:
+            raise RelaxError(
+                f"actor: {self._skipped} updates in a row had a NaN or infinite gradient; lower optimizer.lr or look at the "
+                f"rewards of the last steps in samples/"
+            )
+        return result
+
+
+def _joined(parts: list[RowBatch]) -> RowBatch:
+    from relax_core.api.batch import Ragged
+
+    names = parts[0].columns
+    columns = {name: Ragged.concatenate([part.columns[name] for part in parts]) for name in names}
+    return RowBatch(tuple(row for part in parts for row in part.ids), columns)

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The actor_fwd role: log-probs of rows under the newest published policy, on devices of its own. Stateless.
+
+The column carries the version that produced it; the actor recomputes what is not of the step's start.
+"""
+
+from __future__ import annotations
+
+from relax_core.api.role import Context, Operation, Reads, Role
+from relax_core.api.version import Version
+from relax_core.roles.forward import ForwardLoop
+from relax_core.roles.trainer_group import TrainerGroup
+
+
+class ActorForward(Role):
+    """Log-probs under the step's starting weights."""
+
+    name = "actor-fwd"
+
+    @classmethod
+    def operations(cls) -> tuple[Operation, ...]:
+        consumes = frozenset({"tokens", "loss_mask"})
+        return (
+            Operation("actor_fwd.log_probs", cls.name, consumes, frozenset({"old_log_probs"}), Reads.STEP_START),
+        )
+
+    async def run(self, context: Context) -> None:
+        trainer = await TrainerGroup.start(context, self.name)
+        try:
+            await _CurrentWeights(context, self.name, "old_log_probs").run(trainer)
+        finally:
+            await trainer.stop()
+
+
+class _CurrentWeights(ForwardLoop):
+    _loaded: Version | None = None
+
+    async def version(self, trainer: TrainerGroup) -> Version | None:
+        """Take a newer version if one was published, then say which one this is."""
+        current = self._loaded or await self._context.bus.version()
+        newest = await self._context.weights.newest("actor", self._loaded, 0.0)
+        if newest is not None:
+            await trainer.call("load_published", *newest)
+            current = newest[0].version
+        self._loaded = current
+        return current

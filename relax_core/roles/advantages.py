@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The advantages role: credits the samples of whole groups and writes the column the actor trains on. Stateless."""
+
+from __future__ import annotations
+
+from relax_core.api.bus import Claim, ClaimRequest
+from relax_core.api.errors import StaleFence
+from relax_core.api.role import Context, Operation, Role
+
+POLL_S = 1.0
+
+
+class AdvantagesRole(Role):
+    """Credits samples within their groups."""
+
+    name = "advantages"
+
+    @classmethod
+    def operations(cls) -> tuple[Operation, ...]:
+        consumes = frozenset({"tokens", "loss_mask", "rewards"})
+        return (
+            Operation("advantages.compute", cls.name, consumes, frozenset({"advantages", "returns"}), scope="group"),
+        )
+
+    async def run(self, context: Context) -> None:
+        self._algorithm = context.build(context.run.algorithm.chosen)
+        groups = context.run.rollout.prompts_per_step
+        request = ClaimRequest(
+            self.name, context.plan.advantage_columns, groups, groups if context.plan.batch_statistics else 1
+        )
+        while not context.stopping:
+            await context.pause_point()
+            with context.waiting("finished groups", "rollout", POLL_S):
+                claim = await context.bus.claim(request, POLL_S)
+            if claim is not None:
+                context.doing("crediting", groups=len(claim.groups))
+                await self._credit(context, claim)
+            elif (await context.bus.version()).step >= context.run.steps:
+                return
+
+    async def _credit(self, context: Context, claim: Claim) -> None:
+        from relax_core.learn.crediting import credit
+
+        rows = await context.bus.read(claim, context.plan.advantage_columns)
+        try:
+            await context.bus.write(claim, credit(self._algorithm, rows, claim.samples))
+            await context.bus.acknowledge(claim)
+        except StaleFence:
+            return  # another incarnation has these rows now and will credit them

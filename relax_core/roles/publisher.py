@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Publishes the trainer's weights: hands a version to the transport, announces it, frees versions nobody can need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from relax_core.api.role import Context
+from relax_core.api.version import Version
+from relax_core.api.weights import Manifest
+from relax_core.roles.trainer_group import TrainerGroup
+
+KEPT = 2
+"""The newest, and the one that a receiver may still be reading."""
+
+
+class Publisher:
+    """One trainer's publishing end."""
+
+    def __init__(self, context: Context, trainer: TrainerGroup) -> None:
+        self._context, self._trainer = context, trainer
+        self._transport = context.build(context.run.weights.chosen)
+        self._live: list[Manifest] = []
+
+    async def publish(self, version: Version) -> Manifest:
+        location = weights_directory(self._context, self._transport.same_host)
+        manifest = await self._trainer.publish(version, self._context, location)
+        await self._context.weights.announce(manifest, self._context.run.weights.chosen)
+        self._live.append(manifest)
+        for old in self._live[:-KEPT]:
+            self._transport.release(old)
+        del self._live[:-KEPT]
+        return manifest
+
+
+def weights_directory(context: Context, same_host: bool) -> str:
+    """Memory-backed on one host, else under the run directory; named by the run, so that two never meet."""
+    if same_host and Path("/dev/shm").is_dir():
+        return f"/dev/shm/relax-{context.launch.run_id}"
+    return f"{context.run_dir}/weights"

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rollout role: admits groups, has them generated and judged, puts their rows on the bus, keeps engines current.
+
+Four loops under one roof: admit, finish, follow (weights, then evaluation), audit. What makes one sample is in
+`rollout/`; nothing here knows of tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from relax_core.api.batch import AttemptId, RowBatch
+from relax_core.api.bus import Issue, Sealed
+from relax_core.api.events import RoleFailed, RoleRecovered, WeightsPublished
+from relax_core.api.outcome import DropReason
+from relax_core.api.role import Context, Operation, Reads, Role
+from relax_core.api.trainer import Chosen
+from relax_core.api.version import Version
+from relax_core.api.weights import Manifest, Receipt
+from relax_core.rollout.producer import FinishedGroup, Producer
+from relax_core.rollout.rows import row_batch
+
+POLL_S = 1.0
+PUT_S = 5.0
+MAX_FINISH_TURNS = 3
+"""Turns of the event loop that the finisher waits for more groups of the same engine batch."""
+
+
+class Rollout(Role):
+    """Generates and judges samples."""
+
+    name = "rollout"
+    stateless = True
+
+    @classmethod
+    def operations(cls) -> tuple[Operation, ...]:
+        produced = frozenset({"tokens", "loss_mask", "rollout_log_probs", "weight_versions", "rewards"})
+        return (Operation("rollout.generate", cls.name, frozenset(), produced, Reads.LATEST, trigger="admission"),)
+
+    async def run(self, context: Context) -> None:
+        self._context = context
+        self._finished: asyncio.Queue[FinishedGroup] = asyncio.Queue()
+        self._held: set[AttemptId] = set()
+        self._groups: set[asyncio.Task[None]] = set()
+        self._admitted = 0
+        self._over = asyncio.Event()
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._producer = await Producer.open(context, self._prove, self._tell)
+        loops = [asyncio.create_task(loop) for loop in (self._admit(), self._finish(), self._follow())]
+        try:
+            await _until_over(loops, self._failed)
+        finally:
+            for task in (*loops, *self._groups):
+                task.cancel()
+            await asyncio.gather(*loops, *self._groups, return_exceptions=True)
+            await self._producer.close()
+
+    # -- admit --------------------------------------------------------------------------------------------------
+
+    async def _admit(self) -> None:
+        while not self._over.is_set() and not self._context.stopping:
+            await self._context.pause_point()
+            version, room = self._producer.version(), self._producer.room(len(self._groups))
+            if room <= 0:
+                await asyncio.wait(self._groups, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
+                continue
+            with self._context.waiting("leave to start groups", "actor (its version bounds staleness)", POLL_S):
+                issues = await self._context.bus.admit("rollout", version, room, POLL_S)
+            self._context.doing("generating", engines=self._producer.facts(), held=len(self._held))
+            for issue in issues:
+                self._begin(issue, version)
+
+    def _begin(self, issue: Issue, version: Version) -> None:
+        self._held.update(issue.attempts)
+        self._admitted += len(issue.attempts)
+        task = asyncio.create_task(self._make(issue, version))
+        self._groups.add(task)
+        task.add_done_callback(self._group_ended)
+
+    def _group_ended(self, task: asyncio.Task[None]) -> None:
+        self._groups.discard(task)
+        if not task.cancelled() and (error := task.exception()) and not self._failed.done():
+            self._failed.set_exception(error)
+
+    async def _make(self, issue: Issue, version: Version) -> None:
+        self._finished.put_nowait(await self._producer.make(issue, version))
+
+    # -- finish -------------------------------------------------------------------------------------------------
+
+    async def _finish(self) -> None:
+        while True:
+            groups = await self._gather_finished()
+            judged = await self._producer.judge(groups)
+            kept, rejected = self._producer.select(judged)
+            if rejected:
+                await self._context.bus.drop(rejected, DropReason.FILTERED, regenerate=False)
+                self._held.difference_update(rejected)
+            batch, sealed = row_batch(kept)
+            await self._put(batch, sealed)
+            self._held.difference_update(seal.attempt for seal in sealed)
+            await self._context.bus.report_held("rollout", frozenset(self._held), self._admitted)
+            for event in self._producer.report(judged):
+                await self._context.board.emit(event)
+
+    async def _gather_finished(self) -> list[FinishedGroup]:
+        groups = [await self._finished.get()]
+        for _ in range(MAX_FINISH_TURNS):
+            await asyncio.sleep(0)
+            groups += [self._finished.get_nowait() for _ in range(self._finished.qsize())]
+        return groups
+
+    async def _put(self, batch: RowBatch, sealed: Sequence[Sealed]) -> None:
+        while not await self._context.bus.put(batch, sealed, PUT_S):
+            with self._context.waiting("room on the bus", "actor", PUT_S):
+                await self._context.pause_point()
+
+    # -- follow -------------------------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        """Evaluate at the versions that are due, and take each newer one; evaluation holds the next update back."""
+        context, known = self._context, self._producer.version()
+        final = context.run.steps
+        while True:
+            await self._evaluate(known.step)
+            if known.step >= final or context.stopping:
+                self._over.set()
+                return
+            newest = await context.weights.newest("actor", known, POLL_S)
+            if newest is not None:
+                await self._update(*newest)
+                known = newest[0].version
+
+    async def _evaluate(self, step: int) -> None:
+        for event in await self._producer.evaluate(step):
+            await self._context.board.emit(event)
+
+    async def _update(self, manifest: Manifest, transport: Chosen) -> None:
+        start = self._context.clock.now()
+        receivers = await self._producer.update(manifest, transport)
+        seconds = self._context.clock.now() - start
+        await self._context.board.emit(WeightsPublished(manifest.version, seconds, manifest.size_bytes, receivers))
+
+    async def _prove(self, receipt: Receipt) -> None:
+        await self._context.weights.receipt(receipt)
+
+    async def _tell(self, what: str, detail: str, seconds: float) -> None:
+        if what == "failed":
+            await self._context.board.emit(RoleFailed("engine", detail, 4, fatal=False))
+        else:
+            await self._context.board.emit(RoleRecovered("engine", seconds, detail))
+
+
+async def _until_over(loops: list[asyncio.Task[None]], failed: asyncio.Future[None]) -> None:
+    """Until the last loop (the follower) ends; whatever fails first is raised."""
+    while not loops[-1].done():
+        going = [task for task in loops if not task.done()]
+        await asyncio.wait([*going, failed], return_when=asyncio.FIRST_COMPLETED)
+        for task in (*loops, failed):
+            if task.done() and (error := task.exception()):
+                raise error

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One step's rows as the actor trains them: split into updates, counted, timed and measured. No IO, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from relax_core.api.batch import RowBatch, RowId
+from relax_core.api.bus import Account, Claim
+from relax_core.api.clock import Clock
+from relax_core.api.trainer import UpdateOutcome, UpdateResult
+from relax_core.api.version import Version
+
+
+@dataclass(frozen=True, slots=True)
+class StepPart:
+    """The rows of one update."""
+
+    rows: RowBatch
+    """Those with a gradient."""
+    skipped: int
+    denominators: Mapping[str, float]
+    """Global counts over all rows of the update, skipped ones included."""
+
+
+class StepRows:
+    """All rows of a step and the updates they are split into, by whole groups."""
+
+    def __init__(self, rows: RowBatch, claims: Sequence[Claim], num_updates: int) -> None:
+        self.rows, self.claims, self._num_updates = rows, claims, num_updates
+        self.without_gradient: tuple[RowId, ...] = ()
+
+    def parts(self, zero_advantage_skips: bool) -> list[StepPart]:
+        useful = _with_gradient(self.rows) if zero_advantage_skips else np.ones(len(self.rows), bool)
+        self.without_gradient = tuple(row for row, keep in zip(self.rows.ids, useful, strict=True) if not keep)
+        groups = sorted({row.group for row in self.rows.ids})
+        return [self._part(set(groups[i :: self._num_updates]), useful) for i in range(self._num_updates)]
+
+    def _part(self, groups: set[int], useful: np.ndarray) -> StepPart:
+        mine = [index for index, row in enumerate(self.rows.ids) if row.group in groups]
+        kept = [index for index in mine if useful[index]]
+        rows = self.rows if len(kept) == len(self.rows) else self.rows.take(kept)
+        return StepPart(rows, len(mine) - len(kept), self._counts(mine))
+
+    def _counts(self, indices: Sequence[int]) -> dict[str, float]:
+        trained = _row_sums(self.rows, "loss_mask")
+        ids = [self.rows.ids[index] for index in indices]
+        return {
+            "tokens": float(trained[list(indices)].sum()),
+            "rows": float(len(ids)),
+            "samples": float(len({row.attempt_id for row in ids})),
+            "groups": float(len({row.group for row in ids})),
+        }
+
+
+def _with_gradient(rows: RowBatch) -> np.ndarray:
+    """[rows] bool: some trained token has an advantage."""
+    active = rows.columns["advantages"].values * rows.columns["loss_mask"].values
+    return _sums(active != 0, rows.columns["tokens"].lengths) > 0
+
+
+def _row_sums(rows: RowBatch, column: str) -> np.ndarray:
+    return _sums(rows.columns[column].values, rows.columns[column].lengths)
+
+
+def _sums(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Sum of each row's part of `values`; rows may be empty."""
+    totals = np.concatenate(([0], np.cumsum(values.astype(np.int64))))
+    ends = np.cumsum(lengths)
+    return np.asarray(totals[ends] - totals[ends - lengths])
+
+
+class StepTimes:
+    """Where a step's seconds went, by phase, in the order they were marked."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.start = self._last = clock.now()
+        self.spans: dict[str, tuple[float, float]] = {}
+
+    def mark(self, phase: str) -> None:
+        """The phase that ends now began where the last one ended."""
+        now = self._clock.now()
+        self.spans[phase] = (self._last, now)
+        self._last = now
+
+    def seconds(self) -> dict[str, float]:
+        times = {f"time/{phase}_s": end - start for phase, (start, end) in self.spans.items()}
+        return {"time/step_s": self._last - self.start, **times}
+
+
+def step_metrics(
+    step: StepRows, version: Version, results: Sequence[UpdateResult], times: StepTimes, account: Account,
+    statistics: Mapping[str, Any],
+) -> dict[str, float]:  # fmt: skip
+    """The documented keys of one step."""
+    return {
+        **_reward_metrics(step.claims),
+        **_lag_metrics(step.rows, version),
+        **_length_metrics(step.rows),
+        **_trainer_metrics(results),
+        **times.seconds(),
+        **_ledger_metrics(account, step),
+        "bus/rows": float(statistics.get("rows", 0)),
+        "bus/bytes": float(statistics.get("bytes", 0)),
+    }
+
+
+def _reward_metrics(claims: Iterable[Claim]) -> dict[str, float]:
+    seals = [seal for claim in claims for seal in claim.samples.values() if seal.outcome.judged]
+    rewards = np.array([seal.reward for seal in seals] or [0.0])
+    names = sorted({name for seal in seals for name in seal.parts})
+    parts = {f"reward/{name}": float(np.mean([s.parts[name] for s in seals if name in s.parts])) for name in names}
+    return {**parts, "reward/mean": float(rewards.mean()), "reward/std": float(rewards.std())}
+
+
+def _lag_metrics(rows: RowBatch, version: Version) -> dict[str, float]:
+    trained = rows.columns["loss_mask"].values.astype(bool)
+    lag = version.step - rows.columns["weight_versions"].values[trained]
+    if not len(lag):
+        return {"lag/mean": 0.0, "lag/max": 0.0}
+    return {"lag/mean": float(lag.mean()), "lag/max": float(lag.max())}
+
+
+def _length_metrics(rows: RowBatch) -> dict[str, float]:
+    trained = _row_sums(rows, "loss_mask")
+    if not len(trained):
+        return {"tokens/trained": 0.0}
+    return {
+        "tokens/trained": float(trained.sum()),
+        "length/mean": float(trained.mean()),
+        "length/max": float(trained.max()),
+    }
+
+
+def _trainer_metrics(results: Sequence[UpdateResult]) -> dict[str, float]:
+    sums: dict[str, list[float]] = {}
+    for result in results:
+        for name, (total, count) in result.metrics.items():
+            held = sums.setdefault(name, [0.0, 0.0])
+            held[0] += total
+            held[1] += count
+    means = {name: total / count for name, (total, count) in sums.items() if count}
+    skipped = sum(result.outcome is not UpdateOutcome.APPLIED for result in results)
+    return {
+        **means,
+        "train/grad_norm": float(np.mean([result.grad_norm for result in results])),
+        "train/lr": results[-1].lr,
+        "train/skipped_updates": float(skipped),
+    }
+
+
+def _ledger_metrics(account: Account, step: StepRows) -> dict[str, float]:
+    return {
+        "samples/issued": float(account.issued),
+        "samples/trained": float(account.trained),
+        "samples/no_gradient": float(len({row.attempt_id for row in step.without_gradient})),
+        "samples/dropped": float(sum(account.dropped.values())),
+        "samples/in_flight": float(account.in_flight),
+        "samples/balanced": float(account.balanced),
+    }

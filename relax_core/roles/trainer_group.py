@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ranks of one trainer as one object: started together, called together, planned for once in the shell."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from relax_core.api.batch import Ragged, RowBatch
+from relax_core.api.errors import InfrastructureError
+from relax_core.api.role import Context
+from relax_core.api.trainer import Chunk, OptimizerSpec, Trainer, TrainerSpec, UpdateOutcome, UpdateResult
+from relax_core.api.version import Version
+from relax_core.api.weights import Manifest
+from relax_core.api.worker import Worker, WorkerSpec
+
+START_S = 600.0
+CALL_S = 3600.0
+"""A training call may be long, but a rank that died is noticed at once by its connection."""
+
+
+class TrainerGroup:
+    """All ranks of the trainer of one role."""
+
+    def __init__(self, trainer: Trainer, workers: Sequence[Worker], facts: Mapping[str, Any]) -> None:
+        self._trainer, self._workers, self.facts = trainer, workers, facts
+
+    @classmethod
+    async def start(cls, context: Context, role: str) -> TrainerGroup:
+        """Start every rank and let it load the model; nothing stays behind when one fails."""
+        group, chosen = context.plan.groups[role], context.run.trainer.chosen
+        specs = [
+            WorkerSpec(f"{role}-rank-{rank}", chosen, context.run.trainer.python, {"OMP_NUM_THREADS": str(group.threads)},
+                       num_gpus=group.gpus_each)
+            for rank in range(group.size)
+        ]  # fmt: skip
+        workers = await context.workers.start(specs, START_S)
+        rendezvous = f"127.0.0.1:{_free_port()}" if group.size > 1 else ""
+        ranks = [_spec(context, role, rank, group.size, rendezvous) for rank in range(group.size)]
+        try:
+            facts = await asyncio.gather(
+                *(worker.call("start", spec, timeout_s=START_S) for worker, spec in zip(workers, ranks, strict=True))
+            )
+        except BaseException:
+            await asyncio.gather(*(worker.kill() for worker in workers))
+            raise
+        return cls(context.build(chosen), workers, facts[0])
+
+    async def call(self, method: str, *args: Any, timeout_s: float = CALL_S) -> list[Any]:
+        """One method on every rank; the first failure is raised."""
+        return list(await asyncio.gather(*(worker.call(method, *args, timeout_s=timeout_s) for worker in self._workers)))
+
+    def chunk(self, rows: RowBatch, skipped: int = 0) -> Chunk:
+        lengths = [int(length) for length in rows.columns["tokens"].lengths]
+        return Chunk(rows, self._trainer.plan(lengths, len(self._workers)), skipped)
+
+    async def forward(self, rows: RowBatch, columns: Sequence[str]) -> dict[str, Ragged]:
+        """Columns filled without gradient, in the order of `rows`."""
+        parts: list[RowBatch] = await self.call("forward", self.chunk(rows), tuple(columns))
+        place = {row: (part, index) for part in parts for index, row in enumerate(part.ids)}
+        if len(parts) == 1 and parts[0].ids == rows.ids:
+            return {name: parts[0].columns[name] for name in columns}
+        views = {id(part): {name: list(part.columns[name].rows()) for name in columns} for part in parts}
+        return {name: Ragged.of([views[id(place[row][0])][name][place[row][1]] for row in rows.ids]) for name in columns}
+
+    async def finish_update(self, denominators: Mapping[str, float]) -> UpdateResult:
+        """One result for all ranks; that they disagree is a fault of the machine."""
+        results: list[UpdateResult] = await self.call("finish_update", denominators)
+        outcomes = {result.outcome for result in results}
+        if len(outcomes) > 1:
+            raise InfrastructureError(f"trainer ranks disagree on an update: {sorted(outcomes)}; resume from a checkpoint")
+        return results[0]
+
+    async def publish(self, version: Version, context: Context, location: str) -> Manifest:
+        manifests: list[Manifest] = await self.call("publish", version, context.run.weights.chosen, location)
+        return manifests[0]
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(worker.stop() for worker in self._workers))
+
+
+def _spec(context: Context, role: str, rank: int, world_size: int, rendezvous: str) -> TrainerSpec:
+    run = context.run
+    optimizer = run.optimizer
+    return TrainerSpec(
+        model=run.model.model_dump(mode="json"),
+        algorithm=run.algorithm.chosen,
+        optimizer=OptimizerSpec(
+            optimizer.lr, optimizer.schedule, optimizer.warmup_steps, tuple(optimizer.betas), optimizer.weight_decay,
+            optimizer.grad_clip, run.steps * run.batch.updates_per_step,
+        ),
+        role=role, seed=run.seed, deterministic=run.deterministic,
+        max_staleness=-1 if context.plan.max_staleness is None else context.plan.max_staleness,
+        tokens_per_micro_batch=run.batch.tokens_per_micro_batch, rank=rank, world_size=world_size, rendezvous=rendezvous,
+        temperature=run.rollout.temperature,
+    )  # fmt: skip
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+__all__ = ["TrainerGroup", "UpdateOutcome"]

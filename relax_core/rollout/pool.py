@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pool of engines with one model: requests in, completions out, whatever happens to single engines.
+
+Requests that arrive in one turn of the event loop go to the engine as one batch. When an engine dies, its requests go on
+elsewhere with the tokens they have, and it is replaced; the new one serves only after it proved the newest weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from relax_core.api.clock import Clock
+from relax_core.api.engine import GenerateRequest
+from relax_core.api.errors import ConfigError, InfrastructureError, RelaxError
+from relax_core.api.trainer import Chosen
+from relax_core.api.version import Version
+from relax_core.api.weights import Manifest, Receipt
+from relax_core.rollout.completion import Completion, GenerateCall
+from relax_core.rollout.engine_slot import EngineSlot, Pending
+from relax_core.rollout.router import EngineLoad, choose
+
+MAX_RESTARTS = 8
+"""Of one engine in a row without a finished request between them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn; training and evaluation differ."""
+
+    temperature: float
+    top_p: float = 1.0
+    top_k: int = 0
+
+
+Prove = Callable[[Receipt], Awaitable[None]]
+Tell = Callable[[str, str, float], Awaitable[None]]
+
+
+class EnginePool:
+    """Several engines behind one `generate`."""
+
+    def __init__(self, slots: Sequence[EngineSlot], clock: Clock, prove: Prove, tell: Tell) -> None:
+        self._slots = {slot.name: slot for slot in slots}
+        self._clock, self._prove, self._tell = clock, prove, tell
+        self._waiting: list[Pending] = []
+        self._futures: dict[str, asyncio.Future[Pending]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failures: dict[str, int] = {}
+        self._newest: tuple[Manifest, Chosen] | None = None
+        self._updates: dict[str, asyncio.Lock] = {name: asyncio.Lock() for name in self._slots}
+        self._numbers = 0
+        self._flushing = False
+        self._broken: RelaxError | None = None
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    async def start(self) -> Mapping[str, Any]:
+        """All engines; returns the first one's facts after checking that all hold the same model."""
+        facts = await asyncio.gather(*(slot.start() for slot in self._slots.values()))
+        prints = {fact.get("fingerprint") for fact in facts}
+        if len(prints) > 1:
+            raise InfrastructureError(f"engines loaded different weights from one folder: {sorted(map(str, prints))}")
+        for slot in self._slots.values():
+            slot.serving = True
+        return facts[0]
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(slot.end() for slot in self._slots.values()))
+
+    # -- requests -----------------------------------------------------------------------------------------------
+
+    def generator(self, sampling: Sampling) -> Callable[[GenerateCall], Awaitable[Completion]]:
+        """A `generate` with this way of sampling."""
+
+        async def generate(call: GenerateCall) -> Completion:
+            return await self._generate(call, sampling)
+
+        return generate
+
+    async def _generate(self, call: GenerateCall, sampling: Sampling) -> Completion:
+        if self._broken is not None:
+            raise self._broken
+        self._numbers += 1
+        request = GenerateRequest(
+            str(self._numbers), call.tokens, call.max_new_tokens, sampling.temperature, sampling.top_p, sampling.top_k,
+            call.seed, call.stop_tokens, media=call.media, floor=call.floor,
+        )  # fmt: skip
+        future = self._futures[request.id] = asyncio.get_running_loop().create_future()
+        self._waiting.append(Pending(request))
+        self._flush_soon()
+        ended = await future
+        return Completion(
+            tuple(ended.tokens),
+            tuple(ended.log_probs),
+            tuple(ended.versions),
+            tuple(ended.versions),
+            ended.finish,
+            ended.error,
+        )
+
+    def _flush_soon(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        batches: dict[str, list[Pending]] = {}
+        held: list[Pending] = []
+        for pending in self._waiting:
+            name = choose(self._loads(), pending.request.floor)
+            if name is None:
+                held.append(pending)
+                continue
+            self._slots[name].running[pending.request.id] = pending
+            batches.setdefault(name, []).append(pending)
+        self._waiting = held
+        for name, batch in batches.items():
+            self._own(self._serve(self._slots[name], batch))
+
+    def _loads(self) -> list[EngineLoad]:
+        return [EngineLoad(slot.name, slot.serving, slot.version.step, slot.work) for slot in self._slots.values()]
+
+    async def _serve(self, slot: EngineSlot, batch: Sequence[Pending]) -> None:
+        worker = slot.worker
+        try:
+            async for ended in slot.run(batch):
+                self._failures[slot.name] = 0
+                self._resolve(ended)
+        except (ValueError, ConfigError) as error:
+            self._refuse(slot, batch, error)
+        except RelaxError as error:
+            if slot.worker is worker:
+                await self._replace(slot, error)
+
+    def _resolve(self, ended: Sequence[Pending]) -> None:
+        for pending in ended:
+            future = self._futures.pop(pending.request.id)
+            if not future.done():
+                future.set_result(pending)
+
+    def _refuse(self, slot: EngineSlot, batch: Sequence[Pending], error: Exception) -> None:
+        """The engine would not take the batch: the requests are wrong, not the engine."""
+        for pending in batch:
+            slot.running.pop(pending.request.id, None)
+            pending.finish, pending.error = "error", str(error)
+        self._resolve([pending for pending in batch if pending.request.id in self._futures])
+
+    # -- weights ------------------------------------------------------------------------------------------------
+
+    def oldest(self) -> Version:
+        """The oldest version among serving engines (all engines while none serves): what admission goes by."""
+        slots = [slot for slot in self._slots.values() if slot.serving] or list(self._slots.values())
+        return min(slot.version for slot in slots)
+
+    async def update(self, manifest: Manifest, transport: Chosen) -> tuple[str, ...]:
+        """Bring every engine to a version; names those that proved it. One that fails is replaced."""
+        self._newest = (manifest, transport)
+        names = await asyncio.gather(*(self._update(slot) for slot in self._slots.values() if slot.serving))
+        self._flush_soon()
+        return tuple(name for name in names if name)
+
+    async def _update(self, slot: EngineSlot) -> str:
+        try:
+            await self._bring(slot)
+            return slot.name
+        except RelaxError as error:
+            await self._replace(slot, error)
+            return ""
+
+    async def _bring(self, slot: EngineSlot) -> None:
+        async with self._updates[slot.name]:
+            while self._newest is not None and slot.version != self._newest[0].version:
+                await self._prove(await slot.update(*self._newest))
+
+    # -- recovery -----------------------------------------------------------------------------------------------
+
+    async def _replace(self, slot: EngineSlot, error: Exception) -> None:
+        """Once for each death: take back its requests, start a fresh engine, let it enter with the newest weights."""
+        if not slot.serving:
+            return
+        slot.serving = False
+        since = self._clock.now()
+        self._waiting += [pending for pending in slot.running.values() if not self._complete(pending)]
+        slot.running.clear()
+        self._flush_soon()
+        await self._tell("failed", f"{slot.name}: {error}", 0.0)
+        self._failures[slot.name] = self._failures.get(slot.name, 0) + 1
+        if self._failures[slot.name] > MAX_RESTARTS:
+            self._break(InfrastructureError(f"{slot.name} failed {MAX_RESTARTS} times in a row, last: {error}"))
+            return
+        self._own(self._enter(slot, since))
+
+    def _complete(self, pending: Pending) -> bool:
+        """Whether the dead engine had given all tokens asked for; then only its last word was lost."""
+        if len(pending.tokens) < pending.request.max_new_tokens:
+            return False
+        pending.finish = "length"
+        self._resolve([pending])
+        return True
+
+    async def _enter(self, slot: EngineSlot, since: float) -> None:
+        try:
+            await slot.end()
+            await slot.start()
+            await self._bring(slot)
+        except InfrastructureError as error:
+            slot.serving = True
+            await self._replace(slot, error)
+            return
+        except RelaxError as error:
+            self._break(error)
+            return
+        slot.serving = True
+        slot.restarts += 1
+        self._flush_soon()
+        await self._tell("recovered", slot.name, self._clock.now() - since)
+
+    def _break(self, error: RelaxError) -> None:
+        """No engine can be had: whoever waits learns why."""
+        self._broken = error
+        for future in self._futures.values():
+            if not future.done():
+                future.set_exception(error)
+        self._futures.clear()
+
+    def _own(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- what it says of itself ---------------------------------------------------------------------------------
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            slot.name: {"serving": slot.serving, "version": str(slot.version), "running": len(slot.running),
+                        "restarts": slot.restarts, "pid": slot.worker.pid if slot.worker else 0}
+            for slot in self._slots.values()
+        }  # fmt: skip

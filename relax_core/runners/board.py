@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The board of a run: heartbeats, numbered events and commands. In memory, beside the bus; nothing of it is durable.
+
+Readers say what they have seen and wait with a deadline, so that the same calls work within and between processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+from relax_core.api.clock import Clock
+from relax_core.api.events import Event
+from relax_core.api.status import Beat, Command, CommandName
+
+KEPT_EVENTS = 4096
+"""More than any controller lags behind; older ones are in the run directory."""
+
+
+class BoardService:
+    """Implements `api.status.Board`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._beats: dict[str, Beat] = {}
+        self._events: deque[tuple[int, Event]] = deque(maxlen=KEPT_EVENTS)
+        self._commands: dict[str, list[Command]] = {}
+        self._numbers = 0
+        self._changed = asyncio.Event()
+
+    async def beat(self, beat: Beat) -> None:
+        self._beats[beat.role] = replace(beat, at=self._clock.now())
+
+    async def beats(self) -> tuple[Beat, ...]:
+        return tuple(self._beats.values())
+
+    async def emit(self, event: Event) -> None:
+        self._numbers += 1
+        self._events.append((self._numbers, event))
+        self._notify()
+
+    async def events(self, after: int, wait_s: float) -> tuple[tuple[int, Event], ...]:
+        await self._until(lambda: self._numbers > after, wait_s)
+        return tuple(numbered for numbered in self._events if numbered[0] > after)
+
+    async def command(self, role: str, name: CommandName, argument: str = "") -> None:
+        self._numbers += 1
+        self._commands.setdefault(role, []).append(Command(self._numbers, name, argument))
+        self._notify()
+
+    async def commands(self, role: str, after: int, wait_s: float) -> tuple[Command, ...]:
+        def waiting() -> list[Command]:
+            return [command for command in self._commands.get(role, ()) if command.number > after]
+
+        await self._until(lambda: bool(waiting()), wait_s)
+        return tuple(waiting())
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def _until(self, ready: Callable[[], bool], wait_s: float) -> None:
+        deadline = self._clock.now() + wait_s
+        while not ready() and (left := deadline - self._clock.now()) > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), left)
+

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The context of one role: `api.role.Context`, built from a launch and the services of the run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from random import Random
+from typing import Any
+
+from relax_core.api.bus import Bus
+from relax_core.api.clock import Clock
+from relax_core.api.errors import DeadlineExceeded
+from relax_core.api.role import WeightService
+from relax_core.api.status import Beat, Board, Wait
+from relax_core.api.trainer import Chosen
+from relax_core.api.worker import Workers
+from relax_core.options.run_config import RunConfig
+from relax_core.plugins.catalogue import Catalogue
+from relax_core.runners.launch import Launch
+
+
+class RoleContext:
+    """What a role may touch, and what it says of itself."""
+
+    def __init__(
+        self, role: str, launch: Launch, catalogue: Catalogue, bus: Bus, weights: WeightService, board: Board,
+        workers: Workers, children: Workers, clock: Clock, incarnation: int,
+    ) -> None:  # fmt: skip
+        self.role, self.launch, self.plan, self.run_dir = role, launch, launch.plan, launch.run_dir
+        self.run = RunConfig.parse(launch.config, catalogue)
+        self.bus, self.weights, self.board = bus, weights, board
+        self.workers, self.children, self.clock = workers, children, clock
+        self.random = Random(f"{self.run.seed}/{role}/{incarnation}")
+        self.incarnation, self.resume = incarnation, launch.resume
+        self._catalogue = catalogue
+        self._waits: dict[int, Wait] = {}
+        self._doing, self._facts = "starting", dict[str, Any]()
+        self._state: Any = "starting"
+        self._going = asyncio.Event()
+        self._going.set()
+        self._stopping = False
+
+    def build(self, chosen: Chosen) -> Any:
+        return self._catalogue.build(chosen)
+
+    @contextmanager
+    def waiting(self, reason: str, owed_by: str, deadline_s: float) -> Iterator[Wait]:
+        now = self.clock.now()
+        wait = Wait(self.role, reason, owed_by, now, now + deadline_s)
+        self._waits[id(wait)] = wait
+        try:
+            yield wait
+        finally:
+            del self._waits[id(wait)]
+
+    def check(self, wait: Wait) -> None:
+        """Raise when a wait ran out."""
+        now = self.clock.now()
+        if now > wait.deadline:
+            raise DeadlineExceeded(wait.owner, f"{wait.reason} (owed by {wait.owed_by})", now - wait.since)
+
+    def doing(self, what: str, **facts: Any) -> None:
+        self._state, self._doing = "busy", what
+        self._facts.update(facts)
+
+    async def pause_point(self) -> None:
+        await self._going.wait()
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping
+
+    # -- for the role's runner ----------------------------------------------------------------------------------
+
+    def beat(self) -> Beat:
+        state = "paused" if not self._going.is_set() else "waiting" if self._waits else self._state
+        return Beat(
+            self.role, state, self._doing, tuple(self._waits.values()), dict(self._facts),
+            incarnation=self.incarnation, pid=os.getpid(),
+        )  # fmt: skip
+
+    def take(self, command: str) -> None:
+        """A person's or the controller's command."""
+        if command == "stop":
+            self._stopping = True
+            self._going.set()
+        elif command == "pause":
+            self._going.clear()
+        elif command == "continue":
+            self._going.set()

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a runner is given, and what it offers: plain data in, a hub and role tasks out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from relax_core.api import wire
+from relax_core.api.bus import Bus
+from relax_core.api.role import Resume
+from relax_core.api.status import Board
+from relax_core.roles.plan import Plan
+
+
+@wire.register
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One run as plain data: every role of it, in whatever process, is built from this."""
+
+    run_id: str
+    run_dir: str
+    config: Mapping[str, Any]
+    """`RunConfig.dump()`."""
+    plan: Plan
+    plugin_files: tuple[str, ...] = ()
+    resolved: tuple[Any, ...] = ()
+    """Plugins as the driver has them; a worker refuses to start on a difference."""
+    incarnation: int = 0
+    resume: Resume | None = None
+    functions: Mapping[str, bytes] = field(default_factory=dict)
+    """Rewards passed as Python functions, by name, as cloudpickle; they reach only children of this process tree."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleEnd:
+    """A role returned or failed for good."""
+
+    role: str
+    error: BaseException | None = None
+
+
+class Runner(Protocol):
+    """Where roles run."""
+
+    board: Board
+    bus: Bus
+
+    async def start(self, launch: Launch) -> None:
+        """Bring up bus, board and every role of the plan; raises what made it impossible."""
+        ...
+
+    async def ended(self, wait_s: float) -> tuple[RoleEnd, ...]:
+        """Roles that ended since the last call; waits up to `wait_s` for one."""
+        ...
+
+    async def close(self) -> None:
+        """End whatever this runner started; safe to call twice, and after a failed start."""
+        ...
+
+
+wire.register(Resume)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The local runner: role loops are tasks of this process; ranks, engines, rewards and environments are its children."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from relax_core.api.bus import Bus, BusComponent
+from relax_core.api.clock import Clock, SystemClock
+from relax_core.api.role import Role
+from relax_core.api.status import Board
+from relax_core.api.trainer import Chosen
+from relax_core.plugins.catalogue import Catalogue
+from relax_core.runners.board import BoardService
+from relax_core.runners.bus_settings import bus_settings, starting_version
+from relax_core.runners.context import RoleContext
+from relax_core.runners.launch import Launch, RoleEnd
+from relax_core.runners.local.workers import LocalWorkers
+from relax_core.runners.role_runner import run_role
+from relax_core.weights.service import WeightBoard
+
+
+class LocalRunner:
+    """Implements `runners.launch.Runner` in one process tree."""
+
+    bus: Bus
+
+    def __init__(self, catalogue: Catalogue, clock: Clock | None = None) -> None:
+        self._catalogue, self._clock = catalogue, clock or SystemClock()
+        self.board: Board = BoardService(self._clock)
+        self._weights = WeightBoard(self._clock)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._ended: asyncio.Queue[RoleEnd] = asyncio.Queue()
+        self._workers: LocalWorkers | None = None
+        self._open = False
+
+    async def start(self, launch: Launch) -> None:
+        self._workers = LocalWorkers(launch.plugin_files, launch.resolved, Path(launch.run_dir) / "logs", self._clock)
+        await self._open_bus(launch)
+        for name in launch.plan.roles:
+            role = self._catalogue.build(Chosen("role", name))
+            task = asyncio.create_task(self._run(role, launch), name=name)
+            self._tasks[name] = task
+
+    async def _open_bus(self, launch: Launch) -> None:
+        config = self._catalogue.build(launch_component(launch, "bus"))
+        if not isinstance(config, BusComponent):
+            raise TypeError(f"[bus] names {type(config).__name__}, which is no bus")
+        self.bus = await config.open(bus_settings(launch), launch.run_dir, starting_version(launch))
+        self._open = True
+
+    async def _run(self, role: Role, launch: Launch) -> None:
+        def context(incarnation: int) -> RoleContext:
+            workers = self._workers or LocalWorkers()
+            return RoleContext(
+                role.name, launch, self._catalogue, self.bus, self._weights, self.board, workers, workers, self._clock, incarnation
+            )
+
+        try:
+            await run_role(role, context)
+            self._ended.put_nowait(RoleEnd(role.name))
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self._ended.put_nowait(RoleEnd(role.name, error))
+
+    async def ended(self, wait_s: float) -> tuple[RoleEnd, ...]:
+        try:
+            first = await asyncio.wait_for(self._ended.get(), wait_s)
+        except TimeoutError:
+            return ()
+        rest = [self._ended.get_nowait() for _ in range(self._ended.qsize())]
+        return (first, *rest)
+
+    async def close(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        if self._workers is not None:
+            await self._workers.close()
+        if self._open:
+            self._open = False
+            await self.bus.close()
+
+
+def launch_component(launch: Launch, table: str) -> Chosen:
+    """The component that a configuration table names, from plain data."""
+    entry = dict(launch.config[table])
+    return Chosen(table, entry.pop("name"), entry)

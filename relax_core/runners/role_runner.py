@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs one role to its end, the same way in a local task and in a Ray shell: beats, commands, restarts, last words."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import traceback
+from collections.abc import Callable
+
+from relax_core.api.errors import InfrastructureError, PluginError, RelaxError
+from relax_core.api.events import RoleFailed, RoleRecovered
+from relax_core.api.role import Role
+from relax_core.api.status import Beat
+from relax_core.runners.context import RoleContext
+
+BEAT_S = 0.5
+MAX_RESTARTS = 3
+"""In place, of one stateless role; then the run stops at its last checkpoint."""
+
+
+async def run_role(role: Role, make_context: Callable[[int], RoleContext]) -> None:
+    """Until the role returns. A stateless one is restarted after an infrastructure failure; other errors are raised."""
+    for restart in range(MAX_RESTARTS + 1):
+        registration = await make_context(0).bus.register(role.name)
+        context = make_context(registration.incarnation)
+        since = context.clock.now()
+        try:
+            if restart:
+                await context.board.emit(RoleRecovered(role.name, context.clock.now() - since, "restarted in place"))
+            await _attended(role, context)
+            return
+        except Exception as error:
+            fatal = not (role.stateless and isinstance(error, InfrastructureError)) or restart == MAX_RESTARTS
+            await _report(context, role, error, fatal)
+            if fatal:
+                raise
+
+
+async def _attended(role: Role, context: RoleContext) -> None:
+    """The role with its heartbeat and its ear for commands."""
+    attendants = [asyncio.create_task(_beat(context)), asyncio.create_task(_listen(context))]
+    try:
+        await role.run(context)
+        await context.board.beat(Beat(role.name, "stopped", incarnation=context.incarnation))
+    finally:
+        for attendant in attendants:
+            attendant.cancel()
+        await asyncio.gather(*attendants, return_exceptions=True)
+
+
+async def _beat(context: RoleContext) -> None:
+    while True:
+        await context.board.beat(context.beat())
+        await context.clock.sleep(BEAT_S)
+
+
+async def _listen(context: RoleContext) -> None:
+    last = 0
+    while True:
+        for command in await context.board.commands(context.role, last, 5.0):
+            last = command.number
+            context.take(command.name)
+
+
+async def _report(context: RoleContext, role: Role, error: Exception, fatal: bool) -> None:
+    code = error.exit_code if isinstance(error, RelaxError) else 1
+    frames = error.frames if isinstance(error, PluginError) else ""
+    if not isinstance(error, RelaxError):
+        frames = "".join(traceback.format_exception(error))
+    with contextlib.suppress(RelaxError):
+        await context.board.beat(Beat(role.name, "failed", str(error), incarnation=context.incarnation))
+        await context.board.emit(RoleFailed(role.name, f"{error}" or type(error).__name__, code, fatal, frames))

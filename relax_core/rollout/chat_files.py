@@ -36,10 +36,10 @@ class ChatFiles:
     @classmethod
     def read(cls, model: Mapping[str, Any]) -> ChatFiles:
         """Raises ConfigError naming the key of `[model]` whose folder or file is missing or broken."""
-        folder = _folder("model.path", model.get("path") or "")
-        texts = _folder("model.tokenizer", model["tokenizer"]) if model.get("tokenizer") else folder
+        folder = _folder("model.path", str(model.get("path") or ""))
+        texts = _folder("model.tokenizer", str(model["tokenizer"])) if model.get("tokenizer") else folder
         settings = _json(texts / "tokenizer_config.json")
-        templates, source = _templates(texts, settings, model.get("chat_template") or "")
+        templates, source = _templates(texts, settings, str(model.get("chat_template") or ""))
         return cls(
             tokenizer=_tokenizer(texts / "tokenizer.json"),
             settings=settings,

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tasks of a run: a source's rows with the system prompt put before them, checked once, tokenized once.
+
+It decides what may be issued; in which order is the sampler's, and what a row means is the source's.
+A prompt that is too long is skipped, cut at its beginning (the policy speaks at its end), or refused.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol, Self
+
+from relax_core.api.environment import Tool
+from relax_core.api.errors import ConfigError
+from relax_core.api.family import ModelFamily, Rendered
+from relax_core.api.source import TaskSource
+from relax_core.api.task import Message, Task
+
+TOO_LONG = ("skip", "truncate", "error")
+CACHED_PROMPTS = 4096  # a group's samples and the groups in flight share a prompt; a whole epoch need not stay
+PROBE_SLACK = 8  # tokens by which a tokenizer may differ at the seams between template and words
+
+
+class DataSettings(Protocol):
+    """What is read of the `[data]` table."""
+
+    @property
+    def train(self) -> object: ...
+    @property
+    def columns(self) -> Mapping[str, str]: ...
+    @property
+    def system_prompt(self) -> str: ...
+    @property
+    def max_prompt_tokens(self) -> int | None: ...
+    @property
+    def too_long(self) -> str: ...
+
+
+class TaskSet:
+    """Usable tasks by number, each with its rendered prompt."""
+
+    def __init__(
+        self,
+        source: TaskSource,
+        family: ModelFamily,
+        *,
+        system_prompt: str = "",
+        max_prompt_tokens: int | None = None,
+        too_long: str = "skip",
+        needs: Mapping[str, Sequence[str]] | None = None,
+        tools: Sequence[Tool] = (),
+    ) -> None:
+        """`source` and `family` are open; `needs` names the components that read a column. Raises ConfigError."""
+        if too_long not in TOO_LONG:
+            raise ConfigError("data.too_long", repr(too_long), f"choose {', '.join(TOO_LONG)}")
+        self._source, self._family, self._tools = source, family, tuple(tools)
+        self._system_prompt, self._limit, self._too_long = system_prompt, max_prompt_tokens, too_long
+        self._rendered: OrderedDict[int, Rendered] = OrderedDict()
+        self._overheads: dict[tuple[str, ...], int] = {}
+        self._kept = array("q", range(len(source)))
+        self.num_skipped = 0
+        if needs or system_prompt or (max_prompt_tokens and too_long != "truncate"):
+            self._check(needs or {})
+
+    @classmethod
+    def open(
+        cls,
+        data: DataSettings,
+        family: ModelFamily,
+        source: TaskSource,
+        needs: Mapping[str, Sequence[str]] | None = None,
+        *,
+        path: str = "",
+        tools: Sequence[Tool] = (),
+    ) -> Self:
+        """Open `source` on the file of `[data]`, or on `path` (an eval set) with the same settings."""
+        source.open(path or str(data.train), data.columns)
+        return cls(
+            source,
+            family,
+            system_prompt=data.system_prompt,
+            max_prompt_tokens=data.max_prompt_tokens,
+            too_long=data.too_long,
+            needs=needs,
+            tools=tools,
+        )
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __getitem__(self, index: int) -> Task:
+        return self._prompted(self._source[self._kept[index]], self._kept[index])
+
+    def where(self, index: int) -> str:
+        """`file:line` of a task."""
+        return self._source.where(self._kept[index])
+
+    def prompt(self, index: int) -> Rendered:
+        """The prompt's ids, tokenized once."""
+        if index in self._rendered:
+            self._rendered.move_to_end(index)
+            return self._rendered[index]
+        rendered = self._fitted(self._render(self[index], self._kept[index]), index)
+        self._rendered[index] = rendered
+        if len(self._rendered) > CACHED_PROMPTS:
+            self._rendered.popitem(last=False)
+        return rendered
+
+    def hold_out(self, size: int, seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(train, eval) indices in order of the file; the same for the same seed and tasks."""
+        if not 0 < size < len(self):
+            raise ConfigError("eval.size", f"{size} of {len(self)} tasks", "leave at least one task to train on")
+        held = frozenset(random.Random(f"hold-out {seed}").sample(range(len(self)), size))
+        return tuple(index for index in range(len(self)) if index not in held), tuple(sorted(held))
+
+    def _check(self, needs: Mapping[str, Sequence[str]]) -> None:
+        """Read every row once: columns that rewards need, prompts that can't carry what is asked, lengths."""
+        kept = array("q")
+        for row in range(len(self._source)):
+            task = self._source[row]
+            _require_columns(task, needs, self._source, row)
+            task = self._prompted(task, row)
+            if self._fits(task, row):
+                kept.append(row)
+        self.num_skipped = len(self._kept) - len(kept)
+        self._kept = kept
+        if not kept:
+            got = f"{self._limit}, which every prompt exceeds"
+            raise ConfigError("data.max_prompt_tokens", got, "raise it, or shorten the prompts")
+
+    def _prompted(self, task: Task, row: int) -> Task:
+        """The task with the system prompt; a row's own system message stays instead."""
+        if not self._system_prompt:
+            return task
+        if isinstance(task.prompt, str):
+            got = f"{self._source.where(row)}, whose prompt is a bare string that goes to the model as it stands"
+            fix = 'write the prompt as messages, [{"role": "user", "content": ...}], or leave the system prompt out'
+            raise ConfigError("data.system_prompt", got, fix)
+        if any(message.role == "system" for message in task.prompt):
+            return task
+        return replace(task, prompt=(Message("system", self._system_prompt), *task.prompt))
+
+    def _fits(self, task: Task, row: int) -> bool:
+        if self._limit is None or self._too_long == "truncate" or self._surely_fits(task, self._limit):
+            return True
+        length = len(self._render(task, row).tokens)
+        if length > self._limit and self._too_long == "error":
+            raise self._too_long_error(row, length)
+        return length <= self._limit
+
+    def _surely_fits(self, task: Task, limit: int) -> bool:
+        """Whether its characters alone say so, which spares most tokenizing: a token of ASCII has one or more."""
+        messages = (Message("", task.prompt),) if isinstance(task.prompt, str) else task.prompt
+        if not all(message.text.isascii() and isinstance(message.content, str) for message in messages):
+            return False
+        if any(message.tool_calls for message in messages):
+            return False
+        length = sum(len(message.text) for message in messages)
+        return length + self._overhead(messages) + PROBE_SLACK <= limit
+
+    def _overhead(self, messages: Sequence[Message]) -> int:
+        """Tokens of the template around words under these roles; unbounded where it refuses the probe."""
+        roles = tuple(message.role for message in messages)
+        if roles not in self._overheads:
+            probe = "x" if roles == ("",) else tuple(Message(role, "x") for role in roles)
+            try:
+                self._overheads[roles] = len(self._family.start(probe, self._tools).tokens)
+            except ConfigError:  # rendering the real one decides, and names the row
+                self._overheads[roles] = sys.maxsize
+        return self._overheads[roles]
+
+    def _render(self, task: Task, row: int) -> Rendered:
+        try:
+            return self._family.start(task.prompt, self._tools)
+        except ConfigError as error:
+            raise ConfigError(error.field, f"{error.got} at {self._source.where(row)}", error.fix) from error
+
+    def _fitted(self, rendered: Rendered, index: int) -> Rendered:
+        if self._limit is None or len(rendered.tokens) <= self._limit:
+            return rendered
+        if self._too_long == "truncate":
+            return replace(rendered, tokens=rendered.tokens[-self._limit :])
+        raise self._too_long_error(self._kept[index], len(rendered.tokens))
+
+    def _too_long_error(self, row: int, length: int) -> ConfigError:
+        got = f"{self._limit}, but the prompt at {self._source.where(row)} has {length} tokens"
+        return ConfigError("data.max_prompt_tokens", got, 'raise it, or set data.too_long = "skip" or "truncate"')
+
+
+def column_needs(components: Iterable[tuple[str, Sequence[str]]]) -> dict[str, tuple[str, ...]]:
+    """column -> the components that read it, from (name, needs_columns) of rewards and environments."""
+    needs: dict[str, tuple[str, ...]] = {}
+    for name, columns in components:
+        for column in columns:
+            needs[column] = (*needs.get(column, ()), name)
+    return needs
+
+
+def _require_columns(task: Task, needs: Mapping[str, Sequence[str]], source: TaskSource, row: int) -> None:
+    for column, components in needs.items():
+        if task.column(column) is None:
+            got = f"{source.where(row)} without a value for {column!r}, which {' and '.join(components)} reads"
+            fix = f"fill the column, or point to another one: columns = {{{column} = ...}}"
+            raise ConfigError("data.train", got, fix)

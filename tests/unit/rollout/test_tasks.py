@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The task set: system prompt, needed columns, length limits, hold-out, and each prompt tokenized once."""
+
+import json
+from dataclasses import dataclass, field
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from relax_core.api.environment import Tool
+from relax_core.api.errors import ConfigError
+from relax_core.api.task import Message
+from relax_core.rollout.chat import ChatFamily
+from relax_core.rollout.jsonl import JsonLines
+from relax_core.rollout.tasks import TaskSet, column_needs
+
+TEMPLATE = (
+    "{% for t in tools or [] %}T{% endfor %}"
+    "{% for m in messages %}{{ '<' + m.role[0] + '>' + m.content }}{% endfor %}"
+    "{{ raise_exception('bad role') if messages[0].role == 'odd' }}"
+)
+
+
+@dataclass
+class Counting(ChatFamily):
+    """A real family that counts what it renders."""
+
+    started: int = 0
+
+    def __init__(self):
+        super().__init__()
+        self.started = 0
+
+    def start(self, prompt, tools=()):
+        self.started += 1
+        return super().start(prompt, tools)
+
+
+@dataclass
+class Data:
+    train: str
+    columns: dict = field(default_factory=dict)
+    system_prompt: str = ""
+    max_prompt_tokens: int | None = None
+    too_long: str = "skip"
+
+
+@pytest.fixture
+def family(tmp_path):
+    characters = [chr(code) for code in range(32, 127)]
+    tokenizer = Tokenizer(
+        models.WordLevel({token: place for place, token in enumerate([*characters, "<unk>"])}, "<unk>")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    family = Counting()
+    family.open({"path": str(tmp_path), "chat_template": TEMPLATE})
+    return family
+
+
+def opened(tmp_path, family, rows, needs=None, tools=(), **settings):
+    path = tmp_path / "tasks.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return TaskSet.open(Data(str(path), **settings), family, JsonLines(), needs, tools=tools)
+
+
+def chat(*words):
+    return [{"role": "user", "content": word} for word in words]
+
+
+def test_a_prompt_is_tokenized_once_and_only_when_asked_for(tmp_path, family):
+    tasks = opened(tmp_path, family, [{"prompt": "ab"}, {"prompt": chat("cd")}])
+    assert (len(tasks), family.started) == (2, 0)
+    assert family.decode(tasks.prompt(1).tokens) == " ".join("<u>cd")
+    assert tasks.prompt(1) is tasks.prompt(1)
+    assert family.started == 1
+    assert tasks.prompt(0).tokens == family.encode("ab")
+
+
+def test_the_system_prompt_goes_before_chats_without_one(tmp_path, family):
+    own = [{"role": "system", "content": "own"}, *chat("b")]
+    tasks = opened(tmp_path, family, [{"prompt": chat("a")}, {"prompt": own}], system_prompt="be good")
+    assert tasks[0].prompt == (Message("system", "be good"), Message("user", "a"))
+    assert tasks[1].prompt[0].text == "own"
+    assert tasks.prompt(0).tokens == family.encode("<s>be good<u>a")
+
+
+def test_a_bare_string_cannot_carry_a_system_prompt(tmp_path, family):
+    with pytest.raises(ConfigError, match=r"system_prompt.*tasks\.jsonl:2.*messages"):
+        opened(tmp_path, family, [{"prompt": chat("a")}, {"prompt": "b"}], system_prompt="s")
+
+
+def test_a_column_that_a_reward_needs_is_missed_with_line_and_reward(tmp_path, family):
+    needs = column_needs([("maths", ("answer",)), ("style", ("tone", "answer"))])
+    assert needs == {"answer": ("maths", "style"), "tone": ("style",)}
+    good = {"prompt": "a", "answer": 1, "tone": "x"}
+    assert len(opened(tmp_path, family, [good, good], needs)) == 2
+    with pytest.raises(ConfigError, match=r"tasks\.jsonl:2 without a value for 'tone', which style reads"):
+        opened(tmp_path, family, [good, {"prompt": "a", "answer": 1}], needs)
+    with pytest.raises(ConfigError, match=r"tasks\.jsonl:1 without a value for 'answer', which maths and style reads"):
+        opened(tmp_path, family, [{"prompt": "a", "answer": None, "tone": "x"}], needs)
+
+
+ROWS = [
+    {"prompt": "a" * 10},
+    {"prompt": "b" * 30},
+    {"prompt": "é" * 10},
+    {"prompt": chat("c" * 27)},
+    {"prompt": chat("d" * 28)},
+]
+
+
+def test_long_prompts_are_skipped_and_counted(tmp_path, family):
+    tasks = opened(tmp_path, family, ROWS, max_prompt_tokens=30)
+    assert [len(tasks.prompt(index).tokens) for index in range(len(tasks))] == [10, 30, 10, 30]
+    assert (tasks.num_skipped, tasks.where(3)) == (1, f"{tmp_path / 'tasks.jsonl'}:4")
+
+
+def test_long_prompts_are_cut_where_the_policy_does_not_speak(tmp_path, family):
+    tasks = opened(tmp_path, family, ROWS, max_prompt_tokens=12, too_long="truncate")
+    assert len(tasks) == len(ROWS)
+    assert tasks.prompt(3).tokens == family.encode("c" * 12)
+
+
+def test_long_prompts_are_refused_with_their_length(tmp_path, family):
+    with pytest.raises(ConfigError, match=r"got 30, but the prompt at .*tasks\.jsonl:5 has 31 tokens"):
+        opened(tmp_path, family, ROWS, max_prompt_tokens=30, too_long="error")
+    with pytest.raises(ConfigError, match="every prompt exceeds"):
+        opened(tmp_path, family, ROWS, max_prompt_tokens=3)
+    with pytest.raises(ConfigError, match=r"data\.too_long"):
+        opened(tmp_path, family, ROWS, too_long="shrug")
+
+
+def test_short_prompts_are_not_tokenized_to_see_that_they_fit(tmp_path, family):
+    opened(tmp_path, family, [{"prompt": chat("ab")}] * 50, max_prompt_tokens=100)
+    assert family.started == 1
+
+
+def test_a_prompt_that_the_template_refuses_is_named_by_its_row(tmp_path, family):
+    odd = [{"role": "odd", "content": "a"}]
+    tasks = opened(tmp_path, family, [{"prompt": "a"}, {"prompt": odd}])
+    with pytest.raises(ConfigError, match=r"bad role.*tasks\.jsonl:2"):
+        tasks.prompt(1)
+    with pytest.raises(ConfigError, match=r"bad role.*tasks\.jsonl:2"):
+        opened(tmp_path, family, [{"prompt": "a"}, {"prompt": odd}], max_prompt_tokens=50)
+
+
+def test_tools_are_part_of_the_prompt(tmp_path, family):
+    tasks = opened(tmp_path, family, [{"prompt": chat("a")}], tools=(Tool("t"), Tool("u")))
+    assert tasks.prompt(0).tokens == family.encode("TT<u>a")
+
+
+def test_a_hold_out_is_seeded_disjoint_and_whole(tmp_path, family):
+    tasks = opened(tmp_path, family, [{"prompt": str(number)} for number in range(20)])
+    train, held = tasks.hold_out(5, seed=3)
+    assert len(held) == 5 and sorted((*train, *held)) == list(range(20))
+    assert tasks.hold_out(5, seed=3) == (train, held)
+    assert tasks.hold_out(5, seed=4)[1] != held
+    for size in (0, 20):
+        with pytest.raises(ConfigError, match="at least one task to train on"):
+            tasks.hold_out(size, seed=0)
+
+
+def test_an_eval_set_takes_the_settings_of_the_data_with_a_file_of_its_own(tmp_path, family):
+    other = tmp_path / "eval.jsonl"
+    other.write_text('{"q": [{"role": "user", "content": "a"}]}\n')
+    data = Data("unused.jsonl", {"prompt": "q"}, system_prompt="s")
+    tasks = TaskSet.open(data, family, JsonLines(), path=str(other))
+    assert tasks[0].id == "eval:1" and tasks[0].prompt[0].role == "system"

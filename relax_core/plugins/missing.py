@@ -69,3 +69,16 @@ def _installable(kind: Kind, wanted: str, name: str, records: Sequence[Record]) 
 def _failures(records: Sequence[Record]) -> str:
     names = ", ".join(record.title for record in records if record.state is State.BROKEN)
     return f" ({names} failed to load: see `relax plugins list`)" if names else ""
+
+
+def missing_anywhere(name: str, records: Sequence[Record]) -> RelaxError:
+    """The same for a name without a kind: the first kind that has a word to say on it."""
+    wanted, _, bare = name.rpartition(":")
+    for kind in KINDS.values():
+        if record := _would_offer(kind, wanted, bare, records):
+            return _unloaded(kind, bare, record)
+        if fix := _installable(kind, wanted, bare, records):
+            return ConfigError("NAME", repr(name), f"as {kind.name}, {fix}")
+    known = {component.name for record in records for _, component in record.components}
+    known |= {record.distribution for record in records}
+    return ConfigError("NAME", repr(name), f"no plugin has it; {did_you_mean(bare, known)}{_failures(records)}")

@@ -42,7 +42,13 @@ def test_one_class_is_named_by_its_file(site):
 def test_several_classes_are_named_by_class(site):
     code = (
         ONE
-        + "\n    class HTTPScore(Longest):\n        pass\n    from relax_core.api import Environment\n    class Maze(Environment):\n        pass\n"
+        + """
+    from relax_core.api import Environment
+    class HTTPScore(Longest):
+        pass
+    class Maze(Environment):
+        pass
+"""
     )
     catalogue = load(site.write("several.py", code))
     assert {"longest", "http-score"} <= set(catalogue.names("reward"))

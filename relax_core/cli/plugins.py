@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`relax plugins list | show | check`: what is installed, from where, what is broken and why, and does it conform."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from relax_core.plugins import Catalogue, Record
+    from relax_core.plugins.check import Check
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+OfKind = Annotated[str, typer.Option("--kind", help="Only components of this kind.")]
+verbs = typer.Typer(no_args_is_help=True, help="What is installed, what is broken and why, does it conform.")
+
+
+def add(app: typer.Typer) -> None:
+    """Add the verb to `relax`."""
+    app.add_typer(verbs, name="plugins")
+
+
+@verbs.command("list")
+def list_plugins(kind: OfKind = "", as_json: Json = False) -> None:
+    """Every installed plugin, its components and its state."""
+    from relax_core.plugins import Catalogue
+    from relax_core.plugins.catalogue import known_kind
+
+    records: Sequence[Record] = Catalogue.load().records
+    if kind:
+        known_kind(kind)
+        kept = [replace(r, components=tuple(c for c in r.components if c.kind == kind)) for r in records]
+        records = [record for record in kept if record.components]
+    if as_json:
+        _print_json({"schema": 1, "plugins": [record.as_dict() for record in records]})
+    else:
+        print("\n".join(line for record in records for line in _listed(record)))
+
+
+@verbs.command("show")
+def show(
+    name: Annotated[str, typer.Argument(help="A component, dist:component, distribution, or ./file.py.")],
+    kind: OfKind = "",
+    as_json: Json = False,
+) -> None:
+    """One component with its options and capabilities, or one plugin."""
+    from relax_core.plugins.describe import describe, records_named
+
+    catalogue, files = _catalogue(name)
+    records = [] if kind else records_named(catalogue, files[0] if files else name)
+    if records:
+        shown = [record.as_dict() for record in records]
+        text = [line for record in records for line in (*_listed(record), *_troubles(record))]
+    else:
+        shown = [describe(catalogue, *_one(catalogue, name, kind))]
+        text = _described(shown[0])
+    if as_json:
+        _print_json(shown[0] if len(shown) == 1 else {"plugins": shown})
+    else:
+        print("\n".join(text))
+
+
+@verbs.command("check")
+def check_plugins(
+    name: Annotated[str, typer.Argument(help="A component, distribution or ./file.py; all by default.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Import, handshake, options, conformance suites; exit 3 where something fails."""
+    from relax_core.plugins.check import Verdict, check
+
+    catalogue, files = _catalogue(name)
+    records = _chosen(catalogue, files[0] if files else name)
+    checks: list[Check] = []
+    for item in check(catalogue, records, files):
+        checks.append(item)
+        if not as_json and item.verdict is not Verdict.PASSED:
+            print(f"{item.verdict:7} {item.subject or item.distribution}: {item.name}: {item.detail}", flush=True)
+    counts = Counter(str(item.verdict) for item in checks)
+    if as_json:
+        _print_json(
+            {"schema": 1, **{str(v): counts[v] for v in Verdict}, "checks": [item.as_dict() for item in checks]}
+        )
+    else:
+        print(f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped")
+    if counts["failed"]:
+        first = next(item for item in checks if item.verdict is Verdict.FAILED)
+        print(f"relax: {first.subject or first.distribution}: {first.name} failed; fix the plugin", file=sys.stderr)
+        raise typer.Exit(3)
+
+
+def _catalogue(name: str) -> tuple[Catalogue, tuple[str, ...]]:
+    """What is installed, and the file where one is named instead."""
+    from pathlib import Path
+
+    from relax_core.plugins import Catalogue
+
+    files = (str(Path(name).resolve()),) if name.endswith(".py") else ()
+    return Catalogue.load(files), files
+
+
+def _one(catalogue: Catalogue, name: str, kind: str) -> tuple[str, str]:
+    """The one component that a name means; an error says which there are."""
+    from relax_core.api.errors import ConfigError
+    from relax_core.plugins.describe import components_named
+    from relax_core.plugins.missing import missing_anywhere
+
+    if kind:
+        return kind, name
+    found = components_named(catalogue, name)
+    if not found:
+        raise missing_anywhere(name, catalogue.records)
+    if len(found) > 1:
+        choices = " or ".join(f"`{qualified} --kind {of}`" for of, qualified in found)
+        raise ConfigError("NAME", repr(name), f"it has several meanings; write {choices}")
+    return found[0]
+
+
+def _chosen(catalogue: Catalogue, name: str) -> list[Record]:
+    """The plugins to check; for a component, its plugin with only that component."""
+    from relax_core.plugins.describe import records_named
+    from relax_core.plugins.missing import missing_anywhere
+
+    if not name or (records := records_named(catalogue, name)):
+        return list(catalogue.records) if not name else records
+    wanted, _, bare = name.rpartition(":")
+    own = [record for record in catalogue.records if wanted in ("", record.distribution, record.name)]
+    kept = [replace(r, components=tuple(c for c in r.components if c.component.name == bare)) for r in own]
+    if not (found := [record for record in kept if record.components]):
+        raise missing_anywhere(name, catalogue.records)
+    return found
+
+
+def _listed(record: Record) -> list[str]:
+    place = f"{record.location} (editable)" if record.editable else record.location
+    head = f"{record.name}  {record.version}  {record.state}  {record.api_range or '-'}  {place}"
+    lines = [" ".join(head.split()) if not record.version else head]
+    if record.reason:
+        lines.append(f"    {record.reason}")
+    for kind, component in record.components:
+        mark = " (experimental)" if component.experimental else ""
+        lines.append(f"    {kind:18} {component.name:20} {component.help}{mark}")
+    lines += [f"    {'observer':18} {hook}" for hook in record.hooks]
+    return lines + [f"    note: {note}" for note in record.notes]
+
+
+def _troubles(record: Record) -> list[str]:
+    return record.frames.rstrip().splitlines()
+
+
+def _described(shown: dict[str, Any]) -> list[str]:
+    lines = [f"{shown['kind']} {shown['name']}: {shown['help']}"]
+    lines.append(f"    from {shown['distribution']} {shown['version']}, {shown['source'] or shown['target']}")
+    lines += [f"    {line}".rstrip() for line in shown["doc"].splitlines()]
+    lines.append("options" if shown["options"] else "no options")
+    for option in shown["options"]:
+        default = "required" if option["required"] else f"= {option['default']!r}"
+        lines.append(f"    {option['name']}: {option['type']} {default}")
+        lines += [f"        {line}" for line in option["doc"].splitlines()]
+    lines.append("capabilities")
+    return lines + [f"    {name} = {value!r}" for name, value in shown["capabilities"].items()]
+
+
+def _print_json(document: object) -> None:
+    print(json.dumps(document, indent=2))

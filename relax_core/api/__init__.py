@@ -40,6 +40,7 @@ _HOME = {
     "reward": ("BatchReward", "GroupReward", "Reward", "Score"),
     "role": ("Context", "Operation", "Reads", "Role", "WeightService"),
     "scaling": ("Load", "ScalingPolicy"),
+    "secret": ("Secret",),
     "sink": ("Sink",),
     "source": ("BadRow", "Filter", "Sampler", "TaskSource"),
     "status": ("Beat", "Board", "Command", "Wait"),
@@ -169,6 +170,7 @@ if TYPE_CHECKING:
     from relax_core.api.role import WeightService as WeightService
     from relax_core.api.scaling import Load as Load
     from relax_core.api.scaling import ScalingPolicy as ScalingPolicy
+    from relax_core.api.secret import Secret as Secret
     from relax_core.api.sink import Sink as Sink
     from relax_core.api.source import BadRow as BadRow
     from relax_core.api.source import Filter as Filter

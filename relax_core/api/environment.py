@@ -83,6 +83,8 @@ class Environment(Configurable[OptionsT], Generic[OptionsT]):
     kind: ClassVar[str] = "environment"
     tools: ClassVar[tuple[Tool, ...]] = ()
     needs_columns: ClassVar[tuple[str, ...]] = ()
+    gives_reward: ClassVar[bool] = False
+    """True where its steps or `run` judge the sample, so that a run needs no `[[rewards]]`."""
     in_process: ClassVar[bool] = False
     """True only for code that can't block or crash; everything else runs in a killable worker."""
 

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`relax config show | explain | schema`: the composed configuration, one key of it, its schema.
+
+An argument that contains `=` is an override; every other one is a file.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from relax_core.options.composition import Composed
+    from relax_core.options.explain import Explained
+    from relax_core.plugins.catalogue import Catalogue
+
+Arguments = Annotated[list[str], typer.Argument(metavar="FILES... [KEY=VALUE]...", help="TOML files, then overrides.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+
+
+def add(app: typer.Typer) -> None:
+    """Hang the verb into the command line."""
+    config = typer.Typer(help="Show, explain and describe configurations.", no_args_is_help=True)
+    config.command("show")(show)
+    config.command("explain")(explain)
+    config.command("schema")(schema)
+    app.add_typer(config, name="config")
+
+
+def show(arguments: Arguments, as_json: AsJson = False) -> None:
+    """Print the resolved configuration as TOML, each value that was set with its place."""
+    from relax_core.options.toml_text import to_toml
+
+    composed, _ = composed_from(arguments)
+    if as_json:
+        print(json.dumps(composed.config.dump(), indent=2))
+        return
+
+    def place(key: str) -> str:
+        origin = str(composed.origins.of(key))
+        return "" if origin == "default" else origin
+
+    print(to_toml(composed.config, place), end="")
+
+
+def explain(
+    key: Annotated[str, typer.Argument(help="Such as rollout.group_size or algorithm.clip_high.")],
+    arguments: Arguments,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a key's value is, where it is from, and what it means."""
+    from dataclasses import asdict
+
+    from relax_core.options.explain import explain as explained_key
+
+    explained = explained_key(key, *composed_from(arguments))
+    print(json.dumps(asdict(explained), indent=2) if as_json else _in_words(explained))
+
+
+def schema() -> None:
+    """Print the JSON schema of a configuration for editors, with the options of what is installed."""
+    from relax_core.options.schema import schema as whole_schema
+    from relax_core.plugins.catalogue import Catalogue
+
+    document, notes = whole_schema(Catalogue.load())
+    for note in notes:
+        print(f"relax: {note}", file=sys.stderr)
+    print(json.dumps(document, indent=2))
+
+
+def composed_from(arguments: list[str], *, on_disk: bool = False) -> tuple[Composed, Catalogue]:
+    """Files and overrides of a command line, composed; what a change dropped is printed on stderr."""
+    from relax_core.options.composition import load
+
+    files, overrides = split(arguments)
+    composed, catalogue = load(files, overrides, on_disk=on_disk)
+    for notice in composed.notices:
+        print(f"relax: {notice}", file=sys.stderr)
+    return composed, catalogue
+
+
+def split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Files, and overrides."""
+    return [item for item in arguments if "=" not in item], [item for item in arguments if "=" in item]
+
+
+def _in_words(explained: Explained) -> str:
+    from relax_core.options.toml_text import literal
+
+    value = "nothing" if explained.value is None else literal(explained.value)
+    lines = [f"{explained.key} = {value}", f"from:    {explained.origin}", f"type:    {explained.type}"]
+    lines += [f"default: {explained.default}"] if explained.default else []
+    lines += ["", explained.text] if explained.text else []
+    lines += ["", explained.component] if explained.component else []
+    return "\n".join(lines)

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a field's annotation says: the models, paths and secrets in it. Reads types, never values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel
+
+from relax_core.api.secret import Secret
+
+
+def types_in(annotation: Any) -> tuple[Any, ...]:
+    """Every plain type in an annotation, outermost first."""
+    arguments = get_args(annotation)
+    if not arguments:
+        return (annotation,)
+    return tuple(kind for argument in arguments for kind in types_in(argument))
+
+
+def models_in(annotation: Any) -> tuple[type[BaseModel], ...]:
+    return tuple(kind for kind in types_in(annotation) if isinstance(kind, type) and issubclass(kind, BaseModel))
+
+
+def holds_path(annotation: Any) -> bool:
+    return any(isinstance(kind, type) and issubclass(kind, Path) for kind in types_in(annotation))
+
+
+def holds_text(annotation: Any) -> bool:
+    return str in types_in(annotation)
+
+
+def holds_secret(annotation: Any) -> bool:
+    return Secret in types_in(annotation)
+
+
+def is_table(annotation: Any) -> bool:
+    """Whether the field is one model, and so a table of the configuration."""
+    return bool(models_in(annotation)) and not is_tables(annotation)
+
+
+def is_tables(annotation: Any) -> bool:
+    """Whether the field is several models, and so an array of tables."""
+    return bool(models_in(annotation)) and get_origin(annotation) in (tuple, list)
+
+
+def annotation_at(model: type[BaseModel], path: Sequence[str]) -> Any:
+    """Annotation of the field that a key path leads to; None where it leads to no field."""
+    annotation: Any = model
+    for key in path:
+        if key.isdecimal() and not _is_model(annotation):
+            continue
+        fields = [owner.model_fields[key] for owner in models_in(annotation) if key in owner.model_fields]
+        if not fields:
+            return annotation if dict in (get_origin(annotation), annotation) else None
+        annotation = fields[0].annotation
+    return annotation
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)

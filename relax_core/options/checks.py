@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Combinations that can't work, found before anything starts. Each check is one function from configuration to errors.
+
+They read class attributes of components (`min_group_size`, `max_staleness`, `gives_reward`) and call no plugin code.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TypeAlias, cast
+
+from relax_core.api.algorithm import Algorithm, Source
+from relax_core.api.environment import Environment
+from relax_core.api.errors import ConfigError
+from relax_core.options.run_config import RunConfig
+from relax_core.plugins.catalogue import Catalogue
+
+Errors: TypeAlias = Iterator[ConfigError]
+Check: TypeAlias = Callable[[RunConfig, Catalogue], Errors]
+
+
+def combination_errors(config: RunConfig, catalogue: Catalogue) -> list[ConfigError]:
+    """What every check says."""
+    return [error for check in CHECKS for error in check(config, catalogue)]
+
+
+def group_size(config: RunConfig, catalogue: Catalogue) -> Errors:
+    """Some algorithms compare samples of one task."""
+    least = _algorithm(config, catalogue).min_group_size
+    if config.rollout.group_size < least:
+        fix = f"{config.algorithm.name} compares the samples of a task: set {least} or more"
+        yield ConfigError("rollout.group_size", config.rollout.group_size, fix)
+
+
+def staleness_of_algorithm(config: RunConfig, catalogue: Catalogue) -> Errors:
+    """An algorithm may be right only near the policy."""
+    most = _algorithm(config, catalogue).max_staleness
+    if most is not None and (config.staleness is None or config.staleness > most):
+        fix = f"{config.algorithm.name} is right up to {most}: set max_staleness = {most}"
+        yield ConfigError("max_staleness", config.max_staleness, fix)
+
+
+def staleness_of_mode(config: RunConfig, catalogue: Catalogue) -> Errors:
+    """Determinism, and turns on shared devices, leave no room for samples of older weights."""
+    if config.max_staleness == 0:
+        return
+    if config.deterministic:
+        yield ConfigError("max_staleness", config.max_staleness, "deterministic = true needs max_staleness = 0")
+    if config.placement.mode == "colocate":
+        fix = 'placement "colocate" needs max_staleness = 0; "hybrid" and "async" allow more'
+        yield ConfigError("max_staleness", config.max_staleness, fix)
+
+
+def updates(config: RunConfig, catalogue: Catalogue) -> Errors:
+    """Groups are never split over updates."""
+    if config.batch.updates_per_step > config.rollout.prompts_per_step:
+        most = config.rollout.prompts_per_step
+        fix = f"a step has rollout.prompts_per_step = {most} groups: set {most} or less"
+        yield ConfigError("batch.updates_per_step", config.batch.updates_per_step, fix)
+
+
+def rewards(config: RunConfig, catalogue: Catalogue) -> Errors:
+    """Someone has to judge the samples."""
+    environment = cast(type[Environment], catalogue.target("environment", config.environment.name))
+    judged = config.rewards or environment.gives_reward
+    if _algorithm(config, catalogue).source is Source.ROLLOUT and not judged:
+        names = ", ".join(catalogue.names("reward")) or "none is installed"
+        fix = f'environment {config.environment.name} gives no reward: write rewards = ["NAME"] ({names})'
+        yield ConfigError("rewards", "nothing", fix)
+
+
+def reward_weights(config: RunConfig, catalogue: Catalogue) -> Errors:
+    """Weights that are all 0 train on nothing."""
+    if config.rewards and all(reward.weight == 0 for reward in config.rewards):
+        yield ConfigError("rewards.0.weight", 0.0, "every weight is 0: give one reward another weight")
+
+
+def evaluation(config: RunConfig, catalogue: Catalogue) -> Errors:
+    """Names are metric keys, and greedy samples are all alike."""
+    for name, count in Counter(known.name for known in config.eval.sets).items():
+        if count > 1:
+            yield ConfigError("eval.sets", f"{count} sets named {name!r}", "give each its own name")
+    default = config.eval.temperature
+    plans = [("eval", default, config.eval.samples)]
+    for index, known in enumerate(config.eval.sets):
+        temperature = default if known.temperature is None else known.temperature
+        plans.append((f"eval.sets.{index}", temperature, known.samples or config.eval.samples))
+    for key, temperature, samples in plans[1:] or plans:
+        if temperature == 0 and samples > 1:
+            yield ConfigError(
+                f"{key}.samples", samples, "temperature 0 gives the same sample each time: set samples = 1"
+            )
+
+
+def token_budget(config: RunConfig, catalogue: Catalogue) -> Errors:
+    """A sample's budget holds its first turn."""
+    budget, rollout = config.rollout.token_budget, config.rollout
+    if budget is not None and budget < rollout.max_new_tokens:
+        fix = f"set at least rollout.max_new_tokens = {rollout.max_new_tokens}"
+        yield ConfigError("rollout.token_budget", budget, fix)
+
+
+def warmup(config: RunConfig, catalogue: Catalogue) -> Errors:
+    """A rate that never arrives is a mistake."""
+    if config.optimizer.warmup_steps >= config.steps:
+        fix = f"the run has {config.steps} steps: set fewer"
+        yield ConfigError("optimizer.warmup_steps", config.optimizer.warmup_steps, fix)
+
+
+def holdout_errors(config: RunConfig, num_tasks: int) -> list[ConfigError]:
+    """For whoever has read the data: a hold-out must leave something to train on."""
+    if config.eval.sets or not config.eval.every or config.eval.size < num_tasks:
+        return []
+    fix = f"{config.data.train} has {num_tasks} tasks: hold out fewer, name [[eval.sets]], or set eval.every = 0"
+    return [ConfigError("eval.size", config.eval.size, fix)]
+
+
+CHECKS: tuple[Check, ...] = (
+    group_size,
+    staleness_of_algorithm,
+    staleness_of_mode,
+    updates,
+    rewards,
+    reward_weights,
+    evaluation,
+    token_budget,
+    warmup,
+)
+
+
+def _algorithm(config: RunConfig, catalogue: Catalogue) -> type[Algorithm]:
+    return cast(type[Algorithm], catalogue.target("algorithm", config.algorithm.name))

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A component table in its resolved form: the chosen component, and the core's own keys of that table.
+
+`CHOICES` says which tables have core keys; every other table holds a name and the component's options only.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import NonNegativeInt, PositiveFloat
+
+from relax_core.api.options import Options
+from relax_core.api.trainer import Chosen
+
+
+class Choice(Options):
+    """One component, chosen."""
+
+    chosen: Chosen
+    """Kind, name and options as plain data."""
+
+    @property
+    def name(self) -> str:
+        return self.chosen.name
+
+    def dump(self) -> dict[str, Any]:
+        """The table as a person writes it: name, core keys, options."""
+        keys = self.model_dump(mode="json", exclude={"chosen"}, exclude_none=True)
+        return {"name": self.chosen.name, **keys, **self.chosen.options}
+
+
+class BackendKeys(Options):
+    """The core's keys of an engine or a trainer."""
+
+    python: Path | None = None
+    """Interpreter it runs in, such as `venvs/sglang/bin/python`; absent: this one."""
+
+
+class RewardKeys(Options):
+    """The core's keys of a reward."""
+
+    weight: float = 1.0
+    """Factor in the sum of rewards."""
+    timeout_s: PositiveFloat = 10.0
+    """Longest time for one sample; then it is killed and the sample's outcome is `reward_timeout`."""
+    memory_mb: NonNegativeInt = 0
+    """Memory limit of its process; 0: none."""
+    only: dict[str, Any] = {}
+    """Judge only tasks whose columns have these values, `{source = "algebra"}`; a list means any of them."""
+
+
+class BackendChoice(BackendKeys, Choice):
+    """An engine or a trainer."""
+
+
+class RewardChoice(RewardKeys, Choice):
+    """A reward."""
+
+
+CHOICES: dict[str, type[Choice]] = {"engine": BackendChoice, "trainer": BackendChoice, "rewards": RewardChoice}
+KEYS: dict[str, type[Options]] = {"engine": BackendKeys, "trainer": BackendKeys, "rewards": RewardKeys}
+OUTLIVE_NAME = frozenset({"weight", "timeout_s", "memory_mb", "only"})
+"""Core keys that say nothing about the component, and so stay when another one is chosen."""
+DEFAULT_NAMES = {
+    "engine": "transformers",
+    "trainer": "torch",
+    "algorithm": "grpo",
+    "environment": "single-turn",
+    "family": "chat",
+    "source": "jsonl",
+    "sampler": "shuffle",
+    "weights": "shared-memory",
+}
+RUNNER_BUS = {"local": "in-process", "ray": "ray"}
+
+
+def choice_model(table: str) -> type[Choice]:
+    """The resolved form of a component table."""
+    return CHOICES.get(table, Choice)
+
+
+def keys_model(table: str) -> type[Options]:
+    """The core's own keys of a component table."""
+    return KEYS.get(table, Options)
+
+
+def core_keys(table: str) -> tuple[str, ...]:
+    """Their names; `name` is not among them."""
+    return tuple(keys_model(table).model_fields)

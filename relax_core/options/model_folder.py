@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that a configuration names, looked at before start: the model folder and the task files.
+
+Only `config.json` is read. What is in weights, tokenizer and tasks is for those who load them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from relax_core.api.errors import ConfigError
+from relax_core.options.run_config import RunConfig
+
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length")
+
+
+def file_errors(config: RunConfig) -> list[ConfigError]:
+    """Everything that is missing, broken or too long for the model."""
+    return [*_model_errors(config), *_context_errors(config), *_data_errors(config)]
+
+
+def model_context(folder: Path) -> int | None:
+    """Longest sequence of the model; None where its `config.json` does not say or can't be read."""
+    try:
+        config = _read(folder)
+    except (OSError, ValueError):
+        return None
+    for known in (config, config.get("text_config") or {}):
+        for key in CONTEXT_KEYS:
+            if isinstance(known.get(key), int):
+                return int(known[key])
+    return None
+
+
+def _model_errors(config: RunConfig) -> Iterator[ConfigError]:
+    folder, key = config.model.path, "model.path"
+    if not folder.is_dir():
+        what = "a file" if folder.exists() else "a folder that does not exist"
+        yield ConfigError(key, f"{folder}, {what}", "name the folder of a Hugging Face model")
+        return
+    try:
+        _read(folder)
+    except FileNotFoundError:
+        yield ConfigError(key, f"{folder} without config.json", "name the folder of a Hugging Face model")
+    except (OSError, ValueError) as error:
+        yield ConfigError(key, f"{folder / 'config.json'}, which can't be read: {error}", "download the model again")
+    if not any(file.stat().st_size for pattern in WEIGHTS for file in folder.glob(pattern)):
+        yield ConfigError(
+            key, f"{folder} without weights", f"it needs {' or '.join(WEIGHTS)}: download the model again"
+        )
+    home, field = (config.model.tokenizer, "model.tokenizer") if config.model.tokenizer else (folder, key)
+    if not (home / "tokenizer.json").is_file():
+        fix = "save it there with transformers, or name another folder as model.tokenizer"
+        yield ConfigError(field, f"{home} without tokenizer.json", fix)
+
+
+def _context_errors(config: RunConfig) -> Iterator[ConfigError]:
+    context = model_context(config.model.path)
+    if context is None:
+        return
+    new, prompt, budget = config.rollout.max_new_tokens, config.data.max_prompt_tokens, config.rollout.token_budget
+    holds = f"the model's context is {context} tokens"
+    if prompt is not None and new + prompt > context:
+        got = f"{new}, with data.max_prompt_tokens = {prompt} together {new + prompt}"
+        yield ConfigError("rollout.max_new_tokens", got, f"{holds}: lower one of them")
+    elif new >= context:
+        yield ConfigError("rollout.max_new_tokens", new, f"{holds}, and a prompt needs some of them: set less")
+    if budget is not None and budget > context:
+        yield ConfigError("rollout.token_budget", budget, f"{holds}: set {context} or less")
+
+
+def _data_errors(config: RunConfig) -> Iterator[ConfigError]:
+    named = [("data.train", config.data.train)]
+    named += [(f"eval.sets.{index}.path", known.path) for index, known in enumerate(config.eval.sets)]
+    for key, path in named:
+        if not path.exists():
+            yield ConfigError(key, f"{path}, which does not exist", "name a task file")
+    for key, choice in (("engine.python", config.engine), ("trainer.python", config.trainer)):
+        if choice.python is not None and not choice.python.is_file():
+            yield ConfigError(key, f"{choice.python}, which does not exist", "name a Python interpreter")
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if not isinstance(config, dict):
+        raise ValueError("it is not a JSON object")
+    return config

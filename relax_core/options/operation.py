@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Core tables of how the experiment is run: placement, checkpoints, the run itself, notifications.
+
+They may change on resume; the experiment's tables (`training.py`) may not.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, field_validator
+from pydantic_core import PydanticCustomError
+
+from relax_core.api.options import Options
+from relax_core.api.secret import LITERAL, Secret
+
+CREDENTIALS = frozenset({"TOKEN", "SECRET", "PASSWORD", "KEY"})
+
+
+class EnginePlacement(Options):
+    """Where the engines run."""
+
+    engines: PositiveInt = 1
+    """Engine processes."""
+    gpus_per_engine: NonNegativeFloat | None = None
+    """Devices of one engine; 0: none; absent: 1 where there are any."""
+    threads: NonNegativeInt = 0
+    """CPU threads of one engine; 0: an equal share of the cores."""
+
+
+class RankPlacement(Options):
+    """Where the ranks of a training role run."""
+
+    ranks: PositiveInt = 1
+    """Processes."""
+    gpus_per_rank: NonNegativeFloat | None = None
+    """Devices of one rank; 0: none; absent: 1 where there are any."""
+    threads: NonNegativeInt = 0
+    """CPU threads of one rank; 0: an equal share of the cores."""
+
+
+class PlacementTable(Options):
+    """Who runs where; `placement = "async"` is short for the mode alone."""
+
+    mode: Literal["colocate", "hybrid", "async"] = "colocate"
+    """`colocate`: rollout and trainer take turns on the same devices; `hybrid`: rollout has its own;
+    `async`: the forward roles have their own too."""
+    rollout: EnginePlacement = EnginePlacement()
+    """Engines."""
+    actor: RankPlacement = RankPlacement()
+    """Ranks that train the policy."""
+    actor_fwd: RankPlacement = RankPlacement()
+    """Ranks that compute log-probs under the step's starting weights; only with mode `async`."""
+    reference: RankPlacement = RankPlacement()
+    """Ranks that compute log-probs under the reference; only with mode `async`."""
+
+
+class CheckpointTable(Options):
+    """What a run continues from."""
+
+    every: NonNegativeInt = 50
+    """Steps between checkpoints, and one at the end or at Ctrl-C; 0: only those."""
+    keep: PositiveInt = 2
+    """Checkpoints kept; older ones are deleted."""
+
+
+class RunTable(Options):
+    """The run's name and surroundings."""
+
+    name: str = ""
+    """Shown in reports and sinks; empty: from the file's name."""
+    tags: tuple[str, ...] = ()
+    """Words to find it by."""
+    notes: str = ""
+    """Free text for the report."""
+    runner: Literal["ray", "local"] = "local"
+    """`local`: child processes of this one; `ray`: Ray Serve, on one machine or many."""
+    env: dict[str, Annotated[Secret | str, Field(union_mode="left_to_right")]] = {}
+    """Environment variables of the workers; credentials as `"env:NAME"` or `"file:PATH"`."""
+
+    @field_validator("env")
+    @classmethod
+    def _no_literal_credentials(cls, env: dict[str, Secret | str]) -> dict[str, Secret | str]:
+        for name, value in env.items():
+            if isinstance(value, str) and CREDENTIALS & set(name.upper().split("_")):
+                raise PydanticCustomError(LITERAL, f'write {name} as "env:NAME" or "file:PATH", never the value itself')
+        return env
+
+    def revealed_env(self) -> dict[str, str]:
+        """The variables with their secrets read, for the process that gets them."""
+        return {name: value.reveal() if isinstance(value, Secret) else value for name, value in self.env.items()}
+
+
+class NotifyTable(Options):
+    """Who is told when a run ends or fails."""
+
+    urls: tuple[Secret, ...] = ()
+    """Apprise addresses, each as `"env:NAME"` or `"file:PATH"`: they hold credentials."""

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a merged tree to a `RunConfig`: defaults filled in, paths made absolute, everything validated at once.
+
+Each component's options are validated by its own class, found through the catalogue. No combinations are checked here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TypeVar, cast
+
+from pydantic import BaseModel, ValidationError
+
+from relax_core.api.errors import ConfigError
+from relax_core.api.kinds import BY_TABLE, Kind
+from relax_core.api.options import Options
+from relax_core.api.trainer import Chosen
+from relax_core.options.choice import DEFAULT_NAMES, RUNNER_BUS, Choice, choice_model, core_keys, keys_model
+from relax_core.options.problems import located, refuse, unknown_key, validation_errors
+from relax_core.options.rooted import rooted
+from relax_core.options.run_config import DEFAULT_STALENESS, Core, RunConfig, table_keys, top_level_keys
+from relax_core.options.tree import DEFAULT, Leaf, Node, Tree, plain
+from relax_core.plugins.catalogue import Catalogue
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+def resolve(tree: Tree, catalogue: Catalogue) -> RunConfig:
+    """Raises ConfigError, or ConfigProblems with all of them."""
+    tree = with_defaults(tree)
+    problems: list[ConfigError] = []
+    core = _core(tree, problems)
+    components = {table: tuple(_choices(kind, tree, catalogue, problems)) for table, kind in BY_TABLE.items()}
+    refuse(located(problem, tree) for problem in problems)
+    return RunConfig.model_construct(**dict(cast(Core, core)), components=components)
+
+
+def with_defaults(tree: Tree) -> Tree:
+    """The tree with the names of components that were not chosen and the staleness that the placement implies."""
+    filled = dict(tree)
+    for table, name in {**DEFAULT_NAMES, "bus": _default_bus(tree)}.items():
+        chosen = filled.get(table, {})
+        if isinstance(chosen, Leaf) and chosen.value == {}:
+            chosen = {}
+        if isinstance(chosen, dict) and "name" not in chosen:
+            filled[table] = {"name": Leaf(name, DEFAULT), **chosen}
+    filled.setdefault("max_staleness", Leaf(_default_staleness(tree), DEFAULT))
+    return filled
+
+
+def _default_bus(tree: Tree) -> str:
+    return RUNNER_BUS.get(_text_at(tree, "run", "runner"), RUNNER_BUS["local"])
+
+
+def _default_staleness(tree: Tree) -> int:
+    deterministic = tree.get("deterministic")
+    if isinstance(deterministic, Leaf) and deterministic.value is True:
+        return 0
+    return DEFAULT_STALENESS.get(_text_at(tree, "placement", "mode"), 0)
+
+
+def _text_at(tree: Tree, table: str, key: str) -> str:
+    node = tree.get(table)
+    leaf = node.get(key) if isinstance(node, dict) else None
+    return leaf.value if isinstance(leaf, Leaf) and isinstance(leaf.value, str) else ""
+
+
+def _core(tree: Tree, problems: list[ConfigError]) -> Core | None:
+    known = {key: node for key, node in tree.items() if key in Core.model_fields}
+    strange = [key for key in tree if key not in known and key not in BY_TABLE]
+    problems += [unknown_key(key, [*top_level_keys(), *table_keys()], table_keys()) for key in strange]
+    return _validated(Core, known, "", problems)
+
+
+def _choices(kind: Kind, tree: Tree, catalogue: Catalogue, problems: list[ConfigError]) -> Iterator[Choice]:
+    node = tree.get(kind.table)
+    if node is None or (isinstance(node, Leaf) and node.value in ([], {}, ())):
+        return
+    if kind.many != isinstance(node, list):
+        shape = f"an array of tables, [[{kind.table}]]" if kind.many else f"one table, [{kind.table}]"
+        problems.append(ConfigError(kind.table, repr(plain(node)), f"write {shape}"))
+        return
+    for index, entry in enumerate(node if isinstance(node, list) else [node]):
+        key = f"{kind.table}.{index}" if kind.many else kind.table
+        if choice := _choice(kind, key, entry, catalogue, problems):
+            yield choice
+
+
+def _choice(kind: Kind, key: str, node: Node, catalogue: Catalogue, problems: list[ConfigError]) -> Choice | None:
+    if isinstance(node, list) or (isinstance(node, Leaf) and node.value != {}):
+        problems.append(ConfigError(key, repr(plain(node)), "write a name, or a table with a name"))
+        return None
+    entry = {} if isinstance(node, Leaf) else node
+    name = plain(entry["name"]) if "name" in entry else None
+    if not isinstance(name, str):
+        fix = f"name one of {', '.join(catalogue.names(kind.name)) or 'the installed components: there are none'}"
+        problems.append(ConfigError(f"{key}.name", "nothing" if name is None else repr(name), fix))
+        return None
+    try:
+        model = catalogue.target(kind.name, name).options_model()
+    except ConfigError as error:
+        problems.append(ConfigError(f"{key}.name", error.got, error.fix))
+        return None
+    return _validated_choice(kind, key, entry, name, model, problems)
+
+
+def _validated_choice(
+    kind: Kind, key: str, entry: Tree, name: str, model: type[Options], problems: list[ConfigError]
+) -> Choice | None:
+    own = {k: node for k, node in entry.items() if k in core_keys(kind.table)}
+    options = {k: node for k, node in entry.items() if k != "name" and k not in own}
+    before = len(problems)
+    keys = _validated(keys_model(kind.table), own, key, problems)
+    valid = _validated(model, options, key, problems, ("name", *core_keys(kind.table)))
+    if valid is None or keys is None or len(problems) > before:
+        return None
+    dumped = valid.model_dump(mode="json", exclude_none=True)
+    return choice_model(kind.table)(chosen=Chosen(kind.name, name, dumped), **dict(keys))
+
+
+def _validated(
+    model: type[ModelT], node: Tree, prefix: str, problems: list[ConfigError], also: tuple[str, ...] = ()
+) -> ModelT | None:
+    data = plain(rooted(node, model))
+    try:
+        return model.model_validate_json(json.dumps(data, default=str), strict=True)
+    except ValidationError as error:
+        problems += validation_errors(error, model, prefix, also)
+        return None

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`RunConfig`: one run's whole configuration, resolved: typed core tables and chosen components.
+
+`dump` gives plain data and `parse` takes it back exactly: that is how roles in other processes get it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from relax_core.api.kinds import BY_TABLE
+from relax_core.api.options import Options
+from relax_core.options.annotation import models_in
+from relax_core.options.choice import BackendChoice, Choice, RewardChoice
+from relax_core.options.operation import CheckpointTable, NotifyTable, PlacementTable, RunTable
+from relax_core.options.training import BatchTable, DataTable, EvalTable, ModelTable, OptimizerTable, RolloutTable
+
+if TYPE_CHECKING:
+    from relax_core.plugins.catalogue import Catalogue
+
+DEFAULT_STALENESS = {"colocate": 0, "hybrid": 1, "async": 1}
+
+
+class Core(Options):
+    """Every key that belongs to the core."""
+
+    steps: PositiveInt = 200
+    """Training steps; one consumes `rollout.prompts_per_step` groups."""
+    seed: int = 0
+    """Of data order, sampling and initialisation."""
+    max_staleness: NonNegativeInt | Literal["unbounded"] = 0
+    """Most versions between sampling a token and training it; 0: on-policy. Default: 0 with placement `colocate` or
+    when deterministic, else 1."""
+    deterministic: bool = False
+    """The same weights bit for bit in every run of this configuration, at a cost in speed."""
+    plugins: tuple[Path, ...] = ()
+    """Python files to use as plugins, besides what is installed."""
+    model: ModelTable
+    """The policy."""
+    data: DataTable
+    """The tasks."""
+    rollout: RolloutTable = RolloutTable()
+    """Generation."""
+    optimizer: OptimizerTable = OptimizerTable()
+    """The optimizer."""
+    batch: BatchTable = BatchTable()
+    """Updates of a step."""
+    eval: EvalTable = EvalTable()
+    """Evaluation."""
+    placement: PlacementTable = PlacementTable()
+    """Who runs where."""
+    checkpoint: CheckpointTable = CheckpointTable()
+    """Checkpoints."""
+    run: RunTable = RunTable()
+    """The run itself."""
+    notify: NotifyTable = NotifyTable()
+    """Notifications."""
+
+
+class RunConfig(Core):
+    """The core's tables and, by table, the chosen components."""
+
+    components: Mapping[str, tuple[Choice, ...]] = Field(default={}, repr=False)
+    """Chosen components of every table; tables of one component hold one or, where nothing is chosen, none."""
+
+    @classmethod
+    def parse(cls, data: Mapping[str, Any], catalogue: Catalogue) -> Self:
+        """From plain data as `dump` gives it; every option is validated by its component's model."""
+        from relax_core.options.layers import read_layer
+        from relax_core.options.resolve import resolve
+
+        return cast(Self, resolve(read_layer(data, Path.cwd()), catalogue))
+
+    def dump(self) -> dict[str, Any]:
+        """Plain data, every default written out; secrets stay references, what is None is left out."""
+        data = self.model_dump(mode="json", exclude={"components"}, exclude_none=True)
+        for table, choices in self.components.items():
+            dumped = [choice.dump() for choice in choices]
+            if BY_TABLE[table].many:
+                data[table] = dumped
+            elif dumped:
+                data[table] = dumped[0]
+        return data
+
+    @property
+    def staleness(self) -> int | None:
+        """`max_staleness` as a number; None is unbounded."""
+        return None if self.max_staleness == "unbounded" else self.max_staleness
+
+    @property
+    def algorithm(self) -> Choice:
+        return self.components["algorithm"][0]
+
+    @property
+    def engine(self) -> BackendChoice:
+        return cast(BackendChoice, self.components["engine"][0])
+
+    @property
+    def trainer(self) -> BackendChoice:
+        return cast(BackendChoice, self.components["trainer"][0])
+
+    @property
+    def environment(self) -> Choice:
+        return self.components["environment"][0]
+
+    @property
+    def family(self) -> Choice:
+        return self.components["family"][0]
+
+    @property
+    def source(self) -> Choice:
+        return self.components["source"][0]
+
+    @property
+    def sampler(self) -> Choice:
+        return self.components["sampler"][0]
+
+    @property
+    def bus(self) -> Choice:
+        return self.components["bus"][0]
+
+    @property
+    def weights(self) -> Choice:
+        return self.components["weights"][0]
+
+    @property
+    def rewards(self) -> tuple[RewardChoice, ...]:
+        return cast(tuple[RewardChoice, ...], self.components["rewards"])
+
+    @property
+    def filters(self) -> tuple[Choice, ...]:
+        return self.components["filters"]
+
+    @property
+    def sinks(self) -> tuple[Choice, ...]:
+        return self.components["sinks"]
+
+
+def core_tables() -> dict[str, type[Options]]:
+    """The model of each core table, in order."""
+    fields = Core.model_fields.items()
+    return {
+        name: cast(type[Options], models_in(field.annotation)[0])
+        for name, field in fields
+        if models_in(field.annotation)
+    }
+
+
+def top_level_keys() -> tuple[str, ...]:
+    """Keys that stand in no table."""
+    return tuple(name for name in Core.model_fields if name not in core_tables())
+
+
+def table_keys() -> dict[str, list[str]]:
+    """Every table with the keys that the core knows in it."""
+    from relax_core.options.choice import core_keys
+
+    known = {name: list(model.model_fields) for name, model in core_tables().items()}
+    return {**known, **{table: ["name", *core_keys(table)] for table in BY_TABLE}}

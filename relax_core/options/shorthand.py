@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bare strings written out as the tables they are short for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from relax_core.api.kinds import BY_TABLE
+from relax_core.options.tree import KeyPath
+
+
+def written_out(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A whole layer."""
+    return {key: expand((key,), value) for key, value in data.items()}
+
+
+def expand(path: KeyPath, value: Any) -> Any:
+    """`grpo` at `algorithm` is `{name = "grpo"}`, `async` at `placement` is `{mode = "async"}`."""
+    if path == ("placement",) and isinstance(value, str):
+        return {"mode": value}
+    kind = BY_TABLE.get(path[0])
+    if kind is None or len(path) > 1 + kind.many:
+        return value
+    if kind.many and len(path) == 1:
+        items = [value] if isinstance(value, str | Mapping) else value
+        return [expand((*path, ""), item) for item in items] if isinstance(items, list | tuple) else value
+    return {"name": value} if isinstance(value, str) else value

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Core tables that define the experiment: model, data, rollout, optimizer, batch, eval.
+
+What stands here means the same for every engine and trainer. The string under a field is its documentation:
+the reference, the schema, `relax config explain` and `relax init` are made from it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from relax_core.api.bus import LateRule
+from relax_core.api.options import Options
+
+
+class Lora(Options):
+    """Train low-rank adapters instead of all weights."""
+
+    rank: PositiveInt = 16
+    """Rank of the adapters."""
+    alpha: PositiveFloat = 32.0
+    """Scale: adapters count alpha / rank."""
+    dropout: float = Field(0.0, ge=0.0, lt=1.0)
+    """Dropout before the adapters."""
+    targets: tuple[str, ...] = ()
+    """Module names that get adapters; empty: every linear layer of the language model."""
+
+
+class ModelTable(Options):
+    """The policy that is trained."""
+
+    path: Path
+    """Folder of a Hugging Face model: config.json, weights, tokenizer.json."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Number format of the weights in trainer and engine."""
+    tokenizer: Path | None = None
+    """Folder of another tokenizer; absent: the model's own."""
+    chat_template: Path | str | None = None
+    """File that holds a Jinja chat template, or the template itself; absent: the tokenizer's own."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Extra variables of the chat template, such as `enable_thinking = false`."""
+    lora: Lora | None = None
+    """Adapters instead of all weights; absent: all weights are trained."""
+    freeze: tuple[str, ...] = ()
+    """Parts of the model that stay as they are, by the names its family gives them, such as `vision`."""
+
+
+class DataTable(Options):
+    """The tasks that are trained on."""
+
+    train: Path
+    """Task file: one JSON object a line with `prompt` (text or messages) and, where rewards need it, `answer`."""
+    columns: dict[str, str] = {}
+    """Renames, `{prompt = "question"}` where the file calls it otherwise."""
+    system_prompt: str = ""
+    """Put before every chat prompt that has no system message of its own."""
+    max_prompt_tokens: PositiveInt | None = None
+    """Longest prompt; absent: what the model's context leaves beside `rollout.max_new_tokens`."""
+    too_long: Literal["skip", "error"] = "skip"
+    """A task with a longer prompt: `skip` it, counted and reported, or refuse to start."""
+    shuffle: bool = True
+    """Seeded order, another one each epoch; false: the order of the file."""
+
+
+class RolloutTable(Options):
+    """How samples are generated."""
+
+    prompts_per_step: PositiveInt = 32
+    """Tasks in one step; each becomes a group."""
+    group_size: PositiveInt = 8
+    """Samples of one task."""
+    max_new_tokens: PositiveInt = 1024
+    """Most tokens of one turn of the policy."""
+    temperature: PositiveFloat = 1.0
+    """Sampling temperature; training divides the logits by it too."""
+    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    """Nucleus sampling; 1 samples the policy itself."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a turn, besides the model's own end tokens."""
+    max_turns: PositiveInt = 32
+    """Most turns of the policy in one sample."""
+    token_budget: PositiveInt | None = None
+    """Most tokens of one sample, prompt and observations included; absent: the model's context."""
+    late: LateRule = "wait"
+    """What happens to groups that would miss the staleness bound: `wait` for them, or `mask`, `drop`, `regenerate`."""
+    step_timeout_s: PositiveFloat = 3600.0
+    """Deadline of a step; with `wait` it is closed short then."""
+
+
+class OptimizerTable(Options):
+    """AdamW, the same for every trainer."""
+
+    lr: PositiveFloat = 1e-6
+    """Learning rate at its height."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Course of the rate after the warm-up; `linear` and `cosine` end at 0 with the last step."""
+    warmup_steps: NonNegativeInt = 0
+    """Steps in which the rate rises from 0."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of the two moments."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Decoupled weight decay."""
+    grad_clip: NonNegativeFloat = 1.0
+    """Largest gradient norm; 0: no clipping."""
+
+
+class BatchTable(Options):
+    """How a step's samples become optimizer updates."""
+
+    updates_per_step: PositiveInt = 1
+    """Optimizer updates a step; more than 1 trains later ones on a policy that has moved since sampling."""
+    tokens_per_micro_batch: NonNegativeInt = 0
+    """Most tokens of one forward and backward; 0: the trainer's own choice. Results do not depend on it."""
+
+
+class EvalSet(Options):
+    """One evaluation set; what is absent is taken from `[eval]`."""
+
+    name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_.-]+$")
+    """Its name in metrics, `eval/<name>/mean`."""
+    path: Path
+    """Task file."""
+    columns: dict[str, str] = {}
+    """Renames, as in `[data]`."""
+    samples: PositiveInt | None = None
+    """Samples of each task."""
+    temperature: NonNegativeFloat | None = None
+    """Sampling temperature; 0 is greedy."""
+    size: PositiveInt | None = None
+    """Most tasks of the file; absent: all."""
+
+
+class EvalTable(Options):
+    """Evaluation: its own seeds, never any influence on training."""
+
+    every: NonNegativeInt = 20
+    """Steps between evaluations, and once at the end; 0: none at all."""
+    at_start: bool = True
+    """Also before the first step."""
+    samples: PositiveInt = 1
+    """Samples of each task."""
+    temperature: NonNegativeFloat | None = None
+    """Sampling temperature, 0 is greedy; absent: as in training."""
+    size: PositiveInt = 128
+    """Tasks held out of the training file where there are no `[[eval.sets]]`."""
+    sets: tuple[EvalSet, ...] = ()
+    """Evaluation sets."""

@@ -11,7 +11,7 @@ import typer
 
 from relax_core.api.errors import PluginError, RelaxError
 
-VERBS = ("config", "init", "data", "plugins", "new")
+VERBS = ("config", "init", "data", "plugins", "new", "runs", "status", "why", "report")
 
 app = typer.Typer(
     name="relax",

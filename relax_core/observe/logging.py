@@ -25,6 +25,7 @@ from relax_core.observe.journal import Journal, whole_lines
 from relax_core.observe.redaction import Redactor
 
 LEVELS = {"trace": 5, "debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+_OWN = ("schema", "time", "level", "role", "event")
 Now = Callable[[], datetime]
 
 
@@ -51,7 +52,7 @@ class RoleLog:
             wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
         )
 
-    def write(self, level: str, message: str, **fields: Any) -> None:
+    def write(self, level: str, message: str, /, **fields: Any) -> None:
         """One record, also for a `Logged` event of another process."""
         record = {
             "schema": "relax.log/1",
@@ -59,7 +60,7 @@ class RoleLog:
             "level": level,
             "role": self.role,
             "event": message,
-            **{key: value for key, value in fields.items() if key not in ("event", "level")},
+            **{f"{key}_" if key in _OWN else key: value for key, value in fields.items()},
         }
         clean: dict[str, Any] = self._redactor.value(record)
         with self._one_at_a_time:
@@ -77,7 +78,7 @@ class RoleLog:
         level, message = str(event.pop("level", "info")), str(event.pop("event", ""))
         return (message,), {"level": level, **event}
 
-    def _take(self, message: str, *, level: str = "info", **fields: Any) -> None:
+    def _take(self, message: str, /, *, level: str = "info", **fields: Any) -> None:
         self.write(level, message, **fields)
 
     debug = info = warning = error = critical = msg = _take
@@ -110,10 +111,7 @@ class LibraryLogs(logging.Handler):
 
 def human_line(record: dict[str, Any]) -> str:
     """A record as one line for people."""
-    hidden = ("schema", "time", "level", "role", "event")
-    extras = " ".join(
-        f"{key}={value}" for key, value in record.items() if key not in hidden and value not in ("", None)
-    )
+    extras = " ".join(f"{key}={value}" for key, value in record.items() if key not in _OWN and value not in ("", None))
     clock = str(record["time"])[11:19]
     line = f"{clock} {record['level']:<7} {record['role']}: {record['event']}"
     return f"{line}  {extras}" if extras else line

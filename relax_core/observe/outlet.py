@@ -7,6 +7,7 @@ turns it off, and that is reported once. What it is given is never changed by it
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import traceback
@@ -73,12 +74,12 @@ class Outlet:
         if last is not None:
             self.give(last)
         if self.on:
-            self.give_end()
+            self._end()
             self._thread.join(self._deadline_s)
         if self.on and self._thread.is_alive():
             self._off(f"did not finish within {self._deadline_s:g} s")
 
-    def give_end(self) -> None:
+    def _end(self) -> None:
         try:
             self._calls.put(None, timeout=self._deadline_s)
         except queue.Full:
@@ -105,4 +106,6 @@ class Outlet:
     def _off(self, why: str, frames: str = "") -> None:
         if self.on:
             self.on = False
+            with contextlib.suppress(queue.Full):
+                self._calls.put_nowait(None)  # An idle thread ends.
             self._report(self.name, why, frames)

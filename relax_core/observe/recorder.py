@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self
 
 from relax_core.api import events
 from relax_core.api.clock import Clock, SystemClock
-from relax_core.api.errors import PluginError, RelaxError
+from relax_core.api.errors import InfrastructureError, PluginError, RelaxError
 from relax_core.api.events import Event
 from relax_core.api.sink import Sink
 from relax_core.api.status import Beat
@@ -101,6 +101,11 @@ class Recorder:
             if not self.ending:
                 failed = isinstance(error, Exception)
                 self.finish("failed" if failed else "interrupted", {"error": str(error)} if failed else {})
+        except InfrastructureError as unwritten:
+            if error is None:
+                raise
+            # The error on its way out is the reason; that its last words were not written is only noted.
+            self._log.write("error", f"how the run ended is not written: {unwritten}")
         finally:
             self.close()
 
@@ -164,14 +169,18 @@ class Recorder:
         """The summary as it would be now."""
         now = self._clock.now()
         ready = self._ready if self._ready is not None else now
-        tokens = self._totals.tokens_generated - self._tokens_before
+        # What was sampled for a step that was not trained was sampled none the less.
+        waiting = sum(measured.values().get("tokens/generated", 0.0) for measured in self._measured.values())
+        totals = self._totals.summary()
+        totals["tokens_generated"] += int(waiting)
+        tokens = self._totals.tokens_generated + waiting - self._tokens_before
         return {
             "run_id": self.run_dir.name,
             "status": status,
             "wall_seconds": self._elapsed(),
             "startup_seconds": ready - self._opened,
             "tokens_per_second": tokens / (now - ready) if now > ready else 0.0,
-            **self._totals.summary(),
+            **totals,
         }
 
     def close(self) -> None:

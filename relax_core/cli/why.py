@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`relax why RUN`: who waits for what, who owes it, since when and until when."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+
+import typer
+
+from relax_core.cli.runs import JSON, RUN, print_json
+
+
+def add(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command("why", help="Say who waits for what, and who owes it.")(explain)
+
+
+def explain(run: RUN = None, json: JSON = False) -> None:
+    """Explain one run's waits."""
+    from relax_core.views.health import health
+    from relax_core.views.run import open_run
+    from relax_core.views.why import why
+
+    view, wall = open_run(run), time.time()
+    answer = why(view.status(), health(view, wall), wall)
+    if json:
+        print_json({"schema": "relax.why/1", "run": view.name, **asdict(answer)})
+        return
+    for line in answer.lines():
+        typer.echo(line)

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run while it goes, on stderr: progress, reward, evaluation, lag, throughput, what each role does or waits for.
+
+Events only update numbers; a thread of rich draws them at most four times a second. Without a terminal it is one plain
+line a step; with `mode="quiet"` (`--json`) nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from relax_core.api import events
+from relax_core.api.clock import Clock, SystemClock
+from relax_core.api.events import Event
+from relax_core.api.status import Beat
+from relax_core.views.why import seconds
+
+Mode = Literal["auto", "live", "plain", "quiet"]
+HERTZ = 4
+WIDTH = 40
+_BARS = "▁▂▃▄▅▆▇█"
+_STYLES = {"busy": "green", "waiting": "yellow", "failed": "bold red", "paused": "magenta"}
+
+
+class LiveDisplay:
+    """`event` and `beats` take what happens; `close` leaves the last picture standing."""
+
+    def __init__(
+        self,
+        name: str,
+        steps: int | None,
+        *,
+        mode: Mode = "auto",
+        console: Console | None = None,
+        clock: Clock | None = None,
+        first_step: int = 0,
+    ) -> None:
+        self._console = console or Console(stderr=True)
+        self._mode = mode if mode != "auto" else ("live" if self._console.is_terminal else "plain")
+        self._clock = clock or SystemClock()
+        self._name, self._steps, self._first = name, steps, first_step
+        self._started = self._clock.now()
+        self._first_done: float | None = None
+        self._step, self._state = first_step, "starting"
+        self._metrics: Mapping[str, float] = {}
+        self._rewards: deque[float] = deque(maxlen=WIDTH)
+        self._evals: dict[str, float] = {}
+        self._beats: tuple[Beat, ...] = ()
+        self._note = ""
+        self._lock = threading.Lock()
+        self._live: Live | None = None
+        if self._mode == "live":
+            self._live = Live(console=self._console, get_renderable=self._picture, refresh_per_second=HERTZ)
+            self._live.start()
+
+    def event(self, event: Event) -> None:
+        """Take an event in."""
+        with self._lock:
+            line = self._take(event)
+        if line and self._mode == "plain":
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def beats(self, beats: Sequence[Beat]) -> None:
+        """Take role states in."""
+        with self._lock:
+            self._beats = tuple(sorted(beats, key=lambda beat: beat.role))
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _take(self, event: Event) -> str:
+        """Update the numbers; returns what the plain mode prints."""
+        match event:
+            case events.RunStarted():
+                self._state = "running"
+                return f"{self._name}: {event.run_dir}, ready after {self._clock.now() - self._started:.1f} s"
+            case events.StepFinished(step, metrics):
+                return self._stepped(step, metrics)
+            case events.EvalFinished(step, set_name, mean, count, temperature):
+                self._evals[set_name] = mean
+                return f"eval {set_name} at step {step}: {mean:.3f} (n={count}, temperature {temperature:g})"
+            case events.RoleFailed(role, error):
+                self._note = f"{role} failed: {error}"
+                return self._note
+            case events.RoleRecovered(role, took):
+                self._note = f"{role} works again after {took:.1f} s"
+                return self._note
+            case events.RunFinished(status):
+                self._state = status
+                return f"{self._name}: {status} after step {self._step}"
+            case _:
+                return ""
+
+    def _stepped(self, step: int, metrics: Mapping[str, float]) -> str:
+        self._step, self._metrics = step, metrics
+        if self._first_done is None:
+            self._first_done, self._first = self._clock.now(), step
+        if "reward/mean" in metrics:
+            self._rewards.append(metrics["reward/mean"])
+        of = f"/{self._steps}" if self._steps else ""
+        return "  ".join([f"step {step}{of}", *self._numbers()])
+
+    def _numbers(self) -> list[str]:
+        shown = {
+            "reward": _number(self._metrics, "reward/mean", ".3f"),
+            **{f"eval/{name}": f"{mean:.3f}" for name, mean in self._evals.items()},
+            "lag": _lag(self._metrics),
+            "samples/s": _number(self._metrics, "samples/per_s", ".1f"),
+            "tokens/s": _number(self._metrics, "tokens/per_s", ",.0f"),
+            "s/step": _number(self._metrics, "time/step_s", ".2f"),
+        }
+        return [f"{key} {value}" for key, value in shown.items() if value]
+
+    def _picture(self) -> Group:
+        """What rich draws, from a copy of the numbers."""
+        with self._lock:
+            rewards, beats, note = list(self._rewards), self._beats, self._note
+            rows = [self._progress(), Text("   ".join(self._numbers()), overflow="ellipsis", no_wrap=True)]
+        if rewards:
+            rows.insert(1, Text.assemble("reward ", (sparkline(rewards), "cyan"), f" {rewards[-1]:.3f}"))
+        if beats:
+            rows.append(self._roles(beats))
+        if note:
+            rows.append(Text(note, style="yellow", overflow="ellipsis", no_wrap=True))
+        return Group(*rows)
+
+    def _progress(self) -> Any:
+        line = Table.grid(padding=(0, 1))
+        of = f"/{self._steps}" if self._steps else ""
+        left = self._eta()
+        bar = ProgressBar(total=self._steps, completed=self._step, width=WIDTH) if self._steps else Text("")
+        elapsed = seconds(self._clock.now() - self._started)
+        line.add_row(
+            Text(self._name, style="bold"),
+            bar,
+            f"step {self._step}{of}",
+            elapsed,
+            f"eta {seconds(left)}" if left else "",
+        )
+        return line
+
+    def _eta(self) -> float | None:
+        done = self._step - self._first
+        if not self._steps or self._first_done is None or done <= 0:
+            return None
+        return (self._clock.now() - self._first_done) / done * max(self._steps - self._step, 0)
+
+    def _roles(self, beats: Sequence[Beat]) -> Table:
+        table = Table.grid(padding=(0, 2))
+        now = self._clock.now()
+        for beat in beats:
+            detail = Text(_doing(beat, now), overflow="ellipsis", no_wrap=True)
+            table.add_row(Text(beat.role), Text(beat.state, style=_STYLES.get(beat.state, "")), detail)
+        return table
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Numbers as a line of bars, lowest to highest."""
+    low, high = min(values), max(values)
+    width = (high - low) or 1.0
+    return "".join(_BARS[round((value - low) / width * (len(_BARS) - 1))] for value in values)
+
+
+def _doing(beat: Beat, now: float) -> str:
+    if not beat.waits:
+        return beat.doing
+    wait = min(beat.waits, key=lambda wait: wait.since)
+    owed = f" from {wait.owed_by}" if wait.owed_by else ""
+    return f"for {wait.reason}{owed}, {seconds(now - wait.since)}"
+
+
+def _number(metrics: Mapping[str, float], key: str, form: str) -> str:
+    return format(metrics[key], form) if key in metrics else ""
+
+
+def _lag(metrics: Mapping[str, float]) -> str:
+    if "lag/mean" not in metrics:
+        return ""
+    return f"{metrics['lag/mean']:.2f} (max {metrics.get('lag/max', metrics['lag/mean']):.0f})"

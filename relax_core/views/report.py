@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`report.html` and `reward.png`: a run on one page that needs no network, no script, and reads well on a phone.
+
+It collects what the run wrote; the page itself is `report.html.j2`, where everything is escaped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from relax_core.observe.document import disk_errors, write_text
+from relax_core.observe.metrics import metric
+from relax_core.views import curve
+from relax_core.views.health import Health, health
+from relax_core.views.run import Metrics, RunView
+from relax_core.views.transcript import Transcript, transcript
+from relax_core.views.why import seconds
+
+SHOWN = 6
+"""Transcripts a chapter."""
+_CHARTS = (
+    "length/mean", "lag/mean", "policy/entropy", "policy/kl", "train/loss", "train/grad_norm",
+    "train/rollout_log_prob_diff", "tokens/per_s", "time/step_s", "time/wait_rows_s",
+)  # fmt: skip
+_LAG = "lag/samples/"
+
+
+def write_report(run_dir: Path | str) -> Path:
+    """Write both files into the run directory; returns the page's path."""
+    run = RunView(Path(run_dir))
+    metrics = run.metrics()
+    picture = run.path / "reward.png"
+    with disk_errors(picture):
+        curve.write_png(picture, run.name, metrics.points("reward/mean"), _evals(metrics))
+    page = run.path / "report.html"
+    write_text(page, render(run, metrics, time.time()))
+    return page
+
+
+def render(run: RunView, metrics: Metrics, wall: float) -> str:
+    """The page."""
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
+    source = resources.files("relax_core.views").joinpath("report.html.j2").read_text(encoding="utf-8")
+    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(source)
+    state, summary = health(run, wall), run.summary()
+    return template.render(
+        name=run.name,
+        state=state.state,
+        subtitle=_subtitle(run, state, metrics),
+        error=summary.get("error", "") if state.ended else state.detail,
+        cards=list(_cards(summary, metrics)),
+        reward_curve=Markup(_reward_curve(metrics)),
+        eval_sets=list(_evals(metrics)),
+        evals=list(_eval_rows(summary, metrics)),
+        account=list(_account(summary, metrics)),
+        balance=_balance(summary, metrics),
+        lag_bars=Markup(curve.bars(_lags(metrics), "lag of trained samples")),
+        charts=[(key, line, Markup(drawing)) for key, line, drawing in _charts(metrics)],
+        faults=list(_faults(run)),
+        chapters=list(_chapters(run)),
+        origin=list(_origin(run)),
+        config=(run.path / "config.toml").read_text(encoding="utf-8"),
+    )
+
+
+def _subtitle(run: RunView, state: Health, metrics: Metrics) -> str:
+    steps = run.status().get("steps")
+    done = metrics[-1]["step"] if metrics else 0
+    spoke = f", last spoke {seconds(state.said_s_ago)} ago" if state.said_s_ago is not None and not state.ended else ""
+    return f"{done}{f' of {steps}' if steps else ''} steps{spoke}"
+
+
+def _cards(summary: Mapping[str, Any], metrics: Metrics) -> Iterator[tuple[str, str]]:
+    reward = metrics.column("reward/mean")
+    first, last = summary.get("reward_first", _mean(reward[:10])), summary.get("reward_last", _mean(reward[-10:]))
+    if first is not None and last is not None:
+        yield "reward, first and last 10 steps", f"{first:.3f} → {last:.3f}"
+    for name, points in _evals(metrics).items():
+        yield f"held-out {name}", f"{points[0][1]:.3f} → {points[-1][1]:.3f}"
+    shown: tuple[tuple[str, str, Any], ...] = (
+        ("wall time", "wall_seconds", seconds),
+        ("start-up", "startup_seconds", seconds),
+        ("tokens a second", "tokens_per_second", "{:,.0f}".format),
+        ("tokens generated", "tokens_generated", "{:,}".format),
+        ("largest lag", "max_lag", str),
+        ("weight publishes", "weight_publishes", str),
+    )
+    for label, key, form in shown:
+        if summary.get(key) is not None:
+            yield label, form(summary[key])
+    restarts = summary.get("restarts") or {}
+    if restarts:
+        yield "restarts", ", ".join(f"{role} {count}" for role, count in restarts.items())
+
+
+def _evals(metrics: Metrics) -> dict[str, list[tuple[int, float]]]:
+    names = [key[len("eval/") : -len("/mean")] for key in metrics.names() if _is_eval(key)]
+    return {name: metrics.points(f"eval/{name}/mean") for name in names}
+
+
+def _is_eval(key: str) -> bool:
+    return key.startswith("eval/") and key.endswith("/mean") and key.count("/") == 2
+
+
+def _eval_rows(summary: Mapping[str, Any], metrics: Metrics) -> Iterator[tuple[str, ...]]:
+    for name, points in _evals(metrics).items():
+        counts, heats = metrics.column(f"eval/{name}/count"), metrics.column(f"eval/{name}/temperature")
+        ends = [f"{value:.3f} (step {step})" for step, value in (points[0], points[-1])]
+        yield name, *ends, f"{counts[-1]:.0f}" if counts else "", f"{heats[-1]:g}" if heats else ""
+
+
+def _reward_curve(metrics: Metrics) -> str:
+    reward = metrics.points("reward/mean")
+    lines: dict[str, curve.Points] = {"reward": reward, "smoothed": curve.smoothed(reward)} if reward else {}
+    return curve.svg(lines, _evals(metrics), "reward a step")
+
+
+def _account(summary: Mapping[str, Any], metrics: Metrics) -> Iterator[tuple[str, str]]:
+    last = _last(metrics)
+    for label, key, column in (
+        ("issued", "samples_issued", "samples/issued"),
+        ("trained", "samples_trained", "samples/trained"),
+        ("of those without gradient", "", "samples/no_gradient"),
+        ("in flight", "samples_in_flight", "samples/in_flight"),
+    ):
+        value = summary.get(key, last.get(column))
+        if value is not None:
+            yield label, f"{value:,.0f}"
+    for reason, count in _dropped(summary, last).items():
+        yield f"dropped: {reason}", f"{count:,.0f}"
+
+
+def _balance(summary: Mapping[str, Any], metrics: Metrics) -> str:
+    last = _last(metrics)
+    issued, trained, flying = (
+        summary.get(f"samples_{name}", last.get(f"samples/{name}")) for name in ("issued", "trained", "in_flight")
+    )
+    if issued is None or trained is None or flying is None:
+        return "The run reported no account."
+    dropped = sum(_dropped(summary, last).values())
+    sign = "=" if issued == trained + dropped + flying else "≠"
+    return f"issued {issued:,.0f} {sign} trained {trained:,.0f} + dropped {dropped:,.0f} + in flight {flying:,.0f}"
+
+
+def _dropped(summary: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, float]:
+    prefix = "samples/dropped/"
+    found = {key.removeprefix(prefix): value for key, value in last.items() if key.startswith(prefix)}
+    return dict(summary.get("samples_dropped") or found)
+
+
+def _lags(metrics: Metrics) -> dict[str, float]:
+    keys = sorted((key for key in metrics.names() if key.startswith(_LAG)), key=lambda key: int(key[len(_LAG) :]))
+    return {key[len(_LAG) :]: sum(metrics.column(key)) for key in keys}
+
+
+def _charts(metrics: Metrics) -> Iterator[tuple[str, str, str]]:
+    for key in _CHARTS:
+        points = metrics.points(key)
+        if len(points) > 1:
+            known = metric(key)
+            yield key, known.help if known else "", curve.svg({key: points}, {}, key, (360, 170))
+
+
+def _faults(run: RunView) -> Iterator[tuple[str, str, str]]:
+    for record in run.log():
+        clock = str(record.get("time", ""))[11:19]
+        if record.get("event") == "role failed":
+            yield clock, f"{record.get('failed')} failed", str(record.get("error", ""))
+        elif record.get("event") == "role recovered":
+            detail = f"after {float(record.get('seconds') or 0):.1f} s {record.get('detail') or ''}"
+            yield clock, f"{record.get('recovered')} works again", detail
+
+
+def _chapters(run: RunView) -> Iterator[tuple[str, list[Transcript]]]:
+    steps = run.sample_steps()
+    for step, title in zip(dict.fromkeys((*steps[:1], *steps[-1:])), ("First", "Last"), strict=False):
+        shown = run.samples(step)[:SHOWN]
+        if shown:
+            yield f"{title} transcripts (step {step})", [transcript(sample) for sample in shown]
+
+
+def _origin(run: RunView) -> Iterator[tuple[str, str]]:
+    came = run.document("provenance")
+    git, hardware, packages = came.get("git") or {}, came.get("hardware") or {}, came.get("packages") or {}
+    if git:
+        yield "commit", f"{git.get('commit')}{' with local changes' if git.get('dirty') else ''}"
+    if came.get("python"):
+        yield "python", str(came["python"].get("version"))
+    if hardware:
+        memory = float(hardware.get("memory_bytes") or 0) / 2**30
+        yield "machine", f"{hardware.get('processor')}, {hardware.get('cores')} cores, {memory:.0f} GiB"
+        yield "gpus", ", ".join(hardware.get("gpus") or []) or "none"
+    main = ("relax-core", "torch", "transformers", "ray", "vllm", "sglang")
+    versions = [f"{name} {packages[name]}" for name in main if name in packages]
+    if versions:
+        yield "packages", ", ".join(versions)
+
+
+def _last(metrics: Metrics) -> dict[str, Any]:
+    """The last step's metrics; an evaluation after it has no account."""
+    return next((record for record in reversed(metrics) if "samples/issued" in record), {})
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None

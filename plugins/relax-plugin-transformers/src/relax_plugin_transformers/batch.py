@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows that decode in lockstep: one forward pass, one draw and one host synchronisation an iteration.
+
+Rows join by `merge` and leave when they finish; the last rows fill the holes. Everything about a row that the host
+needs is one record of a numpy array, so that an iteration runs no Python per row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from relax_core.api.engine import Delta, FinishReason, GenerateRequest
+from relax_plugin_transformers.cache import RowsCache
+from relax_plugin_transformers.counter import SEED_MASK, uniforms
+from relax_plugin_transformers.model import CausalModel, aligned
+from relax_plugin_transformers.sampling import Drawn, Rules, draw
+from relax_plugin_transformers.stream import Stream
+
+_ROW = np.dtype(
+    [("seed", np.uint64), ("position", np.int64), ("remaining", np.int64), ("start", np.int64), ("fresh", np.int64)]
+)
+_AHEAD = 64
+"""Columns reserved for tokens to come."""
+_TRIM = 64
+"""Dead leading columns worth a copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A request and who waits for it."""
+
+    request: GenerateRequest
+    stream: Stream
+
+    @property
+    def slots(self) -> int:
+        return len(self.request.tokens) + self.request.max_new_tokens
+
+
+Finished = list[tuple[Running, Delta]]
+
+
+class Batch:
+    """Rows with one cache."""
+
+    def __init__(self, members: list[Running], window: int) -> None:
+        self.members = members
+        self._window = window
+        requests = [member.request for member in members]
+        self._rows = np.zeros(len(members), _ROW)
+        self._rows["seed"] = [request.seed & SEED_MASK for request in requests]
+        self._rows["position"] = [len(request.tokens) for request in requests]
+        self._rows["remaining"] = [request.max_new_tokens for request in requests]
+        self._stops = _padded([request.stop_tokens for request in requests])
+        self._tokens = np.zeros((len(members), window), np.int64)
+        self._log_probs = np.zeros((len(members), window))
+        self._top: dict[str, list[tuple[tuple[int, float], ...]]] = {}
+        self._history = torch.zeros(0, 0, dtype=torch.long)
+        self._last = torch.zeros(0, dtype=torch.long)
+        self._cache: RowsCache | None = None
+        self._rules: Rules | None = None
+        self._starts: torch.Tensor | None = None
+
+    @classmethod
+    def prefill(cls, members: list[Running], model: CausalModel, window: int) -> Batch:
+        """Run each different prompt once, share its cache among the samples of it, and draw their first tokens."""
+        batch = cls(members, window)
+        prompts = {member.request.tokens: None for member in members}
+        number = {prompt: row for row, prompt in enumerate(prompts)}
+        index = torch.tensor([number[member.request.tokens] for member in members], device=model.device)
+        tokens, start = aligned(list(prompts), model.device)
+        ahead = min(_AHEAD, int(batch._rows["remaining"].max()))
+        cache, logits = model.prefill(tokens, start, columns=tokens.shape[1])
+        cache.pick(index, tokens.shape[1] + ahead)
+        batch._cache = cache
+        batch._history = tokens[index]
+        batch._rows["start"] = start[index.cpu().numpy()]
+        batch._draw(logits[index], model)
+        return batch
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    @property
+    def length(self) -> int:
+        """Columns of history, cached or to be cached again."""
+        return self._history.shape[1]
+
+    @property
+    def slots(self) -> int:
+        return sum(member.slots for member in self.members)
+
+    @property
+    def full(self) -> bool:
+        """Whether some row has no room for another token before it is flushed."""
+        return bool((self._rows["fresh"] >= self._window).any())
+
+    def step(self, model: CausalModel) -> None:
+        """Sample one more token for every row."""
+        if self._cache is None:
+            self._cache = self._refill(model)
+        self._trim()
+        self._cache.reserve(len(self), self.length + 1, len(self))
+        logits = model.forward(self._last[:, None], self._starts_on(model.device), self._cache, keep=1)
+        self._history = torch.cat([self._history, self._last[:, None]], dim=1)
+        self._draw(logits[:, -1], model)
+
+    def _refill(self, model: CausalModel) -> RowsCache:
+        """The cache again, under the weights of now."""
+        cache, _ = model.prefill(self._history, self._rows["start"], columns=self.length + _AHEAD)
+        return cache
+
+    def _trim(self) -> None:
+        dead = int(self._rows["start"].min())
+        if dead >= max(_TRIM, self.length // 2) and self._cache is not None:
+            self._cache.shift(-dead, len(self))
+            self._history = self._history[:, dead:].clone()
+            self._rows["start"] -= dead
+            self._changed()
+
+    def _starts_on(self, device: torch.device) -> torch.Tensor | None:
+        if self._starts is None and self._rows["start"].any():
+            self._starts = torch.from_numpy(self._rows["start"].copy()).to(device)
+        return self._starts
+
+    def _draw(self, logits: torch.Tensor, model: CausalModel) -> None:
+        if self._rules is None:
+            self._rules = Rules.of([member.request for member in self.members], model.vocab_size, model.device)
+        drawn = draw(logits, uniforms(self._rows["seed"], self._rows["position"]), self._rules)
+        self._last = torch.from_numpy(drawn.tokens).to(model.device)
+        at = (np.arange(len(self)), self._rows["fresh"])
+        self._tokens[at], self._log_probs[at] = drawn.tokens, drawn.log_probs
+        self._keep_top(drawn)
+        for field, change in (("position", 1), ("remaining", -1), ("fresh", 1)):
+            self._rows[field] += change
+
+    def _keep_top(self, drawn: Drawn) -> None:
+        if drawn.top_tokens is None or drawn.top_log_probs is None:
+            return
+        for row, member in enumerate(self.members):
+            count = member.request.num_top
+            if count:
+                ids, log_probs = drawn.top_tokens[row, :count], drawn.top_log_probs[row, :count]
+                pairs = tuple(zip(ids.tolist(), log_probs.tolist(), strict=True))
+                self._top.setdefault(member.request.id, []).append(pairs)
+
+    def take_finished(self, version: int) -> Finished:
+        """Rows whose last token ends them leave the batch."""
+        last = (np.arange(len(self)), self._rows["fresh"] - 1)
+        broken = ~np.isfinite(self._log_probs[last])
+        stopped = (self._tokens[last][:, None] == self._stops).any(1)
+        done = broken | stopped | (self._rows["remaining"] == 0)
+        if not done.any():
+            return []
+        rows = np.flatnonzero(done)
+        reasons: list[FinishReason] = ["error" if broken[row] else "stop" if stopped[row] else "length" for row in rows]
+        return self._leave(rows, reasons, version)
+
+    def take(self, rows: Sequence[int], reason: FinishReason, version: int) -> Finished:
+        """These rows leave now."""
+        return self._leave(np.array(rows, np.int64), [reason] * len(rows), version)
+
+    def _leave(self, rows: np.ndarray, reasons: Sequence[FinishReason], version: int) -> Finished:
+        finished = [
+            (self.members[row], self._delta(row, version, reason))
+            for row, reason in zip(rows.tolist(), reasons, strict=True)
+        ]
+        self._close_holes(rows)
+        return finished
+
+    def flush(self, version: int) -> Finished:
+        """What was sampled since the last delta, of every row that goes on."""
+        fresh = [(self.members[row], self._delta(row, version)) for row in np.flatnonzero(self._rows["fresh"]).tolist()]
+        self._rows["fresh"] = 0
+        return fresh
+
+    def _delta(self, row: int, version: int, finish: FinishReason = "") -> Delta:
+        request_id, fresh = self.members[row].request.id, int(self._rows["fresh"][row])
+        error = ""
+        if finish == "error":
+            fresh -= 1
+            error = "the model gave no finite log-probs (weights of this version are broken or overflowed)"
+        tokens, log_probs = self._tokens[row, :fresh].tolist(), self._log_probs[row, :fresh].tolist()
+        top = tuple(self._top.pop(request_id, ()))[:fresh]
+        return Delta(request_id, tuple(tokens), tuple(log_probs), version, version, finish, error, top=top)
+
+    def _close_holes(self, gone: np.ndarray) -> None:
+        left = len(self) - len(gone)
+        stays = np.ones(len(self), bool)
+        stays[gone] = False
+        target = np.flatnonzero(~stays[:left])
+        source = left + np.flatnonzero(stays[left:])
+        for array in (self._rows, self._stops, self._tokens, self._log_probs):
+            array[target] = array[source]
+        self._rows, self._stops = self._rows[:left], self._stops[:left]
+        self._tokens, self._log_probs = self._tokens[:left], self._log_probs[:left]
+        for to, come in zip(target.tolist(), source.tolist(), strict=True):
+            self.members[to] = self.members[come]
+        del self.members[left:]
+        self._move_tensors(source, target, left)
+        self._changed()
+
+    def _move_tensors(self, source: np.ndarray, target: np.ndarray, left: int) -> None:
+        if len(target) and left:
+            come, to = (torch.from_numpy(rows).to(self._history.device) for rows in (source, target))
+            for tensor in (self._history, self._last):
+                tensor[to] = tensor[come]
+            if self._cache is not None:
+                self._cache.move(come, to)
+        self._history, self._last = self._history[:left], self._last[:left]
+
+    def cheap_to_merge(self, other: Batch) -> bool:
+        """Whether one rectangle around both wastes little."""
+        mine, theirs = len(self) * self.length, len(other) * other.length
+        around = (len(self) + len(other)) * max(self.length, other.length)
+        return around <= 1.5 * (mine + theirs) + 4096
+
+    def merge(self, other: Batch) -> None:
+        """Take over the rows of another batch; both have a cache or neither."""
+        longer = other.length - self.length
+        if longer > 0:
+            self._shift(longer)
+        gap = self.length - other.length
+        other._rows["start"] += gap
+        if self._cache is not None and other._cache is not None:
+            self._cache.append(other._cache, len(self), len(other))
+        self._history = torch.cat([self._history, torch.nn.functional.pad(other._history, (gap, 0))])
+        self._last = torch.cat([self._last, other._last])
+        self._stops = _stacked(self._stops, other._stops)
+        self._rows = np.concatenate([self._rows, other._rows])
+        self._tokens = np.concatenate([self._tokens, other._tokens])
+        self._log_probs = np.concatenate([self._log_probs, other._log_probs])
+        self._top.update(other._top)
+        self.members = self.members + other.members
+        self._changed()
+
+    def _shift(self, by: int) -> None:
+        if self._cache is not None:
+            self._cache.shift(by, len(self))
+        self._history = torch.nn.functional.pad(self._history, (by, 0))
+        self._rows["start"] += by
+
+    def drop_cache(self) -> int:
+        """Forget keys and values; the next step recomputes them. Returns the bytes freed."""
+        freed = self._cache.size_bytes if self._cache is not None else 0
+        self._cache = None
+        return freed
+
+    @property
+    def has_cache(self) -> bool:
+        return self._cache is not None
+
+    def _changed(self) -> None:
+        self._rules = self._starts = None
+
+
+def _padded(stops: Sequence[tuple[int, ...]]) -> np.ndarray:
+    table = np.full((len(stops), max(1, *map(len, stops))), -1, np.int64)
+    for row, tokens in enumerate(stops):
+        table[row, : len(tokens)] = tokens
+    return table
+
+
+def _stacked(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    width = max(first.shape[1], second.shape[1])
+    grown = [np.pad(a, ((0, 0), (0, width - a.shape[1])), constant_values=-1) for a in (first, second)]
+    return np.concatenate(grown)

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A KV cache of rows that end at the same column: what transformers writes into, what a batch moves about.
+
+Every row is right-aligned, so a decode step writes one column for all rows. Memory is reserved ahead and grows by
+half; a finished row is replaced by the last one, so leaving a batch copies only the rows that fill the holes.
+Sliding-window layers keep their whole history here: the mask, not the cache, limits what they see.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+_ROUND = 16
+"""Columns are reserved in multiples of this."""
+
+
+class Extent:
+    """What of the reserved memory is used, for all layers alike."""
+
+    def __init__(self) -> None:
+        self.first = 0
+        """First row of those now in the model's hands."""
+        self.length = 0
+        """Columns written."""
+
+
+class RowsLayer(CacheLayerMixin):
+    """Keys and values of one layer, [rows, heads, columns, dim]; allocated at the first update."""
+
+    is_sliding = False
+
+    def __init__(self, extent: Extent, rows: int, columns: int) -> None:
+        super().__init__()
+        self._extent, self._rows, self._columns = extent, rows, columns
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self.keys, self.values = (
+            state.new_zeros(self._rows, state.shape[1], self._columns, state.shape[3])
+            for state in (key_states, value_states)
+        )
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        begin = self._extent.length
+        end = begin + key_states.shape[2]
+        rows = slice(self._extent.first, self._extent.first + key_states.shape[0])
+        self.keys[rows, :, begin:end] = key_states
+        self.values[rows, :, begin:end] = value_states
+        return self.keys[rows, :, :end], self.values[rows, :, :end]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self._extent.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self._extent.length
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def rebuild(self, rows: int, columns: int, index: torch.Tensor | slice, shift: int, drop: int) -> None:
+        """New memory: rows picked by `index`, columns from `drop` on moved right by `shift`."""
+        kept = self._extent.length - drop
+        self._rows, self._columns = rows, columns
+        if not self.is_initialized:
+            return
+        for name in ("keys", "values"):
+            old = getattr(self, name)
+            picked = old[index, :, drop : self._extent.length]
+            new = old.new_zeros(rows, old.shape[1], columns, old.shape[3])
+            new[: picked.shape[0], :, shift : shift + kept] = picked
+            setattr(self, name, new)
+
+
+class RowsCache(Cache):
+    """All layers; one length."""
+
+    def __init__(self, num_layers: int, rows: int, columns: int) -> None:
+        self.extent = Extent()
+        self.capacity = (rows, _rounded(columns))
+        super().__init__(layers=[RowsLayer(self.extent, *self.capacity) for _ in range(num_layers)])
+
+    @property
+    def length(self) -> int:
+        return self.extent.length
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [t for layer in self.layers if layer.is_initialized for t in (layer.keys, layer.values)]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(t.nbytes for t in self.tensors())
+
+    def reserve(self, rows: int, columns: int, used_rows: int) -> None:
+        """Room for so many rows and columns, keeping what is there; grows by half at least."""
+        if rows <= self.capacity[0] and columns <= self.capacity[1]:
+            return
+        if rows > self.capacity[0]:
+            rows = max(rows, self.capacity[0] * 3 // 2)
+        if columns > self.capacity[1]:
+            columns = max(columns, self.capacity[1] * 3 // 2)
+        self._rebuild(max(rows, self.capacity[0]), max(columns, self.capacity[1]), slice(0, used_rows), 0, 0)
+
+    def pick(self, index: torch.Tensor, columns: int) -> None:
+        """Become the rows of `index`, each as often as named: how samples share their prompt's prefill."""
+        self._rebuild(len(index), max(columns, self.length), index, 0, 0)
+
+    def shift(self, by: int, used_rows: int) -> None:
+        """Move all columns right (`by` > 0), or drop the first `-by` columns."""
+        columns = self.length + by + max(self.capacity[1] - self.length, 0)
+        self._rebuild(self.capacity[0], columns, slice(0, used_rows), max(by, 0), max(-by, 0))
+        self.extent.length += by
+
+    def _rebuild(self, rows: int, columns: int, index: torch.Tensor | slice, shift: int, drop: int) -> None:
+        self.capacity = (rows, _rounded(columns))
+        for layer in self.layers:
+            layer.rebuild(*self.capacity, index, shift, drop)
+
+    def append(self, other: RowsCache, used_rows: int, new_rows: int) -> None:
+        """Take the first rows of a cache that is not longer; what lies left of them is zeroed."""
+        self.reserve(used_rows + new_rows, self.length, used_rows)
+        rows, gap = slice(used_rows, used_rows + new_rows), self.length - other.length
+        for mine, theirs in zip(self.tensors(), other.tensors(), strict=True):
+            mine[rows, :, :gap] = 0
+            mine[rows, :, gap : self.length] = theirs[:new_rows, :, : other.length]
+
+    def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copy rows into the places of rows that left."""
+        for tensor in self.tensors():
+            tensor[target, :, : self.length] = tensor[source, :, : self.length]
+
+
+def _rounded(columns: int) -> int:
+    return -(-columns // _ROUND) * _ROUND

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The transformers engine: async outside, one decoding thread inside.
+
+It translates between the engine contract and `Decoder`; sampling, batching and caches live there. Weights are
+replaced between two iterations, caches of running requests are recomputed under the new ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from relax_core.api.component import Configurable
+from relax_core.api.engine import Capabilities, Delta, Engine, EngineSpec, GenerateRequest, Health
+from relax_core.api.errors import InfrastructureError
+from relax_core.api.trainer import Chosen
+from relax_core.api.version import Version
+from relax_core.api.weights import Manifest, Receipt, WeightTransport
+from relax_plugin_transformers.loading import context_limit, load_model, read_config
+from relax_plugin_transformers.options import TransformersOptions
+from relax_plugin_transformers.request import check_ids, check_requests
+
+if TYPE_CHECKING:
+    from relax_plugin_transformers.decoder import Decoder
+    from relax_plugin_transformers.resident import Resident, Staged
+
+T = TypeVar("T")
+_PARTS = frozenset({"weights", "kv"})
+_STOP_S = 30.0
+"""One iteration of a large model on a small machine ends within this."""
+
+
+class TransformersEngine(Engine[TransformersOptions]):
+    """Batched generation with Hugging Face models, on a CPU or one GPU."""
+
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        in_flight_updates=True, seeds=True, score=True, sleep=_PARTS, receipts="resident"
+    )
+
+    build: Callable[[Chosen], Configurable] | None = None
+    """Makes a weight transport; set by the worker's host before `start`."""
+
+    def __init__(self, options: TransformersOptions | None = None) -> None:
+        super().__init__(options)
+        self._decoder: Decoder | None = None
+        self._weights: Resident | None = None
+        self._spec = EngineSpec(model={}, max_context=0)
+        self._max_context = 0
+        # One update or sleep at a time: what is staged must still fit when it is swapped in.
+        self._changing = asyncio.Lock()
+
+    async def start(self, spec: EngineSpec) -> Mapping[str, Any]:
+        began = time.monotonic()
+        facts = await asyncio.to_thread(self._start, spec)
+        return {**facts, "load_seconds": time.monotonic() - began}
+
+    def _start(self, spec: EngineSpec) -> Mapping[str, Any]:
+        import torch
+
+        from relax_plugin_transformers.decoder import Decoder
+        from relax_plugin_transformers.model import CausalModel
+        from relax_plugin_transformers.resident import Resident
+
+        if spec.deterministic:
+            torch.use_deterministic_algorithms(True, warn_only=True)
+        module = load_model(spec.model, self.options)
+        self._spec, self._max_context = spec, context_limit(module, spec.max_context)
+        self._weights = Resident(module)
+        model = CausalModel(module, self.options.max_prefill_tokens)
+        rows = spec.max_concurrency or self.options.max_batch_rows
+        self._decoder = Decoder(model, spec.version, self.options, rows=rows, serial=spec.deterministic)
+        self._decoder.start()
+        return {
+            "vocab_size": model.vocab_size,
+            "max_context": self._max_context,
+            "fingerprint": self._weights.fingerprint(),
+            "parameters": sum(tensor.numel() for tensor in self._weights.tensors.values()),
+            "model_type": module.config.model_type,
+            "device": str(model.device),
+            "dtype": str(next(module.parameters()).dtype).removeprefix("torch."),
+            "threads": torch.get_num_threads(),
+        }
+
+    def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Sequence[Delta]]:
+        decoder = self._running()
+        check_requests(requests, decoder.model.vocab_size, self._max_context, decoder.version.step)
+        return self._generate(decoder, requests)
+
+    async def _generate(self, decoder: Decoder, requests: Sequence[GenerateRequest]) -> AsyncIterator[Sequence[Delta]]:
+        from relax_plugin_transformers.batch import Running
+        from relax_plugin_transformers.stream import Stream
+
+        stream = Stream(request.id for request in requests)
+        call = [Running(request, stream) for request in requests]
+        await self._call(lambda: decoder.submit(call))
+        try:
+            async for deltas in stream.items():
+                yield deltas
+        finally:
+            if stream.unfinished and not decoder.failure:
+                decoder.call(lambda: decoder.abort(frozenset(stream.unfinished)))
+
+    async def score(self, sequences: Sequence[Sequence[int]]) -> Sequence[Sequence[float]]:
+        decoder = self._running()
+        for number, sequence in enumerate(sequences):
+            fault = check_ids(sequence, decoder.model.vocab_size)
+            if fault or len(sequence) > self._max_context:
+                raise ValueError(
+                    f"sequence {number}: {fault or f'{len(sequence)} tokens pass the context of {self._max_context}'}"
+                )
+        return await self._call(lambda: decoder.model.score(sequences), needs="weights")
+
+    async def update_weights(self, manifest: Manifest, transport: Chosen) -> Receipt:
+        began = time.monotonic()
+        decoder, weights = self._running(), self._resident()
+        async with self._changing:
+            self._refuse(manifest.version)
+            staged = await asyncio.to_thread(weights.stage, manifest, self._transport(transport))
+            fingerprint = await self._call(lambda: self._swap(decoder, manifest, staged), needs="weights")
+        return Receipt(self._spec.name, manifest.version, "resident", fingerprint, time.monotonic() - began)
+
+    def _refuse(self, version: Version) -> None:
+        have = self._running().version
+        if not version.supersedes(have):
+            raise ValueError(f"{version}: this engine has {have}; it loads that model's newer versions only")
+
+    def _transport(self, chosen: Chosen) -> WeightTransport:
+        if chosen.name.rpartition(":")[2] not in self.capabilities.transports:
+            raise ValueError(f"transport {chosen.name!r}: this engine takes {sorted(self.capabilities.transports)}")
+        if self.build is None:
+            raise RuntimeError("TransformersEngine.build is not set; its host must set it before start")
+        built = self.build(chosen)
+        if not isinstance(built, WeightTransport):
+            raise TypeError(f"transport {chosen.name!r} built a {type(built).__name__}, not a WeightTransport")
+        return built
+
+    def _swap(self, decoder: Decoder, manifest: Manifest, staged: Staged) -> str:
+        """On the decoding thread: old tokens leave under the old version, the next is of the new one."""
+        decoder.flush()
+        weights = self._resident()
+        try:
+            weights.load(staged)
+            fingerprint = weights.fingerprint()
+            if fingerprint != manifest.fingerprint:
+                raise InfrastructureError(
+                    f"{manifest.version}: {self._spec.name} holds {fingerprint}, want {manifest.fingerprint}"
+                )
+        except Exception as error:
+            # Half of two versions may lie in memory now: nothing may be sampled from it.
+            decoder.fail(f"{type(error).__name__}: {error}")
+            raise
+        decoder.drop_caches()
+        decoder.version = manifest.version
+        return fingerprint
+
+    async def pause(self) -> None:
+        await self._set_paused(True)
+
+    async def resume(self) -> None:
+        await self._set_paused(False)
+
+    async def _set_paused(self, paused: bool) -> None:
+        decoder = self._running()
+        await self._call(lambda: setattr(decoder, "paused", paused))
+
+    async def abort(self, ids: Sequence[str]) -> None:
+        decoder, wanted = self._running(), frozenset(ids)
+        await self._call(lambda: decoder.abort(wanted))
+
+    async def sleep(self, parts: Sequence[str]) -> int:
+        decoder, weights, wanted = self._running(), self._resident(), _parts(parts)
+
+        def fall_asleep() -> int:
+            decoder.asleep |= wanted
+            freed = decoder.drop_caches() if wanted else 0
+            return freed + (weights.release() if "weights" in wanted else 0)
+
+        async with self._changing:
+            return await self._call(fall_asleep)
+
+    async def wake(self, parts: Sequence[str]) -> None:
+        decoder, weights, wanted = self._running(), self._resident(), _parts(parts)
+
+        def wake_up() -> None:
+            if "weights" in wanted:
+                weights.restore()
+            decoder.asleep -= wanted
+
+        async with self._changing:
+            await self._call(wake_up)
+
+    async def health(self) -> Health:
+        decoder = self._decoder
+        if decoder is None:
+            return Health(False, self._spec.version, facts={"failure": "not started"})
+        facts = {"failure": decoder.failure, "paused": decoder.paused, "asleep": tuple(sorted(decoder.asleep))}
+        return Health(not decoder.failure, decoder.version, decoder.running, decoder.waiting, facts)
+
+    async def stop(self) -> None:
+        decoder = self._decoder
+        if decoder is None:
+            return
+        if not decoder.failure:
+            decoder.call(decoder.stop)
+        if not await asyncio.to_thread(decoder.join, _STOP_S):
+            raise InfrastructureError(
+                f"{self._spec.name}: an iteration runs for over {_STOP_S:.0f} s; kill the process"
+            )
+        self._resident().forget_aside()
+
+    def check(self, model: Mapping[str, Any]) -> None:
+        read_config(model)
+
+    def _running(self) -> Decoder:
+        if self._decoder is None:
+            raise InfrastructureError(f"{self._spec.name}: not started; call start first")
+        return self._decoder
+
+    def _resident(self) -> Resident:
+        if self._weights is None:
+            raise InfrastructureError(f"{self._spec.name}: not started; call start first")
+        return self._weights
+
+    async def _call(self, function: Callable[[], T], needs: str = "") -> T:
+        """Run on the decoding thread; refused where a part it needs sleeps."""
+        decoder = self._running()
+
+        def guarded() -> T:
+            if needs in decoder.asleep:
+                raise ValueError(f"{self._spec.name}: {needs} asleep; wake them first")
+            return function()
+
+        return await asyncio.wrap_future(decoder.call(guarded))
+
+
+def _parts(parts: Sequence[str]) -> frozenset[str]:
+    if unknown := sorted(set(parts) - _PARTS):
+        raise ValueError(f"parts: got {', '.join(unknown)}; this engine has {', '.join(sorted(_PARTS))}")
+    return frozenset(parts)

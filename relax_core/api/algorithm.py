@@ -99,11 +99,18 @@ class Advantages:
 class LossBatch(Protocol):
     """One packed chunk of this rank. Every tensor is [tokens] unless said; rows lie one after another."""
 
-    loss_mask: Tensor
-    """[tokens] bool."""
-    advantages: Tensor
-    """[tokens]; a per-sample advantage is already broadcast."""
-    num_rows: int
+    @property
+    def loss_mask(self) -> Tensor:
+        """[tokens] bool."""
+        ...
+
+    @property
+    def advantages(self) -> Tensor:
+        """[tokens]; a per-sample advantage is already broadcast."""
+        ...
+
+    @property
+    def num_rows(self) -> int: ...
 
     def column(self, name: str) -> Tensor:
         """A column by name: [tokens, *shape] or [rows, *shape]."""
@@ -129,7 +136,8 @@ class LossBatch(Protocol):
 class PolicyOutputs(Protocol):
     """What `outputs()` asked for, differentiable: log_probs [tokens], entropy [tokens], values [tokens], ..."""
 
-    log_probs: Tensor
+    @property
+    def log_probs(self) -> Tensor: ...
 
     def output(self, name: str) -> Tensor:
         """Any requested output by name: `entropy`, `values`, `top_k_ids`, `log_probs_at:<column>`, ..."""

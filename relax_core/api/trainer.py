@@ -8,7 +8,7 @@ Order at the end: all-reduce, unscale, rescale, norm, clip, update.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Generic
@@ -107,6 +107,8 @@ class Trainer(Configurable[OptionsT], Generic[OptionsT]):
     pipelined: ClassVar[bool] = False
     """Whether a chunk's micro-batches must be handed over together (pipeline schedules)."""
     dtypes: ClassVar[tuple[str, ...]] = ("float32",)
+    build: Callable[[Chosen], Any]
+    """Builds the algorithm and the weight transport; the worker host sets it before `start`."""
 
     @abstractmethod
     def start(self, spec: TrainerSpec) -> Mapping[str, Any]:

@@ -15,8 +15,9 @@ from relax_core.api.batch import RowBatch
 def token_lags(rows: RowBatch, step: int) -> np.ndarray:
     """[trained tokens] lags, rows one after another."""
     trained = rows.columns["loss_mask"].values.astype(bool)
-    versions: np.ndarray = rows.columns["weight_versions"].values[trained].astype(np.int64)
-    return np.subtract(step, versions)
+    versions = rows.columns["weight_versions"].values[trained].astype(np.int64)
+    lags: np.ndarray = step - versions
+    return lags
 
 
 def check_lag(rows: RowBatch, step: int, max_staleness: int) -> int:

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All that a rank needs to continue bit for bit: weights and moments as safetensors, the rest as JSON. No pickle."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from relax_core.api import ConfigError
+from relax_plugin_torch.atomic import new_directory
+from relax_plugin_torch.random_state import random_state, restore_random_state
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+SCHEMA = 1
+_WEIGHTS, _MOMENTS, _STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
+_FIELD = "checkpoint"
+
+
+def save_checkpoint(
+    directory: str, model: PreTrainedModel, optimizer: torch.optim.Optimizer, state: dict[str, Any]
+) -> None:
+    with new_directory(directory) as path:
+        save_file(_own_tensors(model), path / _WEIGHTS)
+        save_file(_moments(model, optimizer), path / _MOMENTS)
+        text = json.dumps({"schema": SCHEMA, "random": random_state(), **state})
+        (path / _STATE).write_text(text, encoding="utf-8")
+
+
+def load_checkpoint(directory: str, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Restore weights, moments and random state; returns what else was saved."""
+    state, weights, moments = _read(Path(directory))
+    own = _own_tensors(model)
+    have, want = ({name: tuple(t.shape) for name, t in tensors.items()} for tensors in (weights, own))
+    if have != want:
+        differing = sorted(name for name in have.keys() | want.keys() if have.get(name) != want.get(name))
+        raise ConfigError(
+            _FIELD, directory, f"it is of another architecture ({', '.join(differing[:3])} differ); use its own model"
+        )
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(weights[name])
+    _restore_moments(model, optimizer, moments)
+    restore_random_state(state["random"])
+    return state
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
+    try:
+        state = json.loads((path / _STATE).read_text(encoding="utf-8"))
+        weights, moments = load_file(path / _WEIGHTS), load_file(path / _MOMENTS)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ConfigError(_FIELD, path, f"it can't be read ({error}); resume from another checkpoint") from error
+    if state.get("schema") != SCHEMA:
+        raise ConfigError(
+            _FIELD, path, f"its schema is {state.get('schema')}, not {SCHEMA}; use the relax that wrote it"
+        )
+    return state, weights, moments
+
+
+def _own_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
+
+
+def _moments(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """`<parameter>/<moment>`: by name, so that it does not hang on the optimizer's order."""
+    named = {parameter: name for name, parameter in model.named_parameters()}
+    return {
+        f"{named[parameter]}/{moment}": torch.as_tensor(value)
+        for parameter, values in optimizer.state.items()
+        for moment, value in values.items()
+    }
+
+
+def _restore_moments(model: PreTrainedModel, optimizer: torch.optim.Optimizer, moments: dict[str, Tensor]) -> None:
+    parameters = dict(model.named_parameters())
+    optimizer.state.clear()
+    for key, value in moments.items():
+        name, _, moment = key.rpartition("/")
+        parameter = parameters[name]
+        place = value if value.dim() == 0 and parameter.device.type == "cpu" else value.to(parameter.device)
+        optimizer.state[parameter][moment] = place

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Hugging Face folder in and out of memory: load it whole or not at all, name its tensors as the folder does."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from relax_core.api import ConfigError
+from relax_plugin_torch.folder import FIELD, TOKENIZER_FILES, check_folder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+SAFETENSORS = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+
+
+def load_model(path: str, attention: str, device: torch.device) -> PreTrainedModel:
+    """In float32 and without dropout: the log-probs that are trained are those that were sampled."""
+    folder = check_folder(path)
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation=attention, local_files_only=True, use_safetensors=True,
+            output_loading_info=True,
+        )  # fmt: skip
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, SafetensorError) as error:
+        raise ConfigError(
+            FIELD, path, f"transformers can't load it ({_first_line(error)}); check the folder"
+        ) from error
+    _check_complete(path, report)
+    return model.to(device).eval()  # type: ignore[no-any-return]
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _check_complete(path: str, report: dict[str, Any]) -> None:
+    """transformers fills what a file lacks with random numbers and only warns."""
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise ConfigError(
+            FIELD, path, f"its weights lack {', '.join(missing[:4])} ({len(missing)} in all); save the model again"
+        )
+    if report["mismatched_keys"]:
+        name, *shapes = next(iter(report["mismatched_keys"]))
+        raise ConfigError(FIELD, path, f"{name} has shapes {shapes} in weights and config.json; save the model again")
+
+
+def named_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Weights under the names of a Hugging Face folder; tied ones once."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    own = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
+    return dict(revert_weight_conversion(model, own))
+
+
+def published_tensors(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str, np.ndarray, str]]:
+    """(name, array, dtype) as transports take them; bf16 as its bits."""
+    for name, tensor in named_tensors(model).items():
+        value = tensor.detach().to(dtype if tensor.is_floating_point() else tensor.dtype).cpu().contiguous()
+        bits = value.view(torch.uint16) if value.dtype == torch.bfloat16 else value
+        yield name, bits.numpy(), SAFETENSORS[value.dtype]
+
+
+def export_folder(model: PreTrainedModel, source: str, directory: Path, dtype: torch.dtype) -> None:
+    """A folder that AutoModelForCausalLM and AutoTokenizer load."""
+    state = {
+        name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in model.state_dict().items()
+    }
+    before = model.config.dtype
+    model.config.dtype = dtype
+    try:
+        model.save_pretrained(directory, state_dict=state)
+    finally:
+        model.config.dtype = before
+    for name in TOKENIZER_FILES:
+        if (Path(source) / name).is_file():
+            shutil.copyfile(Path(source) / name, directory / name)

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One started rank: the step protocol over a policy, an algorithm and an optimizer.
+
+It claims nothing and plans nothing: chunks come planned, transports and algorithms come from the `build` it was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from relax_core import learn
+from relax_core.api import (
+    Algorithm,
+    Chosen,
+    Chunk,
+    Manifest,
+    Ragged,
+    RowBatch,
+    Source,
+    TensorInfo,
+    TrainerSpec,
+    UpdateOutcome,
+    UpdateResult,
+    Version,
+    WeightTransport,
+)
+from relax_core.api.weights import combined_fingerprint, tensor_fingerprint
+from relax_core.learn.packed import columns_of
+from relax_plugin_torch.atomic import new_directory
+from relax_plugin_torch.checkpoint import load_checkpoint, save_checkpoint
+from relax_plugin_torch.model import export_folder, load_model, named_tensors, published_tensors
+from relax_plugin_torch.optimizer import make_optimizer
+from relax_plugin_torch.policy import Policy
+from relax_plugin_torch.progress import Progress
+from relax_plugin_torch.random_state import seed_all
+from relax_plugin_torch.setup import TRAINED_ROLES, check_outputs, check_spec, choose_device, set_up
+from relax_plugin_torch.update import Update
+
+if TYPE_CHECKING:
+    from relax_plugin_torch.trainer import TorchOptions
+
+FORWARD_COLUMNS = ("log_probs", "entropy")
+
+
+class Rank:
+    """Model, optimizer and position of one rank."""
+
+    def __init__(self, spec: TrainerSpec, options: TorchOptions, build: Callable[[Chosen], Any]) -> None:
+        check_spec(spec)
+        self._spec, self._build = spec, build
+        self._undo_set_up = set_up(spec)
+        self._device = choose_device(options.device)
+        self._dtype = torch.bfloat16 if spec.model.get("dtype") == "bfloat16" else torch.float32
+        self._model = load_model(str(spec.model["path"]), options.attention, self._device)
+        self._policy = Policy(
+            self._model, temperature=spec.temperature, autocast=self._dtype == torch.bfloat16,
+            max_logits=options.logits_mb * 2**18,
+        )  # fmt: skip
+        self._transports: dict[str, WeightTransport] = {}
+        self.progress = Progress()
+        self._update: Update | None = None
+        self._prepare_training()
+        seed_all(spec.seed)
+
+    def _prepare_training(self) -> None:
+        if self._spec.role not in TRAINED_ROLES:
+            self._model.requires_grad_(False)
+            return
+        self._algorithm: Algorithm = self._build(self._spec.algorithm)
+        check_outputs(self._algorithm)
+        self._parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+        self._optimizer = make_optimizer(self._model, self._spec.optimizer)
+
+    def facts(self) -> dict[str, Any]:
+        infos = [
+            TensorInfo(name, array.shape, dtype, tensor_fingerprint(array), array.nbytes)
+            for name, array, dtype in published_tensors(self._model, self._dtype)
+        ]
+        return {
+            "parameters": sum(parameter.numel() for parameter in self._model.parameters()),
+            "max_context": getattr(self._model.config, "max_position_embeddings", 0),
+            "vocab_size": self._model.config.vocab_size,
+            "fingerprint": combined_fingerprint(infos),
+            "device": str(self._device),
+            "threads": torch.get_num_threads(),
+        }
+
+    # -- updates ------------------------------------------------------------------------------------------------
+
+    def begin_update(self, denominators: Mapping[str, float]) -> None:
+        if self._spec.role not in TRAINED_ROLES:
+            raise ValueError(f"begin_update: role {self._spec.role} only computes forward passes")
+        if not self.progress.begun:
+            raise ValueError("begin_update: no step was begun; call begin_step first")
+        self._optimizer.zero_grad(set_to_none=True)
+        self._update = Update(self._policy, self._algorithm, denominators)
+
+    def accumulate(self, chunk: Chunk) -> None:
+        update = self._open_update()
+        self._check_lag(chunk.rows)
+        step_start = None if self.progress.updated else self.progress.step
+        for batch in self._micro_batches(chunk, self._algorithm.zero_advantage_skips):
+            if bool(batch.loss_mask.any()):
+                update.add(batch, step_start)
+
+    def finish_update(self, denominators: Mapping[str, float]) -> UpdateResult:
+        update = self._open_update()
+        factor = update.denominators.rescale(denominators)
+        norm = self._finish_gradient(factor)
+        self._update = None
+        lr = self._spec.optimizer.lr * learn.lr_factor(self._spec.optimizer, self.progress.step)
+        if not np.isfinite(norm):
+            self._optimizer.zero_grad(set_to_none=True)
+            return UpdateResult(UpdateOutcome.NOT_FINITE, grad_norm=norm, lr=lr)
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._optimizer.step()
+        self.progress.updated = True
+        self._optimizer.zero_grad(set_to_none=True)
+        return UpdateResult(UpdateOutcome.APPLIED, update.metrics(factor), norm, lr)
+
+    def _finish_gradient(self, factor: float) -> float:
+        """Rescale, measure and clip. A parameter that no row touched has gradient 0, so that its moments still decay."""
+        for parameter in self._parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        if factor != 1.0:
+            torch._foreach_mul_(gradients, factor)
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if self._spec.optimizer.grad_clip > 0:
+            torch.nn.utils.clip_grads_with_norm_(self._parameters, self._spec.optimizer.grad_clip, norm)
+        return float(norm)
+
+    def abort_update(self) -> None:
+        self._update = None
+        if self._spec.role in TRAINED_ROLES:
+            self._optimizer.zero_grad(set_to_none=True)
+
+    def _open_update(self) -> Update:
+        if self._update is None:
+            raise ValueError("no update is open; call begin_update first")
+        return self._update
+
+    def _check_lag(self, rows: RowBatch) -> None:
+        if "weight_versions" in rows.columns:
+            learn.check_lag(rows, self.progress.step, self._spec.max_staleness)
+        elif self._algorithm.source is Source.ROLLOUT:
+            raise ValueError(
+                f"accumulate: rows have no weight_versions, only {', '.join(rows.columns)}; their lag is unknown"
+            )
+
+    def _micro_batches(self, chunk: Chunk, skip: bool) -> Iterator[learn.PackedBatch]:
+        rows = chunk.rows
+        wanted = set(learn.rows_with_gradient(rows)) if skip and "advantages" in rows.columns else set(range(len(rows)))
+        for planned in chunk.plan.micro_batches[self._spec.rank]:
+            indices = [index for index in planned if index in wanted]
+            if indices:
+                yield learn.PackedBatch(rows.take(indices), device=str(self._device))
+
+    # -- forward ------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def forward(self, chunk: Chunk, columns: Sequence[str]) -> RowBatch:
+        unknown = [name for name in columns if name not in FORWARD_COLUMNS]
+        if unknown:
+            raise ValueError(f"forward: got columns {unknown}; this trainer fills {', '.join(FORWARD_COLUMNS)}")
+        parts: list[dict[str, Ragged]] = []
+        for batch in self._micro_batches(chunk, skip=False):
+            parts.append(columns_of(batch, self._policy.score(batch, entropy="entropy" in columns)))
+        indices = [index for planned in chunk.plan.micro_batches[self._spec.rank] for index in planned]
+        order = sorted(range(len(indices)), key=lambda place: indices[place])
+        ids = tuple(chunk.rows.ids[indices[place]] for place in order)
+        if not parts:
+            return RowBatch((), {name: Ragged.of([]) for name in columns})
+        return RowBatch(ids, {name: Ragged.concatenate([part[name] for part in parts]).take(order) for name in columns})
+
+    # -- weights ------------------------------------------------------------------------------------------------
+
+    def publish(self, version: Version, transport: Chosen, location: str) -> Manifest:
+        self.progress.check_publish(version)
+        tensors = published_tensors(self._model, self._dtype)
+        return self._transport(transport).send(version, "full", "", tensors, location)
+
+    @torch.no_grad()
+    def load_published(self, manifest: Manifest, transport: Chosen) -> None:
+        """All of it or nothing: arrays are checked against names and shapes before the first is copied."""
+        received = {info.name: (info, array) for info, array in self._transport(transport).receive(manifest)}
+        own = named_tensors(self._model)
+        differing = sorted(
+            name for name in own.keys() | received.keys()
+            if name not in own or name not in received or tuple(own[name].shape) != received[name][0].shape
+        )  # fmt: skip
+        if differing:
+            raise ValueError(
+                f"{manifest.version}: {', '.join(differing[:3])} differ from this model; publish from the same architecture"
+            )
+        for name, tensor in own.items():
+            info, array = received[name]
+            value = torch.from_numpy(np.array(array))
+            tensor.copy_(value.view(torch.bfloat16) if info.dtype == "BF16" else value)
+
+    def _transport(self, chosen: Chosen) -> WeightTransport:
+        """Kept between publishes: a transport tells what has not changed since its last one."""
+        key = f"{chosen.name} {sorted(chosen.options.items())}"
+        if key not in self._transports:
+            self._transports[key] = self._build(chosen)
+        return self._transports[key]
+
+    # -- checkpoints --------------------------------------------------------------------------------------------
+
+    def save(self, directory: str) -> None:
+        self._refuse_within_update("save")
+        save_checkpoint(directory, self._model, self._optimizer, {"progress": self.progress.state()})
+
+    def load(self, directory: str) -> None:
+        self._refuse_within_update("load")
+        self.progress = Progress(**load_checkpoint(directory, self._model, self._optimizer)["progress"])
+
+    def export(self, directory: str) -> None:
+        with new_directory(directory) as path:
+            export_folder(self._model, str(self._spec.model["path"]), path, self._dtype)
+
+    def _refuse_within_update(self, call: str) -> None:
+        if self._spec.role not in TRAINED_ROLES:
+            raise ValueError(f"{call}: role {self._spec.role} has nothing of its own to keep")
+        if self._update is not None:
+            raise ValueError(f"{call}: an update is open; finish or abort it first")
+
+    def stop(self) -> None:
+        self._update = None
+        self._undo_set_up()

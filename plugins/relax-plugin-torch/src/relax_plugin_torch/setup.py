@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is settled before the model is loaded: that the spec can be served, threads, determinism, the device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from relax_core.api import ENTROPY, LOG_PROBS, Algorithm, ConfigError, TrainerSpec
+
+TRAINED_ROLES = ("actor",)
+ROLES = (*TRAINED_ROLES, "reference", "actor_fwd")
+
+
+def check_spec(spec: TrainerSpec) -> None:
+    """Refuse what this trainer does not do, in the words of the configuration."""
+    if spec.world_size != 1:
+        raise ConfigError(
+            "placement.actor", f"{spec.world_size} ranks", "the torch trainer runs on one rank; ask for 1"
+        )
+    if spec.role not in ROLES:
+        raise ConfigError("trainer.name", f"torch for role {spec.role}", f"it serves {', '.join(ROLES)}")
+    dtype = spec.model.get("dtype", "float32")
+    if dtype not in ("float32", "bfloat16"):
+        raise ConfigError("model.dtype", repr(dtype), "the torch trainer has float32 and bfloat16")
+    for name in ("lora", "freeze"):
+        if spec.model.get(name):
+            raise ConfigError(f"model.{name}", spec.model[name], "the torch trainer trains all weights; leave it out")
+    if spec.temperature <= 0:
+        raise ConfigError("rollout.temperature", spec.temperature, "log-probs need a temperature above 0")
+
+
+def check_outputs(algorithm: Algorithm) -> None:
+    beyond = sorted(output.name for output in algorithm.outputs() - {LOG_PROBS, ENTROPY})
+    if beyond:
+        name = type(algorithm).__name__
+        raise ConfigError(
+            "algorithm.name", name, f"it needs {', '.join(beyond)}; the torch trainer gives log_probs, entropy"
+        )
+    if algorithm.fits:
+        raise ConfigError(
+            "algorithm.name", type(algorithm).__name__, f"the torch trainer can't fit {', '.join(algorithm.fits)}"
+        )
+
+
+def set_up(spec: TrainerSpec) -> Callable[[], None]:
+    """Threads and determinism are the process's own; returns what puts determinism back."""
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    if threads.isdigit() and int(threads):
+        torch.set_num_threads(int(threads))
+    if not spec.deterministic:
+        return _nothing
+    before = torch.are_deterministic_algorithms_enabled()
+    # cuBLAS reads it once, when the first handle is made
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    return lambda: torch.use_deterministic_algorithms(before)
+
+
+def _nothing(*_: Any) -> None:
+    """Nothing was changed."""
+
+
+def choose_device(wanted: str) -> torch.device:
+    available = torch.cuda.is_available()
+    if wanted == "cuda" and not available:
+        raise ConfigError("trainer.device", wanted, "torch sees no GPU here; use cpu or auto")
+    return torch.device("cuda" if available and wanted != "cpu" else "cpu")

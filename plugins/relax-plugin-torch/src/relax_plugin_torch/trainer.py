@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `torch` trainer: Hugging Face causal language models, one rank.
+
+This module is light: a shell plans chunks with it and never loads torch. What works is in `rank.py`, loaded at start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from relax_core.api import (
+    Chosen,
+    Chunk,
+    ChunkPlan,
+    Manifest,
+    Options,
+    RowBatch,
+    Trainer,
+    TrainerSpec,
+    UpdateResult,
+    Version,
+)
+from relax_core.learn import plan_micro_batches
+
+if TYPE_CHECKING:
+    from relax_plugin_torch.rank import Rank
+
+TOKENS_PER_MICRO_BATCH = 2048
+"""Measured on CPU: smaller ones pay Python's overhead, larger ones leave the caches."""
+
+
+class TorchOptions(Options):
+    """How the trainer works; what defines the experiment is in the core tables."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model lives; `auto` is the first GPU, or the CPU where there is none."""
+    attention: Literal["sdpa", "eager"] = "sdpa"
+    """Implementation of attention, by its name in transformers."""
+    logits_mb: int = Field(128, gt=0)
+    """Most memory of float32 logits at once; the backward pass computes larger ones again, slice by slice."""
+
+
+class TorchTrainer(Trainer[TorchOptions]):
+    """Trains what `transformers.AutoModelForCausalLM` loads."""
+
+    dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16")
+    _rank: Rank | None = None
+
+    def plan(self, lengths: Sequence[int], world_size: int, tokens_per_micro_batch: int = 0) -> ChunkPlan:
+        return plan_micro_batches(lengths, world_size, tokens_per_micro_batch or TOKENS_PER_MICRO_BATCH)
+
+    def start(self, spec: TrainerSpec) -> Mapping[str, Any]:
+        from relax_plugin_torch.rank import Rank
+
+        self._rank = Rank(spec, self.options, self.build)
+        return self._rank.facts()
+
+    def begin_step(self, version: Version) -> None:
+        self._started.progress.begin(version)
+
+    def begin_update(self, denominators: Mapping[str, float]) -> None:
+        self._started.begin_update(denominators)
+
+    def accumulate(self, chunk: Chunk, last: bool) -> None:
+        self._started.accumulate(chunk)
+
+    def finish_update(self, denominators: Mapping[str, float]) -> UpdateResult:
+        return self._started.finish_update(denominators)
+
+    def abort_update(self) -> None:
+        self._started.abort_update()
+
+    def forward(self, chunk: Chunk, columns: Sequence[str]) -> RowBatch:
+        return self._started.forward(chunk, columns)
+
+    def publish(self, version: Version, transport: Chosen, location: str) -> Manifest:
+        return self._started.publish(version, transport, location)
+
+    def load_published(self, manifest: Manifest, transport: Chosen) -> None:
+        self._started.load_published(manifest, transport)
+
+    def save(self, directory: str) -> None:
+        self._started.save(directory)
+
+    def load(self, directory: str) -> None:
+        self._started.load(directory)
+
+    def export(self, directory: str) -> None:
+        self._started.export(directory)
+
+    def stop(self) -> None:
+        if self._rank is not None:
+            self._rank.stop()
+            self._rank = None
+
+    @property
+    def _started(self) -> Rank:
+        if self._rank is None:
+            raise RuntimeError("the trainer was not started; call start first")
+        return self._rank

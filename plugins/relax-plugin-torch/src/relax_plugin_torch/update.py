@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One update between begin and finish: what its micro-batches have added up so far. The gradient is in the parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from relax_core import learn
+from relax_core.api import ENTROPY, Algorithm
+from relax_core.learn.metrics import Metric
+from relax_plugin_torch.policy import Policy
+
+Sums = dict[str, tuple[Tensor, Tensor]]
+
+
+class Update:
+    """Accumulates gradients, term values and metrics over micro-batches."""
+
+    def __init__(self, policy: Policy, algorithm: Algorithm, denominators: Mapping[str, float]) -> None:
+        self._policy, self._algorithm = policy, algorithm
+        self.denominators = learn.Denominators(denominators)
+        self._terms: dict[str, Tensor] = {}
+        self._metrics: list[Mapping[str, tuple[Tensor, Tensor]]] = []
+
+    def add(self, batch: learn.PackedBatch, step_start: int | None) -> None:
+        """Forward and backward of one micro-batch; `step_start` where the policy is still that of the step's start."""
+        outputs = self._policy.score(batch, entropy=ENTROPY in self._algorithm.outputs())
+        log_probs = outputs["log_probs"].detach()
+        if not batch.has("old_log_probs") and step_start is not None:
+            batch.put("old_log_probs", log_probs)
+        loss = self._algorithm.loss(batch, learn.Outputs(outputs))
+        terms = learn.reduce(loss, batch, self.denominators)
+        torch.stack(tuple(terms.values())).sum().backward()
+        for name, value in terms.items():
+            self._terms[name] = self._terms.get(name, 0.0) + value.detach()
+        self._metrics.append(loss.metrics)
+        if step_start is not None and batch.has("rollout_log_probs"):
+            self._metrics.append(_rollout_difference(batch, log_probs, step_start))
+
+    def metrics(self, factor: float) -> dict[str, Metric]:
+        """(sum, count) of everything; terms are scaled like the gradient."""
+        terms = {name: float(value) * factor for name, value in self._terms.items()}
+        losses = {f"loss/{name}": (value, 1.0) for name, value in terms.items()}
+        parts = [
+            {name: (float(total), float(count)) for name, (total, count) in part.items()} for part in self._metrics
+        ]
+        return learn.merge_metrics({"train/loss": (sum(terms.values()), 1.0)}, losses, *parts)
+
+
+def _rollout_difference(batch: learn.PackedBatch, log_probs: Tensor, step_start: int) -> Sums:
+    """How far engine and trainer are apart; only tokens without lag tell of the engine rather than of learning."""
+    apart = (log_probs - batch.column("rollout_log_probs")).abs()
+    sums = _mean_and_max("train/rollout_log_prob_diff", apart, batch.loss_mask)
+    if batch.has("weight_versions"):
+        fresh = batch.loss_mask & (batch.column("weight_versions") == step_start)
+        sums |= _mean_and_max("train/rollout_log_prob_diff_lag0", apart, fresh)
+    return sums
+
+
+def _mean_and_max(name: str, values: Tensor, mask: Tensor) -> Sums:
+    chosen = torch.where(mask, values, 0.0)
+    count = mask.sum()
+    return {name: (chosen.sum(), count), f"{name}_max": (chosen.max(), count.clamp(max=1))}

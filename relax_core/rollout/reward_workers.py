@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One reward's processes: what waits is taken in batches, whoever breaks its process is found and named, the rest is judged.
+
+A process that spins or dies is killed with its children and replaced; the units it had not answered run again, one at
+a time, until the culprit shows. A process killed from outside costs a retry and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from relax_core.api.errors import DeadlineExceeded, RelaxError, WorkerDied
+from relax_core.api.task import Task
+from relax_core.api.trainer import Chosen
+from relax_core.api.trajectory import Trajectory
+from relax_core.api.worker import Worker, Workers, WorkerSpec
+from relax_core.rollout.fuse import Fuse, FuseTripped, failing_sample, fault_of
+from relax_core.rollout.reward_host import FUNCTION
+from relax_core.rollout.transcript import flatten
+from relax_core.rollout.verdict import Verdict, death_verdict, timeout_verdict, unpack
+
+START_S = 120.0
+GRACE_S = 2.0
+"""On top of a reward's own deadline before its process's silence counts: the way there and back."""
+MAX_UNITS = 1024
+Group = tuple[Task, Sequence[Trajectory]]
+
+
+@dataclass(frozen=True, slots=True)
+class RewardChoice:
+    """One `[[rewards]]` table."""
+
+    chosen: Chosen
+    weight: float = 1.0
+    timeout_s: float = 10.0
+    memory_mb: int = 0
+    """Address-space limit of its process; 0: none."""
+    only: str = ""
+    """`domain=maths`: the tasks it applies to, by a dotted path into the metadata; empty: all."""
+    function: bytes | None = None
+    """cloudpickle of a `fn(task, trajectory) -> float` passed from Python."""
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """One call's samples; its caller awaits `done`."""
+
+    samples: list[tuple[Task, Trajectory]]
+    verdicts: list[Verdict | None]
+    done: asyncio.Future[None]
+    missing: int
+
+    def settle(self, position: int, verdict: Verdict) -> None:
+        self.verdicts[position] = verdict
+        self.missing -= 1
+        if not self.missing and not self.done.done():
+            self.done.set_result(None)
+
+
+@dataclass(slots=True, eq=False)
+class _Unit:
+    """What the author judges at once: positions in one job."""
+
+    job: _Job
+    members: list[int]
+
+    def halves(self) -> list[_Unit]:
+        middle = len(self.members) // 2
+        return [_Unit(self.job, self.members[:middle]), _Unit(self.job, self.members[middle:])]
+
+
+@dataclass(slots=True)
+class _Lane:
+    """One process and how often it was replaced."""
+
+    name: str
+    worker: Worker | None = None
+    replaced: int = 0
+    deaths: Counter[_Unit] = field(default_factory=Counter)
+
+
+class RewardWorkers:
+    """Scores with one reward in `num_workers` processes."""
+
+    def __init__(self, choice: RewardChoice, name: str, children: Workers, num_workers: int) -> None:
+        self.choice, self.name = choice, name
+        self._children = children
+        self._lanes = [_Lane(f"reward-{name}-{number}") for number in range(num_workers)]
+        self._waiting: asyncio.Queue[_Unit] = asyncio.Queue()
+        self._loops: list[asyncio.Task[None]] = []
+        self._open: set[_Job] = set()
+        self._broken: Exception | None = None
+        self._fuse = Fuse()
+        self._form = self._place = ""
+
+    async def start(self) -> None:
+        """All processes up and the reward built in each; an error of the author's constructor comes out here."""
+        await asyncio.gather(*(self._fresh(lane) for lane in self._lanes))
+        self._loops = [asyncio.create_task(self._serve(lane)) for lane in self._lanes]
+
+    async def score(self, groups: Sequence[Group]) -> list[list[Verdict]]:
+        """A verdict for each trajectory. Raises FuseTripped, or what makes the reward's processes unusable."""
+        if self._broken is not None:
+            raise self._broken
+        samples = [(task, trajectory) for task, trajectories in groups for trajectory in trajectories]
+        if not samples:
+            return [[] for _ in groups]
+        job = _Job(samples, [None] * len(samples), asyncio.get_running_loop().create_future(), len(samples))
+        self._open.add(job)
+        try:
+            for unit in self._units(job, groups):
+                self._waiting.put_nowait(unit)
+            await job.done
+        finally:
+            self._open.discard(job)
+        verdicts = (verdict for verdict in job.verdicts if verdict is not None)
+        return [[next(verdicts) for _ in trajectories] for _, trajectories in groups]
+
+    async def stop(self) -> None:
+        self._break(RelaxError(f"reward {self.name} was stopped"))
+        for loop in self._loops:
+            loop.cancel()
+        await asyncio.gather(*self._loops, return_exceptions=True)
+        await asyncio.gather(*(lane.worker.kill() for lane in self._lanes if lane.worker is not None))
+
+    def _units(self, job: _Job, groups: Sequence[Group]) -> list[_Unit]:
+        positions = list(range(len(job.samples)))
+        if self._form == "batch":
+            return [_Unit(job, positions)]
+        if self._form == "sample":
+            return [_Unit(job, [position]) for position in positions]
+        following = iter(positions)
+        members = ([next(following) for _ in trajectories] for _, trajectories in groups)
+        return [_Unit(job, own) for own in members if own]
+
+    async def _fresh(self, lane: _Lane) -> None:
+        """A new process in the lane."""
+        if lane.worker is not None:
+            lane.replaced += 1
+            await lane.worker.kill()
+        name = f"{lane.name}.{lane.replaced}" if lane.replaced else lane.name
+        spec = WorkerSpec(
+            name,
+            self._component(),
+            target="relax_core.rollout.reward_host:RewardHost",
+            memory_mb=self.choice.memory_mb,
+        )
+        (lane.worker,) = await self._children.start([spec], START_S)
+        self._form, self._place = await lane.worker.call("open", timeout_s=START_S)
+
+    def _component(self) -> Chosen:
+        if self.choice.function is None:
+            return self.choice.chosen
+        return Chosen(FUNCTION, self.name, {"function": self.choice.function})
+
+    async def _serve(self, lane: _Lane) -> None:
+        while self._broken is None:
+            pending = [await self._waiting.get()]
+            share = min(MAX_UNITS, -(-self._waiting.qsize() // len(self._lanes)))
+            pending += [self._waiting.get_nowait() for _ in range(share)]
+            careful = False
+            try:
+                while pending:
+                    pending, careful = await self._round(lane, pending, careful)
+            except Exception as error:
+                self._break(error)
+            lane.deaths.clear()
+
+    def _break(self, error: Exception) -> None:
+        """Nobody waits for a reward that can't go on: its callers get the reason."""
+        self._broken = error
+        for job in self._open:
+            if not job.done.done():
+                job.done.set_exception(error)
+
+    async def _round(self, lane: _Lane, pending: list[_Unit], careful: bool) -> tuple[list[_Unit], bool]:
+        """One stream through the lane's process; what is left to do, and whether one at a time."""
+        alone = careful or len(pending) == 1
+        answered: set[int] = set()
+        again: list[_Unit] = []
+        try:
+            poisoned = await self._stream(lane, pending, alone, answered, again)
+            if poisoned:
+                await self._fresh(lane)
+            return again + _rest(pending, answered), careful
+        except (DeadlineExceeded, WorkerDied) as error:
+            await self._fresh(lane)
+            rest = _rest(pending, answered)
+            if alone and rest:
+                rest = self._blame(lane, rest, error)
+            return again + rest, True
+
+    async def _stream(
+        self, lane: _Lane, pending: list[_Unit], alone: bool, answered: set[int], again: list[_Unit]
+    ) -> bool:
+        if lane.worker is None:
+            raise RuntimeError(f"{lane.name} was never started")
+        arguments = (*_payload(pending), self.choice.timeout_s, alone)
+        stream: Any = lane.worker.stream("score", *arguments, timeout_s=self.choice.timeout_s + GRACE_S)
+        async with aclosing(stream) as items:
+            async for results, poisoned in items:
+                for number, packed in results:
+                    answered.add(number)
+                    again += self._settle(pending[number], [unpack(one) for one in packed])
+                if poisoned:
+                    return True
+        return False
+
+    def _blame(self, lane: _Lane, rest: list[_Unit], error: Exception) -> list[_Unit]:
+        """Alone in its process, the first unanswered unit broke it; a death may come from outside, so it gets a second try."""
+        culprit = rest[0]
+        if isinstance(error, DeadlineExceeded):
+            verdict = timeout_verdict(self.choice.timeout_s, self._place)
+        else:
+            lane.deaths[culprit] += 1
+            if lane.deaths[culprit] < 2:
+                return rest
+            verdict = death_verdict(error, self._place)
+        return self._settle(culprit, [verdict] * len(culprit.members)) + rest[1:]
+
+    def _settle(self, unit: _Unit, verdicts: Sequence[Verdict]) -> list[_Unit]:
+        """Record verdicts; a failed batch is halved instead, so that only who spoiled it fails."""
+        if (
+            self._form == "batch"
+            and len(unit.members) > 1
+            and any(v.failed and v.kind[:7] != "invalid" for v in verdicts)
+        ):
+            return unit.halves()
+        for position, verdict in zip(unit.members, verdicts, strict=True):
+            self._watch(unit.job.samples[position], verdict)
+            unit.job.settle(position, verdict)
+        return []
+
+    def _watch(self, sample: tuple[Task, Trajectory], verdict: Verdict) -> None:
+        seen = self._fuse.record(fault_of(verdict))
+        if seen:
+            raise FuseTripped(self.name, verdict, seen, failing_sample(self.name, *sample, verdict))
+
+
+def _rest(pending: list[_Unit], answered: set[int]) -> list[_Unit]:
+    return [unit for number, unit in enumerate(pending) if number not in answered]
+
+
+def _payload(units: Sequence[_Unit]) -> tuple[list[Task], list[list[Any]], list[list[int]]]:
+    """Each task once, each sample flat, units as positions in them."""
+    tasks: dict[int, tuple[int, Task]] = {}
+    samples: list[list[Any]] = []
+    members: list[list[int]] = []
+    for unit in units:
+        start = len(samples)
+        for position in unit.members:
+            task, trajectory = unit.job.samples[position]
+            number, _ = tasks.setdefault(id(task), (len(tasks), task))
+            samples.append([number, flatten(trajectory)])
+        members.append(list(range(start, len(samples))))
+    return [task for _, task in tasks.values()], samples, members

@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The judge with real child processes: what rewards say is summed, what they break is named, nothing becomes a zero."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import cloudpickle
+import psutil
+import pytest
+
+from relax_core.api import Chosen, Message, Node, Outcome, Score, SystemClock, Task, Trajectory
+from relax_core.api.errors import PluginError
+from relax_core.rollout.fuse import FuseTripped
+from relax_core.rollout.judge import Judge, Judgement, RewardChoice, applies
+from relax_core.rollout.transcript import flatten, revive
+from relax_core.runners.local.workers import LocalWorkers
+
+REWARDS = '''
+import asyncio, os, re, subprocess, time
+from relax_core.api import BatchReward, GroupReward, Reward, Score
+
+
+class Length(Reward):
+    def score(self, task, trajectory):
+        return len(trajectory.response)
+
+
+class Later(Reward):
+    async def score(self, task, trajectory):
+        await asyncio.sleep(30 if trajectory.response == "slow" else 0.01)
+        return Score(2.0, {"half": 1.0}, steps=(0.5, 0.25))
+
+
+class Awkward(Reward):
+    """Does what the response says."""
+
+    def score(self, task, trajectory):
+        word = trajectory.response
+        if word == "spin":
+            while True:
+                pass
+        if word == "lock":
+            re.match("(a+)+$", "a" * 60 + "!")
+        if word == "child":
+            subprocess.Popen(["sleep", "300"])
+            time.sleep(300)
+        if word == "exit":
+            os._exit(3)
+        if word == "hog":
+            return len(bytearray(8 << 30))
+        if word == "typo":
+            return undefined_name
+        if word == "pid":
+            return os.getpid()
+        return {"nan": float("nan"), "text": "good", "true": True, "none": None}.get(word, 1.0)
+
+
+class Ranks(GroupReward):
+    def score_group(self, task, trajectories):
+        order = sorted(t.response for t in trajectories)
+        if "bad" in order:
+            raise ValueError("a bad group")
+        return [order.index(t.response) for t in trajectories]
+
+
+class Together(BatchReward):
+    def score_batch(self, tasks, trajectories):
+        if any(t.response == "spin" for t in trajectories):
+            while True:
+                pass
+        return [float(t.response) for t in trajectories]
+
+
+class Short(BatchReward):
+    async def score_batch(self, tasks, trajectories):
+        return [1.0]
+'''
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plugin") / "my_rewards.py"
+    path.write_text(REWARDS)
+    return path
+
+
+@asynccontextmanager
+async def judging(plugin: Path, *choices: RewardChoice, num_workers: int = 1) -> AsyncIterator[Judge]:
+    children = LocalWorkers([str(plugin)])
+    judge = Judge(choices, children, SystemClock(), num_workers)
+    try:
+        await judge.start()
+        yield judge
+        await judge.stop()
+    finally:
+        await children.close()
+
+
+def choice(name: str, **fields: object) -> RewardChoice:
+    return RewardChoice(Chosen("reward", name), **fields)  # type: ignore[arg-type]
+
+
+def said(response: str, outcome: Outcome = Outcome.FINISHED, step_rewards: tuple[float, ...] = ()) -> Trajectory:
+    nodes = (Node(None, (1, 2), False), Node(0, (3,), True, (-0.5,), (4,)))
+    messages = (Message("user", "?"), Message("assistant", response))
+    return Trajectory(messages, response, nodes, outcome, step_rewards, {"note": 1})
+
+
+def group(*responses: str, **metadata: object) -> tuple[Task, list[Trajectory]]:
+    return Task("t", "?", "a", metadata), [said(response) for response in responses]
+
+
+async def judged(judge: Judge, *responses: str) -> list[Judgement]:
+    async with asyncio.timeout(60):
+        (answers,) = await judge.judge([group(*responses)])
+    return answers
+
+
+def test_trajectories_survive_the_way_to_the_reward() -> None:
+    from relax_core.api import ToolCall, wire
+
+    trajectory = said("x", step_rewards=(1.0,))
+    called = Message("assistant", "", (ToolCall("search", {"query": "q"}),))
+    trajectory = Trajectory((*trajectory.messages, called), *(getattr(trajectory, f) for f in trajectory.__slots__[1:]))
+    assert revive(wire.decode(wire.encode(flatten(trajectory)))) == trajectory
+
+
+@pytest.mark.parametrize(
+    ("only", "expected"),
+    [("", True), ("domain=maths", True), ("domain=code", False), ("source.set=gsm", True), ("source.none=x", False)],
+)
+def test_only_selects_tasks_by_a_path_into_their_columns(only: str, expected: bool) -> None:
+    assert applies(only, Task("t", "?", metadata={"domain": "maths", "source": {"set": "gsm"}})) is expected
+
+
+async def test_rewards_are_weighed_summed_and_kept_by_name(plugin: Path) -> None:
+    async with judging(plugin, choice("length", weight=0.5), choice("later", weight=2.0)) as judge:
+        ((one, two),) = await judge.judge([(group()[0], [said("ab"), said("abcd", step_rewards=(1.0, 1.0, 3.0))])])
+    assert one == Judgement(5.0, {"half": 1.0, "length": 2.0, "later": 2.0}, (1.0, 0.5))
+    assert two.value == 5.0 + 2.0 + 4.0
+    assert two.parts["environment"] == 5.0
+    assert two.steps == (2.0, 1.5, 3.0)
+
+
+async def test_a_reward_judges_only_the_tasks_it_applies_to(plugin: Path) -> None:
+    async with judging(plugin, choice("length", only="domain=maths"), choice("later", only="domain=code")) as judge:
+        maths, code, none = await judge.judge(
+            [group("abc", domain="maths"), group("abc", domain="code"), group("abc", domain="art")]
+        )
+    assert (maths[0].value, dict(maths[0].parts)) == (3.0, {"length": 3.0})
+    assert code[0].value == 2.0
+    assert none[0].outcome is Outcome.INVALID_TASK
+    assert math.isnan(none[0].value)
+
+
+async def test_without_rewards_the_environment_judges(plugin: Path) -> None:
+    async with judging(plugin) as judge:
+        ((won, lost),) = await judge.judge([(group()[0], [said("x", step_rewards=(0.0, 1.0)), said("y")])])
+    assert (won.value, won.steps, lost.value) == (1.0, (0.0, 1.0), 0.0)
+
+
+async def test_attempts_that_failed_before_are_not_scored(plugin: Path) -> None:
+    async with judging(plugin, choice("ranks")) as judge:
+        members = [said("b"), said("bad", Outcome.ENGINE_ERROR), said("a", Outcome.TRUNCATED)]
+        ((first, failed, cut),) = await judge.judge([(group()[0], members)])
+    assert (first.value, cut.value, cut.outcome) == (1.0, 0.0, Outcome.TRUNCATED)
+    assert failed.outcome is Outcome.ENGINE_ERROR
+    assert math.isnan(failed.value)
+
+
+async def test_what_is_not_a_finite_number_is_invalid_and_what_is_one_counts(plugin: Path) -> None:
+    async with judging(plugin, choice("awkward")) as judge:
+        nan, text, none, true = await judged(judge, "nan", "text", "none", "true")
+    assert [nan.outcome, text.outcome, none.outcome] == [Outcome.REWARD_INVALID] * 3
+    assert all(math.isnan(one.value) for one in (nan, text, none))
+    assert "'good'" in text.error or "good (str)" in text.error
+    assert true.value == 1.0
+
+
+async def test_an_exception_is_an_outcome_with_the_authors_file_and_line(plugin: Path) -> None:
+    async with judging(plugin, choice("awkward")) as judge:
+        good, bad = await judged(judge, "fine", "typo")
+    line = next(n for n, text in enumerate(REWARDS.splitlines(), 1) if "return undefined_name" in text)
+    assert good.value == 1.0
+    assert bad.outcome is Outcome.REWARD_ERROR
+    assert f"{plugin}:{line}" in bad.error
+    assert "return undefined_name" in bad.frames
+    assert "reward_host" not in bad.frames
+
+
+@pytest.mark.parametrize("word", ["spin", "lock"])
+async def test_a_reward_that_never_returns_is_killed_and_only_its_sample_is_lost(plugin: Path, word: str) -> None:
+    async with judging(plugin, choice("awkward", timeout_s=0.5)) as judge:
+        answers = await judged(judge, "a", "pid", "b", word, "c", "pid")
+    assert [a.outcome for a in answers] == [Outcome.FINISHED] * 3 + [Outcome.REWARD_TIMEOUT] + [Outcome.FINISHED] * 2
+    assert math.isnan(answers[3].value)
+    first, last = int(answers[1].value), int(answers[5].value)
+    assert first != last
+    assert not psutil.pid_exists(first)
+
+
+async def test_a_killed_reward_leaves_no_children(plugin: Path) -> None:
+    async with judging(plugin, choice("awkward", timeout_s=0.5)) as judge:
+        (answer,) = await judged(judge, "child")
+        assert answer.outcome is Outcome.REWARD_TIMEOUT
+        sleepers = [p for p in psutil.Process().children(recursive=True) if "sleep" in p.cmdline()]
+    assert not sleepers
+
+
+async def test_a_slow_awaitable_times_out_alone_while_the_others_finish(plugin: Path) -> None:
+    async with judging(plugin, choice("later", timeout_s=0.5)) as judge:
+        answers = await judged(judge, "a", "slow", "b")
+    assert [a.outcome for a in answers] == [Outcome.FINISHED, Outcome.REWARD_TIMEOUT, Outcome.FINISHED]
+
+
+async def test_a_reward_over_its_memory_is_named_and_the_rest_is_scored(plugin: Path) -> None:
+    async with judging(plugin, choice("awkward", memory_mb=2048)) as judge:
+        answers = await judged(judge, "a", "hog", "b")
+    assert [a.outcome for a in answers] == [Outcome.FINISHED, Outcome.REWARD_ERROR, Outcome.FINISHED]
+    assert "MemoryError" in answers[1].error
+
+
+async def test_a_process_that_ends_on_a_sample_twice_costs_that_sample(plugin: Path) -> None:
+    async with judging(plugin, choice("awkward")) as judge:
+        answers = await judged(judge, "a", "exit", "b")
+    assert [a.outcome for a in answers] == [Outcome.FINISHED, Outcome.REWARD_ERROR, Outcome.FINISHED]
+    assert "ended" in answers[1].error
+
+
+async def test_a_process_killed_from_outside_costs_nothing(plugin: Path) -> None:
+    async with judging(plugin, choice("awkward")) as judge:
+        (answer,) = await judged(judge, "pid")
+        os.kill(int(answer.value), signal.SIGKILL)
+        answers = await judged(judge, "a", "b")
+    assert [a.value for a in answers] == [1.0, 1.0]
+
+
+async def test_a_failed_group_fails_whole_and_alone(plugin: Path) -> None:
+    async with judging(plugin, choice("ranks")) as judge:
+        good, bad = await judge.judge([group("b", "a"), group("x", "bad")])
+    assert [one.value for one in good] == [1.0, 0.0]
+    assert [one.outcome for one in bad] == [Outcome.REWARD_ERROR] * 2
+
+
+async def test_a_batch_is_halved_until_only_who_spoils_it_fails(plugin: Path) -> None:
+    async with judging(plugin, choice("together", timeout_s=0.5)) as judge:
+        answers = await judged(judge, "1", "2", "x", "4", "spin")
+    assert [a.outcome.value for a in answers] == ["finished", "finished", "reward_error", "finished", "reward_timeout"]
+    assert [a.value for a in answers if a.outcome.judged] == [1.0, 2.0, 4.0]
+
+
+async def test_a_batch_of_the_wrong_length_is_the_authors_error(plugin: Path) -> None:
+    async with judging(plugin, choice("short")) as judge:
+        answers = await judged(judge, "1", "2")
+    assert [a.outcome for a in answers] == [Outcome.FINISHED] * 2  # halved to batches of one, which it can do
+
+
+async def test_overlapping_calls_share_the_processes(plugin: Path) -> None:
+    async with judging(plugin, choice("length"), num_workers=2) as judge:
+        calls = [judge.judge([group(*["x" * (n + m) for m in range(4)])]) for n in range(16)]
+        answers = await asyncio.gather(*calls)
+    assert [[a.value for a in one] for (one,) in answers] == [[float(n + m) for m in range(4)] for n in range(16)]
+
+
+async def test_a_function_travels_from_python(plugin: Path) -> None:
+    wanted = "yes"
+    function = cloudpickle.dumps(lambda task, trajectory: Score(float(trajectory.response == wanted)))
+    async with judging(plugin, choice("mine", function=function)) as judge:
+        yes, no = await judged(judge, "yes", "no")
+    assert (yes.value, no.value) == (1.0, 0.0)
+
+
+async def test_a_typo_trips_the_fuse_and_hands_over_a_failing_sample(plugin: Path) -> None:
+    async with judging(plugin, choice("awkward")) as judge:
+        with pytest.raises(FuseTripped) as caught:
+            await judged(judge, *["typo"] * 32)
+        with pytest.raises(FuseTripped):
+            await judged(judge, "fine")
+    assert caught.value.exit_code == 3
+    assert str(plugin) in str(caught.value)
+    assert "undefined_name" in caught.value.frames
+    assert caught.value.sample["response"] == "typo"
+    assert caught.value.sample["task"]["answer"] == "a"
+
+
+async def test_a_reward_that_is_not_there_stops_the_start(plugin: Path) -> None:
+    with pytest.raises(Exception, match="nothing-like-it"):
+        async with judging(plugin, choice("nothing-like-it")):
+            pass
+
+
+async def test_stopping_answers_who_still_waits(plugin: Path) -> None:
+    async with judging(plugin, choice("awkward", timeout_s=30)) as judge:
+        waiting = asyncio.ensure_future(judge.judge([group("spin")]))
+        await asyncio.sleep(0)
+        await judge.stop()
+        with pytest.raises(Exception, match="was stopped"):
+            await waiting
+
+
+def test_the_error_of_a_tripped_fuse_is_a_plugin_error() -> None:
+    assert issubclass(FuseTripped, PluginError)

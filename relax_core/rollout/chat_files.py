@@ -108,7 +108,7 @@ def _templates(folder: Path, settings: Mapping[str, Any], chosen: str) -> tuple[
 
 
 def _chosen(chosen: str) -> tuple[dict[str, str], str]:
-    if "{" in chosen:
+    if "{" in chosen or "\n" in chosen:
         return {"default": chosen}, "[model] chat_template"
     try:
         return {"default": Path(chosen).read_text(encoding="utf-8")}, chosen

@@ -11,8 +11,8 @@ import random
 import sys
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
 from relax_core.api.environment import Tool
@@ -41,6 +41,16 @@ class DataSettings(Protocol):
     def too_long(self) -> str: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Columns that one component reads."""
+
+    component: str
+    columns: tuple[str, ...]
+    applies: Callable[[Task], bool] = lambda task: True
+    """Whether it will see a task at all: a reward may judge only some."""
+
+
 class TaskSet:
     """Usable tasks by number, each with its rendered prompt."""
 
@@ -52,20 +62,22 @@ class TaskSet:
         system_prompt: str = "",
         max_prompt_tokens: int | None = None,
         too_long: str = "skip",
-        needs: Mapping[str, Sequence[str]] | None = None,
+        needs: Sequence[Need] = (),
         tools: Sequence[Tool] = (),
+        check: bool = True,
     ) -> None:
-        """`source` and `family` are open; `needs` names the components that read a column. Raises ConfigError."""
+        """`source` and `family` are open. Raises ConfigError at the first task that can't be used, unless not `check`."""
         if too_long not in TOO_LONG:
             raise ConfigError("data.too_long", repr(too_long), f"choose {', '.join(TOO_LONG)}")
         self._source, self._family, self._tools = source, family, tuple(tools)
         self._system_prompt, self._limit, self._too_long = system_prompt, max_prompt_tokens, too_long
+        self._needs = tuple(need for need in needs if need.columns)
         self._rendered: OrderedDict[int, Rendered] = OrderedDict()
         self._overheads: dict[tuple[str, ...], int] = {}
         self._kept = array("q", range(len(source)))
         self.num_skipped = 0
-        if needs or system_prompt or (max_prompt_tokens and too_long != "truncate"):
-            self._check(needs or {})
+        if check and (self._needs or system_prompt or (max_prompt_tokens and too_long != "truncate")):
+            self._check()
 
     @classmethod
     def open(
@@ -73,13 +85,14 @@ class TaskSet:
         data: DataSettings,
         family: ModelFamily,
         source: TaskSource,
-        needs: Mapping[str, Sequence[str]] | None = None,
+        needs: Sequence[Need] = (),
         *,
         path: str = "",
+        columns: Mapping[str, str] | None = None,
         tools: Sequence[Tool] = (),
     ) -> Self:
-        """Open `source` on the file of `[data]`, or on `path` (an eval set) with the same settings."""
-        source.open(path or str(data.train), data.columns)
+        """Open `source` on the file of `[data]`, or on `path` and `columns` (an eval set) with the same settings."""
+        source.open(path or str(data.train), data.columns if columns is None else columns)
         return cls(
             source,
             family,
@@ -105,7 +118,8 @@ class TaskSet:
         if index in self._rendered:
             self._rendered.move_to_end(index)
             return self._rendered[index]
-        rendered = self._fitted(self._render(self[index], self._kept[index]), index)
+        row = self._kept[index]
+        rendered = self._fitted(self._render(self[index], row), row)
         self._rendered[index] = rendered
         if len(self._rendered) > CACHED_PROMPTS:
             self._rendered.popitem(last=False)
@@ -118,20 +132,35 @@ class TaskSet:
         held = frozenset(random.Random(f"hold-out {seed}").sample(range(len(self)), size))
         return tuple(index for index in range(len(self)) if index not in held), tuple(sorted(held))
 
-    def _check(self, needs: Mapping[str, Sequence[str]]) -> None:
+    def examine(self, row: int) -> Rendered | None:
+        """A row of the source, checked and rendered; None where it is skipped. Raises ConfigError for a bad one."""
+        if not self._usable(row):
+            return None
+        rendered = self._render(self._prompted(self._source[row], row), row)
+        return self._fitted(rendered, row)
+
+    def _check(self) -> None:
         """Read every row once: columns that rewards need, prompts that can't carry what is asked, lengths."""
-        kept = array("q")
-        for row in range(len(self._source)):
-            task = self._source[row]
-            _require_columns(task, needs, self._source, row)
-            task = self._prompted(task, row)
-            if self._fits(task, row):
-                kept.append(row)
+        kept = array("q", (row for row in range(len(self._source)) if self._usable(row)))
         self.num_skipped = len(self._kept) - len(kept)
         self._kept = kept
         if not kept:
             got = f"{self._limit}, which every prompt exceeds"
             raise ConfigError("data.max_prompt_tokens", got, "raise it, or shorten the prompts")
+
+    def _usable(self, row: int) -> bool:
+        """False where it is skipped; raises where it must not be."""
+        task = self._source[row]
+        for need in self._needs:
+            self._require(need, task, row)
+        return self._fits(self._prompted(task, row), row)
+
+    def _require(self, need: Need, task: Task, row: int) -> None:
+        for column in need.columns:
+            if task.column(column) is None and need.applies(task):
+                got = f"{self._source.where(row)} without a value for {column!r}, which {need.component} reads"
+                fix = f"fill the column, or point to another one: columns = {{{column} = ...}}"
+                raise ConfigError("data.train", got, fix)
 
     def _prompted(self, task: Task, row: int) -> Task:
         """The task with the system prompt; a row's own system message stays instead."""
@@ -180,30 +209,13 @@ class TaskSet:
         except ConfigError as error:
             raise ConfigError(error.field, f"{error.got} at {self._source.where(row)}", error.fix) from error
 
-    def _fitted(self, rendered: Rendered, index: int) -> Rendered:
+    def _fitted(self, rendered: Rendered, row: int) -> Rendered:
         if self._limit is None or len(rendered.tokens) <= self._limit:
             return rendered
         if self._too_long == "truncate":
             return replace(rendered, tokens=rendered.tokens[-self._limit :])
-        raise self._too_long_error(self._kept[index], len(rendered.tokens))
+        raise self._too_long_error(row, len(rendered.tokens))
 
     def _too_long_error(self, row: int, length: int) -> ConfigError:
         got = f"{self._limit}, but the prompt at {self._source.where(row)} has {length} tokens"
         return ConfigError("data.max_prompt_tokens", got, 'raise it, or set data.too_long = "skip" or "truncate"')
-
-
-def column_needs(components: Iterable[tuple[str, Sequence[str]]]) -> dict[str, tuple[str, ...]]:
-    """column -> the components that read it, from (name, needs_columns) of rewards and environments."""
-    needs: dict[str, tuple[str, ...]] = {}
-    for name, columns in components:
-        for column in columns:
-            needs[column] = (*needs.get(column, ()), name)
-    return needs
-
-
-def _require_columns(task: Task, needs: Mapping[str, Sequence[str]], source: TaskSource, row: int) -> None:
-    for column, components in needs.items():
-        if task.column(column) is None:
-            got = f"{source.where(row)} without a value for {column!r}, which {' and '.join(components)} reads"
-            fix = f"fill the column, or point to another one: columns = {{{column} = ...}}"
-            raise ConfigError("data.train", got, fix)

@@ -12,7 +12,7 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.task import Message
 from relax_core.rollout.chat import ChatFamily
 from relax_core.rollout.jsonl import JsonLines
-from relax_core.rollout.tasks import TaskSet, column_needs
+from relax_core.rollout.tasks import Need, TaskSet
 
 TEMPLATE = (
     "{% for t in tools or [] %}T{% endfor %}"
@@ -58,7 +58,7 @@ def family(tmp_path):
     return family
 
 
-def opened(tmp_path, family, rows, needs=None, tools=(), **settings):
+def opened(tmp_path, family, rows, needs=(), tools=(), **settings):
     path = tmp_path / "tasks.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return TaskSet.open(Data(str(path), **settings), family, JsonLines(), needs, tools=tools)
@@ -91,14 +91,33 @@ def test_a_bare_string_cannot_carry_a_system_prompt(tmp_path, family):
 
 
 def test_a_column_that_a_reward_needs_is_missed_with_line_and_reward(tmp_path, family):
-    needs = column_needs([("maths", ("answer",)), ("style", ("tone", "answer"))])
-    assert needs == {"answer": ("maths", "style"), "tone": ("style",)}
-    good = {"prompt": "a", "answer": 1, "tone": "x"}
-    assert len(opened(tmp_path, family, [good, good], needs)) == 2
+    needs = (Need("maths", ("answer",)), Need("style", ("tone",), lambda task: task.column("tonal")))
+    good = {"prompt": "a", "answer": 1}
+    assert len(opened(tmp_path, family, [good, {**good, "tone": "x", "tonal": True}], needs)) == 2
     with pytest.raises(ConfigError, match=r"tasks\.jsonl:2 without a value for 'tone', which style reads"):
-        opened(tmp_path, family, [good, {"prompt": "a", "answer": 1}], needs)
-    with pytest.raises(ConfigError, match=r"tasks\.jsonl:1 without a value for 'answer', which maths and style reads"):
-        opened(tmp_path, family, [{"prompt": "a", "answer": None, "tone": "x"}], needs)
+        opened(tmp_path, family, [good, {**good, "tonal": True}], needs)
+    with pytest.raises(ConfigError, match=r"tasks\.jsonl:1 without a value for 'answer', which maths reads"):
+        opened(tmp_path, family, [{"prompt": "a", "answer": None}], needs)
+
+
+def test_rows_can_be_examined_one_by_one_without_stopping_at_a_bad_one(tmp_path, family):
+    odd = [{"role": "odd", "content": "a"}]
+    rows = [
+        {"prompt": "abc", "answer": 1},
+        {"prompt": "b"},
+        {"prompt": odd, "answer": 2},
+        {"prompt": "a" * 9, "answer": 3},
+    ]
+    opened(tmp_path, family, rows)
+    source = JsonLines()
+    source.open(str(tmp_path / "tasks.jsonl"), {})
+    tasks = TaskSet(source, family, max_prompt_tokens=8, needs=(Need("maths", ("answer",)),), check=False)
+    assert tasks.examine(0).tokens == family.encode("abc")
+    with pytest.raises(ConfigError, match="which maths reads"):
+        tasks.examine(1)
+    with pytest.raises(ConfigError, match="bad role"):
+        tasks.examine(2)
+    assert tasks.examine(3) is None
 
 
 ROWS = [
@@ -164,6 +183,6 @@ def test_a_hold_out_is_seeded_disjoint_and_whole(tmp_path, family):
 def test_an_eval_set_takes_the_settings_of_the_data_with_a_file_of_its_own(tmp_path, family):
     other = tmp_path / "eval.jsonl"
     other.write_text('{"q": [{"role": "user", "content": "a"}]}\n')
-    data = Data("unused.jsonl", {"prompt": "q"}, system_prompt="s")
-    tasks = TaskSet.open(data, family, JsonLines(), path=str(other))
+    data = Data("unused.jsonl", {"prompt": "unused"}, system_prompt="s")
+    tasks = TaskSet.open(data, family, JsonLines(), path=str(other), columns={"prompt": "q"})
     assert tasks[0].id == "eval:1" and tasks[0].prompt[0].role == "system"

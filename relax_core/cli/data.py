@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`relax data`: every bad row of a task file, and a prompt as the model will see it. Nothing is trained or changed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from relax_core.cli.data_files import DataFile, Survey
+
+SHOWN_BAD_ROWS = 50
+SEPARATOR = "│"
+
+File = Annotated[Path, typer.Argument(metavar="FILE|TOML", help="A task file, or the configuration that names it.")]
+Model = Annotated[Path | None, typer.Option(help="Model folder, for its template and tokens.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+
+
+def add(app: typer.Typer) -> None:
+    """Hang the verbs on the command line."""
+    verbs = typer.Typer(help="Check task files and look at prompts.", no_args_is_help=True)
+    verbs.command("check")(check)
+    verbs.command("show")(show)
+    app.add_typer(verbs, name="data")
+
+
+def check(file: File, model: Model = None, as_json: Json = False) -> None:
+    """List every row that can't be used, and why; count the rest. Exit code 2 where there is a bad one."""
+    from relax_core.cli.data_files import data_files, survey
+
+    reports = [_report(survey(found)) for found in data_files(file, model)]
+    if as_json:
+        typer.echo(json.dumps({"schema": 1, "files": reports}, ensure_ascii=False))
+    else:
+        for report in reports:
+            _print_report(report)
+    if any(report["bad"] for report in reports):
+        raise typer.Exit(2)
+
+
+def show(
+    file: File,
+    model: Model = None,
+    index: Annotated[int, typer.Option(help="Which usable task, from 0.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Show one rendered prompt, token by token, with its ids, answer and other columns."""
+    from relax_core.cli.data_files import data_files
+
+    shown = _shown(next(iter(data_files(file, model))), index)
+    if as_json:
+        typer.echo(json.dumps({"schema": 1, **shown}, ensure_ascii=False))
+    else:
+        _print_shown(shown)
+
+
+def _report(found: Survey) -> dict[str, Any]:
+    return {
+        "path": found.path,
+        "usable": found.usable,
+        "skipped": found.skipped,
+        "bad": [{"where": row.where, "reason": row.reason} for row in found.bad],
+        "columns": dict(found.columns),
+        "tokens": _spread(found.lengths),
+    }
+
+
+def _spread(lengths: list[int]) -> dict[str, int]:
+    """Percentiles of prompt lengths; empty where no model was named."""
+    if not lengths:
+        return {}
+    ordered = sorted(lengths)
+    at = {name: ordered[int((len(ordered) - 1) * share)] for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))}
+    return {"min": ordered[0], **at, "max": ordered[-1]}
+
+
+def _print_report(report: dict[str, Any]) -> None:
+    for row in report["bad"][:SHOWN_BAD_ROWS]:
+        typer.echo(f"{row['where']}: {row['reason']}")
+    if len(report["bad"]) > SHOWN_BAD_ROWS:
+        typer.echo(f"... and {len(report['bad']) - SHOWN_BAD_ROWS} more; --json lists them all")
+    skipped = f", {report['skipped']} skipped as too long" if report["skipped"] else ""
+    typer.echo(f"{report['path']}: {report['usable']} usable, {len(report['bad'])} bad{skipped}")
+    if report["columns"]:
+        typer.echo("columns  " + ", ".join(f"{name} {count}" for name, count in report["columns"].items()))
+    if report["tokens"]:
+        typer.echo("tokens   " + ", ".join(f"{name} {count}" for name, count in report["tokens"].items()))
+
+
+def _shown(found: DataFile, index: int) -> dict[str, Any]:
+    from relax_core.api.errors import ConfigError
+
+    tasks, family = found.tasks, found.family
+    if tasks is None or family is None:
+        raise ConfigError(
+            "--model", "no model folder", "name the folder whose template and tokenizer render the prompt"
+        )
+    if found.refused:
+        raise found.refused
+    if not 0 <= index < len(tasks):
+        raise ConfigError("--index", index, f"choose 0 to {len(tasks) - 1}")
+    task, ids = tasks[index], tasks.prompt(index).tokens
+    return {
+        "where": tasks.where(index),
+        "id": task.id,
+        "tokens": [family.decode((number,), skip_special=False) for number in ids],
+        "ids": list(ids),
+        "answer": task.answer,
+        "metadata": dict(task.metadata),
+        "ends_with": [family.decode((number,), skip_special=False) for number in family.stop_tokens],
+    }
+
+
+def _print_shown(shown: dict[str, Any]) -> None:
+    typer.echo(f"{shown['where']} ({shown['id']}), {len(shown['ids'])} tokens\n")
+    typer.echo(SEPARATOR.join(token.replace("\n", "⏎\n") for token in shown["tokens"]) + "\n")
+    typer.echo(f"ids       {' '.join(map(str, shown['ids']))}")
+    typer.echo(f"answer    {json.dumps(shown['answer'], ensure_ascii=False)}")
+    for name, value in shown["metadata"].items():
+        typer.echo(f"{name:<9} {json.dumps(value, ensure_ascii=False)}")
+    typer.echo(f"a turn ends with {' or '.join(shown['ends_with']) or 'nothing: the model names no end token'}")

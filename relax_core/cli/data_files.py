@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Task files as `relax data` sees them: named alone or by a configuration, and read past their bad rows."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from relax_core.api.errors import ConfigError
+from relax_core.api.family import ModelFamily
+from relax_core.api.source import BadRow, TaskSource
+from relax_core.api.trainer import Chosen
+from relax_core.options import RunConfig, load
+from relax_core.plugins import Catalogue
+from relax_core.rollout.tasks import Need, TaskSet
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """One file, opened as far as it can be."""
+
+    path: str
+    source: TaskSource
+    refused: ConfigError | None
+    """What `open` said of a file with bad rows; the others can be read all the same."""
+    family: ModelFamily | None = None
+    tasks: TaskSet | None = None
+    """Unchecked; where a model is known."""
+
+
+@dataclass(slots=True)
+class Survey:
+    """What stands in one file."""
+
+    path: str
+    bad: list[BadRow]
+    usable: int = 0
+    skipped: int = 0
+    columns: Counter[str] = field(default_factory=Counter)
+    """How many tasks have a value in each column."""
+    lengths: list[int] = field(default_factory=list)
+    """Tokens of each usable prompt, where a model is known."""
+
+
+def data_files(file: Path, model: Path | None) -> Iterator[DataFile]:
+    """The file itself, or the training file and evaluation sets of a TOML."""
+    if file.suffix != ".toml":
+        catalogue = Catalogue.load()
+        family = _family(catalogue, Chosen("model-family", "chat"), {"path": str(model)}) if model else None
+        yield _opened(str(file), {}, _source_for(file, catalogue), family, {})
+        return
+    composed, catalogue = load(
+        [file], [f"model.path={json.dumps(str(model.absolute()))}"] if model else [], checked=False
+    )
+    config = composed.config
+    family = _family(catalogue, config.family.chosen, config.model.model_dump(mode="json"))
+    settings = _settings(config, catalogue)
+    files = [(config.data.train, config.data.columns), *((found.path, found.columns) for found in config.eval.sets)]
+    for path, columns in files:
+        source = cast(TaskSource, catalogue.build(config.source.chosen))
+        yield _opened(str(path), columns, source, family, settings)
+
+
+def survey(found: DataFile) -> Survey:
+    """Read every row."""
+    result = Survey(found.path, list(found.source.problems()))
+    for row in range(len(found.source)):
+        _count_columns(found.source, row, result.columns)
+        _examine(found, row, result)
+    return result
+
+
+def _examine(found: DataFile, row: int, result: Survey) -> None:
+    try:
+        rendered = found.tasks.examine(row) if found.tasks else None
+    except ConfigError as error:
+        result.bad.append(BadRow(found.source.where(row), str(error)))
+        return
+    if rendered:
+        result.lengths.append(len(rendered.tokens))
+    if rendered or not found.tasks:
+        result.usable += 1
+    else:
+        result.skipped += 1
+
+
+def _count_columns(source: TaskSource, row: int, columns: Counter[str]) -> None:
+    task = source[row]
+    columns["prompt"] += 1
+    columns["answer"] += task.answer is not None
+    columns.update(name for name, value in task.metadata.items() if value is not None)
+
+
+def _opened(
+    path: str, columns: Mapping[str, str], source: TaskSource, family: ModelFamily | None, settings: Mapping[str, Any]
+) -> DataFile:
+    refused = None
+    try:
+        source.open(path, columns)
+    except ConfigError as error:
+        refused = error
+        if not any(True for _ in source.problems()):
+            raise
+    return DataFile(path, source, refused, family, TaskSet(source, family, check=False, **settings) if family else None)
+
+
+def _family(catalogue: Catalogue, chosen: Chosen, model: Mapping[str, Any]) -> ModelFamily:
+    family = cast(ModelFamily, catalogue.build(chosen))
+    family.open(model)
+    return family
+
+
+def _source_for(file: Path, catalogue: Catalogue) -> TaskSource:
+    """The task source that reads files of this suffix."""
+    known: list[str] = []
+    for name in catalogue.names("task-source"):
+        suffixes = cast(type[TaskSource], catalogue.target("task-source", name)).suffixes
+        if file.suffix in suffixes:
+            return cast(TaskSource, catalogue.build(Chosen("task-source", name)))
+        known += suffixes
+    raise ConfigError("FILE", file, f"name a .toml or a task file ({', '.join(sorted(known))})")
+
+
+def _settings(config: RunConfig, catalogue: Catalogue) -> dict[str, Any]:
+    """How the configured run would take its tasks."""
+    data = config.data
+    environment = cast(Any, catalogue.target("environment", config.environment.name))
+    judges = [(choice.name, catalogue.target("reward", choice.name), bool(choice.only)) for choice in config.rewards]
+    needs = [Need(name, cast(Any, judge).needs_columns) for name, judge, some_tasks in judges if not some_tasks]
+    needs.append(Need(config.environment.name, environment.needs_columns))
+    return {
+        "system_prompt": data.system_prompt,
+        "max_prompt_tokens": data.max_prompt_tokens,
+        "too_long": data.too_long,
+        "needs": needs,
+        "tools": environment.tools,
+    }

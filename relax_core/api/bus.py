@@ -62,6 +62,8 @@ class Sealed:
     """Oldest step among its trained tokens."""
     trained_tokens: int = 0
     parts: Mapping[str, float] = field(default_factory=dict)
+    newest: int | None = None
+    """Newest step among its trained tokens; None: as new as the actor's version when it was put."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,9 @@ class ClaimRequest:
     trains: bool = False
     """The actor's own claim: the staleness claim rule holds and the samples become `claimed`."""
     step: int = 0
-    """trains: the step that will train them."""
+    """trains: the step that will train them; step s starts at version s - 1 and completes version s."""
+    overdue: bool = False
+    """trains: the step's deadline has passed; take what is ready, and end what no longer fits when it is committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,8 @@ class Claim:
     samples: Mapping[AttemptId, Sealed]
     """Every valid member of the claimed groups, those without rows too."""
     groups: tuple[int, ...]
+    mask_before: int = 0
+    """`late = "mask"`: tokens sampled by a step before this one are too stale to train; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +171,16 @@ class Bus(Protocol):
         """The actor's current version: completed steps."""
         ...
 
-    async def report_held(self, holder: str, attempts: frozenset[AttemptId], admitted: int) -> None:
-        """The holder's own count of what it works on; `admitted`: attempts admitted to it so far, as it saw them."""
+    async def report_held(self, holder: str, attempts: frozenset[AttemptId], admitted: int) -> frozenset[AttemptId]:
+        """The holder's own count of what it works on; `admitted`: attempts admitted to it so far, as it saw them.
+
+        An attempt stays in the count until its put or drop has returned. Returns those of them that have ended
+        meanwhile: abort them.
+        """
+        ...
+
+    async def rollback(self, step: int) -> Version:
+        """The trainer was restored from the checkpoint of `step`: later steps are undone under a new incarnation."""
         ...
 
     async def account(self) -> Account: ...

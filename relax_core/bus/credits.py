@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Credits: how many rows and bytes producers may have on the bus. They wait for credit; nothing is ever refused.
+
+Payloads of trained samples, kept for a rollback, have a budget of their own and block nobody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Credits:
+    """Rows and bytes in use against what the run allows."""
+
+    max_rows: int
+    max_bytes: int
+    rows: int = 0
+    bytes: int = 0
+    kept_bytes: int = 0
+
+    def fits(self, rows: int, size_bytes: int) -> bool:
+        """Whether a producer may put this much now; an empty bus takes anything, or a large row could never pass."""
+        empty = self.rows == 0
+        return empty or (self.rows + rows <= self.max_rows and self.bytes + size_bytes <= self.max_bytes)
+
+    @property
+    def over_kept(self) -> bool:
+        return self.kept_bytes > self.max_bytes
+
+    def take(self, rows: int, size_bytes: int) -> None:
+        self.rows += rows
+        self.bytes += size_bytes
+
+    def take_rows(self, rows: int) -> None:
+        self.rows += rows
+
+    def take_bytes(self, size_bytes: int) -> None:
+        self.bytes += size_bytes
+
+    def keep_bytes(self, size_bytes: int) -> None:
+        """Move bytes from use to what is only kept."""
+        self.bytes -= size_bytes
+        self.kept_bytes += size_bytes
+
+    def drop_kept(self, size_bytes: int) -> None:
+        self.kept_bytes -= size_bytes

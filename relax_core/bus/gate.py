@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The staleness rule as pure functions over small numbers: grant, continue, claim, and what no longer fits.
+
+It knows no samples, no time and no IO. Versions are completed steps; the step that starts at version v trains up to
+`groups_per_step` groups. A group's floor is the oldest version among its trained tokens; it expires at floor + k,
+the last version at whose step it may be trained. Unclaimed groups are told as counts by expiry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """k, G and the over-sampling allowance of one run."""
+
+    max_staleness: int | None
+    groups_per_step: int
+    spare_groups: int = 0
+    """Unclaimed groups that need not fit: whoever is last is dropped, never waited for."""
+
+
+def capacity(rule: Rule, version: int, engine: int) -> int | None:
+    """Live groups below which an engine at version `engine` may be given one more; None is no limit."""
+    if rule.max_staleness is None:
+        return None
+    slots = (rule.max_staleness + 1 - (version - min(engine, version))) * rule.groups_per_step
+    return slots + rule.spare_groups if slots > 0 else 0
+
+
+def may_grant(rule: Rule, version: int, engine: int, live: int) -> bool:
+    """Whether an engine may start a new group while `live` are admitted, neither dropped nor trained."""
+    limit = capacity(rule, version, engine)
+    return limit is None or live < limit
+
+
+def may_continue(engine: int, floor: int) -> bool:
+    """Whether a request of a group may go on there: never below what the group began with."""
+    return engine >= floor
+
+
+def expiry(rule: Rule, floor: int) -> int | None:
+    """The last version at whose step a group with this floor may be trained; None is never."""
+    return None if rule.max_staleness is None else floor + rule.max_staleness
+
+
+def slots_through(rule: Rule, version: int, claimed: int, last: int) -> int:
+    """Places left in the steps that start at `version` to `last`, `claimed` of the first being taken."""
+    return max(0, last - version + 1) * rule.groups_per_step - (claimed if last >= version else 0)
+
+
+def overflow(rule: Rule, version: int, claimed: int, unclaimed: Mapping[int, int]) -> int:
+    """How many unclaimed groups (counts by expiry) can't be trained in time, whatever is done; 0 when all fit."""
+    due, worst = 0, 0
+    for last in sorted(unclaimed):
+        due += unclaimed[last]
+        worst = max(worst, due - slots_through(rule, version, claimed, last))
+    return worst
+
+
+def may_train(rule: Rule, version: int, claimed: int, floor: int) -> bool:
+    """Whether the step that starts at `version` has a place, and 0 <= lag <= k for a group with this floor."""
+    lag = version - floor
+    return claimed < rule.groups_per_step and lag >= 0 and (rule.max_staleness is None or lag <= rule.max_staleness)
+
+
+def may_claim(rule: Rule, version: int, claimed: int, unclaimed: Mapping[int, int], floor: int) -> bool:
+    """Whether a ready group may join the step that starts at `version`: afterwards all that is unclaimed still fits."""
+    if not may_train(rule, version, claimed, floor):
+        return False
+    expires = expiry(rule, floor)
+    if expires is None:
+        return True
+    rest = {last: count - (last == expires) for last, count in unclaimed.items()}
+    return overflow(rule, version, claimed + 1, rest) <= rule.spare_groups
+
+
+def victims(
+    rule: Rule, version: int, claimed: int, unclaimed: Iterable[tuple[int, bool, int]], allowed: int
+) -> tuple[int, ...]:
+    """The fewest groups whose end lets the others fit, but for `allowed`; those that are not ready go first.
+
+    `unclaimed` lists (expiry, ready, group number).
+    """
+    pool: list[tuple[bool, int, int]] = []
+    ended: list[int] = []
+    due = sorted(unclaimed)
+    for index, (last, ready, number) in enumerate(due):
+        pool.append((ready, last, -number))
+        if index + 1 < len(due) and due[index + 1][0] == last:
+            continue
+        spared = allowed if last >= version else 0
+        while len(pool) - spared > slots_through(rule, version, claimed, last):
+            pool.remove(first := min(pool))
+            ended.append(-first[2])
+    return tuple(ended)

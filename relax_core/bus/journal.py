@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ledger.db`: the ledger's facts on disk, one writer, durable when `commit` returns. sqlite in rollback-journal mode.
+
+A commit that fails loses nothing: the facts stay in memory and go with the next one.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from relax_core.api.batch import AttemptId
+from relax_core.api.errors import InfrastructureError
+from relax_core.api.outcome import DropReason
+from relax_core.api.version import Version
+from relax_core.bus.records import (
+    Checkpointed,
+    Ended,
+    Issued,
+    Pending,
+    Record,
+    Registered,
+    Remembered,
+    RolledBack,
+    Stepped,
+    Trained,
+)
+
+SCHEMA = 1
+FILE = "ledger.db"
+
+TABLES = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS groups (number INTEGER PRIMARY KEY, issue INTEGER NOT NULL, retry INTEGER NOT NULL,
+    size INTEGER NOT NULL, pending INTEGER NOT NULL, step INTEGER);
+CREATE TABLE IF NOT EXISTS ended (number INTEGER, sample INTEGER, issue INTEGER, reason TEXT NOT NULL, step INTEGER,
+    newest INTEGER NOT NULL, with_gradient INTEGER NOT NULL, PRIMARY KEY (number, issue, sample)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS steps (step INTEGER PRIMARY KEY, incarnation INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS checkpoints (step INTEGER PRIMARY KEY, incarnation INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS roles (role TEXT PRIMARY KEY, incarnation INTEGER NOT NULL) WITHOUT ROWID;
+"""
+
+STATEMENTS: dict[type, tuple[str, ...]] = {
+    Issued: ("INSERT OR REPLACE INTO groups VALUES (?1, ?2, ?3, ?4, 0, NULL)",),
+    Ended: ("INSERT OR REPLACE INTO ended VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",),
+    Trained: ("UPDATE groups SET step = ?2, pending = 0 WHERE number = ?1",),
+    Pending: ("UPDATE groups SET pending = 1, retry = ?2, step = NULL WHERE number = ?1",),
+    Stepped: ("INSERT OR REPLACE INTO steps VALUES (?1, ?2)",),
+    RolledBack: (
+        "DELETE FROM ended WHERE reason = '' AND step > ?1 AND ?2 IS NOT NULL",
+        "UPDATE groups SET step = NULL WHERE step > ?1 AND ?2 IS NOT NULL",
+        "DELETE FROM steps WHERE step > ?1 AND ?2 IS NOT NULL",
+        "DELETE FROM checkpoints WHERE step > ?1 AND ?2 IS NOT NULL",
+    ),
+    Registered: ("INSERT OR REPLACE INTO roles VALUES (?1, ?2)",),
+    Checkpointed: ("INSERT OR REPLACE INTO checkpoints VALUES (?1, ?2)",),
+}
+
+
+class Journal:
+    """The one writer of a run's `ledger.db`. Calls may come from any one thread at a time."""
+
+    def __init__(self, directory: str) -> None:
+        self.path = Path(directory) / FILE
+        self._waiting: list[Record] = []
+        self._lock = threading.Lock()
+        try:
+            Path(directory).mkdir(parents=True, exist_ok=True)
+            self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+            self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
+            self._db.execute("PRAGMA journal_mode = PERSIST")
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.executescript(TABLES)
+            self._check_schema()
+        except (sqlite3.Error, OSError) as error:
+            raise self._fault("open", error) from error
+
+    def _check_schema(self) -> None:
+        found = self._db.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
+        if found is None:
+            self._db.execute("INSERT INTO meta VALUES ('schema', ?)", (SCHEMA,))
+        elif found[0] != SCHEMA:
+            raise sqlite3.DatabaseError(f"schema {found[0]}, this version of relax-core writes {SCHEMA}")
+
+    @property
+    def behind(self) -> bool:
+        """Whether a commit failed and its facts still wait."""
+        return bool(self._waiting)
+
+    def commit(self, records: Sequence[Record]) -> None:
+        """Make these, and what an earlier commit could not, durable together."""
+        with self._lock:
+            self._waiting += records
+            if not self._waiting:
+                return
+            try:
+                self._write(self._waiting)
+            except (sqlite3.Error, OSError) as error:
+                raise self._fault("write", error) from error
+            self._waiting = []
+
+    def _write(self, records: Sequence[Record]) -> None:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            for kind, found in groupby(records, type):
+                rows = [_row(record) for record in found]
+                for statement in STATEMENTS[kind]:
+                    self._db.executemany(statement, rows)
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+
+    def copy(self, directory: str) -> None:
+        """A whole copy in a checkpoint: complete under its name, or not there."""
+        target = Path(directory) / FILE
+        partial = target.with_suffix(".partial")
+        with self._lock:
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                partial.unlink(missing_ok=True)
+                copy = sqlite3.connect(partial)
+                try:
+                    self._db.backup(copy)
+                finally:
+                    copy.close()
+                _sync(partial)
+                os.replace(partial, target)
+                _sync(target.parent)
+            except (sqlite3.Error, OSError) as error:
+                raise InfrastructureError(
+                    f"{target}: {error}; free space or point the run elsewhere, then `relax resume` it"
+                ) from error
+
+    def remember(self, version: Version) -> Remembered:
+        """What was known, as of the trainer's restored version: later steps undone, all that was in flight ended.
+
+        Nothing in memory survived, so every sample that may still be trained is issued again, as the same work.
+        """
+        same = self._same_weights(version)
+        with self._lock:
+            try:
+                self._db.execute("BEGIN IMMEDIATE")
+                self._undo_steps(version, same)
+                self._end_in_flight()
+                self._db.execute("COMMIT")
+                return self._read()
+            except (sqlite3.Error, OSError) as error:
+                raise self._fault("restore", error) from error
+
+    def _same_weights(self, version: Version) -> bool:
+        """Whether the trainer replays later steps bit for bit, as it says by keeping its incarnation."""
+        found = self._db.execute("SELECT max(incarnation) FROM steps WHERE step > ?", (version.step,)).fetchone()
+        return found[0] is None or bool(found[0] == version.incarnation)
+
+    def _undo_steps(self, version: Version, same: bool) -> None:
+        resumed, abandoned = DropReason.RESUMED.value, DropReason.ABANDONED.value
+        self._db.execute(
+            "UPDATE ended SET reason = CASE WHEN newest > ?1 AND NOT ?2 THEN ?3 ELSE ?4 END, step = NULL "
+            "WHERE reason = '' AND step > ?1",
+            (version.step, same, abandoned, resumed),
+        )
+        self._db.execute("UPDATE groups SET pending = 1, step = NULL WHERE step > ?", (version.step,))
+        for table in ("steps", "checkpoints"):
+            self._db.execute(f"DELETE FROM {table} WHERE step > ?", (version.step,))
+
+    def _end_in_flight(self) -> None:
+        """A group is over when it was trained, or all its members have ended and nobody stopped it or put it off."""
+        open_groups = self._db.execute(
+            "SELECT g.number, g.issue, g.size, "
+            "(SELECT group_concat(e.sample) FROM ended e WHERE e.number = g.number AND e.issue = g.issue) "
+            "FROM groups g WHERE g.pending = 0 AND g.step IS NULL AND (SELECT count(*) FROM ended e "
+            "WHERE e.number = g.number AND e.issue = g.issue AND e.reason != ?) < g.size",
+            (DropReason.STOPPED.value,),
+        ).fetchall()
+        for number, issue, size, ended in open_groups:
+            known = {int(sample) for sample in (ended or "").split(",") if sample}
+            left = [AttemptId(number, sample, issue) for sample in range(size) if sample not in known]
+            rows = [_row(Ended(attempt, DropReason.RESUMED.value, None, -1, True)) for attempt in left]
+            self._db.executemany(STATEMENTS[Ended][0], rows)
+            self._db.execute("UPDATE groups SET pending = 1 WHERE number = ?", (number,))
+
+    def _read(self) -> Remembered:
+        ask = self._db.execute
+        counts = dict(ask("SELECT reason, count(*) FROM ended GROUP BY reason").fetchall())
+        trained = counts.pop("", 0)
+        idle = ask("SELECT count(*) FROM ended WHERE reason = '' AND with_gradient = 0").fetchone()[0]
+        cursor = ask("SELECT coalesce(max(number) + 1, 0) FROM groups").fetchone()[0]
+        pending = ask("SELECT number, issue + 1, retry FROM groups WHERE pending = 1 ORDER BY number").fetchall()
+        roles = ask("SELECT role, incarnation FROM roles").fetchall()
+        issued = trained + sum(counts.values())
+        return Remembered(cursor, tuple(pending), issued, trained, idle, tuple(sorted(counts.items())), tuple(roles))
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _fault(self, what: str, error: Exception) -> InfrastructureError:
+        return InfrastructureError(
+            f"{self.path}: can't {what} the ledger ({error}); free space or permissions there, then `relax resume` the run"
+        )
+
+
+def _row(record: Record) -> tuple[Any, ...]:
+    if isinstance(record, Ended):
+        return (*record.attempt, record.reason, record.step, record.newest, record.with_gradient)
+    return tuple(record)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

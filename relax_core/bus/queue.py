@@ -1,0 +1,484 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TransferQueue: the bus as one state machine. No IO, no clock, no payloads; every method that needs time takes `now`.
+
+It composes the gate's rule, the ledger, the table of rows, leases, credits and the holders' reports. Methods leave
+facts to be made durable in `records` and payload blocks to be freed in `freed`; whoever hosts it takes both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from relax_core.api.batch import AttemptId, RowId
+from relax_core.api.bus import Account, BusSettings, Claim, ClaimRequest, Issue, Registration, Sealed
+from relax_core.api.errors import ConfigError, RelaxError, StaleFence
+from relax_core.api.outcome import DropReason
+from relax_core.api.version import Version
+from relax_core.bus import balance, gate
+from relax_core.bus.credits import Credits
+from relax_core.bus.group import Group, State
+from relax_core.bus.holders import Holders
+from relax_core.bus.leases import Lease, Leases, belongs
+from relax_core.bus.ledger import Ledger
+from relax_core.bus.records import Checkpointed, Record, Registered, Remembered, Stepped
+from relax_core.bus.report import Report
+from relax_core.bus.table import Place, Table
+
+
+class TransferQueue:
+    """Admission, rows, claims, training and lineage of one run."""
+
+    def __init__(self, settings: BusSettings, version: Version, remembered: Remembered | None = None) -> None:
+        remembered = remembered or Remembered()
+        _check_settings(settings)
+        self.settings, self.version = settings, version
+        self.rule = gate.Rule(settings.max_staleness, settings.groups_per_step, settings.spare_groups)
+        self.credits = Credits(settings.max_rows, settings.max_bytes)
+        self.table = Table(self.credits)
+        self.ledger = Ledger(settings.group_size, remembered)
+        self.leases = Leases(settings.lease_s)
+        self.holders = Holders()
+        self.report = Report()
+        self.final_step = version.step
+        self.paused = False
+        self._roles = dict(remembered.roles)
+        self._committed: frozenset[int] = frozenset()
+        self._reserved: dict[int, tuple[int, int]] = {}
+        self._next_key = 0
+
+    # -- roles and holders ----------------------------------------------------------------------------------------
+
+    def register(self, role: str, now: float) -> Registration:
+        """A role starts anew: its leases end, and what it was generating is issued again as the same work."""
+        self._roles[role] = incarnation = self._roles.get(role, 0) + 1
+        self.ledger.records.append(Registered(role, incarnation))
+        for lease in self.leases.of_role(role):
+            self._revoke(lease)
+        self.holders.forget(role)
+        lost = [group for group in self.ledger.live.values() if group.running and belongs(group.holder, role)]
+        for group in lost:
+            self._end(group, DropReason.REGENERATED, again=True)
+        return Registration(incarnation, len(lost))
+
+    def report_held(self, holder: str, attempts: frozenset[AttemptId], admitted: int) -> frozenset[AttemptId]:
+        """Take a holder's own count; returns those of them that have ended, which it should abort."""
+        self.holders.report(holder, attempts, admitted)
+        ended = set()
+        for attempt in attempts:
+            found = self.ledger.member(attempt)
+            if found is None:
+                ended.add(attempt)
+            elif found[1].state is State.ISSUED:
+                found[1].state = State.RUNNING
+        return frozenset(ended)
+
+    # -- admission ------------------------------------------------------------------------------------------------
+
+    def admit(self, holder: str, version: Version, limit: int) -> tuple[Issue, ...]:
+        """Whole groups that an engine at this version may start; none while paused or from abandoned weights."""
+        if self.paused or version.incarnation != self.version.incarnation:
+            return ()
+        live = len(self.held_groups())
+        issues: list[Issue] = []
+        while len(issues) < limit and gate.may_grant(self.rule, self.version.step, version.step, live + len(issues)):
+            group = self.ledger.issue(holder, min(version.step, self.version.step))
+            issues.append(group.as_issue())
+            self.holders.admit(holder, issues[-1])
+        return tuple(issues)
+
+    def withdraw(self, issues: Sequence[Issue]) -> None:
+        """Issues that nobody learnt of: the same work goes to the next admission."""
+        for issue in issues:
+            if (group := self.ledger.live.get(issue.group)) is not None:
+                self._end(group, DropReason.REGENERATED, again=True)
+
+    def held_groups(self) -> set[int]:
+        """Live groups as counted from the holders: producers, rows and leases."""
+        held = self.holders.attempts()
+        leased = {number for lease in self.leases.out.values() if lease.trains for number in lease.groups}
+        stored = self.table.samples
+        live = self.ledger.live.items()
+        return {n for n, group in live if n in leased or any(i in stored or i in held for i in group.members)}
+
+    # -- rows -----------------------------------------------------------------------------------------------------
+
+    def reserve(self, attempts: Iterable[AttemptId], rows: int, size_bytes: int) -> int | None:
+        """Credit for a put: the key of its block, or None for now.
+
+        Groups that the next step needs always get it, or a bus full of unfinished groups would never empty.
+        """
+        if not self.credits.fits(rows, size_bytes):
+            first = sorted(self.ledger.live.values(), key=_claim_order)[: self.settings.groups_per_step]
+            if {group.number for group in first}.isdisjoint(attempt.group for attempt in attempts):
+                return None
+        key = self.new_key()
+        self.credits.take(rows, size_bytes)
+        self._reserved[key] = rows, size_bytes
+        return key
+
+    def unreserve(self, key: int) -> None:
+        """Give the credit back: the rows are on the bus now, or will never be."""
+        rows, size_bytes = self._reserved.pop(key, (0, 0))
+        self.credits.take(-rows, -size_bytes)
+
+    def new_key(self) -> int:
+        """Names a block of payloads before it is stored."""
+        self._next_key += 1
+        return self._next_key
+
+    def put(
+        self, key: int, ids: Sequence[RowId], columns: Sequence[str], size_bytes: int, sealed: Sequence[Sealed]
+    ) -> None:
+        """A stored block of rows and the seals of their samples. What has ended meanwhile or came before is ignored."""
+        rows: dict[AttemptId, list[RowId]] = {}
+        for row in ids:
+            rows.setdefault(row.attempt_id, []).append(row)
+        check_seals(ids, sealed)
+        self.unreserve(key)
+        taken = {seal.attempt for seal in sealed if self._seal(seal, rows.get(seal.attempt, ()), columns)}
+        self.table.add(key, [row if row.attempt_id in taken else None for row in ids], columns, size_bytes)
+        for number in sorted({seal.attempt.group for seal in sealed}):
+            self._close_if_done(number)
+        self._shed(DropReason.EXPIRED)
+
+    def _seal(self, seal: Sealed, rows: Sequence[RowId], columns: Sequence[str]) -> bool:
+        """Whether the rows of the sample are wanted."""
+        found = self.ledger.member(seal.attempt)
+        if found is None or found[1].sealed is not None:
+            return False
+        group, member = found
+        if not seal.outcome.judged:
+            self.report.dropped(seal, DropReason.FAILED)
+            self.ledger.drop(group, member, DropReason.FAILED)
+            return False
+        self.ledger.seal(group, member, seal, rows, self.version.step)
+        self.table.seal(seal.attempt, seal.num_rows)
+        for name in columns:
+            group.first_columns[name] = group.first_columns.get(name, 0) + len(rows)
+        return True
+
+    def _close_if_done(self, number: int) -> None:
+        """A group whose members have all come in needs enough valid ones."""
+        group = self.ledger.live.get(number)
+        if group is not None and group.complete:
+            valid = len(group.valid)
+            if valid == 0 or valid < self.settings.min_valid:
+                self._end(group, DropReason.TOO_FEW_VALID)
+
+    def drop(self, attempts: Sequence[AttemptId], reason: DropReason, regenerate: bool = False) -> None:
+        """End attempts; with `regenerate` what is left of their groups ends too and is issued as another try."""
+        touched: dict[int, Group] = {}
+        for attempt in attempts:
+            if (found := self.ledger.member(attempt)) is None:
+                continue
+            group, member = found
+            touched[group.number] = group
+            rows = [row for row in group.rows if row.attempt_id == attempt]
+            self._tell_dropped(group, [attempt], reason)
+            self.ledger.drop(group, member, reason)
+            for row in rows:
+                _uncount(group, row, self.table.columns_of(row))
+            self.table.remove([attempt], rows)
+        for number in sorted(touched):
+            self._revoke_all(touched[number])
+            if regenerate:
+                self._end(touched[number], DropReason.REGENERATED, again=True, retry=1)
+            else:
+                self._close_if_done(number)
+
+    # -- claims ---------------------------------------------------------------------------------------------------
+
+    def claim(self, request: ClaimRequest, now: float) -> Claim | None:
+        """A lease on whole groups whose columns are ready; None where fewer than asked for may be had now."""
+        self.expire(now)
+        picked = self._pick_for_step(request) if request.trains else self._pick(request)
+        left = self.settings.groups_per_step - self._claimed if request.trains else request.max_groups
+        if not picked or len(picked) < min(request.min_groups, left):
+            return None
+        picked.sort(key=lambda group: group.number)
+        rows = tuple(row for group in picked for row in group.ordered_rows())
+        groups = tuple(group.number for group in picked)
+        lease = self.leases.grant(request.task, groups, rows, request.trains, now)
+        samples = {m.id: m.sealed for group in picked for m in group.valid if m.sealed is not None}
+        before = 0
+        if request.trains:
+            before = self._begin_training(picked)
+        return Claim(lease.number, lease.fence, request.task, rows, samples, groups, before)
+
+    def _pick(self, request: ClaimRequest) -> list[Group]:
+        seen = self.leases.done.get(request.task, set())
+        columns = frozenset(request.columns)
+        groups = (self.ledger.live[number] for number in sorted(self.ledger.live.keys() - seen))
+        ready = (group for group in groups if group.complete and group.has(columns))
+        return [group for group, _ in zip(ready, range(request.max_groups), strict=False)]
+
+    def _pick_for_step(self, request: ClaimRequest) -> list[Group]:
+        """By the claim rule, earliest expiry first; after a rollback in the order that was recorded."""
+        if request.step != self.version.step + 1:
+            raise StaleFence(
+                f"claim: got step {request.step}, the next is {self.version.step + 1}; ask for the version"
+            )
+        columns = frozenset((*request.columns, *self.settings.columns))
+        unclaimed = [group for group in self.ledger.live.values() if not group.claimed]
+        due = Counter(group.floor + (self.rule.max_staleness or 0) for group in unclaimed)
+        picked: list[Group] = []
+        for group in sorted(unclaimed, key=_claim_order):
+            if len(picked) == request.max_groups:
+                break
+            if not group.complete or group.newest > self.version.step or not group.has(columns):
+                continue
+            if self._may_join(group, self._claimed + len(picked), due, request.overdue):
+                picked.append(group)
+                due[group.floor + (self.rule.max_staleness or 0)] -= 1
+        return picked
+
+    def _may_join(self, group: Group, claimed: int, due: Mapping[int, int], overdue: bool) -> bool:
+        version, late = self.version.step, self.settings.late
+        if late == "mask":
+            return claimed < self.rule.groups_per_step and group.floor <= version
+        if overdue or late != "wait":
+            return gate.may_train(self.rule, version, claimed, group.floor)
+        return gate.may_claim(self.rule, version, claimed, due, group.floor)
+
+    def _begin_training(self, picked: Sequence[Group]) -> int:
+        """They are claimed; returns the step before which tokens are to be masked."""
+        for group in picked:
+            self.ledger.claim(group, True)
+        if self.settings.late != "wait":
+            self._shed(DropReason.EXPIRED)
+        if self.settings.late != "mask" or self.rule.max_staleness is None:
+            return 0
+        return max(0, self.version.step - self.rule.max_staleness)
+
+    def locate(self, claim: Claim, columns: Sequence[str], now: float) -> Mapping[str, list[Place]]:
+        """Where the columns of the claimed rows lie, in claim order."""
+        lease = self.leases.check(claim, now)
+        try:
+            return self.table.places(lease.rows, columns)
+        except KeyError as error:
+            raise RelaxError(
+                f"bus: read of {', '.join(columns)}: got rows without {error.args[0]}; name it in the claim's columns"
+            ) from None
+
+    def check_write(self, claim: Claim, now: float) -> tuple[RowId, ...]:
+        """Rows that this claim may fill; StaleFence where a group has ended or was trained."""
+        lease = self.leases.check(claim, now)
+        if ended := [number for number in lease.groups if number not in self.ledger.live]:
+            raise StaleFence(f"lease {claim.lease} of task {claim.task}: group {ended[0]} is over; drop the claim")
+        return lease.rows
+
+    def write(
+        self, claim: Claim, key: int, columns: Sequence[str], size_bytes: int, version: Version | None, now: float
+    ) -> None:
+        """A stored block of derived columns of the claimed rows."""
+        rows = self.check_write(claim, now)
+        self.table.add(key, rows, columns, size_bytes)
+        for number in claim.groups:
+            for name in columns:
+                self.ledger.live[number].derived[name] = (version, claim.task)
+
+    def acknowledge(self, claim: Claim, now: float) -> None:
+        """The consumer is done. Once is enough; a second time is harmless."""
+        lease = self.leases.check(claim, now)
+        if lease.trains:
+            raise RelaxError(f"bus: acknowledge of task {claim.task}: got a claim that trains; call trained or release")
+        self.leases.finish(lease)
+
+    def release(self, claim: Claim) -> None:
+        """Give rows back; nothing to do where the lease is over."""
+        lease = self.leases.out.get(claim.lease)
+        if lease is not None and lease.fence == claim.fence:
+            self._revoke(lease)
+
+    # -- training -------------------------------------------------------------------------------------------------
+
+    def trained(self, claims: Sequence[Claim], step: int, without_gradient: Iterable[RowId], now: float) -> Version:
+        """Commit a step: its samples are trained, the version advances, what no longer fits ends."""
+        numbers = frozenset(claim.lease for claim in claims)
+        if step == self.version.step and numbers == self._committed:
+            return self.version
+        if step != self.version.step + 1:
+            raise StaleFence(f"trained: got step {step}, the next is {self.version.step + 1}; ask for the version")
+        leases = [self.leases.check(claim, now) for claim in claims]
+        if other := [lease.task for lease in leases if not lease.trains]:
+            raise RelaxError(
+                f"bus: trained: got a claim of task {other[0]} that does not train; claim with trains = True"
+            )
+        skipped = frozenset(without_gradient)
+        groups = [self.ledger.live[number] for lease in leases for number in lease.groups]
+        for group in groups:
+            self.report.trained(group, self.version.step)
+            self.ledger.train(group, step, skipped)
+            self.table.retire(group.members, group.rows)
+        for lease in leases:
+            self.leases.finish(lease)
+        self._next_version(numbers, short=len(groups) < self.rule.groups_per_step)
+        self._evict()
+        return self.version
+
+    def _next_version(self, committed: frozenset[int], short: bool) -> None:
+        for lease in [lease for lease in self.leases.out.values() if lease.trains]:
+            self._revoke(lease)
+        self._committed = committed
+        self.version = self.version.next()
+        self.ledger.records.append(Stepped(self.version.step, self.version.incarnation))
+        self._forget_stale_columns()
+        if short and self.settings.late == "wait":
+            self._shed(DropReason.DEADLINE)
+        else:
+            self._shed(DropReason.SPARE if self.rule.spare_groups else DropReason.EXPIRED)
+
+    def _forget_stale_columns(self) -> None:
+        """Columns that the actor's own weights gave belong to the step that starts at them; others make them again."""
+        for group in self.ledger.live.values():
+            for name, (version, task) in list(group.derived.items()):
+                if version is not None and version.model == self.version.model and version != self.version:
+                    del group.derived[name]
+                    self.leases.done.get(task, set()).discard(group.number)
+
+    def _evict(self) -> None:
+        """Payloads kept for a rollback have a budget; without them a rollback issues the groups again."""
+        for group in self.ledger.provisional.values():
+            if not self.credits.over_kept:
+                return
+            self.table.remove(group.members, group.rows, kept=True)
+            group.rows = {}
+
+    def _shed(self, reason: DropReason) -> None:
+        """End the fewest groups so that the others can be trained in time, as the `late` rule says."""
+        if self.rule.max_staleness is None or self.settings.late == "mask":
+            return
+        again = self.settings.late == "regenerate"
+        unclaimed = [
+            (group.floor + self.rule.max_staleness, group.complete, group.number)
+            for group in self.ledger.live.values()
+            if not group.claimed
+        ]
+        spare = self.rule.spare_groups
+        for number in gate.victims(self.rule, self.version.step, self._claimed, unclaimed, spare):
+            self._end(self.ledger.live[number], DropReason.REGENERATED if again else reason, again, retry=int(again))
+
+    def rollback(self, step: int, incarnation: int) -> Version:
+        """The trainer was restored from the checkpoint of `step`: undo what came later."""
+        if step > self.version.step:
+            raise RelaxError(
+                f"bus: rollback: got step {step}, the actor is at {self.version.step}; restore an earlier one"
+            )
+        for lease in [lease for lease in self.leases.out.values() if lease.trains]:
+            self._revoke(lease)
+        moved = step < self.version.step
+        returned, undone, unfinished = self.ledger.rollback(step, incarnation, moved)
+        for group in returned:
+            self.table.revive([m.sealed for m in group.valid if m.sealed], group.rows)
+        for group in undone:
+            self._clean(group, kept=True)
+        for group in unfinished:
+            self._clean(group)
+        self.version = Version(self.version.model, incarnation, step)
+        self._committed = frozenset()
+        self._forget_stale_columns()
+        return self.version
+
+    def cover(self, step: int) -> None:
+        """Say that a checkpoint of `step` is being made, so that its copy of the ledger knows."""
+        if step > self.version.step:
+            raise RelaxError(
+                f"bus: checkpoint: got step {step}, the actor is at {self.version.step}; commit the step first"
+            )
+        self.ledger.records.append(Checkpointed(step, self.version.incarnation))
+
+    def finalize(self, step: int) -> None:
+        """A checkpoint of `step` exists: nothing brings its samples back, their payloads go."""
+        self.final_step = max(self.final_step, step)
+        for group in self.ledger.finalize(step):
+            self._clean(group, kept=True)
+
+    # -- ends and leases ------------------------------------------------------------------------------------------
+
+    def expire(self, now: float) -> None:
+        """Take back the leases whose time has passed."""
+        for lease in self.leases.expired(now):
+            self._revoke(lease)
+
+    def _revoke(self, lease: Lease) -> None:
+        self.leases.revoke(lease)
+        for number in lease.groups if lease.trains else ():
+            if (group := self.ledger.live.get(number)) is not None:
+                self.ledger.claim(group, False)
+
+    def _revoke_all(self, group: Group) -> None:
+        for lease in self.leases.holding(group.number):
+            self._revoke(lease)
+
+    def _end(self, group: Group, reason: DropReason, again: bool = False, retry: int = 0) -> None:
+        """End a live group with its leases and rows."""
+        self._revoke_all(group)
+        self._tell_dropped(group, group.members, reason)
+        self.ledger.end(group, reason, again, retry)
+        self._clean(group)
+
+    def _clean(self, group: Group, kept: bool = False) -> None:
+        """Its rows go, and no task has seen it."""
+        self._revoke_all(group)
+        self.table.remove(group.members, group.rows, kept)
+        self.leases.forget(group.number)
+
+    def _tell_dropped(self, group: Group, attempts: Iterable[AttemptId], reason: DropReason) -> None:
+        for attempt in attempts:
+            member = group.members[attempt]
+            if member.state is not State.DROPPED:
+                self.report.dropped(member.sealed, reason)
+
+    # -- what it says of itself -----------------------------------------------------------------------------------
+
+    @property
+    def _claimed(self) -> int:
+        return sum(group.claimed for group in self.ledger.live.values())
+
+    def account(self) -> Account:
+        """The balance, in flight counted from the holders and compared by id."""
+        return balance.account(self.ledger, self.holders.attempts(), self.table, self.leases)
+
+    def take_records(self) -> list[Record]:
+        """Facts not yet durable, in order."""
+        taken, self.ledger.records = self.ledger.records, []
+        return taken
+
+    def take_freed(self) -> list[int]:
+        """Blocks whose payloads nobody needs."""
+        taken, self.table.freed = self.table.freed, []
+        return taken
+
+
+def _check_settings(settings: BusSettings) -> None:
+    for name in ("group_size", "groups_per_step", "max_rows", "max_bytes"):
+        if getattr(settings, name) < 1:
+            raise ConfigError(f"bus.{name}", getattr(settings, name), "give at least 1")
+    if settings.max_staleness is not None and settings.max_staleness < 0:
+        raise ConfigError("max_staleness", settings.max_staleness, "give 0 or more, or ask for `unbounded` by name")
+    if settings.min_valid > settings.group_size:
+        raise ConfigError("min_valid", settings.min_valid, f"a group has only {settings.group_size} samples")
+
+
+def _claim_order(group: Group) -> tuple[float, int, int]:
+    return (math.inf if group.recorded is None else group.recorded, group.floor, group.number)
+
+
+def _uncount(group: Group, row: RowId, columns: Iterable[str]) -> None:
+    for name in columns:
+        if name in group.first_columns:
+            group.first_columns[name] -= 1
+
+
+def check_seals(ids: Iterable[RowId], sealed: Sequence[Sealed]) -> None:
+    """Every sample comes whole: as many rows as its seal says, one seal a sample."""
+    rows = Counter(row.attempt_id for row in set(ids))
+    counts = {seal.attempt: seal.num_rows for seal in sealed}
+    for attempt in rows.keys() | counts.keys():
+        if counts.get(attempt) != rows[attempt]:
+            raise RelaxError(
+                f"bus: put of {tuple(attempt)}: got {rows[attempt]} rows, sealed with {counts.get(attempt)}; "
+                "put a sample's rows together with its seal"
+            )

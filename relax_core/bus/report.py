@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the bus measures: lag of what was trained, length of what was dropped, and where groups stand now."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from relax_core.api.bus import Sealed
+from relax_core.api.outcome import DropReason
+from relax_core.bus.group import Group
+
+if TYPE_CHECKING:
+    from relax_core.bus.queue import TransferQueue
+
+
+class Report:
+    """Histograms that only grow."""
+
+    def __init__(self) -> None:
+        self.lag: Counter[int] = Counter()
+        self.dropped_lengths: dict[str, Counter[int]] = {}
+        self.trained_lengths: Counter[int] = Counter()
+
+    def trained(self, group: Group, version: int) -> None:
+        """A group is trained by the step that starts at `version`."""
+        for member in group.valid:
+            if member.sealed and member.sealed.trained_tokens:
+                self.lag[version - member.sealed.floor] += 1
+                self.trained_lengths[_bucket(member.sealed.trained_tokens)] += 1
+
+    def dropped(self, sealed: Sealed | None, reason: DropReason) -> None:
+        """A sample ended; one that was not finished has no length yet and is counted under -1."""
+        lengths = self.dropped_lengths.setdefault(reason.value, Counter())
+        lengths[-1 if sealed is None else _bucket(sealed.trained_tokens)] += 1
+
+
+def statistics(queue: TransferQueue) -> Mapping[str, Any]:
+    """Plain data for metrics and `relax why`; lengths are by the next power of two."""
+    ledger, report = queue.ledger, queue.report
+    groups = Counter("claimed" if g.claimed else "ready" if g.complete else "running" for g in ledger.live.values())
+    return {
+        "version": queue.version.step,
+        "rows": queue.credits.rows,
+        "bytes": queue.credits.bytes,
+        "kept_bytes": queue.credits.kept_bytes,
+        "groups": {"pending": len(ledger.pending), "provisional": len(ledger.provisional), **groups},
+        "waited_for": sorted(number for number, group in ledger.live.items() if not group.complete),
+        "leases": {lease.number: lease.task for lease in queue.leases.out.values()},
+        "lag": dict(sorted(report.lag.items())),
+        "lag_max": max(report.lag, default=0),
+        "dropped": dict(ledger.dropped),
+        "dropped_lengths": {reason: dict(sorted(found.items())) for reason, found in report.dropped_lengths.items()},
+        "trained_lengths": dict(sorted(report.trained_lengths.items())),
+    }
+
+
+def _bucket(length: int) -> int:
+    return 1 << max(0, length - 1).bit_length() if length else 0

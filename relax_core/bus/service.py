@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bus as a service: the queue's state machine with waiting, durability and payloads around it.
+
+One event loop, one writer. It holds no process-local state beyond what it is given, so it may be hosted anywhere:
+a host whose clients reach the payload store themselves calls the metadata halves (`begin_put`, `end_put`, `locate`,
+`begin_write`, `end_write`) and never sees a payload. Waits read the clock that was passed in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from relax_core.api.batch import AttemptId, Ragged, RowBatch, RowId
+from relax_core.api.bus import Account, Claim, ClaimRequest, Issue, Registration, Sealed
+from relax_core.api.clock import Clock
+from relax_core.api.errors import InfrastructureError, RelaxError
+from relax_core.api.outcome import DropReason
+from relax_core.api.version import Version
+from relax_core.bus.journal import Journal
+from relax_core.bus.queue import TransferQueue, check_seals
+from relax_core.bus.report import statistics
+from relax_core.bus.store import PayloadStore, assemble
+from relax_core.bus.table import Place
+
+T = TypeVar("T")
+
+
+class BusService:
+    """`api.bus.Bus`, whole."""
+
+    def __init__(self, queue: TransferQueue, store: PayloadStore, journal: Journal, clock: Clock) -> None:
+        self.queue, self.store = queue, store
+        self._journal, self._clock = journal, clock
+        self._writer = ThreadPoolExecutor(1, "relax-ledger")
+        self._committing = asyncio.Lock()
+        """Held across the commit so that facts reach the disk in order; whoever waits finds its own written."""
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    # -- roles and admission --------------------------------------------------------------------------------------
+
+    async def register(self, role: str) -> Registration:
+        registration = self.queue.register(role, self._clock.now())
+        await self._changed()
+        await self._durable()
+        return registration
+
+    async def admit(self, holder: str, version: Version, limit: int, wait_s: float) -> tuple[Issue, ...]:
+        issues = await self._until(lambda now: self.queue.admit(holder, version, limit) or None, wait_s) or ()
+        if issues:
+            try:
+                await self._durable()
+            except InfrastructureError:
+                self.queue.withdraw(issues)
+                raise
+        return issues
+
+    def pause(self) -> None:
+        """Admit nothing; what runs goes on."""
+        self.queue.paused = True
+
+    def resume(self) -> None:
+        self.queue.paused = False
+        self._wake()
+
+    async def report_held(self, holder: str, attempts: frozenset[AttemptId], admitted: int) -> frozenset[AttemptId]:
+        return self.queue.report_held(holder, attempts, admitted)
+
+    # -- rows -----------------------------------------------------------------------------------------------------
+
+    async def put(self, batch: RowBatch, sealed: Sequence[Sealed], wait_s: float) -> bool:
+        key = await self.begin_put(batch.ids, batch.size_bytes, sealed, wait_s)
+        if key is None:
+            return False
+        try:
+            await self.store.put(key, batch.columns)
+        except BaseException:
+            self.queue.unreserve(key)
+            raise
+        await self.end_put(key, batch.ids, tuple(batch.columns), batch.size_bytes, sealed)
+        return True
+
+    async def begin_put(
+        self, ids: Sequence[RowId], size_bytes: int, sealed: Sequence[Sealed], wait_s: float
+    ) -> int | None:
+        """Credit for a put and the key to store its payloads under; None after `wait_s` without."""
+        check_seals(ids, sealed)
+        attempts = [seal.attempt for seal in sealed]
+        return await self._until(lambda now: self.queue.reserve(attempts, len(ids), size_bytes), wait_s)
+
+    async def end_put(
+        self, key: int, ids: Sequence[RowId], columns: Sequence[str], size_bytes: int, sealed: Sequence[Sealed]
+    ) -> None:
+        """The payloads are stored: their rows are on the bus."""
+        self.queue.put(key, ids, columns, size_bytes, sealed)
+        await self._changed()
+
+    async def drop(self, attempts: Sequence[AttemptId], reason: DropReason, regenerate: bool = False) -> None:
+        self.queue.drop(attempts, reason, regenerate)
+        await self._changed()
+
+    # -- claims ---------------------------------------------------------------------------------------------------
+
+    async def claim(self, request: ClaimRequest, wait_s: float) -> Claim | None:
+        claim = await self._until(lambda now: self.queue.claim(request, now), wait_s)
+        if claim is not None and request.trains:
+            await self._changed()
+        return claim
+
+    async def read(self, claim: Claim, columns: Sequence[str]) -> RowBatch:
+        places = await self.locate(claim, columns)
+        keys = dict.fromkeys(key for at in places.values() for key, _ in at)
+        return RowBatch(claim.rows, assemble(places, await self.store.get(list(keys), columns)))
+
+    async def locate(self, claim: Claim, columns: Sequence[str]) -> Mapping[str, Sequence[Place]]:
+        """Block and index of every claimed row, by column, for `assemble`."""
+        return self.queue.locate(claim, columns, self._clock.now())
+
+    async def write(self, claim: Claim, columns: Mapping[str, Ragged], version: Version | None = None) -> None:
+        for name, column in columns.items():
+            if len(column) != len(claim.rows):
+                raise RelaxError(
+                    f"bus: write of {name}: got {len(column)} rows for a claim of {len(claim.rows)}; give all"
+                )
+        key = await self.begin_write(claim)
+        await self.store.put(key, columns)
+        try:
+            await self.end_write(claim, key, tuple(columns), sum(c.size_bytes for c in columns.values()), version)
+        except RelaxError:
+            await self.store.free([key])
+            raise
+
+    async def begin_write(self, claim: Claim) -> int:
+        """The key to store derived columns under; StaleFence where the claim is over."""
+        self.queue.check_write(claim, self._clock.now())
+        return self.queue.new_key()
+
+    async def end_write(
+        self, claim: Claim, key: int, columns: Sequence[str], size_bytes: int, version: Version | None
+    ) -> None:
+        """The derived columns are stored: others may claim rows by them."""
+        self.queue.write(claim, key, columns, size_bytes, version, self._clock.now())
+        await self._changed()
+
+    async def verify(self, claim: Claim) -> None:
+        self.queue.leases.check(claim, self._clock.now())
+
+    async def acknowledge(self, claim: Claim) -> None:
+        self.queue.acknowledge(claim, self._clock.now())
+
+    async def release(self, claim: Claim) -> None:
+        self.queue.release(claim)
+        await self._changed()
+
+    # -- training and lineage -------------------------------------------------------------------------------------
+
+    async def trained(self, claims: Sequence[Claim], step: int, without_gradient: Sequence[RowId] = ()) -> Version:
+        version = self.queue.trained(claims, step, without_gradient, self._clock.now())
+        await self._changed()
+        await self._durable()
+        return version
+
+    async def version(self) -> Version:
+        return self.queue.version
+
+    async def rollback(self, step: int) -> Version:
+        """The trainer was restored from the checkpoint of `step`: later steps are undone under a new incarnation."""
+        version = self.queue.rollback(step, self.queue.version.incarnation + 1)
+        await self._changed()
+        await self._durable()
+        return version
+
+    async def account(self) -> Account:
+        return self.queue.account()
+
+    async def checkpoint(self, step: int, directory: str) -> None:
+        self.queue.cover(step)
+        await self._durable()
+        async with self._committing:
+            await asyncio.get_running_loop().run_in_executor(self._writer, self._journal.copy, directory)
+        self.queue.finalize(step)
+        await self._changed()
+
+    async def statistics(self) -> Mapping[str, Any]:
+        return statistics(self.queue)
+
+    async def close(self) -> None:
+        try:
+            await self._durable()
+        finally:
+            self._wake()
+            self._writer.shutdown()
+            self._journal.close()
+            await self.store.close()
+
+    # -- waiting and durability -----------------------------------------------------------------------------------
+
+    async def _until(self, attempt: Callable[[float], T | None], wait_s: float) -> T | None:
+        """What `attempt` gives, tried again at every change and lease expiry until `wait_s` has passed."""
+        deadline = self._clock.now() + wait_s
+        while True:
+            now = self._clock.now()
+            if (found := attempt(now)) is not None:
+                return found
+            if now >= deadline:
+                return None
+            expiry = self.queue.leases.next_expiry()
+            await self._wait(min(deadline, expiry if expiry is not None and expiry > now else deadline) - now)
+
+    async def _wait(self, seconds: float) -> None:
+        """Until something changes, or the time has passed."""
+        change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.add(change)
+        sleeper = asyncio.ensure_future(self._clock.sleep(seconds))
+        try:
+            await asyncio.wait((change, sleeper), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._waiters.discard(change)
+            sleeper.cancel()
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _changed(self) -> None:
+        """Somebody may go on now, and some payloads may go."""
+        self._wake()
+        if freed := self.queue.take_freed():
+            await self.store.free(freed)
+
+    async def _durable(self) -> None:
+        """All facts so far are on disk when this returns; concurrent callers share a commit."""
+        async with self._committing:
+            records = self.queue.take_records()
+            if records or self._journal.behind:
+                await asyncio.get_running_loop().run_in_executor(self._writer, self._journal.commit, records)

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Payloads by block: what one put or write brought stays one block of ragged numpy columns.
+
+`PayloadStore` is what varies between buses; `MemoryStore` keeps blocks in this process. `assemble` makes the columns
+of a claim from blocks, copying runs of rows and, where a block is wanted whole, nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from relax_core.api.batch import Ragged
+from relax_core.bus.table import Place
+
+Blocks = Mapping[int, Mapping[str, Ragged]]
+Run = tuple[int, int, int]
+"""Block key, first row, row after the last."""
+
+
+class PayloadStore(Protocol):
+    """Keeps blocks until they are freed. Arrays are not changed by either side once they are put."""
+
+    async def put(self, key: int, columns: Mapping[str, Ragged]) -> None: ...
+
+    async def get(self, keys: Sequence[int], columns: Sequence[str]) -> Blocks:
+        """Of each block those of the columns that it has."""
+        ...
+
+    async def free(self, keys: Sequence[int]) -> None:
+        """Forget blocks; unknown keys are none."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class MemoryStore:
+    """In this process."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, Mapping[str, Ragged]] = {}
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    async def put(self, key: int, columns: Mapping[str, Ragged]) -> None:
+        self._blocks[key] = dict(columns)
+
+    async def get(self, keys: Sequence[int], columns: Sequence[str]) -> Blocks:
+        wanted = set(columns)
+        return {key: {n: c for n, c in self._blocks[key].items() if n in wanted} for key in keys}
+
+    async def free(self, keys: Sequence[int]) -> None:
+        for key in keys:
+            self._blocks.pop(key, None)
+
+    async def close(self) -> None:
+        self._blocks.clear()
+
+
+def assemble(places: Mapping[str, Sequence[Place]], blocks: Blocks) -> dict[str, Ragged]:
+    """Columns of rows at these places, in their order."""
+    columns: dict[str, Ragged] = {}
+    last: Sequence[Place] | None = None
+    runs: list[Run] = []
+    for name, at in places.items():
+        if at != last:
+            runs, last = _runs(at), at
+        columns[name] = _column([(blocks[key][name], start, stop) for key, start, stop in runs])
+    return columns
+
+
+def _runs(places: Sequence[Place]) -> list[Run]:
+    """Rows that follow one another in a block, together."""
+    runs: list[Run] = []
+    key, start, stop = -1, 0, 0
+    for block, index in places:
+        if block == key and index == stop:
+            stop += 1
+            continue
+        if key >= 0:
+            runs.append((key, start, stop))
+        key, start, stop = block, index, index + 1
+    if key >= 0:
+        runs.append((key, start, stop))
+    return runs
+
+
+def _column(parts: Sequence[tuple[Ragged, int, int]]) -> Ragged:
+    if not parts:
+        return Ragged(np.zeros(0, np.float32), np.zeros(0, np.int64))
+    if len(parts) == 1:
+        return _slice(*parts[0], {})
+    offsets: dict[int, np.ndarray] = {}
+    return Ragged.concatenate([_slice(column, start, stop, offsets) for column, start, stop in parts])
+
+
+def _slice(column: Ragged, start: int, stop: int, known: dict[int, np.ndarray]) -> Ragged:
+    """A view of some rows; read-only, since the block is shared."""
+    if start == 0 and stop == len(column):
+        values, lengths = column.values.view(), column.lengths
+    else:
+        if id(column) not in known:
+            known[id(column)] = column.offsets()
+        offsets = known[id(column)]
+        values, lengths = column.values[offsets[start] : offsets[stop]], column.lengths[start:stop]
+    values.flags.writeable = False
+    return Ragged(values, lengths)

@@ -10,7 +10,7 @@ from typing import Any, cast
 from relax_core.api.errors import ConfigError
 from relax_core.api.kinds import BY_TABLE
 from relax_core.options.shorthand import expand
-from relax_core.options.tree import KeyPath, Leaf, Node, Origin, Tree, merge, sourced
+from relax_core.options.tree import KeyPath, Leaf, Node, Origin, Tree, is_component, merge, sourced
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def _place(node: Node | None, rest: KeyPath, path: KeyPath, value: Any, origin: 
         raise ConfigError(".".join(here), repr(value), f"write the whole list first: {'.'.join(path)}=[...]")
     table = node if isinstance(node, dict) else {}
     item = _place(table.get(head), rest[1:], here, value, origin, notices)
-    return merge(table, {head: item}, notices, path)
+    return merge(table, {head: item}, notices, path) if is_component(path) else {**table, head: item}
 
 
 def _place_item(

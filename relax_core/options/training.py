@@ -8,7 +8,7 @@ the reference, the schema, `relax config explain` and `relax init` are made from
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -38,7 +38,7 @@ class ModelTable(Options):
     """Number format of the weights in trainer and engine."""
     tokenizer: Path | None = None
     """Folder of another tokenizer; absent: the model's own."""
-    chat_template: Path | str | None = None
+    chat_template: Annotated[str | Path | None, Field(union_mode="left_to_right")] = None
     """File that holds a Jinja chat template, or the template itself; absent: the tokenizer's own."""
     chat_template_kwargs: dict[str, Any] = {}
     """Extra variables of the chat template, such as `enable_thinking = false`."""

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A catalogue of small real components, and a folder with a model, a task file and a configuration."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relax_core.api.component import Configurable
+from relax_core.api.kinds import KINDS
+from relax_core.api.options import Options
+from relax_core.api.secret import Secret
+from relax_core.plugins.catalogue import Catalogue
+from relax_core.plugins.loader import Loader
+
+MINIMAL = """\
+rewards = ["maths"]
+[model]
+path = "model"
+[data]
+train = "train.jsonl"
+[rollout]
+max_new_tokens = 16
+"""
+
+
+class Clip(Options):
+    """GRPO with a clipped ratio."""
+
+    clip_low: float = 0.2
+    """Lower clip."""
+    clip_high: float = 0.2
+    """Upper clip."""
+
+
+class Backend(Options):
+    batch: int = 8
+    """Sequences at once."""
+    cache: Path | None = None
+    """Folder for compiled kernels."""
+
+
+class Judge(Options):
+    key: Secret | None = None
+    """Key of the service."""
+    url: str = "http://127.0.0.1"
+    """Its address."""
+    extra: dict[str, Any] = {}
+    """Passed on."""
+
+
+def component(kind: str, model: type[Options] = Options, **attributes: Any) -> type[Configurable]:
+    """A class of the kind that does nothing."""
+    module, _, name = KINDS[kind].base.partition(":")
+    base = getattr(importlib.import_module(module), name)
+    abstract = {n: lambda self: None for n in dir(base) if getattr(getattr(base, n), "__isabstractmethod__", False)}
+    return types.new_class(
+        "Made", (base[model],), exec_body=lambda body: body.update(abstract, __doc__="Made for tests.", **attributes)
+    )
+
+
+def catalogue_of_tests() -> Catalogue:
+    catalogue = Catalogue((), Loader())
+    catalogue.add("algorithm", "grpo", component("algorithm", Clip, min_group_size=2))
+    catalogue.add("algorithm", "on-policy", component("algorithm", max_staleness=0))
+    catalogue.add("algorithm", "sft", component("algorithm", source="dataset"))
+    catalogue.add("environment", "game", component("environment", gives_reward=True))
+    catalogue.add("reward", "maths", component("reward"))
+    catalogue.add("reward", "judge", component("reward", Judge))
+    for kind, name in (("engine", "transformers"), ("engine", "vllm"), ("trainer", "torch")):
+        catalogue.add(kind, name, component(kind, Backend))
+    for kind, name in (
+        ("environment", "single-turn"),
+        ("model-family", "chat"),
+        ("task-source", "jsonl"),
+        ("sampler", "shuffle"),
+        ("bus", "in-process"),
+        ("bus", "ray"),
+        ("weight-transport", "shared-memory"),
+        ("sink", "tensorboard"),
+    ):
+        catalogue.add(kind, name, component(kind))
+    return catalogue
+
+
+@pytest.fixture(scope="session")
+def catalogue() -> Catalogue:
+    return catalogue_of_tests()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with everything that a configuration needs."""
+    monkeypatch.chdir(tmp_path)
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"max_position_embeddings": 64}))
+    (model / "model.safetensors").write_bytes(b"weights")
+    (model / "tokenizer.json").write_text("{}")
+    (tmp_path / "train.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n')
+    (tmp_path / "my.toml").write_text(MINIMAL)
+    return tmp_path

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Combinations and files that can't work are refused before anything starts, together and each with a fix."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from relax_core.api.errors import ConfigError
+from relax_core.options.checks import holdout_errors
+from relax_core.options.composition import compose
+from relax_core.options.problems import ConfigProblems
+from relax_core.plugins.catalogue import Catalogue
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["rollout.group_size=1"], "rollout.group_size (command line): got 1; grpo compares"),
+        (["max_staleness=-1"], "max_staleness (command line): got -1"),
+        (["max_staleness=some"], "max_staleness (command line): got 'some'"),
+        (["max_staleness=1"], 'placement "colocate" needs max_staleness = 0'),
+        (["placement=async", "deterministic=true", "max_staleness=1"], "deterministic = true needs max_staleness = 0"),
+        (["placement=async", "algorithm=on-policy"], "on-policy is right up to 0"),
+        (["placement=async", "algorithm=on-policy", "max_staleness=unbounded"], "got unbounded; on-policy is right"),
+        (["batch.updates_per_step=33"], "a step has rollout.prompts_per_step = 32 groups"),
+        (["rewards=[]"], "rewards (command line): got nothing; environment single-turn gives no reward"),
+        (["rewards.0.weight=0"], "every weight is 0"),
+        (["eval.temperature=0", "eval.samples=4"], "eval.samples (command line): got 4; temperature 0"),
+        (["eval.size=0"], "eval.size"),
+        (['eval.sets=[{name="a", path="x"}, {name="a", path="y"}]'], "2 sets named 'a'"),
+        (["rollout.token_budget=8"], "at least rollout.max_new_tokens = 16"),
+        (["optimizer.warmup_steps=200"], "the run has 200 steps"),
+    ],
+)
+def test_an_impossible_combination_is_refused(
+    folder: Path, catalogue: Catalogue, overrides: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(["my.toml"], overrides, catalogue, on_disk=False)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["rewards=[]", "environment=game"],
+        ["rewards=[]", "algorithm=sft"],
+        ["algorithm=on-policy", "rollout.group_size=1"],
+        ["placement=hybrid", "max_staleness=unbounded"],
+    ],
+)
+def test_a_possible_one_is_not(folder: Path, catalogue: Catalogue, overrides: list[str]) -> None:
+    assert compose(["my.toml"], overrides, catalogue).config.steps == 200
+
+
+def test_all_combinations_are_told_at_once(folder: Path, catalogue: Catalogue) -> None:
+    with pytest.raises(ConfigProblems) as caught:
+        compose(["my.toml"], ["rollout.group_size=1", "max_staleness=1", "data.train=absent"], catalogue)
+    assert len(caught.value.errors) == 3
+
+
+def test_a_hold_out_leaves_something_to_train_on(folder: Path, catalogue: Catalogue) -> None:
+    config = compose(["my.toml"], ["eval.size=8"], catalogue).config
+    assert [error.field for error in holdout_errors(config, 8)] == ["eval.size"]
+    assert holdout_errors(config, 9) == []
+
+
+def refused(catalogue: Catalogue, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        compose(["my.toml"], overrides, catalogue)
+    return str(caught.value)
+
+
+def test_a_context_longer_than_the_models_is_refused(folder: Path, catalogue: Catalogue) -> None:
+    assert "context is 64 tokens" in refused(catalogue, "rollout.max_new_tokens=64")
+    assert "together 65" in refused(catalogue, "data.max_prompt_tokens=49")
+    assert "set 64 or less" in refused(catalogue, "rollout.token_budget=65")
+    (folder / "model/config.json").write_text(json.dumps({"text_config": {"max_position_embeddings": 16}}))
+    assert "context is 16 tokens" in refused(catalogue)
+
+
+def test_a_missing_or_broken_model_folder_is_refused(folder: Path, catalogue: Catalogue) -> None:
+    assert "does not exist" in refused(catalogue, "model.path=absent")
+    assert "a file" in refused(catalogue, "model.path=train.jsonl")
+    model = folder / "model"
+    (model / "tokenizer.json").unlink()
+    assert "without tokenizer.json" in refused(catalogue)
+    (model / "model.safetensors").write_bytes(b"")
+    assert "without weights" in refused(catalogue)
+    (model / "config.json").write_text("{")
+    text = refused(catalogue)
+    assert "config.json, which can't be read" in text and text.count("model.path (my.toml:3)") == 3
+    (model / "config.json").unlink()
+    assert "without config.json" in refused(catalogue)
+
+
+def test_a_missing_task_file_or_interpreter_is_refused(folder: Path, catalogue: Catalogue) -> None:
+    text = refused(catalogue, "data.train=no.jsonl", "engine.python=no", 'eval.sets=[{name="a", path="no"}]')
+    for key in ("data.train", "engine.python", "eval.sets.0.path"):
+        assert f"{key} (command line)" in text

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is made from the models: schema, starter file, reference, explanations, and the commands that print them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from relax_core.api.errors import ConfigError, PluginError
+from relax_core.cli import config as config_verbs
+from relax_core.cli import init as init_verb
+from relax_core.options.composition import compose
+from relax_core.options.explain import explain
+from relax_core.options.reference import reference
+from relax_core.options.run_config import RunConfig, core_tables, table_keys, top_level_keys
+from relax_core.options.schema import schema
+from relax_core.options.starter import starter
+from relax_core.plugins.catalogue import Catalogue
+
+
+@pytest.fixture
+def cli(catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The two verbs over the small catalogue; a call gives (stdout, stderr)."""
+    monkeypatch.setattr(Catalogue, "load", classmethod(lambda cls, files=(): catalogue))
+    app = typer.Typer()
+    config_verbs.add(app)
+    init_verb.add(app)
+
+    def call(*arguments: str) -> tuple[str, str]:
+        result = CliRunner().invoke(app, list(arguments), catch_exceptions=True)
+        if result.exception and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code == 0, result.output
+        return result.stdout, result.stderr
+
+    return call
+
+
+def test_every_core_key_is_documented() -> None:
+    undocumented = [
+        f"{table}.{name}"
+        for table, model in {"": RunConfig, **core_tables()}.items()
+        for name, field in model.model_fields.items()
+        if not field.description
+    ]
+    assert undocumented == []
+
+
+def test_the_schema_describes_core_and_components(catalogue: Catalogue) -> None:
+    document, notes = schema(catalogue)
+    assert notes == []
+    assert set(document["properties"]) == {*top_level_keys(), *table_keys()}
+    names, *forms = document["properties"]["algorithm"]["anyOf"]
+    assert names["enum"] == ["grpo", "on-policy", "sft"]
+    assert forms[0]["properties"]["clip_high"]["description"] == "Upper clip."
+    assert "weight" in document["properties"]["rewards"]["items"]["anyOf"][1]["properties"]
+    refs = set(re.findall(r'"#/\$defs/([^"]+)"', json.dumps(document)))
+    assert refs and refs <= set(document["$defs"])
+
+
+def test_a_component_that_does_not_import_is_left_out_with_a_note(catalogue: Catalogue) -> None:
+    class Broken:
+        def names(self, kind: str) -> tuple[str, ...]:
+            return catalogue.names(kind)
+
+        def find(self, kind: str, name: str) -> Any:
+            return catalogue.find(kind, name)
+
+        def target(self, kind: str, name: str) -> Any:
+            if name == "vllm":
+                raise PluginError("engine 'vllm'", "can't import")
+            return catalogue.target(kind, name)
+
+    document, notes = schema(Broken())  # type: ignore[arg-type]
+    assert document["properties"]["engine"]["anyOf"][0]["enum"] == ["transformers"]
+    assert len(notes) == 1 and "vllm" in notes[0]
+
+
+def test_the_starter_composes_and_mentions_every_core_key(folder: Path, catalogue: Catalogue) -> None:
+    text = starter("model", "train.jsonl", "maths", "new")
+    (folder / "new.toml").write_text(text)
+    config = compose(["new.toml"], ["rollout.max_new_tokens=16"], catalogue).config
+    assert config.run.name == "new" and config.data.train == folder / "train.jsonl"
+    plain = compose(["my.toml"], ["run.name=new"], catalogue).config
+    assert {**config.dump(), "rollout": 0} == {**plain.dump(), "rollout": 0}
+    for key in top_level_keys():
+        assert re.search(rf"^(# )?{key} = ", text, re.MULTILINE)
+    uncommented = re.sub(r"^# (\w+ = )(?!\.\.\.)", r"\1", text, flags=re.MULTILINE)
+    assert (
+        compose([tomllib.loads(uncommented)], ["rollout.max_new_tokens=16"], catalogue).config.dump() == config.dump()
+    )
+
+
+def test_the_reference_lists_every_key_of_core_and_components(catalogue: Catalogue) -> None:
+    page = reference(catalogue)
+    for table, keys in table_keys().items():
+        assert f"[{table}]" in page
+        assert all(f"`{key}`" in page or f".{key}]" in page for key in keys)
+    assert "`clip_high`" in page and "Upper clip." in page and "`[[eval.sets]]`" in page
+    assert reference().count("`grpo`") == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "origin", "words"),
+    [
+        ("rollout.max_new_tokens", 16, "my.toml:7", "Most tokens of one turn"),
+        ("rollout.top_p", 1.0, "default", "Nucleus"),
+        ("seed", 5, "command line", "data order"),
+        ("algorithm.clip_high", 0.2, "default", "Upper clip."),
+        ("algorithm.name", "grpo", "default", "Which algorithm"),
+        ("rewards.0.weight", 1.0, "default", "Factor"),
+        ("placement.rollout.engines", 1, "default", "Engine processes"),
+        ("run.env.LEVEL", "a", "command line", "Environment variables"),
+        ("model", None, "my.toml:3", "The policy"),
+        ("scaling", None, "default", "nothing is chosen"),
+    ],
+)
+def test_a_key_is_explained(folder: Path, catalogue: Catalogue, key: str, value: Any, origin: str, words: str) -> None:
+    composed = compose(["my.toml"], ["seed=5", "run.env.LEVEL=a"], catalogue)
+    explained = explain(key, composed, catalogue)
+    assert (explained.origin, value is None or explained.value == value) == (origin, True)
+    assert words in explained.text
+
+
+@pytest.mark.parametrize("key", ["rollout.group_siz", "rolout", "algorithm.clip", "rewards.0.wheight", "rollout.a.b"])
+def test_a_key_that_nobody_reads_is_not_explained(folder: Path, catalogue: Catalogue, key: str) -> None:
+    with pytest.raises(ConfigError, match="unknown key"):
+        explain(key, compose(["my.toml"], [], catalogue), catalogue)
+
+
+def test_show_prints_toml_or_one_json_document_on_stdout(folder: Path, cli: Any) -> None:
+    out, err = cli("config", "show", "my.toml", "seed=3")
+    assert "seed = 3  # command line" in out and "max_new_tokens = 16  # my.toml:7" in out and err == ""
+    document = json.loads(cli("config", "show", "my.toml", "seed=3", "--json")[0])
+    assert document == tomllib.loads(out)
+
+
+def test_what_was_dropped_goes_to_stderr(folder: Path, cli: Any) -> None:
+    (folder / "e.toml").write_text("[engine]\nname = 'transformers'\nbatch = 4\n")
+    out, err = cli("config", "show", "my.toml", "e.toml", "engine=vllm", "--json")
+    assert json.loads(out)["engine"] == {"name": "vllm", "batch": 8}
+    assert err.count("\n") == 1 and "dropped batch (e.toml:3)" in err
+
+
+def test_explain_and_schema_print(folder: Path, cli: Any) -> None:
+    out, _ = cli("config", "explain", "algorithm.clip_high", "my.toml", "algorithm.clip_high=0.3")
+    assert "algorithm.clip_high = 0.3" in out and "command line" in out and "algorithm 'grpo'" in out
+    assert json.loads(cli("config", "schema")[0])["title"] == "Relax run configuration"
+
+
+def test_init_writes_once(folder: Path, cli: Any) -> None:
+    out, _ = cli("init", "new.toml", "--model", "model", "--data", "train.jsonl")
+    assert out == "new.toml\n"
+    assert tomllib.loads((folder / "new.toml").read_text())["model"]["path"] == "model"
+    with pytest.raises(ConfigError, match="exists"):
+        cli("init", "new.toml", "--model", "model", "--data", "train.jsonl")
+    with pytest.raises(ConfigError, match="--data"):
+        cli("init", "b.toml", "--model", "model", "--data", "absent")
+
+
+def test_options_and_verbs_import_neither_torch_nor_ray() -> None:
+    light = "import sys, relax_core.cli.config, relax_core.cli.init, relax_core.options\n"
+    code = f"{light}assert 'pydantic' not in sys.modules\nfrom relax_core.options import *\nprint(sorted(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert "'pydantic'" in loaded and "'torch'" not in loaded and "'ray'" not in loaded

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Resolving: round trips, defaults, unknown keys, secrets."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from relax_core.api.errors import ConfigError
+from relax_core.api.secret import Secret
+from relax_core.options.composition import compose
+from relax_core.options.problems import ConfigProblems
+from relax_core.options.run_config import RunConfig, table_keys, top_level_keys
+from relax_core.options.toml_text import to_toml
+from relax_core.plugins.catalogue import Catalogue
+
+words = st.text(max_size=6)
+numbers = st.floats(allow_nan=False)
+values = st.recursive(
+    st.one_of(st.booleans(), st.integers(-(2**60), 2**60), numbers, words),
+    lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(words, inner, max_size=2)),
+    max_leaves=5,
+)
+configurations = st.fixed_dictionaries(
+    {"model": st.fixed_dictionaries({"path": st.just("/m"), "chat_template_kwargs": st.dictionaries(words, values)})},
+    optional={
+        "seed": st.integers(-5, 5),
+        "placement": st.sampled_from(["colocate", "hybrid", "async", {"mode": "hybrid", "rollout": {"engines": 3}}]),
+        "max_staleness": st.sampled_from([0, 2, "unbounded"]),
+        "plugins": st.just(["/p/one.py"]),
+        "run": st.fixed_dictionaries({"notes": words, "env": st.just({"API_KEY": "env:KEY", "LEVEL": "info"})}),
+        "optimizer": st.fixed_dictionaries({"lr": st.floats(1e-12, 1.0), "betas": st.just([0.5, 0.75])}),
+        "rewards": st.just(["maths", {"name": "judge", "weight": 0.5, "key": "env:K", "only": {"level": [1, 2]}}]),
+        "sinks": st.just(["tensorboard"]),
+        "engine": st.fixed_dictionaries(
+            {"name": st.just("vllm"), "batch": st.integers(), "python": st.just("/v/python")}
+        ),
+        "algorithm": st.fixed_dictionaries({"clip_high": numbers}),
+        "eval": st.fixed_dictionaries(
+            {"sets": st.lists(st.just({"name": "a", "path": "/a", "columns": {"prompt": "q"}}), max_size=2)}
+        ),
+    },
+)
+
+
+def config_of(catalogue: Catalogue, data: dict[str, Any]) -> RunConfig:
+    return RunConfig.parse({"data": {"train": "/t.jsonl"}, **data}, catalogue)
+
+
+@given(data=configurations)
+def test_what_is_dumped_parses_to_the_same(catalogue: Catalogue, data: dict[str, Any]) -> None:
+    config = config_of(catalogue, data)
+    dumped = config.dump()
+    again = RunConfig.parse(dumped, catalogue)
+    assert again == config and again.dump() == dumped
+    assert RunConfig.parse(json.loads(json.dumps(dumped)), catalogue) == config
+
+
+@given(data=configurations)
+def test_the_written_file_parses_to_the_same(catalogue: Catalogue, data: dict[str, Any]) -> None:
+    config = config_of(catalogue, data)
+    assert (
+        RunConfig.parse(tomllib.loads(to_toml(config, lambda key: f"from {key!r}"[:20].replace("\n", ""))), catalogue)
+        == config
+    )
+
+
+@given(table=st.sampled_from(["", *table_keys()]), key=st.text("abcdefgh_", min_size=1, max_size=9))
+def test_unknown_keys_are_always_refused_with_a_hint(catalogue: Catalogue, table: str, key: str) -> None:
+    known = {"": [*top_level_keys(), *table_keys()], **table_keys()}
+    assume(key not in known[table] and key not in ("batch", "cache"))
+    data: dict[str, Any] = {"model": {"path": "/m"}}
+    chosen = {"filters": None, "media": None, "scaling": None, "rewards": "maths", "sinks": "tensorboard"}
+    if table in chosen and not chosen[table]:
+        return
+    if table == "":
+        data[key] = 1
+    elif table in ("rewards", "sinks"):
+        data[table] = [{"name": chosen[table], key: 1}]
+    else:
+        data[table] = {**data.get(table, {}), key: 1, **({"train": "/t"} if table == "data" else {})}
+    with pytest.raises(ConfigError) as caught:
+        config_of(catalogue, data)
+    assert key in caught.value.field and "unknown key" in str(caught.value.got)
+    assert (
+        "did you mean" in caught.value.fix
+        or "known are" in caught.value.fix
+        or "is a key of" in caught.value.fix
+        or "there is none" in caught.value.fix
+    )
+
+
+def test_every_problem_is_told_at_once_with_its_place(folder: Path, catalogue: Catalogue) -> None:
+    (folder / "bad.toml").write_text(
+        "steps = 0\nrolout = 1\nmax_new_tokens = 3\n[rollout]\ngroup_siz = 4\n[algorithm]\nclip_hihg = 1.0\n"
+        '[[rewards]]\nname = "mahts"\n'
+    )
+    with pytest.raises(ConfigProblems) as caught:
+        compose(["my.toml", "bad.toml"], ["trainer.batch=many"], catalogue)
+    text = str(caught.value)
+    assert len(caught.value.errors) == 6 + 1
+    for place in (
+        "steps (bad.toml:1)",
+        "rolout (bad.toml:2)",
+        "rollout.group_siz (bad.toml:5)",
+        "algorithm.clip_hihg (bad.toml:7)",
+        "rewards.0.name (bad.toml:9)",
+        "trainer.batch (command line)",
+    ):
+        assert place in text
+    for hint in ("'rollout'", "'group_size'", "'clip_high'", "'maths'", "max_new_tokens is a key of [rollout]"):
+        assert hint in text
+    assert "[model]" in text and "[[rewards]]" in text
+
+
+def test_a_required_key_that_is_missing_is_named(catalogue: Catalogue) -> None:
+    with pytest.raises(ConfigProblems, match=r"(?s)model: .*data: "):
+        RunConfig.parse({}, catalogue)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("steps", "8"), ("steps", True), ("model", 3), ("engine", 3), ("rewards", 3)]
+)
+def test_a_value_of_another_type_is_refused(catalogue: Catalogue, key: str, value: object) -> None:
+    with pytest.raises(ConfigError):
+        config_of(catalogue, {"model": {"path": "/m"}, key: value})
+
+
+@pytest.mark.parametrize(
+    ("placement", "deterministic", "staleness"),
+    [("colocate", False, 0), ("hybrid", False, 1), ("async", False, 1), ("async", True, 0)],
+)
+def test_default_staleness_follows_the_placement(
+    catalogue: Catalogue, placement: str, deterministic: bool, staleness: int
+) -> None:
+    config = config_of(catalogue, {"model": {"path": "/m"}, "placement": placement, "deterministic": deterministic})
+    assert config.max_staleness == config.staleness == staleness
+
+
+def test_the_bus_follows_the_runner(catalogue: Catalogue) -> None:
+    names = [config_of(catalogue, {"model": {"path": "/m"}, "run": {"runner": r}}).bus.name for r in ("local", "ray")]
+    assert names == ["in-process", "ray"]
+
+
+def test_a_literal_secret_is_refused_and_never_printed(catalogue: Catalogue) -> None:
+    for data in (
+        {"notify": {"urls": ["slack://hunter2"]}},
+        {"notify": {"urls": "slack://hunter2"}},
+        {"rewards": [{"name": "judge", "key": "hunter2"}]},
+        {"run": {"env": {"API_KEY": "hunter2"}}},
+    ):
+        with pytest.raises(ConfigError) as caught:
+            config_of(catalogue, {"model": {"path": "/m"}, **data})
+        assert "env:NAME" in str(caught.value) or "array" in str(caught.value)
+        assert "hunter2" not in str(caught.value)
+
+
+def test_a_secret_stays_a_reference_until_revealed(
+    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HIDDEN", "hunter2")
+    file = tmp_path / "key"
+    file.write_text("swordfish\n")
+    data = {"notify": {"urls": ["env:HIDDEN"]}, "run": {"env": {"MY_TOKEN": f"file:{file}", "A": "b"}}}
+    config = config_of(catalogue, {"model": {"path": "/m"}, **data})
+    assert "hunter2" not in repr(config) + to_toml(config) + json.dumps(config.dump())
+    assert config.notify.urls[0].reveal() == "hunter2"
+    assert config.run.revealed_env() == {"MY_TOKEN": "swordfish", "A": "b"}
+    with pytest.raises(ConfigError, match="NOT_SET"):
+        Secret("env:NOT_SET").reveal()
+    with pytest.raises(ConfigError, match="absent"):
+        Secret(f"file:{tmp_path}/absent").reveal()

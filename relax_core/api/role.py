@@ -91,6 +91,7 @@ class Context(Protocol):
     """The resolved configuration (`relax_core.options.RunConfig`)."""
     plan: Any
     """The plan: operations by role, placement, devices."""
+    run_id: str
     run_dir: str
     bus: Bus
     weights: WeightService
@@ -110,6 +111,10 @@ class Context(Protocol):
 
     def waiting(self, reason: str, owed_by: str, deadline_s: float) -> AbstractContextManager[Wait]:
         """Say what is waited for, by whom it is owed and until when; `relax why` prints it."""
+        ...
+
+    def check(self, wait: Wait) -> None:
+        """Raise DeadlineExceeded when a wait ran out."""
         ...
 
     def doing(self, what: str, **facts: Any) -> None:

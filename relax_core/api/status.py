@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 
 from relax_core.api.events import Event
 
+RoleState = Literal["starting", "busy", "waiting", "paused", "stopped", "failed"]
 CommandName = Literal["pause", "continue", "stop", "checkpoint"]
 
 
@@ -28,7 +29,7 @@ class Beat:
     """A role's heartbeat, written by its work loop."""
 
     role: str
-    state: Literal["starting", "busy", "waiting", "paused", "stopped", "failed"]
+    state: RoleState
     doing: str = ""
     waits: tuple[Wait, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)

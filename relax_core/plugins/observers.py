@@ -38,6 +38,15 @@ class Observers:
         self._manager = manager
         self._strikes: Counter[str] = Counter()
 
+    def plugins(self) -> dict[str, object]:
+        """Plugins that implement some observer hook, by name."""
+        hooks = set(HOOKS.values())
+        return {
+            name: plugin
+            for name, plugin in self._manager.list_name_plugin()
+            if any(caller.name in hooks for caller in self._manager.get_hookcallers(plugin) or ())
+        }
+
     def calls(self, hook_name: str) -> tuple[tuple[str, Callable[..., object]], ...]:
         """(distribution, callable taking `event=`) of each observer that is still on."""
         caller = getattr(self._manager.hook, hook_name)

@@ -102,7 +102,12 @@ class Actor(Role):
             while wanted and not context.stopping:
                 late = context.clock.now() > wait.deadline
                 request = ClaimRequest(
-                    self.name, context.plan.trained_columns, wanted, 1 if late else wanted, trains=True, step=version.step
+                    self.name,
+                    context.plan.trained_columns,
+                    wanted,
+                    1 if late else wanted,
+                    trains=True,
+                    step=version.step,
                 )
                 claim = await context.bus.claim(request, POLL_S)
                 if claim is None and late:

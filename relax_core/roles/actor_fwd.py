@@ -20,9 +20,7 @@ class ActorForward(Role):
     @classmethod
     def operations(cls) -> tuple[Operation, ...]:
         consumes = frozenset({"tokens", "loss_mask"})
-        return (
-            Operation("actor_fwd.log_probs", cls.name, consumes, frozenset({"old_log_probs"}), Reads.STEP_START),
-        )
+        return (Operation("actor_fwd.log_probs", cls.name, consumes, frozenset({"old_log_probs"}), Reads.STEP_START),)
 
     async def run(self, context: Context) -> None:
         trainer = await TrainerGroup.start(context, self.name)

@@ -39,11 +39,12 @@ class AdvantagesRole(Role):
                 return
 
     async def _credit(self, context: Context, claim: Claim) -> None:
-        from relax_core.learn.crediting import credit
+        from relax_core.learn.groups import Grouping  # brings torch, which only this role's process needs
 
         rows = await context.bus.read(claim, context.plan.advantage_columns)
+        grouping = Grouping(rows, claim.samples, context.plan.advantage_columns)
         try:
-            await context.bus.write(claim, credit(self._algorithm, rows, claim.samples))
+            await context.bus.write(claim, grouping.columns(self._algorithm.advantages(grouping.groups)))
             await context.bus.acknowledge(claim)
         except StaleFence:
             return  # another incarnation has these rows now and will credit them

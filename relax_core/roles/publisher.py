@@ -36,5 +36,5 @@ class Publisher:
 def weights_directory(context: Context, same_host: bool) -> str:
     """Memory-backed on one host, else under the run directory; named by the run, so that two never meet."""
     if same_host and Path("/dev/shm").is_dir():
-        return f"/dev/shm/relax-{context.launch.run_id}"
+        return f"/dev/shm/relax-{context.run_id}"
     return f"{context.run_dir}/weights"

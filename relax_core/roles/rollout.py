@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from relax_core.api.batch import AttemptId, RowBatch
 from relax_core.api.bus import Issue, Sealed
-from relax_core.api.events import RoleFailed, RoleRecovered, WeightsPublished
+from relax_core.api.events import RoleFailed, RoleRecovered, RolloutMeasured, SamplesScored, WeightsPublished
 from relax_core.api.outcome import DropReason
 from relax_core.api.role import Context, Operation, Reads, Role
 from relax_core.api.trainer import Chosen
@@ -20,6 +20,7 @@ from relax_core.api.version import Version
 from relax_core.api.weights import Manifest, Receipt
 from relax_core.rollout.producer import FinishedGroup, Producer
 from relax_core.rollout.rows import row_batch
+from relax_core.rollout.sample_record import measures, records
 
 POLL_S = 1.0
 PUT_S = 5.0
@@ -62,8 +63,8 @@ class Rollout(Role):
         while not self._over.is_set() and not self._context.stopping:
             await self._context.pause_point()
             version, room = self._producer.version(), self._producer.room(len(self._groups))
-            if room <= 0:
-                await asyncio.wait(self._groups, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
+            if room <= 0 or not self._producer.serves:
+                await asyncio.wait([*self._groups, self._failed], timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
                 continue
             with self._context.waiting("leave to start groups", "actor (its version bounds staleness)", POLL_S):
                 issues = await self._context.bus.admit("rollout", version, room, POLL_S)
@@ -100,8 +101,9 @@ class Rollout(Role):
             await self._put(batch, sealed)
             self._held.difference_update(seal.attempt for seal in sealed)
             await self._context.bus.report_held("rollout", frozenset(self._held), self._admitted)
-            for event in self._producer.report(judged):
-                await self._context.board.emit(event)
+            step = max(group.version.step for group in groups)
+            await self._context.board.emit(SamplesScored(step, records(judged)))
+            await self._context.board.emit(RolloutMeasured(step, measures(judged)))
 
     async def _gather_finished(self) -> list[FinishedGroup]:
         groups = [await self._finished.get()]
@@ -119,17 +121,18 @@ class Rollout(Role):
 
     async def _follow(self) -> None:
         """Evaluate at the versions that are due, and take each newer one; evaluation holds the next update back."""
-        context, known = self._context, self._producer.version()
-        final = context.run.steps
-        while True:
-            await self._evaluate(known.step)
-            if known.step >= final or context.stopping:
-                self._over.set()
-                return
+        context = self._context
+        known = self._producer.version() if self._producer.serves else None
+        while not context.stopping:
+            if known is not None:
+                await self._evaluate(known.step)
+                if known.step >= context.run.steps:
+                    break
             newest = await context.weights.newest("actor", known, POLL_S)
             if newest is not None:
                 await self._update(*newest)
                 known = newest[0].version
+        self._over.set()
 
     async def _evaluate(self, step: int) -> None:
         for event in await self._producer.evaluate(step):

@@ -14,6 +14,8 @@ from relax_core.api.bus import Account, Claim
 from relax_core.api.clock import Clock
 from relax_core.api.trainer import UpdateOutcome, UpdateResult
 from relax_core.api.version import Version
+from relax_core.learn.counts import count
+from relax_core.learn.gradient import rows_with_gradient
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,32 +37,18 @@ class StepRows:
         self.without_gradient: tuple[RowId, ...] = ()
 
     def parts(self, zero_advantage_skips: bool) -> list[StepPart]:
-        useful = _with_gradient(self.rows) if zero_advantage_skips else np.ones(len(self.rows), bool)
-        self.without_gradient = tuple(row for row, keep in zip(self.rows.ids, useful, strict=True) if not keep)
+        useful = set(rows_with_gradient(self.rows) if zero_advantage_skips else range(len(self.rows)))
+        self.without_gradient = tuple(row for index, row in enumerate(self.rows.ids) if index not in useful)
         groups = sorted({row.group for row in self.rows.ids})
         return [self._part(set(groups[i :: self._num_updates]), useful) for i in range(self._num_updates)]
 
-    def _part(self, groups: set[int], useful: np.ndarray) -> StepPart:
+    def _part(self, groups: set[int], useful: set[int]) -> StepPart:
         mine = [index for index, row in enumerate(self.rows.ids) if row.group in groups]
-        kept = [index for index in mine if useful[index]]
-        rows = self.rows if len(kept) == len(self.rows) else self.rows.take(kept)
-        return StepPart(rows, len(mine) - len(kept), self._counts(mine))
+        kept = [index for index in mine if index in useful]
+        return StepPart(self._take(kept), len(mine) - len(kept), count(self._take(mine)))
 
-    def _counts(self, indices: Sequence[int]) -> dict[str, float]:
-        trained = _row_sums(self.rows, "loss_mask")
-        ids = [self.rows.ids[index] for index in indices]
-        return {
-            "tokens": float(trained[list(indices)].sum()),
-            "rows": float(len(ids)),
-            "samples": float(len({row.attempt_id for row in ids})),
-            "groups": float(len({row.group for row in ids})),
-        }
-
-
-def _with_gradient(rows: RowBatch) -> np.ndarray:
-    """[rows] bool: some trained token has an advantage."""
-    active = rows.columns["advantages"].values * rows.columns["loss_mask"].values
-    return _sums(active != 0, rows.columns["tokens"].lengths) > 0
+    def _take(self, indices: list[int]) -> RowBatch:
+        return self.rows if len(indices) == len(self.rows) else self.rows.take(indices)
 
 
 def _row_sums(rows: RowBatch, column: str) -> np.ndarray:
@@ -140,11 +128,11 @@ def _length_metrics(rows: RowBatch) -> dict[str, float]:
 def _trainer_metrics(results: Sequence[UpdateResult]) -> dict[str, float]:
     sums: dict[str, list[float]] = {}
     for result in results:
-        for name, (total, count) in result.metrics.items():
+        for name, (total, number) in result.metrics.items():
             held = sums.setdefault(name, [0.0, 0.0])
             held[0] += total
-            held[1] += count
-    means = {name: total / count for name, (total, count) in sums.items() if count}
+            held[1] += number
+    means = {name: total / number for name, (total, number) in sums.items() if number}
     skipped = sum(result.outcome is not UpdateOutcome.APPLIED for result in results)
     return {
         **means,

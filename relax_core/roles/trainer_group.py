@@ -50,7 +50,9 @@ class TrainerGroup:
 
     async def call(self, method: str, *args: Any, timeout_s: float = CALL_S) -> list[Any]:
         """One method on every rank; the first failure is raised."""
-        return list(await asyncio.gather(*(worker.call(method, *args, timeout_s=timeout_s) for worker in self._workers)))
+        return list(
+            await asyncio.gather(*(worker.call(method, *args, timeout_s=timeout_s) for worker in self._workers))
+        )
 
     def chunk(self, rows: RowBatch, skipped: int = 0) -> Chunk:
         lengths = [int(length) for length in rows.columns["tokens"].lengths]
@@ -63,14 +65,18 @@ class TrainerGroup:
         if len(parts) == 1 and parts[0].ids == rows.ids:
             return {name: parts[0].columns[name] for name in columns}
         views = {id(part): {name: list(part.columns[name].rows()) for name in columns} for part in parts}
-        return {name: Ragged.of([views[id(place[row][0])][name][place[row][1]] for row in rows.ids]) for name in columns}
+        return {
+            name: Ragged.of([views[id(place[row][0])][name][place[row][1]] for row in rows.ids]) for name in columns
+        }
 
     async def finish_update(self, denominators: Mapping[str, float]) -> UpdateResult:
         """One result for all ranks; that they disagree is a fault of the machine."""
         results: list[UpdateResult] = await self.call("finish_update", denominators)
         outcomes = {result.outcome for result in results}
         if len(outcomes) > 1:
-            raise InfrastructureError(f"trainer ranks disagree on an update: {sorted(outcomes)}; resume from a checkpoint")
+            raise InfrastructureError(
+                f"trainer ranks disagree on an update: {sorted(outcomes)}; resume from a checkpoint"
+            )
         return results[0]
 
     async def publish(self, version: Version, context: Context, location: str) -> Manifest:

@@ -56,6 +56,8 @@ class EngineSlot:
         self.worker: Worker | None = None
         self.version: Version = spec.version
         self.serving = False
+        self.waits_for_weights = False
+        """Started, but its weights are older than anything that may be sampled."""
         self.restarts = 0
         self.running: dict[str, Pending] = {}
 

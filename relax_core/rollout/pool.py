@@ -42,9 +42,12 @@ Tell = Callable[[str, str, float], Awaitable[None]]
 class EnginePool:
     """Several engines behind one `generate`."""
 
-    def __init__(self, slots: Sequence[EngineSlot], clock: Clock, prove: Prove, tell: Tell) -> None:
+    def __init__(
+        self, slots: Sequence[EngineSlot], clock: Clock, prove: Prove, tell: Tell, serve_at_start: bool = True
+    ) -> None:
         self._slots = {slot.name: slot for slot in slots}
         self._clock, self._prove, self._tell = clock, prove, tell
+        self._serve_at_start = serve_at_start
         self._waiting: list[Pending] = []
         self._futures: dict[str, asyncio.Future[Pending]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -64,8 +67,12 @@ class EnginePool:
         if len(prints) > 1:
             raise InfrastructureError(f"engines loaded different weights from one folder: {sorted(map(str, prints))}")
         for slot in self._slots.values():
-            slot.serving = True
+            slot.serving, slot.waits_for_weights = self._serve_at_start, not self._serve_at_start
         return facts[0]
+
+    @property
+    def serves(self) -> bool:
+        return any(slot.serving for slot in self._slots.values())
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -162,13 +169,15 @@ class EnginePool:
     async def update(self, manifest: Manifest, transport: Chosen) -> tuple[str, ...]:
         """Bring every engine to a version; names those that proved it. One that fails is replaced."""
         self._newest = (manifest, transport)
-        names = await asyncio.gather(*(self._update(slot) for slot in self._slots.values() if slot.serving))
+        able = [slot for slot in self._slots.values() if slot.serving or slot.waits_for_weights]
+        names = await asyncio.gather(*(self._update(slot) for slot in able))
         self._flush_soon()
         return tuple(name for name in names if name)
 
     async def _update(self, slot: EngineSlot) -> str:
         try:
             await self._bring(slot)
+            slot.serving, slot.waits_for_weights = True, False
             return slot.name
         except RelaxError as error:
             await self._replace(slot, error)
@@ -183,9 +192,9 @@ class EnginePool:
 
     async def _replace(self, slot: EngineSlot, error: Exception) -> None:
         """Once for each death: take back its requests, start a fresh engine, let it enter with the newest weights."""
-        if not slot.serving:
+        if not (slot.serving or slot.waits_for_weights):
             return
-        slot.serving = False
+        slot.serving = slot.waits_for_weights = False
         since = self._clock.now()
         self._waiting += [pending for pending in slot.running.values() if not self._complete(pending)]
         slot.running.clear()

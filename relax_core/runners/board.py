@@ -67,4 +67,3 @@ class BoardService:
         while not ready() and (left := deadline - self._clock.now()) > 0:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), left)
-

@@ -14,7 +14,7 @@ from relax_core.api.bus import Bus
 from relax_core.api.clock import Clock
 from relax_core.api.errors import DeadlineExceeded
 from relax_core.api.role import WeightService
-from relax_core.api.status import Beat, Board, Wait
+from relax_core.api.status import Beat, Board, RoleState, Wait
 from relax_core.api.trainer import Chosen
 from relax_core.api.worker import Workers
 from relax_core.options.run_config import RunConfig
@@ -29,7 +29,7 @@ class RoleContext:
         self, role: str, launch: Launch, catalogue: Catalogue, bus: Bus, weights: WeightService, board: Board,
         workers: Workers, children: Workers, clock: Clock, incarnation: int,
     ) -> None:  # fmt: skip
-        self.role, self.launch, self.plan, self.run_dir = role, launch, launch.plan, launch.run_dir
+        self.role, self.plan, self.run_id, self.run_dir = role, launch.plan, launch.run_id, launch.run_dir
         self.run = RunConfig.parse(launch.config, catalogue)
         self.bus, self.weights, self.board = bus, weights, board
         self.workers, self.children, self.clock = workers, children, clock
@@ -38,7 +38,7 @@ class RoleContext:
         self._catalogue = catalogue
         self._waits: dict[int, Wait] = {}
         self._doing, self._facts = "starting", dict[str, Any]()
-        self._state: Any = "starting"
+        self._state: RoleState = "starting"
         self._going = asyncio.Event()
         self._going.set()
         self._stopping = False
@@ -76,7 +76,7 @@ class RoleContext:
     # -- for the role's runner ----------------------------------------------------------------------------------
 
     def beat(self) -> Beat:
-        state = "paused" if not self._going.is_set() else "waiting" if self._waits else self._state
+        state: RoleState = "paused" if not self._going.is_set() else "waiting" if self._waits else self._state
         return Beat(
             self.role, state, self._doing, tuple(self._waits.values()), dict(self._facts),
             incarnation=self.incarnation, pid=os.getpid(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import cast
 
 from relax_core.api.bus import Bus, BusComponent
 from relax_core.api.clock import Clock, SystemClock
@@ -39,7 +40,7 @@ class LocalRunner:
         self._workers = LocalWorkers(launch.plugin_files, launch.resolved, Path(launch.run_dir) / "logs", self._clock)
         await self._open_bus(launch)
         for name in launch.plan.roles:
-            role = self._catalogue.build(Chosen("role", name))
+            role = cast(Role, self._catalogue.build(Chosen("role", name)))
             task = asyncio.create_task(self._run(role, launch), name=name)
             self._tasks[name] = task
 
@@ -54,7 +55,16 @@ class LocalRunner:
         def context(incarnation: int) -> RoleContext:
             workers = self._workers or LocalWorkers()
             return RoleContext(
-                role.name, launch, self._catalogue, self.bus, self._weights, self.board, workers, workers, self._clock, incarnation
+                role.name,
+                launch,
+                self._catalogue,
+                self.bus,
+                self._weights,
+                self.board,
+                workers,
+                workers,
+                self._clock,
+                incarnation,
             )
 
         try:

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model: a Qwen3 of three small layers over single characters, built from a seed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+CHARACTERS = "0123456789+-*=<>?.,:;!()[] abcdefghijklmnopqrstuvwxyz"
+SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
+EOS = 2
+VOCABULARY = 64
+TEMPLATE = (
+    "{% for message in messages %}{{ message['content'] }}{% if message['role'] == 'assistant' %}<eos>{% endif %}{% endfor %}"
+)
+
+
+def save_tokenizer(folder: Path) -> Any:
+    """One token a character; returns the `tokenizers.Tokenizer`."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    vocabulary = {token: number for number, token in enumerate([*SPECIAL, *CHARACTERS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))  # noqa: S106
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    configuration = {
+        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>",
+        "unk_token": "<unk>", "padding_side": "left", "chat_template": TEMPLATE,
+    }  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(json.dumps(configuration, indent=1))
+    return tokenizer
+
+
+def build_model(seed: int) -> Any:
+    """188,960 parameters, random."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(seed)
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=VOCABULARY, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+            head_dim=16, intermediate_size=256, max_position_embeddings=1024, tie_word_embeddings=True,
+            bos_token_id=1, eos_token_id=EOS, pad_token_id=0,
+        )
+    )  # fmt: skip

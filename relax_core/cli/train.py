@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`relax train` and `relax resume`: prepare, conduct, report. All decisions are in `control`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from relax_core.control.prepare import Prepared
+
+INTERRUPTED = 130
+Arguments = Annotated[
+    list[str], typer.Argument(help="TOML files or a recipe, then overrides such as optimizer.lr=1e-5.")
+]
+RunDir = Annotated[Path | None, typer.Option(help="Where to write the run; it must be new or empty.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as one JSON document.")]
+Runner = Annotated[str | None, typer.Option(help="ray or local; short for run.runner=...")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, print the graph, start nothing.")]
+
+
+def add(app: typer.Typer) -> None:
+    app.command("train")(train)
+    app.command("resume")(resume)
+
+
+def train(
+    arguments: Arguments,
+    run_dir: RunDir = None,
+    runner: Runner = None,
+    as_json: AsJson = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Train: `relax train quickstart`, or `relax train my.toml cluster.toml algorithm.clip_high=0.28`."""
+    from relax_core.control.prepare import prepare
+
+    sources, overrides = split(arguments)
+    overrides += [f"run.runner={runner}"] if runner else []
+    if dry_run:
+        from relax_core.cli.graph import show
+
+        show(sources, overrides)
+        return
+    _conduct(prepare(sources, overrides, run_dir=run_dir), as_json)
+
+
+def resume(
+    run: Annotated[str, typer.Argument(help="Run directory, or its name under the runs folder.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="steps, eval, sinks or placement may change.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Continue a run from its newest checkpoint."""
+    from relax_core.control.prepare import prepare_resume
+    from relax_core.observe.run_directory import find_run
+
+    _conduct(prepare_resume(find_run(run), overrides or []), as_json)
+
+
+def split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Files and recipes; overrides are what contains '='."""
+    return [a for a in arguments if "=" not in a], [a for a in arguments if "=" in a]
+
+
+def _conduct(prepared: Prepared, as_json: bool) -> None:
+    from relax_core.api.errors import RelaxError
+    from relax_core.control.start import run
+    from relax_core.views.display import LiveDisplay
+
+    for notice in prepared.notices:
+        print(notice, file=sys.stderr)
+    resume = prepared.launch.resume
+    display = None if as_json else LiveDisplay(
+        prepared.config.run.name or prepared.launch.run_id, prepared.config.steps, first_step=resume.step if resume else 0
+    )  # fmt: skip
+    path = prepared.directory.path
+    try:
+        summary = run(prepared, display)
+    except RelaxError:
+        _write_report(path)
+        print(f"relax: the run failed; what it wrote is in {path}", file=sys.stderr)
+        raise
+    _write_report(path)
+    _say(summary, path, as_json)
+    if summary["status"] == "stopped":
+        raise typer.Exit(INTERRUPTED)
+
+
+def _write_report(path: Path) -> None:
+    from relax_core.views.report import write_report
+
+    write_report(path)
+
+
+def _say(summary: dict[str, Any], path: Path, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({**summary, "run_dir": str(path)}))
+        return
+    if summary["status"] == "stopped":
+        print(f"stopped after {summary['steps']} steps; continue with: relax resume {path}", file=sys.stderr)
+        return
+    print(f"report: {path / 'report.html'}\nmodel:  {path / 'export'}")

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a configuration to a plan: operations by the algorithm's needs, roles by operations, workers by placement.
+
+The only place that looks at the placement mode; roles see just their worker groups.
+"""
+
+from __future__ import annotations
+
+from relax_core.api.algorithm import Algorithm, Scope, Source
+from relax_core.api.errors import ConfigError
+from relax_core.api.role import Operation, Role
+from relax_core.control.graph import select
+from relax_core.options.run_config import RunConfig
+from relax_core.plugins.catalogue import Catalogue
+from relax_core.roles.plan import Plan, WorkerGroup
+
+FORWARD_ROLES = ("reference", "actor-fwd")
+METER = "rollout_log_probs"
+"""Always read, so that every run measures how far the engine's log-probs are from the trainer's."""
+
+
+def plan(config: RunConfig, catalogue: Catalogue) -> Plan:
+    """Raises ConfigError for what can't run, before anything starts."""
+    algorithm = catalogue.build(config.algorithm.chosen)
+    if not isinstance(algorithm, Algorithm):
+        raise ConfigError("algorithm.name", config.algorithm.chosen.name, "it is no algorithm")
+    if algorithm.source is not Source.ROLLOUT:
+        raise ConfigError("algorithm.name", f"{config.algorithm.chosen.name} (learns from a {algorithm.source})",
+                          "this version trains from rollout only")  # fmt: skip
+    own_pass = _old_log_probs(config, algorithm)
+    columns = _columns(algorithm, config, own_pass)
+    operations = select(_operations(catalogue), columns, ("actor.fit",))
+    batch_statistics = algorithm.statistics is Scope.BATCH
+    return Plan(
+        mode=config.placement.mode,
+        operations=operations,
+        roles=tuple(dict.fromkeys(operation.role for operation in operations)),
+        groups=_groups(config, operations),
+        trained_columns=columns,
+        advantage_columns=("tokens", "loss_mask", "rewards"),
+        batch_statistics=batch_statistics,
+        needs_old_log_probs=own_pass,
+        max_staleness=config.staleness,
+        min_valid=algorithm.min_group_size,
+        notes=("statistics of the whole batch: each step waits for all of its rows",) if batch_statistics else (),
+    )
+
+
+def _old_log_probs(config: RunConfig, algorithm: Algorithm) -> bool:
+    """Whether a pass for the old policy runs: with one update a step the ratio is exactly 1 and none does."""
+    wants = any(column.name == "old_log_probs" for column in algorithm.columns())
+    return wants and config.batch.updates_per_step > 1
+
+
+def _columns(algorithm: Algorithm, config: RunConfig, own_pass: bool) -> tuple[str, ...]:
+    """What the actor claims; the old policy's log-probs only where another role can have filled them."""
+    names = {"tokens", "loss_mask", "weight_versions", "advantages", METER}
+    names |= {column.name for column in algorithm.columns()} - {"old_log_probs"}
+    if own_pass and config.placement.mode == "async":
+        names.add("old_log_probs")
+    return tuple(sorted(names))
+
+
+def _operations(catalogue: Catalogue) -> list[Operation]:
+    found: list[Operation] = []
+    for name in catalogue.names("role"):
+        role = catalogue.target("role", name)
+        if issubclass(role, Role):
+            found += role.operations()
+    return found
+
+
+def _groups(config: RunConfig, operations: tuple[Operation, ...]) -> dict[str, WorkerGroup]:
+    roles = {operation.role for operation in operations}
+    groups = {
+        "actor": WorkerGroup("actor", config.placement.actor.ranks, config.placement.actor.threads),
+        "rollout": WorkerGroup("rollout", config.placement.rollout.engines, config.placement.rollout.threads),
+    }
+    for role in FORWARD_ROLES:
+        if role in roles:
+            groups[role] = WorkerGroup(role, 1, config.placement.actor.threads)
+    return groups

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recipes by name: `relax train quickstart` builds model and data locally, in a child process, then trains on them.
+
+A recipe is a package with `recipe.toml` and a `build` module, registered under the entry-point group `relax.recipes`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib import resources
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from relax_core.api.errors import ConfigError, RelaxError
+
+GROUP = "relax.recipes"
+BUILD_S = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A configuration that makes its own model and data."""
+
+    name: str
+    package: str
+
+    def toml(self) -> str:
+        return resources.files(self.package).joinpath("recipe.toml").read_text()
+
+    def build(self, folder: Path, seed: int) -> Path:
+        """Make model and data in `folder`; returns the configuration beside them."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "recipe.toml").write_text(self.toml())
+        command = [sys.executable, "-m", f"{self.package}.build", str(folder), "--seed", str(seed)]
+        built = subprocess.run(command, stdout=sys.stderr, timeout=BUILD_S, check=False)
+        if built.returncode:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise RelaxError(f"recipe {self.name}: its build ended with status {built.returncode}; see the lines above")
+        return folder / "recipe.toml"
+
+
+def recipes() -> dict[str, Recipe]:
+    return {entry.name: Recipe(entry.name, entry.value) for entry in entry_points(group=GROUP)}
+
+
+def find(name: str) -> Recipe:
+    """Raises ConfigError that lists what there is."""
+    known = recipes()
+    if name not in known:
+        raise ConfigError(
+            "configuration", repr(name), f"name a .toml file that exists, or a recipe: {', '.join(sorted(known))}"
+        )
+    return known[name]

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one way to run what was prepared, for the command line and for Python: pick the runner, conduct, report."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from relax_core.control.conduct import Conductor
+from relax_core.control.prepare import Prepared
+from relax_core.observe.recorder import Display
+from relax_core.runners.launch import Runner
+
+STOPS = (signal.SIGINT, signal.SIGTERM)
+Report = Callable[[str], None]
+
+
+def run(prepared: Prepared, display: Display | None = None, *, signals: bool = True) -> dict[str, Any]:
+    """Conduct a prepared run to its end in a new event loop; returns the summary or raises what made it fail."""
+    return asyncio.run(_run(prepared, display, signals))
+
+
+async def _run(prepared: Prepared, display: Display | None, signals: bool) -> dict[str, Any]:
+    conductor = Conductor(prepared, make_runner(prepared), display)
+    with _listening(conductor) if signals else contextlib.nullcontext():
+        return await conductor.run()
+
+
+def make_runner(prepared: Prepared) -> Runner:
+    """The runner that `[run] runner` names; ray is imported only when it is that one."""
+    if prepared.config.run.runner == "ray":
+        from relax_core.runners.ray.runner import RayRunner
+
+        return RayRunner(prepared.catalogue)
+    from relax_core.runners.local.runner import LocalRunner
+
+    return LocalRunner(prepared.catalogue)
+
+
+@contextlib.contextmanager
+def _listening(conductor: Conductor) -> Any:
+    """Ctrl-C and SIGTERM ask for a stop; a second one ends at once."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    asked: list[str] = []
+
+    def take(name: str) -> None:
+        asked.append(name)
+        if len(asked) == 1:
+            conductor.stop(name)
+        elif task is not None:
+            task.cancel()
+
+    for number in STOPS:
+        loop.add_signal_handler(number, take, number.name)
+    try:
+        yield
+    finally:
+        for number in STOPS:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluation: fixed tasks, seeds of their own, the same judge. It never changes training."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from relax_core.api.events import EvalFinished
+from relax_core.api.task import Task
+from relax_core.api.trajectory import Trajectory
+from relax_core.rollout.judge import Judge, Judgement
+from relax_core.rollout.pool import EnginePool, Sampling
+from relax_core.rollout.sample_record import sample_record
+from relax_core.rollout.seeds import sample_seed
+from relax_core.rollout.tasks import TaskSet
+
+SEED_STREAM = 0x5EED
+"""Keeps evaluation's seeds apart from training's."""
+SHOWN = 16
+"""Transcripts kept of each evaluation."""
+
+Sample = Callable[..., Awaitable[Trajectory]]
+
+
+@dataclass(frozen=True, slots=True)
+class EvalSet:
+    """Tasks to be judged on."""
+
+    name: str
+    tasks: TaskSet
+    indices: Sequence[int]
+    samples: int
+    sampling: Sampling
+
+
+class Evaluation:
+    """All evaluation sets of a run."""
+
+    def __init__(self, sets: Sequence[EvalSet], run: Any, sample: Sample, judge: Judge, pool: EnginePool) -> None:
+        self._sets, self._run, self._sample, self._judge, self._pool = sets, run, sample, judge, pool
+        self._done: set[int] = set()
+
+    def due(self, step: int) -> bool:
+        every: int = self._run.eval.every
+        if not every or not self._sets or step in self._done:
+            return False
+        return bool(self._run.eval.at_start) if step == 0 else step % every == 0 or step == self._run.steps
+
+    async def run(self, step: int) -> list[EvalFinished]:
+        if not self.due(step):
+            return []
+        self._done.add(step)
+        return [await self._one(one, step) for one in self._sets]
+
+    async def _one(self, one: EvalSet, step: int) -> EvalFinished:
+        generate = self._pool.generator(one.sampling)
+        groups = await asyncio.gather(*(self._group(one, index, generate) for index in one.indices))
+        judged = await self._judge.judge(groups)
+        values = [j.value for group in judged for j in group if j.outcome.judged]
+        mean = statistics.fmean(values) if values else 0.0
+        failed = sum(len(group) for group in judged) - len(values)
+        spread = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+        records = _records(groups[:SHOWN], judged)
+        metrics = {"standard_error": spread, "failed": float(failed)}
+        return EvalFinished(step, one.name, mean, len(values), one.sampling.temperature, metrics, records)
+
+    async def _group(self, one: EvalSet, index: int, generate: Any) -> tuple[Task, tuple[Trajectory, ...]]:
+        task, prompt = one.tasks[index], one.tasks.prompt(index)
+        seeds = [sample_seed(self._run.seed ^ SEED_STREAM, index, number) for number in range(one.samples)]
+        return task, tuple(await asyncio.gather(*(self._sample(task, prompt, seed, generate) for seed in seeds)))
+
+
+def _records(
+    groups: Sequence[tuple[Task, Sequence[Trajectory]]], judged: Sequence[Sequence[Judgement]]
+) -> tuple[dict[str, Any], ...]:
+    return tuple(
+        sample_record(task, trajectory, judgement)
+        for (task, trajectories), judgements in zip(groups, judged, strict=False)
+        for trajectory, judgement in zip(trajectories, judgements, strict=True)
+    )

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opens what a rollout reads and runs on, from the configuration: task sets with their hold-out, and the engine pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from relax_core.api.engine import EngineSpec
+from relax_core.api.environment import Environment
+from relax_core.api.family import ModelFamily
+from relax_core.api.role import Context
+from relax_core.api.version import Version
+from relax_core.api.worker import WorkerSpec
+from relax_core.options.model_folder import model_context
+from relax_core.rollout.engine_slot import EngineSlot
+from relax_core.rollout.evaluation import EvalSet
+from relax_core.rollout.pool import EnginePool, Prove, Sampling, Tell
+from relax_core.rollout.tasks import TaskSet, column_needs
+
+HOLD_OUT = "held-out"
+NO_BOUND = 1 << 30
+
+
+def open_tasks(context: Context, family: ModelFamily) -> tuple[TaskSet, Sequence[int], list[EvalSet]]:
+    """The training tasks, which of them may be issued, and the evaluation sets."""
+    run = context.run
+    tasks = task_set(context, family, str(run.data.train), run.data.columns)
+    if not run.eval.every:
+        return tasks, range(len(tasks)), []
+    if run.eval.sets:
+        return tasks, range(len(tasks)), [_eval_set(context, family, table) for table in run.eval.sets]
+    train, held = tasks.hold_out(run.eval.size, run.seed)
+    return tasks, train, [EvalSet(HOLD_OUT, tasks, held, run.eval.samples, eval_sampling(run, None))]
+
+
+def task_set(context: Context, family: ModelFamily, path: str, columns: Any) -> TaskSet:
+    """One task file under the settings of `[data]`, checked for what rewards and environment read."""
+    run = context.run
+    environment: type[Environment] = type(context.build(run.environment.chosen))
+    readers = [(choice.name, type(context.build(choice.chosen)).needs_columns) for choice in run.rewards]
+    readers.append((run.environment.name, environment.needs_columns))
+    source = context.build(run.source.chosen)
+    source.open(path, columns)
+    limit = run.data.max_prompt_tokens or context_of(run) - run.rollout.max_new_tokens
+    return TaskSet(
+        source, family, system_prompt=run.data.system_prompt, max_prompt_tokens=limit, too_long=run.data.too_long,
+        needs=column_needs(readers), tools=environment.tools,
+    )  # fmt: skip
+
+
+def _eval_set(context: Context, family: ModelFamily, table: Any) -> EvalSet:
+    tasks = task_set(context, family, str(table.path), table.columns or context.run.data.columns)
+    size = min(table.size or len(tasks), len(tasks))
+    samples = table.samples or context.run.eval.samples
+    return EvalSet(table.name, tasks, range(size), samples, eval_sampling(context.run, table.temperature))
+
+
+def eval_sampling(run: Any, own: float | None) -> Sampling:
+    """As in training unless the set or `[eval]` says otherwise; greedy needs no nucleus."""
+    chosen = own if own is not None else run.eval.temperature
+    temperature = run.rollout.temperature if chosen is None else chosen
+    return Sampling(temperature, run.rollout.top_p if temperature else 1.0)
+
+
+def context_of(run: Any) -> int:
+    """The model's context in tokens; one that does not say has no bound of its own."""
+    return model_context(run.model.path) or NO_BOUND
+
+
+def make_pool(context: Context, now: Version, prove: Prove, tell: Tell) -> EnginePool:
+    """Engines for the run at version `now`; they start with the model folder, and serve as they are only at step 0."""
+    run, group = context.run, context.plan.groups["rollout"]
+    version = now._replace(step=0)
+    spec = EngineSpec(run.model.model_dump(mode="json"), context_of(run), run.seed, run.deterministic, version)
+    slots = []
+    for number in range(group.size):
+        name = f"engine-{number}"
+        worker = WorkerSpec(
+            name, run.engine.chosen, str(run.engine.python or ""), {"OMP_NUM_THREADS": str(group.threads or 1)},
+            num_gpus=group.gpus_each,
+        )  # fmt: skip
+        slots.append(EngineSlot(name, run.engine.chosen, spec, worker, context.workers))
+    return EnginePool(slots, context.clock, prove, tell, serve_at_start=now.step == 0)

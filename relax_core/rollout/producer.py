@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes samples: from an issued group to judged trajectories. Everything a rollout needs, opened and closed together.
+
+It never talks to the bus; the rollout role decides when to start a group and what becomes of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, Self
+
+from relax_core.api.batch import AttemptId
+from relax_core.api.bus import Issue
+from relax_core.api.errors import ConfigError
+from relax_core.api.events import EvalFinished
+from relax_core.api.family import ModelFamily, Rendered
+from relax_core.api.role import Context
+from relax_core.api.source import Filter, Sampler
+from relax_core.api.task import Task
+from relax_core.api.trainer import Chosen
+from relax_core.api.trajectory import Trajectory
+from relax_core.api.version import Version
+from relax_core.api.weights import Manifest
+from relax_core.rollout.completion import Generate
+from relax_core.rollout.environments import EnvironmentPool
+from relax_core.rollout.episode import Limits, run_episode
+from relax_core.rollout.evaluation import EvalSet, Evaluation
+from relax_core.rollout.fuse import FuseTripped
+from relax_core.rollout.judge import Judge, Judgement, RewardChoice
+from relax_core.rollout.opening import make_pool, open_tasks
+from relax_core.rollout.pool import EnginePool, Prove, Sampling, Tell
+from relax_core.rollout.seeds import sample_seed
+from relax_core.rollout.tasks import TaskSet
+
+STEPS_AHEAD = 2
+"""Groups under way at once, in steps: what keeps engines full; the staleness gate is the real bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedGroup:
+    """A group whose samples have ended, however they did."""
+
+    issue: Issue
+    task: Task
+    trajectories: tuple[Trajectory, ...]
+    version: Version
+    """Of the engines when it was admitted."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedGroup:
+    """And what each sample is worth."""
+
+    group: FinishedGroup
+    judgements: tuple[Judgement, ...]
+
+
+class Producer:
+    """Engines, tasks, environments and rewards of one run."""
+
+    def __init__(
+        self, context: Context, family: ModelFamily, pool: EnginePool, environments: EnvironmentPool, judge: Judge,
+        tasks: TaskSet, train: Sequence[int], sets: Sequence[EvalSet],
+    ) -> None:  # fmt: skip
+        run = context.run
+        self._limits = Limits(0, 0, 0, 0)  # of the engine, once it has started
+        self._context, self._family, self._pool = context, family, pool
+        self._environments, self._judge, self._tasks, self._train = environments, judge, tasks, train
+        self._sampler: Sampler = context.build(run.sampler.chosen)
+        self._filters: list[tuple[str, Filter]] = [(c.name, context.build(c.chosen)) for c in run.filters]
+        self._generate = pool.generator(Sampling(run.rollout.temperature, run.rollout.top_p))
+        self._evaluation = Evaluation(sets, run, self.sample, judge, pool)
+
+    @classmethod
+    async def open(cls, context: Context, prove: Prove, tell: Tell) -> Self:
+        """Open everything; what was opened is closed again when a later part fails."""
+        run = context.run
+        family: ModelFamily = context.build(run.family.chosen)
+        family.open(run.model.model_dump(mode="json"))
+        tasks, train, sets = open_tasks(context, family)
+        rewards = [RewardChoice(r.chosen, r.weight, r.timeout_s, r.memory_mb, r.only) for r in run.rewards]
+        judge = Judge(rewards, context.children, context.clock)
+        environments = EnvironmentPool(run.environment.chosen, context.children, context.clock)
+        pool = make_pool(context, await context.bus.version(), prove, tell)
+        made = cls(context, family, pool, environments, judge, tasks, train, sets)
+        try:
+            facts, *_ = await asyncio.gather(pool.start(), judge.start(), environments.start())
+            made._limits = _limits(run, facts)
+        except BaseException:
+            await made.close()
+            raise
+        return made
+
+    async def close(self) -> None:
+        await asyncio.gather(self._pool.close(), self._judge.stop(), self._environments.stop())
+
+    # -- training samples ---------------------------------------------------------------------------------------
+
+    def version(self) -> Version:
+        return self._pool.oldest()
+
+    @property
+    def serves(self) -> bool:
+        """Whether some engine has weights that may be sampled; not before the first publish of a resumed run."""
+        return self._pool.serves
+
+    def room(self, under_way: int) -> int:
+        """Groups that may be started now."""
+        staleness: int = self._context.plan.max_staleness or 0
+        wanted: int = self._context.run.rollout.prompts_per_step * max(STEPS_AHEAD, staleness + 1)
+        return wanted - under_way
+
+    async def make(self, issue: Issue, version: Version) -> FinishedGroup:
+        start = self._context.clock.now()
+        seed: int = self._context.run.seed
+        index = self._train[self._sampler.pick(issue.group, len(self._train), seed)]
+        task, prompt = self._tasks[index], self._tasks.prompt(index)
+        trajectories = await asyncio.gather(
+            *(
+                self.sample(task, prompt, sample_seed(seed, attempt.group, attempt.sample, issue.retry), self._generate)
+                for attempt in issue.attempts
+            )
+        )
+        return FinishedGroup(issue, task, tuple(trajectories), version, self._context.clock.now() - start)
+
+    async def sample(self, task: Task, prompt: Rendered, seed: int, generate: Generate) -> Trajectory:
+        async with self._environments.instance() as environment:
+            return await run_episode(task, prompt, seed, environment, self._family, generate, self._limits)
+
+    async def judge(self, groups: Sequence[FinishedGroup]) -> list[JudgedGroup]:
+        """Raises FuseTripped after saving one failing sample for `relax try`."""
+        try:
+            found = await self._judge.judge([(group.task, group.trajectories) for group in groups])
+        except FuseTripped as tripped:
+            path = Path(self._context.run_dir) / "failing-sample.json"
+            path.write_text(json.dumps(tripped.sample, indent=1, default=str))
+            raise
+        judged = [JudgedGroup(group, tuple(js)) for group, js in zip(groups, found, strict=True)]
+        for one in judged:
+            self._learned(one)
+        return judged
+
+    def _learned(self, judged: JudgedGroup) -> None:
+        issue, rewards = judged.group.issue, [j.value for j in judged.judgements if j.outcome.judged]
+        task = self._sampler.pick(issue.group, len(self._train), self._context.run.seed)
+        self._sampler.learned(issue.group, task, rewards)
+
+    def select(
+        self, judged: Sequence[JudgedGroup]
+    ) -> tuple[list[tuple[AttemptId, Trajectory, Judgement]], list[AttemptId]]:
+        """Samples of the groups that every filter keeps, and the attempts of the others."""
+        kept = [group for group in judged if not self._rejected(group)]
+        rejected = [group for group in judged if self._rejected(group)]
+        samples = [
+            zip(group.group.issue.attempts, group.group.trajectories, group.judgements, strict=True) for group in kept
+        ]
+        return list(chain.from_iterable(samples)), [a for group in rejected for a in group.group.issue.attempts]
+
+    def _rejected(self, judged: JudgedGroup) -> bool:
+        group = judged.group
+        rewards = [judgement.value for judgement in judged.judgements]
+        return any(
+            rule.reject(group.task, group.issue.attempts, group.trajectories, rewards) for _, rule in self._filters
+        )
+
+    # -- weights and evaluation -----------------------------------------------------------------------------------
+
+    async def update(self, manifest: Manifest, transport: Chosen) -> tuple[str, ...]:
+        return await self._pool.update(manifest, transport)
+
+    async def evaluate(self, step: int) -> list[EvalFinished]:
+        """Results of every set that is due at this step."""
+        return await self._evaluation.run(step)
+
+    def facts(self) -> dict[str, Any]:
+        return self._pool.facts()
+
+
+def _limits(run: Any, facts: Any) -> Limits:
+    context = int(facts["max_context"])
+    if run.rollout.max_new_tokens >= context:
+        raise ConfigError(
+            "rollout.max_new_tokens", f"{run.rollout.max_new_tokens}", f"the model's context is {context}"
+        )
+    budget = run.rollout.token_budget or context
+    return Limits(run.rollout.max_new_tokens, run.rollout.max_turns, budget, context)

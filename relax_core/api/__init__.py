@@ -49,6 +49,7 @@ _HOME = {
         "Chosen", "Chunk", "ChunkPlan", "OptimizerSpec", "Trainer", "TrainerSpec", "UpdateOutcome", "UpdateResult",
     ),
     "trajectory": ("Node", "Row", "Trajectory"),
+    "turn": ("Sleeper", "Turns"),
     "version": ("Version",),
     "weights": (
         "Manifest", "Receipt", "TensorInfo", "WeightTransport", "combined_fingerprint", "tensor_fingerprint",
@@ -196,6 +197,8 @@ if TYPE_CHECKING:
     from relax_core.api.trajectory import Node as Node
     from relax_core.api.trajectory import Row as Row
     from relax_core.api.trajectory import Trajectory as Trajectory
+    from relax_core.api.turn import Sleeper as Sleeper
+    from relax_core.api.turn import Turns as Turns
     from relax_core.api.version import Version as Version
     from relax_core.api.weights import Manifest as Manifest
     from relax_core.api.weights import Receipt as Receipt

@@ -47,6 +47,11 @@ class Output:
     k: int = 0
     ids: str = ""
 
+    @property
+    def key(self) -> str:
+        """What `PolicyOutputs.output` and `Trainer.forward` call it: `entropy`, `log_probs_at:<column>`."""
+        return f"{self.name}:{self.ids}" if self.ids else self.name
+
 
 LOG_PROBS = Output("log_probs")
 ENTROPY = Output("entropy")

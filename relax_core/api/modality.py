@@ -37,3 +37,7 @@ class ModalityProcessor(Configurable[OptionsT], Generic[OptionsT]):
     @abstractmethod
     def process(self, media: Media, data: bytes, model: Mapping[str, Any]) -> ProcessedMedia:
         """Raises ValueError naming medium and reason for what can't be read."""
+
+    def view(self, whole: ProcessedMedia, start_s: float, end_s: float) -> ProcessedMedia:
+        """The part of a processed medium that one view shows; the whole is stored once for all its views."""
+        raise NotImplementedError

@@ -22,6 +22,12 @@ class Media:
     view: tuple[float, float] | None = None
     """Part of it, in seconds (start, end), so that two views share one stored medium."""
 
+    @property
+    def reference(self) -> str:
+        """Key (or source) and view as one text, a media fragment: `abc#t=1.0,2.5`."""
+        name = self.key or self.source
+        return name if self.view is None else f"{name}#t={self.view[0]},{self.view[1]}"
+
 
 @dataclass(frozen=True, slots=True)
 class Part:

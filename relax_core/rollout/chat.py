@@ -147,4 +147,4 @@ def _opening(files: ChatFiles) -> tuple[int, ...]:
 
 def _media(messages: Sequence[Message]) -> tuple[str, ...]:
     parts = (part for message in messages if not isinstance(message.content, str) for part in message.content)
-    return tuple(part.media.key or part.media.source for part in parts if part.media)
+    return tuple(part.media.reference for part in parts if part.media)

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns on shared devices: colocated engines and trainers ask for one, whoever shares nothing gets one at once.
+
+Nobody waits for rows while holding a turn. A turn says who must be awake in it and with which parts: generation
+wakes the engines, training the trainers, and a publish both sides' weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Literal, Protocol
+
+Phase = Literal["generate", "forward", "train", "publish"]
+Part = Literal["weights", "kv", "optimizer", "gradients"]
+
+
+class Sleeper(Protocol):
+    """Whoever can give its devices' memory back: an engine or a trainer group."""
+
+    async def sleep(self, parts: Sequence[Part]) -> int:
+        """Free parts; returns bytes really freed."""
+        ...
+
+    async def wake(self, parts: Sequence[Part]) -> None:
+        """Undo `sleep`."""
+        ...
+
+
+class Turns(Protocol):
+    """The arbiter of a run's devices."""
+
+    def join(self, name: str, devices: frozenset[str], sleeper: Sleeper) -> None:
+        """Make known who lives on which devices; everyone starts awake."""
+        ...
+
+    def acquire(
+        self, devices: frozenset[str], phase: Phase, holders: Mapping[str, Sequence[Part]], deadline_s: float
+    ) -> AbstractAsyncContextManager[None]:
+        """Have the devices with these holders' parts awake and everyone else's asleep. Raises DeadlineExceeded."""
+        ...

@@ -60,7 +60,11 @@ class Grouping:
             valid=valid,
             lengths=torch.nan_to_num(lengths).long(),
             parts={name: torch.where(valid, part, 0.0) for name, part in parts.items()},
-            token_columns={name: torch.from_numpy(ordered.columns[name].values.copy()) for name in token_columns},
+            token_columns={
+                name: torch.from_numpy(ordered.columns[name].values.copy())
+                for name in token_columns
+                if np.array_equal(ordered.columns[name].lengths, self._mask.lengths)
+            },
             row_lengths=self._row_lengths,
             row_sample=self._row_sample,
         )

@@ -14,6 +14,7 @@ from pathlib import Path
 Points = Sequence[tuple[float, float]]
 WIDTH, HEIGHT = 720, 300
 LEFT, RIGHT, TOP, BOTTOM = 56, 14, 12, 36
+_EVAL_COLOURS = ("#d9730d", "#1a8f5a", "#c62f2f")
 MOST = 600
 """More points than pixels only make the page heavy."""
 
@@ -80,8 +81,9 @@ def write_png(path: Path, title: str, reward: Points, evals: Mapping[str, Points
     if reward:
         axes.plot(*zip(*reward, strict=True), color="#2f6fde", alpha=0.3, linewidth=1, label="reward")
         axes.plot(*zip(*smoothed(reward), strict=True), color="#2f6fde", linewidth=2, label="reward, smoothed")
-    for name, points in evals.items():
-        axes.plot(*zip(*points, strict=True), marker="o", linewidth=1.5, label=f"held-out: {name}")
+    for at, (name, points) in enumerate(evals.items()):
+        colour = _EVAL_COLOURS[at % len(_EVAL_COLOURS)]
+        axes.plot(*zip(*points, strict=True), marker="o", linewidth=1.5, color=colour, label=f"held-out: {name}")
     axes.set(title=title, xlabel="step", ylabel="mean reward")
     axes.grid(alpha=0.25)
     if reward or evals:

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One session's TensorBoard event file, and what earlier sessions wrote. Imports tensorboard, so only an open sink loads it."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.plugins.text.metadata import create_summary_metadata
+from tensorboard.summary.writer.record_writer import RecordWriter
+from tensorboard.util.tensor_util import make_tensor_proto
+
+_PREFIX = "events.out.tfevents."
+
+
+class EventFile:
+    """Written through record by record. Readers take files in the order of their names: a new one sorts after all others."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        times = [int(found.group(1)) for path in folder.iterdir() if (found := re.match(rf"{_PREFIX}(\d+)", path.name))]
+        stamp = max([int(time.time()), *(before + 1 for before in times)])
+        self._file = (folder / f"{_PREFIX}{stamp:010d}.relax").open("xb")
+        self._records = RecordWriter(self._file)
+        self._add(Event(wall_time=time.time(), file_version="brain.Event:2"))
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Every value that is a number."""
+        event = Event(wall_time=time.time(), step=step)
+        for tag, value in values.items():
+            if not math.isnan(value):
+                event.summary.value.add(tag=tag, simple_value=float(value))
+        self._add(event)
+
+    def texts(self, step: int, tag: str, texts: Sequence[str]) -> None:
+        """Markdown for the text page."""
+        event = Event(wall_time=time.time(), step=step)
+        tensor = make_tensor_proto(np.array([said.encode() for said in texts], dtype=object))
+        event.summary.value.add(
+            tag=tag, tensor=tensor, metadata=create_summary_metadata(display_name="", description="")
+        )
+        self._add(event)
+
+    def start(self, step: int) -> None:
+        """Tell readers that what earlier files hold of this step and later no longer holds."""
+        self._add(Event(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.START)))
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _add(self, event: Event) -> None:
+        self._records.write(event.SerializeToString())
+        self._file.flush()
+
+
+def written(folder: Path) -> dict[str, int]:
+    """Tag to the last step that the folder's event files hold; a torn end is where reading stops."""
+    last: dict[str, int] = {}
+    for path in sorted(folder.glob(f"{_PREFIX}*")):
+        for event in EventFileLoader(str(path)).Load():
+            for value in event.summary.value:
+                last[value.tag] = max(last.get(value.tag, -1), event.step)
+    return last

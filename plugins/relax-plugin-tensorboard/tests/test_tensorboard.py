@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What TensorBoard's own reader finds in the files."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from relax_plugin_tensorboard.sink import TensorBoard, TensorBoardOptions
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from relax_core.testing.sink import SAMPLES, SinkSuite, metrics
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    accumulator = EventAccumulator(str(folder))
+    accumulator.Reload()
+    return {
+        tag: [(event.step, event.value) for event in accumulator.Scalars(tag)] for tag in accumulator.Tags()["scalars"]
+    }
+
+
+def started(run_dir: Path) -> TensorBoard:
+    sink = TensorBoard()
+    sink.open(str(run_dir), "run", {})
+    return sink
+
+
+class TestTensorBoard(SinkSuite):
+    component = "tensorboard"
+
+    @classmethod
+    def read_back(cls, run_dir: Path) -> Mapping[str, Mapping[int, float]]:
+        found = scalars(run_dir / "tensorboard")
+        for tag, points in found.items():
+            assert len(points) == len(dict(points)), f"{tag} has a step twice"
+        return {tag: dict(points) for tag, points in found.items()}
+
+
+def test_steps_are_readable_while_the_run_goes(tmp_path):
+    sink = started(tmp_path)
+    sink.metrics(1, metrics(1))
+    assert scalars(tmp_path / "tensorboard")["reward/mean"] == [(1, 0.125)]
+    sink.close()
+
+
+def test_transcripts_are_texts(tmp_path):
+    sink = started(tmp_path)
+    sink.samples(1, SAMPLES)
+    sink.close()
+    accumulator = EventAccumulator(str(tmp_path / "tensorboard"))
+    accumulator.Reload()
+    (event,) = accumulator.Tensors("transcripts")
+    assert event.step == 1 and b"    What is <b>2 + 2</b>?" in event.tensor_proto.string_val[0]
+    assert accumulator.summary_metadata["transcripts"].plugin_data.plugin_name == "text"
+
+
+def test_transcripts_can_be_left_out(tmp_path):
+    sink = TensorBoard(TensorBoardOptions(transcripts=False, directory="elsewhere"))
+    sink.open(str(tmp_path), "run", {})
+    sink.samples(1, SAMPLES)
+    sink.metrics(1, metrics(1))
+    sink.close()
+    accumulator = EventAccumulator(str(tmp_path / "elsewhere"))
+    accumulator.Reload()
+    assert accumulator.Tags()["tensors"] == []
+
+
+def test_an_evaluation_at_the_resumed_step_keeps_that_step(tmp_path):
+    first = started(tmp_path)
+    for step in (1, 2, 3):
+        first.metrics(step, metrics(step))
+    first.metrics(2, {"eval/a/mean": 0.25})
+    first.close()
+    second = started(tmp_path)
+    second.metrics(2, {"eval/a/mean": 0.75})
+    second.metrics(3, metrics(3, offset=1.0))
+    second.close()
+    found = scalars(tmp_path / "tensorboard")
+    assert found["eval/a/mean"] == [(2, 0.25)]
+    assert found["reward/mean"] == [(1, 0.125), (2, 0.25), (3, 1.375)]
+
+
+def test_transcripts_ahead_of_the_resumed_step_do_not_hide_it(tmp_path):
+    first = started(tmp_path)
+    for step in (1, 2, 3):
+        first.metrics(step, metrics(step))
+    first.close()
+    second = started(tmp_path)
+    second.samples(4, SAMPLES)
+    second.metrics(2, metrics(2, offset=1.0))
+    second.close()
+    assert scalars(tmp_path / "tensorboard")["reward/mean"] == [(1, 0.125), (2, 1.25)]
+
+
+def test_a_killed_writer_leaves_its_finished_steps_and_can_go_on(tmp_path):
+    script = (
+        "import os, signal, sys\n"
+        "from relax_plugin_tensorboard.sink import TensorBoard\n"
+        "sink = TensorBoard(); sink.open(sys.argv[1], 'run', {})\n"
+        "for step in (1, 2, 3): sink.metrics(step, {'reward/mean': step / 8})\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False, env=dict(os.environ))
+    assert killed.returncode == -signal.SIGKILL
+    (events,) = (tmp_path / "tensorboard").iterdir()
+    events.write_bytes(events.read_bytes()[:-5])
+    sink = started(tmp_path)
+    sink.metrics(3, metrics(3))
+    sink.close()
+    assert scalars(tmp_path / "tensorboard")["reward/mean"] == [(1, 0.125), (2, 0.25), (3, 0.375)]
+
+
+def test_torch_is_not_needed(tmp_path):
+    script = (
+        "import sys\nsys.modules['torch'] = None\nsys.modules['tensorflow'] = None\n"
+        "from relax_plugin_tensorboard.sink import TensorBoard\n"
+        "sink = TensorBoard(); sink.open(sys.argv[1], 'run', {}); sink.metrics(1, {'a/b': 1.0}); sink.close()\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
+    assert scalars(tmp_path / "tensorboard") == {"a/b": [(1, 1.0)]}

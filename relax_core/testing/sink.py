@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a sink promises: it takes a whole run, changes nothing it is given, closes at any time, and survives a resume.
+
+A suite that overrides `read_back` is also held to what the sink's store shows in the end.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from relax_core.api.sink import Sink
+from relax_core.testing.suite import Suite
+
+CONFIG: Mapping[str, Any] = {"steps": 4, "model": {"path": "models/tiny"}}
+SAMPLES: tuple[Mapping[str, Any], ...] = (
+    {
+        "task_id": "t-1",
+        "messages": [
+            {"role": "user", "content": "What is <b>2 + 2</b>?"},
+            {"role": "user", "content": [{"text": "π?"}]},
+        ],
+        "response": "4\n",
+        "reward": 1.0,
+        "outcome": "finished",
+    },
+    {"task_id": "t-2", "messages": [], "response": None, "reward": None, "outcome": "reward_timeout"},
+)
+Shown = Mapping[str, Mapping[int, float]]
+
+
+class SinkSuite(Suite):
+    """Subclass it and name the component; give options where its defaults need a service."""
+
+    kind: ClassVar[str] = "sink"
+
+    @classmethod
+    def read_back(cls, run_dir: Path) -> Shown | None:
+        """Key to step to value, from where the sink wrote; None where that can't be read here."""
+        return None
+
+    @classmethod
+    def exercise(cls, component: Any) -> Any:
+        with tempfile.TemporaryDirectory() as run_dir:
+            _write(component, run_dir, range(1, 3))
+            return cls.read_back(Path(run_dir))
+
+    def test_takes_a_whole_run(self, made: Any, tmp_path: Path) -> None:
+        _write(made, str(tmp_path), range(1, 3))
+        self._expect(tmp_path, range(1, 3))
+
+    def test_takes_keys_it_never_saw_and_numbers_that_are_not_finite(self, made: Any, tmp_path: Path) -> None:
+        made.open(str(tmp_path), "run", CONFIG)
+        made.metrics(1, {"reward/mean": float("nan"), "mine/thing_s": float("inf"), "eval/a b/mean": 1.0})
+        made.samples(1, ())
+        made.close()
+
+    def test_changes_nothing_it_is_given(self, made: Any, tmp_path: Path) -> None:
+        values, samples = metrics(1), [copy.deepcopy(dict(sample)) for sample in SAMPLES]
+        made.open(str(tmp_path), "run", CONFIG)
+        made.samples(1, samples)
+        made.metrics(1, values)
+        made.close()
+        assert values == metrics(1), "copy the metrics before you change them"
+        assert samples == [dict(sample) for sample in SAMPLES], "copy the samples before you change them"
+
+    def test_closes_without_data_and_twice(self, made: Any, tmp_path: Path) -> None:
+        made.open(str(tmp_path), "run", CONFIG)
+        made.close()
+        made.close()
+
+    def test_a_resumed_run_replaces_the_steps_after_its_checkpoint(self, made: Any, tmp_path: Path) -> None:
+        _write(made, str(tmp_path), range(1, 5))
+        _write(self.make(), str(tmp_path), range(3, 7), offset=1.0)
+        shown = self._expect(tmp_path, range(1, 7))
+        if shown is not None:
+            assert shown["reward/mean"][2] == metrics(2)["reward/mean"], "step 2 was in the checkpoint"
+            assert shown["reward/mean"][3] == metrics(3, 1.0)["reward/mean"], "step 3 was trained again"
+
+    def _expect(self, run_dir: Path, steps: range) -> Shown | None:
+        shown = self.read_back(run_dir)
+        if shown is not None:
+            assert sorted(shown["reward/mean"]) == list(steps)
+        return shown
+
+
+def metrics(step: int, offset: float = 0.0) -> dict[str, float]:
+    """A step's metrics; values that single precision keeps."""
+    return {"reward/mean": step / 8 + offset, "time/step_s": 0.5, "samples/dropped/expired": 0.0}
+
+
+def _write(sink: Sink, run_dir: str, steps: range, offset: float = 0.0) -> None:
+    sink.open(run_dir, "run", CONFIG)
+    for step in steps:
+        sink.samples(step, SAMPLES)
+        sink.metrics(step, metrics(step, offset))
+    sink.metrics(steps[-1], {"eval/hold-out/mean": 0.5})
+    sink.close()

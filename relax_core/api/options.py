@@ -12,4 +12,10 @@ from pydantic import BaseModel, ConfigDict
 class Options(BaseModel):
     """Typed, frozen, keyword-only; unknown keys are errors; a string under a field is its documentation."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        validate_default=True,
+        ser_json_inf_nan="constants",  # TOML has inf: an option set to it must not come back as nothing
+    )

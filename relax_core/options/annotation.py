@@ -47,17 +47,19 @@ def is_tables(annotation: Any) -> bool:
 
 
 def annotation_at(model: type[BaseModel], path: Sequence[str]) -> Any:
-    """Annotation of the field that a key path leads to; None where it leads to no field."""
+    """Annotation of the value that a key path leads to; None where it leads to no field."""
     annotation: Any = model
     for key in path:
-        if key.isdecimal() and not _is_model(annotation):
+        if annotation is Any or annotation is dict:
+            return annotation
+        if get_origin(annotation) is dict:
+            annotation = get_args(annotation)[1]
+            continue
+        if key.isdecimal() and get_origin(annotation) in (tuple, list):
+            annotation = get_args(annotation)[0]
             continue
         fields = [owner.model_fields[key] for owner in models_in(annotation) if key in owner.model_fields]
         if not fields:
-            return annotation if dict in (get_origin(annotation), annotation) else None
+            return None
         annotation = fields[0].annotation
     return annotation
-
-
-def _is_model(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)

@@ -13,6 +13,7 @@ from typing import TypeAlias, cast
 from relax_core.api.algorithm import Algorithm, Source
 from relax_core.api.environment import Environment
 from relax_core.api.errors import ConfigError
+from relax_core.options.operation import RankPlacement
 from relax_core.options.run_config import RunConfig
 from relax_core.plugins.catalogue import Catalogue
 
@@ -101,6 +102,17 @@ def token_budget(config: RunConfig, catalogue: Catalogue) -> Errors:
         yield ConfigError("rollout.token_budget", budget, fix)
 
 
+def forward_placement(config: RunConfig, catalogue: Catalogue) -> Errors:
+    """Only mode `async` gives the forward roles processes of their own."""
+    placement = config.placement
+    if placement.mode == "async":
+        return
+    for role in ("actor_fwd", "reference"):
+        if getattr(placement, role) != RankPlacement():
+            fix = f'it works on the actor\'s ranks in mode "{placement.mode}": leave it out, or use "async"'
+            yield ConfigError(f"placement.{role}", "a placement of its own", fix)
+
+
 def warmup(config: RunConfig, catalogue: Catalogue) -> Errors:
     """A rate that never arrives is a mistake."""
     if config.optimizer.warmup_steps >= config.steps:
@@ -125,6 +137,7 @@ CHECKS: tuple[Check, ...] = (
     reward_weights,
     evaluation,
     token_budget,
+    forward_placement,
     warmup,
 )
 

@@ -58,7 +58,13 @@ def validation_errors(
     error: ValidationError, model: type[BaseModel], prefix: str = "", also: Iterable[str] = ()
 ) -> list[ConfigError]:
     """Pydantic's errors as ours; `also` are further keys that are known where the model stands."""
-    return [_translated(detail, model, prefix, tuple(also)) for detail in error.errors(include_url=False)]
+    merged: dict[str, ConfigError] = {}
+    for detail in error.errors(include_url=False):
+        found = _translated(detail, model, prefix, tuple(also))
+        known = merged.get(found.field)
+        both = ConfigError(found.field, found.got, f"{known.fix}, or {found.fix}") if known else found
+        merged[found.field] = found if known and known.fix == found.fix else both
+    return list(merged.values())
 
 
 def unknown_key(key: str, known: Iterable[str], tables: Mapping[str, Iterable[str]]) -> ConfigError:
@@ -83,11 +89,10 @@ def _translated(detail: ErrorDetails, model: type[BaseModel], prefix: str, also:
         known = [name for owner in owners for name in owner.model_fields]
         return unknown_key(key, [*known, *(also if len(path) == 1 else ())], _core_tables())
     if detail["type"] == "missing":
-        return ConfigError(key, "nothing", f"write it: {_documentation(model, path) or 'it is required'}")
+        return ConfigError(key, "nothing", _missing(model, path))
     hidden = detail["type"] == LITERAL or holds_secret(annotation_at(model, path))
     got = "a value that is not shown" if hidden else _shown(detail["input"])
-    message = detail["msg"].removeprefix("Value error, ")
-    return ConfigError(key, got, message[:1].lower() + message[1:])
+    return ConfigError(key, got, _uncapped(detail["msg"].removeprefix("Value error, ")))
 
 
 def _path(detail: ErrorDetails, model: type[BaseModel]) -> tuple[str, ...]:
@@ -100,11 +105,23 @@ def _path(detail: ErrorDetails, model: type[BaseModel]) -> tuple[str, ...]:
     return path
 
 
-def _documentation(model: type[BaseModel], path: tuple[str, ...]) -> str:
+def _missing(model: type[BaseModel], path: tuple[str, ...]) -> str:
     for owner in models_in(annotation_at(model, path[:-1])):
-        if path[-1] in owner.model_fields:
-            return (owner.model_fields[path[-1]].description or "").replace("\n", " ").rstrip(".").lower()
-    return ""
+        if (field := owner.model_fields.get(path[-1])) is None:
+            continue
+        required = [f"{name} = ..." for table in models_in(field.annotation) for name in _required(table)]
+        if required:
+            return f"write [{'.'.join(path)}] with {', '.join(required)}"
+        return f"write it: {_uncapped(' '.join((field.description or 'it is required').split())).rstrip('.')}"
+    return "it is required"
+
+
+def _required(model: type[BaseModel]) -> list[str]:
+    return [name for name, field in model.model_fields.items() if field.is_required()]
+
+
+def _uncapped(text: str) -> str:
+    return text[:1].lower() + text[1:]
 
 
 def _shown(value: Any) -> str:

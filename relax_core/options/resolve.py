@@ -7,14 +7,17 @@ Each component's options are validated by its own class, found through the catal
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
+from datetime import date, time
 from typing import TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
-from relax_core.api.errors import ConfigError
+from relax_core.api.errors import ConfigError, PluginError, RelaxError
 from relax_core.api.kinds import BY_TABLE, Kind
 from relax_core.api.options import Options
+from relax_core.api.secret import Secret
 from relax_core.api.trainer import Chosen
 from relax_core.options.choice import DEFAULT_NAMES, RUNNER_BUS, Choice, choice_model, core_keys, keys_model
 from relax_core.options.problems import located, refuse, unknown_key, validation_errors
@@ -22,6 +25,7 @@ from relax_core.options.rooted import rooted
 from relax_core.options.run_config import DEFAULT_STALENESS, Core, RunConfig, table_keys, top_level_keys
 from relax_core.options.tree import DEFAULT, Leaf, Node, Tree, plain
 from relax_core.plugins.catalogue import Catalogue
+from relax_core.plugins.frames import plugin_frames, said
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -112,7 +116,14 @@ def _validated_choice(
     options = {k: node for k, node in entry.items() if k != "name" and k not in own}
     before = len(problems)
     keys = _validated(keys_model(kind.table), own, key, problems)
-    valid = _validated(model, options, key, problems, ("name", *core_keys(kind.table)))
+    try:
+        valid = _validated(model, options, key, problems, ("name", *core_keys(kind.table)))
+    except RelaxError:
+        raise
+    except Exception as error:
+        raise PluginError(
+            f"{kind.name} {name!r}", f"its options model failed: {said(error)}", plugin_frames(error)
+        ) from error
     if valid is None or keys is None or len(problems) > before:
         return None
     dumped = valid.model_dump(mode="json", exclude_none=True)
@@ -124,7 +135,20 @@ def _validated(
 ) -> ModelT | None:
     data = plain(rooted(node, model))
     try:
-        return model.model_validate_json(json.dumps(data, default=str), strict=True)
+        return model.model_validate_json(json.dumps(data, default=_written), strict=True)
     except ValidationError as error:
         problems += validation_errors(error, model, prefix, also)
         return None
+
+
+def _written(value: object) -> object:
+    """A value of Python or TOML that JSON does not know, as a person would write it."""
+    if isinstance(value, os.PathLike | Secret):
+        return str(value)
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", exclude_none=True)
+    raise ConfigError(
+        "configuration", f"{value!r} of type {type(value).__name__}", "give text, numbers, lists or tables"
+    )

@@ -17,6 +17,7 @@ IMPORTANT = {
     "rollout": ("prompts_per_step", "group_size", "max_new_tokens"),
     "optimizer": ("lr",),
     "eval": ("every",),
+    "placement": ("mode",),
     "checkpoint": ("every",),
 }
 WIDTH = 100
@@ -38,9 +39,10 @@ def relative(path: Path, home: Path) -> str:
 def _file(docs: list[TableDoc], given: Mapping[str, Mapping[str, Any]], reward: str) -> Iterator[str]:
     yield "# A Relax run. `relax config explain KEY THIS_FILE` says more about a key; a commented line shows the default."
     for doc in docs:
-        if doc.name.count("."):
-            continue
         yield ""
+        if doc.name.count("."):
+            yield from _nested(doc)
+            continue
         if doc.name:
             yield from _comment(doc.text)
             yield f"[{doc.name}]"
@@ -59,6 +61,14 @@ def _field(field: FieldDoc, table: str, given: Mapping[str, Any]) -> Iterator[st
         yield f"{field.name} = {default}"
     else:
         yield f"# {field.name} = {default}"
+
+
+def _nested(doc: TableDoc) -> Iterator[str]:
+    """A table within a table: all of it as comments."""
+    yield from _comment(doc.text)
+    yield f"# [[{doc.name}]]" if doc.many else f"# [{doc.name}]"
+    for field in doc.fields:
+        yield f"#   {field.name} = {field.default or '...'}  # {field.text}"
 
 
 def _components(reward: str) -> Iterator[str]:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -59,7 +58,7 @@ def literal(value: Any) -> str:
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, float):
-        return repr(value) if math.isfinite(value) else str(value)
+        return re.sub(r"e([+-])0+", r"e\1", repr(value))
     if isinstance(value, Mapping):
         items = ", ".join(f"{toml_key(str(key))} = {literal(item)}" for key, item in value.items() if item is not None)
         return f"{{ {items} }}" if items else "{}"

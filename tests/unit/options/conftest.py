@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import field_validator
 
 from relax_core.api.component import Configurable
 from relax_core.api.kinds import KINDS
@@ -91,6 +92,23 @@ def catalogue_of_tests() -> Catalogue:
 @pytest.fixture(scope="session")
 def catalogue() -> Catalogue:
     return catalogue_of_tests()
+
+
+@pytest.fixture
+def with_broken_sink() -> Catalogue:
+    """The same, and a sink whose options model has a bug."""
+
+    class Buggy(Options):
+        size: int = 1
+
+        @field_validator("size")
+        @classmethod
+        def _divide(cls, size: int) -> int:
+            return 1 // size
+
+    catalogue = catalogue_of_tests()
+    catalogue.add("sink", "bad", component("sink", Buggy))
+    return catalogue
 
 
 @pytest.fixture

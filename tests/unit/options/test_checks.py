@@ -20,7 +20,10 @@ from relax_core.plugins.catalogue import Catalogue
     [
         (["rollout.group_size=1"], "rollout.group_size (command line): got 1; grpo compares"),
         (["max_staleness=-1"], "max_staleness (command line): got -1"),
-        (["max_staleness=some"], "max_staleness (command line): got 'some'"),
+        (
+            ["max_staleness=some"],
+            "max_staleness (command line): got 'some'; input should be a valid integer, or input should be 'unbounded'",
+        ),
         (["max_staleness=1"], 'placement "colocate" needs max_staleness = 0'),
         (["placement=async", "deterministic=true", "max_staleness=1"], "deterministic = true needs max_staleness = 0"),
         (["placement=async", "algorithm=on-policy"], "on-policy is right up to 0"),
@@ -32,6 +35,7 @@ from relax_core.plugins.catalogue import Catalogue
         (["eval.size=0"], "eval.size"),
         (['eval.sets=[{name="a", path="x"}, {name="a", path="y"}]'], "2 sets named 'a'"),
         (["rollout.token_budget=8"], "at least rollout.max_new_tokens = 16"),
+        (["placement.reference.ranks=2"], "placement.reference (command line): got a placement of its own"),
         (["optimizer.warmup_steps=200"], "the run has 200 steps"),
     ],
 )
@@ -49,6 +53,7 @@ def test_an_impossible_combination_is_refused(
         ["rewards=[]", "environment=game"],
         ["rewards=[]", "algorithm=sft"],
         ["algorithm=on-policy", "rollout.group_size=1"],
+        ["placement=async", "placement.reference.ranks=2"],
         ["placement=hybrid", "max_staleness=unbounded"],
     ],
 )

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relax_core.api.errors import ConfigError
@@ -16,10 +16,15 @@ from relax_core.options.lines import lines
 from relax_core.options.tree import Origin, merge, plain, sourced
 from relax_core.plugins.catalogue import Catalogue
 
-keys = st.sampled_from(["a", "b", "c"])
 scalars = st.one_of(st.integers(), st.text(max_size=3), st.lists(st.integers(), max_size=2))
+values = st.dictionaries(st.sampled_from(["a", "b", "c"]), scalars, max_size=3)
+# What is a table in one file is a table in all: a key's type is its model's.
 tables = st.recursive(
-    st.dictionaries(keys, scalars, max_size=3), lambda inner: st.dictionaries(keys, inner, max_size=3), max_leaves=6
+    values,
+    lambda inner: st.builds(
+        lambda own, nested: {**own, **nested}, values, st.dictionaries(st.sampled_from("TUV"), inner)
+    ),
+    max_leaves=6,
 )
 optional = st.dictionaries(st.sampled_from(["o", "p"]), st.integers(), max_size=2)
 engine_layers = st.lists(
@@ -38,16 +43,19 @@ def merged(*layers: dict) -> dict:
     return plain(tree)
 
 
+@settings(max_examples=50, deadline=None)
 @given(tables, tables, tables)
 def test_merging_tables_is_associative(low: dict, middle: dict, high: dict) -> None:
     assert merged(merged(low, middle), high) == merged(low, merged(middle, high))
 
 
+@settings(max_examples=50, deadline=None)
 @given(tables)
 def test_an_empty_layer_changes_nothing(table: dict) -> None:
     assert merged(table, {}) == table == merged({}, table)
 
 
+@settings(max_examples=50, deadline=None)
 @given(engine_layers)
 def test_options_survive_exactly_since_the_last_change_of_name(layers: list[dict]) -> None:
     name, options = None, {}

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from relax_core.api.errors import ConfigError
+from relax_core.api.errors import ConfigError, PluginError
 from relax_core.api.secret import Secret
 from relax_core.options.composition import compose
 from relax_core.options.problems import ConfigProblems
@@ -53,6 +53,7 @@ def config_of(catalogue: Catalogue, data: dict[str, Any]) -> RunConfig:
     return RunConfig.parse({"data": {"train": "/t.jsonl"}, **data}, catalogue)
 
 
+@settings(max_examples=50, deadline=None)
 @given(data=configurations)
 def test_what_is_dumped_parses_to_the_same(catalogue: Catalogue, data: dict[str, Any]) -> None:
     config = config_of(catalogue, data)
@@ -62,6 +63,7 @@ def test_what_is_dumped_parses_to_the_same(catalogue: Catalogue, data: dict[str,
     assert RunConfig.parse(json.loads(json.dumps(dumped)), catalogue) == config
 
 
+@settings(max_examples=50, deadline=None)
 @given(data=configurations)
 def test_the_written_file_parses_to_the_same(catalogue: Catalogue, data: dict[str, Any]) -> None:
     config = config_of(catalogue, data)
@@ -71,6 +73,7 @@ def test_the_written_file_parses_to_the_same(catalogue: Catalogue, data: dict[st
     )
 
 
+@settings(max_examples=50, deadline=None)
 @given(table=st.sampled_from(["", *table_keys()]), key=st.text("abcdefgh_", min_size=1, max_size=9))
 def test_unknown_keys_are_always_refused_with_a_hint(catalogue: Catalogue, table: str, key: str) -> None:
     known = {"": [*top_level_keys(), *table_keys()], **table_keys()}
@@ -122,6 +125,22 @@ def test_every_problem_is_told_at_once_with_its_place(folder: Path, catalogue: C
 def test_a_required_key_that_is_missing_is_named(catalogue: Catalogue) -> None:
     with pytest.raises(ConfigProblems, match=r"(?s)model: .*data: "):
         RunConfig.parse({}, catalogue)
+
+
+def test_a_number_for_a_variable_is_refused_by_its_own_key(catalogue: Catalogue) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_of(catalogue, {"model": {"path": "/m"}, "run": {"env": {"A": 1}}})
+    assert caught.value.field == "run.env.A (python)"
+
+
+def test_a_value_that_no_file_can_hold_is_refused(catalogue: Catalogue) -> None:
+    with pytest.raises(ConfigError, match="of type function"):
+        config_of(catalogue, {"model": {"path": "/m"}, "steps": lambda: 1})
+
+
+def test_a_plugin_whose_options_model_fails_is_named(with_broken_sink: Catalogue) -> None:
+    with pytest.raises(PluginError, match=r"sink 'bad'.*ZeroDivisionError"):
+        config_of(with_broken_sink, {"model": {"path": "/m"}, "sinks": [{"name": "bad", "size": 0}]})
 
 
 @pytest.mark.parametrize(

@@ -192,6 +192,10 @@ class Algorithm(Configurable[OptionsT], Generic[OptionsT]):
         """Bus columns that `loss` reads, beyond tokens and loss_mask; depends on options."""
         return frozenset()
 
+    def advantage_columns(self) -> frozenset[Column]:
+        """Token columns that `advantages` reads beside rewards, tokens and loss_mask: a critic's values."""
+        return frozenset()
+
     def outputs(self) -> frozenset[Output]:
         """What the forward must give."""
         return frozenset({LOG_PROBS})

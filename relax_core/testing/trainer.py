@@ -1,0 +1,359 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conformance of trainers: exact counts, no gradient lost or invented, continuation bit for bit, honest weights.
+
+Subclass it as `TestMine(TrainerSuite)` and name the component; the model is a tiny Qwen3 made from a seed. What is
+compared is what every trainer tells: metrics, the gradient's norm, and the bytes it publishes.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from relax_core.api.algorithm import Algorithm, Loss, LossBatch, PolicyOutputs, Term
+from relax_core.api.batch import Ragged, RowBatch, RowId
+from relax_core.api.errors import RelaxError
+from relax_core.api.options import Options
+from relax_core.api.trainer import Chosen, Chunk, OptimizerSpec, Trainer, TrainerSpec, UpdateOutcome, UpdateResult
+from relax_core.api.version import Version
+from relax_core.api.weights import Manifest, TensorInfo, WeightTransport, combined_fingerprint, tensor_fingerprint
+from relax_core.learn.counts import count
+from relax_core.testing.suite import Suite
+
+VOCAB = 64
+
+
+class Reinforce(Algorithm):
+    """`-A log p` over all tokens; with option `skips` rows of advantage 0 may be left out."""
+
+    def __init__(self, options: Any = None) -> None:
+        super().__init__(options)
+        self.zero_advantage_skips = bool(dict(options or {}).get("skips", True))
+
+    def loss(self, batch: LossBatch, policy: PolicyOutputs) -> Loss:
+        return Loss({"policy": Term(policy.log_probs, -batch.advantages, "tokens")})
+
+
+class InMemory(WeightTransport):
+    """Keeps what was sent; the location is ignored."""
+
+    def __init__(self, options: Any = None) -> None:
+        super().__init__(options or Options())
+        self.sent: dict[Version, list[tuple[TensorInfo, np.ndarray]]] = {}
+
+    def send(
+        self, version: Version, payload: Any, base: str, tensors: Iterable[tuple[str, np.ndarray, str]], location: str
+    ) -> Manifest:
+        held = [
+            (TensorInfo(name, array.shape, dtype, tensor_fingerprint(array), array.nbytes), np.array(array))
+            for name, array, dtype in tensors
+        ]
+        self.sent[version] = held
+        infos = tuple(info for info, _ in held)
+        return Manifest(version, payload, infos, location, base, combined_fingerprint(infos))
+
+    def receive(self, manifest: Manifest) -> Iterator[tuple[TensorInfo, np.ndarray]]:
+        return iter(self.sent[manifest.version])
+
+    def release(self, manifest: Manifest) -> None:
+        self.sent.pop(manifest.version, None)
+
+
+def tiny_model(directory: Path, seed: int = 0, vocab_size: int = VOCAB) -> str:
+    """A Qwen3 of a few thousand random parameters as a Hugging Face folder, the same for the same seed."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        vocab_size=vocab_size, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
+        intermediate_size=32, max_position_embeddings=128, tie_word_embeddings=True, initializer_range=0.3,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        Qwen3ForCausalLM(config).save_pretrained(directory)
+    return str(directory)
+
+
+def make_rows(seed: int = 0, groups: int = 4, size: int = 4, version: int = 0, vocab_size: int = VOCAB) -> RowBatch:
+    """Rows of 2 to 16 tokens with a given prompt, some observation tokens and an advantage a sample."""
+    random = np.random.default_rng(seed)
+    lengths = random.integers(2, 17, groups * size)
+    masks = [_mask(random, int(length)) for length in lengths]
+    mask = np.concatenate(masks)
+
+    def column(values: np.ndarray) -> Ragged:
+        return Ragged(values, lengths.astype(np.int64))
+
+    return RowBatch(
+        tuple(RowId(index // size, index % size, 0, 0) for index in range(groups * size)),
+        {
+            "tokens": column(random.integers(0, vocab_size, mask.size).astype(np.int32)),
+            "loss_mask": column(mask),
+            "advantages": column(np.repeat(random.normal(size=groups * size), lengths).astype(np.float32)),
+            "weight_versions": column(np.where(mask == 1, version, -1).astype(np.int32)),
+        },
+    )
+
+
+def _mask(random: np.random.Generator, length: int) -> np.ndarray:
+    mask: np.ndarray = (random.random(length) < 0.7).astype(np.uint8)
+    mask[0], mask[-1] = 0, 1
+    return mask
+
+
+def with_values(rows: RowBatch, name: str, values: np.ndarray) -> RowBatch:
+    """A token column replaced."""
+    return rows.with_columns({name: Ragged(values, rows.columns["tokens"].lengths)})
+
+
+class TrainerSuite(Suite):
+    """What a step, a publish and a checkpoint promise."""
+
+    kind: ClassVar[str] = "trainer"
+    deadline_s: ClassVar[float] = 120.0
+    tolerance: ClassVar[float] = 1e-5
+    """Relative, of a loss or a norm computed in another order."""
+    algorithm: ClassVar[Chosen] = Chosen("algorithm", "reinforce")
+    transport: ClassVar[Chosen] = Chosen("weight-transport", "in-memory")
+
+    # -- building -----------------------------------------------------------------------------------------------
+
+    @classmethod
+    def start(cls, trainer: Trainer, folder: str, **changes: Any) -> Trainer:
+        """A started trainer; algorithm and transport are the suite's own."""
+        transports: dict[str, InMemory] = {}
+
+        def build(chosen: Chosen) -> Any:
+            if chosen.kind == "algorithm":
+                return Reinforce(chosen.options)
+            return transports.setdefault(chosen.name, InMemory())
+
+        trainer.build = build
+        spec = TrainerSpec({"path": folder}, cls.algorithm, OptimizerSpec(1e-2), seed=1, deterministic=True)
+        trainer.start(replace(spec, **changes))
+        return trainer
+
+    @pytest.fixture(scope="class")
+    def folder(self, tmp_path_factory: pytest.TempPathFactory) -> str:
+        return tiny_model(tmp_path_factory.mktemp("model"))
+
+    @pytest.fixture
+    def trainer(self, folder: str) -> Iterator[Trainer]:
+        with self.running(folder) as trainer:
+            yield trainer
+
+    @contextmanager
+    def running(self, folder: str, **changes: Any) -> Iterator[Trainer]:
+        trainer = self.start(self.make(), folder, **changes)
+        try:
+            yield trainer
+        finally:
+            trainer.stop()
+
+    @classmethod
+    def exercise(cls, component: Any) -> Any:
+        with tempfile.TemporaryDirectory() as directory:
+            trainer = cls.start(component, tiny_model(Path(directory)))
+            result = cls.step(trainer, 0, make_rows())
+            fingerprint = cls.fingerprint(trainer, 1)
+            trainer.stop()
+        return str(result.outcome), result.grad_norm, fingerprint
+
+    @staticmethod
+    def step(
+        trainer: Trainer, step: int, rows: RowBatch, *, budget: int = 0, nominal: Mapping[str, float] | None = None
+    ) -> UpdateResult:
+        """A step of one update; `nominal` counts are divided by first."""
+        trainer.begin_step(Version("actor", 0, step))
+        trainer.begin_update(nominal or count(rows))
+        trainer.accumulate(chunk(trainer, rows, budget), True)
+        return trainer.finish_update(count(rows))
+
+    @classmethod
+    def fingerprint(cls, trainer: Trainer, step: int) -> str:
+        return trainer.publish(Version("actor", 0, step), cls.transport, "").fingerprint
+
+    # -- updates ------------------------------------------------------------------------------------------------
+
+    def test_an_update_changes_the_published_weights(self, trainer: Trainer) -> None:
+        before = self.fingerprint(trainer, 0)
+        result = self.step(trainer, 0, make_rows())
+        assert result.outcome is UpdateOutcome.APPLIED
+        assert result.grad_norm > 0
+        assert self.fingerprint(trainer, 1) != before
+
+    def test_the_plan_holds_every_row_once_on_an_instance_not_started(self) -> None:
+        lengths = [3, 9, 1, 16, 4, 4, 7]
+        for world_size in (1, 2, 3):
+            plan = self.make().plan(lengths, world_size, 16)
+            rows = sorted(row for rank in plan.micro_batches for batch in rank for row in batch)
+            assert rows == list(range(len(lengths)))
+            assert len({len(rank) for rank in plan.micro_batches}) == 1
+
+    @pytest.mark.parametrize("budget", [1, 20, 64])
+    def test_the_gradient_does_not_depend_on_micro_batches(self, folder: str, budget: int) -> None:
+        results = []
+        for tokens in (10**6, budget):
+            with self.running(folder) as trainer:
+                results.append(self.step(trainer, 0, make_rows(), budget=tokens))
+        assert results[1].grad_norm == pytest.approx(results[0].grad_norm, rel=self.tolerance)
+        assert results[1].metrics["train/loss"] == pytest.approx(results[0].metrics["train/loss"], rel=self.tolerance)
+
+    def test_chunks_add_up(self, folder: str) -> None:
+        rows = make_rows()
+        with self.running(folder) as trainer:
+            whole = self.step(trainer, 0, rows)
+        with self.running(folder) as trainer:
+            trainer.begin_step(Version("actor", 0, 0))
+            trainer.begin_update(count(rows))
+            for part in (range(5), range(5, len(rows))):
+                trainer.accumulate(chunk(trainer, rows.take(list(part))), part.stop == len(rows))
+            parted = trainer.finish_update(count(rows))
+        assert parted.grad_norm == pytest.approx(whole.grad_norm, rel=self.tolerance)
+
+    def test_a_late_count_gives_the_same_gradient(self, folder: str) -> None:
+        results = []
+        for nominal in (None, {**count(make_rows()), "tokens": 1.0}):
+            with self.running(folder) as trainer:
+                results.append(self.step(trainer, 0, make_rows(), nominal=nominal))
+        assert results[1].grad_norm == pytest.approx(results[0].grad_norm, rel=self.tolerance)
+        assert results[1].metrics["train/loss"] == pytest.approx(results[0].metrics["train/loss"], rel=self.tolerance)
+
+    def test_leaving_out_rows_without_gradient_changes_nothing(self, folder: str) -> None:
+        rows = make_rows()
+        silent = np.repeat(np.arange(len(rows)) % 2, rows.columns["tokens"].lengths).astype(np.float32)
+        rows = with_values(rows, "advantages", rows.columns["advantages"].values * silent)
+        results = []
+        for skips in (True, False):
+            with self.running(folder, algorithm=replace(self.algorithm, options={"skips": skips})) as trainer:
+                results.append(self.step(trainer, 0, rows))
+        assert results[0].grad_norm == pytest.approx(results[1].grad_norm, rel=self.tolerance)
+
+    def test_a_step_without_any_gradient_is_applied(self, trainer: Trainer) -> None:
+        rows = make_rows()
+        result = self.step(trainer, 0, with_values(rows, "advantages", 0 * rows.columns["advantages"].values))
+        assert (result.outcome, result.grad_norm) == (UpdateOutcome.APPLIED, 0.0)
+
+    def test_an_aborted_update_leaves_no_trace(self, trainer: Trainer) -> None:
+        before = self.fingerprint(trainer, 0)
+        trainer.begin_step(Version("actor", 0, 0))
+        trainer.begin_update(count(make_rows()))
+        trainer.accumulate(chunk(trainer, make_rows()), True)
+        trainer.abort_update()
+        assert self.fingerprint(trainer, 0) == before
+        with self.running_like(trainer) as fresh:
+            assert self.step(trainer, 0, make_rows(1)).grad_norm == self.step(fresh, 0, make_rows(1)).grad_norm
+
+    @contextmanager
+    def running_like(self, trainer: Trainer) -> Iterator[Trainer]:
+        """Another trainer of the same model, from an exported folder."""
+        with tempfile.TemporaryDirectory() as directory:
+            trainer.export(f"{directory}/model")
+            with self.running(f"{directory}/model") as other:
+                yield other
+
+    def test_a_gradient_that_is_not_finite_is_not_applied(self, trainer: Trainer) -> None:
+        before, rows = self.fingerprint(trainer, 0), make_rows()
+        advantages = rows.columns["advantages"].values.copy()
+        advantages[-1] = np.nan
+        assert self.step(trainer, 0, with_values(rows, "advantages", advantages)).outcome is UpdateOutcome.NOT_FINITE
+        assert self.fingerprint(trainer, 1) == before
+        assert self.step(trainer, 1, make_rows(version=1)).outcome is UpdateOutcome.APPLIED
+
+    def test_what_stands_at_masked_positions_never_reaches_the_gradient(self, folder: str) -> None:
+        rows = make_rows()
+        mask, advantages = rows.columns["loss_mask"].values, rows.columns["advantages"].values
+        results = []
+        for values in (advantages, np.where(mask == 1, advantages, np.nan).astype(np.float32)):
+            with self.running(folder) as trainer:
+                results.append(self.step(trainer, 0, with_values(rows, "advantages", values)))
+        assert results[0] == results[1]
+
+    # -- lag and versions ---------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("version", [2, 5])
+    def test_a_token_older_than_the_bound_or_from_the_future_is_refused(self, folder: str, version: int) -> None:
+        with self.running(folder, max_staleness=1) as trainer:
+            for step in range(4):
+                self.step(trainer, step, make_rows(version=step))
+            with pytest.raises(ValueError, match=f"version {version}"):
+                self.step(trainer, 4, make_rows(version=version))
+
+    def test_a_token_within_the_bound_is_trained(self, folder: str) -> None:
+        with self.running(folder, max_staleness=1) as trainer:
+            self.step(trainer, 0, make_rows())
+            assert self.step(trainer, 1, make_rows(version=0)).outcome is UpdateOutcome.APPLIED
+
+    def test_a_step_of_another_version_is_refused(self, trainer: Trainer) -> None:
+        with pytest.raises(ValueError, match="version"):
+            trainer.begin_step(Version("actor", 0, 3))
+        self.step(trainer, 0, make_rows())
+        with pytest.raises(ValueError, match="version"):
+            trainer.begin_step(Version("actor", 0, 0))
+
+    # -- forward ------------------------------------------------------------------------------------------------
+
+    def test_forward_keeps_the_order_of_the_rows(self, trainer: Trainer) -> None:
+        rows = make_rows()
+        whole = forward(trainer, rows, 10**6)
+        for index in (0, 3, 7):
+            alone = forward(trainer, rows.take([index]), 0)
+            assert np.allclose(list(whole.rows())[index], alone.values, atol=1e-5)
+        assert np.allclose(forward(trainer, rows, 1).values, whole.values, atol=1e-5)
+
+    def test_no_token_sees_what_follows_it(self, trainer: Trainer) -> None:
+        rows = make_rows()
+        tokens = rows.columns["tokens"].values.copy()
+        ends = np.cumsum(rows.columns["tokens"].lengths) - 1
+        tokens[ends] = (tokens[ends] + 1) % VOCAB
+        before, after = (forward(trainer, r, 0).values for r in (rows, with_values(rows, "tokens", tokens)))
+        same = np.setdiff1d(np.arange(len(tokens)), ends)
+        assert np.array_equal(before[same], after[same])
+        assert not np.array_equal(before[ends], after[ends])
+
+    # -- weights and checkpoints --------------------------------------------------------------------------------
+
+    def test_continuing_from_a_checkpoint_is_bit_exact(self, folder: str, tmp_path: Path) -> None:
+        with self.running(folder) as trainer:
+            for step in range(2):
+                self.step(trainer, step, make_rows(step, version=step))
+            trainer.save(str(tmp_path / "checkpoint"))
+            results = [self.step(trainer, step, make_rows(step, version=step)) for step in (2, 3)]
+            want = self.fingerprint(trainer, 4)
+        with self.running(folder, seed=99) as trainer:
+            trainer.load(str(tmp_path / "checkpoint"))
+            assert [self.step(trainer, step, make_rows(step, version=step)) for step in (2, 3)] == results
+            assert self.fingerprint(trainer, 4) == want
+
+    def test_a_checkpoint_that_is_not_there_is_refused(self, trainer: Trainer, tmp_path: Path) -> None:
+        with pytest.raises(RelaxError, match="nowhere"):
+            trainer.load(str(tmp_path / "nowhere"))
+
+    def test_what_is_published_is_what_is_exported(self, trainer: Trainer, tmp_path: Path) -> None:
+        self.step(trainer, 0, make_rows())
+        trainer.export(str(tmp_path / "export"))
+        with self.running(str(tmp_path / "export")) as other:
+            assert self.fingerprint(other, 0) == self.fingerprint(trainer, 1)
+
+    def test_a_model_folder_that_is_not_there_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(RelaxError, match="nowhere"):
+            self.start(self.make(), str(tmp_path / "nowhere"))
+
+
+def chunk(trainer: Trainer, rows: RowBatch, budget: int = 0) -> Chunk:
+    """Rows with the trainer's own plan for one rank."""
+    return Chunk(rows, trainer.plan([int(length) for length in rows.columns["tokens"].lengths], 1, budget))
+
+
+def forward(trainer: Trainer, rows: RowBatch, budget: int, columns: Sequence[str] = ("log_probs",)) -> Ragged:
+    """The first of the columns, checked to be of the rows given."""
+    filled = trainer.forward(chunk(trainer, rows, budget), columns)
+    assert filled.ids == rows.ids
+    return filled.columns[columns[0]]

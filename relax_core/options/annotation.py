@@ -4,12 +4,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from relax_core.api.secret import Secret
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """Marks text that names a file."""
+
+    means: Any
+    """The annotation it stands for."""
+
+
+PathText = Annotated[str, Located(Path)]
+"""A path as text; empty: none."""
+PathOrText = Annotated[str, Located(str | Path)]
+"""A path, or what would stand in the file."""
+
+
+def annotation_of(field: FieldInfo) -> Any:
+    """The field's annotation, marked text as what it means."""
+    return next((mark.means for mark in field.metadata if isinstance(mark, Located)), field.annotation)
 
 
 def types_in(annotation: Any) -> tuple[Any, ...]:
@@ -61,5 +82,5 @@ def annotation_at(model: type[BaseModel], path: Sequence[str]) -> Any:
         fields = [owner.model_fields[key] for owner in models_in(annotation) if key in owner.model_fields]
         if not fields:
             return None
-        annotation = fields[0].annotation
+        annotation = annotation_of(fields[0])
     return annotation

@@ -6,13 +6,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from pydantic import NonNegativeInt, PositiveFloat
+from pydantic import Field, NonNegativeInt, PositiveFloat
 
 from relax_core.api.options import Options
 from relax_core.api.trainer import Chosen
+from relax_core.options.annotation import PathText
 
 
 class Choice(Options):
@@ -34,8 +34,8 @@ class Choice(Options):
 class BackendKeys(Options):
     """The core's keys of an engine or a trainer."""
 
-    python: Path | None = None
-    """Interpreter it runs in, such as `venvs/sglang/bin/python`; absent: this one."""
+    python: PathText = ""
+    """Interpreter it runs in, such as `venvs/sglang/bin/python`; empty: this one."""
 
 
 class RewardKeys(Options):
@@ -47,8 +47,8 @@ class RewardKeys(Options):
     """Longest time for one sample; then it is killed and the sample's outcome is `reward_timeout`."""
     memory_mb: NonNegativeInt = 0
     """Memory limit of its process; 0: none."""
-    only: dict[str, Any] = {}
-    """Judge only tasks whose columns have these values, `{source = "algebra"}`; a list means any of them."""
+    only: str = Field("", pattern=r"^$|^[^=]+=")
+    """Judge only tasks in which a column has this value, `source=algebra`; a dot goes into a table of the column."""
 
 
 class BackendChoice(BackendKeys, Choice):

@@ -15,7 +15,7 @@ from pydantic_core import PydanticUndefined
 from relax_core.api.kinds import BY_TABLE
 from relax_core.api.options import Options
 from relax_core.api.secret import Secret
-from relax_core.options.annotation import is_table, is_tables, models_in
+from relax_core.options.annotation import annotation_of, is_table, is_tables, models_in
 from relax_core.options.choice import DEFAULT_NAMES, keys_model
 from relax_core.options.run_config import Core, core_tables, top_level_keys
 from relax_core.options.toml_text import literal
@@ -79,7 +79,7 @@ def fields_of(model: type[BaseModel]) -> Iterator[FieldDoc]:
 def field_doc(name: str, field: FieldInfo) -> FieldDoc:
     """One field in words."""
     text = " ".join((field.description or "").split())
-    return FieldDoc(name, type_text(field.annotation), default_text(field), field.is_required(), text)
+    return FieldDoc(name, type_text(annotation_of(field)), default_text(field), field.is_required(), text)
 
 
 def summary(model: type[BaseModel]) -> str:

@@ -80,7 +80,7 @@ def _data_errors(config: RunConfig) -> Iterator[ConfigError]:
         if not path.exists():
             yield ConfigError(key, f"{path}, which does not exist", "name a task file")
     for key, choice in (("engine.python", config.engine), ("trainer.python", config.trainer)):
-        if choice.python is not None and not choice.python.is_file():
+        if choice.python and not Path(choice.python).is_file():
             yield ConfigError(key, f"{choice.python}, which does not exist", "name a Python interpreter")
 
 

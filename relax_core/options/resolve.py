@@ -33,10 +33,12 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 def resolve(tree: Tree, catalogue: Catalogue) -> RunConfig:
     """Raises ConfigError, or ConfigProblems with all of them."""
     tree = with_defaults(tree)
-    problems: list[ConfigError] = []
+    problems: list[RelaxError] = []
     core = _core(tree, problems)
     components = {table: tuple(_choices(kind, tree, catalogue, problems)) for table, kind in BY_TABLE.items()}
-    refuse(located(problem, tree) for problem in problems)
+    refuse(located(problem, tree) for problem in problems if isinstance(problem, ConfigError))
+    if problems:
+        raise problems[0]
     return RunConfig.model_construct(**dict(cast(Core, core)), components=components)
 
 
@@ -70,14 +72,14 @@ def _text_at(tree: Tree, table: str, key: str) -> str:
     return leaf.value if isinstance(leaf, Leaf) and isinstance(leaf.value, str) else ""
 
 
-def _core(tree: Tree, problems: list[ConfigError]) -> Core | None:
+def _core(tree: Tree, problems: list[RelaxError]) -> Core | None:
     known = {key: node for key, node in tree.items() if key in Core.model_fields}
     strange = [key for key in tree if key not in known and key not in BY_TABLE]
     problems += [unknown_key(key, [*top_level_keys(), *table_keys()], table_keys()) for key in strange]
     return _validated(Core, known, "", problems)
 
 
-def _choices(kind: Kind, tree: Tree, catalogue: Catalogue, problems: list[ConfigError]) -> Iterator[Choice]:
+def _choices(kind: Kind, tree: Tree, catalogue: Catalogue, problems: list[RelaxError]) -> Iterator[Choice]:
     node = tree.get(kind.table)
     if node is None or (isinstance(node, Leaf) and node.value in ([], {}, ())):
         return
@@ -91,7 +93,7 @@ def _choices(kind: Kind, tree: Tree, catalogue: Catalogue, problems: list[Config
             yield choice
 
 
-def _choice(kind: Kind, key: str, node: Node, catalogue: Catalogue, problems: list[ConfigError]) -> Choice | None:
+def _choice(kind: Kind, key: str, node: Node, catalogue: Catalogue, problems: list[RelaxError]) -> Choice | None:
     if isinstance(node, list) or (isinstance(node, Leaf) and node.value != {}):
         problems.append(ConfigError(key, repr(plain(node)), "write a name, or a table with a name"))
         return None
@@ -106,12 +108,20 @@ def _choice(kind: Kind, key: str, node: Node, catalogue: Catalogue, problems: li
     except ConfigError as error:
         problems.append(ConfigError(f"{key}.name", error.got, error.fix))
         return None
+    except PluginError as error:
+        problems.append(error)
+        return None
     return _validated_choice(kind, key, entry, name, model, problems)
 
 
 def _validated_choice(
-    kind: Kind, key: str, entry: Tree, name: str, model: type[Options], problems: list[ConfigError]
+    kind: Kind, key: str, entry: Tree, name: str, model: type[Options], problems: list[RelaxError]
 ) -> Choice | None:
+    if taken := sorted(model.model_fields.keys() & {"name", *core_keys(kind.table)}):
+        problems.append(
+            PluginError(f"{kind.name} {name!r}", f"its options {', '.join(taken)} are keys of the core; rename them")
+        )
+        return None
     own = {k: node for k, node in entry.items() if k in core_keys(kind.table)}
     options = {k: node for k, node in entry.items() if k != "name" and k not in own}
     before = len(problems)
@@ -131,7 +141,7 @@ def _validated_choice(
 
 
 def _validated(
-    model: type[ModelT], node: Tree, prefix: str, problems: list[ConfigError], also: tuple[str, ...] = ()
+    model: type[ModelT], node: Tree, prefix: str, problems: list[RelaxError], also: tuple[str, ...] = ()
 ) -> ModelT | None:
     data = plain(rooted(node, model))
     try:

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from relax_core.options.annotation import holds_path, holds_secret, holds_text, models_in
+from relax_core.options.annotation import annotation_of, holds_path, holds_secret, holds_text, models_in
 from relax_core.options.tree import Leaf, Node, Origin
 
 
@@ -23,7 +23,7 @@ def rooted(node: Node, annotation: Any) -> Node:
     models = models_in(annotation)
     if not models:
         return {key: rooted(item, annotation) for key, item in node.items()}
-    fields = {name: field.annotation for model in models for name, field in model.model_fields.items()}
+    fields = {name: annotation_of(field) for model in models for name, field in model.model_fields.items()}
     return {key: rooted(item, fields[key]) if key in fields else item for key, item in node.items()}
 
 

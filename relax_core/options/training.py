@@ -8,12 +8,13 @@ the reference, the schema, `relax config explain` and `relax init` are made from
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from relax_core.api.bus import LateRule
 from relax_core.api.options import Options
+from relax_core.options.annotation import PathOrText
 
 
 class Lora(Options):
@@ -38,8 +39,8 @@ class ModelTable(Options):
     """Number format of the weights in trainer and engine."""
     tokenizer: Path | None = None
     """Folder of another tokenizer; absent: the model's own."""
-    chat_template: Annotated[str | Path | None, Field(union_mode="left_to_right")] = None
-    """File that holds a Jinja chat template, or the template itself; absent: the tokenizer's own."""
+    chat_template: PathOrText = ""
+    """File that holds a Jinja chat template, or the template itself; empty: the tokenizer's own."""
     chat_template_kwargs: dict[str, Any] = {}
     """Extra variables of the chat template, such as `enable_thinking = false`."""
     lora: Lora | None = None

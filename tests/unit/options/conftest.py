@@ -95,8 +95,8 @@ def catalogue() -> Catalogue:
 
 
 @pytest.fixture
-def with_broken_sink() -> Catalogue:
-    """The same, and a sink whose options model has a bug."""
+def with_faults() -> Catalogue:
+    """The same, a sink whose options model has a bug, and a reward whose option is a key of the core."""
 
     class Buggy(Options):
         size: int = 1
@@ -106,8 +106,12 @@ def with_broken_sink() -> Catalogue:
         def _divide(cls, size: int) -> int:
             return 1 // size
 
+    class Greedy(Options):
+        weight: int = 1
+
     catalogue = catalogue_of_tests()
     catalogue.add("sink", "bad", component("sink", Buggy))
+    catalogue.add("reward", "greedy", component("reward", Greedy))
     return catalogue
 
 

@@ -147,7 +147,7 @@ def test_show_prints_toml_or_one_json_document_on_stdout(folder: Path, cli: Any)
 def test_what_was_dropped_goes_to_stderr(folder: Path, cli: Any) -> None:
     (folder / "e.toml").write_text("[engine]\nname = 'transformers'\nbatch = 4\n")
     out, err = cli("config", "show", "my.toml", "e.toml", "engine=vllm", "--json")
-    assert json.loads(out)["engine"] == {"name": "vllm", "batch": 8}
+    assert json.loads(out)["engine"] == {"name": "vllm", "python": "", "batch": 8}
     assert err.count("\n") == 1 and "dropped batch (e.toml:3)" in err
 
 

@@ -88,7 +88,7 @@ def test_a_new_name_drops_the_options_of_lower_layers_and_says_so(folder: Path, 
     (folder / "engine.toml").write_text('[engine]\nname = "transformers"\npython = "venv/bin/python"\nbatch = 4\n')
     composed = compose(["my.toml", "engine.toml"], ["engine.batch=2", "engine=vllm"], catalogue, on_disk=False)
     assert composed.config.engine.chosen.options == {"batch": 2}
-    assert composed.config.engine.python is None
+    assert composed.config.engine.python == ""
     (notice,) = composed.notices
     assert "engine is vllm (command line)" in notice and "batch (engine.toml:4)" in notice
     assert "python (engine.toml:3)" in notice
@@ -144,7 +144,7 @@ def test_paths_are_relative_to_the_file_they_stand_in(folder: Path, catalogue: C
     config = composed.config
     assert config.model.path == folder / "model"
     assert config.data.train == folder / "train.jsonl"
-    assert config.engine.python == other / "venv/python"
+    assert config.engine.python == str(other / "venv/python")
     assert config.engine.chosen.options["cache"] == str(other / "kernels")
     assert config.plugins == (other / "mine.py",)
     assert config.notify.urls[0].reference == f"file:{folder / 'key'}"

@@ -36,7 +36,7 @@ configurations = st.fixed_dictionaries(
         "plugins": st.just(["/p/one.py"]),
         "run": st.fixed_dictionaries({"notes": words, "env": st.just({"API_KEY": "env:KEY", "LEVEL": "info"})}),
         "optimizer": st.fixed_dictionaries({"lr": st.floats(1e-12, 1.0), "betas": st.just([0.5, 0.75])}),
-        "rewards": st.just(["maths", {"name": "judge", "weight": 0.5, "key": "env:K", "only": {"level": [1, 2]}}]),
+        "rewards": st.just(["maths", {"name": "judge", "weight": 0.5, "key": "env:K", "only": "level=1"}]),
         "sinks": st.just(["tensorboard"]),
         "engine": st.fixed_dictionaries(
             {"name": st.just("vllm"), "batch": st.integers(), "python": st.just("/v/python")}
@@ -138,9 +138,19 @@ def test_a_value_that_no_file_can_hold_is_refused(catalogue: Catalogue) -> None:
         config_of(catalogue, {"model": {"path": "/m"}, "steps": lambda: 1})
 
 
-def test_a_plugin_whose_options_model_fails_is_named(with_broken_sink: Catalogue) -> None:
+def test_a_plugin_whose_options_model_fails_is_named(with_faults: Catalogue) -> None:
     with pytest.raises(PluginError, match=r"sink 'bad'.*ZeroDivisionError"):
-        config_of(with_broken_sink, {"model": {"path": "/m"}, "sinks": [{"name": "bad", "size": 0}]})
+        config_of(with_faults, {"model": {"path": "/m"}, "sinks": [{"name": "bad", "size": 0}]})
+
+
+def test_an_option_named_like_a_key_of_the_core_is_the_plugins_fault(with_faults: Catalogue) -> None:
+    with pytest.raises(PluginError, match="weight are keys of the core"):
+        config_of(with_faults, {"model": {"path": "/m"}, "rewards": ["greedy"]})
+
+
+def test_a_broken_plugin_does_not_hide_mistakes_of_the_configuration(with_faults: Catalogue) -> None:
+    with pytest.raises(ConfigError, match="sed"):
+        config_of(with_faults, {"model": {"path": "/m"}, "rewards": ["greedy"], "sed": 1})
 
 
 @pytest.mark.parametrize(

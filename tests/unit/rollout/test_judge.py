@@ -98,8 +98,8 @@ async def judging(plugin: Path, *choices: RewardChoice, num_workers: int = 1) ->
     try:
         await judge.start()
         yield judge
-        await judge.stop()
     finally:
+        await judge.stop()
         await children.close()
 
 
@@ -210,8 +210,16 @@ async def test_a_killed_reward_leaves_no_children(plugin: Path) -> None:
     async with judging(plugin, choice("awkward", timeout_s=0.5)) as judge:
         (answer,) = await judged(judge, "child")
         assert answer.outcome is Outcome.REWARD_TIMEOUT
-        sleepers = [p for p in psutil.Process().children(recursive=True) if "sleep" in p.cmdline()]
-    assert not sleepers
+        async with asyncio.timeout(10):
+            while any(map(running_sleep, psutil.Process().children(recursive=True))):
+                await asyncio.sleep(0.01)
+
+
+def running_sleep(process: psutil.Process) -> bool:
+    try:
+        return process.name() == "sleep" and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 async def test_a_slow_awaitable_times_out_alone_while_the_others_finish(plugin: Path) -> None:

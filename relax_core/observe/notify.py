@@ -7,6 +7,7 @@ The URLs are secrets; they are resolved before, and appear in no file.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,8 @@ class Notifier:
     def _send(self, title: str, body: str) -> None:
         import apprise
 
+        # Its own log quotes URLs, which are secrets here; what failed is said below, without them.
+        logging.getLogger("apprise").propagate = False
         target = apprise.Apprise()
         accepted = sum(bool(target.add(url)) for url in self._urls)
         if accepted < len(self._urls):

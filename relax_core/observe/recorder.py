@@ -75,7 +75,7 @@ class Recorder:
         self._display = display
         records = list(run_dir.metrics())
         self._totals = Totals.replay(records)
-        self._elapsed_before = float(records[-1].get("elapsed_s", 0)) if records else 0.0
+        self._elapsed_before = max((float(record.get("elapsed_s") or 0) for record in records), default=0.0)
         self._opened = self._clock.now()
         self._ready: float | None = None
         self._tokens_before = self._totals.tokens_generated

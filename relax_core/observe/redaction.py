@@ -51,7 +51,7 @@ class Redactor:
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
-            return {key: self._entry(str(key), inner) for key, inner in value.items()}
+            return {self.text(str(key)): self._entry(str(key), inner) for key, inner in value.items()}
         if isinstance(value, (list, tuple, set, frozenset)):
             return [self.value(inner) for inner in value]
         return value

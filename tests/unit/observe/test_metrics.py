@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The registry of metric keys: unambiguous, documented, and right about combining."""
+
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relax_core.observe.metrics import GROUPS, METRICS, Measured, metric, reference
+
+
+def test_keys_are_group_and_name_and_documented():
+    for known in METRICS:
+        assert re.fullmatch(r"[a-z_]+(/[a-z_0-9]+|/<[a-z]+>|/<[a-z]+>_s)+", known.key), known.key
+        assert known.key.partition("/")[0] in GROUPS and known.help and not known.help.endswith(".")
+    assert len({known.key for known in METRICS}) == len(METRICS)
+
+
+def test_a_literal_key_wins_over_a_pattern():
+    assert metric("reward/mean").key == "reward/mean"
+    assert metric("reward/maths").key == "reward/<component>"
+    assert metric("eval/hold-out/mean").key == "eval/<set>/mean"
+    assert metric("eval/hold-out/pass_at_4").key == "eval/<set>/<name>"
+    assert metric("time/reward_s").key == "time/<part>_s"
+    assert metric("samples/dropped/expired").combine == "last"
+    assert metric("mine/thing") is None
+
+
+def test_the_reference_lists_every_key():
+    page = reference()
+    for known in METRICS:
+        assert f"| `{known.key}` | {known.help} |" in page
+    assert [line[3:] for line in page.splitlines() if line.startswith("## ")] == list(GROUPS)
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.floats(-1e3, 1e3)), min_size=1, max_size=20))
+def test_means_are_weighted_by_the_samples_they_are_means_of(reports):
+    measured = Measured()
+    for scored, mean in reports:
+        measured.add({"samples/scored": scored, "length/mean": mean, "mine/thing": mean, "length/max": mean})
+    values, total = measured.values(), sum(scored for scored, _ in reports)
+    expected = sum(scored * mean for scored, mean in reports) / total
+    assert abs(values["length/mean"] - expected) < 1e-6
+    assert values["mine/thing"] == values["length/mean"]
+    assert values["length/max"] == max(mean for _, mean in reports)
+    assert values["samples/scored"] == total
+
+
+def test_a_report_without_a_key_does_not_dilute_it():
+    measured = Measured()
+    measured.add({"samples/scored": 4, "reward/maths": 1.0})
+    measured.add({"samples/scored": 12})
+    assert measured.values()["reward/maths"] == 1.0

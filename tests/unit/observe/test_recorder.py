@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events become files, sinks, observers and a summary; nothing that is told can break the run."""
+
+import json
+import threading
+
+import pytest
+
+from relax_core.api.errors import PluginError, RelaxError
+from relax_core.api.events import (
+    CheckpointSaved,
+    EvalFinished,
+    Logged,
+    RoleFailed,
+    RoleRecovered,
+    RolloutMeasured,
+    RunFinished,
+    RunStarted,
+    SamplesScored,
+    StepFinished,
+    WeightsPublished,
+)
+from relax_core.api.sink import Sink
+from relax_core.api.status import Beat, Wait
+from relax_core.api.version import Version
+from relax_core.observe.recorder import Recorder
+from relax_core.observe.run_directory import RunDirectory
+
+BALANCE = {
+    "samples/issued": 40.0, "samples/trained": 30.0, "samples/in_flight": 8.0, "samples/dropped": 2.0,
+    "samples/dropped/expired": 2.0,
+}  # fmt: skip
+SUMMARY_FIELDS = {
+    "status", "steps", "wall_seconds", "startup_seconds", "reward_first", "reward_last", "eval_first", "eval_last",
+    "samples_issued", "samples_trained", "samples_dropped", "samples_in_flight", "max_lag", "tokens_generated",
+    "tokens_per_second", "weight_publishes", "restarts",
+}  # fmt: skip
+
+
+class Remembers(Sink):
+    def __init__(self, fail=()):
+        super().__init__()
+        self.calls, self.fail = [], set(fail)
+
+    def open(self, run_dir, name, config):
+        self._call("open", name)
+
+    def metrics(self, step, values):
+        self._call("metrics", step, dict(values))
+
+    def samples(self, step, samples):
+        self._call("samples", step, len(samples))
+
+    def close(self):
+        self._call("close")
+
+    def _call(self, *what):
+        self.calls.append(what)
+        if what[0] in self.fail:
+            raise RuntimeError("no network")
+
+
+def recorder(run_dir, clock, **more):
+    return Recorder(run_dir, clock=clock, wall=lambda: 1000.0 + clock.at, **more)
+
+
+def log(run_dir):
+    return [json.loads(line) for line in (run_dir.logs / "controller.jsonl").read_text().splitlines()]
+
+
+def test_a_whole_run_is_summed_up(run_dir, clock):
+    write = recorder(run_dir, clock).write
+    clock.at += 5
+    write(RunStarted("r", str(run_dir.path), {"steps": 30}))
+    write(EvalFinished(0, "hold-out", 0.25, 64, 1.0))
+    for step in range(1, 31):
+        clock.at += 2
+        write(RolloutMeasured(step, {"tokens/generated": 100.0}))
+        write(StepFinished(step, {"reward/mean": step / 100, "lag/max": float(step == 7), **BALANCE}))
+        write(WeightsPublished(Version("policy", 0, step), 0.1, 10))
+    write(EvalFinished(30, "hold-out", 0.75, 64, 1.0))
+    write(RoleRecovered("rollout", 2.0))
+    write(RunFinished("finished", {"samples_in_flight": 7}))
+    summary = run_dir.read("summary")
+    assert set(summary) >= SUMMARY_FIELDS
+    assert summary["status"] == "finished" and summary["steps"] == 30
+    assert (summary["wall_seconds"], summary["startup_seconds"]) == (65.0, 5.0)
+    assert summary["reward_first"] == pytest.approx(0.055) and summary["reward_last"] == pytest.approx(0.255)
+    assert summary["eval_first"] == {"set": "hold-out", "step": 0, "mean": 0.25, "n": 64, "temperature": 1.0}
+    assert summary["eval_last"]["mean"] == 0.75
+    assert (summary["samples_issued"], summary["samples_trained"], summary["samples_in_flight"]) == (40, 30, 7)
+    assert summary["samples_dropped"] == {"expired": 2}
+    assert (summary["max_lag"], summary["weight_publishes"], summary["restarts"]) == (1, 30, {"rollout": 1})
+    assert summary["tokens_generated"] == 3000 and summary["tokens_per_second"] == pytest.approx(50.0)
+
+
+def test_rollout_reports_join_their_steps_record(run_dir, clock):
+    sink = Remembers()
+    run = recorder(run_dir, clock, sinks={"mine": sink})
+    run.write(RunStarted("r", "", {}))
+    run.write(
+        RolloutMeasured(1, {"length/mean": 10.0, "length/max": 30.0, "tokens/generated": 5.0, "samples/scored": 1.0})
+    )
+    run.write(
+        RolloutMeasured(1, {"length/mean": 20.0, "length/max": 25.0, "tokens/generated": 7.0, "samples/scored": 3.0})
+    )
+    run.write(RolloutMeasured(2, {"length/mean": 99.0}))
+    run.write(StepFinished(1, {"reward/mean": 0.5}))
+    run.close()
+    (line,) = run_dir.metrics()
+    assert (line["length/mean"], line["length/max"], line["tokens/generated"]) == (17.5, 30.0, 12.0)
+    assert sink.calls[1] == (
+        "metrics",
+        1,
+        {key: value for key, value in line.items() if "/" in key and key != "schema"},
+    )
+
+
+def test_a_numbered_event_is_written_once(run_dir, clock):
+    run = recorder(run_dir, clock)
+    for number, step in ((1, 1), (2, 2), (1, 1), (2, 2)):
+        run.handle(number, StepFinished(step, {"reward/mean": 0.5}))
+    assert [line["step"] for line in run_dir.metrics()] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(RelaxError("it broke"), "failed"), (KeyboardInterrupt(), "interrupted"), (None, "interrupted")],
+)
+def test_a_run_that_breaks_off_still_has_its_summary(run_dir, clock, error, status):
+    def work():
+        with recorder(run_dir, clock) as run:
+            run.write(StepFinished(1, {"reward/mean": 0.5, **BALANCE}))
+            if error is not None:
+                raise error
+
+    if error is None:
+        work()
+    else:
+        with pytest.raises(type(error)):
+            work()
+    summary = run_dir.read("summary")
+    assert summary["status"] == status and summary["samples_issued"] == 40
+    assert set(summary) >= SUMMARY_FIELDS
+    assert summary.get("error", "") == ("it broke" if status == "failed" else "")
+    assert run_dir.read("status")["state"] == status
+
+
+def test_an_ending_that_is_none_is_refused(run_dir, clock):
+    with pytest.raises(RelaxError, match="got 'done'"):
+        recorder(run_dir, clock).finish("done")
+
+
+def test_a_resumed_run_goes_on_counting(run_dir, clock):
+    first = recorder(run_dir, clock)
+    first.write(RunStarted("r", "", {}))
+    first.write(EvalFinished(0, "hold-out", 0.25, 64, 0.5))
+    for step in range(1, 6):
+        clock.at += 1
+        first.write(
+            StepFinished(step, {"reward/mean": step / 10, "tokens/generated": 10.0, "lag/max": 2.0 * (step == 5)})
+        )
+        first.write(WeightsPublished(Version("policy", 0, step), 0.1, 10))
+    first.close()
+    clock.at += 1000
+    again = RunDirectory.reopen(run_dir.path)
+    again.rewind(4)
+    second = recorder(again, clock)
+    second.write(RunStarted("r", "", {}))
+    clock.at += 2
+    second.write(StepFinished(5, {"reward/mean": 0.9, "tokens/generated": 10.0}))
+    summary = second.summary()
+    assert (summary["steps"], summary["tokens_generated"], summary["max_lag"]) == (5, 50, 0)
+    assert summary["reward_first"] == pytest.approx((0.1 + 0.2 + 0.3 + 0.4 + 0.9) / 5)
+    assert summary["wall_seconds"] == pytest.approx(6.0) and summary["tokens_per_second"] == pytest.approx(5.0)
+    assert summary["eval_first"]["temperature"] == 0.5 and summary["weight_publishes"] == 3
+    second.close()
+
+
+def test_going_back_to_a_checkpoint_forgets_later_steps_but_not_restarts(run_dir, clock):
+    run = recorder(run_dir, clock)
+    for step in (1, 2, 3):
+        run.write(StepFinished(step, {"reward/mean": 1.0 * step}))
+    run.write(RoleRecovered("actor", 1.0))
+    run.rewind(1)
+    assert [line["step"] for line in run_dir.metrics()] == [1]
+    assert (run.summary()["steps"], run.summary()["restarts"]) == (1, {"actor": 1})
+
+
+def test_a_sink_that_raises_three_times_is_off_and_the_others_go_on(run_dir, clock):
+    bad, good = Remembers(fail={"metrics"}), Remembers()
+    run = recorder(run_dir, clock, sinks={"bad": bad, "good": good})
+    run.write(RunStarted("r", "", {}))
+    for step in range(1, 6):
+        run.write(StepFinished(step, {"reward/mean": 0.5}))
+    run.close()
+    assert [call[0] for call in bad.calls] == ["open", "metrics", "metrics", "metrics"]
+    assert [call[0] for call in good.calls] == ["open", *["metrics"] * 5, "close"]
+    told = [record["event"] for record in log(run_dir) if record["event"].startswith("bad ")]
+    assert len(told) == 3 and "is off: it raised 3 times, last RuntimeError: no network" in told[-1]
+
+
+def test_a_sink_that_cannot_start_is_a_plugin_error(run_dir, clock):
+    run = recorder(run_dir, clock, sinks={"bad": Remembers(fail={"open"})})
+    with pytest.raises(PluginError, match="bad: the sink could not start: RuntimeError: no network"):
+        run.write(RunStarted("r", "", {}))
+    run.close()
+
+
+def test_sinks_get_a_few_samples_and_the_run_directory_all(run_dir, clock):
+    sink = Remembers()
+    run = recorder(run_dir, clock, sinks={"mine": sink})
+    run.write(RunStarted("r", "", {}))
+    run.write(SamplesScored(1, tuple({"reward": 1.0, "n": n} for n in range(9))))
+    run.write(EvalFinished(1, "hold-out", 0.5, 2, 1.0, {"std": 0.5}, ({"reward": 0.0},)))
+    run.close()
+    assert sink.calls[1] == ("samples", 1, 4)
+    assert sink.calls[2][2]["eval/hold-out/std"] == 0.5
+    kept = list(run_dir.samples(1))
+    assert len(kept) == 10 and kept[-1]["purpose"] == "eval"
+
+
+class Observer:
+    def __init__(self):
+        self.seen = []
+
+    def relax_step_finished(self, event):
+        self.seen.append(event)
+        raise ValueError("mine")
+
+    def relax_run_finished(self):
+        self.seen.append("finished")
+
+
+def test_an_observer_that_raises_three_times_is_off(run_dir, clock):
+    observer = Observer()
+    run = recorder(run_dir, clock, observers={"mine": observer})
+    for step in range(1, 6):
+        run.write(StepFinished(step, {"reward/mean": 0.5}))
+    run.write(RunFinished("finished", {}))
+    run.close()
+    assert [event.step for event in observer.seen] == [1, 2, 3]
+    (last,) = [record for record in log(run_dir) if "is off" in record["event"]]
+    assert "test_recorder.py" in last["frames"]
+
+
+def test_observers_may_leave_the_event_out(run_dir, clock):
+    observer = Observer()
+    run = recorder(run_dir, clock, observers={"mine": observer})
+    run.write(RunFinished("stopped", {}))
+    run.close()
+    assert observer.seen == ["finished"]
+
+
+def test_an_observer_that_hangs_holds_nobody(run_dir, clock):
+    started, release = threading.Event(), threading.Event()
+
+    class Hangs:
+        def relax_step_finished(self, event):
+            started.set()
+            release.wait(30)
+
+    run = recorder(run_dir, clock, observers={"slow": Hangs()}, deadline_s=5.0)
+    run.write(StepFinished(1, {"reward/mean": 0.5}))
+    assert started.wait(30)
+    clock.at += 6
+    run.beats([])
+    run.write(StepFinished(2, {"reward/mean": 0.5}))
+    run.close()
+    release.set()
+    assert [record["event"] for record in log(run_dir)] == ["slow is off: one call took longer than 5 s"]
+
+
+def test_roles_and_waits_are_live_in_the_status(run_dir, clock):
+    run = recorder(run_dir, clock)
+    run.write(RunStarted("r", "", {"steps": 9}))
+    run.beats([Beat("rollout", "waiting", waits=(Wait("engine-0", "a grant", "actor", 90.0, 150.0),))])
+    status = run_dir.read("status")
+    assert (status["state"], status["steps"], status["now"]) == ("running", 9, clock.at)
+    assert status["roles"][0]["waits"] == [
+        {"owner": "engine-0", "reason": "a grant", "owed_by": "actor", "since": 90.0, "deadline": 150.0}
+    ]
+    clock.at += 1
+    run.beats([Beat("rollout", "busy", doing="generating")])
+    assert run_dir.read("status")["roles"][0]["doing"] == "generating"
+
+
+def test_failures_publishes_and_checkpoints_are_logged_and_traced(run_dir, clock):
+    run = recorder(run_dir, clock)
+    run.write(RoleFailed("rollout", "engine died", 4, False, frames="File x"))
+    run.write(CheckpointSaved(3, "checkpoints/step-3", 0.5))
+    run.write(Logged("warning", "actor", "slow disk", {"level": "odd", "seconds": 3}))
+    run.beats([Beat("actor", "busy", doing="train", at=clock.at)])
+    clock.at += 2
+    run.beats([Beat("actor", "waiting", at=clock.at)])
+    run.finish("stopped")
+    assert [(record["level"], record["event"]) for record in log(run_dir)] == [
+        ("warning", "role failed"), ("info", "checkpoint saved"), ("warning", "slow disk"),
+    ]  # fmt: skip
+    assert log(run_dir)[-1]["level_"] == "odd" and log(run_dir)[-1]["from_role"] == "actor"
+    trace = run_dir.read("trace")["traceEvents"]
+    lanes = {event["args"]["name"]: event["tid"] for event in trace if event["ph"] == "M"}
+    (train,) = [event for event in trace if event["name"] == "train"]
+    assert train["tid"] == lanes["actor"] and (train["ph"], train["ts"], train["dur"]) == ("X", 0, 2_000_000)

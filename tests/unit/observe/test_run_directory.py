@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a run's files are, who may write them, and what a kill or a full disk leaves."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from relax_core.api.errors import ConfigError
+from relax_core.observe.redaction import Redactor
+from relax_core.observe.run_directory import RunDirectory, find_run, run_paths, runs_root
+
+NOW = datetime(2026, 11, 20)
+
+
+def create(root, path=None, seed=1, **more):
+    run = RunDirectory.create(path, "my maths.v1", NOW, Random(seed), root=root, **more)
+    run.write_config("steps = 4\n")
+    return run
+
+
+def test_a_run_is_named_after_its_configuration_and_date(tmp_path):
+    run = create(tmp_path / "runs")
+    assert re.fullmatch(r"my-maths\.v1-20261120-[a-z]{3}", run.name)
+    assert (tmp_path / "runs" / "latest").resolve() == run.path
+
+
+def test_two_runs_of_one_seed_get_two_names_and_latest_is_the_second(tmp_path):
+    first, second = create(tmp_path), create(tmp_path)
+    assert first.name != second.name
+    assert find_run(None, tmp_path) == second.path
+
+
+def test_a_run_directory_that_is_not_empty_is_refused(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("keep me")
+    with pytest.raises(ConfigError, match=r"run_dir: got .*mine, which is not empty; .*relax resume") as caught:
+        create(tmp_path, tmp_path / "mine")
+    assert caught.value.exit_code == 2
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+
+
+def test_an_empty_directory_may_be_named_and_a_file_may_not(tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert create(tmp_path, tmp_path / "empty").path == tmp_path / "empty"
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="it is a file"):
+        create(tmp_path, tmp_path / "file")
+
+
+def test_somebodys_own_latest_is_left_alone(tmp_path):
+    (tmp_path / "latest").write_text("mine")
+    create(tmp_path)
+    assert (tmp_path / "latest").read_text() == "mine"
+
+
+def test_the_root_is_relax_runs_or_runs():
+    assert runs_root({"RELAX_RUNS": "/elsewhere"}) == Path("/elsewhere")
+    assert runs_root({}) == Path("runs")
+
+
+def test_runs_are_found_by_path_name_and_the_start_of_a_name(tmp_path):
+    one = create(tmp_path)
+    assert find_run(str(one.path), tmp_path) == one.path
+    assert find_run(one.name, tmp_path) == one.path
+    assert find_run("my-m", tmp_path) == one.path
+    create(tmp_path, seed=2)
+    with pytest.raises(ConfigError, match=f"run: got my-m; .*{one.name}"):
+        find_run("my-m", tmp_path)
+    with pytest.raises(ConfigError, match="there: none"):
+        find_run(None, tmp_path / "nowhere")
+    assert len(run_paths(tmp_path)) == 2
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"config\.toml"):
+        RunDirectory.open(tmp_path)
+
+
+def test_every_document_and_line_carries_its_schema(run_dir):
+    for name in ("plugins", "provenance", "status", "summary", "trace"):
+        run_dir.write(name, {"x": 1})
+        assert json.loads((run_dir.path / f"{name}.json").read_text())["schema"] == f"relax.{name}/1"
+    run_dir.append_metrics(1, 5.0, {"reward/mean": 0.5})
+    run_dir.append_samples(1, [{"reward": 1.0}])
+    (line,) = run_dir.metrics()
+    (sample,) = run_dir.samples(1)
+    assert line["schema"] == "relax.metrics/1" and sample["schema"] == "relax.sample/1"
+    assert not list(run_dir.path.glob(".*json*"))
+
+
+def test_numbers_that_are_not_finite_become_null(run_dir):
+    run_dir.append_metrics(1, 5.0, {"reward/mean": float("nan"), "lag/max": float("inf"), "train/lr": 0.1})
+    (line,) = run_dir.metrics()
+    assert (line["reward/mean"], line["lag/max"], line["train/lr"]) == (None, None, 0.1)
+
+
+def test_rewinding_forgets_the_steps_above_the_checkpoint(run_dir):
+    for step in range(1, 6):
+        run_dir.append_metrics(step, 5.0, {"reward/mean": step / 10})
+        run_dir.append_samples(step, [{"step_was": step}])
+    run_dir.rewind(3)
+    run_dir.append_metrics(4, 6.0, {"reward/mean": 9.0})
+    run_dir.append_samples(4, [{"step_was": 44}])
+    assert [(line["step"], line["reward/mean"]) for line in run_dir.metrics()] == [
+        (1, 0.1),
+        (2, 0.2),
+        (3, 0.3),
+        (4, 9.0),
+    ]
+    assert run_dir.sample_steps() == [1, 2, 3, 4]
+    assert [sample["step_was"] for sample in run_dir.samples(4)] == [44]
+
+
+def test_a_torn_end_is_skipped_by_readers_and_cut_before_writing_on(run_dir):
+    for step in (1, 2):
+        run_dir.append_metrics(step, 5.0, {"reward/mean": 0.5})
+        run_dir.append_samples(1, [{"text": f"sample {step}" * 50}])
+    run_dir.close()
+    with (run_dir.path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"schema":"relax.metrics/1","step":3,"rew')
+    samples = run_dir.samples_path(1)
+    samples.write_bytes(samples.read_bytes()[:-3])
+    again = RunDirectory.reopen(run_dir.path)
+    assert [line["step"] for line in again.metrics()] == [1, 2]
+    assert len(list(again.samples(1))) == 1
+    again.append_metrics(3, 6.0, {"reward/mean": 0.7})
+    again.append_samples(1, [{"text": "after"}])
+    assert [line["step"] for line in again.metrics()] == [1, 2, 3]
+    assert [sample["text"][:8] for sample in again.samples(1)] == ["sample 1", "after"]
+    again.close()
+
+
+WRITER = """
+import sys
+from datetime import datetime
+from pathlib import Path
+from random import Random
+from relax_core.observe.run_directory import RunDirectory
+run = RunDirectory.create(Path(sys.argv[1]), "x", datetime(2026, 11, 20), Random(1))
+run.write_config("steps = 4\\n")
+"""
+
+
+def test_a_writer_killed_at_work_leaves_a_readable_run(tmp_path):
+    script = WRITER + (
+        "step = 0\n"
+        "while True:\n"
+        "    step += 1\n"
+        "    run.append_samples(step, [{'text': 'x' * 3000}] * 3)\n"
+        "    run.append_metrics(step, 1.0, {f'a/{i}': 1.0 for i in range(200)})\n"
+        "    run.write('status', {'step': step, 'roles': ['y' * 100] * 100})\n"
+        "    print(step, flush=True)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True)
+    while int(process.stdout.readline()) < 40:
+        pass
+    process.send_signal(signal.SIGKILL)
+    told = [40, *(int(line) for line in process.stdout.read().split())]
+    process.wait(timeout=10)
+    run = RunDirectory.reopen(tmp_path / "run")
+    steps = [line["step"] for line in run.metrics()]
+    assert steps == list(range(1, len(steps) + 1)) and len(steps) >= told[-1]
+    assert all(len(list(run.samples(step))) == 3 for step in steps)
+    assert abs(run.read("status")["step"] - len(steps)) <= 1
+    run.close()
+
+
+def test_a_run_that_is_written_by_another_process_is_refused(tmp_path):
+    script = WRITER + "print('ready', flush=True); sys.stdin.read()\n"
+    command = [sys.executable, "-c", script, str(tmp_path / "run")]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "ready\n"
+        with pytest.raises(ConfigError, match=f"which process {process.pid} writes"):
+            RunDirectory.reopen(tmp_path / "run")
+    finally:
+        process.kill()
+        process.wait(timeout=10)
+    RunDirectory.reopen(tmp_path / "run").close()
+
+
+def test_a_secret_is_in_no_file(tmp_path):
+    secret = 'p"ss\\wörd-9271'
+    run = create(tmp_path, redactor=Redactor([secret]))
+    run.write_config(f"url = '{secret}'\n")
+    run.write("provenance", {"arguments": [f"--token={secret}"], "nested": {"api_key": "short", secret: 1}})
+    run.append_metrics(1, 1.0, {f"a/{secret}": 1.0})
+    run.append_samples(1, [{"response": f"the secret is {secret}!"}])
+    (sample,) = run.samples(1)
+    assert sample["response"] == "the secret is [redacted]!"
+    assert run.read("provenance")["nested"]["api_key"] == "[redacted]"
+    run.close()
+    forms = [secret, json.dumps(secret)[1:-1], "wörd-9271", "w\\u00f6rd-9271"]
+    for path in (path for path in run.path.rglob("*") if path.is_file()):
+        data = path.read_bytes()
+        assert not [form for form in forms if form.encode() in data], path
+
+
+def test_the_reserve_is_gone_when_the_run_is_closed(tmp_path):
+    run = create(tmp_path)
+    assert os.path.getsize(run.path / ".reserve") > 0
+    run.close()
+    assert not (run.path / ".reserve").exists()

@@ -29,7 +29,7 @@ class Grouping:
         ordered = rows.take(self._order)
         self._mask = ordered.columns["loss_mask"]
         self._places = _places(samples)
-        size = max((sample for _, sample in self._places.values()), default=-1) + 1
+        size = max((sample for _, sample in self._places.values()), default=0) + 1
         self._shape = (max((group for group, _ in self._places.values()), default=-1) + 1, size)
         places = [self._place(row.attempt_id) for row in ordered.ids]
         self._row_sample = torch.tensor([group * size + sample for group, sample in places], dtype=torch.int64)

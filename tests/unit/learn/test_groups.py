@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+import torch
+
+from relax_core import learn
+from relax_core.api import Advantages, AttemptId, Outcome, Sealed
+
+
+@pytest.fixture
+def samples():
+    """The four samples of `rows`, and one of group 9 that has no rows at all."""
+    return {
+        AttemptId(*key): Sealed(AttemptId(*key), 1, Outcome.FINISHED, reward, trained_tokens=tokens, parts={"exact": reward})
+        for key, reward, tokens in [
+            ((9, 2, 0), 0.5, 0), ((4, 1, 0), 0.0, 2), ((9, 0, 0), 1.0, 2), ((4, 0, 0), 1.0, 2), ((9, 1, 1), 0.0, 1),
+        ]
+    }  # fmt: skip
+
+
+def test_groups_are_rectangles_with_room_for_the_largest(rows, samples):
+    groups = learn.Grouping(rows, samples, ("weight_versions", "rewards")).groups
+    assert groups.rewards.tolist() == [[1, 0, 0], [1, 0, 0.5]]
+    assert groups.valid.tolist() == [[True, True, False], [True, True, True]]
+    assert groups.lengths.tolist() == [[2, 2, 0], [2, 1, 0]]
+    assert groups.parts["exact"].tolist() == groups.rewards.tolist()
+    assert groups.row_sample.tolist() == [0, 1, 1, 3, 4]
+    assert groups.row_lengths.tolist() == [3, 2, 2, 4, 3]
+    assert set(groups.token_columns) == {"weight_versions"}
+
+
+def test_an_advantage_a_sample_reaches_every_trained_token_of_its_rows(rows, samples):
+    order = [3, 1, 4, 0, 2]
+    grouping = learn.Grouping(rows.take(order), samples)
+    column = grouping.columns(Advantages(torch.tensor([[1.0, 2, 9], [3, 4, 9]])))["advantages"]
+    assert [row.tolist() for row in column.rows()] == [[0, 3, 0, 3], [0, 2], [0, 0, 4], [0, 1, 1], [0, 2]]
+
+
+def test_an_advantage_a_token_comes_back_in_the_order_of_the_rows(rows, samples):
+    order = [3, 1, 4, 0, 2]
+    grouping = learn.Grouping(rows.take(order), samples)
+    columns = grouping.columns(Advantages(torch.arange(14.0), returns=torch.arange(14.0) / 2))
+    masked = torch.arange(14.0) * torch.from_numpy(rows.columns["loss_mask"].values)
+    want = rows.with_columns(
+        {"a": columns["advantages"].__class__(masked.numpy(), rows.columns["tokens"].lengths)}
+    ).take(order)
+    assert columns["advantages"].values.tolist() == want.columns["a"].values.tolist()
+    assert (columns["returns"].values * 2).tolist() == want.columns["a"].values.tolist()
+
+
+def test_a_wrong_shape_and_a_nan_are_refused(rows, samples):
+    grouping = learn.Grouping(rows, samples)
+    with pytest.raises(ValueError, match=r"got shape \(5,\)"):
+        grouping.columns(Advantages(torch.zeros(5)))
+    with pytest.raises(ValueError, match="NaN"):
+        grouping.columns(Advantages(torch.full((2, 3), torch.nan)))
+
+
+def test_a_row_of_an_unknown_sample_is_refused(rows, samples):
+    del samples[AttemptId(4, 1, 0)]
+    with pytest.raises(ValueError, match=r"\(4, 1, 0\)"):
+        learn.Grouping(rows, samples)
+
+
+def test_nothing_gives_nothing(rows):
+    grouping = learn.Grouping(rows.take([]), {})
+    assert (
+        grouping.columns(Advantages(learn.group_mean_std(grouping.groups.rewards, grouping.groups.valid)))[
+            "advantages"
+        ].values.size
+        == 0
+    )

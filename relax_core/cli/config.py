@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 Arguments = Annotated[list[str], typer.Argument(metavar="FILES... [KEY=VALUE]...", help="TOML files, then overrides.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+NO_FILE = {"model": {"path": ""}, "data": {"train": ""}}
+"""What is required, left open: a key can be explained without a file."""
 
 
 def add(app: typer.Typer) -> None:
@@ -48,7 +50,7 @@ def show(arguments: Arguments, as_json: AsJson = False) -> None:
 
 def explain(
     key: Annotated[str, typer.Argument(help="Such as rollout.group_size or algorithm.clip_high.")],
-    arguments: Arguments,
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[FILES]... [KEY=VALUE]...")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what a key's value is, where it is from, and what it means."""
@@ -56,7 +58,7 @@ def explain(
 
     from relax_core.options.explain import explain as explained_key
 
-    explained = explained_key(key, *composed_from(arguments))
+    explained = explained_key(key, *composed_from(arguments or [], checked=False))
     print(json.dumps(asdict(explained), indent=2) if as_json else _in_words(explained))
 
 
@@ -71,12 +73,13 @@ def schema() -> None:
     print(json.dumps(document, indent=2))
 
 
-def composed_from(arguments: list[str], *, on_disk: bool = False) -> tuple[Composed, Catalogue]:
-    """Files and overrides of a command line, composed; what a change dropped is printed on stderr."""
+def composed_from(arguments: list[str], *, checked: bool = True) -> tuple[Composed, Catalogue]:
+    """Files and overrides of a command line, composed without a look at the disk; notices go to stderr."""
     from relax_core.options.composition import load
 
     files, overrides = split(arguments)
-    composed, catalogue = load(files, overrides, on_disk=on_disk)
+    base = None if files or checked else NO_FILE
+    composed, catalogue = load(files, overrides, base, checked=checked, on_disk=False)
     for notice in composed.notices:
         print(f"relax: {notice}", file=sys.stderr)
     return composed, catalogue

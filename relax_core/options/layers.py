@@ -66,7 +66,7 @@ def plugin_files(
 
 def _text(source: Path | str) -> str:
     try:
-        return Path(source).read_text(encoding="utf-8")
+        return Path(source).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(str(source), error.strerror or "an error", "name a TOML file that can be read") from error
     except UnicodeDecodeError as error:

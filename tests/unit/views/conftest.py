@@ -71,7 +71,9 @@ def clock() -> HandClock:
 
 @pytest.fixture
 def write_run(clock: HandClock) -> Callable[..., Path]:
-    def write(root: Path, steps: int = 120, ending: str | None = "finished", extra: str = "", name: str = "maths") -> Path:
+    def write(
+        root: Path, steps: int = 120, ending: str | None = "finished", extra: str = "", name: str = "maths"
+    ) -> Path:
         random = Random(7)
         run_dir = RunDirectory.create(None, name, datetime(2026, 11, 20), random, root=root)
         run_dir.write_config(CONFIG)
@@ -81,7 +83,11 @@ def write_run(clock: HandClock) -> Callable[..., Path]:
         recorder.write(RunStarted(run_dir.name, str(run_dir.path), {"steps": 120}))
         for step in range(1, steps + 1):
             clock.at += 0.8
-            lag = {f"lag/samples/{lag}": float(n) for lag, n in ((0, 40 if step == 1 else 12), (1, 28)) if step > 1 or not lag}
+            lag = {
+                f"lag/samples/{lag}": float(n)
+                for lag, n in ((0, 40 if step == 1 else 12), (1, 28))
+                if step > 1 or not lag
+            }
             recorder.write(RolloutMeasured(step, {"length/mean": 24 + random.random(), "tokens/generated": 960.0}))
             recorder.write(SamplesScored(step, samples(step, random, extra)))
             metrics = {

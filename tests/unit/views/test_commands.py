@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""relax runs, status, why, report, through the command line's own parser."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from relax_core.api.errors import ConfigError
+from relax_core.cli import report, runs, status, why
+
+
+@pytest.fixture
+def relax(tmp_path, monkeypatch):
+    monkeypatch.setenv("RELAX_RUNS", str(tmp_path))
+    app = typer.Typer()
+    for verb in (runs, status, why, report):
+        verb.add(app)
+
+    def call(*arguments):
+        result = CliRunner().invoke(app, arguments)
+        if result.exception and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code == 0, result.output
+        return result
+
+    return call
+
+
+def test_runs_are_listed_newest_first(relax, tmp_path, write_run):
+    write_run(tmp_path, steps=20, name="first")
+    path = write_run(tmp_path, steps=3, ending=None, name="second")
+    listed = json.loads(relax("runs", "--json").stdout)
+    assert listed["schema"] == "relax.runs/1"
+    by_name = {run["name"].split("-")[0]: run for run in listed["runs"]}
+    assert (by_name["first"]["state"], by_name["first"]["step"], by_name["first"]["steps"]) == ("finished", 20, 120)
+    assert by_name["second"]["step"] == 3 and by_name["second"]["reward_last"] == pytest.approx(0.3, abs=0.1)
+    table = relax("runs").stdout
+    assert path.name in table and "20/120" in table
+
+
+def test_no_runs_is_no_error(relax):
+    result = relax("runs")
+    assert result.stdout == "" and "no runs under" in result.stderr
+    assert json.loads(relax("runs", "--json").stdout)["runs"] == []
+
+
+def test_status_shows_roles_of_the_latest_run(relax, tmp_path, write_run):
+    path = write_run(tmp_path, steps=3, ending=None)
+    text = relax("status").stdout
+    assert path.name in text and "3/120" in text and "for 8 groups from rollout" in text
+    said = json.loads(relax("status", path.name, "--json").stdout)
+    assert said["schema"] == "relax.run-status/1" and {role["role"] for role in said["roles"]} == {"actor", "rollout"}
+
+
+def test_why_names_who_owes(relax, tmp_path, write_run):
+    write_run(tmp_path, steps=3, ending=None)
+    assert "actor waits for 8 groups, owed by rollout" in relax("why").stdout
+    assert json.loads(relax("why", "--json").stdout)["waits"][0]["owed_by"] == "rollout"
+
+
+def test_report_prints_only_the_pages_path(relax, tmp_path, write_run):
+    path = write_run(tmp_path, steps=3)
+    assert relax("report", str(path)).stdout == f"{path / 'report.html'}\n"
+
+
+@pytest.mark.parametrize("verb", ["status", "why", "report"])
+def test_a_run_that_is_not_there_is_a_usage_error(relax, verb):
+    with pytest.raises(ConfigError, match="run: got nosuch; name a run directory") as caught:
+        relax(verb, "nosuch")
+    assert caught.value.exit_code == 2
+
+
+def test_registering_the_verbs_imports_nothing_heavy():
+    script = (
+        "import sys, typer\n"
+        "from relax_core.cli import report, runs, status, why\n"
+        "app = typer.Typer()\n"
+        "for verb in (runs, status, why, report): verb.add(app)\n"
+        "heavy = {'torch', 'ray', 'pydantic', 'matplotlib', 'structlog', 'jinja2', 'zstandard', 'psutil'} & set(sys.modules)\n"
+        "sys.exit(', '.join(heavy) or 0)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

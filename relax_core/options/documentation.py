@@ -66,7 +66,8 @@ def component_documentation(table: str) -> TableDoc:
     kind = BY_TABLE[table]
     default = DEFAULT_NAMES.get(table, "")
     name = FieldDoc("name", "text", literal(default) if default else "", not default, f"Which {kind.name}.")
-    return TableDoc(table, kind.many, f"Chooses a {kind.name}.", (name, *fields_of(keys_model(table))))
+    text = f"Any number, one {kind.name} each." if kind.many else f"The {kind.name}, by name."
+    return TableDoc(table, kind.many, text, (name, *fields_of(keys_model(table))))
 
 
 def fields_of(model: type[BaseModel]) -> Iterator[FieldDoc]:

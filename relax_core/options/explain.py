@@ -45,7 +45,7 @@ def explain(key: str, composed: Composed, catalogue: Catalogue) -> Explained:
     choices = composed.config.components[path[0]]
     if index >= len(choices):
         many = "s" if kind.many else ""
-        return Explained(key, value, origin, "table", "", f"Chooses the {kind.name}{many}; nothing is chosen.")
+        return Explained(key, value, origin, "table", "", f"The {kind.name}{many}, by name; nothing is chosen.")
     name = choices[index].name
     found, target = catalogue.find(kind.name, name), catalogue.target(kind.name, name)
     says = f"{kind.name} {found.title}: {found.component.help}"

@@ -1,2 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Relax: a plugin-based engine for reinforcement-learning post-training. The Python API loads on first use."""
+"""Relax: a plugin-based engine for reinforcement-learning post-training.
+
+The Python API, loaded on first use: `relax.train("my.toml", rewards=[fn])` and `relax.open_run(directory)`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from relax_core.control.training import train as train
+    from relax_core.views.run import open_run as open_run
+
+_HOME = {"train": "relax_core.control.training", "open_run": "relax_core.views.run"}
+__all__ = ["open_run", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"relax_core has no {name!r}; it exports {', '.join(__all__)}")

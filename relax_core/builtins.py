@@ -29,7 +29,10 @@ def relax_model_families() -> list[Component]:
 
 @hook
 def relax_buses() -> list[Component]:
-    return [Component("in-process", "relax_core.bus.in_process:InProcessBus", "In the controller's memory")]
+    return [
+        Component("in-process", "relax_core.bus.in_process:InProcessBus", "In the controller's memory"),
+        Component("ray", "relax_core.runners.ray.bus:RayBus", "Payloads in Ray actors of their own"),
+    ]
 
 
 @hook

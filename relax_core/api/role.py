@@ -104,6 +104,8 @@ class Context(Protocol):
     random: Random
     incarnation: int
     resume: Resume | None
+    functions: Mapping[str, bytes]
+    """Rewards passed from Python, by name; only their own child processes load them."""
 
     def build(self, chosen: Chosen) -> Any:
         """A component of an installed plugin."""

@@ -10,11 +10,13 @@ from relax_core.api.algorithm import Algorithm, Scope, Source
 from relax_core.api.errors import ConfigError
 from relax_core.api.role import Operation, Role
 from relax_core.control.graph import select
+from relax_core.options.operation import RankPlacement
 from relax_core.options.run_config import RunConfig
 from relax_core.plugins.catalogue import Catalogue
 from relax_core.roles.plan import Plan, WorkerGroup
 
-FORWARD_ROLES = ("reference", "actor-fwd")
+SHARED = 1
+"""Threads of a process that was given none: several share the cores, and spinning threads would fight for them."""
 METER = "rollout_log_probs"
 """Always read, so that every run measures how far the engine's log-probs are from the trainer's."""
 
@@ -73,10 +75,15 @@ def _operations(catalogue: Catalogue) -> list[Operation]:
 def _groups(config: RunConfig, operations: tuple[Operation, ...]) -> dict[str, WorkerGroup]:
     roles = {operation.role for operation in operations}
     groups = {
-        "actor": WorkerGroup("actor", config.placement.actor.ranks, config.placement.actor.threads),
-        "rollout": WorkerGroup("rollout", config.placement.rollout.engines, config.placement.rollout.threads),
+        "actor": _ranks("actor", config.placement.actor),
+        "rollout": WorkerGroup("rollout", config.placement.rollout.engines, config.placement.rollout.threads or SHARED),
     }
-    for role in FORWARD_ROLES:
+    own = {"reference": config.placement.reference, "actor-fwd": config.placement.actor_fwd}
+    for role, placement in own.items():
         if role in roles:
-            groups[role] = WorkerGroup(role, 1, config.placement.actor.threads)
+            groups[role] = _ranks(role, placement if config.placement.mode == "async" else RankPlacement())
     return groups
+
+
+def _ranks(role: str, placement: RankPlacement) -> WorkerGroup:
+    return WorkerGroup(role, placement.ranks, placement.threads or SHARED)

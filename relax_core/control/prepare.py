@@ -20,12 +20,14 @@ from relax_core.control import recipes
 from relax_core.control.planner import plan
 from relax_core.observe.provenance import provenance
 from relax_core.observe.run_directory import RunDirectory
-from relax_core.options.compose import Composed, compose
+from relax_core.options.composition import Composed, compose
+from relax_core.options.layers import plugin_files
 from relax_core.options.run_config import RunConfig
 from relax_core.options.toml_text import to_toml
 from relax_core.plugins.catalogue import Catalogue
 from relax_core.roles.checkpoint import newest
 from relax_core.roles.plan import Plan
+from relax_core.rollout.passed_function import announce
 from relax_core.runners.launch import Launch
 
 Source = str | Path | Mapping[str, Any]
@@ -49,11 +51,11 @@ def prepare(
     overrides: Sequence[str],
     *,
     run_dir: Path | None = None,
-    catalogue: Catalogue | None = None,
     functions: Mapping[str, bytes] | None = None,
 ) -> Prepared:
     """Compose, check, build a recipe if one is named, make the run directory. Raises ConfigError."""
-    catalogue = catalogue or Catalogue.load()
+    catalogue = Catalogue.load(plugin_files(_layers(sources), overrides))
+    announce(functions or {}, catalogue)
     composed = _composed(sources, overrides, catalogue)
     plan(composed.config, catalogue)
     directory = _directory(composed.config, sources, run_dir)
@@ -68,7 +70,7 @@ def prepare(
 
 def prepare_resume(run_dir: Path, overrides: Sequence[str]) -> Prepared:
     """Continue from the newest checkpoint. Raises ConfigError for a change that makes it another experiment."""
-    catalogue = Catalogue.load()
+    catalogue = Catalogue.load(plugin_files([run_dir / "config.toml"], overrides))
     directory = RunDirectory.reopen(run_dir)
     composed = compose([run_dir / "config.toml"], overrides, catalogue)
     for override in overrides:
@@ -87,16 +89,19 @@ def prepare_resume(run_dir: Path, overrides: Sequence[str]) -> Prepared:
 
 def plan_of(sources: Sequence[Source], overrides: Sequence[str]) -> Plan:
     """The plan of a configuration, with nothing written; a recipe need not be built for it."""
-    catalogue = Catalogue.load()
+    catalogue = Catalogue.load(plugin_files(_layers(sources), overrides))
     return plan(_composed(sources, overrides, catalogue).config, catalogue)
 
 
 def _composed(sources: Sequence[Source], overrides: Sequence[str], catalogue: Catalogue) -> Composed:
     """Of a recipe only the keys are checked: its files are not there yet."""
+    return compose(_layers(sources), overrides, catalogue, on_disk=_recipe(sources) is None)
+
+
+def _layers(sources: Sequence[Source]) -> Sequence[Source]:
+    """The sources, a recipe's name replaced by what it says."""
     recipe = _recipe(sources)
-    if recipe is None:
-        return compose(sources, overrides, catalogue)
-    return compose([tomllib.loads(recipe.toml()), *sources[1:]], overrides, catalogue, on_disk=False)
+    return sources if recipe is None else [tomllib.loads(recipe.toml()), *sources[1:]]
 
 
 def _recipe(sources: Sequence[Any]) -> recipes.Recipe | None:

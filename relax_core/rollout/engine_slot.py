@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from relax_core.api.engine import Delta, EngineSpec, GenerateRequest
+from relax_core.api.engine import Delta, EngineSpec, FinishReason, GenerateRequest
 from relax_core.api.trainer import Chosen
 from relax_core.api.version import Version
 from relax_core.api.weights import Manifest, Receipt
@@ -27,7 +27,7 @@ class Pending:
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
-    finish: str = ""
+    finish: FinishReason = ""
     error: str = ""
 
     def add(self, delta: Delta) -> None:

@@ -106,9 +106,8 @@ class EnginePool:
             tuple(ended.tokens),
             tuple(ended.log_probs),
             tuple(ended.versions),
-            tuple(ended.versions),
-            ended.finish,
-            ended.error,
+            finish=ended.finish,
+            error=ended.error,
         )
 
     def _flush_soon(self) -> None:

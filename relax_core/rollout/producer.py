@@ -84,7 +84,10 @@ class Producer:
         family: ModelFamily = context.build(run.family.chosen)
         family.open(run.model.model_dump(mode="json"))
         tasks, train, sets = open_tasks(context, family)
-        rewards = [RewardChoice(r.chosen, r.weight, r.timeout_s, r.memory_mb, r.only) for r in run.rewards]
+        rewards = [
+            RewardChoice(r.chosen, r.weight, r.timeout_s, r.memory_mb, r.only, context.functions.get(r.name))
+            for r in run.rewards
+        ]
         judge = Judge(rewards, context.children, context.clock)
         environments = EnvironmentPool(run.environment.chosen, context.children, context.clock)
         pool = make_pool(context, await context.bus.version(), prove, tell)
@@ -119,7 +122,7 @@ class Producer:
     async def make(self, issue: Issue, version: Version) -> FinishedGroup:
         start = self._context.clock.now()
         seed: int = self._context.run.seed
-        index = self._train[self._sampler.pick(issue.group, len(self._train), seed)]
+        index = self._train[self._pick(issue.group)]
         task, prompt = self._tasks[index], self._tasks.prompt(index)
         trajectories = await asyncio.gather(
             *(
@@ -146,10 +149,14 @@ class Producer:
             self._learned(one)
         return judged
 
+    def _pick(self, group: int) -> int:
+        """The place of a group's task among those trained on."""
+        run, count = self._context.run, len(self._train)
+        return self._sampler.pick(group, count, run.seed) if run.data.shuffle else group % count
+
     def _learned(self, judged: JudgedGroup) -> None:
         issue, rewards = judged.group.issue, [j.value for j in judged.judgements if j.outcome.judged]
-        task = self._sampler.pick(issue.group, len(self._train), self._context.run.seed)
-        self._sampler.learned(issue.group, task, rewards)
+        self._sampler.learned(issue.group, self._pick(issue.group), rewards)
 
     def select(
         self, judged: Sequence[JudgedGroup]

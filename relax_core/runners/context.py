@@ -19,6 +19,7 @@ from relax_core.api.trainer import Chosen
 from relax_core.api.worker import Workers
 from relax_core.options.run_config import RunConfig
 from relax_core.plugins.catalogue import Catalogue
+from relax_core.rollout.passed_function import announce
 from relax_core.runners.launch import Launch
 
 
@@ -30,6 +31,8 @@ class RoleContext:
         workers: Workers, children: Workers, clock: Clock, incarnation: int,
     ) -> None:  # fmt: skip
         self.role, self.plan, self.run_id, self.run_dir = role, launch.plan, launch.run_id, launch.run_dir
+        announce(launch.functions, catalogue)
+        self.functions = launch.functions
         self.run = RunConfig.parse(launch.config, catalogue)
         self.bus, self.weights, self.board = bus, weights, board
         self.workers, self.children, self.clock = workers, children, clock

@@ -11,6 +11,7 @@ from relax_core.api import wire
 from relax_core.api.bus import Bus
 from relax_core.api.role import Resume
 from relax_core.api.status import Board
+from relax_core.api.trainer import Chosen
 from relax_core.roles.plan import Plan
 
 
@@ -31,6 +32,12 @@ class Launch:
     resume: Resume | None = None
     functions: Mapping[str, bytes] = field(default_factory=dict)
     """Rewards passed as Python functions, by name, as cloudpickle; they reach only children of this process tree."""
+
+
+def launch_component(launch: Launch, table: str) -> Chosen:
+    """The component that a configuration table names, from plain data."""
+    entry = dict(launch.config[table])
+    return Chosen(table, entry.pop("name"), entry)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from relax_core.plugins.catalogue import Catalogue
 from relax_core.runners.board import BoardService
 from relax_core.runners.bus_settings import bus_settings, starting_version
 from relax_core.runners.context import RoleContext
-from relax_core.runners.launch import Launch, RoleEnd
+from relax_core.runners.launch import Launch, RoleEnd, launch_component
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.runners.role_runner import run_role
 from relax_core.weights.service import WeightBoard
@@ -92,9 +92,3 @@ class LocalRunner:
         if self._open:
             self._open = False
             await self.bus.close()
-
-
-def launch_component(launch: Launch, table: str) -> Chosen:
-    """The component that a configuration table names, from plain data."""
-    entry = dict(launch.config[table])
-    return Chosen(table, entry.pop("name"), entry)

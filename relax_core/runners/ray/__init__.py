@@ -1,1 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+"""The Ray runner: every role a Serve application of its own, worker groups as actors, payloads owned by storage actors.
+
+The only package of the core that imports ray. Nothing is shut down here that this run did not start.
+"""

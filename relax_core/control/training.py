@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`relax.train` for Python and notebooks: the same preparation and conduct as the command line, in a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from relax_core.control.prepare import Prepared, prepare
+from relax_core.control.start import run
+from relax_core.rollout.passed_function import pack
+from relax_core.views.display import LiveDisplay
+from relax_core.views.report import write_report
+from relax_core.views.run import RunView, open_run
+
+Reward = str | Mapping[str, Any] | Callable[..., float]
+
+
+def train(
+    *sources: str | Path | Mapping[str, Any],
+    rewards: Sequence[Reward] = (),
+    runner: str | None = None,
+    run_dir: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    show: bool = True,
+) -> RunView:
+    """Train to the end and return the run.
+
+    `sources` are TOML files, recipe names or mappings, merged left to right. A reward may be a component's name, its
+    table, or a function `fn(task, trajectory) -> float`, which runs in a process of its own. Raises the errors that
+    the command line prints.
+    """
+    functions = pack(reward for reward in rewards if callable(reward))
+    layers = [*sources, *_given(rewards, functions, runner)]
+    prepared = prepare(layers, overrides, run_dir=Path(run_dir) if run_dir else None, functions=functions)
+    _in_thread(prepared, show)
+    write_report(prepared.directory.path)
+    return open_run(prepared.directory.path)
+
+
+def _given(rewards: Sequence[Reward], functions: Mapping[str, bytes], runner: str | None) -> list[dict[str, Any]]:
+    given: dict[str, Any] = {}
+    if rewards:
+        given["rewards"] = [*functions, *(reward for reward in rewards if not callable(reward))]
+    if runner:
+        given["run"] = {"runner": runner}
+    return [given] if given else []
+
+
+def _in_thread(prepared: Prepared, show: bool) -> None:
+    """A notebook's thread has a loop already; an interrupt here stops the run as Ctrl-C does on the command line."""
+    display = LiveDisplay(prepared.launch.run_id, prepared.config.steps) if show else None
+    failed: list[BaseException] = []
+
+    def conduct() -> None:
+        try:
+            run(prepared, display, signals=False)
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=conduct, name="relax", daemon=True)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Ray runner: brings up a hub and one Serve application a role, watches for their ends, removes what it started."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import ray
+from ray import serve
+
+from relax_core.api.bus import Bus
+from relax_core.api.errors import DeadlineExceeded
+from relax_core.api.status import Board
+from relax_core.plugins.catalogue import Catalogue
+from relax_core.runners.host import raised
+from relax_core.runners.launch import Launch, RoleEnd
+from relax_core.runners.ray.answer import asked
+from relax_core.runners.ray.bus import BusClient
+from relax_core.runners.ray.cluster import NAMESPACE, Cluster
+from relax_core.runners.ray.hub import CONCURRENCY, Hub, hub_name
+from relax_core.runners.ray.remote import BoardClient, Remote
+from relax_core.runners.ray.shell import app_name, deployment
+from relax_core.runners.ray.storage import RemoteStore
+
+OPEN_S = 120.0
+POLL_S = 0.25
+
+
+class RayRunner:
+    """Implements `runners.launch.Runner` on Ray Serve."""
+
+    board: Board
+    bus: Bus
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+        self._cluster = Cluster()
+        self._hub: Any = None
+        self._apps: list[str] = []
+        self._ended = 0
+
+    async def start(self, launch: Launch) -> None:
+        await asyncio.to_thread(self._cluster.connect)
+        self._hub = Hub.options(  # type: ignore[attr-defined]
+            name=hub_name(launch.run_id), namespace=NAMESPACE, max_concurrency=CONCURRENCY
+        ).remote()
+        storages = await asked(self._hub.open.remote(launch), "hub", "open", OPEN_S)
+        self.bus = BusClient(Remote(self._hub, "bus"), RemoteStore(storages))
+        self.board = BoardClient(Remote(self._hub, "board"))
+        await asyncio.to_thread(self._deploy, launch)
+
+    def _deploy(self, launch: Launch) -> None:
+        """All roles at once; Serve starts them side by side."""
+        targets = []
+        for role in launch.plan.roles:
+            name = app_name(launch.run_id, role)
+            self._apps.append(name)
+            targets.append(serve.RunTarget(deployment(launch.run_id, role), name=name, route_prefix=None))
+        serve.run_many(targets, wait_for_applications_running=True)
+
+    async def ended(self, wait_s: float) -> tuple[RoleEnd, ...]:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
+        while True:
+            ends = await self._hub.ends.remote(self._ended)
+            if ends or loop.time() >= deadline:
+                break
+            await asyncio.sleep(POLL_S)
+        self._ended += len(ends)
+        return tuple(RoleEnd(role, raised(failure, role) if failure else None) for role, failure in ends)
+
+    async def close(self) -> None:
+        apps, self._apps = self._apps, []
+        await asyncio.gather(*(asyncio.to_thread(_delete, name) for name in apps))
+        if self._hub is not None:
+            with contextlib.suppress(ray.exceptions.RayError, DeadlineExceeded):
+                await asked(self._hub.close.remote(), "hub", "close", OPEN_S)
+            ray.kill(self._hub)
+            self._hub = None
+        await asyncio.to_thread(self._cluster.close)
+
+
+def _delete(name: str) -> None:
+    with contextlib.suppress(ray.exceptions.RayError):
+        serve.delete(name)

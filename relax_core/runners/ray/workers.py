@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Worker groups on Ray: named actors in one placement group, each hosting one component.
+
+They belong to the shell that started them and end with it. A worker that needs another interpreter is a child process
+of its actor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from relax_core.api.errors import DeadlineExceeded, WorkerDied
+from relax_core.api.worker import Worker, WorkerSpec
+from relax_core.plugins.catalogue import Catalogue
+from relax_core.runners.host import Failure, Host, describe, raised
+from relax_core.runners.launch import Launch
+from relax_core.runners.local.workers import LocalWorkers
+from relax_core.runners.ray.answer import answered, asked
+from relax_core.runners.ray.cluster import NAMESPACE
+
+CONCURRENCY = 64
+BUNDLE_CPUS = 0.001
+"""Ray wants a bundle to hold something; cores are shared by the operating system."""
+
+
+@ray.remote(max_restarts=0)
+class WorkerActor:
+    """Hosts one component in this actor's process."""
+
+    async def open(self, spec: WorkerSpec, plugin_files: tuple[str, ...], resolved: tuple[Any, ...]) -> Any:
+        return await answered(self._open(spec, plugin_files, resolved))
+
+    async def _open(self, spec: WorkerSpec, plugin_files: tuple[str, ...], resolved: tuple[Any, ...]) -> int:
+        self._child: Worker | None = None
+        if spec.python:
+            (self._child,) = await LocalWorkers(plugin_files).start([spec])
+            return self._child.pid
+        catalogue = await asyncio.to_thread(Catalogue.load, plugin_files)
+        catalogue.verify(resolved)
+        self._host = await asyncio.to_thread(Host.make, spec.component, spec.target, catalogue)
+        return os.getpid()
+
+    async def call(self, method: str, args: tuple[Any, ...], timeout_s: float) -> Any:
+        if self._child is not None:
+            return await answered(self._child.call(method, *args, timeout_s=timeout_s))
+        return await answered(self._host.call(method, args))
+
+    async def stream(self, method: str, args: tuple[Any, ...], timeout_s: float) -> AsyncIterator[Any]:
+        items = (
+            self._child.stream(method, *args, timeout_s=timeout_s) if self._child else self._host.stream(method, args)
+        )
+        try:
+            async for item in items:
+                yield item
+        except Exception as error:
+            yield describe(error)
+
+
+class RayWorker:
+    """`api.worker.Worker` on one actor."""
+
+    def __init__(self, name: str, actor: Any, pid: int, group: PlacementGroup) -> None:
+        self.name, self.pid = name, pid
+        self._actor, self._group = actor, group
+
+    async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        return await asked(self._actor.call.remote(method, args, timeout_s), self.name, method, timeout_s)
+
+    async def stream(self, method: str, *args: Any, timeout_s: float) -> AsyncIterator[Any]:
+        items = self._actor.stream.options(num_returns="streaming").remote(method, args, timeout_s)
+        while True:
+            try:
+                item = await asyncio.wait_for(self._next(items), timeout_s)
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                raise DeadlineExceeded(self.name, f"the next item of {method}", timeout_s) from None
+            except RayError as error:
+                raise WorkerDied(f"{self.name} (pid {self.pid}) died during {method}") from error
+            if isinstance(item, Failure):
+                raise raised(item, self.name)
+            yield item
+
+    async def _next(self, items: Any) -> Any:
+        return await (await items.__anext__())
+
+    async def stop(self, timeout_s: float = 5.0) -> None:
+        await self.kill()
+
+    async def kill(self) -> None:
+        ray.kill(self._actor)
+        with contextlib.suppress(RayError):
+            remove_placement_group(self._group)
+
+
+class RayWorkers:
+    """`api.worker.Workers` for one role."""
+
+    def __init__(self, launch: Launch, incarnation: int) -> None:
+        self._launch, self._incarnation = launch, incarnation
+        self._started = 0
+
+    async def start(self, specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[Worker, ...]:
+        group = placement_group([_bundle(spec) for spec in specs], strategy="PACK")
+        await asked(group.ready(), "ray", f"room for {', '.join(spec.name for spec in specs)}", timeout_s)
+        actors = [self._actor(spec, group, bundle) for bundle, spec in enumerate(specs)]
+        opened = await asyncio.gather(
+            *(self._open(actor, spec, timeout_s) for actor, spec in zip(actors, specs, strict=True)),
+            return_exceptions=True,
+        )
+        for result in opened:
+            if isinstance(result, BaseException):
+                for actor in actors:
+                    ray.kill(actor)
+                remove_placement_group(group)
+                raise result
+        return tuple(
+            RayWorker(spec.name, actor, pid, group)
+            for spec, actor, pid in zip(specs, actors, opened, strict=True)
+            if isinstance(pid, int)
+        )
+
+    async def _open(self, actor: Any, spec: WorkerSpec, timeout_s: float) -> int:
+        launch = self._launch
+        opening = actor.open.remote(spec, launch.plugin_files, launch.resolved)
+        pid: int = await asked(opening, spec.name, "start", timeout_s)
+        return pid
+
+    def _actor(self, spec: WorkerSpec, group: PlacementGroup, bundle: int) -> Any:
+        self._started += 1
+        return WorkerActor.options(  # type: ignore[attr-defined]
+            name=f"relax-{self._launch.run_id}-{spec.name}-{self._incarnation}.{self._started}",
+            namespace=NAMESPACE,
+            num_cpus=0,
+            max_concurrency=CONCURRENCY,
+            num_gpus=spec.num_gpus,
+            runtime_env={"env_vars": dict(spec.env)} if spec.env else None,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
+        ).remote()
+
+
+def _bundle(spec: WorkerSpec) -> dict[str, float]:
+    bundle = {"CPU": BUNDLE_CPUS}
+    if spec.num_gpus:
+        bundle["GPU"] = spec.num_gpus
+    return bundle

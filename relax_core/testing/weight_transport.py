@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conformance of weight transports: what arrives is what was sent, and every way to lie about it is caught.
 
-Subclass it as `TestMine(WeightTransportSuite)`, say how to build one and where it may write.
+class TestMine(WeightTransportSuite):
+    component = "my-transport"       # or the class
 """
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -15,6 +20,7 @@ import pytest
 from relax_core.api.errors import RelaxError
 from relax_core.api.version import Version
 from relax_core.api.weights import Manifest, WeightTransport, combined_fingerprint, tensor_fingerprint
+from relax_core.testing.suite import Suite
 
 Tensors = list[tuple[str, np.ndarray, str]]
 _REFUSED = (ValueError, RelaxError)
@@ -33,16 +39,26 @@ def some_tensors(seed: int = 0) -> Tensors:
     ]
 
 
-class WeightTransportSuite:
+class WeightTransportSuite(Suite):
     """Sender and receiver are two instances, as in two processes."""
 
-    def build(self) -> WeightTransport:
-        raise NotImplementedError
+    kind: ClassVar[str] = "weight-transport"
+
+    @classmethod
+    def build(cls) -> WeightTransport:
+        transport = cls.make()
+        assert isinstance(transport, WeightTransport)
+        return transport
 
     @pytest.fixture
-    def location(self, tmp_path: Path) -> str:
+    def location(self, tmp_path: Path) -> Iterator[str]:
         """Where it may write; override for transports that need another place."""
-        return str(tmp_path)
+        if not self.build().same_host or not Path("/dev/shm").is_dir():
+            yield str(tmp_path)
+            return
+        directory = tempfile.mkdtemp(prefix="relax-test-", dir="/dev/shm")
+        yield directory
+        shutil.rmtree(directory)
 
     def send(self, location: str, step: int = 1, tensors: Tensors | None = None) -> Manifest:
         chosen = some_tensors() if tensors is None else tensors

@@ -11,7 +11,7 @@ import errno
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -36,7 +36,7 @@ class FileTransport(WeightTransport):
 
     kind: ClassVar[str] = "weight-transport"
 
-    def __init__(self, options: None = None) -> None:
+    def __init__(self, options: Any = None) -> None:
         super().__init__(options)
         self._sent: dict[str, dict[str, str]] = {}
         self._header_bytes = _FIRST_HEADER_BYTES

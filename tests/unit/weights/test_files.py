@@ -4,7 +4,6 @@
 import errno
 import io
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,20 +23,11 @@ ONE = Version("actor", 0, 1)
 
 
 class TestDisk(WeightTransportSuite):
-    def build(self) -> Disk:
-        return Disk()
+    component = Disk
 
 
-@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no /dev/shm on this host")
 class TestSharedMemory(WeightTransportSuite):
-    def build(self) -> SharedMemory:
-        return SharedMemory()
-
-    @pytest.fixture
-    def location(self) -> Iterator[str]:
-        directory = tempfile.mkdtemp(prefix="relax-test-", dir="/dev/shm")
-        yield directory
-        shutil.rmtree(directory)
+    component = "shared-memory"
 
 
 def test_truncated_file_is_caught(tmp_path: Path) -> None:

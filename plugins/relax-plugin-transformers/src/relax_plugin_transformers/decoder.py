@@ -11,7 +11,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -43,6 +43,8 @@ class Decoder:
         self._max_rows = rows
         self._serial = serial
         """One call at a time, its batches never merged: the same calls give the same bits."""
+        self._open: dict[str, Running] = {}
+        """Every request that has not finished, wherever it is: waiting, in prefill or in a batch."""
         self._waiting: deque[deque[Running]] = deque()
         self._batches: list[Batch] = []
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -87,10 +89,10 @@ class Decoder:
     # Commands: run on the thread.
 
     def submit(self, call: list[Running]) -> None:
-        known = {member.request.id for member in self._all()}
         for member in call:
-            if member.request.id in known:
+            if member.request.id in self._open:
                 raise ValueError(f"request {member.request.id!r} is already running; ids are unique")
+        self._open.update((member.request.id, member) for member in call)
         self._waiting.append(deque(call))
 
     def abort(self, ids: frozenset[str]) -> None:
@@ -129,10 +131,6 @@ class Decoder:
     def _unstarted(self, member: Running, finish: FinishReason = "abort") -> Delta:
         return Delta(member.request.id, (), (), self.version.step, self.version.step, finish)
 
-    def _all(self) -> Iterable[Running]:
-        for group in (*self._waiting, *(batch.members for batch in self._batches)):
-            yield from group
-
     # The thread.
 
     def _run(self) -> None:
@@ -159,8 +157,9 @@ class Decoder:
 
     def _end(self) -> None:
         error = InfrastructureError(f"the engine has stopped ({self.failure or 'stopped'}); start another")
-        for stream in {id(member.stream): member.stream for member in self._all()}.values():
+        for stream in {id(member.stream): member.stream for member in self._open.values()}.values():
             stream.post(error)
+        self._open.clear()
         self._waiting.clear()
         self._batches.clear()
         self.failure = self.failure or "stopped"
@@ -213,6 +212,8 @@ class Decoder:
     def _post(self, finished: Finished) -> None:
         by_stream: dict[int, tuple[Stream, list[Delta]]] = {}
         for member, delta in finished:
+            if delta.finish:
+                del self._open[delta.id]
             by_stream.setdefault(id(member.stream), (member.stream, []))[1].append(delta)
         for stream, deltas in by_stream.values():
             stream.post(deltas)

@@ -122,7 +122,10 @@ class TransformersEngine(Engine[TransformersOptions]):
         return Receipt(self._spec.name, manifest.version, "resident", fingerprint, time.monotonic() - began)
 
     def _refuse(self, version: Version) -> None:
-        have = self._running().version
+        decoder = self._running()
+        have = decoder.version
+        if "weights" in decoder.asleep:
+            raise ValueError(f"{version}: {self._spec.name}'s weights are asleep; wake them first")
         if not version.supersedes(have):
             raise ValueError(f"{version}: this engine has {have}; it loads that model's newer versions only")
 

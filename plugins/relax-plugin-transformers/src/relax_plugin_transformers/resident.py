@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from relax_core.api.weights import (
     Manifest,
@@ -48,6 +49,7 @@ class Resident:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.tensors = dict(_once(module))
+        self._specs = {name: (_DTYPES[tensor.dtype], tuple(tensor.shape)) for name, tensor in self.tensors.items()}
         self._aside: Path | dict[str, torch.Tensor] | None = None
 
     def stage(self, manifest: Manifest, transport: WeightTransport) -> Staged:
@@ -56,8 +58,7 @@ class Resident:
             raise ValueError(f"{manifest.version}: payload {manifest.payload!r}; this engine loads full versions only")
         self._check_names(manifest)
         for info in manifest.tensors:
-            tensor = self.tensors[info.name]
-            have, want = (info.dtype, info.shape), (_DTYPES[tensor.dtype], tuple(tensor.shape))
+            have, want = (info.dtype, info.shape), self._specs[info.name]
             if have != want:
                 raise ValueError(f"{manifest.version} {info.name}: have {have[0]} {have[1]}, want {want[0]} {want[1]}")
         return [(self.tensors[info.name], array) for info, array in transport.receive(manifest)]
@@ -89,18 +90,16 @@ class Resident:
         )
 
     def release(self) -> int:
-        """Free the weights' memory, keeping their values elsewhere; returns bytes freed, as allocators report them."""
+        """Free the weights' memory, keeping their values elsewhere; returns the bytes that are really gone."""
         if self._aside is not None:
             return 0
-        storages = [tensor.untyped_storage() for tensor in self.tensors.values()]
-        before = sum(storage.nbytes() for storage in storages)
-        if next(iter(self.tensors.values())).is_cuda:
-            self._aside = {name: tensor.cpu() for name, tensor in self.tensors.items()}
-        else:
-            self._aside = self._to_disk()
-        for storage in storages:
-            storage.resize_(0)
-        return before - sum(storage.nbytes() for storage in storages)
+        on_gpu = next(iter(self.tensors.values())).is_cuda
+        self._aside = {name: tensor.cpu() for name, tensor in self.tensors.items()} if on_gpu else self._to_disk()
+        held = [(StorageWeakRef(t.untyped_storage()), t.untyped_storage().nbytes()) for t in self.tensors.values()]
+        with torch.inference_mode(False):
+            for tensor in self.tensors.values():
+                tensor.data = tensor.new_empty(0)
+        return sum(size for storage, size in held if storage.expired())
 
     def _to_disk(self) -> Path:
         with tempfile.NamedTemporaryFile(prefix="relax-asleep-", delete=False) as file:
@@ -112,21 +111,20 @@ class Resident:
         """Undo `release`."""
         if self._aside is None:
             return
-        for tensor in self.tensors.values():
-            tensor.untyped_storage().resize_(tensor.numel() * tensor.element_size())
-        if isinstance(self._aside, Path):
-            self._from_disk(self._aside)
-        else:
-            for name, kept in self._aside.items():
-                self.tensors[name].copy_(kept)
+        with torch.inference_mode(False):
+            if isinstance(self._aside, Path):
+                self._from_disk(self._aside)
+            else:
+                for name, tensor in self.tensors.items():
+                    tensor.data = self._aside[name].to(tensor.device)
         self.forget_aside()
 
     def _from_disk(self, path: Path) -> None:
         with path.open("rb") as file:
-            for tensor in self.tensors.values():
-                raw = bytearray(file.read(tensor.nbytes))
-                if raw:
-                    tensor.copy_(torch.frombuffer(raw, dtype=tensor.dtype).reshape(tensor.shape))
+            for name, tensor in self.tensors.items():
+                filled = tensor.new_empty(self._specs[name][1])
+                file.readinto(_bytes(filled).reshape(-1).view(np.uint8).data)
+                tensor.data = filled
 
     def forget_aside(self) -> None:
         """Remove what `release` kept."""
@@ -145,7 +143,7 @@ def _once(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             tensor.requires_grad_(False)
             # Loaders may leave a parameter in mapped or shared memory, which could be neither freed nor trusted.
             tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
-            yield name, tensor.data
+            yield name, tensor
 
 
 def _as_bits(tensor: torch.Tensor) -> torch.Tensor:

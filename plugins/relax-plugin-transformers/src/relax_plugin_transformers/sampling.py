@@ -111,7 +111,7 @@ def distribution(logits: torch.Tensor, rules: Rules) -> torch.Tensor:
 
 def _kept(logits: torch.Tensor, rules: Rules) -> torch.Tensor:
     """Which tokens survive top_k, then top_p over what top_k left; the likeliest always does."""
-    ordered, order = logits.sort(-1, descending=True, stable=True)
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     kept = torch.ones_like(ordered, dtype=torch.bool)
     if rules.top_k is not None:
         kept &= torch.arange(ordered.shape[1], device=logits.device) < rules.top_k

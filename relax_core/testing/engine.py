@@ -1,0 +1,440 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conformance of engines, against a tiny real model: what every backend must give, and what it claims to give.
+
+    class TestMine(EngineSuite):
+        component = "my-engine"          # or the class
+
+One engine serves the whole class, as engines are slow to start; a test that changes weights puts them back.
+Capabilities that are not claimed are skipped, those that are claimed are held to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from relax_core.api.engine import Delta, Engine, GenerateRequest
+from relax_core.api.errors import RelaxError
+from relax_core.api.trainer import Chosen
+from relax_core.api.version import Version
+from relax_core.testing.engine_lab import (
+    CONTEXT,
+    VOCABULARY,
+    Lab,
+    Tensors,
+    gather,
+    joined,
+    log_softmax,
+    plain_log_probs,
+    tensors_of,
+    tiny_qwen3,
+)
+from relax_core.testing.suite import Suite
+from relax_core.weights.files import Disk
+
+PROMPT = (5, 9, 33, 2, 17)
+PROMPTS = (PROMPT, (7,), (60, 3), (5, 9, 33, 2, 18), tuple(range(2, 40)))
+TOLERANCE = 1e-4
+_KNOWN_S = 30.0
+_LONG = 88
+"""Tokens of requests that must still run when something happens to them."""
+_REFUSED = (ValueError, RelaxError)
+
+
+class EngineSuite(Suite):
+    """Subclass it in the plugin's tests."""
+
+    kind: ClassVar[str] = "engine"
+
+    @pytest.fixture(scope="class")
+    def lab(self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+        suite: type[EngineSuite] = request.cls
+        if suite.generic:
+            pytest.importorskip("transformers", reason="the reference forward needs transformers")
+        folders = [tiny_qwen3(str(tmp_path_factory.mktemp("model")), seed) for seed in (1, 2)]
+        lab = Lab(suite.make_engine(), *folders).start(version=Version("actor", 0, 0))
+        yield lab
+        lab.stop()
+
+    @classmethod
+    def make_engine(cls) -> Engine:
+        """An engine with its host's part done: it can build the transports the suite publishes through."""
+        engine = cls.make()
+        assert isinstance(engine, Engine)
+        engine.build = lambda chosen: Disk()  # type: ignore[attr-defined]
+        return engine
+
+    def needs(self, claimed: object, what: str) -> None:
+        if not claimed:
+            pytest.skip(f"does not claim {what}")
+
+    @pytest.fixture
+    def renewed(self, lab: Lab) -> Iterator[Callable[[], str]]:
+        """Loads the other folder's weights and says which; the first ones come back afterwards."""
+        self.needs(lab.engine.capabilities.receives_online, "online updates")
+
+        def renew() -> str:
+            manifest = lab.publish()
+            assert lab.update(manifest).fingerprint == manifest.fingerprint
+            return lab.other
+
+        yield renew
+        lab.update(lab.publish(source=lab.model))
+
+    # What a request gets.
+
+    def test_facts_state_vocabulary_and_context(self, lab: Lab) -> None:
+        assert (lab.facts["vocab_size"], lab.facts["max_context"]) == (VOCABULARY, CONTEXT)
+
+    def test_log_probs_agree_with_a_plain_forward(self, lab: Lab) -> None:
+        requests = [lab.request(prompt, 9, seed=i) for i, prompt in enumerate(PROMPTS)]
+        for request, got in zip(requests, lab.generate(*requests), strict=True):
+            agrees(lab.model, request.tokens, got)
+
+    def test_log_probs_are_of_the_tempered_distribution(self, lab: Lab) -> None:
+        request = lab.request(PROMPT, 12, temperature=0.6, seed=4)
+        (got,) = lab.generate(request)
+        agrees(lab.model, PROMPT, got, lambda plain: log_softmax(plain / 0.6))
+
+    def test_log_probs_are_renormalised_after_top_k_and_top_p(self, lab: Lab) -> None:
+        request = lab.request(PROMPT, 12, top_k=10, top_p=0.8, seed=4)
+        (got,) = lab.generate(request)
+        agrees(lab.model, PROMPT, got, lambda plain: truncated(plain, 10, 0.8))
+
+    def test_greedy_takes_the_likeliest(self, lab: Lab) -> None:
+        (got,) = lab.generate(lab.request(PROMPT, 12, temperature=0.0))
+        plain = agrees(lab.model, PROMPT, got)
+        assert got.tokens == tuple(plain[len(PROMPT) - 1 : -1].argmax(-1).tolist())
+
+    def test_requests_of_all_kinds_share_a_batch(self, lab: Lab) -> None:
+        kinds: list[dict[str, Any]] = [{}, {"temperature": 0.0}, {"temperature": 0.6}, {"top_k": 10, "top_p": 0.8}]
+        expect = [None, None, lambda p: log_softmax(p / 0.6), lambda p: truncated(p, 10, 0.8)]
+        requests = [lab.request(PROMPT, 5 + i, seed=i, **kind) for i, kind in enumerate(kinds)]
+        for got, how in zip(lab.generate(*requests), expect, strict=True):
+            agrees(lab.model, PROMPT, got, how)
+
+    def test_samples_of_one_prompt_are_each_right_and_differ(self, lab: Lab) -> None:
+        requests = [lab.request(PROMPT, 6, seed=seed) for seed in range(8)]
+        results = lab.generate(*requests)
+        for got in results:
+            agrees(lab.model, PROMPT, got)
+        assert len({got.tokens for got in results}) > 1
+
+    def test_samples_follow_the_distribution(self, lab: Lab) -> None:
+        count = 2000
+        results = lab.generate(*(lab.request(PROMPT, 1, seed=seed) for seed in range(count)))
+        drawn = np.bincount([got.tokens[0] for got in results], minlength=VOCABULARY) / count
+        expected = np.exp(plain_log_probs(lab.model, PROMPT)[-1])
+        spread = np.sqrt(expected * (1 - expected) / count)
+        assert (np.abs(drawn - expected) < 6 * spread + 2 / count).all()
+
+    def test_stop_token_ends_and_is_returned(self, lab: Lab) -> None:
+        (free,) = lab.generate(lab.request(PROMPT, 12, temperature=0.0))
+        stop = free.tokens[3]
+        (got,) = lab.generate(lab.request(PROMPT, 12, temperature=0.0, stop_tokens=(stop,)))
+        assert got.finish == "stop"
+        assert got.tokens == free.tokens[: free.tokens.index(stop) + 1]
+
+    def test_length_ends_after_exactly_the_tokens_asked_for(self, lab: Lab) -> None:
+        requests = [lab.request(PROMPT, count, seed=count) for count in (1, 2, 33)]
+        for request, got in zip(requests, lab.generate(*requests), strict=True):
+            assert (len(got.tokens), got.finish) == (request.max_new_tokens, "length")
+
+    def test_whole_context_can_be_used(self, lab: Lab) -> None:
+        (got,) = lab.generate(lab.request(PROMPT, CONTEXT - len(PROMPT), seed=1))
+        assert len(got.tokens) == CONTEXT - len(PROMPT)
+        agrees(lab.model, PROMPT, got)
+
+    def test_suppressed_tokens_are_never_sampled(self, lab: Lab) -> None:
+        suppress = tuple(range(0, VOCABULARY, 2))
+        results = lab.generate(*(lab.request(PROMPT, 8, seed=s, suppress_tokens=suppress) for s in range(4)))
+        assert not {token for got in results for token in got.tokens} & set(suppress)
+
+    def test_likeliest_tokens_come_with_each_token(self, lab: Lab) -> None:
+        (got,) = lab.generate(lab.request(PROMPT, 4, seed=1, num_top=3))
+        plain = plain_log_probs(lab.model, (*PROMPT, *got.tokens))[len(PROMPT) - 1 : -1]
+        assert len(got.top) == 4
+        for pairs, row in zip(got.top, plain, strict=True):
+            assert [token for token, _ in pairs] == (-row).argsort(kind="stable")[:3].tolist()
+            np.testing.assert_allclose([p for _, p in pairs], np.sort(row)[::-1][:3], atol=TOLERANCE)
+
+    def test_calls_at_once_do_not_mix(self, lab: Lab) -> None:
+        calls = [[lab.request(prompt, 4 + i, seed=i) for prompt in PROMPTS] for i in range(4)]
+
+        async def all_at_once() -> list[list[Delta]]:
+            return await asyncio.gather(*(gather(lab.engine, call) for call in calls))
+
+        for call, results in zip(calls, lab.run(all_at_once()), strict=True):
+            for request, got in zip(call, results, strict=True):
+                assert len(got.tokens) == request.max_new_tokens
+                agrees(lab.model, request.tokens, got)
+
+    def test_same_seed_gives_the_same_sample_whatever_else_runs(self, lab: Lab) -> None:
+        self.needs(lab.engine.capabilities.seeds, "seeds")
+        (alone,) = lab.generate(lab.request(PROMPT, 10, seed=77))
+        others = [lab.request(prompt, 3 + i, seed=i) for i, prompt in enumerate(PROMPTS)]
+        *_, beside = lab.generate(*others, lab.request(PROMPT, 10, seed=77))
+        assert beside.tokens == alone.tokens
+
+    def test_a_continuation_draws_what_the_whole_would_have(self, lab: Lab) -> None:
+        self.needs(lab.engine.capabilities.seeds, "seeds")
+        (whole,) = lab.generate(lab.request(PROMPT, 10, seed=5))
+        (rest,) = lab.generate(lab.request((*PROMPT, *whole.tokens[:4]), 6, seed=5))
+        assert rest.tokens == whole.tokens[4:]
+
+    def test_score_agrees_with_a_plain_forward(self, lab: Lab) -> None:
+        self.needs(lab.engine.capabilities.score, "score")
+        for tokens, scored in zip(PROMPTS, lab.run(lab.engine.score(PROMPTS)), strict=True):
+            plain = plain_log_probs(lab.model, tokens)
+            want = [0.0, *(plain[i, token] for i, token in enumerate(tokens[1:]))]
+            np.testing.assert_allclose(scored, want, atol=TOLERANCE)
+
+    # Refusals: nothing runs, and the engine still serves.
+
+    @pytest.mark.parametrize("token", [-1, VOCABULARY, 1 << 40])
+    def test_id_outside_of_the_vocabulary_is_refused(self, lab: Lab, token: int) -> None:
+        with pytest.raises(ValueError, match=str(token)):
+            lab.generate(lab.request(PROMPT, 2), lab.request((3, token), 2))
+        self.still_serves(lab)
+
+    def test_request_over_the_context_is_refused(self, lab: Lab) -> None:
+        with pytest.raises(ValueError, match=str(CONTEXT)):
+            lab.generate(lab.request(PROMPT, CONTEXT - len(PROMPT) + 1))
+        self.still_serves(lab)
+
+    def test_empty_prompt_and_no_new_tokens_are_refused(self, lab: Lab) -> None:
+        for request in (lab.request((), 3), lab.request(PROMPT, 0)):
+            with pytest.raises(ValueError, match=request.id):
+                lab.generate(request)
+        self.still_serves(lab)
+
+    def test_request_newer_than_the_weights_is_refused(self, lab: Lab) -> None:
+        with pytest.raises(ValueError, match="floor"):
+            lab.generate(lab.request(PROMPT, 2, floor=lab.version.step + 1))
+
+    def still_serves(self, lab: Lab) -> None:
+        (got,) = lab.generate(lab.request(PROMPT, 2))
+        assert len(got.tokens) == 2
+        health = lab.run(lab.engine.health())
+        assert (health.ok, health.running, health.waiting) == (True, 0, 0)
+
+    # Requests under way.
+
+    def test_abort_ends_a_request_and_keeps_its_tokens(self, lab: Lab) -> None:
+        async def abort_one() -> list[Delta]:
+            await lab.engine.pause()
+            aborted, goes_on = lab.request(PROMPT, 100, seed=1), lab.request(PROMPT, 5, seed=2)
+            running = asyncio.create_task(gather(lab.engine, [aborted, goes_on]))
+            await until_known(lab.engine, 2)
+            await lab.engine.abort([aborted.id])
+            await lab.engine.resume()
+            return await running
+
+        aborted, went_on = lab.run(abort_one())
+        assert aborted.finish == "abort"
+        assert len(aborted.tokens) < 100
+        assert (went_on.finish, len(went_on.tokens)) == ("length", 5)
+
+    def test_abort_of_nothing_named_ends_all(self, lab: Lab) -> None:
+        async def abort_all() -> list[Delta]:
+            await lab.engine.pause()
+            requests = [lab.request(PROMPT, 100) for _ in range(3)]
+            running = asyncio.create_task(gather(lab.engine, requests))
+            await until_known(lab.engine, 3)
+            await lab.engine.abort([])
+            await lab.engine.resume()
+            return await running
+
+        assert [got.finish for got in lab.run(abort_all())] == ["abort"] * 3
+        self.still_serves(lab)
+
+    def test_pause_holds_requests_and_resume_ends_them_alike(self, lab: Lab) -> None:
+        async def paused_in_between() -> Delta:
+            request = lab.request(PROMPT, 40, seed=3)
+            running = asyncio.create_task(gather(lab.engine, [request]))
+            await until_known(lab.engine, 1, running)
+            await lab.engine.pause()
+            held = await lab.engine.health()
+            assert running.done() or held.running + held.waiting == 1
+            await lab.engine.resume()
+            return (await running)[0]
+
+        got = lab.run(paused_in_between())
+        assert got.finish == "length"
+        agrees(lab.model, PROMPT, got)
+
+    def test_a_reader_that_leaves_frees_its_requests(self, lab: Lab) -> None:
+        async def leave() -> None:
+            requests = [lab.request(PROMPT, 100) for _ in range(3)]
+            running = asyncio.create_task(gather(lab.engine, requests))
+            await until_known(lab.engine, 3, running)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await until_known(lab.engine, 0)
+
+        lab.run(leave())
+        self.still_serves(lab)
+
+    # Weights.
+
+    def test_new_weights_are_in_the_next_token(self, lab: Lab, renewed: Callable[[], str]) -> None:
+        other = renewed()
+        request = lab.request(PROMPT, 9, seed=1)
+        (got,) = lab.generate(request)
+        agrees(other, PROMPT, got)
+        assert got.version == got.oldest_cache == lab.version.step
+
+    def test_receipt_proves_what_the_manifest_says(self, lab: Lab, renewed: Callable[[], str]) -> None:
+        renewed()
+        manifest = lab.publish()
+        receipt = lab.update(manifest)
+        assert (receipt.version, receipt.fingerprint) == (manifest.version, manifest.fingerprint)
+        assert receipt.level == lab.engine.capabilities.receipts
+
+    def test_weights_may_land_in_the_middle_of_a_request(self, lab: Lab, renewed: Callable[[], str]) -> None:
+        self.needs(lab.engine.capabilities.in_flight_updates, "in-flight updates")
+        self.needs(not lab.engine.capabilities.keeps_kv_across_versions, "recomputed caches")
+        before, requests = lab.version.step, [lab.request(prompt, _LONG, seed=i) for i, prompt in enumerate(PROMPTS)]
+
+        async def start() -> tuple[Any, list[Delta]]:
+            stream = lab.engine.generate(requests)
+            parts = list(await anext(stream))
+            await lab.engine.pause()
+            return stream, parts
+
+        async def finish(stream: Any, parts: list[Delta]) -> list[Delta]:
+            await lab.engine.resume()
+            return parts + [delta async for deltas in stream for delta in deltas]
+
+        stream, parts = lab.run(start())
+        folders = {before: lab.model, before + 1: renewed()}
+        parts = lab.run(finish(stream, parts))
+        assert {part.version for part in parts} == set(folders)
+        for request in requests:
+            self.each_part_is_of_its_version(request, [part for part in parts if part.id == request.id], folders)
+
+    def each_part_is_of_its_version(
+        self, request: GenerateRequest, parts: list[Delta], folders: Mapping[int, str]
+    ) -> None:
+        assert len(joined(parts).tokens) == _LONG
+        so_far = request.tokens
+        for part in parts:
+            assert part.oldest_cache == part.version
+            agrees(folders[part.version], so_far, part)
+            so_far += part.tokens
+
+    @pytest.mark.parametrize("fault", ["missing", "extra", "shape", "dtype", "renamed"])
+    def test_a_version_that_is_not_this_model_is_refused_whole(self, lab: Lab, fault: str) -> None:
+        self.needs(lab.engine.capabilities.receives_online, "online updates")
+        self.refused(lab, lab.publish(damaged(tensors_of(lab.other), fault)))
+
+    def test_stale_bytes_are_refused_whole(self, lab: Lab) -> None:
+        self.needs(lab.engine.capabilities.receives_online, "online updates")
+        stale, fresh = lab.publish(source=lab.model), lab.publish(source=lab.other)
+        self.refused(lab, replace(fresh, location=stale.location))
+
+    def test_abandoned_incarnation_older_step_and_other_model_are_refused(self, lab: Lab) -> None:
+        self.needs(lab.engine.capabilities.receives_online, "online updates")
+        lab.update(lab.publish(source=lab.model, version=Version("actor", lab.version.incarnation + 1, 50)))
+        have = lab.version
+        for old in (have._replace(incarnation=have.incarnation - 1, step=99), have._replace(step=49)):
+            self.refused(lab, lab.publish(version=old))
+        self.refused(lab, lab.publish(version=Version("critic", have.incarnation, 200)))
+
+    def test_unknown_transport_is_refused(self, lab: Lab) -> None:
+        self.needs(lab.engine.capabilities.receives_online, "online updates")
+        with pytest.raises(_REFUSED):
+            lab.run(lab.engine.update_weights(lab.publish(), Chosen("weight-transport", "carrier-pigeon")))
+        self.still_serves(lab)
+
+    def refused(self, lab: Lab, manifest: Any) -> None:
+        before = lab.version
+        with pytest.raises(_REFUSED):
+            lab.update(manifest)
+        assert lab.version == before
+        (got,) = lab.generate(lab.request(PROMPT, 5, seed=1))
+        agrees(lab.model, PROMPT, got)
+
+    # Sleep.
+
+    @pytest.mark.parametrize("part", ["kv", "weights"])
+    def test_sleep_frees_and_wake_restores(self, lab: Lab, part: str) -> None:
+        self.needs(part in lab.engine.capabilities.sleep, f"sleep of {part}")
+
+        async def nap() -> tuple[int, Delta]:
+            running = asyncio.create_task(gather(lab.engine, [lab.request(PROMPT, 60, seed=8)]))
+            await until_known(lab.engine, 1, running)
+            freed = await lab.engine.sleep([part])
+            await lab.engine.wake([part])
+            return freed, (await running)[0]
+
+        freed, got = lab.run(nap())
+        assert freed >= (4 * lab.facts["parameters"] if part == "weights" else 0)
+        agrees(lab.model, PROMPT, got)
+
+    def test_unknown_part_can_not_sleep(self, lab: Lab) -> None:
+        self.needs(lab.engine.capabilities.sleep, "sleep")
+        with pytest.raises(_REFUSED):
+            lab.run(lab.engine.sleep(["attention"]))
+        self.still_serves(lab)
+
+    # The end.
+
+    def test_a_stopped_engine_says_so_and_serves_nothing(self, lab: Lab) -> None:
+        other = Lab(self.make_engine(), lab.model, lab.other).start()
+        other.run(other.engine.stop())
+        assert not other.run(other.engine.health()).ok
+        with pytest.raises(RelaxError):
+            other.generate(other.request(PROMPT, 2))
+        other.stop()
+
+
+def agrees(
+    model: str, prompt: tuple[int, ...], got: Delta, how: Callable[[np.ndarray], np.ndarray] | None = None
+) -> np.ndarray:
+    """Assert that log-probs are those of a plain forward; returns its log-probs after each token."""
+    plain = plain_log_probs(model, (*prompt, *got.tokens))
+    rows = plain[len(prompt) - 1 : -1]
+    rows = rows if how is None else how(rows)
+    want = rows[np.arange(len(got.tokens)), list(got.tokens)]
+    np.testing.assert_allclose(got.log_probs, want, atol=TOLERANCE, rtol=0)
+    return plain
+
+
+def truncated(plain: np.ndarray, top_k: int, top_p: float) -> np.ndarray:
+    """The distribution after top_k, then top_p, row by row in plain loops."""
+    out = np.full_like(plain, -np.inf)
+    for row, log_probs in enumerate(plain):
+        kept = (-log_probs).argsort(kind="stable")[:top_k]
+        probs = np.exp(log_probs[kept]) / np.exp(log_probs[kept]).sum()
+        count = int(np.searchsorted(probs.cumsum(), top_p)) + 1
+        out[row, kept[:count]] = np.log(probs[:count] / probs[:count].sum())
+    return out
+
+
+def damaged(tensors: Tensors, fault: str) -> Tensors:
+    """The same weights with one thing wrong."""
+    (name, array, dtype), *rest = tensors
+    wrong: dict[str, Tensors] = {
+        "missing": [],
+        "extra": [(name, array, dtype), ("surplus.weight", array, dtype)],
+        "shape": [(name, array.T.copy(), dtype)],
+        "dtype": [(name, array.astype(np.float16), "F16")],
+        "renamed": [(f"{name}.bias", array, dtype)],
+    }
+    return [*wrong[fault], *rest]
+
+
+async def until_known(engine: Engine, count: int, running: asyncio.Task[Any] | None = None) -> None:
+    """Wait until the engine holds so many requests, or all of them have ended already."""
+    async with asyncio.timeout(_KNOWN_S):
+        while True:
+            health = await engine.health()
+            if health.running + health.waiting == count or (running is not None and running.done()):
+                return
+            await asyncio.sleep(0.001)

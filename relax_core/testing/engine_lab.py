@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What engine tests work with: a tiny real model, a plain forward of it, an engine on an event loop of its own.
+
+The forward is transformers without cache, padding or batching: the thing every engine must agree with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from relax_core.api.engine import Delta, Engine, EngineSpec, GenerateRequest
+from relax_core.api.trainer import Chosen
+from relax_core.api.version import Version
+from relax_core.api.weights import Manifest, Receipt
+from relax_core.weights import safetensors_file
+from relax_core.weights.files import Disk
+
+T = TypeVar("T")
+Tensors = list[tuple[str, np.ndarray, str]]
+VOCABULARY, CONTEXT = 64, 128
+_DEADLINE_S = 120.0
+DISK = Chosen("weight-transport", "disk")
+
+
+def tiny_qwen3(directory: str, seed: int) -> str:
+    """A Qwen3 of 60 thousand parameters with peaked, varied distributions, saved as a Hugging Face folder."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        vocab_size=VOCABULARY, hidden_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=12, intermediate_size=96, max_position_embeddings=CONTEXT, tie_word_embeddings=True,
+        initializer_range=0.2, pad_token_id=0, eos_token_id=1, bos_token_id=None,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        Qwen3ForCausalLM(config).save_pretrained(directory)
+    return directory
+
+
+def plain_log_probs(directory: str, tokens: Sequence[int]) -> np.ndarray:
+    """Log-probs [tokens, vocabulary] after each token, one sequence, float32."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True).eval()
+    with torch.no_grad():
+        logits: np.ndarray = model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0].numpy()
+    return log_softmax(logits)
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
+
+
+def tensors_of(directory: str) -> Tensors:
+    """What a folder's single safetensors file holds."""
+    path = Path(directory) / "model.safetensors"
+    entries, _, _ = safetensors_file.read_header(path)
+    arrays = safetensors_file.read(path, entries)
+    return [(name, array, entries[name].dtype) for name, array in zip(entries, arrays, strict=True)]
+
+
+class Lab:
+    """A started engine, two model folders of one architecture, and a place to publish from one to the other."""
+
+    def __init__(self, engine: Engine, model: str, other: str, transport: Disk | None = None) -> None:
+        self.engine, self.model, self.other = engine, model, other
+        self.location = tempfile.mkdtemp(prefix="relax-lab-")
+        self.runner = asyncio.Runner()
+        self.facts: dict[str, Any] = {}
+        self._transport = transport or Disk()
+        self._step = 0
+        self._requests = 0
+
+    def start(self, **spec: Any) -> Lab:
+        chosen = EngineSpec(model={"path": self.model, "dtype": "float32"}, max_context=CONTEXT, **spec)
+        self.facts = dict(self.run(self.engine.start(chosen), 600.0))
+        return self
+
+    def stop(self) -> None:
+        try:
+            self.run(self.engine.stop())
+        finally:
+            self.runner.close()
+            shutil.rmtree(self.location, ignore_errors=True)
+
+    def run(self, coroutine: Coroutine[Any, Any, T], deadline_s: float = _DEADLINE_S) -> T:
+        return self.runner.run(asyncio.wait_for(coroutine, deadline_s))
+
+    def request(self, tokens: Sequence[int], max_new_tokens: int, **fields: Any) -> GenerateRequest:
+        self._requests += 1
+        return GenerateRequest(f"request-{self._requests}", tuple(tokens), max_new_tokens, **fields)
+
+    def generate(self, *requests: GenerateRequest) -> list[Delta]:
+        """One joined delta a request, in their order."""
+        return self.run(gather(self.engine, requests))
+
+    def publish(self, tensors: Tensors | None = None, version: Version | None = None, source: str = "") -> Manifest:
+        """A version of the other folder's weights, or of the tensors given."""
+        self._step = max(self._step + 1, version.step if version else 0)
+        chosen = version or Version("actor", self.version.incarnation, self._step)
+        return self._transport.send(chosen, "full", "", tensors or tensors_of(source or self.other), self.location)
+
+    def update(self, manifest: Manifest) -> Receipt:
+        return self.run(self.engine.update_weights(manifest, DISK))
+
+    @property
+    def version(self) -> Version:
+        return self.run(self.engine.health()).version
+
+
+async def gather(engine: Engine, requests: Sequence[GenerateRequest]) -> list[Delta]:
+    """Run requests to their end and join each one's deltas."""
+    parts: dict[str, list[Delta]] = {request.id: [] for request in requests}
+    async for deltas in engine.generate(requests):
+        for delta in deltas:
+            parts[delta.id].append(delta)
+    return [joined(parts[request.id]) for request in requests]
+
+
+def joined(parts: Sequence[Delta]) -> Delta:
+    """Deltas of one request as one; checks that exactly the last one finishes."""
+    assert parts, "the request ended without a delta"
+    assert [bool(part.finish) for part in parts] == [False] * (len(parts) - 1) + [True]
+    tokens = tuple(token for part in parts for token in part.tokens)
+    log_probs = tuple(value for part in parts for value in part.log_probs)
+    assert len(tokens) == len(log_probs)
+    last = parts[-1]
+    top = tuple(item for part in parts for item in part.top)
+    oldest = min(part.oldest_cache for part in parts)
+    return Delta(last.id, tokens, log_probs, last.version, oldest, last.finish, last.error, top=top)

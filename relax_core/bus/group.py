@@ -90,10 +90,10 @@ class Group:
 
     @property
     def newest(self) -> int:
-        """Newest version among its trained tokens; -1 without any."""
+        """Newest version among its trained tokens; what was granted, without any."""
         sealed = [member.sealed for member in self.valid if member.sealed]
         told = (self.sealed_at if seal.newest is None else seal.newest for seal in sealed if seal.trained_tokens)
-        return max(told, default=-1)
+        return max(told, default=self.granted)
 
     def has(self, columns: frozenset[str]) -> bool:
         """Whether every row has them all."""

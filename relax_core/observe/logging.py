@@ -7,6 +7,7 @@ once on stderr and never stops a run.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import sys
@@ -66,7 +67,7 @@ class RoleLog:
         with self._one_at_a_time:
             self._to_file(encode(clean))
         if LEVELS.get(level, 20) >= self._level:
-            print(human_line(clean), file=sys.stderr)
+            _say(human_line(clean))
 
     def close(self) -> None:
         if self._journal is not None:
@@ -90,7 +91,7 @@ class RoleLog:
             self._journal.append((line + "\n").encode("utf-8", errors="backslashreplace"))
         except InfrastructureError as error:
             if not self._broken:
-                print(f"relax: the log is not written: {error}", file=sys.stderr)
+                _say(f"relax: the log is not written: {error}")
             self._broken = True
 
 
@@ -107,6 +108,12 @@ class LibraryLogs(logging.Handler):
         except (TypeError, ValueError):
             message = str(record.msg)
         self._log.write(record.levelname.lower(), message, library=record.name)
+
+
+def _say(line: str) -> None:
+    # Looked up each time: a live display takes stderr's place. Where stderr is closed there is nobody to tell.
+    with contextlib.suppress(OSError, ValueError):
+        print(line, file=sys.stderr)
 
 
 def human_line(record: dict[str, Any]) -> str:

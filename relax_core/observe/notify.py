@@ -32,7 +32,7 @@ class Notifier:
         import apprise
 
         # Its own log quotes URLs, which are secrets here; what failed is said below, without them.
-        logging.getLogger("apprise").propagate = False
+        logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)
         target = apprise.Apprise()
         accepted = sum(bool(target.add(url)) for url in self._urls)
         if accepted < len(self._urls):

@@ -121,8 +121,7 @@ class Recorder:
     def write(self, event: Event) -> None:
         """Write one event down."""
         told_event = self._record(event)
-        if self._display is not None:
-            self._display.event(told_event)
+        self._show(lambda display: display.event(told_event))
         hook = _HOOKS.get(type(told_event))
         if hook:
             self._tell_observers(hook, told_event)
@@ -132,8 +131,7 @@ class Recorder:
         self._beats = tuple(beats)
         for beat in beats:
             self._trace.beat(beat)
-        if self._display is not None:
-            self._display.beats(beats)
+        self._show(lambda display: display.beats(beats))
         for outlet in (*self._sink_outlets.values(), *self._observer_outlets.values()):
             outlet.check()
         if told(beats) != self._told or self._clock.now() - self._status_at > STATUS_EVERY_S:
@@ -189,8 +187,7 @@ class Recorder:
             self._sink_outlets[name].close(sink.close)
         for outlet in self._observer_outlets.values():
             outlet.close()
-        if self._display is not None:
-            self._display.close()
+        self._show(lambda display: display.close())
         self._log.close()
         self.run_dir.close()
 
@@ -278,6 +275,16 @@ class Recorder:
             raise
         except Exception as error:
             raise PluginError(name, f"the sink could not start: {type(error).__name__}: {error}") from error
+
+    def _show(self, call: Callable[[Display], None]) -> None:
+        """A terminal that went away is no reason to stop."""
+        if self._display is None:
+            return
+        try:
+            call(self._display)
+        except OSError as error:
+            self._display = None
+            self._log.write("warning", f"the display is off: {error}")
 
     def _to_sinks(self, call: Callable[[Sink], None]) -> None:
         for name, sink in self._sinks.items():

@@ -75,6 +75,8 @@ class RunDirectory:
         run = cls(cls.open(path).path, redactor, WriterLock(path / ".lock"))
         with disk_errors(run.path):
             _reserve(run.path)
+            # It goes on, so how it ended no longer holds.
+            (run.path / "summary.json").unlink(missing_ok=True)
         return run
 
     @classmethod

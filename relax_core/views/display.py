@@ -111,6 +111,11 @@ class LiveDisplay:
         of = f"/{self._steps}" if self._steps else ""
         return "  ".join([f"step {step}{of}", *self._numbers()])
 
+    @property
+    def _has_curve(self) -> int:
+        """1 where the first number, the reward, is shown with its curve already."""
+        return int(bool(self._rewards) and "reward/mean" in self._metrics)
+
     def _numbers(self) -> list[str]:
         shown = {
             "reward": _number(self._metrics, "reward/mean", ".3f"),
@@ -126,7 +131,7 @@ class LiveDisplay:
         """What rich draws, from a copy of the numbers."""
         with self._lock:
             rewards, beats, note = list(self._rewards), self._beats, self._note
-            rows = [self._progress(), Text("   ".join(self._numbers()), overflow="ellipsis", no_wrap=True)]
+            rows = [self._progress(), Text("   ".join(self._numbers()[self._has_curve :]))]
         if rewards:
             rows.insert(1, Text.assemble("reward ", (sparkline(rewards), "cyan"), f" {rewards[-1]:.3f}"))
         if beats:

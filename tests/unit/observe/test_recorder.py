@@ -302,3 +302,26 @@ def test_failures_publishes_and_checkpoints_are_logged_and_traced(run_dir, clock
     lanes = {event["args"]["name"]: event["tid"] for event in trace if event["ph"] == "M"}
     (train,) = [event for event in trace if event["name"] == "train"]
     assert train["tid"] == lanes["actor"] and (train["ph"], train["ts"], train["dur"]) == ("X", 0, 2_000_000)
+
+
+def test_a_terminal_that_went_away_does_not_stop_the_run(run_dir, clock):
+    class Gone:
+        def event(self, event):
+            raise BrokenPipeError("gone")
+
+        beats = close = event
+
+    run = recorder(run_dir, clock, display=Gone())
+    for step in (1, 2):
+        run.write(StepFinished(step, {"reward/mean": 0.5}))
+    run.close()
+    assert [line["step"] for line in run_dir.metrics()] == [1, 2]
+    assert [record["event"] for record in log(run_dir)] == ["the display is off: gone"]
+
+
+def test_a_run_without_steps_has_a_trace_and_a_summary(run_dir, clock):
+    run = recorder(run_dir, clock)
+    run.write(RunStarted("r", "", {}))
+    run.write(RunFinished("interrupted", {}))
+    assert run_dir.read("trace")["traceEvents"][0]["ph"] == "M"
+    assert run_dir.read("summary")["reward_first"] is None

@@ -209,3 +209,11 @@ def test_the_reserve_is_gone_when_the_run_is_closed(tmp_path):
     assert os.path.getsize(run.path / ".reserve") > 0
     run.close()
     assert not (run.path / ".reserve").exists()
+
+
+def test_a_run_that_goes_on_has_not_ended(run_dir):
+    run_dir.write("summary", {"status": "stopped"})
+    run_dir.close()
+    again = RunDirectory.reopen(run_dir.path)
+    assert again.read("summary") is None
+    again.close()

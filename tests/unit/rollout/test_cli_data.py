@@ -30,6 +30,15 @@ class Strict(Reward):
     def score(self, task, trajectory):
         return 1.0
 '''
+ENVIRONMENT = '''
+from relax_core.api import Environment, Tool
+
+
+class Search(Environment):
+    """Has a tool."""
+
+    tools = (Tool("search", {"query": str}),)
+'''
 
 
 @pytest.fixture
@@ -109,8 +118,9 @@ def test_a_configuration_names_files_columns_rewards_and_limits(folder):
     )
     write(folder, GOOD, name="held.jsonl")
     (folder / "strict.py").write_text(REWARD)
+    (folder / "search.py").write_text(ENVIRONMENT)
     (folder / "my.toml").write_text(
-        'plugins = ["./strict.py"]\nrewards = ["strict"]\n[model]\npath = "model"\n[data]\ntrain = "tasks.jsonl"\n'
+        'plugins = ["./strict.py", "./search.py"]\nrewards = ["strict"]\nenvironment = "search"\n[model]\npath = "model"\n[data]\ntrain = "tasks.jsonl"\n'
         'columns = {prompt = "question"}\nmax_prompt_tokens = 60\n[[eval.sets]]\nname = "held"\npath = "held.jsonl"\n'
     )
     result = relax("check", folder / "my.toml", "--json")

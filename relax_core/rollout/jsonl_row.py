@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from relax_core.api.task import Media, MediaKind, Message, Part, Task, ToolCall
 
@@ -74,7 +74,7 @@ def _message(value: object, where: str, folder: Path) -> Message:
 
 def _part(value: object, where: str, folder: Path) -> Part:
     """`{"type": "text", "text": ...}` or `{"type": "image", "image": path or URL, "view": [start_s, end_s]}`."""
-    kind = value.get("type") if isinstance(value, dict) else None
+    kind: Any = value.get("type") if isinstance(value, dict) else None
     if not isinstance(value, dict) or (kind != "text" and kind not in MEDIA_KINDS):
         raise RowError(f"a part of {where} has no type of text, {', '.join(MEDIA_KINDS)}")
     content = value.get(kind)

@@ -39,6 +39,20 @@ class Search(Environment):
 
     tools = (Tool("search", {"query": str}),)
 '''
+CONFIGURATION = """
+plugins = ["./strict.py", "./search.py"]
+rewards = ["strict"]
+environment = "search"
+[model]
+path = "model"
+[data]
+train = "tasks.jsonl"
+columns = {prompt = "question"}
+max_prompt_tokens = 60
+[[eval.sets]]
+name = "held"
+path = "held.jsonl"
+"""
 
 
 @pytest.fixture
@@ -119,10 +133,7 @@ def test_a_configuration_names_files_columns_rewards_and_limits(folder):
     write(folder, GOOD, name="held.jsonl")
     (folder / "strict.py").write_text(REWARD)
     (folder / "search.py").write_text(ENVIRONMENT)
-    (folder / "my.toml").write_text(
-        'plugins = ["./strict.py", "./search.py"]\nrewards = ["strict"]\nenvironment = "search"\n[model]\npath = "model"\n[data]\ntrain = "tasks.jsonl"\n'
-        'columns = {prompt = "question"}\nmax_prompt_tokens = 60\n[[eval.sets]]\nname = "held"\npath = "held.jsonl"\n'
-    )
+    (folder / "my.toml").write_text(CONFIGURATION)
     result = relax("check", folder / "my.toml", "--json")
     train, held = json.loads(result.stdout)["files"]
     assert result.exit_code == 2

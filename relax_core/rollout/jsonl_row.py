@@ -24,7 +24,7 @@ def row_task(row: object, columns: Mapping[str, str], default_id: str, folder: P
     known = {name: columns.get(name, name) for name in FIELDS}
     if known["prompt"] not in row:
         raise RowError(f"no column {known['prompt']!r} for the prompt; it has {', '.join(map(repr, row)) or 'none'}")
-    given = {source: name for name, source in columns.items() if name not in FIELDS}
+    given: dict[Any, str] = {source: name for name, source in columns.items() if name not in FIELDS}
     taken = set(known.values())
     return Task(
         id=_text(row.get(known["id"]), known["id"], default_id),

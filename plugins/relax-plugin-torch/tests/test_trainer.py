@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is this trainer's own: scores and gradients against transformers itself, bad folders, bf16, published weights."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from relax_plugin_torch.trainer import TorchTrainer
+
+from relax_core import learn
+from relax_core.api import Algorithm, Chosen, ConfigError, Loss, OptimizerSpec, Ragged, Term, TrainerSpec, Version
+from relax_core.api.algorithm import ENTROPY, LOG_PROBS, VALUES_OUTPUT
+from relax_core.testing.trainer import InMemory, chunk, forward, make_rows, tiny_model
+
+ALGORITHM, TRANSPORT = Chosen("algorithm", "mine"), Chosen("weight-transport", "in-memory")
+
+
+class Ratio(Algorithm):
+    """A clipped-ratio loss that reads old_log_probs, entropy and per-row means."""
+
+    def outputs(self):
+        return frozenset({LOG_PROBS, ENTROPY})
+
+    def loss(self, batch, policy):
+        ratio = (policy.log_probs - batch.column("old_log_probs")).exp()
+        surrogate = batch.sequence_mean(ratio * batch.advantages)
+        return Loss(
+            {
+                "policy": Term(surrogate, -1.0, "rows", per="row"),
+                "entropy": Term(policy.output("entropy"), -0.1, "rows"),
+            }
+        )
+
+
+class Values(Ratio):
+    def outputs(self):
+        return frozenset({VALUES_OUTPUT})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def start():
+    started = []
+
+    def start_one(path, algorithm=Ratio, transport=None, **changes):
+        trainer = TorchTrainer(TorchTrainer.options_model()(**changes.pop("options", {})))
+        held = transport or InMemory()
+        trainer.build = lambda chosen: algorithm() if chosen.kind == "algorithm" else held
+        started.append(trainer)
+        fields = {"model": {"path": str(path)}, "algorithm": ALGORITHM, "optimizer": OptimizerSpec(1e-2), **changes}
+        trainer.start(TrainerSpec(**fields))
+        return trainer
+
+    yield start_one
+    for trainer in started:
+        trainer.stop()
+
+
+def gradients(trainer, rows, budget=0):
+    trainer.begin_step(Version("actor", 0, 0))
+    trainer.begin_update(learn.count(rows))
+    trainer.accumulate(chunk(trainer, rows, budget), True)
+    return {name: p.grad.clone() for name, p in trainer._rank._model.named_parameters()}
+
+
+def one_by_one(folder, rows, temperature):
+    """Gradient of the same loss through transformers alone: one row at a time, no padding, no packing."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    scores = []
+    for tokens, mask, advantages in zip(
+        *(rows.columns[n].rows() for n in ("tokens", "loss_mask", "advantages")), strict=True
+    ):
+        ids = torch.tensor(tokens, dtype=torch.long)
+        logits = model(ids[None]).logits[0, :-1] / temperature
+        everything = torch.log_softmax(logits, -1)
+        log_probs = everything.gather(-1, ids[1:, None])[:, 0]
+        entropy = -(everything.exp() * everything).sum(-1)
+        keep = torch.tensor(mask[1:]).bool()
+        ratio = (log_probs - log_probs.detach()).exp()
+        surrogate = (ratio * torch.tensor(advantages[1:]))[keep].mean()
+        ((-surrogate - 0.1 * entropy[keep].sum()) / len(rows)).backward()
+        scores.append(torch.cat([torch.zeros(1), log_probs.detach() * keep]).numpy())
+    return scores, {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_scores_and_gradients_equal_those_of_single_rows(folder, start, temperature):
+    rows = make_rows()
+    trainer = start(folder, temperature=temperature)
+    scores, want = one_by_one(folder, rows, temperature)
+    assert np.allclose(forward(trainer, rows, 0).values, np.concatenate(scores), atol=1e-5)
+    have = gradients(trainer, rows)
+    for name, gradient in want.items():
+        assert torch.allclose(have[name], gradient, rtol=1e-3, atol=1e-6), name
+
+
+def test_gradients_do_not_depend_on_the_budget_or_on_slices_of_logits(folder, start):
+    rows = make_rows()
+    want = gradients(start(folder), rows, 10**6)
+    for budget, options in ((1, {}), (40, {}), (10**6, {"logits_mb": 1})):
+        trainer = start(folder, options=options)
+        if options:
+            trainer._rank._policy._max_logits = 10 * 64
+        for name, gradient in gradients(trainer, rows, budget).items():
+            assert torch.allclose(gradient, want[name], rtol=1e-4, atol=1e-7), name
+
+
+def test_a_model_whose_head_does_not_stand_apart_is_scored_all_the_same(tmp_path, start):
+    from transformers import Cohere2Config, Cohere2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Cohere2Config(
+        vocab_size=64, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, intermediate_size=32,
+        max_position_embeddings=128, logit_scale=0.25, initializer_range=0.3,
+    )  # fmt: skip
+    Cohere2ForCausalLM(config).save_pretrained(tmp_path / "model")
+    rows, trainer = make_rows(), start(tmp_path / "model")
+    scores, want = one_by_one(tmp_path / "model", rows, 1.0)
+    assert not trainer._rank._policy._apart
+    assert np.allclose(forward(trainer, rows, 0).values, np.concatenate(scores), atol=1e-5)
+    for name, gradient in gradients(trainer, rows).items():
+        assert torch.allclose(gradient, want[name], rtol=1e-3, atol=1e-6), name
+
+
+def test_forward_fills_entropy_too(folder, start):
+    trainer, rows = start(folder, role="reference"), make_rows()
+    entropy = forward(trainer, rows, 0, ("entropy", "log_probs")).values
+    mask = rows.columns["loss_mask"].values == 1
+    assert (entropy[mask] > 0).all() and not entropy[~mask].any()
+    with pytest.raises(ValueError, match="forward: got columns"):
+        forward(trainer, rows, 0, ("values",))
+
+
+def test_a_role_that_only_computes_never_updates(folder, start):
+    trainer = start(folder, role="actor_fwd")
+    trainer.begin_step(Version("actor", 0, 0))
+    with pytest.raises(ValueError, match="actor_fwd"):
+        trainer.begin_update({})
+
+
+def test_the_difference_from_the_engine_is_measured_before_the_weights_move(folder, start):
+    rows, trainer = make_rows(), start(folder, max_staleness=1)
+    exact = forward(trainer, rows, 0).values
+    versions = rows.columns["weight_versions"].values
+    trainer.begin_step(Version("actor", 0, 0))
+    results = []
+    for _ in range(2):
+        off = Ragged((exact + 0.25).astype(np.float32), rows.columns["tokens"].lengths)
+        trained = rows.with_columns({"rollout_log_probs": off, "old_log_probs": Ragged(exact, off.lengths)})
+        trainer.begin_update(learn.count(rows))
+        trainer.accumulate(chunk(trainer, trained), True)
+        results.append(trainer.finish_update(learn.count(rows)).metrics)
+    total, number = results[0]["train/rollout_log_prob_diff_lag0"]
+    assert (total / number, number) == (pytest.approx(0.25, abs=1e-5), (versions == 0).sum())
+    assert results[0]["train/rollout_log_prob_diff_max"] == (pytest.approx(0.25, abs=1e-5), 1.0)
+    assert not any("rollout" in name for name in results[1])
+
+
+def test_a_second_update_of_a_step_needs_the_starting_policy(folder, start):
+    trainer, rows = start(folder), make_rows()
+    gradients(trainer, rows)
+    trainer.finish_update(learn.count(rows))
+    trainer.begin_update(learn.count(rows))
+    with pytest.raises(KeyError, match="old_log_probs"):
+        trainer.accumulate(chunk(trainer, rows), True)
+
+
+def test_rows_of_unknown_lag_are_refused(folder, start):
+    trainer, rows = start(folder), make_rows()
+    del rows.columns["weight_versions"]
+    with pytest.raises(ValueError, match="weight_versions"):
+        gradients(trainer, rows)
+
+
+def test_bf16_trains_float32_weights_and_publishes_their_bits(folder, start):
+    transport = InMemory()
+    trainer = start(folder, transport=transport, model={"path": folder, "dtype": "bfloat16"})
+    rows = make_rows()
+    gradients(trainer, rows)
+    trainer.finish_update(learn.count(rows))
+    manifest = trainer.publish(Version("actor", 0, 1), TRANSPORT, "")
+    assert {info.dtype for info in manifest.tensors} == {"BF16"}
+    for info, array in transport.receive(manifest):
+        weight = trainer._rank._model.state_dict()[info.name]
+        assert weight.dtype == torch.float32
+        assert torch.equal(torch.from_numpy(array).view(torch.bfloat16), weight.to(torch.bfloat16))
+
+
+def test_tied_weights_are_published_once(folder, start):
+    manifest = start(folder).publish(Version("actor", 0, 0), TRANSPORT, "")
+    names = [info.name for info in manifest.tensors]
+    assert "model.embed_tokens.weight" in names and "lm_head.weight" not in names
+
+
+def test_published_weights_are_taken_whole_or_refused(folder, start, tmp_path):
+    transport, rows = InMemory(), make_rows()
+    actor, follower = start(folder, transport=transport), start(folder, transport=transport, role="actor_fwd")
+    gradients(actor, rows)
+    actor.finish_update(learn.count(rows))
+    manifest = actor.publish(Version("actor", 0, 1), TRANSPORT, "")
+    follower.load_published(manifest, TRANSPORT)
+    assert np.array_equal(forward(follower, rows, 0).values, forward(actor, rows, 0).values)
+    other = start(tiny_model(tmp_path / "other", vocab_size=32), transport=transport, role="actor_fwd")
+    with pytest.raises(ValueError, match=r"embed_tokens\.weight differ"):
+        other.load_published(manifest, TRANSPORT)
+
+
+def test_an_exported_folder_loads_with_its_tokenizer(folder, start, tmp_path):
+    from tokenizers import Tokenizer, models
+    from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+    source = tmp_path / "source"
+    shutil.copytree(folder, source)
+    words = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1, "b": 2}, unk_token="<unk>"))
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>").save_pretrained(source)
+    trainer = start(source)
+    trainer.export(str(tmp_path / "export"))
+    assert AutoTokenizer.from_pretrained(tmp_path / "export").encode("b") == [2]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
+    for name, weight in trainer._rank._model.state_dict().items():
+        assert torch.equal(model.state_dict()[name], weight), name
+
+
+def broken(folder, tmp_path, change):
+    copy = tmp_path / "broken"
+    shutil.copytree(folder, copy)
+    change(copy)
+    return copy
+
+
+def rewrite_config(**changes):
+    def change(path):
+        config = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps({**config, **changes}))
+
+    return change
+
+
+@pytest.mark.parametrize(("change", "says"), [
+    (lambda path: (path / "config.json").unlink(), "no config.json"),
+    (lambda path: (path / "config.json").write_text("{"), "not readable JSON"),
+    (lambda path: (path / "config.json").write_text("{}"), "no model_type"),
+    (lambda path: (path / "model.safetensors").unlink(), "lacks model.safetensors"),
+    (lambda path: (path / "model.safetensors").write_bytes(b"\0" * 20), "transformers can't load it"),
+    (rewrite_config(model_type="never-heard-of"), "transformers can't load it"),
+    (rewrite_config(num_hidden_layers=3, layer_types=["full_attention"] * 3), "its weights lack model.layers.2"),
+    (rewrite_config(vocab_size=65), "embed_tokens.weight"),
+])  # fmt: skip
+def test_a_broken_model_folder_says_what_is_wrong(folder, tmp_path, start, change, says):
+    path = broken(folder, tmp_path, change)
+    with pytest.raises(ConfigError, match=says) as raised:
+        start(path)
+    assert raised.value.field == "model.path" and str(path) in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("changes", "field"), [
+    ({"world_size": 2}, "placement.actor"),
+    ({"role": "critic"}, "trainer.name"),
+    ({"temperature": 0.0}, "rollout.temperature"),
+    ({"algorithm_class": Values}, "algorithm.name"),
+    ({"model_extra": {"dtype": "float16"}}, "model.dtype"),
+    ({"model_extra": {"lora": {"rank": 4}}}, "model.lora"),
+])  # fmt: skip
+def test_what_it_cannot_do_is_refused_at_start(folder, start, changes, field):
+    extra, algorithm = changes.pop("model_extra", {}), changes.pop("algorithm_class", Ratio)
+    with pytest.raises(ConfigError) as raised:
+        start(folder, algorithm=algorithm, model={"path": folder, **extra}, **changes)
+    assert raised.value.field == field
+
+
+def test_a_checkpoint_of_another_architecture_is_refused(folder, start, tmp_path):
+    start(folder).save(str(tmp_path / "checkpoint"))
+    other = start(tiny_model(tmp_path / "other", vocab_size=32))
+    with pytest.raises(ConfigError, match="another architecture"):
+        other.load(str(tmp_path / "checkpoint"))
+
+
+def test_a_save_replaces_the_one_before_and_leaves_nothing_beside(folder, start, tmp_path):
+    trainer = start(folder)
+    for _ in range(2):
+        trainer.save(str(tmp_path / "checkpoint"))
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+    trainer.load(str(tmp_path / "checkpoint"))
+
+
+def test_random_state_continues(folder, start, tmp_path):
+    import random
+
+    trainer = start(folder)
+    trainer.save(str(tmp_path / "checkpoint"))
+    want = [random.random(), np.random.random(), torch.rand(1).item()]
+    trainer.load(str(tmp_path / "checkpoint"))
+    assert [random.random(), np.random.random(), torch.rand(1).item()] == want

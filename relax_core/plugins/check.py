@@ -70,24 +70,23 @@ def _handshake(record: Record) -> Check:
 
 
 def _light(record: Record) -> Check:
-    """Import the plugin's module alone in a fresh interpreter and see what came with it."""
-    code = f"import sys, {record.module}; print(*sorted({set(HEAVY)!r} & set(sys.modules)))"
+    detail = heavy_imports(record.module)
+    return Check(record.distribution, "", "light_import", Verdict.FAILED if detail else Verdict.PASSED, detail)
+
+
+def heavy_imports(module: str) -> str:
+    """Import a plugin's module alone in a fresh interpreter: what is wrong with that, or empty."""
+    code = f"import sys; sys.path[:] = {sys.path!r}; import {module}; print(*sorted({set(HEAVY)!r} & set(sys.modules)))"
     try:
         done = subprocess.run(
-            [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{code}"],
-            capture_output=True, text=True, timeout=_IMPORT_S, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        detail = (
-            f"importing {record.module} takes more than {_IMPORT_S:.0f} s; import heavy libraries where they are used"
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=_IMPORT_S, check=False
         )
-        return Check(record.distribution, "", "light_import", Verdict.FAILED, detail)
+    except subprocess.TimeoutExpired:
+        return f"importing {module} takes more than {_IMPORT_S:.0f} s; import heavy libraries where they are used"
     if done.returncode:
-        return Check(record.distribution, "", "light_import", Verdict.FAILED, done.stderr.strip())
-    if heavy := done.stdout.split():
-        detail = f"{record.module} imports {', '.join(heavy)}; name targets as strings and import there"
-        return Check(record.distribution, "", "light_import", Verdict.FAILED, detail)
-    return Check(record.distribution, "", "light_import", Verdict.PASSED)
+        return done.stderr.strip()
+    heavy = ", ".join(done.stdout.split())
+    return f"{module} imports {heavy}; name targets as strings and import there" if heavy else ""
 
 
 def _opens(catalogue: Catalogue, record: Record, item: Offered) -> Check:

@@ -83,14 +83,14 @@ def _run(subjects: Sequence[Subject], files: Sequence[str], directory: Path) -> 
 
 
 def _test_file(subjects: Sequence[Subject], files: Sequence[str]) -> str:
-    lines: list[str] = []
+    lines = ["from relax_core.plugins import Catalogue", f"catalogue = Catalogue.load({tuple(files)!r})"]
     for number, subject in enumerate(subjects):
         module, _, suite = KINDS[subject.kind].suite.partition(":")
+        name = f"{subject.qualifier}:{subject.component.name}"
         lines += [
             f"from {module} import {suite}",
             f"class Test{number}({suite}):",
-            f"    component = {subject.qualifier + ':' + subject.component.name!r}",
-            f"    files = {tuple(files)!r}",
+            f"    component = catalogue.target({subject.kind!r}, {name!r})",
             "    generic = True",
         ]
     return "\n".join(lines) + "\n"

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an algorithm promises: advantages of valid members only, a loss that no split, padding or order of rows changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from relax_core.api.algorithm import Advantages, Loss, Output, Scope, Source, Term
+from relax_core.api.batch import Ragged, RowBatch
+from relax_core.api.column import Column
+from relax_core.testing.algorithm_loss import Learnt, learn, loss_of, measured, prepared
+from relax_core.testing.algorithm_rows import FAILED, padded, random_rows, sealed
+from relax_core.testing.suite import Suite
+
+
+class AlgorithmSuite(Suite):
+    """Subclass it and name the component."""
+
+    kind = "algorithm"
+    groups: ClassVar[int] = 3
+    group_size: ClassVar[int] = 4
+    stops_gradients: ClassVar[bool] = False
+    """True where the loss detaches on purpose, so that finite differences say nothing."""
+
+    @classmethod
+    def exercise(cls, component: Any) -> Any:
+        """Everything once, rounded to what one machine repeats."""
+        rows = cls.rows(component)
+        learnt = [learn(component, rows, fit) for fit in ("", *component.fits)]
+        losses = [[repr(one.loss), {name: g.tolist() for name, g in one.gradients.items()}] for one in learnt]
+        return [losses, None if component.source is not Source.ROLLOUT else _credited(component, rows).tolist()]
+
+    @classmethod
+    def rows(cls, component: Any) -> RowBatch:
+        """The rows that are learnt from."""
+        return random_rows(component, cls.groups, max(cls.group_size, component.min_group_size))
+
+    @pytest.fixture
+    def each(self, made: Any) -> list[tuple[str, RowBatch]]:
+        """(fit, rows) of every loss it has: its own, named "", and those of further models."""
+        return [(fit, self.rows(made)) for fit in ("", *made.fits)]
+
+    def test_columns_and_outputs_are_typed(self, made: Any) -> None:
+        assert all(isinstance(column, Column) for column in made.columns()), "columns() gives a frozenset of Column"
+        assert all(isinstance(output, Output) for output in made.outputs()), "outputs() gives a frozenset of Output"
+
+    def test_advantages_have_their_shape(self, made: Any) -> None:
+        rows = _rollout_rows(self, made)
+        groups = _grouping(made, rows).groups
+        advantages = made.advantages(groups)
+        assert isinstance(advantages, Advantages), f"got {type(advantages).__name__}; return Advantages"
+        tokens = (len(rows.columns["tokens"].values),)
+        assert tuple(advantages.values.shape) in (tuple(groups.rewards.shape), tokens), "[groups, samples] or [tokens]"
+        assert np.isfinite(_credited(made, rows)).all(), "advantages must be finite, also where all rewards are equal"
+        assert all(len(metric) == 2 for metric in advantages.metrics.values()), "metrics are (sum, count)"
+
+    def test_groups_do_not_touch_each_other(self, made: Any) -> None:
+        if made.statistics is Scope.BATCH:
+            pytest.skip("its statistics are over the batch")
+        rows = _rollout_rows(self, made)
+        first = [index for index, row in enumerate(rows.ids) if row.group == 0]
+        alone = _credited(made, rows.take(first))
+        np.testing.assert_allclose(_credited(made, rows)[: len(alone)], alone, rtol=1e-6, atol=1e-9)
+
+    def test_the_loss_is_named_terms(self, made: Any, each: Any) -> None:
+        for fit, rows in each:
+            batch, outputs = prepared(made, rows, fit)
+            loss = loss_of(made, fit, batch, outputs)
+            assert isinstance(loss, Loss), f"got {type(loss).__name__}; return Loss(terms={{...}})"
+            for name, term in loss.terms.items():
+                _check_term(name, term, batch)
+            for name, metric in loss.metrics.items():
+                assert len(metric) == 2 and all(part.numel() == 1 for part in metric), (
+                    f"metric {name}: give (sum, count)"
+                )
+
+    def test_masked_positions_get_no_gradient(self, made: Any, each: Any) -> None:
+        for fit, rows in each:
+            masked = rows.columns["loss_mask"].values == 0
+            for name, gradient in _by_token(learn(made, rows, fit), rows):
+                assert not gradient[masked].any(), f"{name}: positions with loss_mask 0 have a gradient"
+
+    def test_rows_without_advantage_have_no_gradient_where_it_says_so(self, made: Any) -> None:
+        if not made.zero_advantage_skips:
+            pytest.skip("zero_advantage_skips is False")
+        rows = self.rows(made)
+        silent = rows.with_columns({"advantages": Ragged(
+            np.zeros_like(rows.columns["advantages"].values), rows.columns["advantages"].lengths)})  # fmt: skip
+        for name, gradient in learn(made, silent, "").gradients.items():
+            assert not gradient.any(), f"{name}: zero advantages have a gradient, and their rows would be left out"
+
+    def test_splitting_into_chunks_changes_nothing(self, made: Any, each: Any) -> None:
+        for fit, rows in each:
+            whole = learn(made, rows, fit)
+            parts = [learn(made, rows.take(chunk), fit, counted=rows) for chunk in _chunks(made, rows)]
+            assert sum(part.loss for part in parts) == pytest.approx(whole.loss, rel=1e-9, abs=1e-12)
+            for name, gradient in _by_token(whole, rows):
+                split = np.concatenate([part.gradients[name] for part in parts])
+                np.testing.assert_allclose(split, gradient, rtol=1e-7, atol=1e-12, err_msg=name)
+            for name, metric in whole.metrics.items():
+                if not name.endswith(("_max", "_min")):
+                    summed = [sum(part.metrics[name][at] for part in parts) for at in (0, 1)]
+                    assert summed == pytest.approx(metric, rel=1e-6), f"metric {name} is no sum over tokens or rows"
+
+    def test_padding_changes_nothing(self, made: Any, each: Any) -> None:
+        for fit, rows in each:
+            wider = padded(rows, 3)
+            whole, more = learn(made, rows, fit), learn(made, wider, fit)
+            assert more.loss == pytest.approx(whole.loss, rel=1e-9, abs=1e-12)
+            own = np.concatenate([np.r_[np.ones(n, bool), np.zeros(3, bool)] for n in rows.columns["tokens"].lengths])
+            for name, gradient in _by_token(whole, rows):
+                np.testing.assert_allclose(more.gradients[name][own], gradient, rtol=1e-7, atol=1e-12, err_msg=name)
+
+    def test_the_order_of_rows_changes_nothing(self, made: Any, each: Any) -> None:
+        for fit, rows in each:
+            turned = learn(made, rows.take(range(len(rows) - 1, -1, -1)), fit)
+            assert turned.loss == pytest.approx(learn(made, rows, fit).loss, rel=1e-9, abs=1e-12)
+
+    def test_gradients_match_finite_differences(self, made: Any, each: Any) -> None:
+        if self.stops_gradients:
+            pytest.skip("it stops gradients on purpose")
+        for fit, rows in each:
+            for name, gradient in learn(made, rows, fit).gradients.items():
+                slope = measured(made, rows, fit, name, gradient.shape)
+                same = np.allclose(slope, gradient, rtol=1e-4, atol=1e-7)
+                if not same and self.generic:
+                    pytest.skip(f"{name}: differ, as where a loss detaches on purpose; its own tests must say so")
+                assert same, f"{name}: autograd and finite differences disagree; set stops_gradients if it detaches"
+
+
+def _check_term(name: str, term: Any, batch: Any) -> None:
+    assert isinstance(term, Term), f"{name}: got {type(term).__name__}; return Term(value, ...)"
+    count = {"token": len(batch.tokens), "row": batch.num_rows, "pair": batch.num_rows // 2}[term.per]
+    assert tuple(term.value.shape) == (count,), f"{name}: per {term.per} means [{count}], got {list(term.value.shape)}"
+
+
+def _chunks(algorithm: Any, rows: RowBatch) -> Iterator[Sequence[int]]:
+    """Rows one by one; pairs stay together."""
+    if algorithm.source is not Source.PAIRS:
+        return ([index] for index in range(len(rows)))
+    return ([i, i + 1] for i in range(0, len(rows), 2))
+
+
+def _by_token(learnt: Learnt, rows: RowBatch) -> list[tuple[str, np.ndarray]]:
+    tokens = len(rows.columns["tokens"].values)
+    return [(name, gradient) for name, gradient in learnt.gradients.items() if len(gradient) == tokens]
+
+
+def _rollout_rows(suite: AlgorithmSuite, algorithm: Any) -> RowBatch:
+    """Rows whose last group has equal rewards and one failed member."""
+    if algorithm.source is not Source.ROLLOUT:
+        pytest.skip(f"its source is {algorithm.source}: it has no advantages")
+    rows = suite.rows(algorithm)
+    equal = [index for index, row in enumerate(rows.ids) if row.group == rows.ids[-1].group]
+    rows.columns["rewards"].values[equal] = 1.0
+    rows.columns["outcome"].values[-1] = FAILED
+    return rows
+
+
+def _grouping(algorithm: Any, rows: RowBatch) -> Any:
+    from relax_core.learn import Grouping
+
+    names = [column.name for column in algorithm.columns() if column.per == "token"]
+    return Grouping(rows, sealed(rows), names)
+
+
+def _credited(algorithm: Any, rows: RowBatch) -> np.ndarray:
+    """[tokens] advantages as the rows get them."""
+    grouping = _grouping(algorithm, rows)
+    return np.asarray(grouping.columns(algorithm.advantages(grouping.groups))["advantages"].values)

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leaf tensors in place of a model's forward, so that an algorithm's gradient can be looked at directly."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from relax_core.api.algorithm import Output
+from relax_core.api.column import STANDARD
+from relax_core.learn import Outputs, PackedBatch
+
+_CRITIC = frozenset({Output("values")})
+
+
+class LeafOutputs(Outputs):
+    """The outputs an algorithm asked for; equal for a row whatever chunk it is in."""
+
+    def __init__(self, leaves: dict[str, Tensor]) -> None:
+        super().__init__(leaves)
+        self.leaves = leaves
+
+    @classmethod
+    def of(cls, algorithm: Any, batch: PackedBatch, critic: bool, nudge: Any = None) -> Self:
+        """`nudge` = (name, place, by) moves one number of one output."""
+        wanted = algorithm.outputs() | (_CRITIC if critic else frozenset())
+        arrays: dict[str, np.ndarray] = {}
+        for output in sorted(wanted, key=repr):
+            arrays.update(_arrays(output, batch))
+        if nudge is not None:
+            name, place, by = nudge
+            arrays[name][place] += by
+        return cls({name: _leaf(array) for name, array in arrays.items()})
+
+
+def _arrays(output: Output, batch: PackedBatch) -> dict[str, np.ndarray]:
+    """[tokens, ...] of one output; log-probs stay near the columns they are compared with."""
+    if output.name == "top_k":
+        shape = (output.k,)
+        return {
+            "top_k_ids": _noise(batch, "top_k_ids", shape, ids=True),
+            "top_k_log_probs": -np.abs(_noise(batch, "top_k", shape)) - 0.1,
+        }
+    if output.name == "log_probs_at":
+        width = batch.column(output.ids).shape[1:]
+        return {f"log_probs_at:{output.ids}": -np.abs(_noise(batch, output.ids, tuple(width))) - 0.1}
+    if output.name == "log_probs":
+        old = batch.rows.columns[STANDARD["old_log_probs"].name].values.astype(np.float64)
+        return {"log_probs": old + 0.2 * _noise(batch, "log_probs", ())}
+    return {output.name: np.abs(_noise(batch, output.name, ()))}
+
+
+def _noise(batch: PackedBatch, name: str, shape: tuple[int, ...], ids: bool = False) -> np.ndarray:
+    """Drawn row by row from the row's own id, so that splitting and padding leave it as it is."""
+    rows = []
+    for row, length in zip(batch.rows.ids, batch.lengths.tolist(), strict=True):
+        random = np.random.default_rng([*row, sum(name.encode())])
+        rows.append(random.integers(0, 32, (length, *shape)) if ids else random.normal(size=(length, *shape)))
+    return np.concatenate(rows)
+
+
+def _leaf(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(array).requires_grad_(array.dtype == np.float64)

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The other end of `run_apart`: unpickle a suite from stdin, import its component, say so, exercise it, answer."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from typing import Any
+
+import cloudpickle
+
+from relax_core.plugins.frames import innermost, plugin_frames, said
+from relax_core.testing.apart import READY
+
+
+def main() -> None:
+    """What the component prints goes to stderr; stdout carries the answer alone."""
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    suite = cloudpickle.loads(sys.stdin.buffer.read())
+    suite.target()
+    os.write(answers, READY)
+    with os.fdopen(answers, "wb") as pipe:
+        pipe.write(_answer(suite))
+
+
+def _answer(suite: Any) -> bytes:
+    try:
+        return pickle.dumps(([suite.exercise(suite.make()) for _ in range(2)], "", False))
+    except AssertionError as error:
+        return pickle.dumps((None, str(error) or plugin_frames(error), False))
+    except Exception as error:
+        place = innermost(error)
+        return pickle.dumps((None, f"{said(error)} ({place})" if place else said(error), True))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an environment promises: typed answers, the same episode for the same seed, samples that do not touch each other."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from relax_core.api.environment import Action, Environment, Observation, Step, Tool
+from relax_core.api.task import Message, Task
+from relax_core.testing.number import is_finite
+from relax_core.testing.suite import Suite
+
+SEED = 7
+
+
+class EnvironmentSuite(Suite):
+    """Subclass it, name the component, and give tasks and turns that fit it."""
+
+    kind = "environment"
+    tasks: ClassVar[Sequence[Task]] = (Task("one", "Say a number.", "4"), Task("two", "Say a number.", "5"))
+    turns: ClassVar[Sequence[str]] = ("4", "5", "")
+    """What the policy says, turn by turn, until the environment is done."""
+
+    @classmethod
+    def exercise(cls, component: Any) -> Any:
+        return cls.played(component)
+
+    @classmethod
+    def played(cls, component: Any) -> list[Any]:
+        """Every task's episode, one after another."""
+
+        async def all_alone() -> list[Any]:
+            shared = await type(component).open(component.options)
+            return [await _episode(component, shared, task, cls.turns) for task in cls.tasks]
+
+        return asyncio.run(all_alone())
+
+    def test_writes_step_or_run(self) -> None:
+        target: Any = self.target()
+        assert target.drives() or target.step is not Environment.step, "write `reset` and `step`, or `run`"
+
+    def test_its_methods_are_async(self) -> None:
+        target: Any = self.target()
+        plain = [
+            n for n in ("open", "reset", "step", "run", "close") if not inspect.iscoroutinefunction(getattr(target, n))
+        ]
+        assert plain == [], "write them with `async def`"
+
+    def test_samples_do_not_touch_each_other(self, made: Any) -> None:
+        async def side_by_side() -> list[Any]:
+            shared = await type(made).open(made.options)
+            return list(await asyncio.gather(*(_episode(made, shared, task, self.turns) for task in self.tasks)))
+
+        assert asyncio.run(side_by_side()) == self.played(made), "keep a sample's state on self, not on the class"
+
+    def test_close_is_safe_before_reset(self, made: Any) -> None:
+        asyncio.run(_fresh(made, None).close())
+
+    def test_observations_become_messages(self, made: Any) -> None:
+        for observation in ("text", Observation("text", role="tool")):
+            messages = made.format_observation(observation)
+            assert messages and all(isinstance(message, Message) for message in messages)
+
+    def test_tools_are_well_formed(self) -> None:
+        tools = self.target().tools  # type: ignore[attr-defined]
+        assert all(isinstance(tool, Tool) for tool in tools)
+        assert len({tool.name for tool in tools}) == len(tools), "two tools of one name"
+
+
+async def _episode(component: Any, shared: object, task: Task, turns: Sequence[str]) -> list[Any]:
+    environment = _fresh(component, shared)
+    session = ScriptedSession(turns)
+    try:
+        if environment.drives():
+            await environment.run(task, SEED, session)
+            return session.heard
+        return await _stepped(environment, task, turns)
+    finally:
+        await environment.close()
+
+
+async def _stepped(environment: Any, task: Task, turns: Sequence[str]) -> list[Any]:
+    first = await environment.reset(task, SEED)
+    assert first is None or isinstance(first, (Observation, str)), (
+        f"reset gave {type(first).__name__}; return an Observation"
+    )
+    heard: list[Any] = [_words(first)]
+    for turn in turns:
+        await asyncio.sleep(0)
+        step = await environment.step(_action(turn))
+        _check(step)
+        heard.append([_words(step.observation), step.done, step.reward])
+        if step.done:
+            break
+    return heard
+
+
+def _fresh(component: Any, shared: object) -> Any:
+    environment = type(component)(component.options)
+    environment.shared = shared
+    return environment
+
+
+def _check(step: Any) -> None:
+    assert isinstance(step, Step), f"step gave {type(step).__name__}; return a Step"
+    assert isinstance(step.observation, (str, Observation)), "an observation is text or an Observation"
+    assert isinstance(step.done, bool), f"done is {step.done!r}; it is True or False"
+    if step.reward is not None:
+        assert is_finite(step.reward), f"reward is {step.reward!r}; it is finite"
+
+
+def _action(text: str) -> Action:
+    return Action(text, tuple(text.encode()))
+
+
+def _words(observation: Any) -> str:
+    return repr(observation)
+
+
+class ScriptedSession:
+    """A policy that says what it was told to; for environments that write `run`."""
+
+    def __init__(self, turns: Sequence[str], heard: list[Any] | None = None) -> None:
+        self._turns = list(turns)
+        self.heard: list[Any] = [] if heard is None else heard
+
+    async def generate(self, max_new_tokens: int | None = None, stop: tuple[str, ...] = ()) -> Action:
+        await asyncio.sleep(0)
+        return _action(self._turns.pop(0) if self._turns else "")
+
+    def observe(self, observation: Observation | str) -> None:
+        assert isinstance(observation, (str, Observation)), "observe takes text or an Observation"
+        self.heard.append(_words(observation))
+
+    def fork(self) -> ScriptedSession:
+        return ScriptedSession(self._turns, self.heard)
+
+    def restart(self, prompt: str | tuple[Message, ...]) -> ScriptedSession:
+        self.heard.append(repr(prompt))
+        return ScriptedSession(self._turns, self.heard)
+
+    def reward(self, value: float) -> None:
+        assert is_finite(value), f"reward is {value!r}; it is finite"
+        self.heard.append(value)

@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What counts as a number that can be learnt from."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+
+
+def is_finite(value: object) -> bool:
+    """Any real number of Python or numpy that is neither NaN nor infinite."""
+    return isinstance(value, Real) and math.isfinite(value)

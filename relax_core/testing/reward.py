@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a reward promises: a finite score for every sample, the same each time, whatever the policy wrote."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+from collections.abc import Sequence
+from dataclasses import replace
+from numbers import Real
+from typing import Any, ClassVar
+
+from relax_core.api.reward import BatchReward, GroupReward, Score
+from relax_core.api.task import Task
+from relax_core.api.trajectory import Trajectory
+from relax_core.testing.number import is_finite
+from relax_core.testing.samples import trajectory
+from relax_core.testing.suite import Suite
+
+Sample = tuple[Task, str]
+SUM = Task("sum", "What is 2 + 2?", "4")
+
+
+class RewardSuite(Suite):
+    """Subclass it, name the component, and give samples that fit it."""
+
+    kind = "reward"
+    samples: ClassVar[Sequence[Sample]] = ((SUM, "4"), (SUM, "5"), (SUM, "The answer is 4."))
+    """(task, response) pairs."""
+    best: ClassVar[int | None] = None
+    """Index of the sample that must score highest, where there is one."""
+
+    @classmethod
+    def judged(cls, reward: Any, samples: Sequence[Sample]) -> list[Any]:
+        """The reward's own results, one a sample, whichever of the three forms it has."""
+        return cls.handed(reward, copy.deepcopy(samples))
+
+    @classmethod
+    def handed(cls, reward: Any, samples: Sequence[Sample]) -> list[Any]:
+        """The same, with these very samples in the reward's hands."""
+        tasks = [_with_columns(task, reward.needs_columns) for task, _ in samples]
+        attempts = [trajectory(task, response) for task, (_, response) in zip(tasks, samples, strict=True)]
+        return asyncio.run(_judge(reward, tasks, attempts))
+
+    @classmethod
+    def exercise(cls, component: Any) -> Any:
+        return [plain(result) for result in cls.judged(component, cls.samples)]
+
+    def test_scores_are_finite_numbers(self, made: Any) -> None:
+        results = self.judged(made, self.samples)
+        assert len(results) == len(self.samples), "return one score a sample, in order"
+        for result in results:
+            _check(result)
+
+    def test_an_empty_response_is_judged(self, made: Any) -> None:
+        for result in self.judged(made, [(task, "") for task, _ in self.samples]):
+            _check(result)
+
+    def test_tasks_are_left_as_they_were(self, made: Any) -> None:
+        samples = copy.deepcopy(self.samples)
+        self.handed(made, samples)
+        assert samples == self.samples
+
+    def test_needed_columns_are_names(self) -> None:
+        needed = getattr(self.target(), "needs_columns", ())
+        assert isinstance(needed, tuple) and all(isinstance(name, str) for name in needed), "a tuple of column names"
+
+    def test_the_best_sample_scores_highest(self, made: Any) -> None:
+        if self.best is None:
+            return
+        scores = [_value(result) for result in self.judged(made, self.samples)]
+        assert scores[self.best] == max(scores) > min(scores)
+
+
+async def _judge(reward: Any, tasks: Sequence[Task], attempts: Sequence[Trajectory]) -> list[Any]:
+    if isinstance(reward, BatchReward):
+        return list(await _settled(reward.score_batch(tasks, attempts)))
+    if isinstance(reward, GroupReward):
+        return [
+            r
+            for task, one in zip(tasks, attempts, strict=True)
+            for r in await _settled(reward.score_group(task, [one]))
+        ]
+    return [await _settled(reward.score(task, one)) for task, one in zip(tasks, attempts, strict=True)]
+
+
+async def _settled(result: Any) -> Any:
+    return await result if inspect.isawaitable(result) else result
+
+
+def _with_columns(task: Task, needed: Sequence[str]) -> Task:
+    """The default samples with a text in each column that the reward reads."""
+    missing = {name: "4" for name in needed if task.column(name) is None}
+    return replace(task, metadata={**task.metadata, **missing}) if missing else task
+
+
+def _check(result: Any) -> None:
+    assert isinstance(result, (Score, Real)), f"got {type(result).__name__}; return a number or a Score"
+    score = result if isinstance(result, Score) else Score(float(result))
+    for value in (score.value, *score.parts.values(), *score.steps):
+        assert is_finite(value), f"got {value!r}; scores are finite numbers"
+
+
+def _value(result: Any) -> float:
+    return float(result.value if isinstance(result, Score) else result)
+
+
+def plain(result: Any) -> Any:
+    """A result as data that compares."""
+    if isinstance(result, Score):
+        return [
+            repr(result.value),
+            {name: repr(part) for name, part in result.parts.items()},
+            list(map(repr, result.steps)),
+        ]
+    return repr(float(result)) if isinstance(result, Real) else type(result).__name__

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The base of every conformance suite. A plugin's tests subclass a kind's suite and name a component:
+
+    class TestMine(RewardSuite):
+        component = "my-reward"          # or the class
+        samples = ((Task("1", "2+2?", "4"), "4"),)
+
+Suites need pytest and nothing else; a component is exercised in a process of its own first, so one that blocks or
+crashes fails its suite and stops nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import pytest
+
+from relax_core.api.component import Configurable
+from relax_core.api.errors import ConfigError
+from relax_core.api.kinds import KINDS
+from relax_core.plugins import Catalogue
+from relax_core.plugins.check import heavy_imports
+from relax_core.plugins.contract import breach, build_options
+from relax_core.testing.apart import Apart, run_apart
+
+
+class Suite:
+    """What every component promises, whatever its kind."""
+
+    kind: ClassVar[str] = ""
+    component: ClassVar[str | type] = ""
+    """Its name, as users write it, or its class."""
+    options: ClassVar[Mapping[str, Any]] = {}
+    """Options to test it with."""
+    files: ClassVar[tuple[str, ...]] = ()
+    """Single-file plugins that the name comes from."""
+    deadline_s: ClassVar[float] = 30.0
+    """Once imported, its exercise must end within this."""
+    generic: ClassVar[bool] = False
+    """Set by `relax plugins check`, which has no samples of the author's: what only they can show is skipped."""
+
+    @classmethod
+    def target(cls) -> type[Configurable]:
+        """The component's class."""
+        if isinstance(cls.component, str):
+            return Catalogue.load(cls.files).target(cls.kind, cls.component)
+        return cls.component
+
+    @classmethod
+    def make(cls) -> Any:
+        """A new instance with the suite's options."""
+        target = cls.target()
+        return target(build_options(target.options_model(), cls.options, f"{cls.kind}.{target.__name__}"))
+
+    @classmethod
+    def exercise(cls, component: Any) -> Any:
+        """Use the component once in all ways that its kind has; returns plain data that must not differ."""
+        return None
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def seen(cls) -> Any:
+        """What two processes saw: the second with another hash seed."""
+        values = []
+        for hash_seed in (1, 2):
+            apart = run_apart(cls, hash_seed, cls.deadline_s)
+            cls.judge(apart)
+            values.append(apart.value)
+        return tuple(values)
+
+    @classmethod
+    def judge(cls, apart: Apart) -> None:
+        """Fail, or skip where only the author's own samples could tell."""
+        if apart.blocked:
+            pytest.fail(f"did not return within {cls.deadline_s:g} s; it blocks for ever", pytrace=False)
+        if apart.error and cls.generic and apart.raised:
+            pytest.skip(f"needs samples of its own; subclass {cls.__mro__[1].__name__} in its tests ({apart.error})")
+        if apart.error:
+            pytest.fail(apart.error, pytrace=False)
+
+    @pytest.fixture
+    def made(self, seen: Any) -> Any:
+        """An instance in this process, once it is known that it does not block."""
+        return self.make()
+
+    def test_is_of_its_kind(self) -> None:
+        assert breach(KINDS[self.kind], self.target()) == ""
+
+    def test_options_round_trip(self) -> None:
+        model = self.target().options_model()
+        options = build_options(model, self.options, self.kind)
+        assert model.model_validate(options.model_dump()) == options
+        assert model.model_validate_json(options.model_dump_json()) == options
+
+    def test_an_unknown_option_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="not_an_option"):
+            build_options(self.target().options_model(), {**self.options, "not_an_option": 1}, self.kind)
+
+    def test_discovery_imports_nothing_heavy(self) -> None:
+        if not isinstance(self.component, str) or self.files:
+            pytest.skip("only an installed component is discovered")
+        catalogue = Catalogue.load()
+        plugin = catalogue.find(self.kind, self.component).plugin
+        modules = [record.module for record in catalogue.records if record.name == plugin]
+        assert [heavy_imports(module) for module in modules] == [""] * len(modules)
+
+    def test_the_same_input_gives_the_same_result(self, seen: Any) -> None:
+        (first, again), _ = seen
+        assert first == again, "the second time gave another result; take randomness from the seed that is handed in"
+
+    def test_every_process_gives_the_same_result(self, seen: Any) -> None:
+        (here, _), (elsewhere, _) = seen
+        assert here == elsewhere, "another process gave another result; it depends on hash order, time or chance"

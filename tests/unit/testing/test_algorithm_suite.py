@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The algorithm suite passes what keeps its promises and fails what does not."""
+
+import inspect
+
+import pytest
+
+SUITE = """
+import os, torch
+from relax_core import learn
+from relax_core.api import OLD_LOG_PROBS, Advantages, Algorithm, Loss, Term, Source
+from relax_core.testing.algorithm import AlgorithmSuite
+
+class Mine(Algorithm):
+    zero_advantage_skips = True
+{body}
+
+class TestMine(AlgorithmSuite):
+    component = Mine
+    deadline_s = 5.0
+"""
+CLIPPED = """
+def columns(self): return frozenset({OLD_LOG_PROBS})
+def advantages(self, groups): return Advantages(learn.group_mean_std(groups.rewards, groups.valid))
+def loss(self, batch, policy):
+    ratio = (policy.log_probs - batch.column("old_log_probs")).exp()
+    value = learn.clipped_surrogate(ratio, batch.advantages, 0.2, 0.3)
+    moved = torch.where(batch.loss_mask, ratio, 0.0).sum().detach()
+    return Loss({"policy": Term(value)}, {"ratio": (moved, batch.loss_mask.sum())})
+"""
+PAIRS = """
+source = Source.PAIRS
+zero_advantage_skips = False
+def loss(self, batch, policy):
+    chosen, rejected = batch.pair(batch.sequence_sum(policy.log_probs))
+    return Loss({"dpo": Term(-torch.nn.functional.logsigmoid(chosen - rejected), denominator="pairs", per="pair")})
+"""
+ROWS = CLIPPED.replace(
+    "Term(value)", "Term(batch.sequence_mean(value), denominator='mine', per='row')"
+).replace("batch.loss_mask.sum())}", "batch.loss_mask.sum())}, {'mine': torch.tensor(float(batch.num_rows))}")  # fmt: skip
+CRITIC = (
+    CLIPPED
+    + """
+fits = ("critic",)
+def fit_loss(self, fit, batch, outputs):
+    return Loss({"value": Term((outputs.output("values") - batch.advantages).square())})
+"""
+)
+
+
+def algorithm(body: str) -> str:
+    return SUITE.format(body="\n".join(f"    {line}" for line in body.splitlines()))
+
+
+@pytest.mark.parametrize("body", [CLIPPED, PAIRS, ROWS, CRITIC], ids=["clipped", "pairs", "rows", "critic"])
+def test_a_good_algorithm_conforms(outcomes, failures, body):
+    result = outcomes(algorithm(body))
+    assert failures(result) == {}
+    assert sum(told == "passed" for told in result.values()) >= 11
+
+
+APART = {
+    "wrong type": (CLIPPED.replace("return Loss(", "return max("), ""),
+    "blocking": (CLIPPED.replace("ratio = ", "while True: pass\n    ratio = "), "blocks for ever"),
+    "random": (CLIPPED.replace("Term(value)", "Term(value * torch.rand(()))"), "gave another result"),
+}
+ALONE = {
+    "wrong shape": ("Term(value)", "Term(value.sum()[None])", "per token means"),
+    "reduces": ("Term(value)", "Term(value / value.numel())", "splitting_into_chunks"),
+    "mixes rows": ("Term(value)", "Term(value - value.mean())", "padding_changes_nothing"),
+    "reads masked": ("Term(value)", "Term(value + policy.log_probs.sum())", "have a gradient"),
+    "not a count": ("batch.loss_mask.sum())}", "torch.tensor(1.0))}", "is no sum"),
+    "metrics": ("(moved, batch.loss_mask.sum())", "(moved,)", "loss_is_named_terms"),
+    "loss type": ("return Loss(", "return dict(terms=", "return Loss(terms="),
+    "advantages type": ("return Advantages(", "return (", "return Advantages"),
+    "batch mean": (
+        "learn.group_mean_std(groups.rewards, groups.valid)",
+        "groups.rewards - groups.rewards.mean()",
+        "groups_do_not",
+    ),
+    "detached": ("Term(value)", "Term(value.detach() * policy.log_probs)", "stops_gradients"),
+    "silent gradient": ("Term(value)", "Term(value + policy.log_probs)", "rows would be left out"),
+}
+
+
+@pytest.mark.parametrize(("body", "said"), APART.values(), ids=APART)
+def test_a_mutant_that_needs_a_process_of_its_own_fails(outcomes, failures, body, said):
+    failed = failures(outcomes(algorithm(body)))
+    assert any(said in told for told in failed.values()), failed
+
+
+@pytest.mark.parametrize(("old", "new", "said"), ALONE.values(), ids=ALONE)
+def test_a_mutant_fails(old, new, said):
+    assert old in CLIPPED
+    scope: dict[str, object] = {"__name__": "mutant"}
+    exec(algorithm(CLIPPED.replace(old, new)), scope)
+    told = list(_told(scope["TestMine"]()))
+    assert any(said in line for line in told), told
+
+
+def _told(suite):
+    """What each test that needs no other process says."""
+    for name in (name for name in dir(suite) if name.startswith("test_")):
+        needs = inspect.signature(getattr(suite, name)).parameters
+        if "seen" in needs:
+            continue
+        made = suite.make()
+        given = {"made": made, "each": [(fit, suite.rows(made)) for fit in ("", *made.fits)]}
+        try:
+            getattr(suite, name)(**{key: given[key] for key in needs})
+        except pytest.skip.Exception:
+            continue
+        except Exception as error:
+            yield f"{name}: {error}"

@@ -80,7 +80,7 @@ class ClaimRequest:
     trains: bool = False
     """The actor's own claim: the staleness claim rule holds and the samples become `claimed`."""
     step: int = 0
-    """trains: the step that will train them; step s starts at version s - 1 and completes version s."""
+    """trains: the step that will train them. Step s starts at version s and completes version s + 1."""
     overdue: bool = False
     """trains: the step's deadline has passed; take what is ready, and end what no longer fits when it is committed."""
 
@@ -164,7 +164,7 @@ class Bus(Protocol):
         ...
 
     async def trained(self, claims: Sequence[Claim], step: int, without_gradient: Sequence[RowId] = ()) -> Version:
-        """The step's optimizer update was applied: commit its samples; returns the new version."""
+        """The step's optimizer update was applied: commit its samples; returns the new version, step + 1."""
         ...
 
     async def version(self) -> Version:
@@ -180,13 +180,13 @@ class Bus(Protocol):
         ...
 
     async def rollback(self, step: int) -> Version:
-        """The trainer was restored from the checkpoint of `step`: later steps are undone under a new incarnation."""
+        """The trainer was restored at version `step`: what came later is undone, under a new incarnation."""
         ...
 
     async def account(self) -> Account: ...
 
     async def checkpoint(self, step: int, directory: str) -> None:
-        """Copy the ledger into a checkpoint; samples trained up to `step` become final, their payloads are freed."""
+        """Copy the ledger into a checkpoint of version `step`; what was trained to get there is final, its payloads go."""
         ...
 
     async def statistics(self) -> Mapping[str, Any]:

@@ -62,8 +62,8 @@ class Group:
     sealed_at: int = 0
     """The actor's version when the last member was sealed."""
     claimed: bool = False
-    trained_step: int | None = None
-    """The step that trained it; a rolled-back group keeps its place in `recorded`."""
+    trained_to: int | None = None
+    """The version that its training completed; a rolled-back group keeps its place in `recorded`."""
     recorded: int | None = None
 
     @staticmethod

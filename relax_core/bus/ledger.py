@@ -108,7 +108,7 @@ class Ledger:
             member.state = State.CLAIMED if claimed else State.SCORED
 
     def train(self, group: Group, step: int, without_gradient: frozenset[RowId]) -> None:
-        """The step's update was applied: its members are trained, provisionally."""
+        """The update that completes version `step` was applied: its members are trained, provisionally."""
         if group.number in self.provisional or self.live.get(group.number) is not group:
             raise RelaxError(f"ledger: group {group.number} would be trained twice; report this with `relax bundle`")
         moving = {row.attempt_id for row in group.rows if row not in without_gradient}
@@ -118,12 +118,12 @@ class Ledger:
             member.state, member.with_gradient = State.TRAINED, member.id in moving
             self._count_trained(member, 1)
             self.records.append(Ended(member.id, "", step, newest, member.with_gradient))
-        group.claimed, group.trained_step = False, step
+        group.claimed, group.trained_to = False, step
         self.provisional[group.number] = self.live.pop(group.number)
 
     def finalize(self, step: int) -> list[Group]:
-        """A checkpoint covers the steps up to this one; returns the groups that nothing can bring back now."""
-        final = [group for group in self.provisional.values() if (group.trained_step or 0) <= step]
+        """A checkpoint of version `step` exists; returns the groups that nothing can bring back now."""
+        final = [group for group in self.provisional.values() if (group.trained_to or 0) <= step]
         for group in final:
             del self.provisional[group.number]
             self.forget(group)
@@ -136,7 +136,7 @@ class Ledger:
     # -- lineage --------------------------------------------------------------------------------------------------
 
     def rollback(self, step: int, incarnation: int, moved: bool) -> tuple[list[Group], list[Group], list[Group]]:
-        """Undo the steps after this one. Returns trained groups given back, trained groups ended, unfinished ones ended.
+        """Undo what came after version `step`. Returns trained groups given back, trained groups ended, unfinished ones ended.
 
         Ended are groups with a trained token of weights that are given up, and rows that are no longer kept; where
         the version `moved` back, unfinished ones may hold such tokens too. All of them are issued again.
@@ -145,7 +145,7 @@ class Ledger:
         unfinished = [g for g in self.live.values() if g.newest > step or (moved and not g.complete)]
         for group in unfinished:
             self.end(group, DropReason.ABANDONED, again=True)
-        undone = [group for group in self.provisional.values() if (group.trained_step or 0) > step]
+        undone = [group for group in self.provisional.values() if (group.trained_to or 0) > step]
         returned = [group for group in undone if self._undo(group, step)]
         return returned, [group for group in undone if group.number not in self.live], unfinished
 
@@ -158,7 +158,7 @@ class Ledger:
                 self._count_trained(member, -1)
                 member.state = State.SCORED
         kept = group.rows or not any(m.sealed and m.sealed.num_rows for m in group.valid)
-        group.recorded, group.trained_step = group.trained_step, None
+        group.recorded, group.trained_to = group.trained_to, None
         if group.newest <= step and kept:
             return True
         self.end(group, DropReason.ABANDONED if group.newest > step else DropReason.RESUMED, again=True)

@@ -297,10 +297,10 @@ class TransferQueue:
     def trained(self, claims: Sequence[Claim], step: int, without_gradient: Iterable[RowId], now: float) -> Version:
         """Commit a step: its samples are trained, the version advances, what no longer fits ends."""
         numbers = frozenset(claim.lease for claim in claims)
-        if step == self.version.step and numbers == self._committed:
+        if step == self.version.step - 1 and numbers == self._committed:
             return self.version
-        if step != self.version.step + 1:
-            raise StaleFence(f"trained: got step {step}, the next is {self.version.step + 1}; ask for the version")
+        if step != self.version.step:
+            raise StaleFence(f"trained: got step {step}, the next is {self.version.step}; ask for the version")
         leases = [self.leases.check(claim, now) for claim in claims]
         if other := [lease.task for lease in leases if not lease.trains]:
             raise RelaxError(
@@ -310,7 +310,7 @@ class TransferQueue:
         groups = [self.ledger.live[number] for lease in leases for number in lease.groups]
         for group in groups:
             self.report.trained(group, self.version.step)
-            self.ledger.train(group, step, skipped)
+            self.ledger.train(group, step + 1, skipped)
             self.table.retire(group.members, group.rows)
         for lease in leases:
             self.leases.finish(lease)
@@ -361,7 +361,7 @@ class TransferQueue:
             self._end(self.ledger.live[number], DropReason.REGENERATED if again else reason, again, retry=int(again))
 
     def rollback(self, step: int, incarnation: int) -> Version:
-        """The trainer was restored from the checkpoint of `step`: undo what came later."""
+        """The trainer was restored at version `step`: undo what came later."""
         if step > self.version.step:
             raise RelaxError(
                 f"bus: rollback: got step {step}, the actor is at {self.version.step}; restore an earlier one"
@@ -382,7 +382,7 @@ class TransferQueue:
         return self.version
 
     def cover(self, step: int) -> None:
-        """Say that a checkpoint of `step` is being made, so that its copy of the ledger knows."""
+        """Say that a checkpoint of version `step` is being made, so that its copy of the ledger knows."""
         if step > self.version.step:
             raise RelaxError(
                 f"bus: checkpoint: got step {step}, the actor is at {self.version.step}; commit the step first"
@@ -390,7 +390,7 @@ class TransferQueue:
         self.ledger.records.append(Checkpointed(step, self.version.incarnation))
 
     def finalize(self, step: int) -> None:
-        """A checkpoint of `step` exists: nothing brings its samples back, their payloads go."""
+        """A checkpoint of version `step` exists: nothing brings its samples back, their payloads go."""
         self.final_step = max(self.final_step, step)
         for group in self.ledger.finalize(step):
             self._clean(group, kept=True)

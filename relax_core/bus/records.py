@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the journal keeps: one small tuple for each fact that must outlive the process, in the order they happened."""
+"""What the journal keeps: one small tuple for each fact that must outlive the process, in the order they happened.
+
+`step` is the version that was completed: what trained version 3 has step 3.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class Ended(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """A group was trained in a step; the `Ended` of its members follow."""
+    """A group was trained; the `Ended` of its members follow."""
 
     group: int
     step: int
@@ -42,14 +45,14 @@ class Pending(NamedTuple):
 
 
 class Stepped(NamedTuple):
-    """The actor has completed this step."""
+    """The actor has completed this version."""
 
     step: int
     incarnation: int
 
 
 class RolledBack(NamedTuple):
-    """Steps after this one are undone; what becomes of their samples follows."""
+    """Versions after this one are undone; what becomes of their samples follows."""
 
     step: int
     incarnation: int
@@ -63,7 +66,7 @@ class Registered(NamedTuple):
 
 
 class Checkpointed(NamedTuple):
-    """A checkpoint covers the steps up to this one."""
+    """A checkpoint of this version exists."""
 
     step: int
     incarnation: int

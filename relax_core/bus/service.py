@@ -166,7 +166,7 @@ class BusService:
         return self.queue.version
 
     async def rollback(self, step: int) -> Version:
-        """The trainer was restored from the checkpoint of `step`: later steps are undone under a new incarnation."""
+        """The trainer was restored at version `step`: what came later is undone, under a new incarnation."""
         version = self.queue.rollback(step, self.queue.version.incarnation + 1)
         await self._changed()
         await self._durable()

@@ -151,7 +151,7 @@ class Schedule(RuleBasedStateMachine):
 
     @rule(many=st.integers(1, 3), overdue=st.sampled_from([False, False, True]))
     def claim(self, many, overdue):
-        request = ClaimRequest("actor", FIRST, many, 1, True, self.queue.version.step + 1, overdue)
+        request = ClaimRequest("actor", FIRST, many, 1, True, self.queue.version.step, overdue)
         claim = self.queue.claim(request, self.now)
         if claim is not None:
             self.overdue |= overdue
@@ -183,7 +183,7 @@ class Schedule(RuleBasedStateMachine):
 
     def commit(self):
         claims, self.claims, self.overdue = self.claims, [], False
-        step = self.queue.version.step + 1
+        step = self.queue.version.step
         try:
             version = self.queue.trained(claims, step, [], self.now)
         except StaleFence:
@@ -191,7 +191,7 @@ class Schedule(RuleBasedStateMachine):
                 self.queue.release(claim)
             return
         assert self.queue.trained(claims, step, [], self.now) == version, "repeating it changes nothing"
-        self.lineage[step] = [attempt for claim in claims for attempt in claim.samples]
+        self.lineage[version.step] = [attempt for claim in claims for attempt in claim.samples]
 
     # -- lineage ------------------------------------------------------------------------------------------------
 
@@ -336,8 +336,8 @@ def _arguments(name: str, draw: random.Random) -> dict[str, object]:
 
 
 def test_long_schedules_reach_many_steps_and_lose_nothing():
-    runs = [run_long(seed, 400) for seed in range(12)]
-    assert sum(len(run.lineage) for run in runs) > 100, "the schedules must really train"
+    runs = [run_long(seed, 400) for seed in range(20)]
+    assert sum(len(run.lineage) for run in runs) > 50, "the schedules must really train"
 
 
 @pytest.mark.slow

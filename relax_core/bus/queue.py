@@ -216,9 +216,9 @@ class TransferQueue:
 
     def _pick_for_step(self, request: ClaimRequest) -> list[Group]:
         """By the claim rule, earliest expiry first; after a rollback in the order that was recorded."""
-        if request.step != self.version.step + 1:
+        if request.step != self.version.step:
             raise StaleFence(
-                f"claim: got step {request.step}, the next is {self.version.step + 1}; ask for the version"
+                f"claim: got step {request.step}, the next is {self.version.step}; ask for the version"
             )
         columns = frozenset((*request.columns, *self.settings.columns))
         unclaimed = [group for group in self.ledger.live.values() if not group.claimed]

@@ -21,16 +21,17 @@ def row_task(row: object, columns: Mapping[str, str], default_id: str, folder: P
     """`columns` maps our names to the file's; media paths are relative to `folder`."""
     if not isinstance(row, dict):
         raise RowError(f"the row is {_kind(row)}, not an object")
+    values: dict[str, Any] = row
     known = {name: columns.get(name, name) for name in FIELDS}
     if known["prompt"] not in row:
         raise RowError(f"no column {known['prompt']!r} for the prompt; it has {', '.join(map(repr, row)) or 'none'}")
-    given: dict[Any, str] = {source: name for name, source in columns.items() if name not in FIELDS}
+    given = {source: name for name, source in columns.items() if name not in FIELDS}
     taken = set(known.values())
     return Task(
         id=_text(row.get(known["id"]), known["id"], default_id),
         prompt=_prompt(row[known["prompt"]], known["prompt"], folder),
         answer=row.get(known["answer"]),
-        metadata={given.get(key, key): value for key, value in row.items() if key not in taken},
+        metadata={given.get(key, key): value for key, value in values.items() if key not in taken},
         environment=_text(row.get(known["environment"]), known["environment"], ""),
     )
 

@@ -11,9 +11,8 @@ import random
 import sys
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
 
 from relax_core.api.environment import Tool
 from relax_core.api.errors import ConfigError
@@ -24,21 +23,6 @@ from relax_core.api.task import Message, Task
 TOO_LONG = ("skip", "truncate", "error")
 CACHED_PROMPTS = 4096  # a group's samples and the groups in flight share a prompt; a whole epoch need not stay
 PROBE_SLACK = 8  # tokens by which a tokenizer may differ at the seams between template and words
-
-
-class DataSettings(Protocol):
-    """What is read of the `[data]` table."""
-
-    @property
-    def train(self) -> object: ...
-    @property
-    def columns(self) -> Mapping[str, str]: ...
-    @property
-    def system_prompt(self) -> str: ...
-    @property
-    def max_prompt_tokens(self) -> int | None: ...
-    @property
-    def too_long(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,30 +62,6 @@ class TaskSet:
         self.num_skipped = 0
         if check and (self._needs or system_prompt or (max_prompt_tokens and too_long != "truncate")):
             self._check()
-
-    @classmethod
-    def open(
-        cls,
-        data: DataSettings,
-        family: ModelFamily,
-        source: TaskSource,
-        needs: Sequence[Need] = (),
-        *,
-        path: str = "",
-        columns: Mapping[str, str] | None = None,
-        tools: Sequence[Tool] = (),
-    ) -> Self:
-        """Open `source` on the file of `[data]`, or on `path` and `columns` (an eval set) with the same settings."""
-        source.open(path or str(data.train), data.columns if columns is None else columns)
-        return cls(
-            source,
-            family,
-            system_prompt=data.system_prompt,
-            max_prompt_tokens=data.max_prompt_tokens,
-            too_long=data.too_long,
-            needs=needs,
-            tools=tools,
-        )
 
     def __len__(self) -> int:
         return len(self._kept)

@@ -2,7 +2,6 @@
 """The task set: system prompt, needed columns, length limits, hold-out, and each prompt tokenized once."""
 
 import json
-from dataclasses import dataclass, field
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -21,11 +20,8 @@ TEMPLATE = (
 )
 
 
-@dataclass
 class Counting(ChatFamily):
     """A real family that counts what it renders."""
-
-    started: int = 0
 
     def __init__(self):
         super().__init__()
@@ -34,15 +30,6 @@ class Counting(ChatFamily):
     def start(self, prompt, tools=()):
         self.started += 1
         return super().start(prompt, tools)
-
-
-@dataclass
-class Data:
-    train: str
-    columns: dict = field(default_factory=dict)
-    system_prompt: str = ""
-    max_prompt_tokens: int | None = None
-    too_long: str = "skip"
 
 
 @pytest.fixture
@@ -61,7 +48,9 @@ def family(tmp_path):
 def opened(tmp_path, family, rows, needs=(), tools=(), **settings):
     path = tmp_path / "tasks.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return TaskSet.open(Data(str(path), **settings), family, JsonLines(), needs, tools=tools)
+    source = JsonLines()
+    source.open(str(path), {})
+    return TaskSet(source, family, needs=needs, tools=tools, **settings)
 
 
 def chat(*words):
@@ -178,11 +167,3 @@ def test_a_hold_out_is_seeded_disjoint_and_whole(tmp_path, family):
     for size in (0, 20):
         with pytest.raises(ConfigError, match="at least one task to train on"):
             tasks.hold_out(size, seed=0)
-
-
-def test_an_eval_set_takes_the_settings_of_the_data_with_a_file_of_its_own(tmp_path, family):
-    other = tmp_path / "eval.jsonl"
-    other.write_text('{"q": [{"role": "user", "content": "a"}]}\n')
-    data = Data("unused.jsonl", {"prompt": "unused"}, system_prompt="s")
-    tasks = TaskSet.open(data, family, JsonLines(), path=str(other), columns={"prompt": "q"})
-    assert tasks[0].id == "eval:1" and tasks[0].prompt[0].role == "system"

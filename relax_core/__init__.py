@@ -10,10 +10,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from relax_core.control.training import train as train
+    from relax_core.notebook import train as train
     from relax_core.views.run import open_run as open_run
 
-_HOME = {"train": "relax_core.control.training", "open_run": "relax_core.views.run"}
+_HOME = {"train": "relax_core.notebook", "open_run": "relax_core.views.run"}
 __all__ = ["open_run", "train"]
 
 

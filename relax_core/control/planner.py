@@ -39,7 +39,7 @@ def plan(config: RunConfig, catalogue: Catalogue) -> Plan:
         roles=tuple(dict.fromkeys(operation.role for operation in operations)),
         groups=_groups(config, operations),
         trained_columns=columns,
-        advantage_columns=("tokens", "loss_mask", "rewards"),
+        advantage_columns=_advantage_columns(algorithm),
         batch_statistics=batch_statistics,
         needs_old_log_probs=own_pass,
         max_staleness=config.staleness,
@@ -61,6 +61,12 @@ def _columns(algorithm: Algorithm, config: RunConfig, own_pass: bool) -> tuple[s
     if own_pass and config.placement.mode == "async":
         names.add("old_log_probs")
     return tuple(sorted(names))
+
+
+def _advantage_columns(algorithm: Algorithm) -> tuple[str, ...]:
+    """What crediting reads: rewards and the shape of rows, and what the algorithm asks for beyond them."""
+    asked = {column.name for column in algorithm.advantage_columns()}
+    return tuple(sorted({"tokens", "loss_mask", "rewards"} | asked))
 
 
 def _operations(catalogue: Catalogue) -> list[Operation]:

@@ -64,7 +64,7 @@ def prepare(
         built = recipe.build(directory.path / "recipe", composed.config.seed)
         composed = compose([built, *sources[1:]], overrides, catalogue)
     _write(directory, composed.config, catalogue)
-    launch = _launch(composed.config, catalogue, directory, functions or {})
+    launch = _launch(composed.config, catalogue, str(directory.path), functions or {})
     return Prepared(composed.config, catalogue, launch, directory, composed.notices)
 
 
@@ -82,7 +82,7 @@ def prepare_resume(run_dir: Path, overrides: Sequence[str]) -> Prepared:
     resume = newest(run_dir)
     if resume.step >= composed.config.steps:
         raise ConfigError("steps", f"{composed.config.steps}, which the run has reached", "resume with more: steps=N")
-    launch = _launch(composed.config, catalogue, directory, {})
+    launch = _launch(composed.config, catalogue, str(directory.path), {})
     launch = replace(launch, resume=resume, incarnation=int(resume.state["incarnation"]) + 1)
     return Prepared(composed.config, catalogue, launch, directory, composed.notices)
 
@@ -91,6 +91,16 @@ def plan_of(sources: Sequence[Source], overrides: Sequence[str]) -> Plan:
     """The plan of a configuration, with nothing written; a recipe need not be built for it."""
     catalogue = Catalogue.load(plugin_files(_layers(sources), overrides))
     return plan(_composed(sources, overrides, catalogue).config, catalogue)
+
+
+def launch_of(sources: Sequence[Source], overrides: Sequence[str], directory: str) -> tuple[Launch, Catalogue]:
+    """What a trial needs: a launch without a run directory. A recipe is built in `directory`."""
+    catalogue = Catalogue.load(plugin_files(_layers(sources), overrides))
+    composed, recipe = _composed(sources, overrides, catalogue), _recipe(sources)
+    if recipe is not None:
+        built = recipe.build(Path(directory) / "recipe", composed.config.seed)
+        composed = compose([built, *sources[1:]], overrides, catalogue)
+    return _launch(composed.config, catalogue, directory, {}), catalogue
 
 
 def _composed(sources: Sequence[Source], overrides: Sequence[str], catalogue: Catalogue) -> Composed:

@@ -60,8 +60,8 @@ class DataTable(Options):
     """Put before every chat prompt that has no system message of its own."""
     max_prompt_tokens: PositiveInt | None = None
     """Longest prompt; absent: what the model's context leaves beside `rollout.max_new_tokens`."""
-    too_long: Literal["skip", "error"] = "skip"
-    """A task with a longer prompt: `skip` it, counted and reported, or refuse to start."""
+    too_long: Literal["skip", "truncate", "error"] = "skip"
+    """A task with a longer prompt: `skip` it, counted and reported, `truncate` its beginning, or refuse to start."""
     shuffle: bool = True
     """Seeded order, another one each epoch; false: the order of the file."""
 

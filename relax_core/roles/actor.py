@@ -65,6 +65,9 @@ class Actor(Role):
                 saved = version.step
         if saved != version.step:
             await self._save(version)
+        if version.step >= context.run.steps:
+            context.doing("exporting")
+            await self._trainer.call("export", f"{context.run_dir}/export")
 
     async def _save(self, version: Version) -> None:
         start = self._context.clock.now()

@@ -92,7 +92,7 @@ def step_metrics(
         **_length_metrics(step.rows),
         **_trainer_metrics(results),
         **times.seconds(),
-        **_ledger_metrics(account, step),
+        **_ledger_metrics(account),
         "bus/rows": float(statistics.get("rows", 0)),
         "bus/bytes": float(statistics.get("bytes", 0)),
     }
@@ -142,12 +142,13 @@ def _trainer_metrics(results: Sequence[UpdateResult]) -> dict[str, float]:
     }
 
 
-def _ledger_metrics(account: Account, step: StepRows) -> dict[str, float]:
+def _ledger_metrics(account: Account) -> dict[str, float]:
     return {
         "samples/issued": float(account.issued),
         "samples/trained": float(account.trained),
-        "samples/no_gradient": float(len({row.attempt_id for row in step.without_gradient})),
+        "samples/no_gradient": float(account.trained_without_gradient),
         "samples/dropped": float(sum(account.dropped.values())),
+        **{f"samples/dropped/{reason}": float(count) for reason, count in account.dropped.items()},
         "samples/in_flight": float(account.in_flight),
         "samples/balanced": float(account.balanced),
     }

@@ -16,7 +16,8 @@ from relax_core.options.model_folder import model_context
 from relax_core.rollout.engine_slot import EngineSlot
 from relax_core.rollout.evaluation import EvalSet
 from relax_core.rollout.pool import EnginePool, Prove, Sampling, Tell
-from relax_core.rollout.tasks import TaskSet, column_needs
+from relax_core.rollout.judge import applies
+from relax_core.rollout.tasks import Need, TaskSet
 
 HOLD_OUT = "held-out"
 NO_BOUND = 1 << 30
@@ -38,15 +39,21 @@ def task_set(context: Context, family: ModelFamily, path: str, columns: Any) -> 
     """One task file under the settings of `[data]`, checked for what rewards and environment read."""
     run = context.run
     environment: type[Environment] = type(context.build(run.environment.chosen))
-    readers = [(choice.name, type(context.build(choice.chosen)).needs_columns) for choice in run.rewards]
-    readers.append((run.environment.name, environment.needs_columns))
+    needs = [_need(context, choice) for choice in run.rewards]
+    needs.append(Need(run.environment.name, environment.needs_columns))
     source = context.build(run.source.chosen)
     source.open(path, columns)
     limit = run.data.max_prompt_tokens or context_of(run) - run.rollout.max_new_tokens
     return TaskSet(
         source, family, system_prompt=run.data.system_prompt, max_prompt_tokens=limit, too_long=run.data.too_long,
-        needs=column_needs(readers), tools=environment.tools,
+        needs=needs, tools=environment.tools,
     )  # fmt: skip
+
+
+def _need(context: Context, choice: Any) -> Need:
+    """What a reward reads of the tasks that it judges."""
+    columns = type(context.build(choice.chosen)).needs_columns
+    return Need(choice.name, columns, lambda task: applies(choice.only, task))
 
 
 def _eval_set(context: Context, family: ModelFamily, table: Any) -> EvalSet:

@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 def sample_record(task: Task, trajectory: Trajectory, judgement: Judgement) -> dict[str, Any]:
     """One sample as JSON: what was asked, said and judged."""
     record: dict[str, Any] = {
-        "task": task.id,
+        "task_id": task.id,
         "prompt": task.prompt if isinstance(task.prompt, str) else [_message(m) for m in task.prompt],
         "response": trajectory.response,
         "answer": task.answer,
         "reward": judgement.value if judgement.outcome.judged else None,
         "outcome": judgement.outcome.value,
-        "tokens": trajectory.num_sampled,
+        "num_tokens": trajectory.num_sampled,
     }
     if judgement.parts:
-        record["parts"] = dict(judgement.parts)
+        record["rewards"] = dict(judgement.parts)
     if judgement.error:
         record["error"] = judgement.error
     if len(trajectory.messages) > 2:
@@ -37,7 +37,7 @@ def sample_record(task: Task, trajectory: Trajectory, judgement: Judgement) -> d
 def records(judged: Sequence[JudgedGroup]) -> tuple[dict[str, Any], ...]:
     """Every sample of finished groups, with its place in the ledger."""
     return tuple(
-        {"group": attempt.group, "sample": attempt.sample, "attempt": attempt.attempt,
+        {"group_id": attempt.group, "sample_index": attempt.sample, "attempt": attempt.attempt,
          **sample_record(one.group.task, trajectory, judgement)}
         for one in judged
         for attempt, trajectory, judgement in zip(

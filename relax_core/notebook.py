@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`relax.train` for Python and notebooks: the same preparation and conduct as the command line, in a thread of its own."""
+"""`relax.train` for Python and notebooks: prepared and conducted as on the command line, in a thread of its own."""
 
 from __future__ import annotations
 

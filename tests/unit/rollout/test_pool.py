@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pool over real child processes: nothing is lost when engines die, and nothing serves weights it did not prove."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relax_core.api import Chosen, EngineSpec, Manifest, Receipt, SystemClock, Version, WorkerSpec
+from relax_core.rollout.completion import Completion, GenerateCall
+from relax_core.rollout.engine_slot import EngineSlot
+from relax_core.rollout.pool import EnginePool, Sampling
+from relax_core.rollout.router import EngineLoad, choose
+from relax_core.runners.local.workers import LocalWorkers
+
+TARGET = "tests.unit.rollout.scripted_engine:ScriptedEngine"
+ENGINE = Chosen("engine", "scripted")
+
+
+@asynccontextmanager
+async def engines(count: int, serve: bool = True) -> AsyncIterator[tuple[EnginePool, list[Receipt], list[str]]]:
+    workers, receipts, told = LocalWorkers(), [], []
+    spec = EngineSpec({}, 64)
+    env = {"PYTHONPATH": os.getcwd()}
+    slots = [
+        EngineSlot(f"engine-{n}", ENGINE, spec, WorkerSpec(f"engine-{n}", ENGINE, env=env, target=TARGET), workers)
+        for n in range(count)
+    ]
+
+    async def prove(receipt: Receipt) -> None:
+        receipts.append(receipt)
+
+    async def tell(what: str, detail: str, seconds: float) -> None:
+        told.append(what)
+
+    pool = EnginePool(slots, SystemClock(), prove, tell, serve_at_start=serve)
+    await pool.start()
+    try:
+        yield pool, receipts, told
+    finally:
+        await pool.close()
+        await workers.close()
+
+
+def manifest(step: int) -> Manifest:
+    return Manifest(Version("actor", 0, step), "full", (), "", fingerprint=f"print-{step}")
+
+
+async def until(ready: Callable[[], bool], seconds: float = 20.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not ready():
+            await asyncio.sleep(0.01)
+
+
+def call(first: int, count: int, floor: int = -1) -> GenerateCall:
+    return GenerateCall((first,), count, seed=0, floor=floor)
+
+
+async def ask(pool: EnginePool, calls: list[GenerateCall]) -> list[Completion]:
+    generate = pool.generator(Sampling(1.0))
+    return list(await asyncio.gather(*(generate(one) for one in calls)))
+
+
+async def test_a_killed_engine_loses_no_request_and_no_token() -> None:
+    async with engines(2) as (pool, _, told):
+        asked = asyncio.create_task(ask(pool, [call(n * 100, 40) for n in range(8)]))
+        await asyncio.sleep(0.15)
+        os.kill(pool.facts()["engine-0"]["pid"], signal.SIGKILL)
+        done = await asked
+        for number, completion in enumerate(done):
+            assert completion.tokens == tuple(range(number * 100 + 1, number * 100 + 41))
+            assert len(completion.log_probs) == len(completion.versions) == 40
+        await until(lambda: "recovered" in told)
+        assert told == ["failed", "recovered"]
+
+
+async def test_a_replaced_engine_serves_only_after_it_proved_the_newest_weights() -> None:
+    async with engines(1) as (pool, receipts, told):
+        await pool.update(manifest(3), Chosen("weight-transport", "none"))
+        os.kill(pool.facts()["engine-0"]["pid"], signal.SIGKILL)
+        (completion,) = await ask(pool, [call(0, 3)])
+        assert completion.versions == (3, 3, 3)
+        assert [receipt.version.step for receipt in receipts] == [3, 3]
+
+
+async def test_engines_of_a_resumed_run_serve_nothing_before_their_first_weights() -> None:
+    async with engines(2, serve=False) as (pool, _, _told):
+        assert not pool.serves
+        asked = asyncio.create_task(ask(pool, [call(0, 2)]))
+        await asyncio.sleep(0.2)
+        assert not asked.done()
+        await pool.update(manifest(5), Chosen("weight-transport", "none"))
+        (completion,) = await asked
+        assert completion.versions == (5, 5)
+
+
+async def test_a_request_below_its_floor_waits_for_an_engine_that_is_new_enough() -> None:
+    async with engines(1) as (pool, _, _told):
+        asked = asyncio.create_task(ask(pool, [call(0, 2, floor=1)]))
+        await asyncio.sleep(0.2)
+        assert not asked.done()
+        await pool.update(manifest(1), Chosen("weight-transport", "none"))
+        assert (await asked)[0].versions == (1, 1)
+
+
+async def test_a_refused_request_is_its_own_fault_and_the_engine_serves_on() -> None:
+    async with engines(1) as (pool, _, told):
+        (refused,) = await ask(pool, [call(999, 2)])
+        assert refused.finish == "error"
+        assert "999" in refused.error
+        (served,) = await ask(pool, [call(0, 2)])
+        assert served.tokens == (1, 2)
+        assert told == []
+
+
+loads = st.lists(
+    st.builds(EngineLoad, st.text("ab", min_size=1, max_size=3), st.booleans(), st.integers(0, 4), st.integers(0, 99)),
+    unique_by=lambda load: load.name,
+)
+
+
+@given(loads, st.integers(-1, 5))
+def test_the_router_takes_the_least_loaded_engine_that_may_serve(engines: list[EngineLoad], floor: int) -> None:
+    able = {load.name: load.work for load in engines if load.serving and load.step >= floor}
+    chosen = choose(engines, floor)
+    assert (chosen is None) == (not able)
+    if chosen is not None:
+        assert able[chosen] == min(able.values())
+
+
+@pytest.mark.parametrize("floor", [-1, 0])
+def test_the_router_has_no_answer_without_engines(floor: int) -> None:
+    assert choose([], floor) is None

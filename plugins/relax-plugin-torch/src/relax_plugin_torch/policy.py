@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A causal language model that scores the tokens of packed rows, exactly: no token sees another row or what follows.
 
-Rows are padded on the right to a rectangle. Attention is causal, so a real token never looks at padding and no mask
-is needed; only trained tokens go through the head, so neither prompts nor padding cost logits.
+Only trained tokens go through the head, so neither prompts nor padding cost logits.
 """
 
 from __future__ import annotations
@@ -10,14 +9,16 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from relax_core import learn
+from relax_core.api import Ragged, RowBatch, RowId
+from relax_plugin_torch.layout import Layout, by_prefix, by_row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
 
 _PROBE_TOLERANCE = 1e-4
 
@@ -25,40 +26,65 @@ _PROBE_TOLERANCE = 1e-4
 class Policy:
     """The model and how to get log-probs from it."""
 
-    def __init__(self, model: PreTrainedModel, *, temperature: float, autocast: bool, max_logits: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, temperature: float, autocast: bool, max_logits: int, share_prefixes: bool
+    ) -> None:
         self.model = model
         self.device = next(model.parameters()).device
         self._temperature, self._autocast, self._max_logits = temperature, autocast, max_logits
         self._vocab_size: int = model.config.vocab_size
+        self._weights_flops, self._attention_flops = _flops(model)
         self._apart = self._head_stands_apart()
+        self._shares = share_prefixes and self._sees_by_mask()
 
     def score(self, batch: learn.PackedBatch, *, entropy: bool = False) -> dict[str, Tensor]:
         """`log_probs` (and `entropy`), [tokens]; 0 without gradient where `loss_mask` is 0."""
+        return self._score(batch, self._layout(batch), entropy)
+
+    def _score(self, batch: learn.PackedBatch, layout: Layout, entropy: bool) -> dict[str, Tensor]:
         trained = batch.loss_mask.nonzero().squeeze(1)
         with self._precision():
-            features = self._features(*_rectangle(batch))
-            before = features.index_select(0, _flat_positions(batch)[trained] - 1)
+            features = self._features(layout).index_select(0, layout.before[trained])
             log_probs, entropies = learn.score_tokens(
-                before, self._head, batch.tokens[trained], vocab_size=self._vocab_size, temperature=self._temperature,
+                features, self._head, batch.tokens[trained], vocab_size=self._vocab_size, temperature=self._temperature,
                 entropy=entropy, max_logits=self._max_logits,
             )  # fmt: skip
         scored = {"log_probs": log_probs} if entropies is None else {"log_probs": log_probs, "entropy": entropies}
         empty = log_probs.new_zeros(len(batch.tokens))
         return {name: empty.index_put((trained,), values) for name, values in scored.items()}
 
-    def _features(self, ids: Tensor, width: int) -> Tensor:
-        """[rows * width, features]: what the head reads, or the logits themselves."""
+    def _layout(self, batch: learn.PackedBatch) -> Layout:
+        """The cheaper one: sharing saves tokens, but its mask pays attention for the whole square of a group."""
+        plain = by_row(batch)
+        if not self._shares or len({row.group for row in batch.rows.ids}) == batch.num_rows:
+            return plain
+        if self._attention_flops * plain.width > self._weights_flops:
+            return plain  # rows so long that attention rules: a square of several would never pay
+        shared = by_prefix(batch)
+        plain_cost = self._cost(plain.lines, plain.width, plain.width // 2)
+        return shared if self._cost(shared.lines, shared.width, shared.width) < plain_cost else plain
+
+    def _cost(self, lines: int, width: int, seen: int) -> float:
+        return lines * width * (self._weights_flops + self._attention_flops * seen)
+
+    def _features(self, layout: Layout) -> Tensor:
+        """[lines * width, features]: what the head reads, or the logits themselves."""
+        inputs = {"input_ids": layout.ids, "use_cache": False}
+        if layout.mask is not None:
+            inputs |= {"position_ids": layout.positions, "attention_mask": layout.mask}
         if self._apart:
-            features = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+            features: Tensor = self.model.base_model(**inputs).last_hidden_state
         else:
-            features = self.model(input_ids=ids, use_cache=False).logits
-        return features.reshape(ids.shape[0] * width, -1)
+            features = self.model(**inputs).logits
+        return features.reshape(layout.ids.numel(), -1)
 
     def _head(self, features: Tensor) -> Tensor:
         return self.model.get_output_embeddings()(features) if self._apart else features
 
     def _precision(self) -> AbstractContextManager[None]:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._autocast)
+
+    # -- what the model can do, found out by trying --------------------------------------------------------------
 
     @torch.no_grad()
     def _head_stands_apart(self) -> bool:
@@ -71,19 +97,32 @@ class Policy:
         apart = self.model.get_output_embeddings()(hidden)
         return apart.shape == whole.shape and torch.allclose(apart, whole, atol=_PROBE_TOLERANCE)
 
+    @torch.no_grad()
+    def _sees_by_mask(self) -> bool:
+        """Whether a mask alone decides what a token sees: full attention in every layer, and two small trees agree."""
+        config = self.model.config
+        kinds = getattr(config, "layer_types", None)
+        windowed = getattr(config, "sliding_window", None) and kinds is None
+        if windowed or any(kind != "full_attention" for kind in kinds or ()) or config._attn_implementation != "sdpa":
+            return False
+        batch = learn.PackedBatch(_family(self._vocab_size), device=str(self.device))
+        plain, shared = (self._score(batch, layout(batch), False)["log_probs"] for layout in (by_row, by_prefix))
+        return torch.allclose(plain, shared, atol=0.1 if self._autocast else _PROBE_TOLERANCE)
 
-def _flat_positions(batch: learn.PackedBatch) -> Tensor:
-    """[tokens]: where each packed token lies in the padded rectangle, flattened."""
-    starts = batch.lengths.cumsum(0) - batch.lengths
-    width = int(batch.lengths.max())
-    return torch.arange(len(batch.tokens), device=starts.device) + (
-        batch.row_of_token * width - starts[batch.row_of_token]
-    )
+
+def _flops(model: PreTrainedModel) -> tuple[float, float]:
+    """Of one token: in the weights, and in attention for each token it sees."""
+    config = model.config
+    embedding = model.get_input_embeddings().weight.numel()
+    weights = sum(parameter.numel() for parameter in model.parameters()) - embedding
+    layers, hidden = getattr(config, "num_hidden_layers", 1), getattr(config, "hidden_size", 1)
+    return 2.0 * weights, 4.0 * layers * hidden
 
 
-def _rectangle(batch: learn.PackedBatch) -> tuple[Tensor, int]:
-    """Token ids [rows, width], padded on the right with token 0."""
-    width = int(batch.lengths.max())
-    ids = batch.tokens.new_zeros(batch.num_rows * width)
-    ids[_flat_positions(batch)] = batch.tokens
-    return ids.view(batch.num_rows, width), width
+def _family(vocab_size: int) -> RowBatch:
+    """Two groups of rows that have prefixes in common."""
+    tokens = [(1, 2, 3, 4), (1, 2, 3, 5, 6), (1, 2, 7), (4, 3, 2), (4, 3, 1, 2)]
+    arrays = [np.array(row, np.int32) % vocab_size for row in tokens]
+    masks = [np.array([0] + [1] * (len(row) - 1), np.uint8) for row in tokens]
+    ids = tuple(RowId(int(index > 2), index, 0, 0) for index in range(len(tokens)))
+    return RowBatch(ids, {"tokens": Ragged.of(arrays), "loss_mask": Ragged.of(masks)})

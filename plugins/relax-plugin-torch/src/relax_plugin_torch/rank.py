@@ -58,7 +58,7 @@ class Rank:
         self._model = load_model(str(spec.model["path"]), options.attention, self._device)
         self._policy = Policy(
             self._model, temperature=spec.temperature, autocast=self._dtype == torch.bfloat16,
-            max_logits=options.logits_mb * 2**18,
+            max_logits=options.logits_mb * 2**18, share_prefixes=options.share_prefixes,
         )  # fmt: skip
         self._transports: dict[str, WeightTransport] = {}
         self.progress = Progress()

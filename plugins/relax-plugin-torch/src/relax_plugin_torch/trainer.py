@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from relax_plugin_torch.rank import Rank
 
 TOKENS_PER_MICRO_BATCH = 2048
-"""Measured on CPU: smaller ones pay Python's overhead, larger ones leave the caches."""
+"""Padded, before prompts are shared. Measured on CPU: smaller ones pay Python's overhead, larger ones leave the caches."""
 
 
 class TorchOptions(Options):
@@ -39,6 +39,8 @@ class TorchOptions(Options):
     """Where the model lives; `auto` is the first GPU, or the CPU where there is none."""
     attention: Literal["sdpa", "eager"] = "sdpa"
     """Implementation of attention, by its name in transformers."""
+    share_prefixes: bool = True
+    """Compute a prompt that rows of a group have in common once, where that costs less than computing it for each."""
     logits_mb: int = Field(128, gt=0)
     """Most memory of float32 logits at once; the backward pass computes larger ones again, slice by slice."""
 

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How packed rows lie in the rectangle that a model reads, and which of its features predicts each token.
+
+`by_row`: a row a line, padded on the right. Attention is causal, so no real token looks at padding and no mask is needed.
+`by_prefix`: a group a line, and a prefix that rows have in common (their prompt) stands there once; a mask lets every
+token see its own row only, so each gets exactly what it would get alone. A row's last token predicts nothing: left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from relax_core.learn import PackedBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What the model gets, and where to read what it gives."""
+
+    ids: Tensor
+    """[lines, width]."""
+    before: Tensor
+    """[tokens]: flat place of the token before each; meaningless at position 0, which is never trained."""
+    positions: Tensor | None = None
+    """[lines, width], where they are not 0, 1, 2, ..."""
+    mask: Tensor | None = None
+    """[lines, 1, width, width] bool: who sees whom, where that is not simply causal."""
+
+    @property
+    def lines(self) -> int:
+        return self.ids.shape[0]
+
+    @property
+    def width(self) -> int:
+        return self.ids.shape[1]
+
+
+def by_row(batch: PackedBatch) -> Layout:
+    offset = _offsets(batch)
+    width = max(1, int(batch.lengths.max()) - 1)
+    place = batch.row_of_token * width + offset
+    inputs = offset < batch.lengths[batch.row_of_token] - 1
+    ids = batch.tokens.new_zeros(batch.num_rows * width)
+    ids[place[inputs]] = batch.tokens[inputs]
+    return Layout(ids.view(batch.num_rows, width), place - 1)
+
+
+def by_prefix(batch: PackedBatch) -> Layout:
+    """Rows of a group as a tree of tokens: a node a distinct prefix, numbered along the line of its group."""
+    rows, order, line = _sorted_inputs(batch)
+    fresh = _fresh(rows, line)
+    # a shared token is the node of the row above it, so every column carries its last fresh node downwards
+    node = np.maximum.accumulate(np.where(fresh, np.cumsum(fresh).reshape(fresh.shape) - 1, -1), axis=0)
+    nodes_in_line = np.bincount(line, weights=fresh.sum(1), minlength=line[-1] + 1).astype(np.int64)
+    width = max(1, int(nodes_in_line.max()))
+    first = np.cumsum(nodes_in_line) - nodes_in_line
+    local = node - first[line][:, None]
+
+    owner, column = np.nonzero(fresh)
+    place = line[owner] * width + local[owner, column]
+    ids = np.zeros((len(nodes_in_line), width), np.int64)
+    positions = np.zeros_like(ids)
+    ids.reshape(-1)[place] = rows[owner, column]
+    positions.reshape(-1)[place] = column
+    mask = np.broadcast_to(np.eye(width, dtype=bool), (len(ids), width, width)).copy()
+    query, ancestor = np.nonzero(np.arange(rows.shape[1]) <= column[:, None])
+    mask.reshape(-1, width)[place[query], local[owner[query], ancestor]] = True
+
+    flat = np.zeros((len(rows), rows.shape[1] + 1), np.int64)
+    flat[order, 1:] = line[:, None] * width + local
+    device = batch.tokens.device
+    before = torch.from_numpy(flat).to(device)[batch.row_of_token, _offsets(batch)]
+    ids_, positions_, mask_ = (torch.from_numpy(array).to(device) for array in (ids, positions, mask[:, None]))
+    return Layout(ids_, before, positions_, mask_)
+
+
+def _offsets(batch: PackedBatch) -> Tensor:
+    """[tokens]: position of each token in its row."""
+    starts = batch.lengths.cumsum(0) - batch.lengths
+    return torch.arange(len(batch.tokens), device=starts.device) - starts[batch.row_of_token]
+
+
+def _sorted_inputs(batch: PackedBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows without their last token [rows, longest], -1 behind the end, such that like prefixes are neighbours.
+
+    Also the order (index of each sorted row in the batch) and the line (number of its group).
+    """
+    column = batch.rows.columns["tokens"]
+    lengths = np.asarray(column.lengths)
+    rows = np.full((len(lengths), max(1, int(lengths.max()))), -1, np.int64)
+    rows[np.arange(rows.shape[1]) < lengths[:, None]] = column.values
+    rows[np.arange(len(lengths)), np.maximum(lengths - 1, 0)] = -1
+    rows = rows[:, : max(1, rows.shape[1] - 1)]
+    groups = np.unique([row.group for row in batch.rows.ids], return_inverse=True)[1]
+    order = np.lexsort((*rows.T[::-1], groups))
+    return rows[order], order, groups[order]
+
+
+def _fresh(rows: np.ndarray, line: np.ndarray) -> np.ndarray:
+    """[rows, longest] bool: tokens whose prefix the row above does not have."""
+    same = np.zeros(rows.shape, bool)
+    same[1:] = (rows[1:] == rows[:-1]) & (line[1:] == line[:-1])[:, None]
+    shared = np.logical_and.accumulate(same, axis=1)
+    return (rows >= 0) & ~shared

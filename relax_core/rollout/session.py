@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One sample while it happens: branches that take turns with the policy, growing one forest of tokens.
+
+Sampled ids go in as they came and are never made from text again; what the environment says is rendered once, as what
+it appends. Nothing here knows engines or environments: turns are asked of `Generate`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from relax_core.api.environment import Action, Observation, Tool
+from relax_core.api.errors import InfrastructureError
+from relax_core.api.family import ModelFamily, Rendered
+from relax_core.api.outcome import Outcome
+from relax_core.api.task import Message, ToolCall
+from relax_core.api.trajectory import Node, Trajectory
+from relax_core.rollout.completion import Completion, Generate, GenerateCall
+from relax_core.rollout.seeds import branch_seed, turn_seed
+
+Format = Callable[[Observation | str], tuple[Message, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a sample may use; 0 is no limit, except for a turn's own."""
+
+    max_new_tokens: int
+    """A turn's."""
+    max_turns: int = 1
+    token_budget: int = 0
+    """Sampled tokens of all turns and branches; branches side by side may each use what was left as they began."""
+    max_context: int = 0
+    """Of one branch, with everything that was said to it."""
+    stop: tuple[str, ...] = ()
+
+
+class Ended(Exception):
+    """The sample's tokens or turns are used up, or its engine failed. Let it pass: nobody listens any more."""
+
+
+@dataclass(slots=True)
+class Sample:
+    """What all branches of a sample share."""
+
+    family: ModelFamily
+    generate: Generate
+    limits: Limits
+    format: Format
+    """The environment's `format_observation`."""
+    tools: tuple[Tool, ...] = ()
+    forest: list[Node] = field(default_factory=list)
+    branches: list[Branch] = field(default_factory=list)
+    outcome: Outcome = Outcome.FINISHED
+    error: str = ""
+    response: str = ""
+    turns: int = 0
+    num_sampled: int = 0
+    step_rewards: list[float] = field(default_factory=list)
+    info: dict[str, Any] = field(default_factory=dict)
+    roots: dict[tuple[int, ...], int] = field(default_factory=dict)
+    """Branches that start with the same tokens share their root."""
+    generating: int = 0
+    deadline: asyncio.Timeout | None = None
+    own_time_s: float = 0.0
+
+    def open(self, prompt: str | tuple[Message, ...], rendered: Rendered, seed: int) -> Branch:
+        """The first branch."""
+        return Branch(self, prompt, rendered, seed)
+
+    def end(self, outcome: Outcome, error: str) -> Ended:
+        """Note why it is over, unless something worse was noted before."""
+        if self.outcome.judged:
+            self.outcome, self.error = outcome, error
+        return Ended(error)
+
+    def room(self, length: int, asked: int | None) -> int:
+        """Tokens that the next turn of a branch of this length may have."""
+        limits = self.limits
+        bounds = [limits.max_new_tokens if asked is None else min(asked, limits.max_new_tokens)]
+        if limits.token_budget:
+            bounds.append(limits.token_budget - self.num_sampled)
+        if limits.max_context:
+            bounds.append(limits.max_context - length)
+        return min(bounds)
+
+    async def ask(self, call: GenerateCall) -> Completion:
+        """One turn of the policy; an engine that fails ends the sample. The environment's own time stands still."""
+        self.generating += 1
+        if self.deadline is not None:
+            self.deadline.reschedule(None)
+        try:
+            completion = await self.generate(call)
+        except (InfrastructureError, ValueError) as error:
+            raise self.end(Outcome.ENGINE_ERROR, f"{type(error).__name__}: {error}") from error
+        finally:
+            self.generating -= 1
+            if self.deadline is not None and not self.generating and not self.deadline.expired():
+                self.deadline.reschedule(asyncio.get_running_loop().time() + self.own_time_s)
+        if completion.finish in ("error", "abort"):
+            raise self.end(Outcome.ENGINE_ERROR, completion.error or f"generation ended with {completion.finish}")
+        return completion
+
+    @contextmanager
+    def watched(self, deadline: asyncio.Timeout, own_time_s: float) -> Iterator[None]:
+        """Let the deadline of an environment that drives count only the time in which no turn is being sampled."""
+        self.deadline, self.own_time_s = deadline, own_time_s
+        try:
+            yield
+        finally:
+            self.deadline = None
+
+    def trajectory(self) -> Trajectory:
+        messages = tuple(message for branch in self.branches for message in branch.own_messages())
+        info = {**self.info, "error": self.error} if self.error else self.info
+        return Trajectory(messages, self.response, tuple(self.forest), self.outcome, tuple(self.step_rewards), info)
+
+
+class Branch:
+    """One line of a sample: `Session` for environments that drive, and what the turn loop works on."""
+
+    def __init__(self, sample: Sample, prompt: str | tuple[Message, ...], rendered: Rendered | None, seed: int) -> None:
+        self.sample, self._seed, self._rendered = sample, seed, rendered
+        self._raw = isinstance(prompt, str)
+        self._prompt = prompt
+        self._messages = [Message("user", prompt)] if isinstance(prompt, str) else list(prompt)
+        self._shared = 0
+        self._pending: list[Message] = []
+        self._tokens: tuple[int, ...] = ()
+        self._media: tuple[str, ...] = ()
+        self._leaf: int | None = None
+        self._turn = self._forks = 0
+        self._floor = -1
+        sample.branches.append(self)
+
+    async def generate(self, max_new_tokens: int | None = None, stop: tuple[str, ...] = ()) -> Action:
+        """Let the policy take a turn. Raises Ended when it can't."""
+        sample = self.sample
+        if not sample.outcome.judged:
+            raise Ended(sample.error)
+        if sample.limits.max_turns and sample.turns >= sample.limits.max_turns:
+            raise sample.end(Outcome.TRUNCATED, "")
+        self._render()
+        room = sample.room(len(self._tokens), max_new_tokens)
+        if room <= 0:
+            raise sample.end(Outcome.TRUNCATED, "")
+        sample.turns += 1
+        self._turn += 1
+        seed = turn_seed(self._seed, self._turn - 1)
+        stops = stop or sample.limits.stop
+        completion = await sample.ask(
+            GenerateCall(self._tokens, room, seed, sample.family.stop_tokens, stops, self._media, self._floor)
+        )
+        if completion.finish == "length" and room != max_new_tokens:
+            sample.end(Outcome.TRUNCATED, "")
+        return self._take(completion)
+
+    def observe(self, observation: Observation | str) -> None:
+        self.append(self.sample.format(observation))
+
+    def append(self, messages: tuple[Message, ...]) -> None:
+        """What was said to the policy; rendered when its next turn begins."""
+        self._pending += messages
+
+    def fork(self) -> Branch:
+        self._forks += 1
+        branch = Branch(self.sample, self._prompt, self._rendered, branch_seed(self._seed, self._turn, self._forks))
+        branch._messages, branch._pending = list(self._messages), list(self._pending)
+        branch._shared = len(self._messages) + len(self._pending)
+        branch._tokens, branch._media, branch._leaf = self._tokens, self._media, self._leaf
+        branch._floor = self._floor
+        return branch
+
+    def restart(self, prompt: str | tuple[Message, ...]) -> Branch:
+        self._forks += 1
+        return Branch(self.sample, prompt, None, branch_seed(self._seed, self._turn, self._forks))
+
+    def reward(self, value: float) -> None:
+        self.sample.step_rewards.append(float(value))
+
+    def own_messages(self) -> list[Message]:
+        """Its conversation without what it shares with the branch it was forked from."""
+        return [*self._messages, *self._pending][self._shared :]
+
+    def _render(self) -> None:
+        """Bring the tokens up to where the policy speaks."""
+        if self._leaf is None:
+            self._start()
+        elif self._pending:
+            self._extend()
+        self._messages += self._pending
+        self._pending.clear()
+
+    def _start(self) -> None:
+        family = self.sample.family
+        rendered = self._rendered
+        if rendered is None or (self._pending and not self._raw):
+            prompt = self._prompt if self._raw else (*self._messages, *self._pending)
+            rendered = family.start(prompt, self.sample.tools)
+        tokens = rendered.tokens + (family.encode(_text(self._pending)) if self._raw and self._pending else ())
+        if tokens not in self.sample.roots:
+            self.sample.roots[tokens] = self._node(Node(None, tokens, sampled=False))
+        self._leaf, self._tokens, self._media = self.sample.roots[tokens], tokens, rendered.media
+
+    def _extend(self) -> None:
+        """Only what the template appends; a task whose prompt is a bare string goes on as bare text."""
+        family = self.sample.family
+        if self._raw:
+            added = Rendered(family.encode(_text(self._pending)))
+        else:
+            added = family.delta(self._messages, self._pending, self._tokens[-1])
+        self._media += added.media
+        if added.tokens:
+            self._leaf = self._node(Node(self._leaf, added.tokens, sampled=False))
+            self._tokens += added.tokens
+
+    def _take(self, completion: Completion) -> Action:
+        sample, family = self.sample, self.sample.family
+        tokens = completion.tokens
+        if tokens:
+            versions = completion.versions
+            if completion.oldest_cache and completion.oldest_cache != versions:
+                versions = tuple(map(min, versions, completion.oldest_cache))
+            oldest = min(versions)
+            self._floor = oldest if self._floor < 0 else min(self._floor, oldest)
+            self._leaf = self._node(Node(self._leaf, tokens, True, completion.log_probs, versions))
+            self._tokens += tokens
+            sample.num_sampled += len(tokens)
+        text, error = family.decode(tokens), ""
+        calls: tuple[ToolCall, ...] = ()
+        if sample.tools:
+            text, calls, error = family.parse(text)
+            error = error or _misnamed(calls, sample.tools)
+        sample.response = text
+        self._messages.append(Message("assistant", text, calls))
+        return Action(text, tokens, calls, error)
+
+    def _node(self, node: Node) -> int:
+        self.sample.forest.append(node)
+        return len(self.sample.forest) - 1
+
+
+def _text(messages: list[Message]) -> str:
+    return "".join(message.text for message in messages)
+
+
+def _misnamed(calls: tuple[ToolCall, ...], tools: tuple[Tool, ...]) -> str:
+    """What the policy should hear of a call to a tool that is not there."""
+    known = {tool.name for tool in tools}
+    wrong = next((call.name for call in calls if call.name not in known), None)
+    return "" if wrong is None else f"there is no tool {wrong!r}; there are {', '.join(sorted(known))}"

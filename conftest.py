@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of the whole suite: tests that start Ray share one process, and with `--no-skips` only a missing GPU excuses one.
+
+Fixtures do not belong here; they stand in the `conftest.py` beside the tests that use them.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--no-skips", action="store_true", help="fail when a test that is not marked gpu was skipped")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Skips(refused=config.getoption("--no-skips")), "skips")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One Ray cluster at a time: with `--dist loadgroup` these run one after another in one process."""
+    for item in items:
+        if item.get_closest_marker("ray"):
+            item.add_marker(pytest.mark.xdist_group("ray"))
+
+
+class Skips:
+    """Counts skips where all reports come together, with or without xdist."""
+
+    def __init__(self, refused: bool) -> None:
+        self._refused = refused
+        self._for_gpu: list[str] = []
+        self._other: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.skipped and not hasattr(report, "wasxfail"):
+            (self._for_gpu if "gpu" in report.keywords else self._other).append(report.nodeid)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.skipped:
+            self._other.append(report.nodeid)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self._refused and self._other and session.exitstatus == 0:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        terminalreporter.write_line(f"skipped for want of a GPU: {len(self._for_gpu)}")
+        for nodeid in self._other if self._refused else ():
+            terminalreporter.write_line(f"skipped, which only tests marked gpu may be: {nodeid}", red=True)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ledger.db`: the ledger's facts on disk, one writer, durable when `commit` returns. sqlite in rollback-journal mode.
+"""`ledger.db`: the ledger's facts on disk, one writer, durable when `commit` returns.
+
+sqlite with a write-ahead log that is synced at every commit: one sync each, and others may read meanwhile.
 
 A commit that fails loses nothing: the facts stay in memory and go with the next one.
 """
@@ -72,8 +74,7 @@ class Journal:
         try:
             Path(directory).mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
-            self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
-            self._db.execute("PRAGMA journal_mode = PERSIST")
+            self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.executescript(TABLES)
             self._check_schema()

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run around a bus, for its conformance suite: a producer, a role that credits, a trainer. Rows say whose they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from relax_core.api.batch import AttemptId, Ragged, RowBatch, RowId
+from relax_core.api.bus import Bus, BusSettings, Claim, ClaimRequest, Issue, Sealed
+from relax_core.api.outcome import Outcome
+from relax_core.api.version import Version
+
+WAIT_S = 20.0
+"""Longest wait for something that must come."""
+FIRST = ("tokens", "rewards")
+START = Version("actor", 0, 0)
+SETTINGS = BusSettings(group_size=2, groups_per_step=2, max_staleness=1, columns=("tokens", "advantages"))
+
+
+@dataclass(slots=True)
+class Lab:
+    """One open bus and what the producer at it knows."""
+
+    bus: Bus
+    held: set[AttemptId] = field(default_factory=set)
+    admitted: int = 0
+
+    async def admit(self, limit: int = 2, wait_s: float = WAIT_S) -> tuple[Issue, ...]:
+        """Groups that an engine with the newest weights may start."""
+        issues = await self.bus.admit("rollout", await self.bus.version(), limit, wait_s)
+        self.admitted += sum(len(issue.attempts) for issue in issues)
+        self.held.update(attempt for issue in issues for attempt in issue.attempts)
+        return issues
+
+    async def put(self, attempts: Sequence[AttemptId], rows: int = 1, wait_s: float = WAIT_S, tokens: int = 4) -> bool:
+        """Finish samples: each with `rows` rows, sampled by the newest weights."""
+        step = (await self.bus.version()).step
+        ids = tuple(RowId(*attempt, row) for attempt in attempts for row in range(rows))
+        sealed = [Sealed(a, rows, Outcome.FINISHED, 1.0, step, tokens if rows else 0, newest=step) for a in attempts]
+        stored = await self.bus.put(RowBatch(ids, columns(ids, tokens)), sealed, wait_s)
+        if stored:
+            self.held.difference_update(attempts)
+        return stored
+
+    async def fail(self, attempt: AttemptId, outcome: Outcome = Outcome.REWARD_TIMEOUT) -> None:
+        """A sample ended without a verdict."""
+        await self.bus.put(RowBatch((), columns((), 1)), [Sealed(attempt, 0, outcome)], WAIT_S)
+        self.held.discard(attempt)
+
+    async def produce(self, groups: int = 2) -> tuple[Issue, ...]:
+        """So many whole groups on the bus, group by group."""
+        issues = await self.admit(groups)
+        for issue in issues:
+            await self.put(issue.attempts)
+        return issues
+
+    async def credit(self, groups: int = 8) -> Claim | None:
+        """Claim, fill advantages, acknowledge; each row's advantage is its group number."""
+        claim = await self.bus.claim(ClaimRequest("advantages", FIRST, groups), WAIT_S)
+        if claim is not None:
+            await self.bus.write(claim, {"advantages": by_row(claim.rows)})
+            await self.bus.acknowledge(claim)
+        return claim
+
+    async def claim_step(self, groups: int = 2, wait_s: float = WAIT_S, overdue: bool = False) -> Claim | None:
+        """What the actor asks for its next step."""
+        step = (await self.bus.version()).step
+        request = ClaimRequest("actor", FIRST, groups, 1, trains=True, step=step, overdue=overdue)
+        return await self.bus.claim(request, wait_s)
+
+    async def train(self) -> Claim:
+        """One whole step, from admission to its commit."""
+        await self.produce()
+        await self.credit()
+        claim = await self.claim_step()
+        assert claim is not None, "the groups of a whole step are ready and were not handed out"
+        await self.bus.trained([claim], (await self.bus.version()).step)
+        return claim
+
+    async def problem(self) -> str:
+        """What the account finds wrong, told what the producer holds; nothing when it balances."""
+        await self.bus.report_held("rollout", frozenset(self.held), self.admitted)
+        account = await self.bus.account()
+        ended = account.trained + sum(account.dropped.values())
+        if account.balanced and account.issued != ended + account.in_flight:
+            return f"balanced, but issued {account.issued}, ended {ended}, in flight {account.in_flight}"
+        return account.problem
+
+
+def columns(ids: Sequence[RowId], tokens: int) -> dict[str, Ragged]:
+    """Token values name their row; lengths differ from row to row."""
+    lengths = np.array([tokens + row.sample for row in ids], np.int64)
+    values = [np.full(tokens + row.sample, token(row), np.int32) for row in ids]
+    return {"tokens": Ragged(np.concatenate([np.zeros(0, np.int32), *values]), lengths), "rewards": by_row(ids)}
+
+
+def token(row: RowId) -> int:
+    return row.group * 1000 + row.sample * 10 + row.row
+
+
+def by_row(ids: Sequence[RowId]) -> Ragged:
+    """One number a row: its group."""
+    return Ragged(np.array([row.group for row in ids], np.float32), np.ones(len(ids), np.int64))

@@ -55,16 +55,21 @@ def _names(value: str) -> frozenset[str]:
 
 def _out_of_range(record: Record) -> str:
     from packaging.specifiers import SpecifierSet
-    from packaging.version import Version
 
     core = core_version()
     if not record.api_range:
-        release = Version(core)
-        line = f"{CORE}>={release.major}.{release.minor},<{release.major}.{release.minor + 1}"
-        return f'its metadata states no API range; add "{line}" to dependencies in its pyproject.toml'
+        return f'its metadata states no API range; add "{CORE}{core_range()}" to dependencies in its pyproject.toml'
     if not SpecifierSet(record.api_range).contains(core, prereleases=True):
         return f"it needs {CORE} {record.api_range}, and this is {core}; install matching versions"
     return ""
+
+
+def core_range() -> str:
+    """The range that a plugin written for this core states: the minor version is the API's."""
+    from packaging.version import Version
+
+    release = Version(core_version())
+    return f">={release.major}.{release.minor},<{release.major}.{release.minor + 1}"
 
 
 @cache

@@ -71,7 +71,7 @@ ALONE = {
     "reads masked": ("Term(value)", "Term(value + policy.log_probs.sum())", "have a gradient"),
     "not a count": ("batch.loss_mask.sum())}", "torch.tensor(1.0))}", "is no sum"),
     "metrics": ("(moved, batch.loss_mask.sum())", "(moved,)", "loss_is_named_terms"),
-    "loss type": ("return Loss(", "return dict(terms=", "return Loss(terms="),
+    "loss type": ("return Loss(", "return dict(one=1) or Loss(", "return Loss(terms="),
     "advantages type": ("return Advantages(", "return (", "return Advantages"),
     "batch mean": (
         "learn.group_mean_std(groups.rewards, groups.valid)",

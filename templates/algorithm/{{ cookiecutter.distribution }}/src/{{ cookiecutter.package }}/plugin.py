@@ -1,0 +1,14 @@
+"""What this distribution offers. Strings only: nothing heavy is imported to list it."""
+
+from relax_core.api import Component, hook
+
+
+@hook
+def relax_algorithms() -> list[Component]:
+    return [
+        Component(
+            "{{ cookiecutter.name }}",
+            "{{ cookiecutter.package }}.algorithm:{{ cookiecutter.class_name }}",
+            "{{ cookiecutter.help }}",
+        )
+    ]

@@ -10,7 +10,19 @@ import torch
 from relax_plugin_torch.trainer import TorchTrainer
 
 from relax_core import learn
-from relax_core.api import Algorithm, Chosen, ConfigError, Loss, OptimizerSpec, Ragged, Term, TrainerSpec, Version
+from relax_core.api import (
+    Algorithm,
+    Chosen,
+    ConfigError,
+    Loss,
+    OptimizerSpec,
+    Ragged,
+    RowBatch,
+    RowId,
+    Term,
+    TrainerSpec,
+    Version,
+)
 from relax_core.api.algorithm import ENTROPY, LOG_PROBS, VALUES_OUTPUT
 from relax_core.testing.trainer import InMemory, chunk, forward, make_rows, tiny_model
 
@@ -300,3 +312,16 @@ def test_random_state_continues(folder, start, tmp_path):
     want = [random.random(), np.random.random(), torch.rand(1).item()]
     trainer.load(str(tmp_path / "checkpoint"))
     assert [random.random(), np.random.random(), torch.rand(1).item()] == want
+
+
+@pytest.mark.parametrize(("tokens", "says"), [
+    ([1, 64], "row \\(3, 0, 0, 0\\): got token 64"), ([1, -1], "got token -1"), ([1] * 129, "got 129 tokens"),
+    ([], "got 0 tokens"),
+])  # fmt: skip
+def test_rows_that_the_model_cannot_read_are_named(folder, start, tokens, says):
+    mask = [0] * len(tokens)
+    rows = RowBatch((RowId(3, 0, 0, 0),), {
+        "tokens": Ragged.of([np.array(tokens, np.int32)]), "loss_mask": Ragged.of([np.array(mask, np.uint8)]),
+    })  # fmt: skip
+    with pytest.raises(ValueError, match=says):
+        forward(start(folder, role="reference"), rows, 0)

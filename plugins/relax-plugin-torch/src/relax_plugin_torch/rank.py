@@ -37,6 +37,7 @@ from relax_plugin_torch.optimizer import make_optimizer
 from relax_plugin_torch.policy import Policy
 from relax_plugin_torch.progress import Progress
 from relax_plugin_torch.random_state import seed_all
+from relax_plugin_torch.rows import check_rows
 from relax_plugin_torch.setup import TRAINED_ROLES, check_outputs, check_spec, choose_device, set_up
 from relax_plugin_torch.update import Update
 
@@ -155,7 +156,8 @@ class Rank:
             )
 
     def _micro_batches(self, chunk: Chunk, skip: bool) -> Iterator[learn.PackedBatch]:
-        rows = chunk.rows
+        rows, config = chunk.rows, self._model.config
+        check_rows(rows, config.vocab_size, getattr(config, "max_position_embeddings", 0))
         wanted = set(learn.rows_with_gradient(rows)) if skip and "advantages" in rows.columns else set(range(len(rows)))
         for planned in chunk.plan.micro_batches[self._spec.rank]:
             indices = [index for index in planned if index in wanted]

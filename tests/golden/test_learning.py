@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole chain learns: rewards to groups, groups to advantages, advantages to the trainer's update."""
+
+import numpy as np
+import pytest
+from relax_plugin_policy_gradient.grpo import GRPO, GRPOOptions
+from relax_plugin_torch.trainer import TorchTrainer
+
+from relax_core import learn
+from relax_core.api import (
+    AttemptId,
+    Chosen,
+    OptimizerSpec,
+    Outcome,
+    Ragged,
+    RowBatch,
+    RowId,
+    Sealed,
+    TrainerSpec,
+    Version,
+)
+from relax_core.testing.trainer import VOCAB, chunk, forward, tiny_model
+
+GROUPS, SIZE = 8, 8
+
+
+def answer_distribution(trainer, prompts):
+    """[prompts, vocab]: the policy's next token, from its own scores of every token."""
+    rows = [(*prompt, token) for prompt in prompts for token in range(VOCAB)]
+    lengths = np.full(len(rows), 3)
+    batch = RowBatch(
+        tuple(RowId(i // VOCAB, i % VOCAB, 0, 0) for i in range(len(rows))),
+        {
+            "tokens": Ragged(np.array(rows, np.int32).reshape(-1), lengths),
+            "loss_mask": Ragged(np.tile([0, 0, 1], len(rows)).astype(np.uint8), lengths),
+        },
+    )
+    return np.exp(forward(trainer, batch, 0).values[2::3].reshape(len(prompts), VOCAB))
+
+
+def sampled_step(random, trainer, step):
+    """Prompts (a, b) are answered by sampling; the answer a is right."""
+    prompts = random.integers(0, 8, (GROUPS, 2))
+    answers = [
+        random.choice(VOCAB, SIZE, p=p / p.sum()) for p in answer_distribution(trainer, prompts).astype(np.float64)
+    ]
+    ids = [RowId(step * GROUPS + g, s, 0, 0) for g in range(GROUPS) for s in range(SIZE)]
+    rewards = [float(answers[g][s] == prompts[g][0]) for g in range(GROUPS) for s in range(SIZE)]
+    tokens = np.array([(*prompts[g], answers[g][s]) for g in range(GROUPS) for s in range(SIZE)], np.int32)
+    lengths = np.full(len(ids), 3)
+    mask = np.tile([0, 0, 1], len(ids)).astype(np.uint8)
+    rows = RowBatch(tuple(ids), {
+        "tokens": Ragged(tokens.reshape(-1), lengths), "loss_mask": Ragged(mask, lengths),
+        "weight_versions": Ragged(np.where(mask == 1, step, -1).astype(np.int32), lengths),
+    })  # fmt: skip
+    samples = {
+        row.attempt_id: Sealed(AttemptId(*row[:3]), 1, Outcome.FINISHED, reward, trained_tokens=1)
+        for row, reward in zip(ids, rewards, strict=True)
+    }
+    return rows, samples, float(np.mean(rewards))
+
+
+@pytest.mark.parametrize("options", [{}, {"aggregation": "token", "entropy_coef": 0.001}])
+def test_a_policy_finds_the_rewarded_answer(tmp_path, options):
+    random, algorithm, trainer = np.random.default_rng(0), GRPO(GRPOOptions(**options)), TorchTrainer()
+    trainer.build = lambda chosen: algorithm
+    optimizer = OptimizerSpec(1e-2, warmup_steps=3, betas=(0.9, 0.99))
+    trainer.start(TrainerSpec({"path": tiny_model(tmp_path)}, Chosen("algorithm", "grpo"), optimizer))
+    rewards = []
+    for step in range(150):
+        rows, samples, reward = sampled_step(random, trainer, step)
+        rewards.append(reward)
+        grouping = learn.Grouping(rows, samples)
+        rows = rows.with_columns(grouping.columns(algorithm.advantages(grouping.groups)))
+        trainer.begin_step(Version("actor", 0, step))
+        trainer.begin_update(learn.count(rows))
+        trainer.accumulate(chunk(trainer, rows), True)
+        trainer.finish_update(learn.count(rows))
+    trainer.stop()
+    assert np.mean(rewards[:10]) < 0.2, rewards
+    assert np.mean(rewards[-10:]) > 0.7, rewards

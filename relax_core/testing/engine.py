@@ -56,8 +56,8 @@ class EngineSuite(Suite):
         suite: type[EngineSuite] = request.cls
         if suite.generic:
             pytest.importorskip("transformers", reason="the reference forward needs transformers")
-        folders = [tiny_qwen3(str(tmp_path_factory.mktemp("model")), seed) for seed in (1, 2)]
-        lab = Lab(suite.make_engine(), *folders).start(version=Version("actor", 0, 0))
+        first, second = (tiny_qwen3(str(tmp_path_factory.mktemp("model")), seed) for seed in (1, 2))
+        lab = Lab(suite.make_engine(), first, second).start(version=Version("actor", 0, 0))
         yield lab
         lab.stop()
 

@@ -17,12 +17,15 @@ from relax_core.api.engine import Delta, FinishReason, GenerateRequest
 from relax_plugin_transformers.cache import RowsCache
 from relax_plugin_transformers.counter import SEED_MASK, uniforms
 from relax_plugin_transformers.model import CausalModel, aligned
-from relax_plugin_transformers.sampling import Drawn, Rules, draw
+from relax_plugin_transformers.sampling import CHOICES, Drawn, Rules, draw
 from relax_plugin_transformers.stream import Stream
 
 _ROW = np.dtype(
-    [("seed", np.uint64), ("position", np.int64), ("remaining", np.int64), ("start", np.int64), ("fresh", np.int64)]
-)
+    [
+        ("seed", np.uint64), ("position", np.int64), ("remaining", np.int64), ("start", np.int64), ("fresh", np.int64),
+        *CHOICES,
+    ]
+)  # fmt: skip
 _AHEAD = 64
 """Columns reserved for tokens to come."""
 _TRIM = 64
@@ -55,6 +58,9 @@ class Batch:
         self._rows["seed"] = [request.seed & SEED_MASK for request in requests]
         self._rows["position"] = [len(request.tokens) for request in requests]
         self._rows["remaining"] = [request.max_new_tokens for request in requests]
+        for field, _ in CHOICES:
+            self._rows[field] = [getattr(request, field) for request in requests]
+        self._suppresses = any(request.suppress_tokens for request in requests)
         self._stops = _padded([request.stop_tokens for request in requests])
         self._tokens = np.zeros((len(members), window), np.int64)
         self._log_probs = np.zeros((len(members), window))
@@ -129,7 +135,8 @@ class Batch:
 
     def _draw(self, logits: torch.Tensor, model: CausalModel) -> None:
         if self._rules is None:
-            self._rules = Rules.of([member.request for member in self.members], model.vocab_size, model.device)
+            suppress = [member.request.suppress_tokens for member in self.members] if self._suppresses else ()
+            self._rules = Rules.of(self._rows, suppress, model.vocab_size, model.device)
         drawn = draw(logits, uniforms(self._rows["seed"], self._rows["position"]), self._rules)
         self._last = torch.from_numpy(drawn.tokens).to(model.device)
         at = (np.arange(len(self)), self._rows["fresh"])
@@ -235,6 +242,7 @@ class Batch:
         self._tokens = np.concatenate([self._tokens, other._tokens])
         self._log_probs = np.concatenate([self._log_probs, other._log_probs])
         self._top.update(other._top)
+        self._suppresses |= other._suppresses
         self.members = self.members + other.members
         self._changed()
 

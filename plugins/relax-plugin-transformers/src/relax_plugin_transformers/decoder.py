@@ -26,6 +26,8 @@ from relax_plugin_transformers.options import TransformersOptions
 from relax_plugin_transformers.stream import Stream
 
 T = TypeVar("T")
+_SEND_EVERY = 4
+"""Iterations whose deltas cross to the event loop together: every crossing costs this thread the interpreter lock."""
 
 
 class Decoder:
@@ -47,6 +49,8 @@ class Decoder:
         """Every request that has not finished, wherever it is: waiting, in prefill or in a batch."""
         self._waiting: deque[deque[Running]] = deque()
         self._batches: list[Batch] = []
+        self._held: Finished = []
+        self._since_sent = 0
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="relax-decoder", daemon=True)
@@ -108,8 +112,9 @@ class Decoder:
             rows = [row for row, member in enumerate(batch.members) if not ids or member.request.id in ids]
             if rows:
                 finished += batch.take(rows, "abort", self.version.step)
-        self._post(finished)
+        self._hold(finished)
         self._forget_empty()
+        self._send()
 
     def stop(self) -> None:
         self.abort(frozenset())
@@ -123,7 +128,7 @@ class Decoder:
     def flush(self) -> None:
         """Send what was sampled so far: a delta never spans two versions."""
         for batch in self._batches:
-            self._post(batch.flush(self.version.step))
+            self._hold(batch.flush(self.version.step))
 
     def drop_caches(self) -> int:
         return sum(batch.drop_cache() for batch in self._batches)
@@ -149,13 +154,16 @@ class Decoder:
         return self._stopping or self.paused or bool(self.asleep) or not (self._waiting or self._batches)
 
     def _obey(self) -> None:
-        """Run what is queued; with nothing to decode, sleep until a command comes: stopping is one."""
+        """Run what is queued; with nothing to decode, wait until a command comes: stopping is one."""
         if self._idle():
+            self.flush()
+            self._send()
             self._commands.get()()
         while not self._commands.empty():
             self._commands.get()()
 
     def _end(self) -> None:
+        self._send()
         error = InfrastructureError(f"the engine has stopped ({self.failure or 'stopped'}); start another")
         for stream in {id(member.stream): member.stream for member in self._open.values()}.values():
             stream.post(error)
@@ -170,16 +178,19 @@ class Decoder:
         self._admit()
         for batch in self._batches:
             if batch.full:
-                self._post(batch.flush(self.version.step))
+                self._hold(batch.flush(self.version.step))
             batch.step(self.model)
-            self._post(batch.take_finished(self.version.step))
+            self._hold(batch.take_finished(self.version.step))
         self._forget_empty()
+        self._since_sent += 1
+        if self._since_sent >= _SEND_EVERY or not self._batches:
+            self._send()
 
     def _admit(self) -> None:
         if self._waiting and not (self._serial and self._batches):
             for members in by_prompt_length(self._take_fitting(), self._options.max_prefill_tokens):
                 batch = Batch.prefill(members, self.model, self._options.deltas_every)
-                self._post(batch.take_finished(self.version.step))
+                self._hold(batch.take_finished(self.version.step))
                 if len(batch):
                     self._place(batch)
 
@@ -209,14 +220,19 @@ class Decoder:
         self._batches = [batch for batch in self._batches if len(batch)]
         self._waiting = deque(call for call in self._waiting if call)
 
-    def _post(self, finished: Finished) -> None:
-        by_stream: dict[int, tuple[Stream, list[Delta]]] = {}
-        for member, delta in finished:
+    def _hold(self, deltas: Finished) -> None:
+        self._held += deltas
+        for _, delta in deltas:
             if delta.finish:
                 del self._open[delta.id]
+
+    def _send(self) -> None:
+        by_stream: dict[int, tuple[Stream, list[Delta]]] = {}
+        for member, delta in self._held:
             by_stream.setdefault(id(member.stream), (member.stream, []))[1].append(delta)
         for stream, deltas in by_stream.values():
             stream.post(deltas)
+        self._held, self._since_sent = [], 0
 
 
 def by_prompt_length(members: Sequence[Running], budget: int) -> list[list[Running]]:

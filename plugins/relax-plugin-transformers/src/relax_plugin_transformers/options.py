@@ -26,4 +26,4 @@ class TransformersOptions(Options):
     max_prefill_tokens: int = Field(default=8192, ge=1)
     """Tokens of one prefill pass; bounds its activation memory."""
     deltas_every: int = Field(default=16, ge=1)
-    """Iterations between two deltas of a running request; finished ones are sent at once."""
+    """Iterations between two deltas of a running request; finished ones are sent within four."""

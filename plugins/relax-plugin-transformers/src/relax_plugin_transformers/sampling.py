@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from relax_core.api.engine import GenerateRequest
-
+CHOICES = (("temperature", np.float32), ("top_p", np.float32), ("top_k", np.int64), ("num_top", np.int64))
+"""What rows are drawn by, as fields of their records; named as in `GenerateRequest`."""
 _CDF_ELEMENTS = 1 << 24
 """float64 numbers of one cumulative sum: 128 MB."""
 
@@ -37,24 +37,26 @@ class Rules:
     num_top: int
 
     @classmethod
-    def of(cls, requests: Sequence[GenerateRequest], vocab_size: int, device: torch.device) -> Rules:
-        temperature = np.array([r.temperature for r in requests], np.float32)
-        top_p = np.array([r.top_p for r in requests], np.float32)
-        top_k = np.array([r.top_k or vocab_size for r in requests], np.int64)
-        greedy = temperature == 0
-        top_p[greedy], top_k[greedy] = 1.0, vocab_size
-        suppress = [(row, token) for row, r in enumerate(requests) for token in r.suppress_tokens]
+    def of(
+        cls, choices: np.ndarray, suppress: Sequence[tuple[int, ...]], vocab_size: int, device: torch.device
+    ) -> Rules:
+        """From records with the fields of `CHOICES`, and each row's suppressed tokens where any has some."""
+        greedy = choices["temperature"] == 0
+        plain = np.float32(1)
+        temperature = np.where(greedy, plain, choices["temperature"])
+        top_p = np.where(greedy, plain, choices["top_p"])
+        top_k = np.where(greedy | (choices["top_k"] == 0), vocab_size, choices["top_k"])
 
-        def column(values: np.ndarray, needed: bool) -> torch.Tensor | None:
-            return torch.from_numpy(values).to(device)[:, None] if needed else None
+        def column(values: np.ndarray, needed: np.ndarray) -> torch.Tensor | None:
+            return torch.from_numpy(values).to(device)[:, None] if needed.any() else None
 
         return cls(
-            column(np.where(greedy, np.float32(1), temperature), bool(((temperature != 1) & ~greedy).any())),
+            column(temperature, temperature != 1),
             torch.from_numpy(greedy).to(device) if greedy.any() else None,
-            column(top_k, bool((top_k < vocab_size).any())),
-            column(top_p, bool((top_p < 1).any())),
-            _pairs(suppress, device),
-            max((r.num_top for r in requests), default=0),
+            column(top_k, top_k < vocab_size),
+            column(top_p, top_p < 1),
+            _pairs([(row, token) for row, tokens in enumerate(suppress) for token in tokens], device),
+            int(choices["num_top"].max(initial=0)),
         )
 
 

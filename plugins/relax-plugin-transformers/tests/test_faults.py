@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Broken folders, broken weights and a broken decoding thread: told at once, and nothing wrong is served."""
+
+import asyncio
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from relax_plugin_transformers.batch import Batch
+from relax_plugin_transformers.engine import TransformersEngine
+from relax_plugin_transformers.options import TransformersOptions
+from relax_plugin_transformers.resident import Resident
+
+from relax_core.api.engine import EngineSpec
+from relax_core.api.errors import ConfigError, InfrastructureError
+from relax_core.api.version import Version
+from relax_core.testing.engine import PROMPT, PROMPTS, agrees, until_known
+from relax_core.testing.engine_lab import CONTEXT, Lab, gather, joined, tensors_of, tiny_qwen3
+from relax_core.weights.files import Disk
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    first, second = (tiny_qwen3(str(tmp_path_factory.mktemp("model")), seed) for seed in (1, 2))
+    return first, second
+
+
+def make_lab(folders: tuple[str, str], options: TransformersOptions | None = None, **spec: object) -> Lab:
+    engine = TransformersEngine(options)
+    engine.build = lambda chosen: Disk()
+    return Lab(engine, *folders).start(version=Version("actor", 0, 0), **spec)
+
+
+@pytest.fixture
+def lab(folders: tuple[str, str]) -> Iterator[Lab]:
+    lab = make_lab(folders)
+    yield lab
+    lab.stop()
+
+
+def no_folder(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def no_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def malformed_config(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+
+
+def config_that_is_a_list(folder: Path) -> None:
+    (folder / "config.json").write_text("[]")
+
+
+def unknown_architecture(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({"model_type": "abacus"}))
+
+
+def recurrent_layers(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "layer_types": ["linear_attention", "full_attention"]}))
+
+
+def no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def truncated_weights(folder: Path) -> None:
+    os.truncate(folder / "model.safetensors", 5000)
+
+
+def a_tensor_missing(folder: Path) -> None:
+    tensors = [item for item in tensors_of(str(folder)) if "layers.1.mlp.up_proj" not in item[0]]
+    manifest = Disk().send(
+        Version("actor", 0, 0), "full", "", [(n, np.array(a), d) for n, a, d in tensors], str(folder)
+    )
+    Path(manifest.location).rename(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        no_folder, no_config, malformed_config, config_that_is_a_list, unknown_architecture, recurrent_layers, no_weights,
+        truncated_weights, a_tensor_missing,
+    ],
+)  # fmt: skip
+async def test_broken_folder_is_a_configuration_error(
+    folders: tuple[str, str], tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    folder = Path(shutil.copytree(folders[0], tmp_path / "model"))
+    damage(folder)
+    with pytest.raises(ConfigError, match="model.path") as refused:
+        await TransformersEngine().start(EngineSpec(model={"path": str(folder)}, max_context=8))
+    assert str(folder) in str(refused.value)
+
+
+async def test_context_beyond_the_models_is_a_configuration_error(folders: tuple[str, str]) -> None:
+    with pytest.raises(ConfigError, match=str(CONTEXT)):
+        await TransformersEngine().start(EngineSpec(model={"path": folders[0]}, max_context=CONTEXT + 1))
+
+
+async def test_engine_that_was_never_started_says_so(folders: tuple[str, str]) -> None:
+    engine = TransformersEngine()
+    assert not (await engine.health()).ok
+    with pytest.raises(InfrastructureError, match="call start first"):
+        engine.generate([])
+    await engine.stop()
+
+
+def test_overflowed_weights_end_requests_with_an_error(lab: Lab) -> None:
+    lab.update(lab.publish([(name, array * np.float32(np.nan), dtype) for name, array, dtype in tensors_of(lab.model)]))
+    (got,) = lab.generate(lab.request(PROMPT, 5))
+    assert (got.finish, got.tokens) == ("error", ())
+    assert "finite" in got.error
+    lab.update(lab.publish(source=lab.model))
+    requests = [lab.request(prompt, 9, seed=i) for i, prompt in enumerate(PROMPTS)]
+    for request, good in zip(requests, lab.generate(*requests), strict=True):
+        agrees(lab.model, request.tokens, good)
+
+
+def test_failed_swap_ends_the_engine_rather_than_serving_a_mixture(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Resident.load
+
+    def half(self: Resident, staged: list) -> None:
+        whole(self, staged[: len(staged) // 2])
+        raise RuntimeError("the device fell off")
+
+    monkeypatch.setattr(Resident, "load", half)
+    with pytest.raises(RuntimeError, match="fell off"):
+        lab.update(lab.publish())
+    assert not lab.run(lab.engine.health()).ok
+    with pytest.raises(InfrastructureError, match="fell off"):
+        lab.generate(lab.request(PROMPT, 2))
+
+
+def test_swap_that_loads_only_half_is_noticed_by_the_resident_proof(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Resident.load
+    monkeypatch.setattr(Resident, "load", lambda self, staged: whole(self, staged[1:]))
+    with pytest.raises(InfrastructureError, match="want"):
+        lab.update(lab.publish())
+    assert not lab.run(lab.engine.health()).ok
+
+
+def test_tokens_that_were_sampled_arrive_before_the_thread_dies(
+    folders: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = make_lab(folders, TransformersOptions(deltas_every=2))
+    step, steps = Batch.step, []
+
+    def dies_late(self: Batch, model: object) -> None:
+        steps.append(1)
+        if len(steps) > 9:
+            raise MemoryError("no room")
+        step(self, model)
+
+    monkeypatch.setattr(Batch, "step", dies_late)
+
+    async def read() -> list:
+        got = []
+        with pytest.raises(InfrastructureError, match="no room"):
+            async for deltas in lab.engine.generate([lab.request(PROMPT, 50, seed=1)]):
+                got += deltas
+        return got
+
+    got = lab.run(read())
+    tokens = tuple(token for delta in got for token in delta.tokens)
+    assert len(tokens) >= 8
+    monkeypatch.undo()
+    other = make_lab(folders)
+    (whole,) = other.generate(other.request(PROMPT, 50, seed=1))
+    assert whole.tokens[: len(tokens)] == tokens
+    other.stop()
+    lab.stop()
+
+
+def test_request_running_twice_is_refused(lab: Lab) -> None:
+    async def twice() -> None:
+        await lab.engine.pause()
+        request = lab.request(PROMPT, 5)
+        running = asyncio.create_task(gather(lab.engine, [request]))
+        await until_known(lab.engine, 1)
+        with pytest.raises(ValueError, match="already running"):
+            await gather(lab.engine, [request])
+        await lab.engine.resume()
+        assert len((await running)[0].tokens) == 5
+
+    lab.run(twice())
+
+
+def test_deterministic_engines_give_the_same_bits_whatever_else_they_run(folders: tuple[str, str]) -> None:
+    results = []
+    for company in (0, 3):
+        lab = make_lab(folders, deterministic=True)
+        calls = [[lab.request(prompt, 7 + i, seed=i) for i, prompt in enumerate(PROMPTS)] for _ in range(company + 1)]
+
+        async def all_of_them(lab: Lab = lab, calls: list = calls) -> list:
+            return await asyncio.gather(*(gather(lab.engine, call) for call in calls))
+
+        *_, last = lab.run(all_of_them())
+        results.append([(got.tokens, got.log_probs) for got in last])
+        lab.stop()
+    assert results[0] == results[1]
+
+
+def test_update_while_weights_sleep_is_refused(lab: Lab) -> None:
+    lab.run(lab.engine.sleep(["weights"]))
+    with pytest.raises(ValueError, match="wake them first"):
+        lab.update(lab.publish())
+    with pytest.raises(ValueError, match="wake them first"):
+        lab.run(lab.engine.score([PROMPT]))
+    lab.run(lab.engine.wake(["weights"]))
+    lab.update(lab.publish())
+    (got,) = lab.generate(lab.request(PROMPT, 5))
+    agrees(lab.other, PROMPT, got)
+
+
+def test_pause_sends_what_was_sampled(lab: Lab) -> None:
+    async def pause_early() -> list:
+        request = lab.request(PROMPT, 100, seed=1)
+        stream = lab.engine.generate([request])
+        parts = list(await anext(stream))
+        await lab.engine.pause()
+        held = await anext(stream)
+        await lab.engine.resume()
+        return parts + [*held] + [delta async for deltas in stream for delta in deltas]
+
+    assert len(joined(lab.run(pause_early())).tokens) == 100
+
+
+def test_long_lived_batch_drops_its_dead_columns(lab: Lab) -> None:
+    """Short requests that keep joining would push the shared column on for ever."""
+
+    async def relay() -> None:
+        async def runner(number: int) -> None:
+            for turn in range(12):
+                request = lab.request(PROMPTS[number], 20 + 7 * number, seed=turn)
+                (got,) = await gather(lab.engine, [request])
+                agrees(lab.model, request.tokens, got)
+
+        await asyncio.gather(*(runner(number) for number in range(4)))
+
+    lab.run(relay())

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`relax plugins` and `relax new` as a person types them."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from relax_core.api import ConfigError, PluginError
+from relax_core.cli import new, plugins
+
+
+@pytest.fixture
+def relax():
+    app = typer.Typer()
+    plugins.add(app)
+    new.add(app)
+    return lambda *words: CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_list_shows_what_is_broken_and_why(relax, half, site):
+    half()
+    site.install("fake-bad", "1 / 0")
+    shown = relax("plugins", "list").stdout
+    assert "reward             half                 Half a point" in shown
+    assert "fake-bad  1.0  broken" in shown and "ZeroDivisionError: division by zero" in shown
+
+
+def test_list_of_a_kind_leaves_one_json_document(relax, half):
+    half()
+    document = json.loads(relax("plugins", "list", "--kind", "reward", "--json").stdout)
+    kinds = {component["kind"] for plugin in document["plugins"] for component in plugin["components"]}
+    assert kinds == {"reward"}
+    assert "fake-half" in [plugin["distribution"] for plugin in document["plugins"]]
+
+
+def test_show_tells_options_source_and_capabilities(relax, half):
+    half()
+    document = json.loads(relax("plugins", "show", "half", "--json").stdout)
+    assert document["options"][0] == {
+        "name": "scale", "type": "float", "required": False, "default": 1.0, "doc": "How much a half is worth.",
+    }  # fmt: skip
+    assert document["capabilities"] == {"needs_columns": []}
+    assert document["source"].endswith("fake_half/reward.py:9")
+    assert "scale: float = 1.0\n        How much" in relax("plugins", "show", "fake-half:half").stdout
+
+
+def test_show_of_a_distribution_has_the_frames_of_what_broke_it(relax, site):
+    site.install("fake-bad", "1 / 0")
+    assert "plugin.py" in relax("plugins", "show", "fake-bad").stdout
+
+
+def test_show_of_a_name_with_several_meanings_asks_for_one(relax, half):
+    half("fake-a")
+    half("fake-b")
+    error = relax("plugins", "show", "half").exception
+    assert isinstance(error, ConfigError) and "fake-a:half --kind reward" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("hallf", "did you mean 'half'"), ("vllm", "pip install relax-plugin-vllm")]
+)
+def test_show_of_an_unknown_name_says_what_to_do(relax, half, name, said):
+    half()
+    error = relax("plugins", "show", name).exception
+    assert isinstance(error, ConfigError) and said in str(error)
+
+
+RANDOM = """
+import random
+from relax_core.api import Reward
+class Half(Reward):
+    def score(self, task, trajectory):
+        return random.random()
+"""
+
+
+def test_check_names_the_failing_check_and_ends_with_3(relax, half):
+    half(files={"reward.py": RANDOM})
+    result = relax("plugins", "check", "half", "--json")
+    document = json.loads(result.stdout)
+    failed = [check for check in document["checks"] if check["verdict"] == "failed"]
+    assert result.exit_code == 3
+    assert {check["name"] for check in failed} >= {"the_same_input_gives_the_same_result"}
+    assert all(check["subject"] == "reward half" for check in failed)
+
+
+def test_check_of_a_sound_plugin_passes(relax, half):
+    documented = "from relax_core.api import Reward\nclass Half(Reward):\n  def score(self, t, j): return 0.5"
+    half(files={"reward.py": documented})
+    result = relax("plugins", "check", "fake-half")
+    assert result.exit_code == 0, result.output
+    assert " 0 failed, 0 skipped" in result.stdout
+
+
+def test_check_of_a_file_needs_no_installation(relax, site):
+    path = site.write(
+        "my_half.py",
+        """
+        from relax_core.api import Options, Reward
+        class Opts(Options):
+            scale: float = 1.0
+            '''Its worth.'''
+        class Half(Reward[Opts]):
+            def score(self, task, trajectory):
+                return 0.5 * self.options.scale
+        """,
+    )
+    result = relax("plugins", "check", path)
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("1 / 0", "handshake"),
+        ("import pydantic", "light_import"),
+        ("@hook\ndef relax_rewards():\n    return [Component('x', 'fake_bad.nowhere:X', '')]", "target"),
+    ],
+)
+def test_check_of_a_broken_plugin_fails_before_any_suite(relax, site, code, name):
+    site.install("fake-bad", code)
+    result = relax("plugins", "check", "fake-bad", "--json")
+    failed = [check["name"] for check in json.loads(result.stdout)["checks"] if check["verdict"] == "failed"]
+    assert (result.exit_code, failed) == (3, [name])
+
+
+def test_check_fails_undocumented_options(relax, half):
+    half()
+    document = json.loads(relax("plugins", "check", "half", "--json").stdout)
+    failed = [check for check in document["checks"] if check["verdict"] == "failed"]
+    assert [(check["name"], check["detail"].partition(";")[0]) for check in failed] == [
+        ("options", "undocumented: strictness")
+    ]
+
+
+def test_new_prints_the_project_and_what_comes_next(relax, tmp_path):
+    result = relax("new", "reward", "mine", "--out", tmp_path)
+    assert result.stdout.strip() == str(tmp_path / "relax-plugin-mine")
+    assert "relax plugins check relax-plugin-mine" in result.stderr
+
+
+def test_a_file_with_an_error_ends_as_a_plugin_fault(relax, site):
+    error = relax("plugins", "check", site.write("bad.py", "1 / 0")).exception
+    assert isinstance(error, PluginError) and error.exit_code == 3
+
+
+def test_listing_from_the_command_line_imports_nothing_heavy(site):
+    code = (
+        "import sys, typer\nfrom relax_core.cli import plugins\napp = typer.Typer()\nplugins.add(app)\n"
+        "app(['plugins', 'list'], standalone_mode=False)\n"
+        "print('heavy:', *sorted({'torch', 'ray', 'pydantic', 'numpy', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.splitlines()[-1].strip() == "heavy:", done.stdout + done.stderr

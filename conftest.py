@@ -46,6 +46,7 @@ class Skips:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        terminalreporter.write_line(f"skipped for want of a GPU: {len(self._for_gpu)}")
+        if self._refused or self._for_gpu:
+            terminalreporter.write_line(f"skipped for want of a GPU: {len(self._for_gpu)}")
         for nodeid in self._other if self._refused else ():
             terminalreporter.write_line(f"skipped, which only tests marked gpu may be: {nodeid}", red=True)

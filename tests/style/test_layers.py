@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The import contracts name every plugin, and the contracts' package stays light when it is really imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+LIGHT = """
+import importlib, pkgutil, sys
+import relax_core.api
+for module in pkgutil.iter_modules(relax_core.api.__path__):
+    importlib.import_module(f"relax_core.api.{module.name}")
+print(*sorted({"torch", "ray", "transformers", "aiohttp"} & set(sys.modules)))
+"""
+
+
+def test_every_plugin_folder_stands_in_the_import_contracts() -> None:
+    linter = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    plugins = {folder.name.replace("-", "_") for folder in (ROOT / "plugins").iterdir() if folder.is_dir()}
+    contracts = {contract["name"]: contract for contract in linter["contracts"]}
+    assert plugins <= set(linter["root_packages"])
+    assert plugins <= set(contracts["The core imports no plugin"]["forbidden_modules"])
+    assert plugins <= set(contracts["Plugins import only api and learn"]["source_modules"])
+    assert plugins <= set(contracts["No plugin imports another"]["modules"])
+
+
+def test_no_module_of_the_api_brings_torch_or_ray() -> None:
+    found = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout.split() == []

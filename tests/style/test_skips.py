@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""With `--no-skips` the suite fails on a skipped test, unless it is marked gpu; alone and over several processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SKIPS = """
+import pytest
+
+def test_runs():
+    pass
+
+@pytest.mark.gpu
+def test_needs_a_gpu():
+    pytest.skip("no GPU")
+"""
+ALSO = """
+@pytest.mark.ray
+def test_skipped_for_another_reason():
+    pytest.skip("no Ray")
+"""
+
+
+def suite(folder: Path, code: str, *arguments: str) -> tuple[int, str]:
+    (folder / "conftest.py").write_text((ROOT / "conftest.py").read_text())
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu\n    ray\n")
+    (folder / "test_some.py").write_text(code)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("processes", ["0", "2"])
+def test_a_skip_fails_the_suite_and_is_named(tmp_path: Path, processes: str) -> None:
+    status, said = suite(tmp_path, SKIPS + ALSO, "--no-skips", "-n", processes, "--dist", "loadgroup")
+    assert status == 1
+    assert "test_skipped_for_another_reason" in said
+    assert "skipped for want of a GPU: 1" in said
+
+
+def test_a_missing_gpu_is_counted_and_excused(tmp_path: Path) -> None:
+    status, said = suite(tmp_path, SKIPS, "--no-skips", "-n", "0")
+    assert (status, "skipped for want of a GPU: 1" in said) == (0, True)
+
+
+def test_a_file_skipped_whole_fails_too(tmp_path: Path) -> None:
+    (tmp_path / "test_other.py").write_text('import pytest\npytest.importorskip("not_there")\n')
+    status, said = suite(tmp_path, SKIPS, "--no-skips", "-n", "2")
+    assert (status, "may be: test_other.py" in said) == (1, True)
+
+
+def test_without_the_flag_skips_are_left_alone(tmp_path: Path) -> None:
+    assert suite(tmp_path, SKIPS + ALSO, "-n", "0")[0] == 0

@@ -100,7 +100,7 @@ async def _told(work: Callable[[], Awaitable[Any]]) -> Any:
 
 
 def _ending(work: asyncio.Future[None]) -> list[Any]:
-    error = work.exception()
+    error = None if work.cancelled() else work.exception()
     if error is None or isinstance(error, Ended):
         return ["end", "", ""]
     return ["end", "environment_error", told("run", error)]

@@ -18,7 +18,7 @@ from relax_core.api.task import Message, Task
 from relax_core.api.trainer import Chosen
 from relax_core.api.worker import Worker, Workers, WorkerSpec
 from relax_core.rollout.environment_handle import Answer, EnvironmentFailed, driven, late
-from relax_core.rollout.session import Branch, Ended, Format
+from relax_core.rollout.session import Branch, Format
 
 START_S = 120.0
 GRACE_S = 2.0
@@ -133,8 +133,6 @@ class Remote:
             raise await self._lost("run", error) from error
         finally:
             await driver.end()
-        if driver.error is not None:
-            raise driver.error
         outcome, message = driver.ending
         if outcome:
             raise EnvironmentFailed(Outcome(outcome), message)
@@ -148,8 +146,6 @@ class _Driver:
         self._branches = {0: session}
         self._turns: set[asyncio.Task[None]] = set()
         self.ending = ("", "")
-        self.error: Exception | None = None
-        """Of the policy's side: the run's to know, not the environment's."""
 
     def take(self, what: str, *rest: Any) -> None:
         if what == "end":
@@ -177,9 +173,7 @@ class _Driver:
     async def _turn(self, branch: Branch, request: int, max_new_tokens: int | None, stop: tuple[str, ...]) -> None:
         try:
             action = await branch.generate(max_new_tokens, tuple(stop))
-        except Ended:
+        except Exception:  # ended, or broken: the sample knows, the instance only has to stop waiting
             action = None
-        except Exception as error:
-            self.error, action = self.error or error, None
         with suppress(DeadlineExceeded, WorkerDied):  # the stream of requests tells
             await self._worker.call("answer", self._number, request, action, timeout_s=self._timeout_s + GRACE_S)

@@ -42,6 +42,8 @@ async def run_episode(
         left = await environment.close()
         if left:
             sample.info["close_error"] = left
+    if sample.broken is not None:
+        raise sample.broken
     return sample.trajectory()
 
 

@@ -64,6 +64,8 @@ class Sample:
     info: dict[str, Any] = field(default_factory=dict)
     roots: dict[tuple[int, ...], int] = field(default_factory=dict)
     """Branches that start with the same tokens share their root."""
+    broken: Exception | None = None
+    """A fault that is neither the sample's nor its environment's, even when it passed through the author's code."""
     generating: int = 0
     deadline: asyncio.Timeout | None = None
     own_time_s: float = 0.0
@@ -139,6 +141,15 @@ class Branch:
 
     async def generate(self, max_new_tokens: int | None = None, stop: tuple[str, ...] = ()) -> Action:
         """Let the policy take a turn. Raises Ended when it can't."""
+        try:
+            return await self._generate(max_new_tokens, stop)
+        except Ended:
+            raise
+        except Exception as error:
+            self.sample.broken = error
+            raise
+
+    async def _generate(self, max_new_tokens: int | None, stop: tuple[str, ...]) -> Action:
         sample = self.sample
         if not sample.outcome.judged:
             raise Ended(sample.error)

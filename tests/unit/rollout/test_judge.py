@@ -211,7 +211,7 @@ async def test_a_killed_reward_leaves_no_children(plugin: Path) -> None:
         (answer,) = await judged(judge, "child")
         assert answer.outcome is Outcome.REWARD_TIMEOUT
         async with asyncio.timeout(10):
-            while any(map(running_sleep, psutil.Process().children(recursive=True))):
+            while any(map(running_sleep, psutil.Process().children(recursive=True))):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
 

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environments in real child processes: they crash, hang and block, and only their own samples feel it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from relax_core.api import Chosen, Message, Outcome, SystemClock, Task, Trajectory
+from relax_core.plugins.catalogue import Catalogue
+from relax_core.rollout.completion import Completion, GenerateCall
+from relax_core.rollout.environments import EnvironmentPool
+from relax_core.rollout.episode import Limits
+from relax_core.runners.local.workers import LocalWorkers
+from tests.unit.rollout.toy_policy import Script, completion, play, texts
+
+ENVIRONMENTS = '''
+import asyncio, os, time
+from pathlib import Path
+from relax_core.api import Environment, Message, Observation, Options, Step, Tool
+
+
+class WildOptions(Options):
+    log: str
+    """Where closes are written."""
+
+
+class Wild(Environment[WildOptions]):
+    """Does what the policy says."""
+
+    @classmethod
+    async def open(cls, options):
+        return {"pid": os.getpid(), "opened": time.time()}
+
+    async def reset(self, task, seed):
+        return Observation(f"seed {seed}")
+
+    async def step(self, action):
+        word = action.text
+        if word == "raise":
+            raise RuntimeError("wild broke")
+        if word == "hang":
+            await asyncio.sleep(1000)
+        if word == "block":
+            time.sleep(1000)
+        if word == "exit":
+            os._exit(3)
+        if word == "odd":
+            return Step("", True, info={"what": object()})
+        return Step(f"{word}!", word == "bye", 0.5, {"pid": self.shared["pid"]})
+
+    async def close(self):
+        with Path(self.options.log).open("a") as file:
+            file.write("closed\\n")
+
+    def format_observation(self, observation):
+        text = observation if isinstance(observation, str) else observation.content
+        return (Message("tool", text),)
+
+
+class Agent(Environment[WildOptions]):
+    """Branches, as the task says."""
+
+    async def run(self, task, seed, session):
+        first = await session.generate()
+        if task.answer == "raise":
+            raise RuntimeError(f"agent broke after {first.text}")
+        if task.answer == "hang":
+            await asyncio.sleep(1000)
+        if task.answer == "block":
+            time.sleep(1000)
+        other = session.fork()
+        session.observe("left")
+        other.observe("right")
+        left, right = await asyncio.gather(session.generate(), other.generate())
+        fresh = session.restart((Message("user", left.text + right.text),))
+        await fresh.generate()
+        session.reward(0.25)
+
+    async def close(self):
+        with Path(self.options.log).open("a") as file:
+            file.write("closed\\n")
+'''
+
+
+@asynccontextmanager
+async def pooled(
+    folder: Path, name: str = "wild", timeout_s: float = 5.0, **settings: Any
+) -> AsyncIterator[EnvironmentPool]:
+    plugin = folder / "wilds.py"
+    plugin.write_text(ENVIRONMENTS)
+    children = LocalWorkers([str(plugin)])
+    chosen = Chosen("environment", name, {"log": str(folder / "closed.log")})
+    build = Catalogue.load([str(plugin)]).build
+    pool = EnvironmentPool(chosen, children, SystemClock(), timeout_s=timeout_s, build=build, **settings)
+    try:
+        await pool.start()
+        yield pool
+        await pool.stop()
+    finally:
+        await children.close()
+
+
+async def played(pool: EnvironmentPool, policy: Any, task: Task | None = None, seed: int = 7) -> Trajectory:
+    async with pool.instance() as environment:
+        return await play(environment, policy, task, Limits(100, 8), seed)
+
+
+def closes(folder: Path) -> int:
+    log = folder / "closed.log"
+    return len(log.read_text().splitlines()) if log.exists() else 0
+
+
+async def test_an_episode_in_a_process_of_its_own(tmp_path: Path) -> None:
+    async with pooled(tmp_path) as pool:
+        trajectory = await played(pool, Script("a", "bye"))
+    assert texts(trajectory) == ["[user:go][tool:seed 7][a:A$][tool:a!][a:BYE$"]
+    assert trajectory.step_rewards == (0.5, 0.5)
+    assert trajectory.info["pid"] != os.getpid()
+    assert closes(tmp_path) == 1
+
+
+async def test_many_instances_share_a_process_and_its_set_up(tmp_path: Path) -> None:
+    async with pooled(tmp_path) as pool:
+        played_all = await asyncio.gather(*(played(pool, Script("a", "bye"), seed=seed) for seed in range(12)))
+    assert len({trajectory.info["pid"] for trajectory in played_all}) == 1
+    assert [trajectory.messages[1].text for trajectory in played_all] == [f"seed {seed}" for seed in range(12)]
+    assert closes(tmp_path) == 12
+
+
+@pytest.mark.parametrize(("word", "said"), [("raise", "wild broke"), ("odd", "can't travel")])
+async def test_an_instance_that_fails_costs_its_own_sample(tmp_path: Path, word: str, said: str) -> None:
+    async with pooled(tmp_path) as pool:
+        bad, good = await asyncio.gather(played(pool, Script(word)), played(pool, Script("a", "bye")))
+    assert (bad.outcome, good.outcome) == (Outcome.ENVIRONMENT_ERROR, Outcome.FINISHED)
+    assert said in bad.info["error"]
+    assert closes(tmp_path) == 2
+
+
+async def test_an_instance_that_waits_for_ever_times_out_and_is_closed(tmp_path: Path) -> None:
+    async with pooled(tmp_path, timeout_s=0.3) as pool:
+        bad, good = await asyncio.gather(played(pool, Script("hang")), played(pool, Script("a", "bye")))
+    assert (bad.outcome, good.outcome) == (Outcome.ENVIRONMENT_TIMEOUT, Outcome.FINISHED)
+    assert closes(tmp_path) == 2
+
+
+async def test_a_blocked_process_is_killed_and_the_next_sample_gets_another(tmp_path: Path) -> None:
+    async with pooled(tmp_path, timeout_s=0.3) as pool:
+        before = await played(pool, Script("bye"))
+        bad = await played(pool, Script("block"))
+        after = await played(pool, Script("bye"))
+    assert bad.outcome is Outcome.ENVIRONMENT_TIMEOUT
+    assert after.outcome is Outcome.FINISHED
+    assert before.info["pid"] != after.info["pid"]
+    assert not psutil.pid_exists(before.info["pid"])
+
+
+async def test_a_process_that_ends_takes_the_environments_of_its_samples_and_no_others(tmp_path: Path) -> None:
+    gate = asyncio.Event()
+
+    async def patient(call: GenerateCall) -> Completion:
+        await gate.wait()
+        return completion("a")
+
+    async with pooled(tmp_path, num_workers=2) as pool:
+        shared = asyncio.ensure_future(played(pool, patient))
+        await asyncio.sleep(0)
+        apart = asyncio.ensure_future(played(pool, Script("a", "bye")))
+        await asyncio.sleep(0)
+        fatal = await played(pool, Script("exit"))
+        gate.set()
+        victim, unhurt = await asyncio.gather(shared, apart)
+    assert fatal.outcome is Outcome.ENVIRONMENT_ERROR
+    assert victim.outcome is Outcome.ENVIRONMENT_ERROR
+    assert unhurt.outcome is Outcome.FINISHED
+
+
+async def test_isolated_instances_have_a_process_each(tmp_path: Path) -> None:
+    async with pooled(tmp_path, isolate=True) as pool:
+        fatal, good = await asyncio.gather(played(pool, Script("exit")), played(pool, Script("a", "bye")))
+        assert not psutil.pid_exists(good.info["pid"])
+    assert (fatal.outcome, good.outcome) == (Outcome.ENVIRONMENT_ERROR, Outcome.FINISHED)
+
+
+async def test_a_process_killed_from_outside_is_replaced(tmp_path: Path) -> None:
+    async with pooled(tmp_path) as pool:
+        before = await played(pool, Script("bye"))
+        os.kill(before.info["pid"], signal.SIGKILL)
+        lost = await played(pool, Script("bye"))
+        after = await played(pool, Script("bye"))
+    assert lost.outcome is Outcome.ENVIRONMENT_ERROR
+    assert after.outcome is Outcome.FINISHED
+
+
+async def test_an_agent_branches_from_its_own_process(tmp_path: Path) -> None:
+    async def by_what_was_said(call: GenerateCall) -> Completion:
+        await asyncio.sleep(0)
+        said = "".join(map(chr, call.tokens))
+        return completion("L" if "left" in said else "R" if "right" in said else "p")
+
+    async with pooled(tmp_path, "agent") as pool:
+        trajectory = await played(pool, by_what_was_said)
+    assert trajectory.outcome is Outcome.FINISHED
+    assert sorted(texts(trajectory)) == sorted(
+        ["[user:go][a:P$][user:left][a:L$", "[user:go][a:p$][user:right][a:R$", "[user:lr][a:P$"]
+    )
+    assert trajectory.step_rewards == (0.25,)
+    assert closes(tmp_path) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome", "closed"),
+    [
+        ("raise", Outcome.ENVIRONMENT_ERROR, 1),
+        ("hang", Outcome.ENVIRONMENT_TIMEOUT, 1),
+        ("block", Outcome.ENVIRONMENT_TIMEOUT, 0),
+    ],
+)
+async def test_an_agent_that_fails_is_an_outcome(tmp_path: Path, answer: str, outcome: Outcome, closed: int) -> None:
+    async with pooled(tmp_path, "agent", timeout_s=0.7) as pool:
+        trajectory = await played(pool, Script("a"), Task("t", (Message("user", "go"),), answer))
+        again = await played(pool, Script("a", "b", "c", "d"), Task("t", (Message("user", "go"),)))
+    assert trajectory.outcome is outcome
+    assert again.outcome is Outcome.FINISHED
+    assert closes(tmp_path) == closed + 1
+
+
+async def test_an_agent_out_of_turns_hears_that_it_ended(tmp_path: Path) -> None:
+    async with pooled(tmp_path, "agent") as pool, pool.instance() as environment:
+        trajectory = await play(environment, Script("a", "b", "c"), limits=Limits(100, 2))
+    assert trajectory.outcome is Outcome.TRUNCATED
+    assert closes(tmp_path) == 1
+
+
+async def test_a_bug_of_the_policys_side_is_not_the_environments(tmp_path: Path) -> None:
+    async with pooled(tmp_path, "agent") as pool:
+        with pytest.raises(ZeroDivisionError):
+            await played(pool, Script(ZeroDivisionError()))
+    assert closes(tmp_path) == 1

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Episodes with a scripted policy: what is trained, what is masked, and how each way of ending is called."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from relax_core.api import Action, Environment, InfrastructureError, Message, Observation, Outcome, Step, Task, Tool
+from relax_core.rollout.completion import Completion
+from relax_core.rollout.environment_handle import InProcess
+from relax_core.rollout.episode import Limits
+from relax_core.rollout.seeds import sample_seed, turn_seed
+from relax_core.rollout.single_turn import SingleTurn
+from tests.unit.rollout.toy_policy import Script, completion, play, texts
+
+
+class Echo(Environment):
+    """Says back what it hears, pays 1 for each turn, is done at `bye`."""
+
+    in_process = True
+    closed = 0
+
+    async def reset(self, task: Task, seed: int) -> Observation | None:
+        return Observation("hi") if task.metadata.get("greet") else None
+
+    async def step(self, action: Action) -> Step:
+        if action.text == "raise":
+            raise RuntimeError("echo broke")
+        if action.text == "hang":
+            await asyncio.sleep(1000)
+        return Step(f"you said {action.text}", action.text == "bye", 1.0, {"last": action.text})
+
+    async def close(self) -> None:
+        type(self).closed += 1
+
+
+class Asked(Environment):
+    """A tool user."""
+
+    in_process = True
+    tools = (Tool("search", {"query": str}),)
+
+    async def reset(self, task: Task, seed: int) -> Observation | None:
+        return None
+
+    async def step(self, action: Action) -> Step:
+        return Step(str(action.tool_calls[0].arguments["query"]) if action.tool_calls else "", not action.tool_calls)
+
+
+def here(environment: Environment, timeout_s: float = 5.0) -> InProcess:
+    return InProcess(environment, timeout_s)
+
+
+async def test_a_single_turn_is_two_nodes_and_one_row() -> None:
+    policy = Script("pong")
+    trajectory = await play(here(SingleTurn()), policy)
+    assert texts(trajectory) == ["[user:go][a:PONG$"]
+    assert (trajectory.response, trajectory.outcome) == ("pong", Outcome.FINISHED)
+    assert trajectory.messages == (Message("user", "go"), Message("assistant", "pong"))
+    (row,) = trajectory.rows()
+    assert row.log_probs[-5:] == completion("pong").log_probs
+    assert row.versions[-5:] == (5,) * 5
+    assert row.versions[0] == -1
+    assert policy.calls[0].seed == turn_seed(7, 0)
+    assert policy.calls[0].stop_tokens == (0,)
+    assert policy.calls[0].floor == -1
+
+
+async def test_later_turns_append_only_and_sampled_ids_come_back_as_they_were() -> None:
+    policy = Script("one", "two", "bye")
+    trajectory = await play(here(Echo()), policy)
+    assert texts(trajectory) == ["[user:go][a:ONE$][user:you said one][a:TWO$][user:you said two][a:BYE$"]
+    for before, after in pairwise(policy.calls):
+        assert after.tokens[: len(before.tokens)] == before.tokens
+    assert trajectory.step_rewards == (1.0, 1.0, 1.0)
+    assert trajectory.info == {"last": "bye"}
+    assert trajectory.messages[-1] == Message("user", "you said bye")
+    assert len({call.seed for call in policy.calls}) == 3
+
+
+async def test_a_greeting_is_part_of_the_first_prompt() -> None:
+    task = Task("t", (Message("user", "go"),), metadata={"greet": True})
+    assert texts(await play(here(Echo()), Script("bye"), task)) == ["[user:go][user:hi][a:BYE$"]
+
+
+async def test_a_bare_string_goes_on_as_bare_text() -> None:
+    assert texts(await play(here(Echo()), Script("a", "bye"), Task("t", "go:"))) == ["go:A$you said aBYE$"]
+
+
+async def test_a_token_is_as_old_as_the_oldest_cache_it_attended_to() -> None:
+    mixed = Completion((97, 98, 0), (-1.0, -1.0, -1.0), (4, 5, 5), (4, 3, 5))
+    policy = Script(mixed, "bye")
+    trajectory = await play(here(Echo()), policy)
+    assert trajectory.forest[1].versions == (4, 3, 5)
+    assert policy.calls[1].floor == 3
+
+
+@pytest.mark.parametrize(
+    ("limits", "lines", "expected"),
+    [
+        (Limits(3, 8, 0, 0), ["four"], "[user:go][a:FOU"),
+        (Limits(100, 2, 0, 0), ["a", "b"], "[user:go][a:A$][user:you said a][a:B$"),
+        (Limits(100, 8, 4, 0), ["abcd"], "[user:go][a:ABCD"),
+        (Limits(100, 8, 6, 0), ["abcd", "efg"], "[user:go][a:ABCD$][user:you said abcd][a:E"),
+        (Limits(100, 8, 0, 16), ["abcd"], "[user:go][a:ABCD"[:16]),
+        (Limits(100, 8, 0, 40), ["abcd"], "[user:go][a:ABCD$][user:you said abcd][a:"),
+    ],
+)
+async def test_running_out_is_truncation(limits: Limits, lines: list[str], expected: str) -> None:
+    trajectory = await play(here(Echo()), Script(*lines), limits=limits)
+    assert trajectory.outcome is Outcome.TRUNCATED
+    assert texts(trajectory) == [expected]
+
+
+@pytest.mark.parametrize("failure", [Completion((), (), (), (), "error", "out of memory"), InfrastructureError("gone")])
+async def test_an_engine_that_fails_is_an_outcome(failure: Any) -> None:
+    trajectory = await play(here(Echo()), Script("a", failure))
+    assert trajectory.outcome is Outcome.ENGINE_ERROR
+    assert any(word in trajectory.info["error"] for word in ("memory", "gone"))
+
+
+async def test_an_environment_that_raises_is_an_outcome_and_is_closed() -> None:
+    closed = Echo.closed
+    trajectory = await play(here(Echo()), Script("a", "raise"))
+    assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR
+    assert "echo broke" in trajectory.info["error"]
+    assert "test_episode.py" in trajectory.info["error"]
+    assert Echo.closed == closed + 1
+
+
+async def test_an_environment_that_hangs_is_an_outcome_and_is_closed() -> None:
+    closed = Echo.closed
+    trajectory = await play(here(Echo(), timeout_s=0.05), Script("hang"))
+    assert trajectory.outcome is Outcome.ENVIRONMENT_TIMEOUT
+    assert Echo.closed == closed + 1
+
+
+async def test_close_runs_when_the_episode_is_cancelled_or_the_policy_has_a_bug() -> None:
+    closed = Echo.closed
+    with pytest.raises(ZeroDivisionError):
+        await play(here(Echo()), Script(ZeroDivisionError()))
+    episode = asyncio.ensure_future(play(here(Echo(), 100), Script("hang")))
+    await asyncio.sleep(0.01)
+    episode.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await episode
+    assert Echo.closed == closed + 2
+
+
+async def test_calls_are_parsed_and_what_is_wrong_with_one_is_said_to_the_policy() -> None:
+    policy = Script(
+        "<tool_call>{oops</tool_call>",
+        '<tool_call>{"name": "find", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "search", "arguments": {"query": "q"}}</tool_call>',
+        "done",
+    )
+    trajectory = await play(here(Asked()), policy)
+    said = [message for message in trajectory.messages if message.role in ("tool", "user")]
+    assert [message.role for message in said] == ["user", "tool", "tool", "user"]
+    assert "there is no tool 'find'" in said[2].text
+    assert said[3].text == "q"
+    assert trajectory.outcome is Outcome.FINISHED
+
+
+class Brancher(Environment):
+    """Three rows: it forks after the first turn, and restarts with a summary."""
+
+    in_process = True
+
+    async def reset(self, task: Task, seed: int) -> Observation | None:
+        raise NotImplementedError
+
+    async def run(self, task: Task, seed: int, session: Any) -> None:
+        await session.generate()
+        other = session.fork()
+        session.observe("left")
+        other.observe("right")
+        await session.generate()
+        await other.generate()
+        fresh = session.restart((Message("user", "sum"),))
+        action = await fresh.generate(max_new_tokens=2)
+        session.reward(float(len(action.tokens)))
+
+
+async def test_a_branching_environment_gives_three_rows_and_trains_each_token_once() -> None:
+    policy = Script("plan", "l", "r", "xyz")
+    trajectory = await play(here(Brancher()), policy)
+    assert trajectory.outcome is Outcome.FINISHED
+    assert texts(trajectory) == [
+        "[user:go][a:PLAN$][user:left][a:L$",
+        "[user:go][a:plan$][user:right][a:R$",
+        "[user:sum][a:XY",
+    ]
+    assert sum(node.sampled for node in trajectory.forest) == 4
+    assert trajectory.step_rewards == (2.0,)
+    assert len({call.seed for call in policy.calls}) == 4
+    assert [message.text for message in trajectory.messages] == ["go", "plan", "left", "l", "right", "r", "sum", "xy"]
+
+
+async def test_forks_before_the_first_turn_share_their_prompt() -> None:
+    class Twins(Brancher):
+        async def run(self, task: Task, seed: int, session: Any) -> None:
+            await asyncio.gather(session.generate(), session.fork().generate())
+
+    trajectory = await play(here(Twins()), Script("a", "b"))
+    assert texts(trajectory) == ["[user:go][a:A$", "[user:go][a:B$"]
+    assert [node.parent for node in trajectory.forest] == [None, 0, 0]
+
+
+async def test_a_driving_environment_has_time_of_its_own() -> None:
+    """Its deadline stands still while a turn is sampled, and counts when none is."""
+
+    class Slow(Brancher):
+        async def run(self, task: Task, seed: int, session: Any) -> None:
+            await session.generate()
+            await asyncio.sleep(1000)
+
+    async def late(call: Any) -> Completion:
+        await asyncio.sleep(0.3)
+        return completion("ok")
+
+    trajectory = await play(here(Slow(), timeout_s=0.1), late)
+    assert trajectory.response == "ok"
+    assert trajectory.outcome is Outcome.ENVIRONMENT_TIMEOUT
+
+
+async def test_a_driving_environment_that_does_not_stop_asking_is_cut() -> None:
+    class Greedy(Brancher):
+        async def run(self, task: Task, seed: int, session: Any) -> None:
+            while True:
+                try:
+                    await session.generate()
+                except ValueError:
+                    continue
+                session.observe("more")
+
+    trajectory = await play(here(Greedy()), Script("a", "b", "c"), limits=Limits(10, 3))
+    assert trajectory.outcome is Outcome.TRUNCATED
+    assert len([node for node in trajectory.forest if node.sampled]) == 3
+
+
+def test_seeds_are_63_bit_and_differ_by_every_part() -> None:
+    names = [(r, g, s, a) for r in range(3) for g in range(20) for s in range(8) for a in range(3)]
+    seeds = {sample_seed(*name) for name in names}
+    turns = {turn_seed(seed, turn) for seed in list(seeds)[:100] for turn in range(8)}
+    assert len(seeds) == len(names)
+    assert len(turns) == 800
+    assert not seeds & turns
+    assert all(0 <= seed < 2**63 for seed in seeds | turns)
+    assert sample_seed(1, 2, 3, 4) == sample_seed(1, 2, 3, 4)

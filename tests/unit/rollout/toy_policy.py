@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A family whose tokens are characters, and a policy that says what it was told to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from relax_core.api import Message, ModelFamily, Outcome, Rendered, Task, Tool, Trajectory
+from relax_core.rollout.chat_tools import parse_calls
+from relax_core.rollout.completion import Completion, GenerateCall
+from relax_core.rollout.environment_handle import EnvironmentHandle
+from relax_core.rollout.episode import Limits, run_episode
+
+END = 0
+
+
+class Letters(ModelFamily):
+    """`[role:text]`, a token a character; the policy ends its turn with token 0."""
+
+    def open(self, model: Mapping[str, Any]) -> None:
+        """Nothing to load."""
+
+    def start(self, prompt: str | Sequence[Message], tools: Sequence[Tool] = ()) -> Rendered:
+        return Rendered(self.encode(prompt if isinstance(prompt, str) else self._said(prompt) + "[a:"))
+
+    def delta(self, before: Sequence[Message], appended: Sequence[Message], last_token: int | None = None) -> Rendered:
+        closing = () if last_token in (None, END) else (END,)
+        return Rendered(closing + self.encode("]" + self._said(appended) + "[a:"))
+
+    def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
+        return "".join(chr(token) for token in tokens if token != END)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return tuple(map(ord, text))
+
+    def parse(self, text: str) -> tuple[str, Any, str]:
+        return parse_calls(text)
+
+    @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        return (END,)
+
+    @property
+    def vocab_size(self) -> int:
+        return 0x110000
+
+    def _said(self, messages: Sequence[Message]) -> str:
+        return "".join(f"[{message.role}:{message.text}]" for message in messages)
+
+
+class Script:
+    """Says its lines in order; a line is text, a completion, or an error to raise. Keeps every call."""
+
+    def __init__(self, *lines: str | Completion | Exception, version: int = 5) -> None:
+        self._lines, self._version = list(lines), version
+        self.calls: list[GenerateCall] = []
+
+    async def __call__(self, call: GenerateCall) -> Completion:
+        self.calls.append(call)
+        await asyncio.sleep(0)
+        line = self._lines.pop(0)
+        if isinstance(line, Exception):
+            raise line
+        return line if isinstance(line, Completion) else completion(line, call.max_new_tokens, self._version)
+
+
+def completion(text: str, limit: int = 1000, version: int = 5) -> Completion:
+    tokens = (*map(ord, text), END)[:limit]
+    finish = "stop" if tokens[-1] == END else "length"
+    count = len(tokens)
+    return Completion(tokens, tuple(-0.1 * n for n in range(count)), (version,) * count, (version,) * count, finish)
+
+
+async def play(
+    environment: EnvironmentHandle,
+    policy: Callable[[GenerateCall], Any],
+    task: Task | None = None,
+    limits: Limits | None = None,
+    seed: int = 7,
+) -> Trajectory:
+    task = task or Task("t", (Message("user", "go"),), "x")
+    family = Letters()
+    prompt = family.start(task.prompt, environment.tools)
+    limits = limits or Limits(100, 8, 0, 0)
+    async with asyncio.timeout(30):
+        return await run_episode(task, prompt, seed, environment, family, policy, limits)
+
+
+def texts(trajectory: Trajectory) -> list[str]:
+    """Rows as text, trained characters in upper case."""
+    return [
+        "".join(
+            (chr(token) if token else "$").upper() if trained else (chr(token) if token else "$").lower()
+            for token, trained in zip(row.tokens, row.loss_mask, strict=True)
+        )
+        for row in trajectory.rows()
+    ]
+
+
+__all__ = ["END", "Letters", "Outcome", "Script", "completion", "play", "texts"]

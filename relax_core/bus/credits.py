@@ -6,7 +6,7 @@ Payloads of trained samples, kept for a rollback, have a budget of their own and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
@@ -18,6 +18,7 @@ class Credits:
     rows: int = 0
     bytes: int = 0
     kept_bytes: int = 0
+    reserved: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def fits(self, rows: int, size_bytes: int) -> bool:
         """Whether a producer may put this much now; an empty bus takes anything, or a large row could never pass."""
@@ -28,9 +29,17 @@ class Credits:
     def over_kept(self) -> bool:
         return self.kept_bytes > self.max_bytes
 
-    def take(self, rows: int, size_bytes: int) -> None:
+    def reserve(self, key: int, rows: int, size_bytes: int) -> None:
+        """Credit for a put on its way, named by its block."""
+        self.reserved[key] = rows, size_bytes
         self.rows += rows
         self.bytes += size_bytes
+
+    def unreserve(self, key: int) -> None:
+        """The rows have come, or will never."""
+        rows, size_bytes = self.reserved.pop(key, (0, 0))
+        self.rows -= rows
+        self.bytes -= size_bytes
 
     def take_rows(self, rows: int) -> None:
         self.rows += rows

@@ -7,16 +7,15 @@ facts to be made durable in `records` and payload blocks to be freed in `freed`;
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from relax_core.api.batch import AttemptId, RowId
 from relax_core.api.bus import Account, BusSettings, Claim, ClaimRequest, Issue, Registration, Sealed
-from relax_core.api.errors import ConfigError, RelaxError, StaleFence
+from relax_core.api.errors import RelaxError, StaleFence
 from relax_core.api.outcome import DropReason
 from relax_core.api.version import Version
-from relax_core.bus import balance, gate
+from relax_core.bus import balance, gate, selection
+from relax_core.bus.checks import check_seals, check_settings
 from relax_core.bus.credits import Credits
 from relax_core.bus.group import Group, State
 from relax_core.bus.holders import Holders
@@ -32,7 +31,7 @@ class TransferQueue:
 
     def __init__(self, settings: BusSettings, version: Version, remembered: Remembered | None = None) -> None:
         remembered = remembered or Remembered()
-        _check_settings(settings)
+        check_settings(settings)
         self.settings, self.version = settings, version
         self.rule = gate.Rule(settings.max_staleness, settings.groups_per_step, settings.spare_groups)
         self.credits = Credits(settings.max_rows, settings.max_bytes)
@@ -45,7 +44,9 @@ class TransferQueue:
         self.paused = False
         self._roles = dict(remembered.roles)
         self._committed: frozenset[int] = frozenset()
-        self._reserved: dict[int, tuple[int, int]] = {}
+        """Leases of the last step, to know a repeated commit."""
+        self._overdue = False
+        """Whether the coming step was claimed after its deadline."""
         self._next_key = 0
 
     # -- roles and holders ----------------------------------------------------------------------------------------
@@ -110,18 +111,16 @@ class TransferQueue:
         Groups that the next step needs always get it, or a bus full of unfinished groups would never empty.
         """
         if not self.credits.fits(rows, size_bytes):
-            first = sorted(self.ledger.live.values(), key=_claim_order)[: self.settings.groups_per_step]
+            first = sorted(self.ledger.live.values(), key=selection.claim_order)[: self.settings.groups_per_step]
             if {group.number for group in first}.isdisjoint(attempt.group for attempt in attempts):
                 return None
         key = self.new_key()
-        self.credits.take(rows, size_bytes)
-        self._reserved[key] = rows, size_bytes
+        self.credits.reserve(key, rows, size_bytes)
         return key
 
     def unreserve(self, key: int) -> None:
-        """Give the credit back: the rows are on the bus now, or will never be."""
-        rows, size_bytes = self._reserved.pop(key, (0, 0))
-        self.credits.take(-rows, -size_bytes)
+        """A put that will not end gives its credit back."""
+        self.credits.unreserve(key)
 
     def new_key(self) -> int:
         """Names a block of payloads before it is stored."""
@@ -136,7 +135,7 @@ class TransferQueue:
         for row in ids:
             rows.setdefault(row.attempt_id, []).append(row)
         check_seals(ids, sealed)
-        self.unreserve(key)
+        self.credits.unreserve(key)
         taken = {seal.attempt for seal in sealed if self._seal(seal, rows.get(seal.attempt, ()), columns)}
         self.table.add(key, [row if row.attempt_id in taken else None for row in ids], columns, size_bytes)
         for number in sorted({seal.attempt.group for seal in sealed}):
@@ -193,7 +192,7 @@ class TransferQueue:
     def claim(self, request: ClaimRequest, now: float) -> Claim | None:
         """A lease on whole groups whose columns are ready; None where fewer than asked for may be had now."""
         self.expire(now)
-        picked = self._pick_for_step(request) if request.trains else self._pick(request)
+        picked = self._select(request)
         left = self.settings.groups_per_step - self._claimed if request.trains else request.max_groups
         if not picked or len(picked) < min(request.min_groups, left):
             return None
@@ -202,48 +201,21 @@ class TransferQueue:
         groups = tuple(group.number for group in picked)
         lease = self.leases.grant(request.task, groups, rows, request.trains, now)
         samples = {m.id: m.sealed for group in picked for m in group.valid if m.sealed is not None}
-        before = 0
-        if request.trains:
-            before = self._begin_training(picked)
+        before = self._begin_training(picked, request.overdue) if request.trains else 0
         return Claim(lease.number, lease.fence, request.task, rows, samples, groups, before)
 
-    def _pick(self, request: ClaimRequest) -> list[Group]:
-        seen = self.leases.done.get(request.task, set())
-        columns = frozenset(request.columns)
-        groups = (self.ledger.live[number] for number in sorted(self.ledger.live.keys() - seen))
-        ready = (group for group in groups if group.complete and group.has(columns))
-        return [group for group, _ in zip(ready, range(request.max_groups), strict=False)]
-
-    def _pick_for_step(self, request: ClaimRequest) -> list[Group]:
-        """By the claim rule, earliest expiry first; after a rollback in the order that was recorded."""
+    def _select(self, request: ClaimRequest) -> list[Group]:
+        if not request.trains:
+            return selection.pick(request, self.ledger.live, self.leases.done.get(request.task, set()))
         if request.step != self.version.step:
-            raise StaleFence(
-                f"claim: got step {request.step}, the next is {self.version.step}; ask for the version"
-            )
+            raise StaleFence(f"claim: got step {request.step}, the next is {self.version.step}; ask for the version")
         columns = frozenset((*request.columns, *self.settings.columns))
-        unclaimed = [group for group in self.ledger.live.values() if not group.claimed]
-        due = Counter(group.floor + (self.rule.max_staleness or 0) for group in unclaimed)
-        picked: list[Group] = []
-        for group in sorted(unclaimed, key=_claim_order):
-            if len(picked) == request.max_groups:
-                break
-            if not group.complete or group.newest > self.version.step or not group.has(columns):
-                continue
-            if self._may_join(group, self._claimed + len(picked), due, request.overdue):
-                picked.append(group)
-                due[group.floor + (self.rule.max_staleness or 0)] -= 1
-        return picked
+        live = self.ledger.live.values()
+        return selection.pick_for_step(request, columns, live, self.rule, self.settings.late, self.version.step)
 
-    def _may_join(self, group: Group, claimed: int, due: Mapping[int, int], overdue: bool) -> bool:
-        version, late = self.version.step, self.settings.late
-        if late == "mask":
-            return claimed < self.rule.groups_per_step and group.floor <= version
-        if overdue or late != "wait":
-            return gate.may_train(self.rule, version, claimed, group.floor)
-        return gate.may_claim(self.rule, version, claimed, due, group.floor)
-
-    def _begin_training(self, picked: Sequence[Group]) -> int:
+    def _begin_training(self, picked: Sequence[Group], overdue: bool) -> int:
         """They are claimed; returns the step before which tokens are to be masked."""
+        self._overdue |= overdue
         for group in picked:
             self.ledger.claim(group, True)
         if self.settings.late != "wait":
@@ -314,14 +286,14 @@ class TransferQueue:
             self.table.retire(group.members, group.rows)
         for lease in leases:
             self.leases.finish(lease)
-        self._next_version(numbers, short=len(groups) < self.rule.groups_per_step)
+        self._next_version(numbers, short=self._overdue or len(groups) < self.rule.groups_per_step)
         self._evict()
         return self.version
 
     def _next_version(self, committed: frozenset[int], short: bool) -> None:
         for lease in [lease for lease in self.leases.out.values() if lease.trains]:
             self._revoke(lease)
-        self._committed = committed
+        self._committed, self._overdue = committed, False
         self.version = self.version.next()
         self.ledger.records.append(Stepped(self.version.step, self.version.incarnation))
         self._forget_stale_columns()
@@ -377,7 +349,7 @@ class TransferQueue:
         for group in unfinished:
             self._clean(group)
         self.version = Version(self.version.model, incarnation, step)
-        self._committed = frozenset()
+        self._committed, self._overdue = frozenset(), False
         self._forget_stale_columns()
         return self.version
 
@@ -452,33 +424,7 @@ class TransferQueue:
         return taken
 
 
-def _check_settings(settings: BusSettings) -> None:
-    for name in ("group_size", "groups_per_step", "max_rows", "max_bytes"):
-        if getattr(settings, name) < 1:
-            raise ConfigError(f"bus.{name}", getattr(settings, name), "give at least 1")
-    if settings.max_staleness is not None and settings.max_staleness < 0:
-        raise ConfigError("max_staleness", settings.max_staleness, "give 0 or more, or ask for `unbounded` by name")
-    if settings.min_valid > settings.group_size:
-        raise ConfigError("min_valid", settings.min_valid, f"a group has only {settings.group_size} samples")
-
-
-def _claim_order(group: Group) -> tuple[float, int, int]:
-    return (math.inf if group.recorded is None else group.recorded, group.floor, group.number)
-
-
 def _uncount(group: Group, row: RowId, columns: Iterable[str]) -> None:
     for name in columns:
         if name in group.first_columns:
             group.first_columns[name] -= 1
-
-
-def check_seals(ids: Iterable[RowId], sealed: Sequence[Sealed]) -> None:
-    """Every sample comes whole: as many rows as its seal says, one seal a sample."""
-    rows = Counter(row.attempt_id for row in set(ids))
-    counts = {seal.attempt: seal.num_rows for seal in sealed}
-    for attempt in rows.keys() | counts.keys():
-        if counts.get(attempt) != rows[attempt]:
-            raise RelaxError(
-                f"bus: put of {tuple(attempt)}: got {rows[attempt]} rows, sealed with {counts.get(attempt)}; "
-                "put a sample's rows together with its seal"
-            )

@@ -19,8 +19,9 @@ from relax_core.api.clock import Clock
 from relax_core.api.errors import InfrastructureError, RelaxError
 from relax_core.api.outcome import DropReason
 from relax_core.api.version import Version
+from relax_core.bus.checks import check_seals
 from relax_core.bus.journal import Journal
-from relax_core.bus.queue import TransferQueue, check_seals
+from relax_core.bus.queue import TransferQueue
 from relax_core.bus.report import statistics
 from relax_core.bus.store import PayloadStore, assemble
 from relax_core.bus.table import Place

@@ -3,21 +3,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from relax_core.api.batch import AttemptId, Ragged, RowBatch, RowId
-from relax_core.api.bus import Bus, BusSettings, Claim, ClaimRequest, Issue, Sealed
+from relax_core.api.bus import Bus, BusComponent, BusSettings, Claim, ClaimRequest, Issue, Sealed
 from relax_core.api.outcome import Outcome
 from relax_core.api.version import Version
 
 WAIT_S = 20.0
 """Longest wait for something that must come."""
+SHORT_S = 0.05
+"""How long a call waits that must come back empty-handed."""
 FIRST = ("tokens", "rewards")
 START = Version("actor", 0, 0)
 SETTINGS = BusSettings(group_size=2, groups_per_step=2, max_staleness=1, columns=("tokens", "advantages"))
+
+
+Scenario = Callable[["Lab"], Awaitable[Any]]
 
 
 @dataclass(slots=True)
@@ -57,26 +65,38 @@ class Lab:
             await self.put(issue.attempts)
         return issues
 
-    async def credit(self, groups: int = 8) -> Claim | None:
+    async def claim(self, task: str = "advantages", groups: int = 1, needs: Sequence[str] = FIRST) -> Claim:
+        """Rows that must be there for a task."""
+        return _found(await self.bus.claim(ClaimRequest(task, tuple(needs), groups), WAIT_S))
+
+    async def nothing_for(self, task: str) -> bool:
+        """Whether a task gets no rows now."""
+        return await self.bus.claim(ClaimRequest(task, FIRST, 1), SHORT_S) is None
+
+    async def credit(self) -> Claim:
         """Claim, fill advantages, acknowledge; each row's advantage is its group number."""
-        claim = await self.bus.claim(ClaimRequest("advantages", FIRST, groups), WAIT_S)
-        if claim is not None:
-            await self.bus.write(claim, {"advantages": by_row(claim.rows)})
-            await self.bus.acknowledge(claim)
+        claim = await self.claim(groups=8)
+        await self.bus.write(claim, {"advantages": by_row(claim.rows)})
+        await self.bus.acknowledge(claim)
         return claim
 
-    async def claim_step(self, groups: int = 2, wait_s: float = WAIT_S, overdue: bool = False) -> Claim | None:
-        """What the actor asks for its next step."""
+    async def claim_step(self, overdue: bool = False) -> Claim:
+        """The actor's groups for its next step, which must be there."""
+        return _found(await self.bus.claim(await self._step_request(overdue), WAIT_S))
+
+    async def step_waits(self) -> bool:
+        """Whether the actor gets nothing for its next step now."""
+        return await self.bus.claim(await self._step_request(False), SHORT_S) is None
+
+    async def _step_request(self, overdue: bool) -> ClaimRequest:
         step = (await self.bus.version()).step
-        request = ClaimRequest("actor", FIRST, groups, 1, trains=True, step=step, overdue=overdue)
-        return await self.bus.claim(request, wait_s)
+        return ClaimRequest("actor", FIRST, 2, 1, trains=True, step=step, overdue=overdue)
 
     async def train(self) -> Claim:
         """One whole step, from admission to its commit."""
         await self.produce()
         await self.credit()
         claim = await self.claim_step()
-        assert claim is not None, "the groups of a whole step are ready and were not handed out"
         await self.bus.trained([claim], (await self.bus.version()).step)
         return claim
 
@@ -88,6 +108,26 @@ class Lab:
         if account.balanced and account.issued != ended + account.in_flight:
             return f"balanced, but issued {account.issued}, ended {ended}, in flight {account.in_flight}"
         return account.problem
+
+
+def _found(claim: Claim | None) -> Claim:
+    assert claim is not None, f"rows that are ready were not handed out within {WAIT_S:g} s"
+    return claim
+
+
+def run_on(
+    component: BusComponent, directory: str, scenario: Scenario, version: Version, settings: dict[str, Any]
+) -> Any:
+    """A scenario on a bus that is opened over a directory, and closed after it."""
+
+    async def main() -> Any:
+        bus = await component.open(dataclasses.replace(SETTINGS, **settings), directory, version)
+        try:
+            return await scenario(Lab(bus))
+        finally:
+            await bus.close()
+
+    return asyncio.run(main())
 
 
 def columns(ids: Sequence[RowId], tokens: int) -> dict[str, Ragged]:

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a bus promises of steps: each committed once, what waits, what is dropped, what a rollback and a restart leave."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from relax_core.api.bus import Account, BusComponent, ClaimRequest
+from relax_core.api.errors import StaleFence
+from relax_core.api.outcome import DropReason
+from relax_core.api.version import Version
+from relax_core.testing.bus_lab import FIRST, SHORT_S, START, Lab, Scenario, run_on
+from relax_core.testing.suite import Suite
+
+
+class TrainingSuite(Suite):
+    """The half of `BusSuite` that is about steps and lineage."""
+
+    kind: ClassVar[str] = "bus"
+
+    @classmethod
+    def exercise(cls, component: BusComponent) -> Any:
+        with tempfile.TemporaryDirectory() as directory:
+            account = run_on(component, directory, _two_steps, START, {})
+        return dataclasses.astuple(account)
+
+    @pytest.fixture
+    def on_bus(self, made: BusComponent, tmp_path: Path) -> Callable[..., Any]:
+        """Runs a scenario on a bus that is opened over one directory, and closed after it."""
+
+        def run(scenario: Scenario, version: Version = START, **settings: Any) -> Any:
+            return run_on(made, str(tmp_path), scenario, version, settings)
+
+        return run
+
+    # -- training -------------------------------------------------------------------------------------------------
+
+    def test_a_step_is_committed_once(self, on_bus: Any) -> None:
+        async def scenario(lab: Lab) -> None:
+            claim = await lab.train()
+            assert await lab.bus.trained([claim], 0) == Version("actor", 0, 1), "a repeat is harmless"
+            account = await lab.bus.account()
+            assert (account.trained, account.in_flight) == (4, 0)
+            with pytest.raises(StaleFence):
+                await lab.bus.verify(claim)
+            with pytest.raises(StaleFence):
+                await lab.bus.claim(ClaimRequest("actor", FIRST, 1, trains=True, step=0), SHORT_S)
+
+        on_bus(scenario)
+
+    def test_the_next_step_waits_for_the_groups_that_would_expire(self, on_bus: Any) -> None:
+        async def scenario(lab: Lab) -> None:
+            issues = await lab.admit(4)
+            for issue in issues[:2]:
+                await lab.put(issue.attempts)
+            await lab.credit()
+            await lab.bus.trained([await lab.claim_step()], 0)
+            await lab.produce(2)
+            await lab.credit()
+            assert await lab.step_waits(), "two older groups need both places"
+            late = await lab.claim_step(overdue=True)
+            assert late.groups == (4, 5), "after the deadline it takes what is ready"
+            await lab.bus.trained([late], 1)
+            assert (await lab.bus.account()).dropped == {DropReason.DEADLINE: 4}
+            lab.held.clear()
+            assert await lab.problem() == ""
+
+        on_bus(scenario)
+
+    def test_a_step_closed_short_drops_what_no_longer_fits(self, on_bus: Any) -> None:
+        async def scenario(lab: Lab) -> None:
+            issues = await lab.admit(2)
+            await lab.put(issues[0].attempts)
+            await lab.credit()
+            await lab.bus.trained([await lab.claim_step(overdue=True)], 0)
+            assert (await lab.bus.account()).dropped == {DropReason.DEADLINE: 2}
+            gone = await lab.bus.report_held("rollout", frozenset(lab.held), lab.admitted)
+            assert gone == frozenset(issues[1].attempts)
+
+        on_bus(scenario, max_staleness=0)
+
+    def test_spares_replace_the_slow_and_are_not_waited_for(self, on_bus: Any) -> None:
+        async def scenario(lab: Lab) -> None:
+            _slow, *quick = await lab.admit(9)
+            assert len(quick) == 2
+            for issue in quick:
+                await lab.put(issue.attempts)
+            await lab.credit()
+            claim = await lab.claim_step()
+            assert claim.groups == (1, 2)
+            await lab.bus.trained([claim], 0)
+            assert (await lab.bus.account()).dropped == {DropReason.SPARE: 2}
+
+        on_bus(scenario, max_staleness=0, spare_groups=1)
+
+    # -- lineage and persistence ------------------------------------------------------------------------------------
+
+    def test_a_rollback_returns_what_the_surviving_weights_sampled(self, on_bus: Any) -> None:
+        async def scenario(lab: Lab) -> None:
+            await lab.produce(4)
+            await lab.credit()
+            for step in (0, 1):
+                await lab.bus.trained([await lab.claim_step()], step)
+            await lab.produce(2)
+            await lab.credit()
+            version = await lab.bus.rollback(0)
+            assert version == Version("actor", 1, 0)
+            account = await lab.bus.account()
+            assert (account.trained, account.in_flight, account.dropped) == (0, 8, {DropReason.ABANDONED: 4})
+            back = await lab.claim_step()
+            assert back.groups == (0, 1), "in the order that was recorded"
+            assert (await lab.bus.read(back, ("advantages",))).columns["advantages"].values.tolist() == [0, 0, 1, 1]
+            assert await lab.problem() == ""
+
+        on_bus(scenario)
+
+    def test_a_checkpoint_is_final_and_frees_payloads(self, on_bus: Any, tmp_path: Path) -> None:
+        async def scenario(lab: Lab) -> None:
+            await lab.train()
+            assert (await lab.bus.statistics())["kept_bytes"] > 0
+            await lab.bus.checkpoint(1, str(tmp_path / "checkpoint"))
+            assert (await lab.bus.statistics())["kept_bytes"] == 0
+            assert (tmp_path / "checkpoint" / "ledger.db").is_file()
+            await lab.bus.rollback(1)
+            assert (await lab.bus.account()).trained == 4
+
+        on_bus(scenario)
+
+    def test_a_run_that_is_opened_again_issues_what_was_lost_as_the_same_work(
+        self, on_bus: Any, tmp_path: Path
+    ) -> None:
+        async def before(lab: Lab) -> None:
+            await lab.train()
+            await lab.bus.checkpoint(1, str(tmp_path / "checkpoint"))
+            await lab.train()
+            await lab.admit(1)
+
+        async def after(lab: Lab) -> None:
+            account = await lab.bus.account()
+            assert (account.trained, account.in_flight) == (4, 0)
+            assert account.dropped == {DropReason.RESUMED: 6}
+            assert await lab.bus.version() == Version("actor", 0, 1)
+            issues = await lab.admit(9)
+            assert [(issue.group, issue.retry) for issue in issues] == [(2, 0), (3, 0), (4, 0), (5, 0)]
+            assert issues[0].attempts[0].attempt == 1 and issues[3].attempts[0].attempt == 0
+            assert await lab.problem() == ""
+
+        on_bus(before)
+        on_bus(after, Version("actor", 0, 1))
+
+    def test_samples_of_given_up_weights_are_abandoned_when_opened_again(self, on_bus: Any) -> None:
+        async def before(lab: Lab) -> None:
+            await lab.train()
+            await lab.train()
+
+        async def after(lab: Lab) -> None:
+            assert (await lab.bus.account()).dropped == {DropReason.ABANDONED: 4, DropReason.RESUMED: 4}
+            assert [issue.group for issue in await lab.admit(9)] == [0, 1, 2, 3]
+
+        on_bus(before)
+        on_bus(after, Version("actor", 1, 0))
+
+    def test_closing_while_others_wait_lets_them_end(self, on_bus: Any) -> None:
+        async def scenario(lab: Lab) -> None:
+            claims = [asyncio.create_task(lab.bus.claim(ClaimRequest(t, FIRST, 1), SHORT_S)) for t in ("one", "two")]
+            assert await asyncio.gather(*claims) == [None, None]
+
+        on_bus(scenario)
+
+
+async def _two_steps(lab: Lab) -> Account:
+    for _ in range(2):
+        await lab.train()
+    return await lab.bus.account()

@@ -58,8 +58,12 @@ class Ragged:
 
     def take(self, indices: Sequence[int]) -> Ragged:
         """Rows in the order of `indices`."""
-        starts = self.offsets()
-        return Ragged.of([self.values[starts[i] : starts[i + 1]] for i in indices], like=self.values)
+        import numpy as np
+
+        chosen = np.asarray(indices, dtype=np.int64)
+        lengths = np.asarray(self.lengths)[chosen]
+        shift = self.offsets()[:-1][chosen] - (np.cumsum(lengths) - lengths)
+        return Ragged(self.values[np.repeat(shift, lengths) + np.arange(lengths.sum())], lengths)
 
     @staticmethod
     def of(rows: Sequence[np.ndarray], like: np.ndarray | None = None) -> Ragged:

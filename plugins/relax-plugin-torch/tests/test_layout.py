@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from relax_plugin_torch.layout import by_prefix, by_row
+from relax_plugin_torch.layout import PrefixTree, by_row
 from relax_plugin_torch.model import load_model
 from relax_plugin_torch.policy import Policy
 
@@ -39,7 +39,7 @@ def batch_of(rows):
 
 def score(policy, batch, layout):
     policy.model.zero_grad(set_to_none=True)
-    log_probs = policy._score(batch, layout(batch), False)["log_probs"]
+    log_probs = policy._score(batch, layout, False)["log_probs"]
     (log_probs * torch.arange(len(log_probs))).sum().backward()
     gradients = [p.grad.clone() if p.grad is not None else torch.zeros_like(p) for p in policy.model.parameters()]
     return log_probs.detach(), gradients
@@ -49,8 +49,8 @@ def score(policy, batch, layout):
 @given(rows=ROWS)
 def test_both_layouts_give_the_same_scores_and_gradients(policy, rows):
     batch = batch_of(rows)
-    plain, plain_gradients = score(policy, batch, by_row)
-    shared, shared_gradients = score(policy, batch, by_prefix)
+    plain, plain_gradients = score(policy, batch, by_row(batch))
+    shared, shared_gradients = score(policy, batch, PrefixTree(batch).layout())
     assert torch.allclose(plain, shared, rtol=0, atol=1e-6)
     for one, other in zip(plain_gradients, shared_gradients, strict=True):
         # norms of this model compute in float32 whatever its weights are
@@ -59,7 +59,7 @@ def test_both_layouts_give_the_same_scores_and_gradients(policy, rows):
 
 @given(rows=ROWS)
 def test_a_prefix_stands_once_in_the_line_of_its_group(rows):
-    layout = by_prefix(batch_of(rows))
+    layout = PrefixTree(batch_of(rows)).layout()
     for line, group in enumerate(sorted({group for group, _ in rows})):
         prefixes = {tuple(row[: end + 1]) for g, row in rows if g == group for end in range(len(row) - 1)}
         assert int((layout.mask[line, 0].sum(1) > 1).sum()) == len([p for p in prefixes if len(p) > 1])

@@ -325,3 +325,17 @@ def test_rows_that_the_model_cannot_read_are_named(folder, start, tokens, says):
     })  # fmt: skip
     with pytest.raises(ValueError, match=says):
         forward(start(folder, role="reference"), rows, 0)
+
+
+def test_a_publish_through_files_arrives_byte_for_byte(folder, start, tmp_path):
+    from relax_core.weights.files import Disk
+
+    actor, follower = start(folder, transport=Disk()), start(folder, transport=Disk(), role="actor_fwd")
+    first = actor.publish(Version("actor", 0, 0), TRANSPORT, str(tmp_path))
+    rows = make_rows()
+    gradients(actor, rows)
+    actor.finish_update(learn.count(rows))
+    second = actor.publish(Version("actor", 0, 1), TRANSPORT, str(tmp_path))
+    assert not second.unchanged and second.fingerprint != first.fingerprint
+    follower.load_published(second, TRANSPORT)
+    assert np.array_equal(forward(follower, rows, 0).values, forward(actor, rows, 0).values)

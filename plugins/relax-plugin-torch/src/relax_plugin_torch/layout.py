@@ -2,7 +2,7 @@
 """How packed rows lie in the rectangle that a model reads, and which of its features predicts each token.
 
 `by_row`: a row a line, padded on the right. Attention is causal, so no real token looks at padding and no mask is needed.
-`by_prefix`: a group a line, and a prefix that rows have in common (their prompt) stands there once; a mask lets every
+`PrefixTree`: a group a line, and a prefix that rows have in common (their prompt) stands there once; a mask lets every
 token see its own row only, so each gets exactly what it would get alone. A row's last token predicts nothing: left out.
 """
 
@@ -49,33 +49,45 @@ def by_row(batch: PackedBatch) -> Layout:
     return Layout(ids.view(batch.num_rows, width), place - 1)
 
 
-def by_prefix(batch: PackedBatch) -> Layout:
-    """Rows of a group as a tree of tokens: a node a distinct prefix, numbered along the line of its group."""
-    rows, order, line = _sorted_inputs(batch)
-    fresh = _fresh(rows, line)
-    # a shared token is the node of the row above it, so every column carries its last fresh node downwards
-    node = np.maximum.accumulate(np.where(fresh, np.cumsum(fresh).reshape(fresh.shape) - 1, -1), axis=0)
-    nodes_in_line = np.bincount(line, weights=fresh.sum(1), minlength=line[-1] + 1).astype(np.int64)
-    width = max(1, int(nodes_in_line.max()))
-    first = np.cumsum(nodes_in_line) - nodes_in_line
-    local = node - first[line][:, None]
+class PrefixTree:
+    """Rows of a group as a tree of tokens: a node a distinct prefix, numbered along the line of its group.
 
-    owner, column = np.nonzero(fresh)
-    place = line[owner] * width + local[owner, column]
-    ids = np.zeros((len(nodes_in_line), width), np.int64)
-    positions = np.zeros_like(ids)
-    ids.reshape(-1)[place] = rows[owner, column]
-    positions.reshape(-1)[place] = column
-    mask = np.broadcast_to(np.eye(width, dtype=bool), (len(ids), width, width)).copy()
-    query, ancestor = np.nonzero(np.arange(rows.shape[1]) <= column[:, None])
-    mask.reshape(-1, width)[place[query], local[owner[query], ancestor]] = True
+    Building it is cheap and tells the size of the layout; the mask is made only when asked for.
+    """
 
-    flat = np.zeros((len(rows), rows.shape[1] + 1), np.int64)
-    flat[order, 1:] = line[:, None] * width + local
-    device = batch.tokens.device
-    before = torch.from_numpy(flat).to(device)[batch.row_of_token, _offsets(batch)]
-    ids_, positions_, mask_ = (torch.from_numpy(array).to(device) for array in (ids, positions, mask[:, None]))
-    return Layout(ids_, before, positions_, mask_)
+    def __init__(self, batch: PackedBatch) -> None:
+        self._batch = batch
+        self._rows, self._order, self._line = _sorted_inputs(batch)
+        self._fresh = _fresh(self._rows, self._line)
+        nodes_in_line = np.bincount(self._line, weights=self._fresh.sum(1)).astype(np.int64)
+        self.lines, self.width = len(nodes_in_line), max(1, int(nodes_in_line.max()))
+        # a shared token is the node of the row above it, so every column carries its last fresh node downwards
+        numbers = np.where(self._fresh, np.cumsum(self._fresh).reshape(self._fresh.shape) - 1, -1)
+        first = np.cumsum(nodes_in_line) - nodes_in_line
+        self._node = np.maximum.accumulate(numbers, axis=0) - first[self._line][:, None]
+
+    def layout(self) -> Layout:
+        owner, column = np.nonzero(self._fresh)
+        place = self._line[owner] * self.width + self._node[owner, column]
+        ids, positions = np.zeros((2, self.lines, self.width), np.int64)
+        ids.reshape(-1)[place] = self._rows[owner, column]
+        positions.reshape(-1)[place] = column
+        arrays = (ids, self._before(), positions, self._mask(owner, column, place))
+        return Layout(*(torch.from_numpy(array).to(self._batch.tokens.device) for array in arrays))
+
+    def _before(self) -> np.ndarray:
+        batch, longest = self._batch, self._rows.shape[1]
+        places = np.zeros((batch.num_rows, longest + 1), np.int64)
+        places[self._order, 1:] = self._line[:, None] * self.width + self._node
+        before: np.ndarray = places[batch.row_of_token.cpu().numpy(), _offsets(batch).cpu().numpy()]
+        return before
+
+    def _mask(self, owner: np.ndarray, column: np.ndarray, place: np.ndarray) -> np.ndarray:
+        """Every node sees itself and the nodes before it in its row; padding sees itself, so that softmax is defined."""
+        mask = np.broadcast_to(np.eye(self.width, dtype=bool), (self.lines, self.width, self.width)).copy()
+        query, ancestor = np.nonzero(np.arange(self._rows.shape[1]) <= column[:, None])
+        mask.reshape(-1, self.width)[place[query], self._node[owner[query], ancestor]] = True
+        return mask[:, None]
 
 
 def _offsets(batch: PackedBatch) -> Tensor:

@@ -15,12 +15,14 @@ from torch import Tensor
 
 from relax_core import learn
 from relax_core.api import Ragged, RowBatch, RowId
-from relax_plugin_torch.layout import Layout, by_prefix, by_row
+from relax_plugin_torch.layout import Layout, PrefixTree, by_row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _PROBE_TOLERANCE = 1e-4
+_MAX_MASK = 2**24
+"""Elements of a mask; beyond it making the mask costs more than shared prompts save."""
 
 
 class Policy:
@@ -56,13 +58,14 @@ class Policy:
     def _layout(self, batch: learn.PackedBatch) -> Layout:
         """The cheaper one: sharing saves tokens, but its mask pays attention for the whole square of a group."""
         plain = by_row(batch)
-        if not self._shares or len({row.group for row in batch.rows.ids}) == batch.num_rows:
+        alone = len({row.group for row in batch.rows.ids}) == batch.num_rows
+        if alone or not self._shares or self._attention_flops * plain.width > self._weights_flops:
             return plain
-        if self._attention_flops * plain.width > self._weights_flops:
-            return plain  # rows so long that attention rules: a square of several would never pay
-        shared = by_prefix(batch)
-        plain_cost = self._cost(plain.lines, plain.width, plain.width // 2)
-        return shared if self._cost(shared.lines, shared.width, shared.width) < plain_cost else plain
+        tree = PrefixTree(batch)
+        if tree.lines * tree.width**2 > _MAX_MASK:
+            return plain
+        saved = self._cost(plain.lines, plain.width, plain.width // 2) - self._cost(tree.lines, tree.width, tree.width)
+        return tree.layout() if saved > 0 else plain
 
     def _cost(self, lines: int, width: int, seen: int) -> float:
         return lines * width * (self._weights_flops + self._attention_flops * seen)
@@ -106,7 +109,8 @@ class Policy:
         if windowed or any(kind != "full_attention" for kind in kinds or ()) or config._attn_implementation != "sdpa":
             return False
         batch = learn.PackedBatch(_family(self._vocab_size), device=str(self.device))
-        plain, shared = (self._score(batch, layout(batch), False)["log_probs"] for layout in (by_row, by_prefix))
+        layouts = (by_row(batch), PrefixTree(batch).layout())
+        plain, shared = (self._score(batch, layout, False)["log_probs"] for layout in layouts)
         return torch.allclose(plain, shared, atol=0.1 if self._autocast else _PROBE_TOLERANCE)
 
 

@@ -61,7 +61,8 @@ class EnvironmentPool:
     async def instance(self) -> AsyncIterator[EnvironmentHandle]:
         """An environment for one sample; closed at the end, whatever happened."""
         if self.in_process:
-            handle: EnvironmentHandle = InProcess(self._made(), self._timeout_s)
+            timeout_s = 0.0 if getattr(self._prototype, "never_waits", False) else self._timeout_s
+            handle: EnvironmentHandle = InProcess(self._made(), timeout_s)
             try:
                 yield handle
             finally:

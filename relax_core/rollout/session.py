@@ -33,7 +33,8 @@ class Limits:
     """A turn's."""
     max_turns: int = 1
     token_budget: int = 0
-    """Sampled tokens of all turns and branches; branches side by side may each use what was left as they began."""
+    """All tokens of the sample, prompt and observations included; branches that run side by side may each use what
+    was left when they began."""
     max_context: int = 0
     """Of one branch, with everything that was said to it."""
     stop: tuple[str, ...] = ()
@@ -59,7 +60,7 @@ class Sample:
     error: str = ""
     response: str = ""
     turns: int = 0
-    num_sampled: int = 0
+    num_tokens: int = 0
     step_rewards: list[float] = field(default_factory=list)
     info: dict[str, Any] = field(default_factory=dict)
     roots: dict[tuple[int, ...], int] = field(default_factory=dict)
@@ -85,7 +86,7 @@ class Sample:
         limits = self.limits
         bounds = [limits.max_new_tokens if asked is None else min(asked, limits.max_new_tokens)]
         if limits.token_budget:
-            bounds.append(limits.token_budget - self.num_sampled)
+            bounds.append(limits.token_budget - self.num_tokens)
         if limits.max_context:
             bounds.append(limits.max_context - length)
         return min(bounds)
@@ -240,7 +241,6 @@ class Branch:
             self._floor = oldest if self._floor < 0 else min(self._floor, oldest)
             self._leaf = self._node(Node(self._leaf, tokens, True, completion.log_probs, versions))
             self._tokens += tokens
-            sample.num_sampled += len(tokens)
         text, error = family.decode(tokens), ""
         calls: tuple[ToolCall, ...] = ()
         if sample.tools:
@@ -251,6 +251,7 @@ class Branch:
         return Action(text, tokens, calls, error)
 
     def _node(self, node: Node) -> int:
+        self.sample.num_tokens += len(node.tokens)
         self.sample.forest.append(node)
         return len(self.sample.forest) - 1
 

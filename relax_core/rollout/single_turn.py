@@ -16,6 +16,8 @@ class SingleTurn(Environment[Options]):
     """One answer to one prompt."""
 
     in_process: ClassVar[bool] = True
+    never_waits: ClassVar[bool] = True
+    """Its calls need no deadline: thousands of them a step."""
 
     async def reset(self, task: Task, seed: int) -> Observation | None:
         return None

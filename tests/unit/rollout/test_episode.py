@@ -104,9 +104,9 @@ async def test_a_token_is_as_old_as_the_oldest_cache_it_attended_to() -> None:
     [
         (Limits(3, 8, 0, 0), ["four"], "[user:go][a:FOU"),
         (Limits(100, 2, 0, 0), ["a", "b"], "[user:go][a:A$][user:you said a][a:B$"),
-        (Limits(100, 8, 4, 0), ["abcd"], "[user:go][a:ABCD"),
-        (Limits(100, 8, 6, 0), ["abcd", "efg"], "[user:go][a:ABCD$][user:you said abcd][a:E"),
-        (Limits(100, 8, 0, 16), ["abcd"], "[user:go][a:ABCD"[:16]),
+        (Limits(100, 8, 16, 0), ["abcd"], "[user:go][a:ABCD"),
+        (Limits(100, 8, 43, 0), ["abcd", "efg"], "[user:go][a:ABCD$][user:you said abcd][a:EF"),
+        (Limits(100, 8, 0, 16), ["abcd"], "[user:go][a:ABCD"),
         (Limits(100, 8, 0, 40), ["abcd"], "[user:go][a:ABCD$][user:you said abcd][a:"),
     ],
 )

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The account sees what was lost, because it counts from the holders and compares ids."""
+
+from __future__ import annotations
+
+import pytest
+
+from relax_core.api.batch import AttemptId, RowId
+from relax_core.api.bus import BusSettings, ClaimRequest, Sealed
+from relax_core.api.outcome import Outcome
+from relax_core.api.version import Version
+from relax_core.bus.queue import TransferQueue
+
+START = Version("actor", 0, 0)
+
+
+@pytest.fixture
+def queue():
+    """Three groups of two: the first on the bus, the second running, the third on its way to the holder."""
+    queue = TransferQueue(BusSettings(2, 2, 1), START)
+    first, second = queue.admit("rollout", START, 2)
+    queue.report_held("rollout", frozenset((*first.attempts, *second.attempts)), 4)
+    for attempt in first.attempts:
+        rows = [RowId(*attempt, row) for row in range(2)]
+        queue.put(queue.new_key(), rows, ("tokens",), 10, [Sealed(attempt, 2, Outcome.FINISHED, 1.0, 0, 5)])
+    queue.report_held("rollout", frozenset(second.attempts), 4)
+    queue.admit("rollout", START, 1)
+    assert queue.account().balanced and queue.account().in_flight == 6
+    return queue
+
+
+def test_a_removed_row_is_named(queue):
+    del queue.table.rows[RowId(0, 1, 0, 1)]
+    account = queue.account()
+    assert not account.balanced
+    assert "no holder does: 0/1/0" in account.problem
+    assert account.in_flight == 5
+
+
+def test_an_attempt_that_its_holder_lost_is_named(queue):
+    queue.report_held("rollout", frozenset([AttemptId(1, 0, 0)]), 4)
+    account = queue.account()
+    assert not account.balanced and "no holder does: 1/1/0" in account.problem
+
+
+def test_a_report_made_before_an_admission_does_not_miss_it(queue):
+    queue.report_held("rollout", frozenset([AttemptId(1, 0, 0), AttemptId(1, 1, 0)]), 4)
+    assert queue.account().balanced, "group 2 was admitted after the holder counted"
+    queue.report_held("rollout", frozenset([AttemptId(1, 0, 0), AttemptId(1, 1, 0)]), 6)
+    assert "2/0/0, 2/1/0" in queue.account().problem
+
+
+def test_a_report_that_was_overtaken_is_ignored(queue):
+    held = frozenset(AttemptId(group, sample, 0) for group in (1, 2) for sample in (0, 1))
+    queue.report_held("rollout", held, 6)
+    queue.report_held("rollout", frozenset(), 4)
+    assert queue.account().balanced
+
+
+def test_an_attempt_that_nobody_issued_is_named(queue):
+    held = frozenset([AttemptId(1, 0, 0), AttemptId(1, 1, 0), AttemptId(99, 0, 0)])
+    queue.report_held("rollout", held, 4)
+    assert "the ledger does not: 99/0/0" in queue.account().problem
+
+
+def test_a_lost_lease_is_seen(queue):
+    claim = queue.claim(ClaimRequest("actor", ("tokens",), 1, trains=True), now=0.0)
+    assert queue.account().balanced
+    del queue.leases.out[claim.lease]
+    assert "claimed groups [0] are not the leased ones []" in queue.account().problem
+
+
+def test_a_sample_that_left_the_ledger_is_seen(queue):
+    del queue.ledger.live[1].members[AttemptId(1, 1, 0)]
+    assert not queue.account().balanced
+
+
+def test_the_gate_counts_live_groups_from_the_holders(queue):
+    assert queue.held_groups() == {0, 1, 2}
+    queue.report_held("rollout", frozenset([AttemptId(1, 0, 0), AttemptId(1, 1, 0)]), 6)
+    assert queue.held_groups() == {0, 1}, "group 2 was lost by its holder and holds no place"
+
+
+def test_statistics_tell_lag_and_lengths_of_what_was_dropped(queue):
+    from relax_core.api.outcome import DropReason
+    from relax_core.bus.report import statistics
+
+    claim = queue.claim(ClaimRequest("actor", ("tokens",), 1, trains=True), now=0.0)
+    queue.trained([claim], 0, [], now=0.0)
+    queue.drop([AttemptId(1, 0, 0)], DropReason.FILTERED)
+    told = statistics(queue)
+    assert told["lag"] == {0: 2} and told["trained_lengths"] == {8: 2}
+    assert told["dropped_lengths"]["filtered"] == {-1: 1}, "it was not finished, so its length is not known"
+    assert told["waited_for"] == [1, 2]

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ledger on disk: durable before effect, whole copies, nothing lost when the disk is full."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+
+from relax_core.api.batch import AttemptId
+from relax_core.api.bus import BusSettings
+from relax_core.api.clock import SystemClock
+from relax_core.api.errors import InfrastructureError
+from relax_core.api.outcome import DropReason
+from relax_core.api.version import Version
+from relax_core.bus.in_process import InProcessBus
+from relax_core.bus.journal import Journal
+from relax_core.bus.queue import TransferQueue
+from relax_core.bus.records import Ended, Issued, Pending, Registered, Remembered, Stepped, Trained
+from relax_core.bus.service import BusService
+from relax_core.bus.store import MemoryStore
+
+START = Version("actor", 0, 0)
+SETTINGS = BusSettings(2, 2, 1)
+
+
+def ended(group: int, sample: int, reason: str = "", step: int | None = None, newest: int = 0) -> Ended:
+    return Ended(AttemptId(group, sample, 0), reason, step, newest, True)
+
+
+def fill_up(journal: Journal) -> None:
+    """The disk takes not one page more."""
+    pages = journal._db.execute("PRAGMA page_count").fetchone()[0]
+    journal._db.execute(f"PRAGMA max_page_count = {pages}")
+
+
+def make_room(journal: Journal) -> None:
+    journal._db.execute("PRAGMA max_page_count = 1000000")
+
+
+def many(count: int) -> list[Issued]:
+    return [Issued(group, 0, 0, 2) for group in range(count)]
+
+
+def test_an_empty_journal_remembers_nothing(tmp_path):
+    assert Journal(str(tmp_path)).remember(START) == Remembered()
+
+
+def test_what_was_committed_is_there_for_the_next_process(tmp_path):
+    journal = Journal(str(tmp_path))
+    journal.commit([Issued(0, 0, 0, 2), Registered("rollout", 3)])
+    journal.commit([Trained(0, 1), ended(0, 0, "", 1), ended(0, 1, "failed"), Stepped(1, 0)])
+    again = Journal(str(tmp_path)).remember(Version("actor", 0, 1))
+    assert again == Remembered(1, (), 2, 1, 0, (("failed", 1),), (("rollout", 3),))
+
+
+def test_groups_in_flight_and_put_off_and_stopped_are_issued_again(tmp_path):
+    journal = Journal(str(tmp_path))
+    journal.commit([Issued(group, 0, group, 2) for group in range(5)])
+    journal.commit([ended(1, 0, "regenerated"), ended(1, 1, "regenerated"), Pending(1, 7)])
+    journal.commit([ended(2, 0, "stopped"), ended(2, 1, "stopped"), ended(3, 0, "filtered"), ended(3, 1, "filtered")])
+    again = journal.remember(START)
+    assert again.pending == ((0, 1, 0), (1, 1, 7), (2, 1, 2), (4, 1, 4)), "(group, issue, retry); 3 is over"
+    assert dict(again.dropped) == {"regenerated": 2, "stopped": 2, "filtered": 2, "resumed": 4}
+    assert again.issued == 10 and again.next_group == 5
+
+
+def test_remembering_twice_gives_the_same(tmp_path):
+    journal = Journal(str(tmp_path))
+    journal.commit([*many(3), Trained(0, 1), ended(0, 0, "", 1), ended(0, 1, "", 1), Stepped(1, 0)])
+    assert journal.remember(START) == journal.remember(START)
+
+
+def test_a_full_disk_names_the_file_and_loses_nothing(tmp_path):
+    journal = Journal(str(tmp_path))
+    fill_up(journal)
+    with pytest.raises(InfrastructureError, match=r"ledger\.db: can't write the ledger .*full.*relax resume"):
+        journal.commit(many(5000))
+    assert journal.behind
+    make_room(journal)
+    journal.commit([])
+    assert journal.remember(START).next_group == 5000
+
+
+def test_a_directory_that_is_no_place_for_a_ledger_names_it(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InfrastructureError, match="ledger"):
+        Journal(str(tmp_path / "file"))
+
+
+def test_a_file_that_is_no_ledger_names_it(tmp_path):
+    (tmp_path / "ledger.db").write_text("not a database, and long enough that sqlite looks at its header " * 20)
+    with pytest.raises(InfrastructureError, match=r"ledger\.db: can't open"):
+        Journal(str(tmp_path))
+
+
+def test_a_ledger_of_another_schema_is_refused(tmp_path):
+    journal = Journal(str(tmp_path))
+    journal._db.execute("UPDATE meta SET value = 99 WHERE key = 'schema'")
+    journal.close()
+    with pytest.raises(InfrastructureError, match="schema 99"):
+        Journal(str(tmp_path))
+
+
+def test_a_copy_is_whole_and_readable_alone(tmp_path):
+    journal = Journal(str(tmp_path))
+    journal.commit(many(50))
+    journal.copy(str(tmp_path / "checkpoint"))
+    assert [path.name for path in (tmp_path / "checkpoint").iterdir()] == ["ledger.db"]
+    journal.commit([Issued(50, 0, 0, 2)])
+    assert Journal(str(tmp_path / "checkpoint")).remember(START).next_group == 50
+
+
+def test_a_copy_that_can_not_be_written_names_its_target(tmp_path):
+    (tmp_path / "checkpoint").write_text("")
+    journal = Journal(str(tmp_path))
+    with pytest.raises(InfrastructureError, match="checkpoint"):
+        journal.copy(str(tmp_path / "checkpoint"))
+
+
+def test_others_may_read_while_it_is_written(tmp_path):
+    journal = Journal(str(tmp_path))
+    journal.commit(many(3))
+    reader = sqlite3.connect(f"file:{journal.path}?mode=ro", uri=True)
+    assert reader.execute("SELECT count(*) FROM groups").fetchone() == (3,)
+    journal.commit([Issued(3, 0, 0, 2)])
+    assert reader.execute("SELECT count(*) FROM groups").fetchone() == (4,)
+
+
+async def test_an_issue_is_durable_before_anybody_learns_of_it(tmp_path):
+    bus = await InProcessBus().open(SETTINGS, str(tmp_path), START)
+    issues = await bus.admit("rollout", START, 3, 1.0)
+    reader = sqlite3.connect(f"file:{tmp_path}/ledger.db?mode=ro", uri=True)
+    assert reader.execute("SELECT number FROM groups").fetchall() == [(issue.group,) for issue in issues]
+    await bus.close()
+
+
+async def test_a_commit_of_a_step_is_durable_when_it_returns(tmp_path):
+    bus = await InProcessBus().open(SETTINGS, str(tmp_path), START)
+    assert await bus.trained([], 0) == Version("actor", 0, 1)
+    reader = sqlite3.connect(f"file:{tmp_path}/ledger.db?mode=ro", uri=True)
+    assert reader.execute("SELECT step, incarnation FROM steps").fetchall() == [(1, 0)]
+    await bus.close()
+
+
+async def test_an_admission_that_can_not_be_written_is_not_lost(tmp_path):
+    journal = Journal(str(tmp_path))
+    settings = BusSettings(4000, 2, 1)
+    bus = BusService(TransferQueue(settings, START), MemoryStore(), journal, SystemClock())
+    journal.commit(many(1))
+    fill_up(journal)
+    journal._waiting = many(5000)
+    with pytest.raises(InfrastructureError, match=r"ledger\.db"):
+        await bus.admit("rollout", START, 1, 1.0)
+    make_room(journal)
+    issues = await bus.admit("rollout", START, 1, 1.0)
+    assert [(issue.group, issue.retry) for issue in issues] == [(0, 0)], "the same work, to whoever asks next"
+    account = await bus.account()
+    assert account.balanced and account.dropped == {DropReason.REGENERATED: 4000}
+    await bus.close()

@@ -6,11 +6,12 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from relax_core.cli import listing
 
 if TYPE_CHECKING:
     from relax_core.plugins import Catalogue, Record
@@ -29,18 +30,7 @@ def add(app: typer.Typer) -> None:
 @verbs.command("list")
 def list_plugins(kind: OfKind = "", as_json: Json = False) -> None:
     """Every installed plugin, its components and its state."""
-    from relax_core.plugins import Catalogue
-    from relax_core.plugins.catalogue import known_kind
-
-    records: Sequence[Record] = Catalogue.load().records
-    if kind:
-        known_kind(kind)
-        kept = [replace(r, components=tuple(c for c in r.components if c.kind == kind)) for r in records]
-        records = [record for record in kept if record.components]
-    if as_json:
-        _print_json({"schema": 1, "plugins": [record.as_dict() for record in records]})
-    else:
-        print("\n".join(line for record in records for line in _listed(record)))
+    listing.show(kind, as_json)
 
 
 @verbs.command("show")
@@ -56,7 +46,7 @@ def show(
     records = [] if kind else records_named(catalogue, files[0] if files else name)
     if records:
         shown = [record.as_dict() for record in records]
-        text = [line for record in records for line in (*_listed(record), *_troubles(record))]
+        text = [line for record in records for line in (*listing.lines(record), *_troubles(record))]
     else:
         shown = [describe(catalogue, *_one(catalogue, name, kind))]
         text = _described(shown[0])
@@ -134,19 +124,6 @@ def _chosen(catalogue: Catalogue, name: str) -> list[Record]:
     if not (found := [record for record in kept if record.components]):
         raise missing_anywhere(name, catalogue.records)
     return found
-
-
-def _listed(record: Record) -> list[str]:
-    place = f"{record.location} (editable)" if record.editable else record.location
-    head = f"{record.name}  {record.version}  {record.state}  {record.api_range or '-'}  {place}"
-    lines = [" ".join(head.split()) if not record.version else head]
-    if record.reason:
-        lines.append(f"    {record.reason}")
-    for kind, component in record.components:
-        mark = " (experimental)" if component.experimental else ""
-        lines.append(f"    {kind:18} {component.name:20} {component.help}{mark}")
-    lines += [f"    {'observer':18} {hook}" for hook in record.hooks]
-    return lines + [f"    note: {note}" for note in record.notes]
 
 
 def _troubles(record: Record) -> list[str]:

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guess the number: a small multi-turn environment. One of the first letters is hidden; each guess is answered with
+where it lies: `<` before the guess, `>` behind it, `=` found.
+
+Halving what is left finds 15 of 16 within four guesses; ignoring the hints finds about one in five.
+"""
+
+from __future__ import annotations
+
+from string import ascii_lowercase
+from typing import ClassVar
+
+from pydantic import Field
+
+from relax_core.api import Action, Environment, Observation, Options, Step, Task
+
+NO_GUESS = "!"
+"""Said of an answer that is not one of the letters; it uses up a guess."""
+
+
+class GuessNumberOptions(Options):
+    """Options of `guess-number`."""
+
+    size: int = Field(16, ge=2, le=26)
+    """How many letters the secret may be, from `a` on."""
+    guesses: int = Field(4, ge=1)
+    """Guesses before the game is lost."""
+
+
+class GuessNumber(Environment[GuessNumberOptions]):
+    """Find the hidden letter, the task's `answer`, from hints; 1 for a hit, else 0."""
+
+    in_process: ClassVar[bool] = True
+    needs_columns: ClassVar[tuple[str, ...]] = ("answer",)
+
+    async def reset(self, task: Task, seed: int) -> Observation | None:
+        letters = ascii_lowercase[: self.options.size]
+        if not isinstance(task.answer, str) or len(task.answer) != 1 or task.answer not in letters:
+            raise ValueError(
+                f"task {task.id}: answer {task.answer!r} is none of the letters {letters}; correct the column"
+            )
+        self._letters, self._secret, self._left = letters, task.answer, self.options.guesses
+        return None
+
+    async def step(self, action: Action) -> Step:
+        guess = action.text.strip()
+        self._left -= 1
+        hit = guess == self._secret
+        info = {"guesses": self.options.guesses - self._left}
+        return Step(self._hint(guess), hit or self._left == 0, float(hit), info)
+
+    def _hint(self, guess: str) -> str:
+        if len(guess) != 1 or guess not in self._letters:
+            return NO_GUESS
+        return "=" if guess == self._secret else "<" if self._secret < guess else ">"

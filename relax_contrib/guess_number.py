@@ -31,6 +31,7 @@ class GuessNumber(Environment[GuessNumberOptions]):
     """Find the hidden letter, the task's `answer`, from hints; 1 for a hit, else 0."""
 
     in_process: ClassVar[bool] = True
+    gives_reward: ClassVar[bool] = True
     needs_columns: ClassVar[tuple[str, ...]] = ("answer",)
 
     async def reset(self, task: Task, seed: int) -> Observation | None:

@@ -130,7 +130,10 @@ class Bus(Protocol):
     async def register(self, role: str) -> Registration: ...
 
     async def admit(self, holder: str, version: Version, limit: int, wait_s: float) -> tuple[Issue, ...]:
-        """Groups that an engine at `version` may start now, at most `limit`; empty where the gate holds it."""
+        """Groups that an engine at `version` may start now, at most `limit`; empty where the gate holds it.
+
+        Not safe to repeat: a holder that lost the answer registers again.
+        """
         ...
 
     async def put(self, batch: RowBatch, sealed: Sequence[Sealed], wait_s: float) -> bool:

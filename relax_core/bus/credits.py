@@ -22,8 +22,11 @@ class Credits:
 
     def fits(self, rows: int, size_bytes: int) -> bool:
         """Whether a producer may put this much now; an empty bus takes anything, or a large row could never pass."""
-        empty = self.rows == 0
-        return empty or (self.rows + rows <= self.max_rows and self.bytes + size_bytes <= self.max_bytes)
+        return (
+            not rows
+            or not self.rows
+            or (self.rows + rows <= self.max_rows and self.bytes + size_bytes <= self.max_bytes)
+        )
 
     @property
     def over_kept(self) -> bool:

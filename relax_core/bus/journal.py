@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,7 @@ class Journal:
 
     def __init__(self, directory: str) -> None:
         self.path = Path(directory) / FILE
+        self._added: deque[Record] = deque()
         self._waiting: list[Record] = []
         self._lock = threading.Lock()
         try:
@@ -88,15 +90,20 @@ class Journal:
         elif found[0] != SCHEMA:
             raise sqlite3.DatabaseError(f"schema {found[0]}, this version of relax-core writes {SCHEMA}")
 
+    def add(self, records: Iterable[Record]) -> None:
+        """Take facts for the next commit; never waits."""
+        self._added.extend(records)
+
     @property
     def behind(self) -> bool:
-        """Whether a commit failed and its facts still wait."""
-        return bool(self._waiting)
+        """Whether facts wait for a commit, new ones or those of one that failed."""
+        return bool(self._added or self._waiting)
 
-    def commit(self, records: Sequence[Record]) -> None:
-        """Make these, and what an earlier commit could not, durable together."""
+    def commit(self) -> None:
+        """Make all that was added durable together."""
         with self._lock:
-            self._waiting += records
+            while self._added:
+                self._waiting.append(self._added.popleft())
             if not self._waiting:
                 return
             try:

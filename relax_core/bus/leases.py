@@ -7,12 +7,16 @@ in it ends; then every use raises StaleFence.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from relax_core.api.batch import RowId
 from relax_core.api.bus import Claim
 from relax_core.api.errors import StaleFence
+
+REMEMBERED = 256
+"""Finished leases that a repeated acknowledgement is known by."""
 
 
 @dataclass(slots=True)
@@ -36,6 +40,7 @@ class Leases:
         self.out: dict[int, Lease] = {}
         self.done: dict[str, set[int]] = {}
         """By task: groups it holds or has acknowledged."""
+        self._finished: deque[int] = deque(maxlen=REMEMBERED)
         self._next = 1
 
     def grant(self, task: str, groups: tuple[int, ...], rows: tuple[RowId, ...], trains: bool, now: float) -> Lease:
@@ -56,7 +61,12 @@ class Leases:
 
     def finish(self, lease: Lease) -> None:
         """The holder is done with its groups."""
-        self.out.pop(lease.number, None)
+        del self.out[lease.number]
+        self._finished.append(lease.number)
+
+    def is_finished(self, claim: Claim) -> bool:
+        """Whether its holder has said before that it is done."""
+        return claim.lease in self._finished
 
     def revoke(self, lease: Lease) -> None:
         """Its groups go to the next claim of the task."""

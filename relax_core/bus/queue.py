@@ -140,7 +140,8 @@ class TransferQueue:
         self.table.add(key, [row if row.attempt_id in taken else None for row in ids], columns, size_bytes)
         for number in sorted({seal.attempt.group for seal in sealed}):
             self._close_if_done(number)
-        self._shed(DropReason.EXPIRED)
+        if not self._overdue:
+            self._shed(DropReason.EXPIRED)
 
     def _seal(self, seal: Sealed, rows: Sequence[RowId], columns: Sequence[str]) -> bool:
         """Whether the rows of the sample are wanted."""
@@ -253,6 +254,8 @@ class TransferQueue:
 
     def acknowledge(self, claim: Claim, now: float) -> None:
         """The consumer is done. Once is enough; a second time is harmless."""
+        if self.leases.is_finished(claim):
+            return
         lease = self.leases.check(claim, now)
         if lease.trains:
             raise RelaxError(f"bus: acknowledge of task {claim.task}: got a claim that trains; call trained or release")

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from relax_core.api.batch import AttemptId, Ragged, RowBatch, RowId
 from relax_core.api.bus import Account, Claim, ClaimRequest, Issue, Registration, Sealed
 from relax_core.api.clock import Clock
-from relax_core.api.errors import InfrastructureError, RelaxError
+from relax_core.api.errors import RelaxError
 from relax_core.api.outcome import DropReason
 from relax_core.api.version import Version
 from relax_core.bus.checks import check_seals
@@ -39,6 +39,7 @@ class BusService:
         self._committing = asyncio.Lock()
         """Held across the commit so that facts reach the disk in order; whoever waits finds its own written."""
         self._waiters: set[asyncio.Future[None]] = set()
+        self._closed = False
 
     # -- roles and admission --------------------------------------------------------------------------------------
 
@@ -53,7 +54,7 @@ class BusService:
         if issues:
             try:
                 await self._durable()
-            except InfrastructureError:
+            except BaseException:  # the caller will never hold them, whatever kept the answer from it
                 self.queue.withdraw(issues)
                 raise
         return issues
@@ -188,6 +189,10 @@ class BusService:
         return statistics(self.queue)
 
     async def close(self) -> None:
+        """Whoever waits gets nothing; what is not yet durable becomes so."""
+        if self._closed:
+            return
+        self._closed = True
         try:
             await self._durable()
         finally:
@@ -205,7 +210,7 @@ class BusService:
             now = self._clock.now()
             if (found := attempt(now)) is not None:
                 return found
-            if now >= deadline:
+            if now >= deadline or self._closed:
                 return None
             expiry = self.queue.leases.next_expiry()
             await self._wait(min(deadline, expiry if expiry is not None and expiry > now else deadline) - now)
@@ -235,6 +240,6 @@ class BusService:
     async def _durable(self) -> None:
         """All facts so far are on disk when this returns; concurrent callers share a commit."""
         async with self._committing:
-            records = self.queue.take_records()
-            if records or self._journal.behind:
-                await asyncio.get_running_loop().run_in_executor(self._writer, self._journal.commit, records)
+            self._journal.add(self.queue.take_records())
+            if self._journal.behind:
+                await asyncio.get_running_loop().run_in_executor(self._writer, self._journal.commit)

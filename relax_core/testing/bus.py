@@ -289,6 +289,16 @@ class BusSuite(TrainingSuite):
 
         on_bus(scenario)
 
+    def test_a_repeated_acknowledgement_is_harmless(self, on_bus: Any) -> None:
+        async def scenario(lab: Lab) -> None:
+            await lab.produce(1)
+            claim = await lab.claim()
+            for _ in range(2):
+                await lab.bus.acknowledge(claim)
+            assert await lab.nothing_for("advantages")
+
+        on_bus(scenario)
+
     def test_a_write_of_another_number_of_rows_is_refused(self, on_bus: Any) -> None:
         async def scenario(lab: Lab) -> None:
             await lab.produce(1)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import tempfile
 from collections.abc import Callable
@@ -166,13 +165,6 @@ class TrainingSuite(Suite):
 
         on_bus(before)
         on_bus(after, Version("actor", 1, 0))
-
-    def test_closing_while_others_wait_lets_them_end(self, on_bus: Any) -> None:
-        async def scenario(lab: Lab) -> None:
-            claims = [asyncio.create_task(lab.bus.claim(ClaimRequest(t, FIRST, 1), SHORT_S)) for t in ("one", "two")]
-            assert await asyncio.gather(*claims) == [None, None]
-
-        on_bus(scenario)
 
 
 async def _two_steps(lab: Lab) -> Account:

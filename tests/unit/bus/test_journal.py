@@ -24,6 +24,11 @@ START = Version("actor", 0, 0)
 SETTINGS = BusSettings(2, 2, 1)
 
 
+def write(journal: Journal, records) -> None:
+    journal.add(records)
+    journal.commit()
+
+
 def ended(group: int, sample: int, reason: str = "", step: int | None = None, newest: int = 0) -> Ended:
     return Ended(AttemptId(group, sample, 0), reason, step, newest, True)
 
@@ -48,17 +53,17 @@ def test_an_empty_journal_remembers_nothing(tmp_path):
 
 def test_what_was_committed_is_there_for_the_next_process(tmp_path):
     journal = Journal(str(tmp_path))
-    journal.commit([Issued(0, 0, 0, 2), Registered("rollout", 3)])
-    journal.commit([Trained(0, 1), ended(0, 0, "", 1), ended(0, 1, "failed"), Stepped(1, 0)])
+    write(journal, [Issued(0, 0, 0, 2), Registered("rollout", 3)])
+    write(journal, [Trained(0, 1), ended(0, 0, "", 1), ended(0, 1, "failed"), Stepped(1, 0)])
     again = Journal(str(tmp_path)).remember(Version("actor", 0, 1))
     assert again == Remembered(1, (), 2, 1, 0, (("failed", 1),), (("rollout", 3),))
 
 
 def test_groups_in_flight_and_put_off_and_stopped_are_issued_again(tmp_path):
     journal = Journal(str(tmp_path))
-    journal.commit([Issued(group, 0, group, 2) for group in range(5)])
-    journal.commit([ended(1, 0, "regenerated"), ended(1, 1, "regenerated"), Pending(1, 7)])
-    journal.commit([ended(2, 0, "stopped"), ended(2, 1, "stopped"), ended(3, 0, "filtered"), ended(3, 1, "filtered")])
+    write(journal, [Issued(group, 0, group, 2) for group in range(5)])
+    write(journal, [ended(1, 0, "regenerated"), ended(1, 1, "regenerated"), Pending(1, 7)])
+    write(journal, [ended(2, 0, "stopped"), ended(2, 1, "stopped"), ended(3, 0, "filtered"), ended(3, 1, "filtered")])
     again = journal.remember(START)
     assert again.pending == ((0, 1, 0), (1, 1, 7), (2, 1, 2), (4, 1, 4)), "(group, issue, retry); 3 is over"
     assert dict(again.dropped) == {"regenerated": 2, "stopped": 2, "filtered": 2, "resumed": 4}
@@ -67,7 +72,7 @@ def test_groups_in_flight_and_put_off_and_stopped_are_issued_again(tmp_path):
 
 def test_remembering_twice_gives_the_same(tmp_path):
     journal = Journal(str(tmp_path))
-    journal.commit([*many(3), Trained(0, 1), ended(0, 0, "", 1), ended(0, 1, "", 1), Stepped(1, 0)])
+    write(journal, [*many(3), Trained(0, 1), ended(0, 0, "", 1), ended(0, 1, "", 1), Stepped(1, 0)])
     assert journal.remember(START) == journal.remember(START)
 
 
@@ -75,10 +80,10 @@ def test_a_full_disk_names_the_file_and_loses_nothing(tmp_path):
     journal = Journal(str(tmp_path))
     fill_up(journal)
     with pytest.raises(InfrastructureError, match=r"ledger\.db: can't write the ledger .*full.*relax resume"):
-        journal.commit(many(5000))
+        write(journal, many(5000))
     assert journal.behind
     make_room(journal)
-    journal.commit([])
+    journal.commit()
     assert journal.remember(START).next_group == 5000
 
 
@@ -104,10 +109,10 @@ def test_a_ledger_of_another_schema_is_refused(tmp_path):
 
 def test_a_copy_is_whole_and_readable_alone(tmp_path):
     journal = Journal(str(tmp_path))
-    journal.commit(many(50))
+    write(journal, many(50))
     journal.copy(str(tmp_path / "checkpoint"))
     assert [path.name for path in (tmp_path / "checkpoint").iterdir()] == ["ledger.db"]
-    journal.commit([Issued(50, 0, 0, 2)])
+    write(journal, [Issued(50, 0, 0, 2)])
     assert Journal(str(tmp_path / "checkpoint")).remember(START).next_group == 50
 
 
@@ -120,10 +125,10 @@ def test_a_copy_that_can_not_be_written_names_its_target(tmp_path):
 
 def test_others_may_read_while_it_is_written(tmp_path):
     journal = Journal(str(tmp_path))
-    journal.commit(many(3))
+    write(journal, many(3))
     reader = sqlite3.connect(f"file:{journal.path}?mode=ro", uri=True)
     assert reader.execute("SELECT count(*) FROM groups").fetchone() == (3,)
-    journal.commit([Issued(3, 0, 0, 2)])
+    write(journal, [Issued(3, 0, 0, 2)])
     assert reader.execute("SELECT count(*) FROM groups").fetchone() == (4,)
 
 
@@ -147,9 +152,9 @@ async def test_an_admission_that_can_not_be_written_is_not_lost(tmp_path):
     journal = Journal(str(tmp_path))
     settings = BusSettings(4000, 2, 1)
     bus = BusService(TransferQueue(settings, START), MemoryStore(), journal, SystemClock())
-    journal.commit(many(1))
+    write(journal, many(1))
     fill_up(journal)
-    journal._waiting = many(5000)
+    journal.add(many(5000))
     with pytest.raises(InfrastructureError, match=r"ledger\.db"):
         await bus.admit("rollout", START, 1, 1.0)
     make_room(journal)

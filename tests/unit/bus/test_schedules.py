@@ -27,6 +27,11 @@ FIRST = ("tokens",)
 DERIVED = ("advantages",)
 
 
+def write(journal: Journal, records) -> None:
+    journal.add(records)
+    journal.commit()
+
+
 class Schedule(RuleBasedStateMachine):
     """A run in miniature: what engines, roles and the trainer would do, in any order."""
 
@@ -199,7 +204,7 @@ class Schedule(RuleBasedStateMachine):
     def checkpoint(self):
         self.covered = self.queue.version.step
         self.queue.cover(self.covered)
-        self.journal.commit(self.queue.take_records())
+        write(self.journal, self.queue.take_records())
         self.queue.finalize(self.covered)
 
     @rule()
@@ -216,7 +221,7 @@ class Schedule(RuleBasedStateMachine):
         if sure:
             return
         if written:
-            self.journal.commit(self.queue.take_records())
+            write(self.journal, self.queue.take_records())
         self.forget_steps()
         incarnation = self.queue.version.incarnation
         self.open(Version("actor", incarnation if replays else incarnation + 1, self.covered))

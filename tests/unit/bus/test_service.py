@@ -97,6 +97,13 @@ async def test_admission_pauses_and_goes_on(bus, clock):
     assert len(await waiting) == 1
 
 
+async def test_closing_ends_every_wait(bus):
+    waiting = asyncio.create_task(bus.claim(ClaimRequest("one", FIRST, 1), 1e9))
+    await settle()
+    await bus.close()
+    assert await waiting is None
+
+
 async def test_many_consumers_share_the_groups_without_overlap(bus):
     lab = Lab(bus)
     claims = [asyncio.create_task(bus.claim(ClaimRequest("one", FIRST, 1), 30.0)) for _ in range(4)]

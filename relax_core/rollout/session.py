@@ -22,6 +22,7 @@ from relax_core.api.trajectory import Node, Trajectory
 from relax_core.rollout.completion import Completion, Generate, GenerateCall
 from relax_core.rollout.seeds import branch_seed, turn_seed
 
+_NOTHING = Rendered(())
 Format = Callable[[Observation | str], tuple[Message, ...]]
 
 
@@ -81,14 +82,14 @@ class Sample:
             self.outcome, self.error = outcome, error
         return Ended(error)
 
-    def room(self, length: int, asked: int | None) -> int:
-        """Tokens that the next turn of a branch of this length may have."""
+    def room(self, length: int, added: int, asked: int | None) -> int:
+        """Tokens that the next turn of a branch of this length may have, once `added` tokens are said to it."""
         limits = self.limits
         bounds = [limits.max_new_tokens if asked is None else min(asked, limits.max_new_tokens)]
         if limits.token_budget:
-            bounds.append(limits.token_budget - self.num_tokens)
+            bounds.append(limits.token_budget - self.num_tokens - added)
         if limits.max_context:
-            bounds.append(limits.max_context - length)
+            bounds.append(limits.max_context - length - added)
         return min(bounds)
 
     async def ask(self, call: GenerateCall) -> Completion:
@@ -156,10 +157,13 @@ class Branch:
             raise Ended(sample.error)
         if sample.limits.max_turns and sample.turns >= sample.limits.max_turns:
             raise sample.end(Outcome.TRUNCATED, "")
-        self._render()
-        room = sample.room(len(self._tokens), max_new_tokens)
-        if room <= 0:
+        if self._leaf is None:
+            self._start()
+        added = self._appended()
+        room = sample.room(len(self._tokens), len(added.tokens), max_new_tokens)
+        if room <= 0:  # what was said last stays out: a row is never longer than the model's context
             raise sample.end(Outcome.TRUNCATED, "")
+        self._extend(added)
         sample.turns += 1
         self._turn += 1
         seed = turn_seed(self._seed, self._turn - 1)
@@ -198,16 +202,8 @@ class Branch:
         """Its conversation without what it shares with the branch it was forked from."""
         return [*self._messages, *self._pending][self._shared :]
 
-    def _render(self) -> None:
-        """Bring the tokens up to where the policy speaks."""
-        if self._leaf is None:
-            self._start()
-        elif self._pending:
-            self._extend()
-        self._messages += self._pending
-        self._pending.clear()
-
     def _start(self) -> None:
+        """The first prompt, with what was said before the policy's first turn."""
         family = self.sample.family
         rendered = self._rendered
         if rendered is None or (self._pending and not self._raw):
@@ -217,18 +213,27 @@ class Branch:
         if tokens not in self.sample.roots:
             self.sample.roots[tokens] = self._node(Node(None, tokens, sampled=False))
         self._leaf, self._tokens, self._media = self.sample.roots[tokens], tokens, rendered.media
+        self._heard()
 
-    def _extend(self) -> None:
+    def _appended(self) -> Rendered:
         """Only what the template appends; a task whose prompt is a bare string goes on as bare text."""
         family = self.sample.family
+        if not self._pending:
+            return _NOTHING
         if self._raw:
-            added = Rendered(family.encode(_text(self._pending)))
-        else:
-            added = family.delta(self._messages, self._pending, self._tokens[-1])
+            return Rendered(family.encode(_text(self._pending)))
+        return family.delta(self._messages, self._pending, self._tokens[-1])
+
+    def _extend(self, added: Rendered) -> None:
         self._media += added.media
         if added.tokens:
             self._leaf = self._node(Node(self._leaf, added.tokens, sampled=False))
             self._tokens += added.tokens
+        self._heard()
+
+    def _heard(self) -> None:
+        self._messages += self._pending
+        self._pending.clear()
 
     def _take(self, completion: Completion) -> Action:
         sample, family = self.sample, self.sample.family

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the documentation shows is true: generated pages are current, Python runs, TOML composes, commands and links exist."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from relax_core.cli.main import app
+from relax_core.options.composition import load
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+GENERATED = {"configuration.md", "metrics.md", "cli.md", "kinds.md"}
+WRITTEN = [page for page in PAGES if page.name not in GENERATED]
+SNIPPET = re.compile(r"(?:<!-- (?P<note>[^\n]*) -->\n)?```(?P<language>\w+)\n(?P<code>.*?)```", re.DOTALL)
+BASE = {
+    "model": {"path": "models/my-model"},
+    "data": {"train": "data/train.jsonl"},
+    "algorithm": "grpo",
+    "engine": "transformers",
+    "trainer": "torch",
+    "rewards": ["exact"],
+}
+
+
+@dataclass(frozen=True)
+class Snippet:
+    """One fenced block and the comment before it: `file: NAME`, `not run: WHY`, or nothing."""
+
+    page: Path
+    note: str
+    language: str
+    code: str
+
+    @property
+    def file(self) -> str:
+        return self.note.removeprefix("file: ") if self.note.startswith("file: ") else ""
+
+
+def snippets(page: Path, language: str) -> list[Snippet]:
+    found = SNIPPET.finditer(page.read_text(encoding="utf-8"))
+    made = (Snippet(page, match["note"] or "", match["language"], match["code"]) for match in found)
+    return [snippet for snippet in made if snippet.language == language]
+
+
+def with_language(language: str) -> list[Path]:
+    return [page for page in WRITTEN if snippets(page, language)]
+
+
+def write_files(page: Path, folder: Path) -> None:
+    """The files that a page shows, as a reader would save them."""
+    for snippet in snippets(page, "python"):
+        if snippet.file:
+            (folder / snippet.file).write_text(snippet.code)
+
+
+def test_generated_pages_are_what_the_code_says(capsys: pytest.CaptureFixture[str]) -> None:
+    generate = runpy.run_path(str(ROOT / "docs" / "generate.py"))
+    assert set(generate["PAGES"]) == GENERATED
+    assert generate["main"](check=True) == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", with_language("python"), ids=lambda page: page.name)
+def test_python_runs_in_the_order_of_the_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names: dict[str, object] = {"__name__": page.stem}
+    write_files(page, tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for snippet in snippets(page, "python"):
+        code = compile(snippet.code, str(page), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        if not snippet.note.startswith("not run: "):
+            exec(code, names)
+
+
+@pytest.mark.parametrize("page", with_language("toml"), ids=lambda page: page.name)
+def test_toml_is_a_configuration_with_its_keys_checked(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_files(page, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for snippet in snippets(page, "toml"):
+        if not snippet.file:
+            (tmp_path / "shown.toml").write_text(snippet.code)
+            composed, _ = load([tmp_path / "shown.toml"], base=BASE, on_disk=False)
+            assert composed.config.steps
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    for page in WRITTEN:
+        for snippet in snippets(page, "sh"):
+            for line in snippet.code.splitlines():
+                words = shlex.split(line, comments=True)
+                if words[:1] == ["relax"]:
+                    yield page.name, words[1:]
+
+
+@pytest.mark.parametrize("page", [page.name for page in WRITTEN])
+def test_shown_commands_parse(page: str) -> None:
+    for words in (words for of, words in commands() if of == page):
+        parse(page, words)
+
+
+def parse(page: str, words: list[str]) -> None:
+    command = typer.main.get_command(app)
+    while hasattr(command, "commands"):
+        assert words and words[0] in command.commands, f"{page}: relax has no verb {' '.join(words)}"
+        command, words = command.commands[words[0]], words[1:]
+    command.make_context("relax", list(words))
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
+def test_links_lead_to_files_of_the_repository(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))
+    missing = [target for target in targets if "://" not in target and not (page.parent / target).exists()]
+    assert not missing
+
+
+def test_the_conformance_suite_that_is_shown_passes(tmp_path: Path) -> None:
+    write_files(ROOT / "docs" / "plugins.md", tmp_path)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_half_right.py"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_pages_have_snippets_to_test() -> None:
+    plugins = ROOT / "docs" / "plugins.md"
+    assert len(snippets(plugins, "python")) >= 6 and len(snippets(plugins, "toml")) >= 4
+    assert {page for page, _ in commands()} >= {"README.md", "quickstart.md", "plugins.md"}

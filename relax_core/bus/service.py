@@ -39,6 +39,7 @@ class BusService:
         self._committing = asyncio.Lock()
         """Held across the commit so that facts reach the disk in order; whoever waits finds its own written."""
         self._waiters: set[asyncio.Future[None]] = set()
+        self._serving: dict[str, Version] = {}
         self._closed = False
 
     # -- roles and admission --------------------------------------------------------------------------------------
@@ -50,7 +51,10 @@ class BusService:
         return registration
 
     async def admit(self, holder: str, version: Version, limit: int, wait_s: float) -> tuple[Issue, ...]:
-        issues = await self._until(lambda now: self.queue.admit(holder, version, limit) or None, wait_s) or ()
+        self._serving[holder] = version
+        issues = (
+            await self._until(lambda now: self.queue.admit(holder, self._serving[holder], limit) or None, wait_s) or ()
+        )
         if issues:
             try:
                 await self._durable()
@@ -58,6 +62,10 @@ class BusService:
                 self.queue.withdraw(issues)
                 raise
         return issues
+
+    async def serves(self, holder: str, version: Version) -> None:
+        self._serving[holder] = version
+        self._wake()
 
     def pause(self) -> None:
         """Admit nothing; what runs goes on."""

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The real queue, explored breadth first in the smallest runs: every state is checked and can still finish its step.
+
+Groups of one sample; states that differ only by version and group numbers are one.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from relax_core.api.batch import AttemptId, RowId
+from relax_core.api.bus import BusSettings, Claim, ClaimRequest, LateRule, Sealed
+from relax_core.api.outcome import DropReason, Outcome
+from relax_core.api.version import Version
+from relax_core.bus import gate
+from relax_core.bus.queue import TransferQueue
+
+
+@dataclass(slots=True)
+class Run:
+    queue: TransferQueue
+    engines: list[Version | None]
+    published: Version
+    covered: int = 0
+    held: dict[AttemptId, int] = field(default_factory=dict)
+    claims: list[Claim] = field(default_factory=list)
+    overdue: bool = False
+
+    def clone(self) -> Run:
+        copy: Run = pickle.loads(pickle.dumps(self))
+        copy.queue.ledger.records.clear()
+        return copy
+
+    def fingerprint(self) -> tuple[object, ...]:
+        """What the future depends on, relative to the version."""
+        now, k = self.queue.version.step, self.queue.rule.max_staleness
+        live = Counter(
+            (
+                g.complete,
+                g.claimed,
+                g.floor - now,
+                g.complete and g.newest - now,
+                self._where(g),
+                g.recorded and g.recorded - now,
+            )
+            for g in self.queue.ledger.live.values()
+        )
+        done = Counter(
+            (g.trained_to - now, g.floor - now, g.newest - now) for g in self.queue.ledger.provisional.values()
+        )
+        engines = tuple(engine and max(engine.step - now, -k - 1) for engine in self.engines)
+        rest = (self.published.step - now, self.covered - now, len(self.queue.ledger.pending), self.overdue)
+        return frozenset(live.items()), frozenset(done.items()), engines, rest
+
+    def _where(self, group) -> int | None:
+        return next((self.held[attempt] for attempt in group.members if attempt in self.held), None)
+
+
+def explore(settings: BusSettings, uncovered: int, most: int) -> int:
+    start = Version("actor", 0, 0)
+    first = Run(TransferQueue(settings, start), [start, start], start)
+    came = {first.fingerprint(): ("start",)}
+    todo = deque([first])
+    while todo and len(came) < most:
+        run = todo.popleft()
+        path = came[run.fingerprint()]
+        try:
+            check(run)
+            for name, following in moves(run, uncovered):
+                mark = following.fingerprint()
+                if mark not in came:
+                    came[mark] = (*path, name)
+                    todo.append(following)
+        except AssertionError as error:
+            raise AssertionError(f"{error} after {path}") from error
+    return len(came)
+
+
+def check(run: Run) -> None:
+    queue, k = run.queue, run.queue.rule.max_staleness
+    queue.report_held("rollout", frozenset(run.held), queue.ledger.issued)
+    account = queue.account()
+    assert account.balanced, account.problem
+    for claim in run.claims:
+        assert all(0 <= queue.version.step - seal.floor <= k for seal in claim.samples.values()), "lag"
+    if run.overdue:
+        return
+    live = queue.ledger.live.values()
+    due = Counter(group.floor + k for group in live if not group.claimed)
+    assert gate.overflow(queue.rule, queue.version.step, sum(g.claimed for g in live), due) <= queue.rule.spare_groups
+    finish_step(run.clone())
+
+
+def finish_step(run: Run) -> None:
+    """Nobody is slow any more."""
+    version = run.published = run.queue.version
+    run.engines = [version, version]
+    for _ in range(4 * (run.queue.rule.max_staleness + 2) * run.queue.rule.groups_per_step):
+        admit(run, 0)
+        for attempt in list(run.held):
+            finish(run, attempt)
+        claim(run, False)
+        if len(run.claims) == run.queue.rule.groups_per_step:
+            return
+    raise AssertionError("the step can't finish")
+
+
+def moves(run: Run, uncovered: int) -> Iterator[tuple[str, Run]]:
+    queue, version = run.queue, run.queue.version
+    acts = [("publish", lambda r: setattr(r, "published", version))] if run.published != version else []
+    for engine, held in enumerate(run.engines):
+        acts.append((f"admit {engine}", lambda r, e=engine: admit(r, e)))
+        if held != run.published:
+            acts.append((f"load {engine}", lambda r, e=engine: r.engines.__setitem__(e, r.published)))
+    for attempt in run.held:
+        acts.append((f"finish {attempt}", lambda r, a=attempt: finish(r, a)))
+        acts.append((f"drop {attempt}", lambda r, a=attempt: drop(r, a)))
+    acts.append(("claim", lambda r: claim(r, False)))
+    timely = version.step - run.published.step <= queue.rule.max_staleness
+    full = len(run.claims) == queue.rule.groups_per_step
+    if timely and not full:
+        acts.append(("claim overdue", lambda r: claim(r, True)))
+    if timely and run.claims and (full or run.overdue) and version.step - run.covered < uncovered:
+        acts.append(("train", train))
+    if not run.claims and run.covered < version.step:
+        acts.append(("checkpoint", checkpoint))
+    acts.append(("rollback", rollback))
+    for name, act in acts:
+        following = run.clone()
+        act(following)
+        yield name, following
+
+
+def admit(run: Run, engine: int) -> None:
+    version = run.engines[engine]
+    for issue in run.queue.admit("rollout", version, 1) if version else ():
+        run.held.update(dict.fromkeys(issue.attempts, engine))
+
+
+def finish(run: Run, attempt: AttemptId) -> None:
+    group, engine = run.queue.ledger.live.get(attempt.group), run.engines[run.held.pop(attempt)]
+    if group is None or attempt not in group.members:
+        return
+    newest = max(group.granted, engine.step if engine else 0)
+    sealed = Sealed(attempt, 1, Outcome.FINISHED, 1.0, group.granted, 1, newest=newest)
+    run.queue.put(run.queue.new_key(), [RowId(*attempt, 0)], ("tokens",), 1, [sealed])
+
+
+def drop(run: Run, attempt: AttemptId) -> None:
+    del run.held[attempt]
+    run.queue.drop([attempt], DropReason.FILTERED)
+
+
+def claim(run: Run, overdue: bool) -> None:
+    request = ClaimRequest("actor", ("tokens",), 1, 1, True, run.queue.version.step, overdue)
+    if (found := run.queue.claim(request, 0.0)) is not None:
+        run.claims.append(found)
+        run.overdue |= overdue
+
+
+def train(run: Run) -> None:
+    run.queue.trained(run.claims, run.queue.version.step, [], 0.0)
+    run.claims, run.overdue = [], False
+    gone = run.queue.report_held("rollout", frozenset(run.held), run.queue.ledger.issued)
+    run.held = {attempt: engine for attempt, engine in run.held.items() if attempt not in gone}
+
+
+def checkpoint(run: Run) -> None:
+    run.covered = run.queue.version.step
+    run.queue.cover(run.covered)
+    run.queue.finalize(run.covered)
+
+
+def rollback(run: Run) -> None:
+    run.published = run.queue.rollback(run.covered, run.queue.version.incarnation + 1)
+    run.engines, run.claims, run.overdue = [None, None], [], False
+    gone = run.queue.report_held("rollout", frozenset(run.held), run.queue.ledger.issued)
+    run.held = {attempt: engine for attempt, engine in run.held.items() if attempt not in gone}
+
+
+def settings(k: int, groups: int, late: LateRule, spare: int = 0) -> BusSettings:
+    return BusSettings(1, groups, k, late, spare_groups=spare)
+
+
+@pytest.mark.parametrize(
+    ("bus", "uncovered", "most"),
+    [(settings(0, 1, "wait"), 1, 1000), (settings(0, 2, "drop"), 1, 1000), (settings(1, 1, "wait"), 1, 500)],
+)
+def test_queue_is_right_in_every_small_state(bus, uncovered, most):
+    assert explore(bus, uncovered, most) > 30
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    ("bus", "uncovered"),
+    [
+        (settings(1, 1, "wait"), 2),
+        (settings(1, 1, "regenerate"), 1),
+        (settings(1, 1, "wait", spare=1), 1),
+        (settings(1, 2, "wait"), 1),
+        (settings(2, 1, "wait"), 1),
+        (settings(3, 1, "wait"), 1),
+    ],
+)
+def test_queue_is_right_in_larger_states(bus, uncovered):
+    assert explore(bus, uncovered, most=20_000) > 300

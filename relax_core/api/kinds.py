@@ -25,7 +25,8 @@ class Kind:
 
 
 def _kind(name: str, hook: str, base: str, table: str = "", *, many: bool = False, template: str = "") -> Kind:
-    suite = f"relax_core.testing.{name.replace('-', '_')}:{base.split(':')[1]}Suite"
+    noun = base.split(":")[1].removesuffix("Component")
+    suite = f"relax_core.testing.{name.replace('-', '_')}:{noun}Suite"
     return Kind(name, hook, f"relax_core.api.{base}", table, many, suite, template)
 
 

@@ -60,7 +60,8 @@ def _suite_module(kind: str) -> bool:
 
 
 def _run(subjects: Sequence[Subject], files: Sequence[str], directory: Path) -> Iterator[Result]:
-    (directory / "test_conformance.py").write_text(_test_file(subjects, files))
+    for number, subject in enumerate(subjects):
+        (directory / f"test_{number}.py").write_text(_test_file(subject, files))
     report = directory / "report.xml"
     options = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(directory), f"--junitxml={report}"]
     environ = {
@@ -68,7 +69,7 @@ def _run(subjects: Sequence[Subject], files: Sequence[str], directory: Path) -> 
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
-    command = [sys.executable, "-m", "pytest", *options, "test_conformance.py"]
+    command = [sys.executable, "-m", "pytest", *options, "--continue-on-collection-errors", "."]
     try:
         done = subprocess.run(
             command, cwd=directory, env=environ, capture_output=True, text=True, timeout=DEADLINE_S, check=False
@@ -82,32 +83,30 @@ def _run(subjects: Sequence[Subject], files: Sequence[str], directory: Path) -> 
     yield from _results(subjects, report)
 
 
-def _test_file(subjects: Sequence[Subject], files: Sequence[str]) -> str:
-    lines = ["from relax_core.plugins import Catalogue", f"catalogue = Catalogue.load({tuple(files)!r})"]
-    for number, subject in enumerate(subjects):
-        module, _, suite = KINDS[subject.kind].suite.partition(":")
-        name = f"{subject.qualifier}:{subject.component.name}"
-        lines += [
-            f"from {module} import {suite}",
-            f"class Test{number}({suite}):",
-            f"    component = catalogue.target({subject.kind!r}, {name!r})",
-            "    generic = True",
-        ]
+def _test_file(subject: Subject, files: Sequence[str]) -> str:
+    module, _, suite = KINDS[subject.kind].suite.partition(":")
+    name = f"{subject.qualifier}:{subject.component.name}"
+    lines = (
+        "from relax_core.plugins import Catalogue",
+        f"from {module} import {suite}",
+        f"class Test({suite}):",
+        f"    component = Catalogue.load({tuple(files)!r}).target({subject.kind!r}, {name!r})",
+        "    generic = True",
+    )
     return "\n".join(lines) + "\n"
 
 
 def _results(subjects: Sequence[Subject], report: Path) -> Iterator[Result]:
+    """A case is `test_3.Test` of one test, or has no class where its file could not be imported."""
     for case in ElementTree.parse(report).iter("testcase"):
-        owner = case.get("classname", "").rpartition(".Test")[2]
-        name = case.get("name", "").removeprefix("test_")
-        if not owner.isdigit():  # pytest could not collect the file
-            yield from ((subject, "conformance", *_verdict(case)) for subject in subjects)
-            return
-        yield subjects[int(owner)], name, *_verdict(case)
+        owner, name = case.get("classname", "").partition(".")[0], case.get("name", "")
+        number = int((owner or name).removeprefix("test_"))
+        yield subjects[number], name.removeprefix("test_") if owner else "conformance", *_verdict(case)
 
 
 def _verdict(case: ElementTree.Element) -> tuple[str, str]:
     for tag, verdict in (("failure", "failed"), ("error", "failed"), ("skipped", "skipped")):
         if (child := case.find(tag)) is not None:
-            return verdict, child.get("message") or (child.text or "").strip()
+            message = child.get("message", "")
+            return verdict, (child.text or "").strip()[-1500:] if message in ("", "collection failure") else message
     return "passed", ""

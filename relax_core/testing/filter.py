@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a filter promises: for every group a reason or an empty string, the same each time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from relax_core.api.batch import AttemptId
+from relax_core.api.task import Task
+from relax_core.testing.samples import trajectory
+from relax_core.testing.suite import Suite
+
+
+class FilterSuite(Suite):
+    """Subclass it and name the component."""
+
+    kind = "filter"
+    task: ClassVar[Task] = Task("sum", "What is 2 + 2?", "4")
+    responses: ClassVar[Sequence[str]] = ("4", "5", "The answer is four.", "")
+    rewards: ClassVar[Sequence[Sequence[float]]] = ((1.0, 0.0, 0.5, 0.0), (0.0,) * 4, (1.0,) * 4)
+    """One group each, a reward a response."""
+
+    @classmethod
+    def exercise(cls, component: Any) -> Any:
+        return [cls.reason(component, rewards) for rewards in cls.rewards]
+
+    @classmethod
+    def reason(cls, component: Any, rewards: Sequence[float]) -> Any:
+        """What the filter says of a group with these rewards."""
+        attempts = [AttemptId(0, sample, 0) for sample in range(len(rewards))]
+        trajectories = [trajectory(cls.task, response) for response in cls.responses[: len(rewards)]]
+        return component.reject(cls.task, attempts, trajectories, list(rewards))
+
+    def test_a_reason_is_text(self, made: Any) -> None:
+        for rewards in self.rewards:
+            assert isinstance(self.reason(made, rewards), str), (
+                "return the reason, or an empty string to keep the group"
+            )
+
+    def test_a_group_of_one_is_judged(self, made: Any) -> None:
+        assert isinstance(self.reason(made, [1.0]), str)

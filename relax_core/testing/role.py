@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a role promises before a run: operations under its own name, told without being made. Graph tests run roles."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from relax_core.api.role import Operation
+from relax_core.testing.suite import Suite
+
+
+class RoleSuite(Suite):
+    """Subclass it and name the component."""
+
+    kind = "role"
+
+    @classmethod
+    def exercise(cls, component: Any) -> Any:
+        return [[o.name, sorted(o.consumes), sorted(o.produces), str(o.reads)] for o in type(component).operations()]
+
+    def test_operations_are_its_own(self, made: Any) -> None:
+        operations, name = type(made).operations(), made.name.replace("-", "_")
+        assert operations and all(isinstance(operation, Operation) for operation in operations)
+        for operation in operations:
+            assert operation.role.replace("-", "_") == name, f"{operation.name} is of role {operation.role!r}"
+            assert operation.name.partition(".")[0] == name, f"{operation.name}: write `{name}.verb`"
+
+    def test_operations_of_one_role_have_different_names(self, made: Any) -> None:
+        names = [operation.name for operation in type(made).operations()]
+        assert len(set(names)) == len(names)
+
+    def test_it_runs_as_a_coroutine(self, made: Any) -> None:
+        assert inspect.iscoroutinefunction(made.run), "write `async def run(self, context)`"

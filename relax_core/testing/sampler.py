@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a sampler promises: a task that exists, the same for the same seed and history, and a state that continues."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+from relax_core.testing.suite import Suite
+
+SEED = 11
+
+
+class SamplerSuite(Suite):
+    """Subclass it and name the component."""
+
+    kind = "sampler"
+    num_tasks: ClassVar[int] = 7
+    picks: ClassVar[int] = 25
+    """Groups that are issued; more than there are tasks."""
+
+    @classmethod
+    def exercise(cls, component: Any) -> Any:
+        return [cls.picked(component, range(cls.picks)), cls.picked(component, range(cls.picks), num_tasks=1)]
+
+    @classmethod
+    def picked(cls, sampler: Any, groups: Iterable[int], num_tasks: int = 0) -> list[int]:
+        """Indices for these groups, each followed by the group's rewards."""
+        indices = []
+        for group in groups:
+            index = sampler.pick(group, num_tasks or cls.num_tasks, SEED)
+            sampler.learned(group, index, [float(index % 2), 1.0])
+            indices.append(index)
+        return indices
+
+    def test_every_pick_is_a_task(self, made: Any) -> None:
+        for index in self.picked(made, range(self.picks)):
+            assert isinstance(index, int) and 0 <= index < self.num_tasks, f"pick gave {index!r} of {self.num_tasks}"
+
+    def test_another_instance_continues_from_its_state(self, made: Any) -> None:
+        half = self.picks // 2
+        self.picked(made, range(half))
+        state = json.loads(json.dumps(made.state()))
+        other = self.make()
+        other.load(state)
+        rest = range(half, self.picks)
+        assert self.picked(other, rest) == self.picked(made, rest), "state() and load() leave something out"
+
+    def test_a_group_may_end_without_rewards(self, made: Any) -> None:
+        made.learned(0, made.pick(0, self.num_tasks, SEED), [])

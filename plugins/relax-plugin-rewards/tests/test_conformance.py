@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Both rewards keep what every reward promises."""
+
+from __future__ import annotations
+
+from relax_core.api import Task
+from relax_core.testing.reward import RewardSuite
+
+HALF = Task("half", "What is 1/2 of 1?", "1/2")
+
+
+class TestExact(RewardSuite):
+    component = "exact"
+    samples = ((HALF, "0.5"), (HALF, "1/2"), (HALF, "1/2 "))
+    best = 1
+
+
+class TestMaths(RewardSuite):
+    component = "maths"
+    samples = ((HALF, "two"), (HALF, r"so it is \boxed{\frac{1}{2}}"), (HALF, "2"))
+    best = 1

@@ -61,6 +61,10 @@ class Run:
         return next((self.held[attempt] for attempt in group.members if attempt in self.held), None)
 
 
+def _since(step: int | None, now: int) -> int | None:
+    return None if step is None else step - now
+
+
 def explore(settings: BusSettings, uncovered: int, most: int) -> int:
     start = Version("actor", 0, 0)
     first = Run(TransferQueue(settings, start), [start, start], start)

@@ -26,21 +26,19 @@ from relax_core.testing.engine_lab import (
     CONTEXT,
     VOCABULARY,
     Lab,
-    Tensors,
+    damaged,
     gather,
     joined,
-    log_softmax,
-    plain_log_probs,
     tensors_of,
     tiny_qwen3,
+    until_known,
 )
+from relax_core.testing.engine_truth import TOLERANCE, agrees, log_softmax, plain_log_probs, truncated
 from relax_core.testing.suite import Suite
 from relax_core.weights.files import Disk
 
 PROMPT = (5, 9, 33, 2, 17)
 PROMPTS = (PROMPT, (7,), (60, 3), (5, 9, 33, 2, 18), tuple(range(2, 40)))
-TOLERANCE = 1e-4
-_KNOWN_S = 30.0
 _LONG = 88
 """Tokens of requests that must still run when something happens to them."""
 _REFUSED = (ValueError, RelaxError)
@@ -392,49 +390,3 @@ class EngineSuite(Suite):
         with pytest.raises(RelaxError):
             other.generate(other.request(PROMPT, 2))
         other.stop()
-
-
-def agrees(
-    model: str, prompt: tuple[int, ...], got: Delta, how: Callable[[np.ndarray], np.ndarray] | None = None
-) -> np.ndarray:
-    """Assert that log-probs are those of a plain forward; returns its log-probs after each token."""
-    plain = plain_log_probs(model, (*prompt, *got.tokens))
-    rows = plain[len(prompt) - 1 : -1]
-    rows = rows if how is None else how(rows)
-    want = rows[np.arange(len(got.tokens)), list(got.tokens)]
-    np.testing.assert_allclose(got.log_probs, want, atol=TOLERANCE, rtol=0)
-    return plain
-
-
-def truncated(plain: np.ndarray, top_k: int, top_p: float) -> np.ndarray:
-    """The distribution after top_k, then top_p, row by row in plain loops."""
-    out = np.full_like(plain, -np.inf)
-    for row, log_probs in enumerate(plain):
-        kept = (-log_probs).argsort(kind="stable")[:top_k]
-        probs = np.exp(log_probs[kept]) / np.exp(log_probs[kept]).sum()
-        count = int(np.searchsorted(probs.cumsum(), top_p)) + 1
-        out[row, kept[:count]] = np.log(probs[:count] / probs[:count].sum())
-    return out
-
-
-def damaged(tensors: Tensors, fault: str) -> Tensors:
-    """The same weights with one thing wrong."""
-    (name, array, dtype), *rest = tensors
-    wrong: dict[str, Tensors] = {
-        "missing": [],
-        "extra": [(name, array, dtype), ("surplus.weight", array, dtype)],
-        "shape": [(name, array.T.copy(), dtype)],
-        "dtype": [(name, array.astype(np.float16), "F16")],
-        "renamed": [(f"{name}.bias", array, dtype)],
-    }
-    return [*wrong[fault], *rest]
-
-
-async def until_known(engine: Engine, count: int, running: asyncio.Task[Any] | None = None) -> None:
-    """Wait until the engine holds so many requests, or all of them have ended already."""
-    async with asyncio.timeout(_KNOWN_S):
-        while True:
-            health = await engine.health()
-            if health.running + health.waiting == count or (running is not None and running.done()):
-                return
-            await asyncio.sleep(0.001)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What engine tests work with: a tiny real model, a plain forward of it, an engine on an event loop of its own.
+"""What engine tests work with: tiny real models, an engine on an event loop of its own, versions to publish.
 
-The forward is transformers without cache, padding or batching: the thing every engine must agree with.
+It says nothing of what is right: `engine_truth` does.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ T = TypeVar("T")
 Tensors = list[tuple[str, np.ndarray, str]]
 VOCABULARY, CONTEXT = 64, 128
 _DEADLINE_S = 120.0
+_KNOWN_S = 30.0
 DISK = Chosen("weight-transport", "disk")
 
 
@@ -43,22 +44,6 @@ def tiny_qwen3(directory: str, seed: int) -> str:
         torch.manual_seed(seed)
         Qwen3ForCausalLM(config).save_pretrained(directory)
     return directory
-
-
-def plain_log_probs(directory: str, tokens: Sequence[int]) -> np.ndarray:
-    """Log-probs [tokens, vocabulary] after each token, one sequence, float32."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True).eval()
-    with torch.no_grad():
-        logits: np.ndarray = model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0].numpy()
-    return log_softmax(logits)
-
-
-def log_softmax(logits: np.ndarray) -> np.ndarray:
-    shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
 
 
 def tensors_of(directory: str) -> Tensors:
@@ -138,3 +123,26 @@ def joined(parts: Sequence[Delta]) -> Delta:
     top = tuple(item for part in parts for item in part.top)
     oldest = min(part.oldest_cache for part in parts)
     return Delta(last.id, tokens, log_probs, last.version, oldest, last.finish, last.error, top=top)
+
+
+def damaged(tensors: Tensors, fault: str) -> Tensors:
+    """The same weights with one thing wrong."""
+    (name, array, dtype), *rest = tensors
+    wrong: dict[str, Tensors] = {
+        "missing": [],
+        "extra": [(name, array, dtype), ("surplus.weight", array, dtype)],
+        "shape": [(name, array.T.copy(), dtype)],
+        "dtype": [(name, array.astype(np.float16), "F16")],
+        "renamed": [(f"{name}.bias", array, dtype)],
+    }
+    return [*wrong[fault], *rest]
+
+
+async def until_known(engine: Engine, count: int, running: asyncio.Task[Any] | None = None) -> None:
+    """Wait until the engine holds so many requests, or all of them have ended already."""
+    async with asyncio.timeout(_KNOWN_S):
+        while True:
+            health = await engine.health()
+            if health.running + health.waiting == count or (running is not None and running.done()):
+                return
+            await asyncio.sleep(0.001)

@@ -12,8 +12,9 @@ from relax_plugin_transformers.engine import TransformersEngine
 from relax_plugin_transformers.options import TransformersOptions
 
 from relax_core.api.version import Version
-from relax_core.testing.engine import PROMPTS, agrees
+from relax_core.testing.engine import PROMPTS
 from relax_core.testing.engine_lab import CONTEXT, VOCABULARY, Lab
+from relax_core.testing.engine_truth import agrees
 from relax_core.weights.files import Disk
 
 SIZE = {

@@ -18,8 +18,9 @@ from relax_plugin_transformers.resident import Resident
 from relax_core.api.engine import EngineSpec
 from relax_core.api.errors import ConfigError, InfrastructureError
 from relax_core.api.version import Version
-from relax_core.testing.engine import PROMPT, PROMPTS, agrees, until_known
-from relax_core.testing.engine_lab import CONTEXT, Lab, gather, joined, tensors_of, tiny_qwen3
+from relax_core.testing.engine import PROMPT, PROMPTS
+from relax_core.testing.engine_lab import CONTEXT, Lab, gather, joined, tensors_of, tiny_qwen3, until_known
+from relax_core.testing.engine_truth import agrees
 from relax_core.weights.files import Disk
 
 

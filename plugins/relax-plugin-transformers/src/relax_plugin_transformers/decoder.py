@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -51,7 +51,10 @@ class Decoder:
         self._batches: list[Batch] = []
         self._held: Finished = []
         self._since_sent = 0
-        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        self._gate = threading.Lock()
+        """Between asking whether the thread has ended and putting a command, it must not end."""
+        self._ended = False
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="relax-decoder", daemon=True)
 
@@ -63,19 +66,14 @@ class Decoder:
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Run a function between two iterations; its result or error is the future's."""
         future: Future[T] = Future()
-
-        def command() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                future.set_result(function())
-            except Exception as error:  # handed to whoever waits on the future
-                future.set_exception(error)
-
-        if self.failure or not self._thread.is_alive():
-            raise InfrastructureError(f"the engine has stopped ({self.failure or 'stopped'}); start another")
-        self._commands.put(command)
+        with self._gate:
+            if self._ended:
+                raise self._gone()
+            self._commands.put((function, future))
         return future
+
+    def _gone(self) -> InfrastructureError:
+        return InfrastructureError(f"the engine has stopped ({self.failure or 'stopped'}); start another")
 
     def join(self, timeout_s: float) -> bool:
         """Whether the thread ended in time."""
@@ -115,6 +113,12 @@ class Decoder:
         self._hold(finished)
         self._forget_empty()
         self._send()
+
+    def withdraw(self, stream: Stream) -> None:
+        """Abort what one call still has open; another call's request of the same id is not its own."""
+        ids = frozenset(name for name, member in self._open.items() if member.stream is stream)
+        if ids:
+            self.abort(ids)
 
     def stop(self) -> None:
         self.abort(frozenset())
@@ -158,21 +162,22 @@ class Decoder:
         if self._idle():
             self.flush()
             self._send()
-            self._commands.get()()
+            _answer(*self._commands.get())
         while not self._commands.empty():
-            self._commands.get()()
+            _answer(*self._commands.get())
 
     def _end(self) -> None:
         self._send()
-        error = InfrastructureError(f"the engine has stopped ({self.failure or 'stopped'}); start another")
+        with self._gate:
+            self._ended = True
+        self.failure = self.failure or "stopped"
         for stream in {id(member.stream): member.stream for member in self._open.values()}.values():
-            stream.post(error)
+            stream.post(self._gone())
+        while not self._commands.empty():
+            self._commands.get()[1].set_exception(self._gone())
         self._open.clear()
         self._waiting.clear()
         self._batches.clear()
-        self.failure = self.failure or "stopped"
-        while not self._commands.empty():
-            self._commands.get()()
 
     def _iterate(self) -> None:
         self._admit()
@@ -233,6 +238,15 @@ class Decoder:
         for stream, deltas in by_stream.values():
             stream.post(deltas)
         self._held, self._since_sent = [], 0
+
+
+def _answer(function: Callable[[], Any], future: Future[Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(function())
+    except Exception as error:  # handed to whoever waits on the future
+        future.set_exception(error)
 
 
 def by_prompt_length(members: Sequence[Running], budget: int) -> list[list[Running]]:

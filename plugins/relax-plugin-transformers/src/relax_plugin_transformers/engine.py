@@ -8,6 +8,7 @@ replaced between two iterations, caches of running requests are recomputed under
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -25,6 +26,7 @@ from relax_plugin_transformers.request import check_ids, check_requests
 if TYPE_CHECKING:
     from relax_plugin_transformers.decoder import Decoder
     from relax_plugin_transformers.resident import Resident, Staged
+    from relax_plugin_transformers.stream import Stream
 
 T = TypeVar("T")
 _PARTS = frozenset({"weights", "kv"})
@@ -94,13 +96,13 @@ class TransformersEngine(Engine[TransformersOptions]):
 
         stream = Stream(request.id for request in requests)
         call = [Running(request, stream) for request in requests]
-        await self._call(lambda: decoder.submit(call))
         try:
+            await self._call(lambda: decoder.submit(call))
             async for deltas in stream.items():
                 yield deltas
         finally:
-            if stream.unfinished and not decoder.failure:
-                decoder.call(lambda: decoder.abort(frozenset(stream.unfinished)))
+            if stream.unfinished:
+                _leave(decoder, stream)
 
     async def score(self, sequences: Sequence[Sequence[int]]) -> Sequence[Sequence[float]]:
         decoder = self._running()
@@ -205,7 +207,8 @@ class TransformersEngine(Engine[TransformersOptions]):
         decoder = self._decoder
         if decoder is None:
             return
-        if not decoder.failure:
+        # A thread that has ended already needs no telling.
+        with contextlib.suppress(InfrastructureError):
             decoder.call(decoder.stop)
         if not await asyncio.to_thread(decoder.join, _STOP_S):
             raise InfrastructureError(
@@ -236,6 +239,12 @@ class TransformersEngine(Engine[TransformersOptions]):
             return function()
 
         return await asyncio.wrap_future(decoder.call(guarded))
+
+
+def _leave(decoder: Decoder, stream: Stream) -> None:
+    """The reader is gone: free what it asked for."""
+    with contextlib.suppress(InfrastructureError):
+        decoder.call(lambda: decoder.withdraw(stream))
 
 
 def _parts(parts: Sequence[str]) -> frozenset[str]:

@@ -10,8 +10,9 @@ from typing import NoReturn
 import typer
 
 from relax_core.api.errors import PluginError, RelaxError
+from relax_core.cli import listing
 
-VERBS = ("config", "init", "data", "plugins", "new", "runs", "status", "why", "report")
+VERBS = ("train", "graph", "config", "init", "data", "plugins", "new", "runs", "status", "why", "report")
 
 app = typer.Typer(
     name="relax",
@@ -27,7 +28,10 @@ for verb in VERBS:
 def main() -> NoReturn:
     """Run a verb; every error of ours ends as one line on stderr and its exit code."""
     try:
-        app(standalone_mode=True)
+        if tuple(sys.argv[1:3]) == listing.WORDS:
+            listing.run(sys.argv[3:])
+        else:
+            app(standalone_mode=True)
     except RelaxError as error:
         fail(error)
     sys.exit(0)

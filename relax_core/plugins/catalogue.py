@@ -10,12 +10,11 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from relax_core.api.component import Component, Configurable
 from relax_core.api.errors import ConfigError, PluginError, RelaxError
 from relax_core.api.kinds import KINDS, Kind
-from relax_core.api.trainer import Chosen
 from relax_core.plugins.contract import breach, build_options, import_target
 from relax_core.plugins.frames import plugin_frames, said
 from relax_core.plugins.installed import installed
@@ -26,6 +25,9 @@ from relax_core.plugins.observers import Observers
 from relax_core.plugins.record import Offered, Record
 from relax_core.plugins.resolved import ResolvedPlugin, compare, resolve
 from relax_core.plugins.single_file import load_file
+
+if TYPE_CHECKING:
+    from relax_core.api.trainer import Chosen
 
 PYTHON = "python"
 """The distribution of components that were passed from Python."""

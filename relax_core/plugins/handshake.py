@@ -19,6 +19,9 @@ CORE = "relax-core"
 ALLOW, DENY = "RELAX_PLUGINS", "RELAX_DISABLE_PLUGINS"
 
 
+_PLAIN = re.compile(r"[A-Za-z0-9._-]+\s*(?:\[[^\]]*\])?\s*((?:[<>=!~]{1,3}\s*[0-9][0-9A-Za-z.*+!-]*\s*,?\s*)*)")
+
+
 def canonical(name: str) -> str:
     """A distribution's name as pip compares it."""
     return re.sub(r"[-_.]+", "-", name.strip()).lower()
@@ -26,11 +29,20 @@ def canonical(name: str) -> str:
 
 def api_range(requires: Iterable[str]) -> str:
     """The specifier of a distribution's own requirement on relax-core; empty where it states none."""
+    lines = (line for line in requires if canonical(re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0]) == CORE)
+    return ",".join(filter(None, map(_specifier, lines)))
+
+
+@cache
+def _specifier(line: str) -> str:
+    """A requirement's version specifier, empty where its marker does not hold. Most lines are plain, and the full
+    grammar takes longer to import than a hundred plugins to list."""
+    if plain := _PLAIN.fullmatch(line):
+        return plain[1]
     from packaging.requirements import Requirement
 
-    lines = (line for line in requires if canonical(re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0]) == CORE)
-    wanted = (Requirement(line) for line in lines)
-    return ",".join(str(r.specifier) for r in wanted if r.specifier and (not r.marker or r.marker.evaluate()))
+    requirement = Requirement(line)
+    return str(requirement.specifier) if not requirement.marker or requirement.marker.evaluate() else ""
 
 
 def refusal(record: Record, environ: Mapping[str, str]) -> str:
@@ -54,14 +66,18 @@ def _names(value: str) -> frozenset[str]:
 
 
 def _out_of_range(record: Record) -> str:
-    from packaging.specifiers import SpecifierSet
-
-    core = core_version()
     if not record.api_range:
         return f'its metadata states no API range; add "{CORE}{core_range()}" to dependencies in its pyproject.toml'
-    if not SpecifierSet(record.api_range).contains(core, prereleases=True):
-        return f"it needs {CORE} {record.api_range}, and this is {core}; install matching versions"
+    if not _holds(record.api_range):
+        return f"it needs {CORE} {record.api_range}, and this is {core_version()}; install matching versions"
     return ""
+
+
+@cache
+def _holds(specifier: str) -> bool:
+    from packaging.specifiers import SpecifierSet
+
+    return SpecifierSet(specifier).contains(core_version(), prereleases=True)
 
 
 def core_range() -> str:

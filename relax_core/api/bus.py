@@ -136,6 +136,10 @@ class Bus(Protocol):
         """
         ...
 
+    async def serves(self, holder: str, version: Version) -> None:
+        """The holder's oldest engine is at `version` now; an admission that waits is decided by it."""
+        ...
+
     async def put(self, batch: RowBatch, sealed: Sequence[Sealed], wait_s: float) -> bool:
         """Rows of finished samples with their first columns. False after `wait_s` without credit: nothing was stored."""
         ...

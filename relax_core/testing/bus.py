@@ -56,6 +56,16 @@ class BusSuite(TrainingSuite):
 
         on_bus(scenario)
 
+    def test_admission_that_waits_goes_on_when_the_engine_takes_newer_weights(self, on_bus: Any) -> None:
+        async def scenario(lab: Lab) -> None:
+            await lab.train()
+            waiting = asyncio.create_task(lab.bus.admit("rollout", START, 1, WAIT_S))
+            await asyncio.sleep(0)
+            await lab.bus.serves("rollout", Version("actor", 0, 1))
+            assert [issue.group for issue in await waiting] == [2]
+
+        on_bus(scenario, max_staleness=0)
+
     # -- rows -----------------------------------------------------------------------------------------------------
 
     def test_rows_come_back_as_they_were_put_in_claim_order(self, on_bus: Any) -> None:

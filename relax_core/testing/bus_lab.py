@@ -43,9 +43,11 @@ class Lab:
         self.held.update(attempt for issue in issues for attempt in issue.attempts)
         return issues
 
-    async def put(self, attempts: Sequence[AttemptId], rows: int = 1, wait_s: float = WAIT_S, tokens: int = 4) -> bool:
-        """Finish samples: each with `rows` rows, sampled by the newest weights."""
-        step = (await self.bus.version()).step
+    async def put(
+        self, attempts: Sequence[AttemptId], rows: int = 1, wait_s: float = WAIT_S, step: int | None = None
+    ) -> bool:
+        """Finish samples: each with `rows` rows, sampled by the newest weights or those of `step`."""
+        tokens, step = 4, (await self.bus.version()).step if step is None else step
         ids = tuple(RowId(*attempt, row) for attempt in attempts for row in range(rows))
         sealed = [Sealed(a, rows, Outcome.FINISHED, 1.0, step, tokens if rows else 0, newest=step) for a in attempts]
         stored = await self.bus.put(RowBatch(ids, columns(ids, tokens)), sealed, wait_s)

@@ -99,6 +99,37 @@ class TrainingSuite(Suite):
 
         on_bus(scenario, max_staleness=0, spare_groups=1)
 
+    def test_masking_waits_for_nobody_and_says_which_tokens_are_too_old(self, on_bus: Any) -> None:
+        async def scenario(lab: Lab) -> None:
+            slow = await lab.admit(1)
+            for step in range(2):
+                issues = await lab.admit(1)
+                await lab.put(issues[0].attempts)
+                await lab.credit()
+                claim = await lab.claim_step()
+                assert claim.mask_before == 0
+                await lab.bus.trained([claim], step)
+            await lab.put(slow[0].attempts, step=0)
+            await lab.credit()
+            late = await lab.claim_step()
+            assert late.groups == (slow[0].group,) and late.mask_before == 1
+            assert await lab.problem() == ""
+
+        on_bus(scenario, late="mask")
+
+    def test_dropping_ends_the_expired_at_once_and_regenerating_issues_them_again(self, on_bus: Any) -> None:
+        async def scenario(lab: Lab) -> list[int]:
+            slow, quick = await lab.admit(2)
+            await lab.put(quick.attempts)
+            await lab.credit()
+            await lab.bus.trained([await lab.claim_step()], 0)
+            gone = await lab.bus.report_held("rollout", frozenset(lab.held), lab.admitted)
+            assert gone == frozenset(slow.attempts)
+            lab.held.clear()
+            return [issue.group for issue in await lab.admit(2)]
+
+        assert on_bus(scenario, max_staleness=0, late="regenerate") == [0, 2]
+
     # -- lineage and persistence ------------------------------------------------------------------------------------
 
     def test_a_rollback_returns_what_the_surviving_weights_sampled(self, on_bus: Any) -> None:

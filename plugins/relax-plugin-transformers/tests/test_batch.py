@@ -27,7 +27,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> CausalModel:
 
 def member(number: int, length: int, new: int) -> Running:
     tokens = tuple((7 * number + 3 * at) % 60 + 2 for at in range(length))
-    return Running(GenerateRequest(f"r{number}", tokens, new, seed=number, stop_tokens=(number % 64,)), NOBODY)
+    return Running(GenerateRequest(f"r{number}", tokens, new, seed=number, stop_tokens=(50 + number % 14,)), NOBODY)
 
 
 def alone(model: CausalModel, of: Running) -> Delta:

@@ -19,6 +19,21 @@ if TYPE_CHECKING:
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 OfKind = Annotated[str, typer.Option("--kind", help="Only components of this kind.")]
+
+
+def complete_name(incomplete: str) -> list[str]:
+    """Components and distributions that begin like this, for the shell."""
+    from relax_core.plugins import Catalogue
+
+    records = Catalogue.load().records
+    names = {component.name for record in records for _, component in record.components}
+    return sorted(n for n in names | {record.distribution for record in records} if n.startswith(incomplete))
+
+
+Named = Annotated[
+    str,
+    typer.Argument(help="A component, dist:component, distribution, or ./file.py.", autocompletion=complete_name),
+]
 verbs = typer.Typer(no_args_is_help=True, help="What is installed, what is broken and why, does it conform.")
 
 
@@ -35,7 +50,7 @@ def list_plugins(kind: OfKind = "", as_json: Json = False) -> None:
 
 @verbs.command("show")
 def show(
-    name: Annotated[str, typer.Argument(help="A component, dist:component, distribution, or ./file.py.")],
+    name: Named,
     kind: OfKind = "",
     as_json: Json = False,
 ) -> None:
@@ -58,10 +73,10 @@ def show(
 
 @verbs.command("check")
 def check_plugins(
-    name: Annotated[str, typer.Argument(help="A component, distribution or ./file.py; all by default.")] = "",
+    name: Named = "",
     as_json: Json = False,
 ) -> None:
-    """Import, handshake, options, conformance suites; exit 3 where something fails."""
+    """Import, handshake, options, conformance suites, of all plugins by default; exit 3 where something fails."""
     from relax_core.plugins.check import Verdict, check
 
     catalogue, files = _catalogue(name)

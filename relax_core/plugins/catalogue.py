@@ -16,6 +16,7 @@ from relax_core.api.component import Component, Configurable
 from relax_core.api.errors import ConfigError, PluginError, RelaxError
 from relax_core.api.kinds import KINDS, Kind
 from relax_core.plugins.contract import breach, build_options, import_target
+from relax_core.plugins.extras import extra_for
 from relax_core.plugins.frames import plugin_frames, said
 from relax_core.plugins.installed import installed
 from relax_core.plugins.loader import Loader
@@ -108,6 +109,9 @@ class Catalogue:
         try:
             target = cls or import_target(found.component.target)
         except (Exception, SystemExit) as error:
+            if extra := extra_for(found.distribution, error):
+                fix = f"it needs a package that is not installed ({said(error)}); pip install '{extra}'"
+                raise ConfigError(known_kind(kind).table or kind, repr(name), fix) from error
             message = f"can't import {found.component.target}: {said(error)}"
             raise PluginError(f"{kind} {found.title}", message, plugin_frames(error)) from error
         reason = breach(known_kind(kind), target)

@@ -69,6 +69,7 @@ class Record:
             "api_range": self.api_range,
             "state": str(self.state),
             "reason": self.reason,
+            "frames": self.frames,
             "components": [
                 {
                     "kind": kind,

@@ -117,6 +117,13 @@ def test_a_target_that_is_no_component_is_the_plugins_fault(half, reward, said):
         load().target("reward", "half")
 
 
+def test_a_missing_package_of_an_extra_says_which_to_install(half):
+    requires = ("relax-core>=0.1,<0.2", 'heavy_engine_x>=3; extra == "heavy"', 'other; extra == "dev"')
+    half(requires=requires, files={"reward.py": "import heavy_engine_x.core"})
+    with pytest.raises(ConfigError, match=r"heavy_engine_x.*; pip install 'fake-half\[heavy\]'"):
+        load().target("reward", "half")
+
+
 @pytest.mark.parametrize("base", ["BatchReward", "GroupReward"])
 def test_every_base_of_a_kind_is_accepted(half, base):
     method = {"BatchReward": "score_batch", "GroupReward": "score_group"}[base]

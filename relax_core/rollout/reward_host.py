@@ -37,7 +37,7 @@ class FunctionReward(Reward):
 
     def __init__(self, function: Callable[[Task, Trajectory], Any]) -> None:
         super().__init__()
-        self.score = function  # type: ignore[method-assign]
+        self.score = function  # type: ignore[method-assign, assignment]
 
     def score(self, task: Task, trajectory: Trajectory) -> Any:
         raise NotImplementedError

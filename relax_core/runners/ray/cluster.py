@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
+from typing import Any
 
 import ray
 from ray import serve
@@ -52,7 +53,7 @@ class Cluster:
             raise InfrastructureError(f"ray: could not start or join a cluster: {error}; try --runner local") from error
 
     def _init(self) -> None:
-        options = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
+        options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
         if not self._ours:
             ray.init(**options)
         else:

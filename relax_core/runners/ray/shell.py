@@ -134,7 +134,7 @@ class RoleShell:
 
 def deployment(run_id: str, role: str) -> Any:
     """The application of one role."""
-    made = serve.deployment(
+    made: Any = serve.deployment(
         RoleShell,
         name=role,
         num_replicas=1,

@@ -12,7 +12,7 @@ import typer
 from relax_core.api.errors import PluginError, RelaxError
 from relax_core.cli import listing
 
-VERBS = ("train", "graph", "config", "init", "data", "plugins", "new", "runs", "status", "why", "report")
+VERBS = ("train", "try_", "graph", "config", "init", "data", "plugins", "new", "runs", "status", "why", "report")
 
 app = typer.Typer(
     name="relax",

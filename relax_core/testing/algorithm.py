@@ -27,6 +27,10 @@ class AlgorithmSuite(Suite):
     """True where the loss detaches on purpose, so that finite differences say nothing."""
 
     @classmethod
+    def prepare(cls) -> None:
+        import relax_core.testing.algorithm_outputs  # noqa: F401  torch takes longer than any exercise
+
+    @classmethod
     def exercise(cls, component: Any) -> Any:
         """Everything once, rounded to what one machine repeats."""
         rows = cls.rows(component)

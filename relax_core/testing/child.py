@@ -20,6 +20,7 @@ def main() -> None:
     os.dup2(2, 1)
     suite = cloudpickle.loads(sys.stdin.buffer.read())
     suite.target()
+    suite.prepare()
     os.write(answers, READY)
     with os.fdopen(answers, "wb") as pipe:
         pipe.write(_answer(suite))

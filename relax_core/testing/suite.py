@@ -54,6 +54,10 @@ class Suite:
         return target(build_options(target.options_model(), cls.options, f"{cls.kind}.{target.__name__}"))
 
     @classmethod
+    def prepare(cls) -> None:
+        """Import what the exercise will: its deadline begins afterwards."""
+
+    @classmethod
     def exercise(cls, component: Any) -> Any:
         """Use the component once in all ways that its kind has; returns plain data that must not differ."""
         return None

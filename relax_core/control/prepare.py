@@ -133,13 +133,13 @@ def _write(directory: RunDirectory, config: RunConfig, catalogue: Catalogue) -> 
     directory.write("provenance", provenance(Path.cwd(), sys.argv))
 
 
-def _launch(config: RunConfig, catalogue: Catalogue, directory: RunDirectory, functions: Mapping[str, bytes]) -> Launch:
+def _launch(config: RunConfig, catalogue: Catalogue, directory: str, functions: Mapping[str, bytes]) -> Launch:
     return Launch(
-        run_id=directory.name,
-        run_dir=str(directory.path),
+        run_id=Path(directory).name,
+        run_dir=directory,
         config=config.dump(),
         plan=plan(config, catalogue),
         plugin_files=tuple(str(path) for path in config.plugins),
-        resolved=catalogue.resolved(),
+        resolved=tuple(tuple(plugin) for plugin in catalogue.resolved()),
         functions=functions,
     )

@@ -113,13 +113,6 @@ def forward_placement(config: RunConfig, catalogue: Catalogue) -> Errors:
             yield ConfigError(f"placement.{role}", "a placement of its own", fix)
 
 
-def warmup(config: RunConfig, catalogue: Catalogue) -> Errors:
-    """A rate that never arrives is a mistake."""
-    if config.optimizer.warmup_steps >= config.steps:
-        fix = f"the run has {config.steps} steps: set fewer"
-        yield ConfigError("optimizer.warmup_steps", config.optimizer.warmup_steps, fix)
-
-
 def holdout_errors(config: RunConfig, num_tasks: int) -> list[ConfigError]:
     """For whoever has read the data: a hold-out must leave something to train on."""
     if config.eval.sets or not config.eval.every or config.eval.size < num_tasks:
@@ -138,7 +131,6 @@ CHECKS: tuple[Check, ...] = (
     evaluation,
     token_budget,
     forward_placement,
-    warmup,
 )
 
 

@@ -15,7 +15,7 @@ from relax_core.api.trainer import UpdateOutcome, UpdateResult
 from relax_core.api.version import Version
 from relax_core.roles.checkpoint import Checkpoints
 from relax_core.roles.publisher import Publisher
-from relax_core.roles.step import StepRows, StepTimes, step_metrics
+from relax_core.roles.step import StepRows, StepTimes, masked, step_metrics
 from relax_core.roles.trainer_group import TrainerGroup
 
 POLL_S = 1.0
@@ -111,6 +111,7 @@ class Actor(Role):
                     1 if late else wanted,
                     trains=True,
                     step=version.step,
+                    overdue=late,
                 )
                 claim = await context.bus.claim(request, POLL_S)
                 if claim is None and late:
@@ -125,7 +126,8 @@ class Actor(Role):
         return claims
 
     async def _read(self, claims: list[Claim]) -> RowBatch:
-        parts = [await self._context.bus.read(claim, self._context.plan.trained_columns) for claim in claims]
+        columns = self._context.plan.trained_columns
+        parts = [masked(await self._context.bus.read(claim, columns), claim.mask_before) for claim in claims]
         return parts[0] if len(parts) == 1 else _joined(parts)
 
     async def _update(self, step: StepRows, version: Version, claims: list[Claim]) -> list[UpdateResult]:

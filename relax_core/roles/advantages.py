@@ -41,9 +41,9 @@ class AdvantagesRole(Role):
     async def _credit(self, context: Context, claim: Claim) -> None:
         from relax_core.learn.groups import Grouping  # brings torch, which only this role's process needs
 
-        rows = await context.bus.read(claim, context.plan.advantage_columns)
-        grouping = Grouping(rows, claim.samples, context.plan.advantage_columns)
         try:
+            rows = await context.bus.read(claim, context.plan.advantage_columns)
+            grouping = Grouping(rows, claim.samples, context.plan.advantage_columns)
             await context.bus.write(claim, grouping.columns(self._algorithm.advantages(grouping.groups)))
             await context.bus.acknowledge(claim)
         except StaleFence:

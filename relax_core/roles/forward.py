@@ -37,9 +37,9 @@ class ForwardLoop:
         return None
 
     async def _fill(self, trainer: TrainerGroup, claim: Claim, version: Version | None) -> None:
-        rows = await self._context.bus.read(claim, INPUTS)
-        columns = await trainer.forward(rows, ("log_probs",))
         try:
+            rows = await self._context.bus.read(claim, INPUTS)
+            columns = await trainer.forward(rows, ("log_probs",))
             await self._context.bus.write(claim, {self._column: columns["log_probs"]}, version)
             await self._context.bus.acknowledge(claim)
         except StaleFence:

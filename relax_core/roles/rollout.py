@@ -43,7 +43,7 @@ class Rollout(Role):
         self._context = context
         self._finished: asyncio.Queue[FinishedGroup] = asyncio.Queue()
         self._held: set[AttemptId] = set()
-        self._groups: set[asyncio.Task[None]] = set()
+        self._issues: dict[asyncio.Task[None], Issue] = {}
         self._admitted = 0
         self._over = asyncio.Event()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -52,9 +52,9 @@ class Rollout(Role):
         try:
             await _until_over(loops, self._failed)
         finally:
-            for task in (*loops, *self._groups):
+            for task in (*loops, *self._issues):
                 task.cancel()
-            await asyncio.gather(*loops, *self._groups, return_exceptions=True)
+            await asyncio.gather(*loops, *self._issues, return_exceptions=True)
             await self._producer.close()
 
     # -- admit --------------------------------------------------------------------------------------------------
@@ -62,25 +62,25 @@ class Rollout(Role):
     async def _admit(self) -> None:
         while not self._over.is_set() and not self._context.stopping:
             await self._context.pause_point()
-            version, room = self._producer.version(), self._producer.room(len(self._groups))
+            version, room = self._producer.version(), self._producer.room(len(self._issues))
             if room <= 0 or not self._producer.serves:
-                await asyncio.wait([*self._groups, self._failed], timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([*self._issues, self._failed], timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
                 continue
             with self._context.waiting("leave to start groups", "actor (its version bounds staleness)", POLL_S):
                 issues = await self._context.bus.admit("rollout", version, room, POLL_S)
             self._context.doing("generating", engines=self._producer.facts(), held=len(self._held))
             for issue in issues:
-                self._begin(issue, version)
+                self._begin(issue, self._producer.version())
 
     def _begin(self, issue: Issue, version: Version) -> None:
         self._held.update(issue.attempts)
         self._admitted += len(issue.attempts)
         task = asyncio.create_task(self._make(issue, version))
-        self._groups.add(task)
+        self._issues[task] = issue
         task.add_done_callback(self._group_ended)
 
     def _group_ended(self, task: asyncio.Task[None]) -> None:
-        self._groups.discard(task)
+        del self._issues[task]
         if not task.cancelled() and (error := task.exception()) and not self._failed.done():
             self._failed.set_exception(error)
 
@@ -100,10 +100,18 @@ class Rollout(Role):
             batch, sealed = row_batch(kept)
             await self._put(batch, sealed)
             self._held.difference_update(seal.attempt for seal in sealed)
-            await self._context.bus.report_held("rollout", frozenset(self._held), self._admitted)
+            await self._audit()
             step = max(group.version.step for group in groups)
             await self._context.board.emit(SamplesScored(step, records(judged)))
             await self._context.board.emit(RolloutMeasured(step, measures(judged)))
+
+    async def _audit(self) -> None:
+        """Report what is held; work on attempts that the bus has ended is given up."""
+        ended = await self._context.bus.report_held("rollout", frozenset(self._held), self._admitted)
+        for task, issue in self._issues.items():
+            if ended.issuperset(issue.attempts):
+                task.cancel()
+        self._held.difference_update(ended)
 
     async def _gather_finished(self) -> list[FinishedGroup]:
         groups = [await self._finished.get()]
@@ -141,6 +149,7 @@ class Rollout(Role):
     async def _update(self, manifest: Manifest, transport: Chosen) -> None:
         start = self._context.clock.now()
         receivers = await self._producer.update(manifest, transport)
+        await self._context.bus.serves("rollout", self._producer.version())
         seconds = self._context.clock.now() - start
         await self._context.board.emit(WeightsPublished(manifest.version, seconds, manifest.size_bytes, receivers))
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from relax_core.api.batch import RowBatch, RowId
+from relax_core.api.batch import Ragged, RowBatch, RowId
 from relax_core.api.bus import Account, Claim
 from relax_core.api.clock import Clock
 from relax_core.api.trainer import UpdateOutcome, UpdateResult
 from relax_core.api.version import Version
 from relax_core.learn.counts import count
 from relax_core.learn.gradient import rows_with_gradient
+from relax_core.learn.metrics import mean, merge_metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,14 @@ def _sums(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     totals = np.concatenate(([0], np.cumsum(values.astype(np.int64))))
     ends = np.cumsum(lengths)
     return np.asarray(totals[ends] - totals[ends - lengths])
+
+
+def masked(rows: RowBatch, before: int) -> RowBatch:
+    """The rows with tokens sampled by a step earlier than `before` taken out of the loss; 0 takes none."""
+    if not before:
+        return rows
+    mask, versions = rows.columns["loss_mask"], rows.columns["weight_versions"].values
+    return rows.with_columns({"loss_mask": Ragged(mask.values * (versions >= before), mask.lengths)})
 
 
 class StepTimes:
@@ -126,16 +135,10 @@ def _length_metrics(rows: RowBatch) -> dict[str, float]:
 
 
 def _trainer_metrics(results: Sequence[UpdateResult]) -> dict[str, float]:
-    sums: dict[str, list[float]] = {}
-    for result in results:
-        for name, (total, number) in result.metrics.items():
-            held = sums.setdefault(name, [0.0, 0.0])
-            held[0] += total
-            held[1] += number
-    means = {name: total / number for name, (total, number) in sums.items() if number}
+    merged = merge_metrics(*(result.metrics for result in results))
     skipped = sum(result.outcome is not UpdateOutcome.APPLIED for result in results)
     return {
-        **means,
+        **{name: mean(metric) for name, metric in merged.items()},
         "train/grad_norm": float(np.mean([result.grad_norm for result in results])),
         "train/lr": results[-1].lr,
         "train/skipped_updates": float(skipped),

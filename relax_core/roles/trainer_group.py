@@ -24,8 +24,11 @@ CALL_S = 3600.0
 class TrainerGroup:
     """All ranks of the trainer of one role."""
 
-    def __init__(self, trainer: Trainer, workers: Sequence[Worker], facts: Mapping[str, Any]) -> None:
+    def __init__(
+        self, trainer: Trainer, workers: Sequence[Worker], facts: Mapping[str, Any], tokens_per_micro_batch: int
+    ) -> None:
         self._trainer, self._workers, self.facts = trainer, workers, facts
+        self._tokens_per_micro_batch = tokens_per_micro_batch
 
     @classmethod
     async def start(cls, context: Context, role: str) -> TrainerGroup:
@@ -46,7 +49,7 @@ class TrainerGroup:
         except BaseException:
             await asyncio.gather(*(worker.kill() for worker in workers))
             raise
-        return cls(context.build(chosen), workers, facts[0])
+        return cls(context.build(chosen), workers, facts[0], context.run.batch.tokens_per_micro_batch)
 
     async def call(self, method: str, *args: Any, timeout_s: float = CALL_S) -> list[Any]:
         """One method on every rank; the first failure is raised."""
@@ -56,7 +59,8 @@ class TrainerGroup:
 
     def chunk(self, rows: RowBatch, skipped: int = 0) -> Chunk:
         lengths = [int(length) for length in rows.columns["tokens"].lengths]
-        return Chunk(rows, self._trainer.plan(lengths, len(self._workers)), skipped)
+        plan = self._trainer.plan(lengths, len(self._workers), self._tokens_per_micro_batch)
+        return Chunk(rows, plan, skipped)
 
     async def forward(self, rows: RowBatch, columns: Sequence[str]) -> dict[str, Ragged]:
         """Columns filled without gradient, in the order of `rows`."""
@@ -95,7 +99,7 @@ def _spec(context: Context, role: str, rank: int, world_size: int, rendezvous: s
         algorithm=run.algorithm.chosen,
         optimizer=OptimizerSpec(
             optimizer.lr, optimizer.schedule, optimizer.warmup_steps, tuple(optimizer.betas), optimizer.weight_decay,
-            optimizer.grad_clip, run.steps * run.batch.updates_per_step,
+            optimizer.grad_clip, run.steps,
         ),
         role=role, seed=run.seed, deterministic=run.deterministic,
         max_staleness=-1 if context.plan.max_staleness is None else context.plan.max_staleness,

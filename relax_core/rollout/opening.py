@@ -15,8 +15,8 @@ from relax_core.api.worker import WorkerSpec
 from relax_core.options.model_folder import model_context
 from relax_core.rollout.engine_slot import EngineSlot
 from relax_core.rollout.evaluation import EvalSet
-from relax_core.rollout.pool import EnginePool, Prove, Sampling, Tell
 from relax_core.rollout.judge import applies
+from relax_core.rollout.pool import EnginePool, Prove, Sampling, Tell
 from relax_core.rollout.tasks import Need, TaskSet
 
 HOLD_OUT = "held-out"

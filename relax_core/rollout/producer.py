@@ -69,7 +69,7 @@ class Producer:
         tasks: TaskSet, train: Sequence[int], sets: Sequence[EvalSet],
     ) -> None:  # fmt: skip
         run = context.run
-        self._limits = Limits(0, 0, 0, 0)  # of the engine, once it has started
+        self._limits = Limits(0)  # of the engine, once it has started
         self._context, self._family, self._pool = context, family, pool
         self._environments, self._judge, self._tasks, self._train = environments, judge, tasks, train
         self._sampler: Sampler = context.build(run.sampler.chosen)
@@ -89,7 +89,7 @@ class Producer:
             for r in run.rewards
         ]
         judge = Judge(rewards, context.children, context.clock)
-        environments = EnvironmentPool(run.environment.chosen, context.children, context.clock)
+        environments = EnvironmentPool(run.environment.chosen, context.children, context.clock, build=context.build)
         pool = make_pool(context, await context.bus.version(), prove, tell)
         made = cls(context, family, pool, environments, judge, tasks, train, sets)
         try:
@@ -195,5 +195,11 @@ def _limits(run: Any, facts: Any) -> Limits:
         raise ConfigError(
             "rollout.max_new_tokens", f"{run.rollout.max_new_tokens}", f"the model's context is {context}"
         )
-    budget = run.rollout.token_budget or context
-    return Limits(run.rollout.max_new_tokens, run.rollout.max_turns, budget, context)
+    rollout = run.rollout
+    return Limits(
+        rollout.max_new_tokens,
+        max_turns=rollout.max_turns,
+        token_budget=rollout.token_budget or 0,
+        max_context=context,
+        stop=tuple(rollout.stop),
+    )

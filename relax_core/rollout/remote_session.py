@@ -36,7 +36,8 @@ class Line:
         """Until there is something to take, the work is done, or the seconds are over."""
         work.add_done_callback(self._wake)
         try:
-            await asyncio.wait_for(self._news.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
         except TimeoutError:
             pass
         finally:

@@ -31,8 +31,9 @@ def row_batch(samples: Sequence[tuple[AttemptId, Trajectory, Judgement]]) -> tup
 def _seal(attempt: AttemptId, rows: Sequence[Row], judgement: Judgement) -> Sealed:
     trained = [version for row in rows for version, mask in zip(row.versions, row.loss_mask, strict=True) if mask]
     return Sealed(
-        attempt, len(rows), judgement.outcome, judgement.value, min(trained, default=0), len(trained), judgement.parts
-    )
+        attempt, len(rows), judgement.outcome, judgement.value, min(trained, default=0), len(trained), judgement.parts,
+        max(trained, default=None),
+    )  # fmt: skip
 
 
 def _columns(rows: Sequence[Row], rewards: Sequence[float]) -> dict[str, Ragged]:

@@ -66,4 +66,5 @@ class BoardService:
         deadline = self._clock.now() + wait_s
         while not ready() and (left := deadline - self._clock.now()) > 0:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), left)
+                async with asyncio.timeout(left):
+                    await self._changed.wait()

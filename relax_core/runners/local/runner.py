@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import cast
 
@@ -76,12 +77,12 @@ class LocalRunner:
             self._ended.put_nowait(RoleEnd(role.name, error))
 
     async def ended(self, wait_s: float) -> tuple[RoleEnd, ...]:
-        try:
-            first = await asyncio.wait_for(self._ended.get(), wait_s)
-        except TimeoutError:
-            return ()
-        rest = [self._ended.get_nowait() for _ in range(self._ended.qsize())]
-        return (first, *rest)
+        first: tuple[RoleEnd, ...] = ()
+        if self._ended.empty() and wait_s > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    first = (await self._ended.get(),)
+        return (*first, *(self._ended.get_nowait() for _ in range(self._ended.qsize())))
 
     async def close(self) -> None:
         for task in self._tasks.values():

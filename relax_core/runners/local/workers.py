@@ -87,7 +87,8 @@ class LocalWorker:
 
     async def _died(self, method: str, error: Exception) -> WorkerDied:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._process.wait(), REAP_S)
+            async with asyncio.timeout(REAP_S):
+                await self._process.wait()
         code = self._process.returncode
         state = f"ended with status {code}" if code is not None else f"stopped answering ({error})"
         return WorkerDied(
@@ -102,7 +103,8 @@ class LocalWorker:
         if self._process.stdin is not None:
             self._process.stdin.close()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._process.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._process.wait()
         await self.kill()
 
     async def kill(self) -> None:
@@ -150,7 +152,8 @@ class LocalWorkers:
             os.close(report)
         try:
             await self._hand_over(process, {"token": token, "component": spec.component, "target": spec.target})
-            answer = await asyncio.wait_for(_report_from(receive), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                answer = await _report_from(receive)
         except BaseException as error:
             await _kill(process)
             if isinstance(error, TimeoutError):

@@ -24,7 +24,8 @@ async def answered(work: Awaitable[Any]) -> Any:
 async def asked(call: Awaitable[Any], name: str, what: str, timeout_s: float) -> Any:
     """On the calling side: the value, or the error raised as its own type."""
     try:
-        value = await asyncio.wait_for(call, timeout_s)
+        async with asyncio.timeout(timeout_s):
+            value = await call
     except TimeoutError:
         raise DeadlineExceeded(name, f"{what} to return", timeout_s) from None
     except RayError as error:

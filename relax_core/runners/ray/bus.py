@@ -50,6 +50,9 @@ class BusClient:
     async def admit(self, holder: str, version: Version, limit: int, wait_s: float) -> tuple[Issue, ...]:
         return cast(tuple[Issue, ...], await self._hub.call("admit", holder, version, limit, wait_s))
 
+    async def serves(self, holder: str, version: Version) -> None:
+        await self._hub.call("serves", holder, version)
+
     async def put(self, batch: RowBatch, sealed: Sequence[Sealed], wait_s: float) -> bool:
         size, names = batch.size_bytes, tuple(batch.columns)
         key = await self._hub.call("begin_put", batch.ids, size, sealed, wait_s)

@@ -122,7 +122,8 @@ class RoleShell:
         while time.monotonic() - last < LEASE_S:
             self._turned = time.monotonic()
             try:
-                await asyncio.wait_for(hub.ends.remote(0), PROBE_S)
+                async with asyncio.timeout(PROBE_S):
+                    await hub.ends.remote(0)
                 last = time.monotonic()
             except (TimeoutError, ray.exceptions.RayError):
                 pass

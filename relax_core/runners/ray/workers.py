@@ -79,7 +79,8 @@ class RayWorker:
         items = self._actor.stream.options(num_returns="streaming").remote(method, args, timeout_s)
         while True:
             try:
-                item = await asyncio.wait_for(self._next(items), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    item = await self._next(items)
             except StopAsyncIteration:
                 return
             except TimeoutError:

@@ -36,7 +36,6 @@ from relax_core.plugins.catalogue import Catalogue
         (['eval.sets=[{name="a", path="x"}, {name="a", path="y"}]'], "2 sets named 'a'"),
         (["rollout.token_budget=8"], "at least rollout.max_new_tokens = 16"),
         (["placement.reference.ranks=2"], "placement.reference (command line): got a placement of its own"),
-        (["optimizer.warmup_steps=200"], "the run has 200 steps"),
     ],
 )
 def test_an_impossible_combination_is_refused(

@@ -6,7 +6,9 @@ It stays a reference wherever it is printed, dumped or written; only `reveal` re
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,19 @@ if TYPE_CHECKING:
 SCHEMES = ("env:", "file:")
 LITERAL = "secret_literal"
 """Type of the validation error for a literal, whose value must never be printed."""
+
+
+def revealed(value: Any) -> Iterator[str]:
+    """The values behind every reference in plain data that can be read, so that they can be kept out of files."""
+    if isinstance(value, str) and is_reference(value):
+        with contextlib.suppress(ConfigError):
+            yield Secret(value).reveal()
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from revealed(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from revealed(part)
 
 
 class Secret:

@@ -23,7 +23,9 @@ def add(app: typer.Typer) -> None:
 def try_(
     arguments: Annotated[list[str], typer.Argument(help="TOML files and overrides; or: reward NAME.")],
     tasks: Annotated[int, typer.Option(help="How many tasks to generate for.")] = 4,
-    data: Annotated[Path | None, typer.Option(help="For a reward: JSON lines with `response`, or failing-sample.json.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="For a reward: JSON lines with `response`, or failing-sample.json.")
+    ] = None,
     plugin: Annotated[list[Path] | None, typer.Option(help="For a reward: a single-file plugin.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -53,5 +55,9 @@ def _reward(arguments: list[str], data: Path | None, plugins: list[str]) -> Sequ
 def _shown(record: dict[str, Any]) -> str:
     reward = "no reward" if record["reward"] is None else f"reward {record['reward']:g}"
     lines = [f"task {record['task_id']}  {reward}  {record['outcome']}"]
-    lines += [f"  {name}: {record[name]}" for name in ("prompt", "response", "answer", "error") if record.get(name) is not None]
+    lines += [
+        f"  {name}: {record[name]}"
+        for name in ("prompt", "response", "answer", "error")
+        if record.get(name) is not None
+    ]
     return "\n".join(lines)

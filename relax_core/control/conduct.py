@@ -6,6 +6,7 @@ The order at the end is fixed: roles stop, files are finished, processes are gon
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from pathlib import Path
 from typing import Any, cast
@@ -65,6 +66,7 @@ class Conductor:
         self._running = set(launch.plan.roles)
         try:
             await self._runner.start(launch)
+            await self._until_ready(recorder)
             recorder.write(RunStarted(launch.run_id, launch.run_dir, launch.config))
             await self._watch(recorder)
         except RelaxError as error:
@@ -91,6 +93,17 @@ class Conductor:
                 raise RelaxError(
                     f"roles {', '.join(sorted(self._running))} did not stop within {GRACE_S:.0f} s; ended them"
                 )
+
+    async def _until_ready(self, recorder: Recorder) -> None:
+        """Until every role has said more than that it starts; one that can't start ends the run here."""
+        starting = set(self._running)
+        while starting and not self._stop_reason:
+            await asyncio.sleep(WATCH_S)
+            beats = await self._runner.board.beats()
+            recorder.beats(beats)
+            starting -= {beat.role for beat in beats if beat.state != "starting"}
+            for end in await self._runner.ended(0.0):
+                self._take(end)
 
     def _take(self, end: RoleEnd) -> None:
         self._running.discard(end.role)

@@ -16,9 +16,11 @@ from random import Random, SystemRandom
 from typing import Any
 
 from relax_core.api.errors import ConfigError
+from relax_core.api.secret import revealed
 from relax_core.control import recipes
 from relax_core.control.planner import plan
 from relax_core.observe.provenance import provenance
+from relax_core.observe.redaction import Redactor
 from relax_core.observe.run_directory import RunDirectory
 from relax_core.options.composition import Composed, compose
 from relax_core.options.layers import plugin_files
@@ -71,8 +73,8 @@ def prepare(
 def prepare_resume(run_dir: Path, overrides: Sequence[str]) -> Prepared:
     """Continue from the newest checkpoint. Raises ConfigError for a change that makes it another experiment."""
     catalogue = Catalogue.load(plugin_files([run_dir / "config.toml"], overrides))
-    directory = RunDirectory.reopen(run_dir)
     composed = compose([run_dir / "config.toml"], overrides, catalogue)
+    directory = RunDirectory.reopen(run_dir, redactor=Redactor(revealed(composed.config.dump())))
     for override in overrides:
         table = override.partition("=")[0].partition(".")[0]
         if table not in MAY_CHANGE:
@@ -124,7 +126,8 @@ def _recipe(sources: Sequence[Any]) -> recipes.Recipe | None:
 def _directory(config: RunConfig, sources: Sequence[Any], run_dir: Path | None) -> RunDirectory:
     first = sources[0] if sources else "run"
     name = config.run.name or (Path(first).stem if isinstance(first, (str, Path)) else "run")
-    return RunDirectory.create(run_dir, name, datetime.now(), Random(SystemRandom().random()))
+    redactor = Redactor(revealed(config.dump()))
+    return RunDirectory.create(run_dir, name, datetime.now(), Random(SystemRandom().random()), redactor=redactor)
 
 
 def _write(directory: RunDirectory, config: RunConfig, catalogue: Catalogue) -> None:

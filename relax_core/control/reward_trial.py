@@ -54,6 +54,10 @@ def _row(line: str, where: str) -> tuple[Task, Trajectory]:
         prompt, response = row.pop("prompt"), row.pop("response")
     except (ValueError, KeyError, AttributeError) as error:
         raise ConfigError("--data", where, f"each row is a JSON object with prompt and response ({error})") from error
-    asked = (Message("user", prompt),) if isinstance(prompt, str) else tuple(Message(m["role"], m["content"]) for m in prompt)
+    asked = (
+        (Message("user", prompt),)
+        if isinstance(prompt, str)
+        else tuple(Message(m["role"], m["content"]) for m in prompt)
+    )
     task = Task(str(row.pop("id", where)), prompt if isinstance(prompt, str) else asked, row.pop("answer", None), row)
     return task, Trajectory((*asked, Message("assistant", response)), response, ())

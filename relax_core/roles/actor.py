@@ -15,7 +15,7 @@ from relax_core.api.trainer import UpdateOutcome, UpdateResult
 from relax_core.api.version import Version
 from relax_core.roles.checkpoint import Checkpoints
 from relax_core.roles.publisher import Publisher
-from relax_core.roles.step import StepRows, StepTimes, masked, step_metrics
+from relax_core.roles.step import StepRows, StepTimes, masked, moved, step_metrics
 from relax_core.roles.trainer_group import TrainerGroup
 
 POLL_S = 1.0
@@ -88,7 +88,7 @@ class Actor(Role):
         results = await self._update(step, version, claims)
         times.mark("train")
         after = await self._context.bus.trained(claims, version.step, step.without_gradient)
-        await self._publisher.publish(after)
+        await self._publisher.publish(after, applied=any(moved(result) for result in results))
         times.mark("publish")
         account = await self._context.bus.account()
         statistics = await self._context.bus.statistics()

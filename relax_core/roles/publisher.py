@@ -9,6 +9,7 @@ from relax_core.api.role import Context
 from relax_core.api.version import Version
 from relax_core.api.weights import Manifest
 from relax_core.roles.trainer_group import TrainerGroup
+from relax_core.weights.prove import prove_successor
 
 KEPT = 2
 """The newest, and the one that a receiver may still be reading."""
@@ -22,9 +23,11 @@ class Publisher:
         self._transport = context.build(context.run.weights.chosen)
         self._live: list[Manifest] = []
 
-    async def publish(self, version: Version) -> Manifest:
+    async def publish(self, version: Version, applied: bool = False) -> Manifest:
+        """`applied`: an update with a gradient lies behind the last version, so that some bytes must have changed."""
         location = weights_directory(self._context, self._transport.same_host)
         manifest = await self._trainer.publish(version, self._context, location)
+        prove_successor(self._live[-1] if self._live else None, manifest, applied=applied)
         await self._context.weights.announce(manifest, self._context.run.weights.chosen)
         self._live.append(manifest)
         for old in self._live[:-KEPT]:

@@ -71,6 +71,11 @@ def masked(rows: RowBatch, before: int) -> RowBatch:
     return rows.with_columns({"loss_mask": Ragged(mask.values * (versions >= before), mask.lengths)})
 
 
+def moved(result: UpdateResult) -> bool:
+    """Whether an update must have changed the weights."""
+    return result.outcome is UpdateOutcome.APPLIED and result.grad_norm > 0 and result.lr > 0
+
+
 class StepTimes:
     """Where a step's seconds went, by phase, in the order they were marked."""
 

@@ -20,7 +20,7 @@ class GenerateCall:
     seed: int
     stop_tokens: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
-    """Texts that end the turn, for whoever serves the call to watch for."""
+    """Texts that end the turn: it is cut behind the first of them."""
     media: tuple[str, ...] = ()
     floor: int = -1
     """Oldest step among the sample's tokens so far; -1 before the first."""
@@ -38,6 +38,19 @@ class Completion:
     """Oldest step in the cache each token attended to; empty where caches are dropped at a publish."""
     finish: FinishReason = "stop"
     error: str = ""
+
+
+def cut(completion: Completion, stop: tuple[str, ...], decode: Callable[[tuple[int, ...]], str]) -> Completion:
+    """The completion up to the token that completes the first stop text; engines see ids only and may sample beyond it."""
+    if not stop or not any(text in decode(completion.tokens) for text in stop):
+        return completion
+    ends = (
+        n for n in range(1, len(completion.tokens) + 1) if any(text in decode(completion.tokens[:n]) for text in stop)
+    )
+    end = next(ends)
+    return Completion(
+        completion.tokens[:end], completion.log_probs[:end], completion.versions[:end], completion.oldest_cache[:end]
+    )
 
 
 Generate: TypeAlias = Callable[[GenerateCall], Awaitable[Completion]]

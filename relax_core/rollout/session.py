@@ -19,7 +19,7 @@ from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.outcome import Outcome
 from relax_core.api.task import Message, ToolCall
 from relax_core.api.trajectory import Node, Trajectory
-from relax_core.rollout.completion import Completion, Generate, GenerateCall
+from relax_core.rollout.completion import Completion, Generate, GenerateCall, cut
 from relax_core.rollout.seeds import branch_seed, turn_seed
 
 _NOTHING = Rendered(())
@@ -107,7 +107,7 @@ class Sample:
                 self.deadline.reschedule(asyncio.get_running_loop().time() + self.own_time_s)
         if completion.finish in ("error", "abort"):
             raise self.end(Outcome.ENGINE_ERROR, completion.error or f"generation ended with {completion.finish}")
-        return completion
+        return cut(completion, call.stop, self.family.decode)
 
     @contextmanager
     def watched(self, deadline: asyncio.Timeout, own_time_s: float) -> Iterator[None]:

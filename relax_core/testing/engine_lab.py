@@ -79,7 +79,7 @@ class Lab:
             shutil.rmtree(self.location, ignore_errors=True)
 
     def run(self, coroutine: Coroutine[Any, Any, T], deadline_s: float = _DEADLINE_S) -> T:
-        return self.runner.run(asyncio.wait_for(coroutine, deadline_s))
+        return self.runner.run(_within(coroutine, deadline_s))
 
     def request(self, tokens: Sequence[int], max_new_tokens: int, **fields: Any) -> GenerateRequest:
         self._requests += 1
@@ -146,3 +146,8 @@ async def until_known(engine: Engine, count: int, running: asyncio.Task[Any] | N
             if health.running + health.waiting == count or (running is not None and running.done()):
                 return
             await asyncio.sleep(0.001)
+
+
+async def _within(coroutine: Coroutine[Any, Any, T], deadline_s: float) -> T:
+    async with asyncio.timeout(deadline_s):
+        return await coroutine

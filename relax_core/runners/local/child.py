@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import hmac
 import os
+import resource
 import signal
 import struct
 import sys
@@ -35,6 +36,8 @@ def main() -> None:
     os.dup2(2, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when we end
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    if memory_mb := certificate["memory_mb"]:
+        resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20, memory_mb << 20))
     try:
         host = _host(certificate)
     except BaseException as error:

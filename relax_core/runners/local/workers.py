@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import os
 import secrets
-import signal
 import struct
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -25,6 +24,7 @@ from relax_core.api.clock import Clock, SystemClock
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, WorkerDied
 from relax_core.api.worker import Worker, WorkerSpec
 from relax_core.runners.host import Failure, raised
+from relax_core.runners.local.process import Child
 
 wire.register(Failure)
 REAP_S = 2.0
@@ -34,9 +34,7 @@ REAP_S = 2.0
 class LocalWorker:
     """A handle on one child process."""
 
-    def __init__(
-        self, spec: WorkerSpec, process: asyncio.subprocess.Process, port: int, token: str, clock: Clock
-    ) -> None:
+    def __init__(self, spec: WorkerSpec, process: Child, port: int, token: str, clock: Clock) -> None:
         self.name, self.pid = spec.name, process.pid
         self._process, self._clock = process, clock
         self._session = aiohttp.ClientSession(
@@ -56,7 +54,7 @@ class LocalWorker:
                     answer = wire.decode(await response.read())
         except TimeoutError:
             raise DeadlineExceeded(self.name, f"{method} to return", self._clock.now() - start) from None
-        except aiohttp.ClientError as error:
+        except (aiohttp.ClientError, RuntimeError) as error:  # RuntimeError: the session of a killed worker
             raise await self._died(method, error) from error
         if response.status != 200:
             raise raised(answer, self.name)
@@ -70,7 +68,7 @@ class LocalWorker:
                     if item is None:
                         return
                     yield wire.decode(item)
-        except (aiohttp.ClientError, asyncio.IncompleteReadError) as error:
+        except (aiohttp.ClientError, asyncio.IncompleteReadError, RuntimeError) as error:
             raise await self._died(method, error) from error
 
     async def _next(self, method: str, response: aiohttp.ClientResponse, timeout_s: float) -> bytes | None:
@@ -100,17 +98,14 @@ class LocalWorker:
         return self._process.returncode is None
 
     async def stop(self, timeout_s: float = 5.0) -> None:
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        self._process.let_go()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._process.wait()
         await self.kill()
 
     async def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-        await self._process.wait()
+        await self._process.kill()
         await self._session.close()
 
 
@@ -147,31 +142,33 @@ class LocalWorkers:
         receive, report = os.pipe()
         token = secrets.token_urlsafe(24)
         try:
-            process = await self._spawn(spec, report)
+            process = self._spawn(spec, report)
+        except BaseException:
+            os.close(receive)
+            raise
         finally:
             os.close(report)
         try:
-            await self._hand_over(process, {"token": token, "component": spec.component, "target": spec.target})
+            await process.tell(self._certified(token, spec))
             async with asyncio.timeout(timeout_s):
                 answer = await _report_from(receive)
         except BaseException as error:
-            await _kill(process)
+            await process.kill()
             if isinstance(error, TimeoutError):
                 raise DeadlineExceeded("runner", f"worker {spec.name} to start", timeout_s) from None
             raise
         if "port" not in answer:
-            await _kill(process)
+            await process.kill()
             raise raised(answer["failure"], spec.name) if answer else self._silent(spec)
         return LocalWorker(spec, process, answer["port"], token, self._clock)
 
-    async def _spawn(self, spec: WorkerSpec, report: int) -> asyncio.subprocess.Process:
+    def _spawn(self, spec: WorkerSpec, report: int) -> Child:
         env = {**os.environ, "OMP_NUM_THREADS": str(self._threads), "TOKENIZERS_PARALLELISM": "false", **spec.env}
         log = self._log(spec)
         try:
-            return await asyncio.create_subprocess_exec(
-                spec.python or sys.executable, "-m", "relax_core.runners.local.child", str(report),
-                stdin=asyncio.subprocess.PIPE, stdout=log, stderr=log, env=env, pass_fds=(report,),
-                start_new_session=True, preexec_fn=_limit(spec.memory_mb) if spec.memory_mb else None,
+            return Child.start(
+                [spec.python or sys.executable, "-m", "relax_core.runners.local.child", str(report)],
+                env, log, report,
             )  # fmt: skip
         except OSError as error:
             raise InfrastructureError(
@@ -181,12 +178,11 @@ class LocalWorkers:
             if log is not None:
                 os.close(log)
 
-    async def _hand_over(self, process: asyncio.subprocess.Process, certificate: dict[str, Any]) -> None:
-        body = wire.encode({**certificate, **self._certificate})
-        if process.stdin is not None:
-            process.stdin.write(struct.pack("<I", len(body)) + body)
-            with contextlib.suppress(ConnectionError):
-                await process.stdin.drain()
+    def _certified(self, token: str, spec: WorkerSpec) -> bytes:
+        """The birth certificate: who it is, what it hosts, which plugins it must have."""
+        own = {"token": token, "component": spec.component, "target": spec.target, "memory_mb": spec.memory_mb}
+        body = wire.encode({**own, **self._certificate})
+        return struct.pack("<I", len(body)) + body
 
     def _log(self, spec: WorkerSpec) -> int | None:
         if self._log_dir is None:
@@ -217,21 +213,6 @@ async def _report_from(descriptor: int) -> dict[str, Any]:
         return {}
     finally:
         transport.close()
-
-
-async def _kill(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    await process.wait()
-
-
-def _limit(memory_mb: int) -> Any:
-    def limit() -> None:
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20, memory_mb << 20))
-
-    return limit
 
 
 def _tail(path: Path, lines: int = 5) -> str:

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The suite's own script: what tests leave running is found, named and ended, and the suite fails for it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parents[2]
+LEAVES_ONE = """
+import subprocess
+
+def test_leaves_a_process_behind():
+    child = subprocess.Popen(["sleep", "300"], start_new_session=True)
+    open("pid", "w").write(str(child.pid))
+"""
+LEAVES_NONE = "def test_leaves_nothing():\n    pass\n"
+
+
+def suite(folder: Path, code: str) -> tuple[int, str]:
+    (folder / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "suite", folder / ".ci")
+    shutil.copy(ROOT / "conftest.py", folder)
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "test_some.py").write_text(code)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        [folder / ".ci" / "suite", "-p", "no:cacheprovider"],
+        env={**os.environ, "PATH": path, "RELAX_TEST_PROCESSES": "0"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_process_that_outlives_the_tests_fails_the_suite(tmp_path: Path) -> None:
+    status, said = suite(tmp_path, LEAVES_ONE)
+    pid = (tmp_path / "pid").read_text()
+    assert status == 1, said
+    assert f"left running by the tests: {pid} sleep 300" in said
+    assert not psutil.pid_exists(int(pid)) or psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_suite_that_leaves_nothing_passes(tmp_path: Path) -> None:
+    status, said = suite(tmp_path, LEAVES_NONE)
+    assert status == 0, said

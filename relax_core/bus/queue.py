@@ -203,7 +203,8 @@ class TransferQueue:
         lease = self.leases.grant(request.task, groups, rows, request.trains, now)
         samples = {m.id: m.sealed for group in picked for m in group.valid if m.sealed is not None}
         before = self._begin_training(picked, request.overdue) if request.trains else 0
-        return Claim(lease.number, lease.fence, request.task, rows, samples, groups, before)
+        versions = {name: made for name in request.columns if (made := _made_by(picked, name))}
+        return Claim(lease.number, lease.fence, request.task, rows, samples, groups, before, versions)
 
     def _select(self, request: ClaimRequest) -> list[Group]:
         if not request.trains:
@@ -431,3 +432,9 @@ def _uncount(group: Group, row: RowId, columns: Iterable[str]) -> None:
     for name in columns:
         if name in group.first_columns:
             group.first_columns[name] -= 1
+
+
+def _made_by(groups: Iterable[Group], column: str) -> dict[int, Version]:
+    """By group, the weights that a derived column was computed with."""
+    made = {group.number: group.derived[column][0] for group in groups if column in group.derived}
+    return {number: version for number, version in made.items() if version is not None}

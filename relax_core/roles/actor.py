@@ -84,7 +84,9 @@ class Actor(Role):
             return None
         times.mark("wait_rows")
         rows = await self._read(claims)
-        step = StepRows(rows, claims, self._context.run.batch.updates_per_step)
+        algorithm = self._context.build(self._context.run.algorithm.chosen)
+        updates = self._context.run.batch.updates_per_step
+        step = StepRows(rows, claims, updates, algorithm.zero_advantage_skips)
         results = await self._update(step, version, claims)
         times.mark("train")
         after = await self._context.bus.trained(claims, version.step, step.without_gradient)
@@ -133,9 +135,9 @@ class Actor(Role):
     async def _update(self, step: StepRows, version: Version, claims: list[Claim]) -> list[UpdateResult]:
         self._context.doing(f"training step {version.step}", step=version.step)
         await self._trainer.call("begin_step", version)
-        await self._old_log_probs(step)
+        await self._old_log_probs(step, version)
         results = []
-        for part in step.parts(self._context.build(self._context.run.algorithm.chosen).zero_advantage_skips):
+        for part in step.parts():
             await self._trainer.call("begin_update", part.denominators)
             if len(part.rows):
                 await self._trainer.call("accumulate", self._trainer.chunk(part.rows, part.skipped), True)
@@ -144,11 +146,18 @@ class Actor(Role):
             results.append(self._guard(await self._trainer.finish_update(part.denominators)))
         return results
 
-    async def _old_log_probs(self, step: StepRows) -> None:
-        """With several updates a step, the starting policy's log-probs of all rows come before the first update."""
-        if self._context.plan.needs_old_log_probs and "old_log_probs" not in step.rows.columns:
-            columns = await self._trainer.forward(step.rows, ("log_probs",))
-            step.rows = step.rows.with_columns({"old_log_probs": columns["log_probs"]})
+    async def _old_log_probs(self, step: StepRows, version: Version) -> None:
+        """With several updates a step, the starting policy's log-probs of all rows come before the first update.
+
+        What another role computed under other weights is computed anew.
+        """
+        if not self._context.plan.needs_old_log_probs:
+            return
+        outdated = step.outdated("old_log_probs", version)
+        if outdated:
+            self._context.doing(f"log-probs at the start of step {version.step}", rows=len(outdated))
+            columns = await self._trainer.forward(step.take(outdated), ("log_probs",))
+            step.fill("old_log_probs", outdated, columns["log_probs"])
 
     def _guard(self, result: UpdateResult) -> UpdateResult:
         """A skipped update is counted; several in a row stop the run before more rows are spent."""

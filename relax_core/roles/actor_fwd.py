@@ -33,12 +33,12 @@ class ActorForward(Role):
 class _CurrentWeights(ForwardLoop):
     _loaded: Version | None = None
 
-    async def version(self, trainer: TrainerGroup) -> Version | None:
-        """Take a newer version if one was published, then say which one this is."""
-        current = self._loaded or await self._context.bus.version()
+    async def version(self, trainer: TrainerGroup) -> Version:
+        """Take a newer version if one was published, then say which one this is; it starts with the model folder's."""
         newest = await self._context.weights.newest("actor", self._loaded, 0.0)
         if newest is not None:
             await trainer.call("load_published", *newest)
-            current = newest[0].version
-        self._loaded = current
-        return current
+            self._loaded = newest[0].version
+        elif self._loaded is None:
+            self._loaded = (await self._context.bus.version())._replace(step=0)
+        return self._loaded

@@ -33,22 +33,45 @@ class StepPart:
 class StepRows:
     """All rows of a step and the updates they are split into, by whole groups."""
 
-    def __init__(self, rows: RowBatch, claims: Sequence[Claim], num_updates: int) -> None:
+    def __init__(
+        self, rows: RowBatch, claims: Sequence[Claim], num_updates: int, zero_advantage_skips: bool = True
+    ) -> None:
         self.rows, self.claims, self._num_updates = rows, claims, num_updates
-        self.without_gradient: tuple[RowId, ...] = ()
+        self._useful = set(rows_with_gradient(rows) if zero_advantage_skips else range(len(rows)))
 
-    def parts(self, zero_advantage_skips: bool) -> list[StepPart]:
-        useful = set(rows_with_gradient(self.rows) if zero_advantage_skips else range(len(self.rows)))
-        self.without_gradient = tuple(row for index, row in enumerate(self.rows.ids) if index not in useful)
+    @property
+    def without_gradient(self) -> tuple[RowId, ...]:
+        return tuple(row for index, row in enumerate(self.rows.ids) if index not in self._useful)
+
+    def outdated(self, column: str, version: Version) -> list[int]:
+        """Rows to train whose column is missing, or was computed under other weights than `version`."""
+        if column not in self.rows.columns:
+            return sorted(self._useful)
+        made = {group: by for claim in self.claims for group, by in claim.versions.get(column, {}).items()}
+        return [index for index in sorted(self._useful) if made.get(self.rows.ids[index].group) != version]
+
+    def fill(self, column: str, indices: Sequence[int], values: Ragged) -> None:
+        """Put values in place of these rows' own; rows that never had the column get zeros."""
+        own = self.rows.columns.get(column)
+        tokens = self.rows.columns["tokens"]
+        filled = np.zeros(len(tokens.values), np.float32) if own is None else own.values.copy()
+        starts = tokens.offsets()
+        for index, row in zip(indices, values.rows(), strict=True):
+            filled[starts[index] : starts[index + 1]] = row
+        self.rows = self.rows.with_columns({column: Ragged(filled, tokens.lengths)})
+
+    def parts(self) -> list[StepPart]:
+        """One an update; a step that was closed short may have fewer groups than updates."""
         groups = sorted({row.group for row in self.rows.ids})
-        return [self._part(set(groups[i :: self._num_updates]), useful) for i in range(self._num_updates)]
+        updates = max(1, min(self._num_updates, len(groups)))
+        return [self._part(set(groups[i::updates])) for i in range(updates)]
 
-    def _part(self, groups: set[int], useful: set[int]) -> StepPart:
+    def _part(self, groups: set[int]) -> StepPart:
         mine = [index for index, row in enumerate(self.rows.ids) if row.group in groups]
-        kept = [index for index in mine if index in useful]
-        return StepPart(self._take(kept), len(mine) - len(kept), count(self._take(mine)))
+        kept = [index for index in mine if index in self._useful]
+        return StepPart(self.take(kept), len(mine) - len(kept), count(self.take(mine)))
 
-    def _take(self, indices: list[int]) -> RowBatch:
+    def take(self, indices: list[int]) -> RowBatch:
         return self.rows if len(indices) == len(self.rows) else self.rows.take(indices)
 
 

@@ -11,15 +11,29 @@ from tests.graph.conftest import Relax
 SHORT = ("steps=6", "eval.every=3", "checkpoint.every=3", "rollout.prompts_per_step=8", "eval.sets.0.size=32")
 
 
-def test_a_short_run_trains_and_leaves_every_file_of_a_run(relax: Relax, tiny: Path, runner: str, tmp_path: Path) -> None:
+def test_a_short_run_trains_and_leaves_every_file_of_a_run(
+    relax: Relax, tiny: Path, runner: str, tmp_path: Path
+) -> None:
     ran = relax("train", tiny / "recipe.toml", *SHORT, "--runner", runner, "--run-dir", tmp_path / "run", "--json")
     assert ran.code == 0, ran.err
     summary = ran.json
     assert summary["status"] == "finished"
     assert summary["steps"] == 6
     run = tmp_path / "run"
-    files = ("config.toml", "plugins.json", "provenance.json", "metrics.jsonl", "ledger.db", "trace.json", "report.html",
-             "reward.png", "summary.json", "export/config.json", "export/model.safetensors", "export/tokenizer.json")  # fmt: skip
+    files = (
+        "config.toml",
+        "plugins.json",
+        "provenance.json",
+        "metrics.jsonl",
+        "ledger.db",
+        "trace.json",
+        "report.html",
+        "reward.png",
+        "summary.json",
+        "export/config.json",
+        "export/model.safetensors",
+        "export/tokenizer.json",
+    )
     assert [name for name in files if not (run / name).is_file()] == []
     assert list((run / "samples").glob("step-*.jsonl.zst"))
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-000003", "step-000006"]

@@ -11,9 +11,7 @@ CHARACTERS = "0123456789+-*=<>?.,:;!()[] abcdefghijklmnopqrstuvwxyz"
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 EOS = 2
 VOCABULARY = 64
-TEMPLATE = (
-    "{% for message in messages %}{{ message['content'] }}{% if message['role'] == 'assistant' %}<eos>{% endif %}{% endfor %}"
-)
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% if message['role'] == 'assistant' %}<eos>{% endif %}{% endfor %}"
 
 
 def save_tokenizer(folder: Path) -> Any:
@@ -21,7 +19,7 @@ def save_tokenizer(folder: Path) -> Any:
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
     vocabulary = {token: number for number, token in enumerate([*SPECIAL, *CHARACTERS])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))  # noqa: S106
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])

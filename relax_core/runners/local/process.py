@@ -28,7 +28,7 @@ class Child:
     def start(cls, command: Sequence[str], env: Mapping[str, str], log: int | None, keep: int) -> Self:
         """`log` takes both outputs, `keep` is a descriptor that the child inherits."""
         return cls(
-            subprocess.Popen(  # noqa: S603
+            subprocess.Popen(
                 list(command),
                 stdin=subprocess.PIPE,
                 stdout=log,

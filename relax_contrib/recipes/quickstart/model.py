@@ -11,7 +11,10 @@ CHARACTERS = "0123456789+-*=<>?.,:;!()[] abcdefghijklmnopqrstuvwxyz"
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 EOS = 2
 VOCABULARY = 64
-TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% if message['role'] == 'assistant' %}<eos>{% endif %}{% endfor %}"
+TEMPLATE = (
+    "{% for message in messages %}{{ message['content'] }}"
+    "{% if message['role'] == 'assistant' %}<eos>{% endif %}{% endfor %}"
+)
 
 
 def save_tokenizer(folder: Path) -> Any:

@@ -34,7 +34,7 @@ class RayBus(BusComponent[RayBusOptions]):
 
     async def open(self, settings: BusSettings, directory: str, version: Version) -> Bus:
         queue, _, journal = await asyncio.to_thread(restored, settings, directory, version)
-        self.storages = [StorageActor.remote() for _ in range(self.options.storages)]
+        self.storages = [StorageActor.remote() for _ in range(self.options.storages)]  # type: ignore[attr-defined]
         return BusService(queue, RemoteStore(self.storages), journal, SystemClock())
 
 

@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 from typing import NoReturn
 
 import typer
 
-from relax_core.api.errors import PluginError, RelaxError
-from relax_core.cli import listing
+from relax_core.cli import failure, listing
 
 VERBS = ("train", "try_", "graph", "config", "init", "data", "plugins", "new", "runs", "status", "why", "report")
+
+USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 
 app = typer.Typer(
     name="relax",
@@ -25,21 +27,30 @@ for verb in VERBS:
     importlib.import_module(f"relax_core.cli.{verb}").add(app)
 
 
+class Interrupted(BaseException):
+    """SIGINT or SIGTERM, where no run listens for them."""
+
+
 def main() -> NoReturn:
-    """Run a verb; every error of ours ends as one line on stderr and its exit code."""
+    """Run a verb; whatever goes wrong ends as one line on stderr and its exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    sys.exit(_ran())
+
+
+def _interrupt(*_: object) -> NoReturn:
+    raise Interrupted
+
+
+def _ran() -> int:
     try:
         if tuple(sys.argv[1:3]) == listing.WORDS:
             listing.run(sys.argv[3:])
-        else:
-            app(standalone_mode=True)
-    except RelaxError as error:
-        fail(error)
-    sys.exit(0)
-
-
-def fail(error: RelaxError) -> NoReturn:
-    """Print an error of ours: frames only where they are the plugin's own."""
-    if isinstance(error, PluginError) and error.frames:
-        print(error.frames.rstrip(), file=sys.stderr)
-    print(f"relax: {error}", file=sys.stderr)
-    sys.exit(error.exit_code)
+            return 0
+        return int(app(standalone_mode=False, prog_name="relax") or 0)
+    except USAGE_ERROR as error:
+        return failure.refuse(error)
+    except Interrupted:
+        return failure.interrupted()
+    except Exception as error:
+        return failure.fail(error)

@@ -95,7 +95,7 @@ class Actor(Role):
         account = await self._context.bus.account()
         statistics = await self._context.bus.statistics()
         metrics = step_metrics(step, version, results, times, account, statistics)
-        await self._context.board.emit(StepFinished(version.step, metrics))
+        await self._context.board.emit(StepFinished(after.step, metrics))
         return after
 
     async def _collect(self, version: Version) -> list[Claim] | None:

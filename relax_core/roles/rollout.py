@@ -101,7 +101,7 @@ class Rollout(Role):
             await self._put(batch, sealed)
             self._held.difference_update(seal.attempt for seal in sealed)
             await self._audit()
-            step = max(group.version.step for group in groups)
+            step = max(group.version.step for group in groups) + 1  # the first that may train them
             await self._context.board.emit(SamplesScored(step, records(judged)))
             await self._context.board.emit(RolloutMeasured(step, measures(judged)))
 

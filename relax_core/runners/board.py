@@ -43,7 +43,8 @@ class BoardService:
         self._notify()
 
     async def events(self, after: int, wait_s: float) -> tuple[tuple[int, Event], ...]:
-        await self._until(lambda: self._numbers > after, wait_s)
+        # Not `_numbers`, which commands raise too: a reader would never wait, nor let anyone else go on.
+        await self._until(lambda: bool(self._events) and self._events[-1][0] > after, wait_s)
         return tuple(numbered for numbered in self._events if numbered[0] > after)
 
     async def command(self, role: str, name: CommandName, argument: str = "") -> None:

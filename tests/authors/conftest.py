@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a plugin's author starts from: wheels of the core and of the plugins in the box, installed in fresh environments.
+
+Third-party packages are lent to such an environment by a folder of links that leaves out everything of ours, so that
+whatever is imported of Relax comes from its wheels.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 280
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        return dict(json.loads(self.out))
+
+
+@dataclass(frozen=True)
+class Home:
+    """An author's directory with a virtual environment."""
+
+    path: Path
+    wheels: Path
+
+    @property
+    def python(self) -> Path:
+        return self.path / "venv/bin/python"
+
+    def relax(self, *arguments: str | Path) -> Ended:
+        return ended([self.path / "venv/bin/relax", *arguments], self.path)
+
+    def must(self, *arguments: str | Path) -> Ended:
+        """`relax` that has to succeed."""
+        done = self.relax(*arguments)
+        assert done.code == 0, done.out + done.err
+        return done
+
+    def install(self, *what: str | Path) -> None:
+        """From wheels on this disk only; what is required must be there or be had already."""
+        pip("--python", self.python, "install", "--quiet", "--no-index", "--find-links", self.wheels, *what)
+
+    def build(self, project: Path) -> Path:
+        """The project's wheel."""
+        made = self.path / "dist" / project.name
+        command = [self.python, "-m", "build", "--wheel", "--no-isolation", "--outdir", made, project]
+        done = ended(command, self.path)
+        assert done.code == 0, done.out + done.err
+        (wheel,) = made.glob("*.whl")
+        return wheel
+
+
+def ended(command: list[str | Path], directory: Path) -> Ended:
+    """Run to its end; nothing of this process's environment says where Relax is."""
+    environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    environ |= {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(
+        list(map(str, command)), cwd=directory, env=environ, capture_output=True, text=True, timeout=DEADLINE_S,
+        check=False,
+    )  # fmt: skip
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def pip(*arguments: str | Path) -> None:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
+    done = ended(command, ROOT)
+    assert done.code == 0, done.out + done.err
+
+
+@pytest.fixture(scope="session")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The core's and every plugin's."""
+    made = tmp_path_factory.mktemp("wheels")
+    projects = (ROOT, *sorted((ROOT / "plugins").glob("relax-plugin-*")))
+    pip("wheel", "--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", made, *projects)
+    return made
+
+
+@pytest.fixture(scope="session")
+def lent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Links to the third-party packages of the environment that runs the tests."""
+    made = tmp_path_factory.mktemp("lent")
+    for place in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
+        for entry in Path(place).iterdir():
+            if "relax" not in entry.name and entry.suffix != ".pth":
+                (made / entry.name).symlink_to(entry)
+    return made
+
+
+@pytest.fixture(scope="session")
+def fresh(wheels: Path, lent: Path) -> Callable[[Path], Home]:
+    """Make a directory an author's home: Relax as its users install it, from wheels."""
+
+    def make(path: Path) -> Home:
+        venv.create(path / "venv", symlinks=True)
+        (site,) = path.glob("venv/lib/python*/site-packages")
+        (site / "lent.pth").write_text(f"{lent}\n")
+        home = Home(path, wheels)
+        home.install("relax-core[quickstart,testing]")
+        return home
+
+    return make
+
+
+@pytest.fixture
+def home(fresh: Callable[[Path], Home], tmp_path: Path) -> Home:
+    return fresh(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def game(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model that answers `?` with one of the letters, and a task for each letter."""
+    from relax_core.control.recipes import find
+
+    folder = tmp_path_factory.mktemp("game")
+    find("guess-number").build(folder, 0)
+    return folder

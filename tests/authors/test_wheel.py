@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The wheels hold what the packages need when there is no checkout beside them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from zipfile import ZipFile
+
+from tests.authors.conftest import ROOT, Home, ended
+
+PACKAGES = (
+    "relax_core", "relax_contrib", "relax_plugin_policy_gradient", "relax_plugin_rewards", "relax_plugin_tensorboard",
+    "relax_plugin_torch", "relax_plugin_transformers",
+)  # fmt: skip
+WHERE = f"import importlib, json; print(json.dumps([importlib.import_module(n).__file__ for n in {PACKAGES!r}]))"
+
+
+def test_all_of_relax_is_imported_from_its_wheels(home: Home) -> None:
+    done = ended([home.python, "-c", WHERE], home.path)
+    assert done.code == 0, done.err
+    site = home.path / "venv/lib"
+    assert [file for file in json.loads(done.out) if not Path(file).is_relative_to(site)] == []
+
+
+def test_every_file_of_the_packages_and_templates_is_in_the_cores_wheel(wheels: Path) -> None:
+    (wheel,) = wheels.glob("relax_core-*.whl")
+    held = set(ZipFile(wheel).namelist())
+    wanted = {str(path.relative_to(ROOT)) for name in ("relax_core", "relax_contrib") for path in files(ROOT / name)}
+    wanted |= {f"relax_core/{path.relative_to(ROOT)}" for path in files(ROOT / "templates")}
+    assert {"relax_core/py.typed", "relax_core/views/report.html.j2"} <= wanted
+    assert {name for name in wanted if name.endswith("recipe.toml")}
+    assert sorted(wanted - held) == []
+    assert [name for name in held if name.startswith(("tests/", "plugins/", "docs/"))] == []
+
+
+def test_an_installed_core_bakes_and_knows_its_recipes(home: Home) -> None:
+    home.must("new", "reward", "mine")
+    assert (home.path / "relax-plugin-mine/.gitignore").is_file()
+    refused = home.relax("train", "nowhere")
+    assert refused.code == 2
+    assert "guess-number, quickstart" in refused.err
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from pathlib import Path
 from typing import Any, cast
 
 from relax_core.api.clock import Clock, SystemClock
 from relax_core.api.errors import RelaxError
 from relax_core.api.events import RunFinished, RunStarted
+from relax_core.api.role import Role
 from relax_core.api.sink import Sink
 from relax_core.control.prepare import Prepared
 from relax_core.observe.notify import Notifier
 from relax_core.observe.recorder import Display, Recorder
 from relax_core.runners.launch import RoleEnd, Runner
+from relax_core.weights.location import sweep
 
 WATCH_S = 0.25
 GRACE_S = 8.0
@@ -34,12 +35,14 @@ class Conductor:
         self._prepared, self._runner, self._display = prepared, runner, display
         self._clock = clock or SystemClock()
         self._stop_reason = ""
+        self._stopped = asyncio.Event()
         self._seen = 0
         self._running: set[str] = set()
 
     def stop(self, reason: str = "stopped") -> None:
         """Ask the run to end with a checkpoint; from any callback of the loop."""
         self._stop_reason = self._stop_reason or reason
+        self._stopped.set()
 
     async def run(self) -> dict[str, Any]:
         """Until the run has ended; returns its summary. Raises what made it fail, after writing it down."""
@@ -65,20 +68,40 @@ class Conductor:
             recorder.rewind(launch.resume.step)
         self._running = set(launch.plan.roles)
         try:
-            await self._runner.start(launch)
-            await self._until_ready(recorder)
+            if not (await self._started() and await self._until_ready(recorder)):
+                return self._ended(recorder, "stopped", {})
             recorder.write(RunStarted(launch.run_id, launch.run_dir, launch.config))
-            await self._watch(recorder)
+            busy = await self._watch(recorder)
         except RelaxError as error:
-            await self._drain(recorder)
+            with contextlib.suppress(RelaxError):  # what can't be read any more must not hide the reason
+                await self._drain(recorder)
             recorder.write(RunFinished("failed", {"error": str(error)}))
             raise
         await self._drain(recorder)
-        recorder.write(RunFinished("stopped" if self._stop_reason else "finished", await self._account()))
-        return recorder.summary(recorder.ending)
+        ending = "interrupted" if busy else "stopped" if self._stop_reason else "finished"
+        more = {"busy": busy} if busy else {}
+        return self._ended(recorder, ending, {**await self._account(), **more})
 
-    async def _watch(self, recorder: Recorder) -> None:
-        """Until every role has returned; a stop gives them their grace, then ends them."""
+    def _ended(self, recorder: Recorder, status: str, more: dict[str, Any]) -> dict[str, Any]:
+        """Write how it ended; the summary is what the file says."""
+        recorder.write(RunFinished(status, more))
+        return self._prepared.directory.read("summary") or {}
+
+    async def _started(self) -> bool:
+        """Whether the runner came up before somebody stopped the run; what it had started by then, `close` ends."""
+        starting = asyncio.ensure_future(self._runner.start(self._prepared.launch))
+        stopped = asyncio.ensure_future(self._stopped.wait())
+        await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if starting.done():
+            starting.result()
+            return True
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        return False
+
+    async def _watch(self, recorder: Recorder) -> list[str]:
+        """Until every role has returned. A stop gives them their grace; returns those that were ended while saving."""
         told_at: float | None = None
         while self._running:
             await self._drain(recorder, WATCH_S)
@@ -90,12 +113,15 @@ class Conductor:
                 for role in self._prepared.launch.plan.roles:
                     await self._runner.board.command(role, "stop", self._stop_reason)
             if told_at is not None and self._clock.now() - told_at > GRACE_S:
-                raise RelaxError(
-                    f"roles {', '.join(sorted(self._running))} did not stop within {GRACE_S:.0f} s; ended them"
-                )
+                break
+        return sorted(role for role in self._running if self._saves(role))
 
-    async def _until_ready(self, recorder: Recorder) -> None:
-        """Until every role has said more than that it starts; one that can't start ends the run here."""
+    def _saves(self, role: str) -> bool:
+        """Whether something is lost when it is ended: the others have nothing that a resume does not make anew."""
+        return not cast(type[Role], self._prepared.catalogue.target("role", role)).stateless
+
+    async def _until_ready(self, recorder: Recorder) -> bool:
+        """Whether every role has said more than that it starts, before a stop; one that can't start ends the run here."""
         starting = set(self._running)
         while starting and not self._stop_reason:
             await asyncio.sleep(WATCH_S)
@@ -104,6 +130,7 @@ class Conductor:
             starting -= {beat.role for beat in beats if beat.state != "starting"}
             for end in await self._runner.ended(0.0):
                 self._take(end)
+        return not starting
 
     def _take(self, end: RoleEnd) -> None:
         self._running.discard(end.role)
@@ -130,11 +157,4 @@ class Conductor:
 
     async def _close(self, recorder: Recorder) -> None:
         await self._runner.close()
-        _sweep(Path(f"/dev/shm/relax-{self._prepared.launch.run_id}"))
-
-
-def _sweep(directory: Path) -> None:
-    """Published weights that nobody reads any more."""
-    import shutil
-
-    shutil.rmtree(directory, ignore_errors=True)
+        sweep(self._prepared.launch.run_id)

@@ -6,6 +6,8 @@ Nothing here starts a role; what it returns is all that `conduct` needs.
 
 from __future__ import annotations
 
+import hashlib
+import platform
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -19,6 +21,7 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.secret import revealed
 from relax_core.control import recipes
 from relax_core.control.planner import plan
+from relax_core.control.runner import RunnerAhead
 from relax_core.observe.provenance import provenance
 from relax_core.observe.redaction import Redactor
 from relax_core.observe.run_directory import RunDirectory
@@ -46,6 +49,8 @@ class Prepared:
     launch: Launch
     directory: RunDirectory
     notices: tuple[str, ...] = ()
+    ahead: RunnerAhead | None = None
+    """The run's runner, where there was time to let it begin."""
 
 
 def prepare(
@@ -62,12 +67,18 @@ def prepare(
     plan(composed.config, catalogue)
     directory = _directory(composed.config, sources, run_dir)
     recipe = _recipe(sources)
-    if recipe is not None:
-        built = recipe.build(directory.path / "recipe", composed.config.seed)
-        composed = compose([built, *sources[1:]], overrides, catalogue)
-    _write(directory, composed.config, catalogue)
-    launch = _launch(composed.config, catalogue, str(directory.path), functions or {})
-    return Prepared(composed.config, catalogue, launch, directory, composed.notices)
+    ahead = RunnerAhead(composed.config, catalogue) if recipe is not None else None
+    try:
+        if recipe is not None:
+            built = recipe.build(directory.path / "recipe", composed.config.seed)
+            composed = compose([built, *sources[1:]], overrides, catalogue)
+        _write(directory, composed.config, catalogue)
+        launch = _launch(composed.config, catalogue, str(directory.path), functions or {})
+    except BaseException:
+        if ahead is not None:
+            ahead.close()
+        raise
+    return Prepared(composed.config, catalogue, launch, directory, composed.notices, ahead)
 
 
 def prepare_resume(run_dir: Path, overrides: Sequence[str]) -> Prepared:
@@ -138,7 +149,7 @@ def _write(directory: RunDirectory, config: RunConfig, catalogue: Catalogue) -> 
 
 def _launch(config: RunConfig, catalogue: Catalogue, directory: str, functions: Mapping[str, bytes]) -> Launch:
     return Launch(
-        run_id=Path(directory).name,
+        run_id=_run_id(Path(directory)),
         run_dir=directory,
         config=config.dump(),
         plan=plan(config, catalogue),
@@ -146,3 +157,9 @@ def _launch(config: RunConfig, catalogue: Catalogue, directory: str, functions: 
         resolved=tuple(tuple(plugin) for plugin in catalogue.resolved()),
         functions=functions,
     )
+
+
+def _run_id(directory: Path) -> str:
+    """Names what the run owns outside its directory: the same when it is resumed, another for each directory."""
+    place = f"{platform.node()}:{directory.resolve()}"
+    return f"{directory.name}-{hashlib.sha256(place.encode()).hexdigest()[:6]}"

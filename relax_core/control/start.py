@@ -11,6 +11,7 @@ from typing import Any
 
 from relax_core.control.conduct import Conductor
 from relax_core.control.prepare import Prepared
+from relax_core.control.runner import make_runner
 from relax_core.observe.recorder import Display
 from relax_core.runners.launch import Runner
 
@@ -20,24 +21,14 @@ Report = Callable[[str], None]
 
 def run(prepared: Prepared, display: Display | None = None, *, signals: bool = True) -> dict[str, Any]:
     """Conduct a prepared run to its end in a new event loop; returns the summary or raises what made it fail."""
-    return asyncio.run(_run(prepared, display, signals))
+    runner = prepared.ahead.take() if prepared.ahead else make_runner(prepared.config, prepared.catalogue)
+    return asyncio.run(_run(prepared, runner, display, signals))
 
 
-async def _run(prepared: Prepared, display: Display | None, signals: bool) -> dict[str, Any]:
-    conductor = Conductor(prepared, make_runner(prepared), display)
+async def _run(prepared: Prepared, runner: Runner, display: Display | None, signals: bool) -> dict[str, Any]:
+    conductor = Conductor(prepared, runner, display)
     with _listening(conductor) if signals else contextlib.nullcontext():
         return await conductor.run()
-
-
-def make_runner(prepared: Prepared) -> Runner:
-    """The runner that `[run] runner` names; ray is imported only when it is that one."""
-    if prepared.config.run.runner == "ray":
-        from relax_core.runners.ray.runner import RayRunner
-
-        return RayRunner(prepared.catalogue)
-    from relax_core.runners.local.runner import LocalRunner
-
-    return LocalRunner(prepared.catalogue)
 
 
 @contextlib.contextmanager

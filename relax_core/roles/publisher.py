@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from relax_core.api.role import Context
 from relax_core.api.version import Version
 from relax_core.api.weights import Manifest
 from relax_core.roles.trainer_group import TrainerGroup
+from relax_core.weights.location import memory_directory
 from relax_core.weights.prove import prove_successor
 
 KEPT = 2
@@ -38,6 +37,5 @@ class Publisher:
 
 def weights_directory(context: Context, same_host: bool) -> str:
     """Memory-backed on one host, else under the run directory; named by the run, so that two never meet."""
-    if same_host and Path("/dev/shm").is_dir():
-        return f"/dev/shm/relax-{context.run_id}"
-    return f"{context.run_dir}/weights"
+    in_memory = memory_directory(context.run_id) if same_host else None
+    return str(in_memory or f"{context.run_dir}/weights")

@@ -54,6 +54,10 @@ class Runner(Protocol):
     board: Board
     bus: Bus
 
+    def prepare(self) -> None:
+        """Begin with what needs no launch; returns at once, and `start` waits for the rest."""
+        ...
+
     async def start(self, launch: Launch) -> None:
         """Bring up bus, board and every role of the plan; raises what made it impossible."""
         ...

@@ -19,27 +19,32 @@ MAX_RESTARTS = 3
 """In place, of one stateless role; then the run stops at its last checkpoint."""
 
 
-async def run_role(role: Role, make_context: Callable[[int], RoleContext]) -> None:
-    """Until the role returns. A stateless one is restarted after an infrastructure failure; other errors are raised."""
+async def run_role(role: Role, make_context: Callable[[int], RoleContext], without_s: float | None = None) -> None:
+    """Until the role returns. A stateless one is restarted after an infrastructure failure; other errors are raised.
+
+    `without_s`: it takes over from one that died, so long ago.
+    """
+    lost_at: float | None = None
     for restart in range(MAX_RESTARTS + 1):
-        registration = await make_context(0).bus.register(role.name)
+        first = make_context(0)
+        if restart == 0 and without_s is not None:
+            lost_at = first.clock.now() - without_s
+        registration = await first.bus.register(role.name)
         context = make_context(registration.incarnation)
-        since = context.clock.now()
         try:
-            if restart:
-                await context.board.emit(RoleRecovered(role.name, context.clock.now() - since, "restarted in place"))
-            await _attended(role, context)
+            await _attended(role, context, lost_at)
             return
         except Exception as error:
             fatal = not (role.stateless and isinstance(error, InfrastructureError)) or restart == MAX_RESTARTS
             await _report(context, role, error, fatal)
             if fatal:
                 raise
+            lost_at = context.clock.now()
 
 
-async def _attended(role: Role, context: RoleContext) -> None:
+async def _attended(role: Role, context: RoleContext, lost_at: float | None) -> None:
     """The role with its heartbeat and its ear for commands."""
-    attendants = [asyncio.create_task(_beat(context)), asyncio.create_task(_listen(context))]
+    attendants = [asyncio.create_task(_beat(context, lost_at)), asyncio.create_task(_listen(context))]
     try:
         await role.run(context)
         await context.board.beat(Beat(role.name, "stopped", incarnation=context.incarnation))
@@ -49,9 +54,14 @@ async def _attended(role: Role, context: RoleContext) -> None:
         await asyncio.gather(*attendants, return_exceptions=True)
 
 
-async def _beat(context: RoleContext) -> None:
+async def _beat(context: RoleContext, lost_at: float | None) -> None:
+    """And that it has recovered, once it does more than start."""
     while True:
-        await context.board.beat(context.beat())
+        beat = context.beat()
+        await context.board.beat(beat)
+        if lost_at is not None and beat.state != "starting":
+            await context.board.emit(RoleRecovered(context.role, context.clock.now() - lost_at, "restarted"))
+            lost_at = None
         await context.clock.sleep(BEAT_S)
 
 

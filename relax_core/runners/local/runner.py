@@ -37,6 +37,9 @@ class LocalRunner:
         self._workers: LocalWorkers | None = None
         self._open = False
 
+    def prepare(self) -> None:
+        """Nothing here takes long."""
+
     async def start(self, launch: Launch) -> None:
         self._workers = LocalWorkers(launch.plugin_files, launch.resolved, Path(launch.run_dir) / "logs", self._clock)
         await self._open_bus(launch)

@@ -3,68 +3,88 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import os
 import warnings
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import ray
+import ray._private.worker
 from ray import serve
 
 from relax_core.api.errors import InfrastructureError
+from relax_core.runners.ray.environment import joins, settle
 
 NAMESPACE = "relax"
 OBJECT_STORE_BYTES = 512 << 20
 """Of a cluster of our own; Ray's default is a third of the machine's memory."""
 LOGICAL_CPUS = 64
 """Bookkeeping only: roles and workers ask for none, Serve's own actors for some."""
-QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_memory_monitor_refresh_ms": "0",  # it kills our processes for other people's memory
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_SERVE_ENABLE_HA_PROXY": "0",
-    "RAY_SERVE_LOG_TO_STDERR": "0",
-    "RAY_DEDUP_LOGS": "0",
-    "RAY_SCHEDULER_EVENTS": "0",
-}
 
 
 class Cluster:
-    """Our connection to Ray."""
+    """Our connection to Ray. Its calls run in one thread that lives until `close`: the daemons end with the thread that
+    started them.
+    """
 
     def __init__(self) -> None:
-        self._ours = False
+        self._thread = ThreadPoolExecutor(1, "ray")
+        self._connecting: Future[None] | None = None
         self._connected = False
+        self.ours = False
+        """Started by us: nobody else is on it, and it ends with us."""
 
-    def connect(self) -> None:
+    def begin(self) -> None:
+        """Start connecting; `connect` waits for the end of it."""
+        if self._connecting is None:
+            self._connecting = self._thread.submit(self._connect)
+
+    async def connect(self) -> None:
         """Join `RAY_ADDRESS`, else start a local cluster. Raises InfrastructureError with Ray's reason."""
-        for name, value in QUIET.items():
-            os.environ.setdefault(name, value)
-        warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
-        for name in ("ray", "ray.serve"):
-            logging.getLogger(name).setLevel(logging.ERROR)
-        self._ours = not os.environ.get("RAY_ADDRESS") and not ray.is_initialized()
+        self.begin()
+        if self._connecting is not None:
+            await asyncio.wrap_future(self._connecting)
+
+    async def close(self) -> None:
+        """End a cluster of our own; leave another as it was."""
+        await asyncio.wrap_future(self._thread.submit(self._disconnect))
+        self._thread.shutdown(wait=False)
+
+    # -- in the thread ------------------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        _hush()
+        self.ours = not joins() and not ray.is_initialized()
         try:
             if not ray.is_initialized():
                 self._init()
             serve.start(proxy_location="Disabled", logging_config={"enable_access_log": False, "log_level": "ERROR"})
         except Exception as error:
-            self.close()
+            self._disconnect()
             raise InfrastructureError(f"ray: could not start or join a cluster: {error}; try --runner local") from error
 
     def _init(self) -> None:
+        self._connected = True
         options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
-        if not self._ours:
+        if not self.ours:
             ray.init(**options)
         else:
             ray.init(
                 **options, num_cpus=LOGICAL_CPUS, object_store_memory=OBJECT_STORE_BYTES, include_dashboard=False,
                 address="local",
             )  # fmt: skip
-        self._connected = True
 
-    def close(self) -> None:
-        """End a cluster of our own; leave another as it was."""
+    def _disconnect(self) -> None:
         if self._connected and ray.is_initialized():
             ray.shutdown()
         self._connected = False
+
+
+def _hush() -> None:
+    """What Ray would say on our terminal is in its own logs; what concerns the run, roles say."""
+    settle()
+    warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
+    for name in ("ray", "ray.serve"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    ray._private.worker._worker_logs_enabled = False  # the switch of Ray's own debugger: raylet messages on stdout

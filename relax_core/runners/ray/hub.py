@@ -2,17 +2,22 @@
 """The hub of a run: one named actor with the bus, the board and the weight service. It dies with the driver.
 
 Roles find it by the run's name. It holds the run's lease: when the driver is gone, so is the hub, and every role that
-can't reach it ends itself.
+can't reach it ends itself. It looks after the replicas that play the roles, and says which died.
 """
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import dataclass
 from typing import Any, cast
 
 import ray
 
 from relax_core.api.bus import BusComponent
 from relax_core.api.clock import SystemClock
+from relax_core.api.errors import WorkerDied
+from relax_core.api.events import RoleFailed
+from relax_core.api.role import Role
 from relax_core.plugins.catalogue import Catalogue
 from relax_core.runners.board import BoardService
 from relax_core.runners.bus_settings import bus_settings, starting_version
@@ -20,10 +25,23 @@ from relax_core.runners.host import Failure
 from relax_core.runners.launch import Launch, launch_component
 from relax_core.runners.ray.answer import answered
 from relax_core.runners.ray.cluster import NAMESPACE
+from relax_core.runners.ray.presence import Presence
 from relax_core.weights.service import WeightBoard
 
 CONCURRENCY = 1000
 """Calls under way at once: long waits hold a place each."""
+LOOK_S = 1.0
+"""Between two looks at a replica: Ray tells of a death only who asks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a replica needs to play its role."""
+
+    launch: Launch
+    storages: list[Any]
+    without_s: float | None
+    """How long the role was without a replica; None for its first one."""
 
 
 def hub_name(run_id: str) -> str:
@@ -43,28 +61,75 @@ class Hub:
         return await answered(self._open(launch))
 
     async def _open(self, launch: Launch) -> list[Any]:
-        clock = SystemClock()
-        component = cast(BusComponent, Catalogue.load(launch.plugin_files).build(launch_component(launch, "bus")))
-        bus = await component.open(bus_settings(launch), launch.run_dir, starting_version(launch))
-        self._ends: list[tuple[str, Failure | None]] = []
-        self._services: dict[str, Any] = {
-            "bus": bus, "board": BoardService(clock), "weights": WeightBoard(clock), "run": self,
-        }  # fmt: skip
+        self._clock = SystemClock()
+        catalogue = Catalogue.load(launch.plugin_files)
+        component = cast(BusComponent, catalogue.build(launch_component(launch, "bus")))
+        self._bus = await component.open(bus_settings(launch), launch.run_dir, starting_version(launch))
+        self._board = BoardService(self._clock)
+        self._services = {"bus": self._bus, "board": self._board, "weights": WeightBoard(self._clock)}
         self._launch, self._storages = launch, getattr(component, "storages", [])
+        self._ends: list[tuple[str, Failure | None]] = []
+        self._presence = Presence({role: _stateless(catalogue, role) for role in launch.plan.roles})
+        self._entered = asyncio.Event()
+        self._watches: set[asyncio.Task[None]] = set()
         return self._storages
-
-    async def join(self) -> tuple[Launch, list[Any]]:
-        """What a role's shell needs to build its context."""
-        return self._launch, self._storages
 
     async def call(self, service: str, method: str, args: tuple[Any, ...]) -> Any:
         return await answered(getattr(self._services[service], method)(*args))
 
+    async def close(self) -> Any:
+        return await answered(self._bus.close())
+
+    # -- roles --------------------------------------------------------------------------------------------------
+
+    async def join(self, role: str, replica: Any, pid: int) -> Part | None:
+        """A replica takes its role; None where the role is played no more."""
+        await self._lost(role, self._presence.pid(role))  # of a former one nobody need have told
+        if self._presence.over(role):
+            return None
+        now = self._clock.now()
+        since = self._presence.enter(role, pid, now)
+        self._entered.set()
+        watch = asyncio.create_task(self._watch(role, replica, pid))
+        self._watches.add(watch)
+        watch.add_done_callback(self._watches.discard)
+        return Part(self._launch, self._storages, None if since is None else now - since)
+
+    async def gathered(self) -> None:
+        """Returns when every role is played."""
+        while self._presence.missing():
+            await self._entered.wait()
+            self._entered.clear()
+
+    async def alive(self) -> None:
+        """Answers whoever wants to know whether the run goes on."""
+
     async def end_role(self, role: str, failure: Failure | None) -> None:
-        self._ends.append((role, failure))
+        if self._presence.end(role):
+            self._ends.append((role, failure))
 
     async def ends(self, after: int) -> list[tuple[str, Failure | None]]:
         return self._ends[after:]
 
-    async def close(self) -> Any:
-        return await answered(self._services["bus"].close())
+    async def _watch(self, role: str, replica: Any, pid: int) -> None:
+        while self._presence.playing(role, pid):
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    await replica.__ray_ready__.remote()
+            except ray.exceptions.ActorDiedError:
+                await self._lost(role, pid)
+            except (TimeoutError, ray.exceptions.RayError):
+                pass  # busy or out of reach; whether it is stuck, Serve's health check decides
+            await asyncio.sleep(LOOK_S)
+
+    async def _lost(self, role: str, pid: int) -> None:
+        loss = self._presence.lost(role, pid, self._clock.now())
+        if loss is None:
+            return
+        await self._board.emit(RoleFailed(role, loss.reason, WorkerDied.exit_code, loss.fatal))
+        if loss.fatal:
+            await self.end_role(role, Failure(WorkerDied.__name__, loss.reason))
+
+
+def _stateless(catalogue: Catalogue, role: str) -> bool:
+    return cast(type[Role], catalogue.target("role", role)).stateless

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Ray runner: brings up a hub and one Serve application a role, watches for their ends, removes what it started."""
+"""The Ray runner: brings up a hub and one Serve application a role, watches for their ends, removes what it started.
+
+Applications are deployed by `serve.run_many`: the declarative route would replace those of other runs on the cluster.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import ray
 from ray import serve
 
 from relax_core.api.bus import Bus
-from relax_core.api.errors import DeadlineExceeded
+from relax_core.api.errors import DeadlineExceeded, InfrastructureError, WorkerDied
 from relax_core.api.status import Board
 from relax_core.plugins.catalogue import Catalogue
 from relax_core.runners.host import raised
@@ -25,6 +28,7 @@ from relax_core.runners.ray.shell import app_name, deployment
 from relax_core.runners.ray.storage import RemoteStore
 
 OPEN_S = 120.0
+CLOSE_S = 20.0
 POLL_S = 0.25
 
 
@@ -41,8 +45,11 @@ class RayRunner:
         self._apps: list[str] = []
         self._ended = 0
 
+    def prepare(self) -> None:
+        self._cluster.begin()
+
     async def start(self, launch: Launch) -> None:
-        await asyncio.to_thread(self._cluster.connect)
+        await self._cluster.connect()
         self._hub = Hub.options(  # type: ignore[attr-defined]
             name=hub_name(launch.run_id), namespace=NAMESPACE, max_concurrency=CONCURRENCY
         ).remote()
@@ -50,6 +57,7 @@ class RayRunner:
         self.bus = BusClient(Remote(self._hub, "bus"), RemoteStore(storages))
         self.board = BoardClient(Remote(self._hub, "board"))
         await asyncio.to_thread(self._deploy, launch)
+        await asked(self._hub.gathered.remote(), "runner", "every role's process to start", OPEN_S)
 
     def _deploy(self, launch: Launch) -> None:
         """All roles at once; Serve starts them side by side."""
@@ -58,13 +66,16 @@ class RayRunner:
             name = app_name(launch.run_id, role)
             self._apps.append(name)
             targets.append(serve.RunTarget(deployment(launch.run_id, role), name=name, route_prefix=None))
-        serve.run_many(targets, wait_for_applications_running=True)
+        try:
+            serve.run_many(targets, wait_for_applications_running=False)
+        except Exception as error:
+            raise InfrastructureError(f"ray: Serve did not take the roles: {error}; try --runner local") from error
 
     async def ended(self, wait_s: float) -> tuple[RoleEnd, ...]:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         while True:
-            ends = await self._hub.ends.remote(self._ended)
+            ends = await asked(self._hub.ends.remote(self._ended), "hub", "ends", OPEN_S)
             if ends or loop.time() >= deadline:
                 break
             await asyncio.sleep(POLL_S)
@@ -72,16 +83,17 @@ class RayRunner:
         return tuple(RoleEnd(role, raised(failure, role) if failure else None) for role, failure in ends)
 
     async def close(self) -> None:
-        apps, self._apps = self._apps, []
-        await asyncio.gather(*(asyncio.to_thread(_delete, name) for name in apps))
-        if self._hub is not None:
-            with contextlib.suppress(ray.exceptions.RayError, DeadlineExceeded):
-                await asked(self._hub.close.remote(), "hub", "close", OPEN_S)
-            ray.kill(self._hub)
-            self._hub = None
-        await asyncio.to_thread(self._cluster.close)
+        """A cluster of our own ends with all that is on it; from another the run's own things are taken away."""
+        hub, self._hub = self._hub, None
+        if hub is not None:
+            if not self._cluster.ours:
+                await asyncio.gather(*(asyncio.to_thread(_delete, name) for name in self._apps))
+            with contextlib.suppress(WorkerDied, DeadlineExceeded):
+                await asked(hub.close.remote(), "hub", "close", CLOSE_S)
+            ray.kill(hub)
+        await self._cluster.close()
 
 
 def _delete(name: str) -> None:
-    with contextlib.suppress(ray.exceptions.RayError):
+    with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
         serve.delete(name)

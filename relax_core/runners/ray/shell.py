@@ -8,32 +8,31 @@ revokes the leases of the one before. When the hub is gone, so is the run's leas
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
-import time
+from pathlib import Path
 from typing import Any, cast
 
 import ray
 from ray import serve
 
 from relax_core.api.clock import SystemClock
-from relax_core.api.errors import InfrastructureError
 from relax_core.api.role import Role
 from relax_core.api.trainer import Chosen
 from relax_core.plugins.catalogue import Catalogue
 from relax_core.runners.context import RoleContext
 from relax_core.runners.host import describe
-from relax_core.runners.launch import Launch
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.runners.ray.bus import BusClient
-from relax_core.runners.ray.hub import find_hub
+from relax_core.runners.ray.hub import Part, find_hub
+from relax_core.runners.ray.pulse import Pulse
 from relax_core.runners.ray.remote import BoardClient, Remote, WeightClient
 from relax_core.runners.ray.storage import RemoteStore
 from relax_core.runners.ray.workers import RayWorkers
 from relax_core.runners.role_runner import run_role
+from relax_core.weights.location import sweep
 
-BEAT_LIMIT_S = 60.0
-"""A loop that has not turned for this long is stuck."""
 LEASE_S = 10.0
 PROBE_S = 2.0
 STOP_S = 8.0
@@ -47,8 +46,9 @@ class RoleShell:
     """One role in one replica."""
 
     def __init__(self, run_id: str, role: str) -> None:
-        self._run_id, self._role = run_id, role
-        self._turned = time.monotonic()
+        self._run_id, self._role, self._clock = run_id, role, SystemClock()
+        self._pulse = Pulse(role, self._clock)
+        self._replica = ray.get_runtime_context().current_actor
         self._loop: asyncio.AbstractEventLoop | None = None
         self._work: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=self._live, name=f"role-{role}", daemon=True)
@@ -56,11 +56,8 @@ class RoleShell:
 
     def check_health(self) -> None:
         """Raises when the role's loop stands still; a role that ended is well."""
-        if self._thread.is_alive() and time.monotonic() - self._turned > BEAT_LIMIT_S:
-            raise InfrastructureError(f"role {self._role}: its loop has not turned for {BEAT_LIMIT_S:.0f} s")
-
-    async def pid(self) -> int:
-        return os.getpid()
+        if self._thread.is_alive():
+            self._pulse.check()
 
     def __del__(self) -> None:
         """Serve ends the replica: cancel the role, so that its children end with it."""
@@ -75,61 +72,68 @@ class RoleShell:
         asyncio.run(self._main())
 
     async def _main(self) -> None:
+        """The role to its end, and then the run to its own: whoever loses the hub ends itself."""
         self._loop = asyncio.get_running_loop()
         try:
             hub = find_hub(self._run_id)
-            launch, storages = await hub.join.remote()
+            part: Part | None = await hub.join.remote(self._role, self._replica, os.getpid())
         except (ValueError, ray.exceptions.RayError):
             self._delete()
             return
-        self._work = asyncio.create_task(self._run(hub, launch, storages))
-        probe = asyncio.create_task(self._probe(hub))
-        await asyncio.wait((self._work, probe), return_when=asyncio.FIRST_COMPLETED)
-        if probe.done():
+        if part is not None:
+            self._work = asyncio.create_task(self._play(hub, part))
+        await self._lease(hub)
+        if self._work is not None:
             self._work.cancel()
             await asyncio.gather(self._work, return_exceptions=True)
-            self._delete()
-        await probe
+        self._delete()
 
-    async def _run(self, hub: Any, launch: Launch, storages: list[Any]) -> None:
+    async def _play(self, hub: Any, part: Part) -> None:
         """The role to its end, which the hub is told."""
-        catalogue = Catalogue.load(launch.plugin_files)
-        children = LocalWorkers(launch.plugin_files, launch.resolved, None, SystemClock())
         failure = None
         try:
-            catalogue.verify(launch.resolved)
-            role = cast(Role, catalogue.build(Chosen("role", self._role)))
-            bus = BusClient(Remote(hub, "bus"), RemoteStore(storages))
-
-            def context(incarnation: int) -> RoleContext:
-                return RoleContext(
-                    self._role, launch, catalogue, bus, WeightClient(Remote(hub, "weights")), BoardClient(Remote(hub, "board")),
-                    RayWorkers(launch, incarnation), children, SystemClock(), incarnation,
-                )  # fmt: skip
-
-            await run_role(role, context)
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:
+            await self._run(hub, part)
+        except Exception as error:
             failure = describe(error)
+        with contextlib.suppress(ray.exceptions.RayError):  # without a hub there is nobody to tell
+            await hub.end_role.remote(self._role, failure)
+
+    async def _run(self, hub: Any, part: Part) -> None:
+        launch = part.launch
+        catalogue = Catalogue.load(launch.plugin_files)
+        catalogue.verify(launch.resolved)
+        role = cast(Role, catalogue.build(Chosen("role", self._role)))
+        bus = BusClient(Remote(hub, "bus"), RemoteStore(part.storages))
+        weights, board = WeightClient(Remote(hub, "weights")), BoardClient(Remote(hub, "board"))
+        children = LocalWorkers(launch.plugin_files, launch.resolved, Path(launch.run_dir) / "logs", self._clock)
+
+        def context(incarnation: int) -> RoleContext:
+            workers = RayWorkers(launch, incarnation)
+            return RoleContext(
+                self._role, launch, catalogue, bus, weights, board, workers, children, self._clock, incarnation
+            )
+
+        try:
+            await run_role(role, context, part.without_s)
         finally:
             await children.close()
-        await hub.end_role.remote(self._role, failure)
 
-    async def _probe(self, hub: Any) -> None:
+    async def _lease(self, hub: Any) -> None:
         """Returns when the hub has not answered for the length of the lease; beats for the health check."""
-        last = time.monotonic()
-        while time.monotonic() - last < LEASE_S:
-            self._turned = time.monotonic()
+        last = self._clock.now()
+        while self._clock.now() - last < LEASE_S:
+            self._pulse.beat()
             try:
                 async with asyncio.timeout(PROBE_S):
-                    await hub.ends.remote(0)
-                last = time.monotonic()
+                    await hub.alive.remote()
+                last = self._clock.now()
             except (TimeoutError, ray.exceptions.RayError):
                 pass
             await asyncio.sleep(PROBE_S)
 
     def _delete(self) -> None:
+        """The run is gone: so is its application, and what it published in memory."""
+        sweep(self._run_id)
         serve.delete(app_name(self._run_id, self._role), _blocking=False)
 
 

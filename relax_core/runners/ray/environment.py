@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Ray must find in the environment before it is imported: it reads most of it once, then. Imports no ray itself.
+
+Whatever a person has set stays as it is. The processes of a cluster of our own inherit it.
+"""
+
+from __future__ import annotations
+
+import os
+
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_memory_monitor_refresh_ms": "0",  # it kills our processes for other people's memory
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_SERVE_ENABLE_HA_PROXY": "0",
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_SCHEDULER_EVENTS": "0",
+}
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""Ray's own word for a cluster of one machine: every port binds to 127.0.0.1."""
+
+
+def settle() -> None:
+    """Call before the first import of ray; afterwards it changes nothing."""
+    for name, value in (SETTINGS if joins() else SETTINGS | LOOPBACK).items():
+        os.environ.setdefault(name, value)
+
+
+def joins() -> bool:
+    """Whether a cluster is named that others started."""
+    return bool(os.environ.get("RAY_ADDRESS"))

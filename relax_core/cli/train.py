@@ -85,21 +85,40 @@ def _conduct(prepared: Prepared, as_json: bool) -> None:
         raise
     _write_report(path)
     _say(summary, path, as_json)
-    if summary["status"] == "stopped":
+    if summary["status"] != "finished":
         raise typer.Exit(INTERRUPTED)
 
 
 def _write_report(path: Path) -> None:
+    """The report is a view of what is written: that it can't be made, on a full disk say, is no failure of the run."""
+    from relax_core.api.errors import RelaxError
     from relax_core.views.report import write_report
 
-    write_report(path)
+    try:
+        write_report(path)
+    except (OSError, RelaxError) as error:
+        print(f"relax: no report: {error}; make it later with `relax report {path}`", file=sys.stderr)
 
 
 def _say(summary: dict[str, Any], path: Path, as_json: bool) -> None:
     if as_json:
         print(json.dumps({**summary, "run_dir": str(path)}))
-        return
-    if summary["status"] == "stopped":
-        print(f"stopped after {summary['steps']} steps; continue with: relax resume {path}", file=sys.stderr)
-        return
-    print(f"report: {path / 'report.html'}\nmodel:  {path / 'export'}")
+    if summary["status"] != "finished":
+        print(_stopped(summary, path), file=sys.stderr)
+    elif not as_json:
+        print(f"report: {path / 'report.html'}\nmodel:  {path / 'export'}")
+
+
+def _stopped(summary: dict[str, Any], path: Path) -> str:
+    """Where it stands, and how to go on."""
+    from relax_core.roles.checkpoint import complete
+
+    found = complete(path / "checkpoints")
+    if not found:
+        return f"relax: {summary['status']} before there was a checkpoint; start it anew"
+    step = int(found[-1].name.removeprefix("step-"))
+    busy = f"; {' and '.join(summary['busy'])} did not finish in time" if summary.get("busy") else ""
+    again = f" (done: {summary['steps']}; the later ones are repeated)" if summary.get("steps", step) > step else ""
+    return (
+        f"relax: {summary['status']} with a checkpoint of step {step}{again}{busy}; continue with: relax resume {path}"
+    )

@@ -77,6 +77,7 @@ def prepare(
     except BaseException:
         if ahead is not None:
             ahead.close()
+        directory.discard()
         raise
     return Prepared(composed.config, catalogue, launch, directory, composed.notices, ahead)
 

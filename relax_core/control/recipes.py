@@ -6,7 +6,9 @@ A recipe is a package with `recipe.toml` and a `build` module, registered under 
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -34,12 +36,22 @@ class Recipe:
         """Make model and data in `folder`; returns the configuration beside them."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "recipe.toml").write_text(self.toml())
-        command = [sys.executable, "-m", f"{self.package}.build", str(folder), "--seed", str(seed)]
-        built = subprocess.run(command, stdout=sys.stderr, timeout=BUILD_S, check=False)
-        if built.returncode:
+        status = _run(f"{self.package}.build", str(folder), "--seed", str(seed))
+        if status:
             shutil.rmtree(folder, ignore_errors=True)
-            raise RelaxError(f"recipe {self.name}: its build ended with status {built.returncode}; see the lines above")
+            raise RelaxError(f"recipe {self.name}: its build ended with status {status}; see the lines above")
         return folder / "recipe.toml"
+
+
+def _run(module: str, *arguments: str) -> int:
+    """A module in a process of its own that ends with this one; its output goes to stderr. Returns its exit status."""
+    command = [sys.executable, "-m", "relax_core.runners.local.tether", module, *arguments]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=sys.stderr, start_new_session=True) as child:
+        try:
+            return child.wait(BUILD_S)
+        except BaseException:
+            os.killpg(child.pid, signal.SIGKILL)
+            raise
 
 
 def recipes() -> dict[str, Recipe]:

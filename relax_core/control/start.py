@@ -20,9 +20,14 @@ Report = Callable[[str], None]
 
 
 def run(prepared: Prepared, display: Display | None = None, *, signals: bool = True) -> dict[str, Any]:
-    """Conduct a prepared run to its end in a new event loop; returns the summary or raises what made it fail."""
+    """Conduct a prepared run to its end in a new event loop; returns the summary or raises what made it fail.
+
+    One that was ended by a second signal has the status `interrupted`.
+    """
     runner = prepared.ahead.take() if prepared.ahead else make_runner(prepared.config, prepared.catalogue)
-    return asyncio.run(_run(prepared, runner, display, signals))
+    with asyncio.Runner() as loop, contextlib.suppress(asyncio.CancelledError):
+        return loop.run(_run(prepared, runner, display, signals))
+    return prepared.directory.read("summary") or {"status": "interrupted"}
 
 
 async def _run(prepared: Prepared, runner: Runner, display: Display | None, signals: bool) -> dict[str, Any]:
@@ -44,6 +49,7 @@ def _listening(conductor: Conductor) -> Any:
         elif task is not None:
             task.cancel()
 
+    before = {number: signal.getsignal(number) for number in STOPS}
     for number in STOPS:
         loop.add_signal_handler(number, take, number.name)
     try:
@@ -51,3 +57,4 @@ def _listening(conductor: Conductor) -> Any:
     finally:
         for number in STOPS:
             loop.remove_signal_handler(number)
+            signal.signal(number, before[number])

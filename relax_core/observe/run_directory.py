@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -176,6 +177,11 @@ class RunDirectory:
         if self._lock is not None:
             self._lock.release()
 
+    def discard(self) -> None:
+        """Remove a directory in which no run has begun, so that its name is free again."""
+        self.close()
+        shutil.rmtree(self.path, ignore_errors=True)
+
     def _journals(self) -> list[journal.Journal]:
         return [*([self._metrics] if self._metrics else []), *([self._samples[1]] if self._samples else [])]
 
@@ -225,12 +231,17 @@ def _claim(path: Path) -> Path:
     if path.exists() and not path.is_dir():
         raise ConfigError("run_dir", path, "it is a file; name a directory that is empty or does not exist")
     if path.is_dir() and any(path.iterdir()):
-        raise ConfigError(
-            "run_dir", f"{path}, which is not empty", "name a new directory, or continue it with `relax resume`"
-        )
+        raise ConfigError("run_dir", f"{path}, which is not empty", f"name a new directory{_or_else(path)}")
     with disk_errors(path):
         path.mkdir(parents=True, exist_ok=True)
     return path.resolve()
+
+
+def _or_else(path: Path) -> str:
+    """What else may be done with a directory in use."""
+    if any((path / "checkpoints").glob("step-*/state.json")):
+        return f", or continue the run in it with `relax resume {path}`"
+    return ", or remove it: the run in it ended before its first checkpoint" if (path / "config.toml").exists() else ""
 
 
 def _reserve(path: Path) -> None:

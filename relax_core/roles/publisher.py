@@ -7,7 +7,7 @@ from relax_core.api.role import Context
 from relax_core.api.version import Version
 from relax_core.api.weights import Manifest
 from relax_core.roles.trainer_group import TrainerGroup
-from relax_core.weights.location import memory_directory
+from relax_core.weights.location import claim, memory_directory, sweep_abandoned
 from relax_core.weights.prove import prove_successor
 
 KEPT = 2
@@ -21,11 +21,11 @@ class Publisher:
         self._context, self._trainer = context, trainer
         self._transport = context.build(context.run.weights.chosen)
         self._live: list[Manifest] = []
+        self._location = weights_directory(context, self._transport.same_host)
 
     async def publish(self, version: Version, applied: bool = False) -> Manifest:
         """`applied`: an update with a gradient lies behind the last version, so that some bytes must have changed."""
-        location = weights_directory(self._context, self._transport.same_host)
-        manifest = await self._trainer.publish(version, self._context, location)
+        manifest = await self._trainer.publish(version, self._context, self._location)
         prove_successor(self._live[-1] if self._live else None, manifest, applied=applied)
         await self._context.weights.announce(manifest, self._context.run.weights.chosen)
         self._live.append(manifest)
@@ -36,6 +36,12 @@ class Publisher:
 
 
 def weights_directory(context: Context, same_host: bool) -> str:
-    """Memory-backed on one host, else under the run directory; named by the run, so that two never meet."""
+    """Memory-backed on one host, else under the run directory; named by the run, so that two never meet.
+
+    What killed runs left there goes now.
+    """
     in_memory = memory_directory(context.run_id) if same_host else None
+    if in_memory is not None:
+        sweep_abandoned()
+        claim(in_memory)
     return str(in_memory or f"{context.run_dir}/weights")

@@ -12,10 +12,8 @@ import contextlib
 import hmac
 import os
 import resource
-import signal
 import struct
 import sys
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -23,6 +21,7 @@ from aiohttp import web
 
 from relax_core.api import wire
 from relax_core.runners.host import Failure, Host, describe
+from relax_core.runners.local.tether import tether
 
 wire.register(Failure)
 MAX_BODY = 1 << 34
@@ -34,8 +33,7 @@ def main() -> None:
     report = int(sys.argv[1])
     certificate = wire.decode(_read_exactly(struct.unpack("<I", _read_exactly(4))[0]))
     os.dup2(2, 1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when we end
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    tether()
     if memory_mb := certificate["memory_mb"]:
         resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20, memory_mb << 20))
     try:
@@ -124,12 +122,6 @@ def _report(descriptor: int, message: dict[str, Any]) -> None:
     with contextlib.suppress(BrokenPipeError):
         os.write(descriptor, struct.pack("<I", len(body)) + body)
     os.close(descriptor)
-
-
-def _end_with_parent() -> None:
-    sys.stdin.buffer.read()
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(os.getpgrp(), signal.SIGKILL)  # the session is ours alone: whatever we forked ends too
 
 
 if __name__ == "__main__":

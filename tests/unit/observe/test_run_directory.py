@@ -41,10 +41,23 @@ def test_two_runs_of_one_seed_get_two_names_and_latest_is_the_second(tmp_path):
 def test_a_run_directory_that_is_not_empty_is_refused(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep me")
-    with pytest.raises(ConfigError, match=r"run_dir: got .*mine, which is not empty; .*relax resume") as caught:
+    with pytest.raises(ConfigError, match=r"run_dir: got .*mine, which is not empty; name a new directory$") as caught:
         create(tmp_path, tmp_path / "mine")
     assert caught.value.exit_code == 2
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+
+
+def test_a_refused_directory_with_a_checkpoint_says_how_to_continue_the_run_in_it(tmp_path):
+    (tmp_path / "run" / "checkpoints" / "step-000002").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoints" / "step-000002" / "state.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"or continue the run in it with `relax resume"):
+        create(tmp_path, tmp_path / "run")
+
+
+def test_a_discarded_directory_leaves_its_name_free(tmp_path):
+    create(tmp_path, tmp_path / "run").discard()
+    assert not (tmp_path / "run").exists()
+    assert create(tmp_path, tmp_path / "run").path == tmp_path / "run"
 
 
 def test_an_empty_directory_may_be_named_and_a_file_may_not(tmp_path):

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Published weights in memory go with their owner, and only with their owner."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from relax_core.weights.location import OWNER, claim, sweep_abandoned
+
+CLAIM = "import sys; from pathlib import Path; from relax_core.weights.location import claim; claim(Path(sys.argv[1]))"
+
+
+def test_what_a_dead_process_owned_is_removed_and_what_a_living_one_owns_stays(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", CLAIM, str(tmp_path / "relax-dead")], check=True)
+    (tmp_path / "relax-dead" / "actor@0.1.safetensors").write_bytes(b"weights")
+    claim(tmp_path / "relax-living")
+    assert sweep_abandoned(tmp_path) == ["relax-dead"]
+    assert [path.name for path in tmp_path.iterdir()] == ["relax-living"]
+
+
+def test_a_reused_process_number_is_not_the_owner(tmp_path: Path) -> None:
+    claim(tmp_path / "relax-run")
+    mark = json.loads((tmp_path / "relax-run" / OWNER).read_text())
+    (tmp_path / "relax-run" / OWNER).write_text(json.dumps({**mark, "began": mark["began"] - 3600}))
+    assert sweep_abandoned(tmp_path) == ["relax-run"]
+
+
+def test_what_has_no_mark_or_the_mark_of_another_container_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "relax-unmarked").mkdir()
+    (tmp_path / "relax-broken").mkdir()
+    (tmp_path / "relax-broken" / OWNER).write_text("{")
+    (tmp_path / "relax-elsewhere").mkdir()
+    (tmp_path / "relax-elsewhere" / OWNER).write_text('{"pid": 999999999, "began": 0, "processes": "pid:[1]"}')
+    assert sweep_abandoned(tmp_path) == []
+    assert len(list(tmp_path.iterdir())) == 3

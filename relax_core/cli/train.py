@@ -81,7 +81,7 @@ def _conduct(prepared: Prepared, as_json: bool) -> None:
         summary = run(prepared, display)
     except RelaxError:
         _write_report(path)
-        print(f"relax: the run failed; what it wrote is in {path}", file=sys.stderr)
+        print(f"relax: the run failed; what it wrote is in {path}{_resumable(path)}", file=sys.stderr)
         raise
     _write_report(path)
     _say(summary, path, as_json)
@@ -107,6 +107,15 @@ def _say(summary: dict[str, Any], path: Path, as_json: bool) -> None:
         print(_stopped(summary, path), file=sys.stderr)
     elif not as_json:
         print(f"report: {path / 'report.html'}\nmodel:  {path / 'export'}")
+
+
+def _resumable(path: Path) -> str:
+    """How a failed run may go on, where it can."""
+    from relax_core.roles.checkpoint import complete
+
+    found = complete(path / "checkpoints")
+    step = found[-1].name.removeprefix("step-").lstrip("0") if found else ""
+    return f"; continue after step {step} with: relax resume {path}" if found else ""
 
 
 def _stopped(summary: dict[str, Any], path: Path) -> str:

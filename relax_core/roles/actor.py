@@ -40,6 +40,7 @@ class Actor(Role):
     async def run(self, context: Context) -> None:
         self._context, self._skipped = context, 0
         self._trainer = await TrainerGroup.start(context, self.name)
+        context.doing("ready", ranks=self._trainer.pids())
         self._publisher = Publisher(context, self._trainer)
         self._checkpoints = Checkpoints(context, self._trainer)
         try:

@@ -57,6 +57,10 @@ class TrainerGroup:
             await asyncio.gather(*(worker.call(method, *args, timeout_s=timeout_s) for worker in self._workers))
         )
 
+    def pids(self) -> dict[str, int]:
+        """Of the ranks' processes, by their names."""
+        return {worker.name: worker.pid for worker in self._workers}
+
     def chunk(self, rows: RowBatch, skipped: int = 0) -> Chunk:
         lengths = [int(length) for length in rows.columns["tokens"].lengths]
         plan = self._trainer.plan(lengths, len(self._workers), self._tokens_per_micro_batch)

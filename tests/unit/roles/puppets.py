@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A single-file plugin of actors that only pretend: an engine, a trainer, a transport and a reward whose work is time.
+
+What a real one computes is replaced by what a test can check: a forward pass gives the step of the weights it ran on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from random import Random
+from typing import Any, ClassVar
+
+import numpy as np
+
+from relax_core.api import (
+    Capabilities,
+    Chosen,
+    Chunk,
+    ChunkPlan,
+    Delta,
+    Engine,
+    EngineSpec,
+    GenerateRequest,
+    Health,
+    Manifest,
+    Options,
+    Ragged,
+    Receipt,
+    Reward,
+    RowBatch,
+    Task,
+    TensorInfo,
+    Trainer,
+    TrainerSpec,
+    Trajectory,
+    UpdateOutcome,
+    UpdateResult,
+    Version,
+    WeightTransport,
+)
+from tests.unit.rollout.toy_policy import Letters
+
+END = 0
+
+
+class PuppetFamily(Letters):
+    """A token a character."""
+
+
+class PuppetReward(Reward):
+    """One for an even number of characters: half of a group differs from the other."""
+
+    async def score(self, task: Task, trajectory: Trajectory) -> float:
+        return float(len(trajectory.response) % 2 == 0)
+
+
+class PuppetTransport(WeightTransport):
+    """Moves nothing."""
+
+    def send(self, version: Version, payload: Any, base: str, tensors: Any, location: str) -> Manifest:
+        return manifest(version)
+
+    def receive(self, manifest: Manifest) -> Iterator[Any]:
+        return iter(())
+
+    def release(self, manifest: Manifest) -> None:
+        """Nothing was kept."""
+
+
+class EngineOptions(Options):
+    token_s: float = 0.1
+    """Virtual seconds of one token, however many requests run."""
+    update_s: float = 0.05
+    """Virtual seconds of a weight update."""
+    longest: int = 8
+    """Requests end after 1 to `longest` tokens, as their seed says."""
+    straggler: int = 0
+    """Tokens of one request in sixteen; 0: none is special."""
+
+
+class PuppetEngine(Engine[EngineOptions]):
+    """Takes its time, token by token; new weights land between tokens."""
+
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        in_flight_updates=True, seeds=True, transports=frozenset({"puppet-transport"})
+    )
+
+    async def start(self, spec: EngineSpec) -> Mapping[str, Any]:
+        self._name, self._version = spec.name, spec.version
+        return {"fingerprint": "one", "max_context": spec.max_context}
+
+    async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[list[Delta]]:
+        left = {request.id: self._length(request) for request in requests}
+        while left:
+            await asyncio.sleep(self.options.token_s)
+            step = self._version.step
+            deltas = []
+            for name in list(left):
+                left[name] -= 1
+                last = left[name] == 0
+                token = END if last else ord("x")
+                deltas.append(Delta(name, (token,), (-0.5,), step, step, "stop" if last else ""))
+                if last:
+                    del left[name]
+            yield deltas
+
+    def _length(self, request: GenerateRequest) -> int:
+        random = Random(request.seed)
+        length = random.randint(1, self.options.longest)
+        if self.options.straggler and random.random() < 1 / 16:
+            length = self.options.straggler
+        return min(length, request.max_new_tokens)
+
+    async def update_weights(self, manifest: Manifest, transport: Chosen) -> Receipt:
+        await asyncio.sleep(self.options.update_s)
+        self._version = manifest.version
+        return Receipt(self._name, manifest.version, "resident", manifest.fingerprint)
+
+    async def health(self) -> Health:
+        return Health(True, self._version)
+
+    async def stop(self) -> None:
+        """Nothing to end."""
+
+
+class TrainerOptions(Options):
+    train_s: float = 1.0
+    """Virtual seconds of one update."""
+    publish_s: float = 0.1
+    """Virtual seconds of a publish."""
+
+
+class PuppetTrainer(Trainer[TrainerOptions]):
+    """Refuses rows that a real one must refuse."""
+
+    def plan(self, lengths: Sequence[int], world_size: int, tokens_per_micro_batch: int = 0) -> ChunkPlan:
+        return ChunkPlan(tuple((tuple(range(rank, len(lengths), world_size)),) for rank in range(world_size)))
+
+    def start(self, spec: TrainerSpec) -> Mapping[str, Any]:
+        self._spec, self._step, self._updates = spec, 0, 0
+        return {}
+
+    def begin_step(self, version: Version) -> None:
+        if version.step != self._step:
+            raise ValueError(f"begin_step: got {version}, the weights are of step {self._step}")
+
+    def begin_update(self, denominators: Mapping[str, float]) -> None:
+        """Every row may be without a trained token: `late = "mask"` does that."""
+
+    async def accumulate(self, chunk: Chunk, last: bool) -> None:  # type: ignore[override]
+        columns = chunk.rows.columns
+        trained = columns["loss_mask"].values.astype(bool)
+        lag = self._step - columns["weight_versions"].values[trained]
+        if self._spec.max_staleness >= 0 and not ((lag >= 0) & (lag <= self._spec.max_staleness)).all():
+            raise ValueError(f"accumulate: lags {sorted(set(lag.tolist()))} at step {self._step}")
+        if "old_log_probs" in columns and set(columns["old_log_probs"].values.tolist()) - {float(self._step)}:
+            raise ValueError(f"accumulate: old_log_probs are not of step {self._step}")
+        await asyncio.sleep(self.options.train_s)
+
+    def finish_update(self, denominators: Mapping[str, float]) -> UpdateResult:
+        return UpdateResult(UpdateOutcome.APPLIED, {}, 1.0, self._spec.optimizer.lr)
+
+    def forward(self, chunk: Chunk, columns: Sequence[str]) -> RowBatch:
+        tokens = chunk.rows.columns["tokens"]
+        values = np.full(len(tokens.values), self._step, np.float32)
+        return chunk.rows.with_columns({name: Ragged(values, tokens.lengths) for name in columns})
+
+    async def publish(self, version: Version, transport: Chosen, location: str) -> Manifest:  # type: ignore[override]
+        await asyncio.sleep(self.options.publish_s)
+        self._step = version.step
+        return manifest(version)
+
+    def load_published(self, manifest: Manifest, transport: Chosen) -> None:
+        self._step = manifest.version.step
+
+    def save(self, directory: str) -> None:
+        """Nothing to keep."""
+
+    def load(self, directory: str) -> None:
+        """Nothing was kept."""
+
+    def export(self, directory: str) -> None:
+        """Nothing to show."""
+
+
+def manifest(version: Version) -> Manifest:
+    """One tensor whose bytes change with every step."""
+    tensor = TensorInfo("weight", (1,), "F32", str(version.step), 4)
+    return Manifest(version, "full", (tensor,), "", fingerprint=str(version.step))

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rollout, advantages and actor over hundreds of steps: lag within bounds, overlap where it is allowed, nothing lost."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from relax_core.api.errors import InfrastructureError
+from relax_core.api.events import RoleFailed, RoleRecovered
+from tests.unit.roles.theatre import Performance, Theatre
+
+STEPS, SAMPLES = 40, 16
+
+
+def whole(played: Performance, steps: int = STEPS, staleness: int = 1) -> None:
+    """What holds of every run, whatever happened in it."""
+    assert [step.step for step in played.steps] == list(range(1, steps + 1))
+    assert all(0 <= lag <= staleness for lag in played.metric("lag/max"))
+    assert set(played.metric("samples/balanced")) == {1.0}
+    for step in played.steps:
+        row = step.metrics
+        assert row["samples/issued"] == row["samples/trained"] + row["samples/dropped"] + row["samples/in_flight"]
+    assert played.account.balanced, played.account.problem
+
+
+def overlapping(played: Performance) -> int:
+    """Updates during which some engine generated."""
+    generating = played.of("engine", "generate")
+    return sum(any(update.overlaps(span) for span in generating) for update in played.of("actor", "accumulate"))
+
+
+def test_only_staleness_lets_engines_generate_while_the_actor_trains(tmp_path: Path) -> None:
+    played = [Theatre(tmp_path / str(k), steps=70, max_staleness=k).play() for k in (0, 1, 2)]
+    for staleness, one in enumerate(played):
+        whole(one, 70, staleness)
+        assert one.account.trained == 70 * SAMPLES
+        assert not any(one.metric("samples/dropped"))
+    on_policy, one_behind, two_behind = played
+    assert overlapping(on_policy) == 0
+    assert overlapping(one_behind) >= 68 and overlapping(two_behind) >= 67
+    assert one_behind.seconds < 0.8 * on_policy.seconds
+
+
+def test_a_slow_publish_delays_but_never_exceeds_the_bound(tmp_path: Path) -> None:
+    late = {
+        "trainer": {"name": "puppet-trainer", "publish_s": 7.0},
+        "engine": {"name": "puppet-engine", "update_s": 3.0},
+    }
+    whole(Theatre(tmp_path, steps=STEPS, max_staleness=1, **late).play())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_engines_that_die_at_any_time_lose_no_sample(tmp_path: Path, seed: int) -> None:
+    random = Random(seed)
+
+    async def deaths(theatre: Theatre) -> None:
+        while True:
+            await asyncio.sleep(random.uniform(0.0, 9.0))
+            await theatre.workers.alive[f"engine-{random.randrange(2)}"].kill()
+
+    two = {"mode": "hybrid", "rollout": {"engines": 2}}
+    played = Theatre(tmp_path, steps=STEPS, max_staleness=1, placement=two).play(deaths)
+    whole(played)
+    assert played.account.trained == STEPS * SAMPLES
+    assert not any(played.metric("samples/dropped"))
+    failed = [event for event in played.events if isinstance(event, RoleFailed)]
+    assert failed and not any(event.fatal for event in failed)
+    assert any(isinstance(event, RoleRecovered) for event in played.events)
+
+
+ENDED = {"wait": {"deadline"}, "drop": {"expired"}, "regenerate": {"regenerated"}, "mask": set()}
+
+
+def stragglers(rule: str) -> dict[str, Any]:
+    """One sample in sixteen takes five times the step's deadline."""
+    return {
+        "rollout": {"prompts_per_step": 4, "group_size": 4, "max_new_tokens": 400, "late": rule, "step_timeout_s": 4.0},
+        "engine": {"name": "puppet-engine", "straggler": 200},
+    }
+
+
+@pytest.mark.parametrize("rule", ["wait", "drop", "regenerate", "mask"])
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_every_late_rule_keeps_the_bound_and_the_account(tmp_path: Path, rule: str, staleness: int) -> None:
+    played = Theatre(tmp_path, steps=STEPS, max_staleness=staleness, **stragglers(rule)).play()
+    whole(played, staleness=staleness)
+    assert played.seconds < STEPS * 7.0  # a step's deadline, a poll and the update: nobody waits for a straggler
+    reasons = {name.rpartition("/")[2] for step in played.steps for name in step.metrics if "dropped/" in name}
+    assert reasons == ENDED[rule]
+
+
+def test_a_stateless_role_that_loses_its_workers_is_restarted_and_trains_on(tmp_path: Path) -> None:
+    async def strike(theatre: Theatre) -> None:
+        await asyncio.sleep(20.0)
+        await theatre.workers.alive["reference-rank-0"].kill()
+
+    played = Theatre(tmp_path, steps=STEPS, max_staleness=1, algorithm={"name": "grpo", "kl_coef": 0.1}).play(strike)
+    whole(played)
+    assert [event.role for event in played.events if isinstance(event, RoleRecovered)] == ["reference"]
+
+
+def test_a_dead_trainer_ends_the_run(tmp_path: Path) -> None:
+    async def strike(theatre: Theatre) -> None:
+        await asyncio.sleep(10.0)
+        await theatre.workers.alive["actor-rank-0"].kill()
+
+    with pytest.raises(BaseExceptionGroup) as failed:
+        Theatre(tmp_path, steps=STEPS, max_staleness=1).play(strike)
+    assert failed.group_contains(InfrastructureError, match="actor-rank-0 was killed")
+
+
+def test_a_column_of_other_weights_is_computed_anew_by_the_actor(tmp_path: Path) -> None:
+    """The trainer of the play refuses log-probs that are not of its step's start."""
+    several = {"placement": "async", "batch": {"updates_per_step": 2}}
+    played = Theatre(tmp_path, steps=STEPS, max_staleness=1, **several).play()
+    whole(played)
+    assert len(played.of("actor-fwd", "forward")) >= STEPS
+    assert len(played.of("actor-rank", "accumulate")) == 2 * STEPS
+    assert played.of("actor-rank", "forward")
+
+
+def test_with_several_updates_and_no_forward_role_the_actor_makes_the_pass_itself(tmp_path: Path) -> None:
+    played = Theatre(tmp_path, steps=STEPS, max_staleness=1, batch={"updates_per_step": 2}).play()
+    whole(played)
+    assert len(played.of("actor-rank", "forward")) == STEPS
+    assert not played.of("actor-fwd", "forward")

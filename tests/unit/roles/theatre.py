@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The real roles on the real bus, played by puppets in virtual time; what happened when is written down.
+
+Only worker processes are replaced: each is an object of this process that may be killed at any moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from relax_core.api import wire
+from relax_core.api.bus import Account
+from relax_core.api.errors import DeadlineExceeded, WorkerDied
+from relax_core.api.events import Event, StepFinished
+from relax_core.api.trainer import Chosen
+from relax_core.api.version import Version
+from relax_core.api.worker import WorkerSpec
+from relax_core.bus.in_process import InProcessBus
+from relax_core.control.planner import plan
+from relax_core.options.composition import compose
+from relax_core.plugins.catalogue import Catalogue
+from relax_core.runners.board import BoardService
+from relax_core.runners.bus_settings import bus_settings
+from relax_core.runners.context import RoleContext
+from relax_core.runners.host import Host
+from relax_core.runners.launch import Launch
+from relax_core.runners.role_runner import run_role
+from relax_core.weights.service import WeightBoard
+from tests.unit.roles.virtual_time import VirtualClock, play
+
+PUPPETS = Path(__file__).with_name("puppets.py")
+
+
+@dataclass(frozen=True)
+class Span:
+    """One call of one worker, in virtual seconds."""
+
+    worker: str
+    method: str
+    start: float
+    end: float
+
+    def overlaps(self, other: Span) -> bool:
+        return self.start < other.end and other.start < self.end
+
+
+class Puppet:
+    """A worker of this process: its calls pass the wire format and end when it is killed."""
+
+    def __init__(self, spec: WorkerSpec, host: Host, spans: list[Span]) -> None:
+        self.name, self.pid, self._host, self._spans = spec.name, 0, host, spans
+        self._dead = asyncio.Event()
+
+    async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        start = asyncio.get_running_loop().time()
+        given = wire.decode(wire.encode(args))
+        try:
+            return wire.decode(wire.encode(await self._alive(self._host.call(method, given), method, timeout_s)))
+        finally:
+            self._spans.append(Span(self.name, method, start, asyncio.get_running_loop().time()))
+
+    async def stream(self, method: str, *args: Any, timeout_s: float) -> AsyncIterator[Any]:
+        start = asyncio.get_running_loop().time()
+        async with aclosing(self._host.stream(method, wire.decode(wire.encode(args)))) as items:
+            try:
+                while True:
+                    yield wire.decode(wire.encode(await self._alive(anext(items), method, timeout_s)))
+            except StopAsyncIteration:
+                return
+            finally:
+                self._spans.append(Span(self.name, method, start, asyncio.get_running_loop().time()))
+
+    async def _alive(self, work: Any, method: str, timeout_s: float) -> Any:
+        task, dead = asyncio.ensure_future(_awaited(work)), asyncio.ensure_future(self._dead.wait())
+        try:
+            await asyncio.wait({task, dead}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if self._dead.is_set():
+                raise WorkerDied(f"worker {self.name} was killed during {method}")
+            if not task.done():
+                raise DeadlineExceeded(self.name, method, timeout_s)
+            found = task.result()
+            if found is _OVER:
+                raise StopAsyncIteration
+            return found
+        finally:
+            for one in (task, dead):
+                one.cancel()
+            await asyncio.gather(task, dead, return_exceptions=True)
+
+    async def stop(self, timeout_s: float = 5.0) -> None:
+        await self.kill()
+
+    async def kill(self) -> None:
+        self._dead.set()
+
+
+_OVER = object()
+
+
+async def _awaited(work: Any) -> Any:
+    try:
+        return await work
+    except StopAsyncIteration:
+        return _OVER
+
+
+class Puppeteer:
+    """`api.Workers` of this process."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue, self.spans = catalogue, list[Span]()
+        self.alive: dict[str, Puppet] = {}
+
+    async def start(self, specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[Puppet, ...]:
+        hosts = [Host.make(spec.component, spec.target, self._catalogue) for spec in specs]
+        made = tuple(Puppet(spec, host, self.spans) for spec, host in zip(specs, hosts, strict=True))
+        self.alive |= {puppet.name: puppet for puppet in made}
+        return made
+
+
+@dataclass
+class Performance:
+    """What a run was."""
+
+    steps: list[StepFinished]
+    events: list[Event]
+    spans: list[Span]
+    account: Account
+    seconds: float
+    errors: dict[str, BaseException] = field(default_factory=dict)
+
+    def of(self, worker: str, method: str) -> list[Span]:
+        return [span for span in self.spans if span.worker.startswith(worker) and span.method == method]
+
+    def metric(self, name: str) -> list[float]:
+        return [step.metrics.get(name, 0.0) for step in self.steps]
+
+
+Happening = Callable[["Theatre"], Coroutine[Any, Any, None]]
+
+
+class Theatre:
+    """One run of the roles that the plan names."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        tasks = folder / "tasks.jsonl"
+        tasks.write_text("".join(json.dumps({"prompt": f"p{number}"}) + "\n" for number in range(16)))
+        self.catalogue = Catalogue.load([str(PUPPETS)])
+        layers = [_settings(folder, tasks), settings]
+        self.config = compose(layers, (), self.catalogue, on_disk=False).config
+        self._launch = Launch(
+            "play", str(folder), self.config.dump(), plan(self.config, self.catalogue), (str(PUPPETS),)
+        )
+        self.clock = VirtualClock()
+
+    def play(self, *happenings: Happening, at_most_s: float = 1e5) -> Performance:
+        """All roles to their end while the happenings take place; raises what a role raised."""
+        return play(self._perform(happenings), at_most_s)
+
+    async def _perform(self, happenings: Sequence[Happening]) -> Performance:
+        launch, clock = self._launch, self.clock
+        opener = InProcessBus()
+        opener.clock = clock
+        self.bus = await opener.open(bus_settings(launch), launch.run_dir, Version("actor", 0, 0))
+        self.board, weights, self.workers = BoardService(clock), WeightBoard(clock), Puppeteer(self.catalogue)
+
+        def context(role: str) -> Callable[[int], RoleContext]:
+            return lambda incarnation: RoleContext(
+                role,
+                launch,
+                self.catalogue,
+                self.bus,
+                weights,
+                self.board,
+                self.workers,
+                self.workers,
+                clock,
+                incarnation,
+            )
+
+        roles = [self.catalogue.build(Chosen("role", name)) for name in launch.plan.roles]
+        around = [asyncio.create_task(happening(self)) for happening in happenings]
+        try:
+            async with asyncio.TaskGroup() as group:
+                for role in roles:
+                    group.create_task(run_role(role, context(role.name)), name=role.name)
+        finally:
+            for task in around:
+                task.cancel()
+            await asyncio.gather(*around, return_exceptions=True)
+        events = [event for _, event in await self.board.events(0, 0.0)]
+        steps = [event for event in events if isinstance(event, StepFinished)]
+        performance = Performance(steps, events, self.workers.spans, await self.bus.account(), clock.now())
+        await self.bus.close()
+        return performance
+
+
+def _settings(folder: Path, tasks: Path) -> dict[str, Any]:
+    return {
+        "steps": 20, "plugins": [str(PUPPETS)], "model": {"path": str(folder)}, "data": {"train": str(tasks)},
+        "algorithm": "grpo", "engine": "puppet-engine", "trainer": "puppet-trainer", "weights": "puppet-transport",
+        "family": "puppet-family", "rewards": ["puppet-reward"], "placement": "hybrid",
+        "rollout": {"prompts_per_step": 4, "group_size": 4, "max_new_tokens": 8},
+        "eval": {"every": 0}, "checkpoint": {"every": 0}, "optimizer": {"lr": 0.1},
+    }  # fmt: skip

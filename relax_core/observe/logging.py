@@ -55,6 +55,12 @@ class RoleLog:
 
     def write(self, level: str, message: str, /, **fields: Any) -> None:
         """One record, also for a `Logged` event of another process."""
+        clean = self.keep(level, message, **fields)
+        if LEVELS.get(level, 20) >= self._level:
+            _say(human_line(clean))
+
+    def keep(self, level: str, message: str, /, **fields: Any) -> dict[str, Any]:
+        """The same, in the file alone: for what a person is told elsewhere. Returns the record as it was written."""
         record = {
             "schema": "relax.log/1",
             "time": self._now().isoformat(timespec="milliseconds"),
@@ -66,8 +72,7 @@ class RoleLog:
         clean: dict[str, Any] = self._redactor.value(record)
         with self._one_at_a_time:
             self._to_file(encode(clean))
-        if LEVELS.get(level, 20) >= self._level:
-            _say(human_line(clean))
+        return clean
 
     def close(self) -> None:
         if self._journal is not None:

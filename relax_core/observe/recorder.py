@@ -255,8 +255,11 @@ class Recorder:
                 self._log.write("info", "checkpoint saved", step=step, path=path, seconds=seconds)
             case events.RoleFailed(role, error, exit_code, fatal, frames):
                 self._trace.mark("failed", role, now)
-                level = "error" if fatal else "warning"
-                self._log.write(level, "role failed", failed=role, error=error, exit_code=exit_code, frames=frames)
+                facts = {"failed": role, "error": error, "exit_code": exit_code, "frames": frames}
+                if fatal:  # it ends the run, and whoever started that is told so by its error
+                    self._log.keep("error", "role failed", **facts)
+                else:
+                    self._log.write("warning", "role failed", **facts)
             case events.RoleRecovered(role, seconds, detail):
                 self._totals.restarts[role] += 1
                 self._trace.span("recovery", role, now - seconds, now)

@@ -67,6 +67,8 @@ def plugin_files(
 def _text(source: Path | str) -> str:
     try:
         return Path(source).read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise ConfigError("configuration", f"{source}, which does not exist", "name a TOML file or a recipe") from None
     except OSError as error:
         raise ConfigError(str(source), error.strerror or "an error", "name a TOML file that can be read") from error
     except UnicodeDecodeError as error:

@@ -73,9 +73,10 @@ def unknown_key(key: str, known: Iterable[str], tables: Mapping[str, Iterable[st
     candidates = sorted(known)
     homes = [f"[{home}]" for home, keys in tables.items() if name in keys and home != table]
     fix = did_you_mean(name, candidates)
-    if homes and not nearest(name, candidates):
+    close = nearest(name, candidates)
+    if homes and not close:
         fix = f"{name} is a key of {' and '.join(homes)}"
-    if not table:
+    if not table and not close:
         shown = ", ".join(f"[[{t}]]" if t in BY_TABLE and BY_TABLE[t].many else f"[{t}]" for t in tables)
         fix = f"{fix}; the tables are {shown}"
     return ConfigError(key, "an unknown key", fix)

@@ -8,6 +8,7 @@ from typing import Any
 
 from relax_core.api.engine import EngineSpec
 from relax_core.api.environment import Environment
+from relax_core.api.errors import ConfigError
 from relax_core.api.family import ModelFamily
 from relax_core.api.role import Context
 from relax_core.api.version import Version
@@ -26,23 +27,30 @@ NO_BOUND = 1 << 30
 def open_tasks(context: Context, family: ModelFamily) -> tuple[TaskSet, Sequence[int], list[EvalSet]]:
     """The training tasks, which of them may be issued, and the evaluation sets."""
     run = context.run
-    tasks = task_set(context, family, str(run.data.train), run.data.columns)
+    tasks = task_set(context, family, "data.train", str(run.data.train), run.data.columns)
     if not run.eval.every:
         return tasks, range(len(tasks)), []
     if run.eval.sets:
-        return tasks, range(len(tasks)), [_eval_set(context, family, table) for table in run.eval.sets]
+        return (
+            tasks,
+            range(len(tasks)),
+            [_eval_set(context, family, at, table) for at, table in enumerate(run.eval.sets)],
+        )
     train, held = tasks.hold_out(run.eval.size, run.seed)
     return tasks, train, [EvalSet(HOLD_OUT, tasks, held, run.eval.samples, eval_sampling(run, None))]
 
 
-def task_set(context: Context, family: ModelFamily, path: str, columns: Any) -> TaskSet:
-    """One task file under the settings of `[data]`, checked for what rewards and environment read."""
+def task_set(context: Context, family: ModelFamily, key: str, path: str, columns: Any) -> TaskSet:
+    """The task file of a key, under the settings of `[data]`, checked for what rewards and environment read."""
     run = context.run
     environment: type[Environment] = type(context.build(run.environment.chosen))
     needs = [_need(context, choice) for choice in run.rewards]
     needs.append(Need(run.environment.name, environment.needs_columns))
     source = context.build(run.source.chosen)
-    source.open(path, columns)
+    try:
+        source.open(path, columns)
+    except ConfigError as error:
+        raise ConfigError(key, error.got, error.fix) from error  # a source does not know which key names its file
     limit = run.data.max_prompt_tokens or context_of(run) - run.rollout.max_new_tokens
     return TaskSet(
         source, family, system_prompt=run.data.system_prompt, max_prompt_tokens=limit, too_long=run.data.too_long,
@@ -56,8 +64,9 @@ def _need(context: Context, choice: Any) -> Need:
     return Need(choice.name, columns, lambda task: applies(choice.only, task))
 
 
-def _eval_set(context: Context, family: ModelFamily, table: Any) -> EvalSet:
-    tasks = task_set(context, family, str(table.path), table.columns or context.run.data.columns)
+def _eval_set(context: Context, family: ModelFamily, at: int, table: Any) -> EvalSet:
+    key = f"eval.sets.{at}.path"
+    tasks = task_set(context, family, key, str(table.path), table.columns or context.run.data.columns)
     size = min(table.size or len(tasks), len(tasks))
     samples = table.samples or context.run.eval.samples
     return EvalSet(table.name, tasks, range(size), samples, eval_sampling(context.run, table.temperature))

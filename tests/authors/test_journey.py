@@ -14,12 +14,12 @@ from tests.authors.conftest import Home, ended
 SHORT = ("steps=3", "rollout.prompts_per_step=4", "rollout.group_size=8", "eval.every=0", "run.runner=local")
 FILES = {
     "reward": '''
-"""Longer is better."""
+"""One of the few."""
 from relax_core.api import Reward
-class Longest(Reward):
-    """Longer is "better"."""
+class Vowel(Reward):
+    """A point for any "vowel"."""
     def score(self, task, trajectory):
-        return float(len(trajectory.response))
+        return float(any(c in "aeiou" for c in trajectory.response))
 ''',
     "environment": '''
 """Two turns, and a point for each vowel."""
@@ -45,10 +45,10 @@ class Plain(Algorithm):
         return Loss({"policy": Term(-policy.log_probs * batch.advantages)})
 ''',
 }
-CHOICE = {
-    "reward": ("environment=single-turn", 'rewards=["{name}"]'),
-    "environment": ("environment={name}",),
-    "algorithm": ("algorithm={name}",),
+CHOICE = {  # the metric under which its rewards arrive, and how a run is told of it
+    "reward": ("reward/{name}", "environment=single-turn", 'rewards=["{name}"]'),
+    "environment": ("reward/environment", "environment={name}"),
+    "algorithm": ("reward/mean", "algorithm={name}"),
 }
 
 
@@ -68,43 +68,46 @@ def test_a_new_project_builds_installs_is_found_conforms_and_trains(kind: str, h
         assert (plugin["state"], plugin["components"][0]["name"], plugin["editable"]) == ("ok", name, False)
         checked = home.must("plugins", "check", name, "--json").json
         assert checked["failed"] == 0 and checked["passed"] > 10
-        trains(home, game, kind, name, project.name)
+        rewards, *choice = (text.format(name=name) for text in CHOICE[kind])
+        trains(home, game, rewards, project.name, *choice)
     own = ended([home.python, "-m", "pytest", "-p", "no:cacheprovider", "tests"], projects[0])
     assert own.code == 0, own.out
 
 
-@pytest.mark.parametrize("kind", FILES)
-def test_a_single_file_conforms_and_trains(kind: str, home: Home, game: Path) -> None:
-    file = home.path / "my_own.py"
-    file.write_text(FILES[kind])
-    assert home.must("plugins", "check", "my_own.py", "--json").json["failed"] == 0
-    trains(home, game, kind, "my-own", "my_own.py", f'plugins=["{file}"]')
+def test_a_single_file_named_in_the_configuration_conforms_and_trains(home: Home, game: Path) -> None:
+    mine = single_file(home, "algorithm", "my_loss.py", 'algorithm = "my-loss"')
+    assert home.must("plugins", "check", "my_loss.py", "--json").json["failed"] == 0
+    trains(home, game, "reward/mean", "my_loss.py", mine)
 
 
 @pytest.mark.ray
 @pytest.mark.timeout(300)
 def test_workers_of_a_cluster_find_a_single_file(home: Home, game: Path) -> None:
-    file = home.path / "my_own.py"
-    file.write_text(FILES["environment"] + FILES["algorithm"].replace('"""REINFORCE', '_ = """REINFORCE'))
-    chosen = (f'plugins=["{file}"]', "environment=vowels", "algorithm=plain", "run.runner=ray")
-    summary, metrics = train(home, game, *chosen)
-    assert summary["status"] == "finished"
-    assert any(row.get("train/grad_norm", 0) > 0 for row in metrics)
+    """Environments run in workers of their own, which import the file anew."""
+    mine = single_file(home, "environment", "vowels.py", 'environment = "vowels"')
+    trains(home, game, "reward/environment", "vowels.py", mine, "run.runner=ray")
 
 
-def trains(home: Home, game: Path, kind: str, name: str, plugin: str, *more: str) -> None:
+def single_file(home: Home, kind: str, name: str, choice: str) -> Path:
+    """The file, and a configuration beside it that names it."""
+    (home.path / name).write_text(FILES[kind])
+    overlay = home.path / "mine.toml"
+    overlay.write_text(f'plugins = ["./{name}"]\n{choice}\n')
+    return overlay
+
+
+def trains(home: Home, game: Path, rewards: str, plugin: str, *more: str | Path) -> None:
     """A few steps with the component by name: its rewards arrive, weights move, every sample is accounted for."""
-    summary, metrics = train(home, game, *more, *(line.format(name=name) for line in CHOICE[kind]))
+    summary, metrics = train(home, game, *more)
     assert (summary["status"], summary["steps"], summary["samples_trained"]) == ("finished", 3, 96)
     assert [row["samples/balanced"] for row in metrics if "samples/balanced" in row] == [1, 1, 1]
     assert any(row.get("train/grad_norm", 0) > 0 for row in metrics)
-    part = {"reward": f"reward/{name}", "environment": "reward/environment"}.get(kind, "reward/mean")
-    assert any(row.get(part, 0) > 0 for row in metrics)
+    assert any(row.get(rewards, 0) > 0 for row in metrics)
     used = json.loads((Path(summary["run_dir"]) / "plugins.json").read_text())
     assert plugin in json.dumps(used)
 
 
-def train(home: Home, game: Path, *more: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def train(home: Home, game: Path, *more: str | Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     run = home.path / f"run-{len(list(home.path.glob('run-*')))}"
     done = home.must("train", game / "recipe.toml", *SHORT, *more, "--run-dir", run, "--json")
     lines = (run / "metrics.jsonl").read_text().splitlines()

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib
+
 from relax_core.api.bus import Claim, ClaimRequest
 from relax_core.api.errors import StaleFence
 from relax_core.api.role import Context, Operation, Role
@@ -23,6 +26,8 @@ class AdvantagesRole(Role):
         )
 
     async def run(self, context: Context) -> None:
+        # Torch takes seconds to import: do it beside the other roles' start, not on the loop at the first step.
+        self._grouping = (await asyncio.to_thread(importlib.import_module, "relax_core.learn.groups")).Grouping
         self._algorithm = context.build(context.run.algorithm.chosen)
         groups = context.run.rollout.prompts_per_step
         request = ClaimRequest(
@@ -39,11 +44,9 @@ class AdvantagesRole(Role):
                 return
 
     async def _credit(self, context: Context, claim: Claim) -> None:
-        from relax_core.learn.groups import Grouping  # brings torch, which only this role's process needs
-
         try:
             rows = await context.bus.read(claim, context.plan.advantage_columns)
-            grouping = Grouping(rows, claim.samples, context.plan.advantage_columns)
+            grouping = self._grouping(rows, claim.samples, context.plan.advantage_columns)
             await context.bus.write(claim, grouping.columns(self._algorithm.advantages(grouping.groups)))
             await context.bus.acknowledge(claim)
         except StaleFence:

@@ -18,7 +18,8 @@ from relax_core.api.role import Context, Operation, Reads, Role
 from relax_core.api.trainer import Chosen
 from relax_core.api.version import Version
 from relax_core.api.weights import Manifest, Receipt
-from relax_core.rollout.producer import FinishedGroup, Producer
+from relax_core.rollout.finished import FinishedGroup
+from relax_core.rollout.producer import Producer
 from relax_core.rollout.rows import row_batch
 from relax_core.rollout.sample_record import measures, records
 
@@ -63,7 +64,8 @@ class Rollout(Role):
         while not self._over.is_set() and not self._context.stopping:
             await self._context.pause_point()
             version, room = self._producer.version(), self._producer.room(len(self._issues))
-            if room <= 0 or not self._producer.serves:
+            done = version.step >= self._context.run.steps  # nobody would train what is begun now
+            if done or room <= 0 or not self._producer.serves:
                 await asyncio.wait([*self._issues, self._failed], timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
                 continue
             with self._context.waiting("leave to start groups", "actor (its version bounds staleness)", POLL_S):

@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,6 +28,7 @@ from relax_core.rollout.completion import Generate
 from relax_core.rollout.environments import EnvironmentPool
 from relax_core.rollout.episode import Limits, run_episode
 from relax_core.rollout.evaluation import EvalSet, Evaluation
+from relax_core.rollout.finished import FinishedGroup, JudgedGroup
 from relax_core.rollout.fuse import FuseTripped
 from relax_core.rollout.judge import Judge, Judgement, RewardChoice
 from relax_core.rollout.opening import make_pool, open_tasks
@@ -39,26 +38,6 @@ from relax_core.rollout.tasks import TaskSet
 
 STEPS_AHEAD = 2
 """Groups under way at once, in steps: what keeps engines full; the staleness gate is the real bound."""
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedGroup:
-    """A group whose samples have ended, however they did."""
-
-    issue: Issue
-    task: Task
-    trajectories: tuple[Trajectory, ...]
-    version: Version
-    """Of the engines when it was admitted."""
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class JudgedGroup:
-    """And what each sample is worth."""
-
-    group: FinishedGroup
-    judgements: tuple[Judgement, ...]
 
 
 class Producer:
@@ -162,12 +141,15 @@ class Producer:
         self, judged: Sequence[JudgedGroup]
     ) -> tuple[list[tuple[AttemptId, Trajectory, Judgement]], list[AttemptId]]:
         """Samples of the groups that every filter keeps, and the attempts of the others."""
-        kept = [group for group in judged if not self._rejected(group)]
-        rejected = [group for group in judged if self._rejected(group)]
-        samples = [
-            zip(group.group.issue.attempts, group.group.trajectories, group.judgements, strict=True) for group in kept
-        ]
-        return list(chain.from_iterable(samples)), [a for group in rejected for a in group.group.issue.attempts]
+        kept: list[tuple[AttemptId, Trajectory, Judgement]] = []
+        rejected: list[AttemptId] = []
+        for one in judged:
+            attempts = one.group.issue.attempts
+            if self._rejected(one):
+                rejected += attempts
+            else:
+                kept += zip(attempts, one.group.trajectories, one.judgements, strict=True)
+        return kept, rejected
 
     def _rejected(self, judged: JudgedGroup) -> bool:
         group = judged.group

@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Trajectory
+from relax_core.rollout.finished import JudgedGroup
 from relax_core.rollout.judge import Judgement
-
-if TYPE_CHECKING:
-    from relax_core.rollout.producer import JudgedGroup
 
 
 def sample_record(task: Task, trajectory: Trajectory, judgement: Judgement) -> dict[str, Any]:

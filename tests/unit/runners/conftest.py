@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A role's context whose bus, weights and workers are not touched, over a real board in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relax_core.api.version import Version
+from relax_core.bus.in_process import InProcessBus
+from relax_core.control.planner import plan
+from relax_core.options.composition import compose
+from relax_core.plugins.catalogue import Catalogue
+from relax_core.runners.board import BoardService
+from relax_core.runners.bus_settings import bus_settings
+from relax_core.runners.context import RoleContext
+from relax_core.runners.launch import Launch
+from relax_core.weights.service import WeightBoard
+from tests.unit.roles.virtual_time import VirtualClock
+
+MakeContext = Callable[[int], RoleContext]
+Backstage = Callable[..., Any]
+
+
+@pytest.fixture(scope="session")
+def catalogue() -> Catalogue:
+    return Catalogue.load()
+
+
+@pytest.fixture
+def backstage(tmp_path: Path, catalogue: Catalogue) -> Backstage:
+    """Awaited inside the virtual loop: a board, and what makes contexts of one role over it."""
+    settings = {"model": {"path": str(tmp_path)}, "data": {"train": str(tmp_path / "t.jsonl")}, "algorithm": "grpo",
+                "engine": "transformers", "trainer": "torch", "rewards": ["exact"]}  # fmt: skip
+    config = compose([settings], (), catalogue, on_disk=False).config
+    launch = Launch("run", str(tmp_path), config.dump(), plan(config, catalogue))
+
+    async def open_(role: str) -> tuple[BoardService, MakeContext]:
+        clock = VirtualClock()
+        opener = InProcessBus()
+        opener.clock = clock
+        bus = await opener.open(bus_settings(launch), launch.run_dir, Version("actor", 0, 0))
+        board, nobody = BoardService(clock), Any
+        return board, lambda incarnation: RoleContext(
+            role, launch, catalogue, bus, WeightBoard(clock), board, nobody, nobody, clock, incarnation
+        )
+
+    return open_

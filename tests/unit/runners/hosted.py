@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of local workers host: a class whose methods show what a child process may do."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+
+
+class Hosted:
+    """Built without arguments in a child."""
+
+    component: Any = None
+    build: Any = None
+
+    def double(self, array: np.ndarray) -> np.ndarray:
+        return array * 2
+
+    def chatter(self) -> str:
+        print("loud", flush=True)
+        sys.stdout.write("x" * 100_000)
+        return "done"
+
+    def grandchild(self) -> int:
+        return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid
+
+    def take_memory(self, megabytes: int) -> int:
+        return len(bytearray(megabytes << 20))
+
+    def fail(self) -> None:
+        raise LookupError("author's mistake")
+
+    def refuse(self) -> None:
+        raise ValueError("got 3; give 4")
+
+    def spin(self) -> None:
+        while True:
+            time.sleep(0.01)
+
+    async def count(self, upto: int) -> AsyncIterator[int]:
+        for number in range(upto):
+            await asyncio.sleep(0)
+            yield number
+
+    async def count_then_fail(self) -> AsyncIterator[int]:
+        yield 0
+        raise ValueError("no more")
+
+
+class SlowToBuild:
+    """Never gets ready."""
+
+    def __init__(self) -> None:
+        time.sleep(600)

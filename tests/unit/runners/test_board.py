@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The board in virtual time: what is reported is read once, waits end when they should, cancellation always ends."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relax_core.api.events import Logged
+from relax_core.api.status import Beat
+from relax_core.runners.board import KEPT_EVENTS, BoardService
+from tests.unit.roles.virtual_time import VirtualClock, play
+
+
+def said(number: int) -> Logged:
+    return Logged("info", "actor", str(number))
+
+
+def test_a_reader_gets_every_event_once_and_in_order() -> None:
+    async def scene() -> list[str]:
+        board, seen, last = BoardService(VirtualClock()), [], 0
+
+        async def write() -> None:
+            for number in range(50):
+                await board.emit(said(number))
+                await asyncio.sleep(0.3 * (number % 3))
+
+        writing = asyncio.create_task(write())
+        while len(seen) < 50:
+            for number, event in await board.events(last, 1.0):
+                last = number
+                seen.append(event.message)
+        await writing
+        return seen
+
+    assert play(scene(), 60.0) == [str(number) for number in range(50)]
+
+
+def test_an_empty_handed_reader_returns_at_its_deadline() -> None:
+    async def scene() -> float:
+        board = BoardService(VirtualClock())
+        await board.command("rollout", "stop")
+        assert await board.events(0, 2.5) == ()
+        assert await board.commands("actor", 0, 2.5) == ()
+        return asyncio.get_running_loop().time()
+
+    assert play(scene()) == pytest.approx(5.0)
+
+
+def test_a_command_reaches_its_role_at_once_and_no_other() -> None:
+    async def scene() -> None:
+        board = BoardService(VirtualClock())
+        listening = [asyncio.create_task(board.commands(role, 0, 9.0)) for role in ("actor", "rollout")]
+        await asyncio.sleep(1.0)
+        await board.command("actor", "pause", "lunch")
+        (heard,), nothing = await asyncio.gather(*listening)
+        assert (heard.name, heard.argument, nothing) == ("pause", "lunch", ())
+        assert await board.commands("actor", heard.number, 0.0) == ()
+
+    play(scene())
+
+
+def test_only_the_last_beat_of_a_role_is_kept_stamped_with_the_boards_own_time() -> None:
+    async def scene() -> None:
+        board = BoardService(VirtualClock())
+        await board.beat(Beat("actor", "starting", at=99.0))
+        await asyncio.sleep(2.0)
+        await board.beat(Beat("actor", "busy"))
+        assert [(beat.state, beat.at) for beat in await board.beats()] == [("busy", 2.0)]
+
+    play(scene())
+
+
+def test_events_that_nobody_reads_are_bounded() -> None:
+    async def scene() -> None:
+        board = BoardService(VirtualClock())
+        for number in range(KEPT_EVENTS + 10):
+            await board.emit(said(number))
+        kept = await board.events(0, 0.0)
+        assert len(kept) == KEPT_EVENTS and kept[0][0] == 11
+
+    play(scene())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    cancel_after=st.integers(0, 12),
+    emits=st.lists(st.integers(0, 6), max_size=6),
+    wait_s=st.sampled_from([0.0, 0.5, 3.0]),
+)
+def test_a_cancelled_reader_always_ends(cancel_after: int, emits: list[int], wait_s: float) -> None:
+    """Cancelled after any number of turns of the loop, while others emit at any turn."""
+
+    async def scene() -> None:
+        board = BoardService(VirtualClock())
+
+        async def read() -> None:
+            last = 0
+            while True:
+                for last, _ in await board.events(last, wait_s):
+                    pass
+                await asyncio.sleep(0)
+
+        reading = asyncio.create_task(read())
+        for turn in range(cancel_after):
+            for _ in range(emits.count(turn)):
+                await board.emit(said(turn))
+            await asyncio.sleep(0)
+        await board.emit(said(-1))
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+
+    play(scene(), 10.0)

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a role says of itself: waits with owner and deadline, its state, its answer to commands."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from relax_core.api.errors import DeadlineExceeded
+from tests.unit.roles.virtual_time import play
+from tests.unit.runners.conftest import Backstage
+
+
+def test_a_wait_shows_in_the_beat_while_it_lasts(backstage: Backstage) -> None:
+    async def scene() -> None:
+        _, make = await backstage("actor")
+        context = make(3)
+        assert context.beat().state == "starting"
+        with context.waiting("rows", "rollout", 5.0), context.waiting("room", "the bus", 9.0):
+            beat = context.beat()
+            assert (beat.role, beat.state, beat.incarnation) == ("actor", "waiting", 3)
+            assert [(w.owner, w.reason, w.owed_by, w.since, w.deadline) for w in beat.waits] == [
+                ("actor", "rows", "rollout", 0.0, 5.0), ("actor", "room", "the bus", 0.0, 9.0)
+            ]  # fmt: skip
+        context.doing("training", step=7)
+        beat = context.beat()
+        assert (beat.state, beat.doing, beat.waits, beat.facts) == ("busy", "training", (), {"step": 7})
+
+    play(scene())
+
+
+def test_a_wait_that_ended_by_an_error_or_a_cancellation_is_no_longer_told(backstage: Backstage) -> None:
+    async def scene() -> None:
+        _, make = await backstage("actor")
+        context = make(0)
+
+        async def waits() -> None:
+            with context.waiting("for ever", "nobody", 5.0):
+                await asyncio.sleep(100)
+
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await waits()
+        assert context.beat().waits == ()
+
+    play(scene())
+
+
+def test_a_wait_that_ran_out_says_who_waited_for_what_and_who_owed_it(backstage: Backstage) -> None:
+    async def scene() -> None:
+        _, make = await backstage("actor")
+        context = make(0)
+        with context.waiting("4 groups", "rollout", 5.0) as wait:
+            await asyncio.sleep(5.0)
+            context.check(wait)
+            await asyncio.sleep(0.5)
+            with pytest.raises(DeadlineExceeded, match=r"actor waited 5\.5 s for 4 groups \(owed by rollout\)"):
+                context.check(wait)
+
+    play(scene())
+
+
+def test_a_pause_holds_and_a_stop_ends_it(backstage: Backstage) -> None:
+    async def scene() -> list[float]:
+        _, make = await backstage("actor")
+        context, clock, passed = make(0), asyncio.get_running_loop().time, []
+
+        async def work() -> None:
+            for _ in range(3):
+                await context.pause_point()
+                passed.append(clock())
+                await asyncio.sleep(1.0)
+
+        working = asyncio.create_task(work())
+        await asyncio.sleep(0.5)
+        context.take("pause")
+        assert context.beat().state == "paused"
+        await asyncio.sleep(9.0)
+        context.take("continue")
+        await asyncio.sleep(0.1)
+        context.take("pause")
+        await asyncio.sleep(9.0)
+        context.take("stop")
+        await working
+        assert context.stopping
+        return passed
+
+    assert play(scene()) == [0.0, 9.5, 18.6]
+
+
+def test_the_random_source_is_of_the_seed_the_role_and_its_incarnation(backstage: Backstage) -> None:
+    async def scene() -> None:
+        _, actor = await backstage("actor")
+        first, again, restarted = (actor(n).random.random() for n in (0, 0, 1))
+        assert first == again != restarted
+
+    play(scene())

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real child processes: what they may do, how they end, and that nothing of them stays."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import aiohttp
+import numpy as np
+import psutil
+import pytest
+
+from relax_core.api import wire
+from relax_core.api.errors import ConfigError, DeadlineExceeded, InfrastructureError, PluginError, WorkerDied
+from relax_core.api.trainer import Chosen
+from relax_core.api.worker import WorkerSpec
+from relax_core.runners.local.workers import LocalWorker, LocalWorkers
+
+CALL_S = 60.0
+
+
+def spec(name: str = "w", target: str = "Hosted", memory_mb: int = 0, python: str = "") -> WorkerSpec:
+    env = {"PYTHONPATH": os.getcwd()}
+    target = f"tests.unit.runners.hosted:{target}"
+    return WorkerSpec(name, Chosen("role", name), python, env, memory_mb=memory_mb, target=target)
+
+
+@pytest.fixture
+async def workers(tmp_path: Path) -> AsyncIterator[LocalWorkers]:
+    made = LocalWorkers(log_dir=tmp_path)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def worker(workers: LocalWorkers) -> LocalWorker:
+    (one,) = await workers.start([spec()])
+    assert isinstance(one, LocalWorker)
+    return one
+
+
+async def until(ready: Callable[[], bool], seconds: float = 20.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not ready():
+            await asyncio.sleep(0.02)
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+async def test_large_arrays_travel_both_ways(worker: LocalWorker) -> None:
+    sent = np.arange(4_000_000, dtype=np.float64).reshape(2, -1)
+    got = await worker.call("double", sent, timeout_s=CALL_S)
+    np.testing.assert_array_equal(got, sent * 2)
+
+
+async def test_what_hosted_code_prints_goes_to_the_log_and_not_into_the_channel(
+    worker: LocalWorker, tmp_path: Path
+) -> None:
+    assert await worker.call("chatter", timeout_s=CALL_S) == "done"
+    assert await worker.call("double", np.ones(1), timeout_s=CALL_S) == 2
+    await until(lambda: "loud" in (tmp_path / "w.log").read_text())
+
+
+async def test_a_worker_listens_on_loopback_and_refuses_a_stranger_without_the_token(worker: LocalWorker) -> None:
+    (address,) = [c.laddr for c in psutil.Process(worker.pid).net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    assert address.ip == "127.0.0.1"
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{address.port}") as stranger:
+        for token in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": ""}):
+            for path in ("/call/chatter", "/stream/count"):
+                async with stranger.post(path, data=wire.encode(()), headers=token) as response:
+                    assert response.status == 401
+
+
+async def test_only_public_methods_can_be_called(worker: LocalWorker) -> None:
+    for method in ("no_such", "_private", "component", "__class__"):
+        with pytest.raises(ConfigError, match="no such public method"):
+            await worker.call(method, timeout_s=CALL_S)
+        with pytest.raises(ConfigError, match="no such public method"):
+            _ = [item async for item in worker.stream(method, timeout_s=CALL_S)]
+
+
+async def test_plain_errors_come_back_by_their_type_and_others_with_their_frames(worker: LocalWorker) -> None:
+    with pytest.raises(ValueError, match="got 3; give 4"):
+        await worker.call("refuse", timeout_s=CALL_S)
+    with pytest.raises(PluginError, match="LookupError: author's mistake") as failed:
+        await worker.call("fail", timeout_s=CALL_S)
+    assert "hosted.py" in failed.value.frames
+
+
+async def test_a_stream_gives_its_items_then_its_error(worker: LocalWorker) -> None:
+    assert [item async for item in worker.stream("count", 5, timeout_s=CALL_S)] == [0, 1, 2, 3, 4]
+    got = []
+    with pytest.raises(ValueError, match="no more"):
+        async for item in worker.stream("count_then_fail", timeout_s=CALL_S):
+            got.append(item)
+    assert got == [0]
+
+
+async def test_a_call_past_its_deadline_says_so(worker: LocalWorker) -> None:
+    with pytest.raises(DeadlineExceeded, match="w waited .* for spin"):
+        await worker.call("spin", timeout_s=0.2)
+
+
+async def test_calls_of_a_killed_worker_name_it_and_its_end(worker: LocalWorker) -> None:
+    spinning = asyncio.create_task(worker.call("spin", timeout_s=CALL_S))
+    await asyncio.sleep(0)
+    os.kill(worker.pid, signal.SIGKILL)
+    with pytest.raises(WorkerDied, match="worker w .* ended with status -9"):
+        await spinning
+    with pytest.raises(WorkerDied):
+        await worker.call("double", np.ones(1), timeout_s=CALL_S)
+
+
+async def test_killing_a_worker_kills_what_it_started(worker: LocalWorker) -> None:
+    pid = await worker.call("grandchild", timeout_s=CALL_S)
+    await worker.kill()
+    await until(lambda: gone(worker.pid) and gone(pid))
+
+
+async def test_stopping_a_worker_that_spins_ends_it(worker: LocalWorker) -> None:
+    spinning = asyncio.create_task(worker.call("spin", timeout_s=CALL_S))
+    await worker.stop(timeout_s=5.0)
+    with pytest.raises(WorkerDied):
+        await spinning
+    assert gone(worker.pid)
+
+
+async def test_a_memory_limit_is_the_authors_error_and_not_the_machines(workers: LocalWorkers) -> None:
+    (one,) = await workers.start([spec(memory_mb=1024)])
+    assert await one.call("take_memory", 16, timeout_s=CALL_S) == 16 << 20
+    with pytest.raises(PluginError, match="MemoryError"):
+        await one.call("take_memory", 2048, timeout_s=CALL_S)
+
+
+async def test_one_that_fails_to_start_takes_the_others_with_it(workers: LocalWorkers) -> None:
+    with pytest.raises(PluginError, match="NoSuchClass"):
+        await workers.start([spec("good"), spec("bad", "NoSuchClass")])
+    assert [c for c in psutil.Process().children() if not gone(c.pid)] == []
+
+
+async def test_a_worker_that_never_gets_ready_meets_its_deadline(workers: LocalWorkers) -> None:
+    with pytest.raises(DeadlineExceeded, match="worker slow to start"):
+        await workers.start([spec("slow", "SlowToBuild")], timeout_s=3.0)
+
+
+async def test_an_interpreter_that_is_not_there_is_named(workers: LocalWorkers) -> None:
+    with pytest.raises(InfrastructureError, match="/no/such/python"):
+        await workers.start([spec(python="/no/such/python")])
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.001, 0.02, 0.3])
+async def test_a_start_that_is_cancelled_ends_and_leaves_nothing(workers: LocalWorkers, after_s: float) -> None:
+    starting = asyncio.create_task(workers.start([spec(str(number), "SlowToBuild") for number in range(2)]))
+    await asyncio.sleep(after_s)
+    starting.cancel()
+    async with asyncio.timeout(20):
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+    await until(lambda: all(gone(child.pid) for child in psutil.Process().children()))
+
+
+async def test_an_orphan_ends_with_everything_it_started(tmp_path: Path) -> None:
+    parent = subprocess.Popen([sys.executable, str(Path(__file__).with_name("parent.py"))],
+                              env={**os.environ, "PYTHONPATH": os.getcwd()}, stdout=subprocess.PIPE, text=True)  # fmt: skip
+    assert parent.stdout is not None
+    pids = [int(pid) for pid in (await asyncio.to_thread(parent.stdout.readline)).split()]
+    assert len(pids) == 2 and not any(map(gone, pids))
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    await until(lambda: all(map(gone, pids)))

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A role's life: restarted where that helps, ended with its reason where not, and never deaf to its own end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from relax_core.api.errors import ConfigError, InfrastructureError, PluginError, RelaxError, WorkerDied
+from relax_core.api.events import RoleFailed, RoleRecovered
+from relax_core.api.role import Context, Role
+from relax_core.runners.role_runner import BEAT_S, MAX_RESTARTS, run_role
+from tests.unit.roles.virtual_time import play
+from tests.unit.runners.conftest import Backstage
+
+
+class Scripted(Role):
+    """Does what its script says, one line a life."""
+
+    name = "advantages"
+
+    def __init__(self, *lines: Exception | Callable[[Context], Any], stateless: bool = True) -> None:
+        super().__init__()
+        self._lines, self.stateless, self.lives = list(lines), stateless, []
+
+    async def run(self, context: Context) -> None:
+        self.lives.append(context.incarnation)
+        line = self._lines.pop(0) if self._lines else None
+        if isinstance(line, Exception):
+            raise line
+        if line is not None:
+            await line(context)
+
+
+def run(backstage: Backstage, role: Scripted) -> tuple[list[Any], list[Any], Exception | None]:
+    """Events, last beat and the error of a role's whole life."""
+
+    async def scene() -> tuple[list[Any], list[Any], Exception | None]:
+        board, make = await backstage("advantages")
+        error = None
+        try:
+            await run_role(role, make)
+        except Exception as raised:
+            error = raised
+        return [event for _, event in await board.events(0, 0.0)], list(await board.beats()), error
+
+    return play(scene(), 1e4)
+
+
+async def works_on(context: Context) -> None:
+    await asyncio.sleep(3.0)
+    context.doing("crediting")
+    await asyncio.sleep(1.0)
+
+
+def test_a_stateless_role_is_restarted_after_the_machine_failed_it(backstage: Backstage) -> None:
+    role = Scripted(WorkerDied("rank 0 ended"), works_on)
+    events, (beat,), error = run(backstage, role)
+    assert error is None and role.lives == [1, 2]
+    failed, recovered = events
+    assert (failed.role, failed.error, failed.exit_code, failed.fatal) == ("advantages", "rank 0 ended", 4, False)
+    assert isinstance(recovered, RoleRecovered) and recovered.seconds >= 3.0
+    assert (beat.state, beat.incarnation) == ("stopped", 2)
+
+
+def test_its_budget_is_finite(backstage: Backstage) -> None:
+    role = Scripted(*(InfrastructureError(f"disk {n}") for n in range(10)))
+    events, (beat,), error = run(backstage, role)
+    assert str(error) == f"disk {MAX_RESTARTS}" and len(role.lives) == MAX_RESTARTS + 1
+    failures = [event for event in events if isinstance(event, RoleFailed)]
+    assert [failure.fatal for failure in failures] == [False] * MAX_RESTARTS + [True]
+    assert (beat.state, beat.doing) == ("failed", f"disk {MAX_RESTARTS}")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(ConfigError("a.b", 1, "write 2"), 2), (PluginError("reward x", "it raised", "author.py:3"), 3), (RelaxError("no"), 1),
+     (ZeroDivisionError("x / 0"), 1)],
+)  # fmt: skip
+def test_other_errors_end_the_role_with_their_code(backstage: Backstage, error: Exception, code: int) -> None:
+    role = Scripted(error)
+    (failed,), _, raised = run(backstage, role)
+    assert raised is error and len(role.lives) == 1
+    assert (failed.exit_code, failed.fatal) == (code, True)
+
+
+def test_the_frames_of_a_plugins_and_of_an_unexpected_error_are_told(backstage: Backstage) -> None:
+    (plugin,), _, _ = run(backstage, Scripted(PluginError("reward x", "it raised", "author.py:3")))
+    assert plugin.frames == "author.py:3"
+    (bug,), _, _ = run(backstage, Scripted(ZeroDivisionError("x / 0")))
+    assert "test_role_runner.py" in bug.frames and "ZeroDivisionError" in bug.frames
+
+
+def test_a_role_with_state_is_not_restarted(backstage: Backstage) -> None:
+    role = Scripted(WorkerDied("rank 0 ended"), stateless=False)
+    (failed,), _, error = run(backstage, role)
+    assert failed.fatal and isinstance(error, WorkerDied) and role.lives == [1]
+
+
+def test_it_beats_while_it_works_and_hears_commands(backstage: Backstage) -> None:
+    async def scene() -> list[tuple[str, str]]:
+        board, make = await backstage("advantages")
+
+        async def until_stopped(context: Context) -> None:
+            context.doing("counting")
+            while not context.stopping:
+                await asyncio.sleep(0.1)
+
+        going = asyncio.create_task(run_role(Scripted(until_stopped), make))
+        seen = []
+        for name in ("pause", "continue", "stop"):
+            await asyncio.sleep(BEAT_S * 2)
+            seen += [(beat.state, beat.doing) for beat in await board.beats()]
+            await board.command("advantages", name)
+        await going
+        return [*seen, *((beat.state, beat.doing) for beat in await board.beats())]
+
+    working = ("busy", "counting")
+    assert play(scene(), 60.0) == [working, ("paused", "counting"), working, ("stopped", "")]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(after_s=st.floats(0.0, 3.0), turns=st.integers(0, 20))
+def test_a_role_cancelled_at_any_moment_ends(backstage: Backstage, after_s: float, turns: int) -> None:
+    """While it registers, works, reports a failure or starts anew."""
+
+    async def scene() -> None:
+        _, make = await backstage("advantages")
+
+        async def work(context: Context) -> None:
+            with context.waiting("nothing", "nobody", 1.0):
+                await context.bus.admit("advantages", await context.bus.version(), 0, 0.7)
+            raise WorkerDied("gone")
+
+        going = asyncio.create_task(run_role(Scripted(work, work, work), make))
+        await asyncio.sleep(after_s)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        going.cancel()
+        await asyncio.wait({going}, timeout=30.0)
+        assert going.done()
+
+    play(scene(), 100.0)

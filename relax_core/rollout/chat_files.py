@@ -64,7 +64,9 @@ def _tokenizer(file: Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception for a file it can't read
-        raise ConfigError("model.path", f"{file}: {error}", "restore the file from the model's source") from error
+        raise ConfigError(
+            "model.path", f"{file}, which can't be read: {error}", "restore it from the model's source"
+        ) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -77,7 +79,9 @@ def _json(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ConfigError("model.path", f"{file}: {error}", "restore the file from the model's source") from error
+        raise ConfigError(
+            "model.path", f"{file}, which can't be read: {error}", "restore it from the model's source"
+        ) from error
     if not isinstance(value, dict):
         raise ConfigError("model.path", f"{file}: no JSON object", "restore the file from the model's source")
     return value

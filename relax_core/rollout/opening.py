@@ -31,13 +31,18 @@ def open_tasks(context: Context, family: ModelFamily) -> tuple[TaskSet, Sequence
     if not run.eval.every:
         return tasks, range(len(tasks)), []
     if run.eval.sets:
-        return (
-            tasks,
-            range(len(tasks)),
-            [_eval_set(context, family, at, table) for at, table in enumerate(run.eval.sets)],
-        )
+        sets = [_eval_set(context, family, at, table) for at, table in enumerate(run.eval.sets)]
+        return tasks, range(len(tasks)), sets
     train, held = tasks.hold_out(run.eval.size, run.seed)
     return tasks, train, [EvalSet(HOLD_OUT, tasks, held, run.eval.samples, eval_sampling(run, None))]
+
+
+def remarks(tasks: TaskSet, train: Sequence[int]) -> list[str]:
+    """What a person should know of how the tasks were used."""
+    said = [f"{tasks.num_skipped} tasks are skipped: their prompts are too long"] if tasks.num_skipped else []
+    if held := len(tasks) - len(train):
+        said.append(f"{held} of {len(tasks)} tasks are held out for evaluation; name [[eval.sets]] to use others")
+    return said
 
 
 def task_set(context: Context, family: ModelFamily, key: str, path: str, columns: Any) -> TaskSet:

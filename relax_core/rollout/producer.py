@@ -15,7 +15,7 @@ from typing import Any, Self
 from relax_core.api.batch import AttemptId
 from relax_core.api.bus import Issue
 from relax_core.api.errors import ConfigError
-from relax_core.api.events import EvalFinished
+from relax_core.api.events import EvalFinished, Logged
 from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.role import Context
 from relax_core.api.source import Filter, Sampler
@@ -31,7 +31,7 @@ from relax_core.rollout.evaluation import EvalSet, Evaluation
 from relax_core.rollout.finished import FinishedGroup, JudgedGroup
 from relax_core.rollout.fuse import FuseTripped
 from relax_core.rollout.judge import Judge, Judgement, RewardChoice
-from relax_core.rollout.opening import make_pool, open_tasks
+from relax_core.rollout.opening import make_pool, open_tasks, remarks
 from relax_core.rollout.pool import EnginePool, Prove, Sampling, Tell
 from relax_core.rollout.seeds import sample_seed
 from relax_core.rollout.tasks import TaskSet
@@ -63,6 +63,8 @@ class Producer:
         family: ModelFamily = context.build(run.family.chosen)
         family.open(run.model.model_dump(mode="json"))
         tasks, train, sets = open_tasks(context, family)
+        for remark in remarks(tasks, train):
+            await context.board.emit(Logged("info", "rollout", remark))
         rewards = [
             RewardChoice(r.chosen, r.weight, r.timeout_s, r.memory_mb, r.only, context.functions.get(r.name))
             for r in run.rewards

@@ -96,6 +96,8 @@ class LiveDisplay:
             case events.RoleRecovered(role, took):
                 self._note = f"{role} works again after {took:.1f} s"
                 return self._note
+            case events.Logged(_, role, message):
+                return f"{role}: {message}"
             case events.RunFinished(status):
                 self._state = status
                 return f"{self._name}: {status} after step {self._step}"

@@ -23,6 +23,8 @@ def select(operations: Sequence[Operation], wanted: Iterable[str], goals: Sequen
     producers: dict[str, list[str]] = {}
     open_columns = list(wanted)
     for goal in goals:
+        if goal not in by_name:
+            raise ConfigError("roles", f"a need for {goal!r}", f"no role offers it, only {', '.join(sorted(by_name))}")
         chosen[goal] = by_name[goal]
         open_columns += sorted(by_name[goal].consumes)
     while open_columns:

@@ -60,7 +60,8 @@ class Checkpoints:
 
 def complete(root: Path) -> list[Path]:
     """Finished checkpoints, oldest first."""
-    return sorted(path for path in root.glob("step-*") if (path / "state.json").is_file())
+    found = [path for path in root.glob("step-*") if (path / "state.json").is_file()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
 
 
 def newest(run_dir: Path) -> Resume:

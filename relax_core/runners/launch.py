@@ -69,6 +69,3 @@ class Runner(Protocol):
     async def close(self) -> None:
         """End whatever this runner started; safe to call twice, and after a failed start."""
         ...
-
-
-wire.register(Resume)

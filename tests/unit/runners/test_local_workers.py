@@ -170,12 +170,18 @@ async def test_a_start_that_is_cancelled_ends_and_leaves_nothing(workers: LocalW
     await until(lambda: all(gone(child.pid) for child in psutil.Process().children()))
 
 
-async def test_an_orphan_ends_with_everything_it_started(tmp_path: Path) -> None:
-    parent = subprocess.Popen([sys.executable, str(Path(__file__).with_name("parent.py"))],
-                              env={**os.environ, "PYTHONPATH": os.getcwd()}, stdout=subprocess.PIPE, text=True)  # fmt: skip
-    assert parent.stdout is not None
-    pids = [int(pid) for pid in (await asyncio.to_thread(parent.stdout.readline)).split()]
-    assert len(pids) == 2 and not any(map(gone, pids))
-    parent.send_signal(signal.SIGKILL)
-    parent.wait()
-    await until(lambda: all(map(gone, pids)))
+def orphaned() -> list[int]:
+    """A parent's worker and that one's child, once the parent has been killed."""
+    command = [sys.executable, str(Path(__file__).with_name("parent.py"))]
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert not any(map(gone, pids))
+        parent.kill()
+    return pids
+
+
+async def test_an_orphan_ends_with_everything_it_started() -> None:
+    worker, grandchild = await asyncio.to_thread(orphaned)
+    await until(lambda: gone(worker) and gone(grandchild))

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the algorithm's needs and the placement to roles, columns and worker groups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relax_core.api.errors import ConfigError
+from relax_core.control.planner import plan
+from relax_core.options.composition import compose
+from relax_core.plugins.catalogue import Catalogue
+from relax_core.roles.plan import Plan
+
+SCRIPT = """
+from relax_core.api import (ADVANTAGES, ROLLOUT_LOG_PROBS, VALUES, Algorithm, Scope, Source, WEIGHT_VERSIONS)
+
+class _Base(Algorithm):
+    source = Source.ROLLOUT
+    def columns(self): return frozenset({ADVANTAGES})
+    def outputs(self): return frozenset()
+    def advantages(self, groups): raise NotImplementedError
+    def loss(self, batch, policy): raise NotImplementedError
+
+class OverBatch(_Base):
+    statistics = Scope.BATCH
+    min_group_size = 3
+
+class TokenCredit(_Base):
+    def advantage_columns(self): return frozenset({ROLLOUT_LOG_PROBS, WEIGHT_VERSIONS})
+
+class NeedsCritic(_Base):
+    def columns(self): return frozenset({ADVANTAGES, VALUES})
+
+class FromFile(_Base):
+    source = Source.DATASET
+"""
+
+
+@pytest.fixture(scope="module")
+def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
+    file = tmp_path_factory.mktemp("plugin") / "algorithms.py"
+    file.write_text(SCRIPT)
+    return Catalogue.load([str(file)])
+
+
+def planned(catalogue: Catalogue, *overrides: str, algorithm: Any = "grpo") -> Plan:
+    layer = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}, "algorithm": algorithm, "engine": "transformers",
+             "trainer": "torch", "rewards": ["exact"], "placement": "hybrid"}  # fmt: skip
+    return plan(compose([layer], overrides, catalogue, on_disk=False).config, catalogue)
+
+
+def test_a_plain_run_has_three_roles_and_no_pass_beyond_the_update(catalogue: Catalogue) -> None:
+    made = planned(catalogue)
+    assert made.roles == ("rollout", "advantages", "actor")
+    assert set(made.groups) == {"rollout", "actor"}
+    assert "old_log_probs" not in made.trained_columns and not made.needs_old_log_probs
+    assert made.max_staleness == 1 and made.min_valid == 2
+
+
+def test_a_divergence_adds_the_reference_role_and_its_column(catalogue: Catalogue) -> None:
+    made = planned(catalogue, "algorithm.kl_coef=0.1")
+    assert "reference" in made.roles and "ref_log_probs" in made.trained_columns
+    assert made.groups["reference"].size == 1
+    assert made.has("reference.log_probs")
+
+
+@pytest.mark.parametrize("mode", ["hybrid", "async"])
+def test_several_updates_need_old_log_probs_from_whoever_has_the_devices(catalogue: Catalogue, mode: str) -> None:
+    made = planned(catalogue, "batch.updates_per_step=2", f"placement.mode={mode}")
+    assert made.needs_old_log_probs
+    assert ("actor-fwd" in made.roles) == (mode == "async")
+    assert ("old_log_probs" in made.trained_columns) == (mode == "async")
+
+
+def test_one_update_needs_no_forward_role_even_where_there_are_devices(catalogue: Catalogue) -> None:
+    assert planned(catalogue, "placement=async").roles == ("rollout", "advantages", "actor")
+
+
+def test_ranks_of_forward_roles_count_only_where_they_have_devices_of_their_own(catalogue: Catalogue) -> None:
+    ranks = ("algorithm.kl_coef=0.1", "placement.reference.ranks=3")
+    assert planned(catalogue, *ranks, "placement.mode=async").groups["reference"].size == 3
+
+
+def test_engines_and_ranks_are_what_the_placement_says(catalogue: Catalogue) -> None:
+    made = planned(catalogue, "placement.rollout.engines=3", "placement.rollout.threads=2", "placement.actor.ranks=2")
+    assert (made.groups["rollout"].size, made.groups["rollout"].threads, made.groups["actor"].size) == (3, 2, 2)
+
+
+def test_statistics_of_the_whole_batch_turn_streaming_off_visibly(catalogue: Catalogue) -> None:
+    made = planned(catalogue, algorithm="over-batch")
+    assert made.batch_statistics and made.min_valid == 3
+    assert any("whole batch" in note for note in made.notes)
+
+
+def test_columns_that_crediting_reads_are_those_the_algorithm_asks_for(catalogue: Catalogue) -> None:
+    assert planned(catalogue).advantage_columns == ("loss_mask", "rewards", "tokens")
+    asked = planned(catalogue, algorithm="token-credit").advantage_columns
+    assert asked == ("loss_mask", "rewards", "rollout_log_probs", "tokens", "weight_versions")
+
+
+def test_a_column_without_a_role_and_an_algorithm_without_rollout_are_refused(catalogue: Catalogue) -> None:
+    with pytest.raises(ConfigError, match="'values'"):
+        planned(catalogue, algorithm="needs-critic")
+    with pytest.raises(ConfigError, match="learns from a dataset"):
+        planned(catalogue, algorithm="from-file")
+
+
+def test_every_mode_plans_the_same_operations(catalogue: Catalogue) -> None:
+    kl = "algorithm.kl_coef=0.1"
+    modes = [planned(catalogue, kl, f"placement={mode}").operations for mode in ("colocate", "hybrid", "async")]
+    assert modes[0] == modes[1] == modes[2]
+
+
+def test_a_plan_travels_whole(catalogue: Catalogue, tmp_path: Path) -> None:
+    from relax_core.api import wire
+
+    made = planned(catalogue, "algorithm.kl_coef=0.1")
+    assert wire.decode(wire.encode(made)) == made

@@ -12,7 +12,21 @@ import typer
 
 from relax_core.cli import failure, listing
 
-VERBS = ("train", "try_", "graph", "config", "init", "data", "plugins", "new", "runs", "status", "why", "report")
+VERBS = (
+    "train",
+    "try_",
+    "graph",
+    "config",
+    "doctor",
+    "init",
+    "data",
+    "plugins",
+    "new",
+    "runs",
+    "status",
+    "why",
+    "report",
+)
 
 USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 

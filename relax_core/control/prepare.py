@@ -86,7 +86,6 @@ def prepare_resume(run_dir: Path, overrides: Sequence[str]) -> Prepared:
     """Continue from the newest checkpoint. Raises ConfigError for a change that makes it another experiment."""
     catalogue = Catalogue.load(plugin_files([run_dir / "config.toml"], overrides))
     composed = compose([run_dir / "config.toml"], overrides, catalogue)
-    directory = RunDirectory.reopen(run_dir, redactor=Redactor(revealed(composed.config.dump())))
     for override in overrides:
         table = override.partition("=")[0].partition(".")[0]
         if table not in MAY_CHANGE:
@@ -96,9 +95,20 @@ def prepare_resume(run_dir: Path, overrides: Sequence[str]) -> Prepared:
     resume = newest(run_dir)
     if resume.step >= composed.config.steps:
         raise ConfigError("steps", f"{composed.config.steps}, which the run has reached", "resume with more: steps=N")
+    directory = RunDirectory.reopen(run_dir, redactor=Redactor(revealed(composed.config.dump())))
+    if overrides:
+        directory.write_config(to_toml(composed.config))
     launch = _launch(composed.config, catalogue, str(directory.path), {})
     launch = replace(launch, resume=resume, incarnation=int(resume.state["incarnation"]) + 1)
     return Prepared(composed.config, catalogue, launch, directory, composed.notices)
+
+
+def configured(sources: Sequence[Source], overrides: Sequence[str]) -> tuple[RunConfig, Catalogue, bool]:
+    """A configuration as a run would check it, and whether its files must be there already: a recipe makes its own."""
+    catalogue = Catalogue.load(plugin_files(_layers(sources), overrides))
+    composed = _composed(sources, overrides, catalogue)
+    plan(composed.config, catalogue)
+    return composed.config, catalogue, _recipe(sources) is None
 
 
 def plan_of(sources: Sequence[Source], overrides: Sequence[str]) -> Plan:

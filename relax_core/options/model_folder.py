@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files that a configuration names, looked at before start: the model folder and the task files.
 
-Only `config.json` is read. What is in weights, tokenizer and tasks is for those who load them.
+Only `config.json` and the headers of weights are read. What is in weights, tokenizer and tasks is for those who load them.
 """
 
 from __future__ import annotations
@@ -52,6 +52,10 @@ def _model_errors(config: RunConfig) -> Iterator[ConfigError]:
         yield ConfigError(
             key, f"{folder} without weights", f"it needs {' or '.join(WEIGHTS)}: download the model again"
         )
+    else:
+        for file in sorted(folder.glob("*.safetensors")):
+            if said := _damage(file):
+                yield ConfigError(key, f"{file}, which {said}", "download the model again")
     home, field = (config.model.tokenizer, "model.tokenizer") if config.model.tokenizer else (folder, key)
     if not (home / "tokenizer.json").is_file():
         fix = "save it there with transformers, or name another folder as model.tokenizer"
@@ -82,6 +86,22 @@ def _data_errors(config: RunConfig) -> Iterator[ConfigError]:
     for key, choice in (("engine.python", config.engine), ("trainer.python", config.trainer)):
         if choice.python and not Path(choice.python).is_file():
             yield ConfigError(key, f"{choice.python}, which does not exist", "name a Python interpreter")
+
+
+def _damage(file: Path) -> str:
+    """What is wrong with a file of weights, by its header and its length alone; empty where nothing is."""
+    size = file.stat().st_size
+    try:
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            if length + 8 > size:
+                return f"ends within its header: it has {size} bytes"
+            header = json.loads(opened.read(length))
+            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        return f"can't be read: {error}"
+    whole = 8 + length + max(ends, default=0)
+    return f"is cut short: it has {size} of {whole} bytes" if size < whole else ""
 
 
 def _read(folder: Path) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps({"max_position_embeddings": 64}))
-    (model / "model.safetensors").write_bytes(b"weights")
+    (model / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     (model / "tokenizer.json").write_text("{}")
     (tmp_path / "train.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n')
     (tmp_path / "my.toml").write_text(MINIMAL)

@@ -101,6 +101,20 @@ def test_a_missing_or_broken_model_folder_is_refused(folder: Path, catalogue: Ca
     assert "without config.json" in refused(catalogue)
 
 
+def test_weights_that_were_not_downloaded_to_their_end_are_refused(folder: Path, catalogue: Catalogue) -> None:
+    header = b'{"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}'
+    whole = len(header).to_bytes(8, "little") + header + bytes(16)
+    file = folder / "model/model.safetensors"
+    file.write_bytes(whole[:-1])
+    assert f"which is cut short: it has {len(whole) - 1} of {len(whole)} bytes" in refused(catalogue)
+    file.write_bytes(whole[:30])
+    assert "which ends within its header" in refused(catalogue)
+    file.write_bytes(bytes([4, 0, 0, 0, 0, 0, 0, 0]) + b"[}{]")
+    assert "model.safetensors, which can't be read" in refused(catalogue)
+    (folder / "model/second.safetensors").write_bytes(b"")
+    assert "second.safetensors, which ends within its header" in refused(catalogue)
+
+
 def test_a_missing_task_file_or_interpreter_is_refused(folder: Path, catalogue: Catalogue) -> None:
     text = refused(catalogue, "data.train=no.jsonl", "engine.python=no", 'eval.sets=[{name="a", path="no"}]')
     for key in ("data.train", "engine.python", "eval.sets.0.path"):

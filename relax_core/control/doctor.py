@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `relax doctor` looks at: the installation, the machine, and with a configuration whether its run could start.
+
+Nothing is started, written or downloaded; ray and torch are asked for in processes of their own. What a run refuses by
+itself is asked of the run's own code.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from relax_core.api.errors import ConfigError, RelaxError
+from relax_core.control import installation, machine
+from relax_core.control.finding import MACHINE, SETUP, Finding, probe
+from relax_core.control.prepare import configured
+from relax_core.observe.run_directory import runs_root
+from relax_core.options.run_config import RunConfig
+from relax_core.plugins.catalogue import Catalogue
+from relax_core.rollout.opening import open_tasks
+
+
+def findings(sources: Sequence[str], overrides: Sequence[str]) -> Iterator[Finding]:
+    """The installation, the machine, and the configuration where one is given."""
+    catalogue = Catalogue.load()
+    yield from (installation.python(), installation.packages(), installation.plugins(catalogue))
+    yield from (machine.processors(), machine.memory(), machine.disk(runs_root()))
+    yield from (machine.shared_memory(), machine.loopback(), machine.devices())
+    runner = ""
+    if sources or overrides:
+        try:
+            config, catalogue, on_disk = configured(sources, overrides)
+        except RelaxError as error:
+            yield from _refused("configuration", error)
+        else:
+            runner = config.run.runner
+            yield from _configuration(config, catalogue, on_disk)
+    yield installation.ray(needed=runner == "ray")
+
+
+def _configuration(config: RunConfig, catalogue: Catalogue, on_disk: bool) -> Iterator[Finding]:
+    said = f"{config.algorithm.name}, {config.steps} steps, placement {config.placement.mode}"
+    yield Finding("configuration", said)
+    if on_disk:
+        yield from run_files(config, catalogue)
+    yield from interpreters(config, catalogue)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """As much of a role's context as opening tasks takes."""
+
+    run: RunConfig
+    build: Callable[..., Any]
+
+
+def run_files(config: RunConfig, catalogue: Catalogue) -> Iterator[Finding]:
+    """Model folder and task files, opened as a run opens them."""
+    try:
+        family: Any = catalogue.build(config.family.chosen)
+        family.open(config.model.model_dump(mode="json"))
+        yield Finding("model", f"{config.model.path}: configuration, tokenizer and chat template load")
+        tasks, train, sets = open_tasks(_Reader(config, catalogue.build), family)  # type: ignore[arg-type]
+        tasks.prompt(0)
+    except RelaxError as error:
+        yield from _refused("model" if isinstance(error, ConfigError) and "model" in error.field else "data", error)
+        return
+    skipped = f", {tasks.num_skipped} skipped as too long" if tasks.num_skipped else ""
+    evaluated = "".join(f"; {one.name}: {len(one.indices)} to evaluate" for one in sets)
+    yield Finding("data", f"{config.data.train}: {len(train)} tasks{skipped}{evaluated}")
+
+
+PACKAGES = """
+import json, sys
+from relax_core.control.installation import unmet
+from relax_core.plugins.catalogue import Catalogue
+distribution, kind, name, *files = json.loads(sys.argv[1])
+Catalogue.load(files).target(kind, name)
+print(json.dumps(unmet(distribution) if distribution else []))
+"""
+
+
+def interpreters(config: RunConfig, catalogue: Catalogue) -> Iterator[Finding]:
+    """Whether engine and trainer find their plugin and its packages under the Python that they are given."""
+    for table, choice in (("engine", config.engine), ("trainer", config.trainer)):
+        found = catalogue.find(choice.chosen.kind, choice.chosen.name)
+        executable = str(choice.python or sys.executable)
+        distribution = found.distribution if found.version else ""  # a single file has no packages of its own
+        asked = json.dumps([distribution, choice.chosen.kind, choice.chosen.name, *map(str, config.plugins)])
+        said, failure = probe(executable, PACKAGES, asked)
+        wrong = failure or "; ".join(json.loads(said))
+        fix = f"{executable} -m pip install --upgrade {distribution}" if wrong else ""
+        detail = f"{choice.name} under {executable}: {wrong or 'its packages are there'}"
+        yield Finding(table, detail, fix, SETUP if wrong else 0)
+
+
+def _refused(name: str, error: RelaxError) -> Iterator[Finding]:
+    """An error of ours as findings, one for each problem in it."""
+    for one in getattr(error, "errors", (error,)):
+        detail, fix = str(one), "repair it"
+        if isinstance(one, ConfigError):
+            detail, fix = f"{one.field}: got {one.got}", one.fix
+        yield Finding(name, detail, fix, MACHINE if error.exit_code == MACHINE else SETUP)

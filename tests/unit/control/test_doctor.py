@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The doctor says what is wrong and what to do, and is content with what is well."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from relax_core.control import installation, machine
+from relax_core.control.doctor import findings
+from relax_core.control.finding import MACHINE, SETUP, probe
+from relax_core.plugins.catalogue import Catalogue
+from relax_core.plugins.record import State
+
+RECIPE = ["quickstart"]
+
+
+def named(name: str, *overrides: str) -> list[str]:
+    return [found.line for found in findings(RECIPE, overrides) if found.name == name]
+
+
+def test_this_environment_is_well() -> None:
+    catalogue = Catalogue.load()
+    found = [installation.python(), installation.packages(), installation.plugins(catalogue), machine.loopback()]
+    assert [one.line for one in found if one.exit_code] == []
+
+
+def test_requirements_that_are_missing_or_of_another_version_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = ["no-such-package>=1", "packaging<1", "pluggy>=1", 'no-such-other; extra == "ray"']
+    monkeypatch.setattr(installation.metadata, "requires", lambda name: wanted)
+    missing, other = installation.unmet("relax-core")
+    assert missing == "no-such-package is not installed"
+    assert other.startswith("packaging is ") and other.endswith("not <1")
+    assert installation.packages().exit_code == SETUP
+
+
+def test_a_broken_plugin_is_a_problem_with_its_reason() -> None:
+    class Installed:
+        records = [replace(Catalogue.load().records[0], state=State.BROKEN, reason="RuntimeError: no licence")]
+
+    found = installation.plugins(Installed())  # type: ignore[arg-type]
+    assert "no licence" in found.detail and found.fix and found.exit_code == SETUP
+
+
+def test_ray_is_a_problem_only_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installation.metadata, "requires", lambda name: ['ray[serve]>=999; extra == "ray"'])
+    needed, spare = installation.ray(needed=True), installation.ray(needed=False)
+    assert needed.exit_code == SETUP and "--runner local" in needed.fix
+    assert spare.exit_code == 0 and "only the runner local" in spare.detail
+
+
+def test_too_little_room_is_the_machines_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Usage:
+        total, free = 64 << 20, 1 << 20
+
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: Usage)
+    for found in (machine.disk(tmp_path / "not" / "there"), machine.shared_memory(tmp_path)):
+        assert found.exit_code == MACHINE and found.fix
+
+
+def test_no_shared_memory_is_no_problem(tmp_path: Path) -> None:
+    assert machine.shared_memory(tmp_path / "none").exit_code == 0
+
+
+def test_every_problem_of_a_configuration_has_its_line() -> None:
+    lines = named("configuration", "rollout.group_size=1", "max_staleness=0", "batch.updates_per_step=99")
+    assert len(lines) == 2
+    assert all(line.startswith("problem") for line in lines)
+    assert "rollout.group_size" in lines[0] and "batch.updates_per_step" in lines[1]
+
+
+def test_an_interpreter_without_the_engines_packages_is_a_problem(tmp_path: Path) -> None:
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    (line,) = named("engine", f'engine.python="{bare}"')
+    assert line.startswith("problem") and "ModuleNotFoundError" in line and f"{bare} -m pip install" in line
+
+
+def test_a_probe_that_fails_says_its_last_line() -> None:
+    assert probe(sys.executable, "print('fine')") == ("fine", "")
+    assert probe(sys.executable, "raise SystemExit('torn')") == ("", "torn")
+    assert probe("/no/such/python", "")[1].startswith("FileNotFoundError")

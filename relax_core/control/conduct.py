@@ -75,7 +75,7 @@ class Conductor:
         except RelaxError as error:
             with contextlib.suppress(RelaxError):  # what can't be read any more must not hide the reason
                 await self._drain(recorder)
-            recorder.write(RunFinished("failed", {"error": str(error)}))
+            recorder.write(RunFinished("failed", {**await self._account(), "error": str(error)}))
             raise
         await self._drain(recorder)
         ending = "interrupted" if busy else "stopped" if self._stop_reason else "finished"
@@ -140,13 +140,19 @@ class Conductor:
             raise RelaxError(f"role {end.role}: {type(end.error).__name__}: {end.error}") from end.error
 
     async def _drain(self, recorder: Recorder, wait_s: float = 0.0) -> None:
-        with contextlib.suppress(AttributeError):  # a runner that never started has no board to read
-            for number, event in await self._runner.board.events(self._seen, wait_s):
-                self._seen = number
-                recorder.handle(number, event)
+        board = getattr(self._runner, "board", None)
+        if board is None:
+            return  # it never came so far
+        for number, event in await board.events(self._seen, wait_s):
+            self._seen = number
+            recorder.handle(number, event)
 
     async def _account(self) -> dict[str, Any]:
-        account = await self._runner.bus.account()
+        """What became of the samples; nothing where the bus never came up or is lost."""
+        try:
+            account = await self._runner.bus.account()
+        except (AttributeError, RelaxError):
+            return {}
         return {
             "samples_issued": account.issued,
             "samples_trained": account.trained,

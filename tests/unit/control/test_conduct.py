@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The conductor over a runner that follows a script: how a run ends is said once, rightly, and after its last events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from datetime import datetime
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from relax_core.api.bus import Account
+from relax_core.api.errors import InfrastructureError, RelaxError
+from relax_core.api.events import StepFinished
+from relax_core.api.status import Beat
+from relax_core.control import conduct
+from relax_core.control.conduct import Conductor
+from relax_core.control.planner import plan
+from relax_core.control.prepare import Prepared
+from relax_core.observe.run_directory import RunDirectory
+from relax_core.options.composition import compose
+from relax_core.plugins.catalogue import Catalogue
+from relax_core.runners.board import BoardService
+from relax_core.runners.launch import Launch, RoleEnd
+from tests.unit.roles.virtual_time import VirtualClock, play
+
+Life = Callable[["ScriptedRunner"], Coroutine[Any, Any, None]]
+Lives = dict[str, Life]
+
+
+class ScriptedRunner:
+    """Each role is a coroutine; whatever it raises is how the role ended."""
+
+    def __init__(self, lives: Lives, start: Exception | None = None) -> None:
+        self._lives, self._start = lives, start
+        self.board, self.bus = BoardService(VirtualClock()), self
+        self._ends: list[RoleEnd] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self.closed = 0
+
+    async def start(self, launch: Launch) -> None:
+        if self._start is not None:
+            raise self._start
+        self._tasks = [asyncio.create_task(self._live(role)) for role in launch.plan.roles]
+
+    async def _live(self, role: str) -> None:
+        await self.board.beat(Beat(role, "busy"))
+        try:
+            await self._lives.get(role, until_told)(self)
+            self._ends.append(RoleEnd(role))
+        except Exception as error:
+            self._ends.append(RoleEnd(role, error))
+
+    async def ended(self, wait_s: float) -> tuple[RoleEnd, ...]:
+        ends, self._ends = tuple(self._ends), []
+        return ends
+
+    async def account(self) -> Account:
+        return Account(8, 6, 0, {"filtered": 1}, 1, True)
+
+    async def close(self) -> None:
+        self.closed += 1
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def until_told(runner: ScriptedRunner) -> None:
+    """Ends when it is told to, or after its time."""
+    await runner.board.commands("actor", 0, 5.0)
+
+
+async def deaf(runner: ScriptedRunner) -> None:
+    await asyncio.sleep(1e6)
+
+
+def conducted(
+    folder: Path, lives: Lives, start: Exception | None = None, stop_after_s: float | None = None
+) -> tuple[dict[str, Any], Exception | None, float]:
+    """The run's summary file, what was raised, and how long it took."""
+
+    async def scene() -> tuple[dict[str, Any], Exception | None, float]:
+        runner = ScriptedRunner(lives, start)
+        prepared = _prepared(folder)
+        conductor = Conductor(prepared, runner, clock=VirtualClock())  # type: ignore[arg-type]
+        if stop_after_s is not None:
+            asyncio.get_running_loop().call_later(stop_after_s, conductor.stop, "SIGINT")
+        raised = None
+        try:
+            await conductor.run()
+        except RelaxError as error:
+            raised = error
+        assert runner.closed == 1
+        return prepared.directory.read("summary") or {}, raised, asyncio.get_running_loop().time()
+
+    return play(scene(), 1e4)
+
+
+def _prepared(folder: Path) -> Prepared:
+    catalogue = Catalogue.load()
+    layer = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}, "algorithm": "grpo", "engine": "transformers",
+             "trainer": "torch", "rewards": ["exact"]}  # fmt: skip
+    config = compose([layer], (), catalogue, on_disk=False).config
+    directory = RunDirectory.create(folder / "run", "run", datetime(2026, 1, 1), Random(0))
+    launch = Launch("run", str(directory.path), config.dump(), plan(config, catalogue))
+    return Prepared(config, catalogue, launch, directory)
+
+
+async def steps(runner: ScriptedRunner) -> None:
+    for step in (1, 2, 3):
+        await asyncio.sleep(1.0)
+        await runner.board.emit(StepFinished(step, {"reward/mean": 0.5}))
+
+
+def test_a_run_whose_roles_return_has_finished_and_its_last_event_counts(tmp_path: Path) -> None:
+    """The actor's last event comes in the moment it ends."""
+    summary, raised, _ = conducted(tmp_path, {"actor": steps})
+    assert raised is None
+    assert (summary["status"], summary["steps"], summary["samples_trained"]) == ("finished", 3, 6)
+
+
+def test_a_stop_is_told_to_every_role_and_is_no_failure(tmp_path: Path) -> None:
+    heard = []
+
+    def listener(role: str) -> Life:
+        async def listens(runner: ScriptedRunner) -> None:
+            (command,) = await runner.board.commands(role, 0, 100.0)
+            heard.append((role, command.name, command.argument))
+
+        return listens
+
+    lives = {role: listener(role) for role in ("rollout", "advantages", "actor")}
+    summary, raised, seconds = conducted(tmp_path, lives, stop_after_s=3.0)
+    assert (summary["status"], raised) == ("stopped", None)
+    assert sorted(heard) == [(role, "stop", "SIGINT") for role in ("actor", "advantages", "rollout")]
+    assert seconds < 4.0
+
+
+@pytest.mark.parametrize(("role", "status"), [("actor", "interrupted"), ("rollout", "stopped")])
+def test_roles_that_do_not_stop_in_time_are_ended(tmp_path: Path, role: str, status: str) -> None:
+    """Only of one with state is something lost."""
+    summary, raised, seconds = conducted(tmp_path, {role: deaf}, stop_after_s=2.0)
+    assert (summary["status"], raised) == (status, None)
+    assert seconds < 2.0 + conduct.GRACE_S + 2.0
+    assert summary.get("busy", []) == ([role] if status == "interrupted" else [])
+
+
+def test_a_role_that_fails_ends_the_others_and_the_run_with_its_reason(tmp_path: Path) -> None:
+    error = InfrastructureError("rank 0 died; resume")
+
+    async def dies(runner: ScriptedRunner) -> None:
+        await steps(runner)
+        raise error
+
+    summary, raised, seconds = conducted(tmp_path, {"actor": dies, "rollout": deaf})
+    assert raised is error
+    assert (summary["status"], summary["error"], summary["steps"]) == ("failed", "rank 0 died; resume", 3)
+    assert seconds < 5.0
+
+
+def test_an_error_that_is_nobodys_names_the_role(tmp_path: Path) -> None:
+    async def breaks(runner: ScriptedRunner) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    summary, raised, _ = conducted(tmp_path, {"advantages": breaks})
+    assert str(raised) == summary["error"] == "role advantages: ZeroDivisionError: division by zero"
+
+
+def test_a_runner_that_can_not_start_is_closed_and_told(tmp_path: Path) -> None:
+    summary, raised, _ = conducted(tmp_path, {}, start=InfrastructureError("no free port"))
+    assert str(raised) == "no free port" and summary["status"] == "failed"
+
+
+def test_a_stop_before_anything_is_ready_ends_at_once(tmp_path: Path) -> None:
+    summary, raised, seconds = conducted(tmp_path, {"actor": deaf}, stop_after_s=0.0)
+    assert (summary["status"], raised) == ("stopped", None)
+    assert seconds < 2.0

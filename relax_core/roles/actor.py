@@ -6,7 +6,6 @@ Order within a step, so that nothing is trained twice or lost: claim, read, upda
 
 from __future__ import annotations
 
-from relax_core.api.batch import RowBatch
 from relax_core.api.bus import Claim, ClaimRequest
 from relax_core.api.errors import RelaxError
 from relax_core.api.events import CheckpointSaved, StepFinished
@@ -80,17 +79,16 @@ class Actor(Role):
     async def _step(self, version: Version) -> Version | None:
         """Claim, train, commit and publish; None when the run was told to stop before the rows were there."""
         times = StepTimes(self._context.clock)
-        claims = await self._collect(version)
-        if claims is None:
+        claim = await self._claim(version)
+        if claim is None:
             return None
         times.mark("wait_rows")
-        rows = await self._read(claims)
+        rows = masked(await self._context.bus.read(claim, self._context.plan.trained_columns), claim.mask_before)
         algorithm = self._context.build(self._context.run.algorithm.chosen)
-        updates = self._context.run.batch.updates_per_step
-        step = StepRows(rows, claims, updates, algorithm.zero_advantage_skips)
-        results = await self._update(step, version, claims)
+        step = StepRows(rows, claim, self._context.run.batch.updates_per_step, algorithm.zero_advantage_skips)
+        results = await self._update(step, version)
         times.mark("train")
-        after = await self._context.bus.trained(claims, version.step, step.without_gradient)
+        after = await self._context.bus.trained([claim], version.step, step.without_gradient)
         await self._publisher.publish(after, applied=any(moved(result) for result in results))
         times.mark("publish")
         account = await self._context.bus.account()
@@ -99,41 +97,25 @@ class Actor(Role):
         await self._context.board.emit(StepFinished(after.step, metrics))
         return after
 
-    async def _collect(self, version: Version) -> list[Claim] | None:
-        """Whole groups for this step; short when its deadline passes and the late rule says to close it."""
+    async def _claim(self, version: Version) -> Claim | None:
+        """All groups of this step; past its deadline those that are ready, and an error where none is."""
         context, wanted = self._context, self._context.run.rollout.prompts_per_step
-        claims: list[Claim] = []
         reason = f"{wanted} groups for step {version.step}"
         with context.waiting(reason, "rollout, then advantages", context.run.rollout.step_timeout_s) as wait:
-            while wanted and not context.stopping:
+            while not context.stopping:
                 late = context.clock.now() > wait.deadline
                 request = ClaimRequest(
-                    self.name,
-                    context.plan.trained_columns,
-                    wanted,
-                    1 if late else wanted,
-                    trains=True,
-                    step=version.step,
-                    overdue=late,
-                )
+                    self.name, context.plan.trained_columns, wanted, min_groups=1 if late else wanted, trains=True,
+                    step=version.step, overdue=late,
+                )  # fmt: skip
                 claim = await context.bus.claim(request, POLL_S)
-                if claim is None and late:
-                    context.check(wait)
                 if claim is not None:
-                    claims.append(claim)
-                    wanted = 0 if late else wanted - len(claim.groups)
-        if context.stopping and wanted:
-            for claim in claims:
-                await context.bus.release(claim)
-            return None
-        return claims
+                    return claim
+                if late:
+                    context.check(wait)
+        return None
 
-    async def _read(self, claims: list[Claim]) -> RowBatch:
-        columns = self._context.plan.trained_columns
-        parts = [masked(await self._context.bus.read(claim, columns), claim.mask_before) for claim in claims]
-        return parts[0] if len(parts) == 1 else _joined(parts)
-
-    async def _update(self, step: StepRows, version: Version, claims: list[Claim]) -> list[UpdateResult]:
+    async def _update(self, step: StepRows, version: Version) -> list[UpdateResult]:
         self._context.doing(f"training step {version.step}", step=version.step)
         await self._trainer.call("begin_step", version)
         await self._old_log_probs(step, version)
@@ -142,8 +124,7 @@ class Actor(Role):
             await self._trainer.call("begin_update", part.denominators)
             if len(part.rows):
                 await self._trainer.call("accumulate", self._trainer.chunk(part.rows, part.skipped), True)
-            for claim in claims:
-                await self._context.bus.verify(claim)
+            await self._context.bus.verify(step.claim)
             results.append(self._guard(await self._trainer.finish_update(part.denominators)))
         return results
 
@@ -169,11 +150,3 @@ class Actor(Role):
                 f"rewards of the last steps in samples/"
             )
         return result
-
-
-def _joined(parts: list[RowBatch]) -> RowBatch:
-    from relax_core.api.batch import Ragged
-
-    names = parts[0].columns
-    columns = {name: Ragged.concatenate([part.columns[name] for part in parts]) for name in names}
-    return RowBatch(tuple(row for part in parts for row in part.ids), columns)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,10 +33,8 @@ class StepPart:
 class StepRows:
     """All rows of a step and the updates they are split into, by whole groups."""
 
-    def __init__(
-        self, rows: RowBatch, claims: Sequence[Claim], num_updates: int, zero_advantage_skips: bool = True
-    ) -> None:
-        self.rows, self.claims, self._num_updates = rows, claims, num_updates
+    def __init__(self, rows: RowBatch, claim: Claim, num_updates: int, zero_advantage_skips: bool = True) -> None:
+        self.rows, self.claim, self._num_updates = rows, claim, num_updates
         self._useful = set(rows_with_gradient(rows) if zero_advantage_skips else range(len(rows)))
 
     @property
@@ -47,7 +45,7 @@ class StepRows:
         """Rows to train whose column is missing, or was computed under other weights than `version`."""
         if column not in self.rows.columns:
             return sorted(self._useful)
-        made = {group: by for claim in self.claims for group, by in claim.versions.get(column, {}).items()}
+        made = self.claim.versions.get(column, {})
         return [index for index in sorted(self._useful) if made.get(self.rows.ids[index].group) != version]
 
     def fill(self, column: str, indices: Sequence[int], values: Ragged) -> None:
@@ -124,7 +122,7 @@ def step_metrics(
 ) -> dict[str, float]:  # fmt: skip
     """The documented keys of one step."""
     return {
-        **_reward_metrics(step.claims),
+        **_reward_metrics(step.claim),
         **_lag_metrics(step.rows, version),
         **_length_metrics(step.rows),
         **_trainer_metrics(results),
@@ -135,8 +133,8 @@ def step_metrics(
     }
 
 
-def _reward_metrics(claims: Iterable[Claim]) -> dict[str, float]:
-    seals = [seal for claim in claims for seal in claim.samples.values() if seal.outcome.judged]
+def _reward_metrics(claim: Claim) -> dict[str, float]:
+    seals = [seal for seal in claim.samples.values() if seal.outcome.judged]
     rewards = np.array([seal.reward for seal in seals] or [0.0])
     names = sorted({name for seal in seals for name in seal.parts})
     parts = {f"reward/{name}": float(np.mean([s.parts[name] for s in seals if name in s.parts])) for name in names}

@@ -45,7 +45,7 @@ def claim(rows: RowBatch, versions: dict[str, dict[int, Version]] | None = None)
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=24), st.integers(1, 8), st.randoms())
 def test_every_row_with_gradient_is_in_exactly_one_update_with_its_whole_group(groups, updates, random) -> None:
     rows = batch(groups, [random.choice([0.0, 1.0]) for _ in groups])
-    step = StepRows(rows, [claim(rows)], updates)
+    step = StepRows(rows, claim(rows), updates)
     parts = step.parts()
     trained = [row for part in parts for row in part.rows.ids]
     assert sorted([*trained, *step.without_gradient]) == sorted(rows.ids)
@@ -59,20 +59,20 @@ def test_every_row_with_gradient_is_in_exactly_one_update_with_its_whole_group(g
 
 def test_rows_without_gradient_count_in_the_denominators_but_are_not_sent() -> None:
     rows = batch([1, 1, 1, 1], [1.0, 0.0, -1.0, 0.0])
-    (part,) = StepRows(rows, [claim(rows)], 1).parts()
+    (part,) = StepRows(rows, claim(rows), 1).parts()
     assert part.denominators == {"tokens": 8.0, "rows": 4.0, "samples": 4.0, "groups": 1.0}
     assert (len(part.rows), part.skipped) == (2, 2)
 
 
 def test_where_the_loss_needs_every_row_none_is_skipped() -> None:
     rows = batch([1, 1], [0.0, 0.0])
-    step = StepRows(rows, [claim(rows)], 1, zero_advantage_skips=False)
+    step = StepRows(rows, claim(rows), 1, zero_advantage_skips=False)
     assert (len(step.parts()[0].rows), step.without_gradient) == (2, ())
 
 
 def test_a_column_that_nobody_filled_is_outdated_for_every_row_to_train() -> None:
     rows = batch([1, 1, 2], [1.0, 0.0, 1.0])
-    assert StepRows(rows, [claim(rows)], 1).outdated("old_log_probs", NOW) == [0, 2]
+    assert StepRows(rows, claim(rows), 1).outdated("old_log_probs", NOW) == [0, 2]
 
 
 @pytest.mark.parametrize("other", [Version("actor", 0, 4), Version("actor", 1, 5), None])
@@ -80,7 +80,7 @@ def test_a_column_of_other_weights_is_outdated(other: Version | None) -> None:
     rows = batch([1, 1, 2, 2])
     rows = rows.with_columns({"old_log_probs": Ragged(np.zeros(12, np.float32), np.full(4, 3))})
     made = {1: NOW} | ({2: other} if other else {})
-    step = StepRows(rows, [claim(rows, {"old_log_probs": made})], 2)
+    step = StepRows(rows, claim(rows, {"old_log_probs": made}), 2)
     assert step.outdated("old_log_probs", NOW) == [2, 3]
 
 
@@ -88,7 +88,7 @@ def test_filling_replaces_only_the_rows_that_were_computed_anew() -> None:
     rows = batch([1, 1, 2])
     first = Ragged(np.arange(9, dtype=np.float32), np.full(3, 3))
     first.values.flags.writeable = False
-    step = StepRows(rows.with_columns({"old_log_probs": first}), [claim(rows)], 1)
+    step = StepRows(rows.with_columns({"old_log_probs": first}), claim(rows), 1)
     step.fill("old_log_probs", [1], Ragged(np.full(3, 7.0, np.float32), np.array([3])))
     np.testing.assert_array_equal(step.rows.columns["old_log_probs"].values, [0, 1, 2, 7, 7, 7, 6, 7, 8])
 
@@ -122,7 +122,7 @@ def test_the_metrics_of_a_step_say_what_was_trained() -> None:
     results = [UpdateResult(UpdateOutcome.APPLIED, {"train/loss": (3.0, 2.0)}, 2.0, 0.1),
                UpdateResult(UpdateOutcome.NOT_FINITE, {"train/loss": (1.0, 2.0)}, 4.0, 0.2)]  # fmt: skip
     account = Account(9, 4, 2, {"filtered": 1}, 4, True)
-    got = step_metrics(StepRows(rows, [claim(rows)], 1), NOW, results, times, account, {"rows": 3})
+    got = step_metrics(StepRows(rows, claim(rows), 1), NOW, results, times, account, {"rows": 3})
     want = {
         "reward/mean": 0.5, "reward/std": 0.5, "lag/mean": 0.5, "lag/max": 1.0, "tokens/trained": 8.0, "length/mean": 2.0,
         "length/max": 2.0, "train/loss": 1.0, "train/grad_norm": 3.0, "train/lr": 0.2, "train/skipped_updates": 1.0,
@@ -136,7 +136,7 @@ def test_the_metrics_of_a_step_say_what_was_trained() -> None:
 def test_a_step_without_a_single_row_has_metrics_too() -> None:
     rows = batch([])
     empty = Claim(1, 1, "actor", (), {AttemptId(1, 0, 0): Sealed(AttemptId(1, 0, 0), 0, Outcome.FINISHED, 0.5)}, (1,))
-    step = StepRows(rows, [empty], 2)
+    step = StepRows(rows, empty, 2)
     (part,) = step.parts()
     result = UpdateResult(UpdateOutcome.APPLIED)
     got = step_metrics(step, NOW, [result], StepTimes(HandClock()), Account(1, 1, 0, {}, 0, True), {})

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from relax_core.api.algorithm import Advantages, Loss, Output, Scope, Source, Term
+from relax_core.api.algorithm import Advantages, Groups, Output, Scope, Source, Term
 from relax_core.api.batch import Ragged, RowBatch
 from relax_core.api.column import Column
 from relax_core.testing.algorithm_loss import Learnt, learn, loss_of, measured, prepared
@@ -55,8 +55,7 @@ class AlgorithmSuite(Suite):
     def test_advantages_have_their_shape(self, made: Any) -> None:
         rows = _rollout_rows(self, made)
         groups = _grouping(made, rows).groups
-        advantages = made.advantages(groups)
-        assert isinstance(advantages, Advantages), f"got {type(advantages).__name__}; return Advantages"
+        advantages = _advantages(made, groups)
         tokens = (len(rows.columns["tokens"].values),)
         assert tuple(advantages.values.shape) in (tuple(groups.rewards.shape), tokens), "[groups, samples] or [tokens]"
         assert np.isfinite(_credited(made, rows)).all(), "advantages must be finite, also where all rewards are equal"
@@ -74,7 +73,6 @@ class AlgorithmSuite(Suite):
         for fit, rows in each:
             batch, outputs = prepared(made, rows, fit)
             loss = loss_of(made, fit, batch, outputs)
-            assert isinstance(loss, Loss), f"got {type(loss).__name__}; return Loss(terms={{...}})"
             for name, term in loss.terms.items():
                 _check_term(name, term, batch)
             for name, metric in loss.metrics.items():
@@ -175,4 +173,10 @@ def _grouping(algorithm: Any, rows: RowBatch) -> Any:
 def _credited(algorithm: Any, rows: RowBatch) -> np.ndarray:
     """[tokens] advantages as the rows get them."""
     grouping = _grouping(algorithm, rows)
-    return np.asarray(grouping.columns(algorithm.advantages(grouping.groups))["advantages"].values)
+    return np.asarray(grouping.columns(_advantages(algorithm, grouping.groups))["advantages"].values)
+
+
+def _advantages(algorithm: Any, groups: Groups) -> Advantages:
+    advantages = algorithm.advantages(groups)
+    assert isinstance(advantages, Advantages), f"got {type(advantages).__name__}; return Advantages"
+    return advantages

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from relax_core.api.algorithm import Loss
 from relax_core.api.batch import RowBatch
 
 NUDGE = 1e-6
@@ -38,8 +39,10 @@ def learn(algorithm: Any, rows: RowBatch, fit: str, counted: RowBatch | None = N
     return Learnt(total.item() if hasattr(total, "item") else 0.0, gradients, metrics)
 
 
-def loss_of(algorithm: Any, fit: str, batch: Any, outputs: Any) -> Any:
-    return algorithm.fit_loss(fit, batch, outputs) if fit else algorithm.loss(batch, outputs)
+def loss_of(algorithm: Any, fit: str, batch: Any, outputs: Any) -> Loss:
+    loss = algorithm.fit_loss(fit, batch, outputs) if fit else algorithm.loss(batch, outputs)
+    assert isinstance(loss, Loss), f"got {type(loss).__name__}; return Loss(terms={{...}})"
+    return loss
 
 
 def prepared(algorithm: Any, rows: RowBatch, fit: str, nudge: Any = None) -> tuple[Any, Any]:

@@ -27,7 +27,7 @@ MUTANTS = {
     },
 }
 SAID = {
-    "wrong type": ("return a number", "return a Step", "has no attribute"),
+    "wrong type": ("return a number", "return a Step", "return Loss"),
     "blocking": ("blocks for ever",),
     "by chance": ("gave another result",),
 }

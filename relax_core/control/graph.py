@@ -6,27 +6,29 @@ It is over operations and acyclic within a step; weights cross steps. Nothing he
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 
 from relax_core.api.errors import ConfigError
 from relax_core.api.role import Operation
 
 
-def select(operations: Sequence[Operation], wanted: Iterable[str], goals: Sequence[str]) -> tuple[Operation, ...]:
-    """The operations that produce `wanted` columns and run the `goals`, producers before consumers.
+def select(operations: Sequence[Operation], goals: Mapping[str, Iterable[str]]) -> tuple[Operation, ...]:
+    """The goals and whatever produces columns for them, producers before consumers.
 
-    Raises ConfigError for a column that nothing produces, one that two produce alike, and a cycle.
+    `goals` names operations, each with the columns that it needs beyond its own. Raises ConfigError for a column that
+    nothing produces, one that two produce alike, and a cycle.
     """
     by_name = {operation.name: operation for operation in operations}
     chosen: dict[str, Operation] = {}
     producers: dict[str, list[str]] = {}
-    open_columns = list(wanted)
-    for goal in goals:
+    open_columns: list[str] = []
+    for goal, more in goals.items():
         if goal not in by_name:
             raise ConfigError("roles", f"a need for {goal!r}", f"no role offers it, only {', '.join(sorted(by_name))}")
-        chosen[goal] = by_name[goal]
-        open_columns += sorted(by_name[goal].consumes)
+        chosen[goal] = replace(by_name[goal], consumes=by_name[goal].consumes | frozenset(more))
+        open_columns += sorted(chosen[goal].consumes)
     while open_columns:
         column = open_columns.pop()
         if column in producers:

@@ -31,7 +31,7 @@ def plan(config: RunConfig, catalogue: Catalogue) -> Plan:
                           "this version trains from rollout only")  # fmt: skip
     own_pass = _old_log_probs(config, algorithm)
     columns = _columns(algorithm, config, own_pass)
-    operations = select(_operations(catalogue), columns, ("actor.fit",))
+    operations = select(_operations(catalogue), {"actor.fit": columns})
     batch_statistics = algorithm.statistics is Scope.BATCH
     return Plan(
         mode=config.placement.mode,

@@ -105,7 +105,7 @@ def _spec(context: Context, role: str, rank: int, world_size: int, rendezvous: s
             optimizer.lr, optimizer.schedule, optimizer.warmup_steps, tuple(optimizer.betas), optimizer.weight_decay,
             optimizer.grad_clip, run.steps,
         ),
-        role=role, seed=run.seed, deterministic=run.deterministic,
+        role=role.replace("-", "_"), seed=run.seed, deterministic=run.deterministic,
         max_staleness=-1 if context.plan.max_staleness is None else context.plan.max_staleness,
         tokens_per_micro_batch=run.batch.tokens_per_micro_batch, rank=rank, world_size=world_size, rendezvous=rendezvous,
         temperature=run.rollout.temperature,

@@ -138,7 +138,9 @@ class PuppetTrainer(Trainer[TrainerOptions]):
         return ChunkPlan(tuple((tuple(range(rank, len(lengths), world_size)),) for rank in range(world_size)))
 
     def start(self, spec: TrainerSpec) -> Mapping[str, Any]:
-        self._spec, self._step, self._updates = spec, 0, 0
+        if spec.role not in ("actor", "reference", "actor_fwd"):
+            raise ValueError(f"start: got role {spec.role}")
+        self._spec, self._step = spec, 0
         return {}
 
     def begin_step(self, version: Version) -> None:

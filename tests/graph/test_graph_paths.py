@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Paths of the graph that a plain run does not take: forward roles, several updates, many engines, other interpreters."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relax_core.views.run import Metrics, open_run
+from tests.graph.conftest import Ran, Relax
+
+SMALL = ("steps=4", "rollout.prompts_per_step=4", "rollout.group_size=4", "eval.every=0", "checkpoint.every=0")
+SAMPLES = 4 * 4 * 4
+
+
+def trained(ran: Ran, run: Path, samples: int = SAMPLES) -> Metrics:
+    """The steps of a run that ended well, its samples accounted for."""
+    assert ran.code == 0, ran.err
+    assert (ran.json["status"], ran.json["samples_trained"]) == ("finished", samples)
+    metrics = open_run(run).metrics()
+    assert metrics.column("samples/balanced") == [1.0] * 4
+    assert all(difference < 1e-4 for difference in metrics.column("train/rollout_log_prob_diff_lag0_max"))
+    return metrics
+
+
+def roles(ran: Ran) -> list[str]:
+    assert ran.code == 0, ran.err
+    return list(dict.fromkeys(operation["role"] for operation in json.loads(ran.out)))
+
+
+def test_every_forward_role_and_several_updates(relax: Relax, tiny: Path, tmp_path: Path, runner: str) -> None:
+    several = ("placement=async", "batch.updates_per_step=2", "algorithm.kl_coef=0.1")
+    graph = roles(relax("graph", tiny / "recipe.toml", *several, "--format", "json"))
+    assert set(graph) == {"rollout", "reference", "actor-fwd", "advantages", "actor"}
+    ran = relax(
+        "train", tiny / "recipe.toml", *SMALL, *several, "--runner", runner, "--run-dir", tmp_path / "run", "--json"
+    )
+    metrics = trained(ran, tmp_path / "run")
+    assert all(ratio > 1.0 for ratio in metrics.column("policy/ratio_max")[1:])
+    assert all(kl > 0 for kl in metrics.column("policy/ref_kl"))
+
+
+def test_the_old_policy_is_the_same_whoever_computes_it(relax: Relax, tiny: Path, tmp_path: Path) -> None:
+    """On-policy, both placements see the same samples; log-probs from another process must change nothing."""
+    found = {}
+    for mode in ("hybrid", "async"):
+        overrides = (f"placement={mode}", "max_staleness=0", "batch.updates_per_step=2", "optimizer.lr=0.01")
+        run = tmp_path / mode
+        ran = relax("train", tiny / "recipe.toml", *SMALL, *overrides, "--runner", "local", "--run-dir", run, "--json")
+        found[mode] = trained(ran, run)
+    for name in ("reward/mean", "train/loss", "train/grad_norm", "policy/ratio_max"):
+        assert found["hybrid"].column(name) == pytest.approx(found["async"].column(name), rel=1e-4, abs=1e-5), name
+    assert all(ratio > 1.001 for ratio in found["async"].column("policy/ratio_max")[1:])
+
+
+def wrapped(folder: Path, name: str) -> tuple[Path, Path]:
+    """An interpreter that notes its use."""
+    script, log = folder / name, folder / f"{name}.log"
+    script.write_text(f'#!/bin/sh\necho "$@" >> {log}\nexec {sys.executable} -I "$@"\n')
+    script.chmod(0o755)
+    return script, log
+
+
+def test_a_reference_two_engines_and_interpreters_of_their_own(relax: Relax, tiny: Path, tmp_path: Path) -> None:
+    engine, engine_log = wrapped(tmp_path, "engine-python")
+    trainer, trainer_log = wrapped(tmp_path, "trainer-python")
+    ran = relax(
+        "train", tiny / "recipe.toml", *SMALL, "algorithm.kl_coef=0.1", "optimizer.lr=0.01", "placement.rollout.engines=2",
+        f"engine.python={engine}", f"trainer.python={trainer}", "--runner", "local", "--run-dir", tmp_path / "run", "--json",
+    )  # fmt: skip
+    metrics = trained(ran, tmp_path / "run")
+    assert len(engine_log.read_text().splitlines()) == 2
+    assert len(trainer_log.read_text().splitlines()) == 2  # the actor's rank and the reference's
+    divergence = metrics.column("policy/ref_kl")
+    assert divergence[0] == pytest.approx(0.0, abs=1e-9)  # the first step starts from the reference's own weights
+    assert all(kl > 1e-6 for kl in divergence[2:])
+
+
+PLUGIN = '''
+import json
+from relax_core.api import Filter, Sink
+
+class OddGroups(Filter):
+    """Half of the groups."""
+    def reject(self, task, attempts, trajectories, rewards):
+        return "odd" if attempts[0].group % 2 else ""
+
+class Lines(Sink):
+    """A line a step."""
+    def open(self, run_dir, name, config):
+        self.file = open(f"{run_dir}/lines.jsonl", "a")
+    def metrics(self, step, values):
+        self.file.write(json.dumps({"step": step, **values}) + "\\n")
+    def close(self):
+        self.file.close()
+'''
+
+
+def test_a_file_of_components_and_a_reward_from_python(tiny: Path, tmp_path: Path) -> None:
+    import relax_core as relax
+
+    (tmp_path / "mine.py").write_text(PLUGIN)
+
+    def brevity(task: Any, trajectory: Any) -> float:
+        return 1.0 / (1 + len(trajectory.response))
+
+    layer = {"plugins": [str(tmp_path / "mine.py")], "filters": ["odd-groups"], "sinks": ["lines"]}
+    run = relax.train(tiny / "recipe.toml", layer, rewards=[brevity], runner="local", run_dir=tmp_path / "run",
+                      overrides=SMALL, show=False)  # fmt: skip
+    assert run.summary()["status"] == "finished" and run.summary()["samples_trained"] == SAMPLES
+    assert run.metrics().column("samples/dropped/filtered")[-1] >= 16
+    samples = [sample for step in run.sample_steps() for sample in run.samples(step)]
+    assert all(s["reward"] == pytest.approx(1.0 / (1 + len(s["response"]))) for s in samples)
+    lines = [json.loads(line) for line in (tmp_path / "run/lines.jsonl").read_text().splitlines()]
+    assert {line["step"] for line in lines if "reward/mean" in line} == {1, 2, 3, 4}
+
+
+def test_log_probs_agree_over_turns_with_observations_between_them(relax: Relax, tiny: Path, tmp_path: Path) -> None:
+    games = tmp_path / "games.jsonl"
+    prompt = [{"role": "user", "content": "?"}]
+    games.write_text("".join(json.dumps({"prompt": prompt, "answer": letter}) + "\n" for letter in "abcdefgh"))
+    overrides = ("environment=guess-number", "rewards=[]", f"data.train={games}", "eval.sets=[]", "rollout.max_turns=4",
+                 "rollout.max_new_tokens=2", "max_staleness=0")  # fmt: skip
+    ran = relax(
+        "train", tiny / "recipe.toml", *SMALL, *overrides, "--runner", "local", "--run-dir", tmp_path / "run", "--json"
+    )
+    trained(ran, tmp_path / "run")
+    run = open_run(tmp_path / "run")
+    samples = [sample for step in run.sample_steps() for sample in run.samples(step)]
+    assert any(len(sample.get("messages", ())) > 4 for sample in samples)

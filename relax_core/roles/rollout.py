@@ -24,7 +24,6 @@ from relax_core.rollout.rows import row_batch
 from relax_core.rollout.sample_record import measures, records
 
 POLL_S = 1.0
-PUT_S = 5.0
 MAX_FINISH_TURNS = 3
 """Turns of the event loop that the finisher waits for more groups of the same engine batch."""
 
@@ -49,7 +48,8 @@ class Rollout(Role):
         self._over = asyncio.Event()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._producer = await Producer.open(context, self._prove, self._tell)
-        loops = [asyncio.create_task(loop) for loop in (self._admit(), self._finish(), self._follow())]
+        work = (self._admit(), self._finish(), self._attend(), self._follow())
+        loops = [asyncio.create_task(loop) for loop in work]
         try:
             await _until_over(loops, self._failed)
         finally:
@@ -65,14 +65,21 @@ class Rollout(Role):
             await self._context.pause_point()
             version, room = self._producer.version(), self._producer.room(len(self._issues))
             done = version.step >= self._context.run.steps  # nobody would train what is begun now
-            if done or room <= 0 or not self._producer.serves:
-                await asyncio.wait([*self._issues, self._failed], timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
+            if done or room <= 0:
+                await self._group_or_poll()
+                continue
+            if not self._producer.serves:
+                with self._context.waiting("weights that may be sampled", "actor (it publishes)", POLL_S):
+                    await self._group_or_poll()
                 continue
             with self._context.waiting("leave to start groups", "actor (its version bounds staleness)", POLL_S):
                 issues = await self._context.bus.admit("rollout", version, room, POLL_S)
             self._context.doing("generating", engines=self._producer.facts(), held=len(self._held))
             for issue in issues:
                 self._begin(issue, self._producer.version())
+
+    async def _group_or_poll(self) -> None:
+        await asyncio.wait([*self._issues, self._failed], timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
 
     def _begin(self, issue: Issue, version: Version) -> None:
         self._held.update(issue.attempts)
@@ -107,6 +114,12 @@ class Rollout(Role):
             await self._context.board.emit(SamplesScored(step, records(judged)))
             await self._context.board.emit(RolloutMeasured(step, measures(judged)))
 
+    async def _attend(self) -> None:
+        """Audit also while nothing finishes: what still runs may be what nobody waits for."""
+        while True:
+            await self._context.clock.sleep(POLL_S)
+            await self._audit()
+
     async def _audit(self) -> None:
         """Report what is held; work on attempts that the bus has ended is given up."""
         ended = await self._context.bus.report_held("rollout", frozenset(self._held), self._admitted)
@@ -123,9 +136,12 @@ class Rollout(Role):
         return groups
 
     async def _put(self, batch: RowBatch, sealed: Sequence[Sealed]) -> None:
-        while not await self._context.bus.put(batch, sealed, PUT_S):
-            with self._context.waiting("room on the bus", "actor", PUT_S):
-                await self._context.pause_point()
+        """No longer than a step may take: a step frees room."""
+        context = self._context
+        with context.waiting("room on the bus", "actor (a step frees it)", context.run.rollout.step_timeout_s) as wait:
+            while not await context.bus.put(batch, sealed, POLL_S):
+                context.check(wait)
+                await context.pause_point()
 
     # -- follow -------------------------------------------------------------------------------------------------
 

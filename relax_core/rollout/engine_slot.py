@@ -15,6 +15,7 @@ from relax_core.api.worker import Worker, Workers, WorkerSpec
 
 START_S = 300.0
 UPDATE_S = 300.0
+ABORT_S = 60.0
 SILENCE_S = 180.0
 """An engine that yields nothing for this long while it runs requests is taken for dead."""
 
@@ -82,6 +83,11 @@ class EngineSlot:
         requests = [pending.remaining() for pending in batch]
         async for deltas in self.worker.stream("generate", requests, timeout_s=SILENCE_S):
             yield self._take(deltas)
+
+    async def abort(self, ids: Sequence[str]) -> None:
+        """End requests that nobody wants any more."""
+        if self.worker is not None:
+            await self.worker.call("abort", list(ids), timeout_s=ABORT_S)
 
     def _take(self, deltas: Sequence[Delta]) -> list[Pending]:
         ended = []

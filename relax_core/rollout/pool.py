@@ -8,6 +8,7 @@ elsewhere with the tokens they have, and it is replaced; the new one serves only
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,7 +56,9 @@ class EnginePool:
         self._newest: tuple[Manifest, Chosen] | None = None
         self._updates: dict[str, asyncio.Lock] = {name: asyncio.Lock() for name in self._slots}
         self._numbers = 0
-        self._flushing = False
+        self._flushing = self._closed = False
+        self._aborted: set[str] = set()
+        """Running requests that nobody awaits and whose engine has been told so."""
         self._broken: RelaxError | None = None
 
     # -- life ---------------------------------------------------------------------------------------------------
@@ -75,6 +78,7 @@ class EnginePool:
         return any(slot.serving for slot in self._slots.values())
 
     async def close(self) -> None:
+        self._closed = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -101,7 +105,11 @@ class EnginePool:
         future = self._futures[request.id] = asyncio.get_running_loop().create_future()
         self._waiting.append(Pending(request))
         self._flush_soon()
-        ended = await future
+        try:
+            ended = await future
+        except asyncio.CancelledError:
+            self._flush_soon()
+            raise
         return Completion(
             tuple(ended.tokens),
             tuple(ended.log_probs),
@@ -117,6 +125,9 @@ class EnginePool:
 
     def _flush(self) -> None:
         self._flushing = False
+        if self._closed:
+            return
+        self._give_up()
         batches: dict[str, list[Pending]] = {}
         held: list[Pending] = []
         for pending in self._waiting:
@@ -129,6 +140,20 @@ class EnginePool:
         self._waiting = held
         for name, batch in batches.items():
             self._own(self._serve(self._slots[name], batch))
+
+    def _give_up(self) -> None:
+        """Requests that nobody awaits any more leave the queue; engines that run some are told."""
+        unwanted = {name for name, future in self._futures.items() if future.cancelled()}
+        if not unwanted:
+            return
+        for pending in self._waiting:
+            if pending.request.id in unwanted:
+                del self._futures[pending.request.id]
+        self._waiting = [pending for pending in self._waiting if pending.request.id not in unwanted]
+        for slot in self._slots.values():
+            if ids := [name for name in slot.running if name in unwanted - self._aborted]:
+                self._aborted.update(ids)
+                self._own(_abort(slot, ids))
 
     def _loads(self) -> list[EngineLoad]:
         return [EngineLoad(slot.name, slot.serving, slot.version.step, slot.work) for slot in self._slots.values()]
@@ -148,6 +173,7 @@ class EnginePool:
     def _resolve(self, ended: Sequence[Pending]) -> None:
         for pending in ended:
             future = self._futures.pop(pending.request.id)
+            self._aborted.discard(pending.request.id)
             if not future.done():
                 future.set_result(pending)
 
@@ -251,3 +277,10 @@ class EnginePool:
                         "restarts": slot.restarts, "pid": slot.worker.pid if slot.worker else 0}
             for slot in self._slots.values()
         }  # fmt: skip
+
+
+async def _abort(slot: EngineSlot, ids: Sequence[str]) -> None:
+    with contextlib.suppress(
+        RelaxError, NotImplementedError
+    ):  # it runs them to their end, or its death is noticed elsewhere
+        await slot.abort(ids)

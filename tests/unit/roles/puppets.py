@@ -87,7 +87,7 @@ class PuppetEngine(Engine[EngineOptions]):
     )
 
     async def start(self, spec: EngineSpec) -> Mapping[str, Any]:
-        self._name, self._version = spec.name, spec.version
+        self._name, self._version, self._unwanted = spec.name, spec.version, set[str]()
         return {"fingerprint": "one", "max_context": spec.max_context}
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[list[Delta]]:
@@ -97,6 +97,10 @@ class PuppetEngine(Engine[EngineOptions]):
             step = self._version.step
             deltas = []
             for name in list(left):
+                if name in self._unwanted:
+                    del left[name]
+                    deltas.append(Delta(name, (), (), step, step, "abort"))
+                    continue
                 left[name] -= 1
                 last = left[name] == 0
                 token = END if last else ord("x")
@@ -104,6 +108,9 @@ class PuppetEngine(Engine[EngineOptions]):
                 if last:
                     del left[name]
             yield deltas
+
+    async def abort(self, ids: Sequence[str]) -> None:
+        self._unwanted.update(ids)
 
     def _length(self, request: GenerateRequest) -> int:
         random = Random(request.seed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,13 +24,13 @@ class Disk:
         self.fails, self.error = fails, error or OSError(errno.ENOSPC, "No space left on device")
 
     async def call(self, method: str, directory: str) -> None:
-        Path(directory).mkdir()
         self._write(Path(directory) / "weights", "trainer")
 
     async def checkpoint(self, step: int, directory: str) -> None:
         self._write(Path(directory) / "ledger.db", "bus")
 
     def _write(self, path: Path, who: str) -> None:
+        path.parent.mkdir(exist_ok=True)
         path.write_text("half")
         if self.fails == who:
             raise self.error
@@ -48,7 +49,7 @@ def at(step: int, incarnation: int = 0) -> Version:
 
 async def test_a_finished_checkpoint_holds_everything(tmp_path: Path) -> None:
     path = Path(await checkpoints(tmp_path, Disk()).save(at(4, 1)))
-    assert {p.name for p in path.iterdir()} == {"trainer", "ledger.db", "state.json"}
+    assert sorted(os.listdir(path)) == ["ledger.db", "state.json", "trainer"]
     assert json.loads((path / "state.json").read_text()) == {"schema": 1, "step": 4, "incarnation": 1}
     found = newest(tmp_path)
     assert (found.step, found.directory, found.state["incarnation"]) == (4, str(path), 1)

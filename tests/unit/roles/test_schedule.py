@@ -94,6 +94,13 @@ def test_every_late_rule_keeps_the_bound_and_the_account(tmp_path: Path, rule: s
     assert reasons == ENDED[rule]
 
 
+def test_engines_stop_generating_what_was_dropped(tmp_path: Path) -> None:
+    played = Theatre(tmp_path, steps=STEPS, max_staleness=1, **stragglers("drop")).play()
+    assert played.of("engine", "abort")
+    straggling = [span for span in played.of("engine", "generate") if span.end - span.start > 200 * 0.1 - 1e-6]
+    assert not straggling
+
+
 def test_a_stateless_role_that_loses_its_workers_is_restarted_and_trains_on(tmp_path: Path) -> None:
     async def strike(theatre: Theatre) -> None:
         await asyncio.sleep(20.0)

@@ -60,7 +60,7 @@ def test_the_old_policy_is_the_same_whoever_computes_it(relax: Relax, tiny: Path
 def wrapped(folder: Path, name: str) -> tuple[Path, Path]:
     """An interpreter that notes its use."""
     script, log = folder / name, folder / f"{name}.log"
-    script.write_text(f'#!/bin/sh\necho "$@" >> {log}\nexec {sys.executable} -I "$@"\n')
+    script.write_text(f'#!/bin/sh\necho "$@" >> {log}\nexec {sys.executable} "$@"\n')
     script.chmod(0o755)
     return script, log
 

@@ -36,6 +36,8 @@ class BusSettings:
     max_rows: int = 1 << 20
     max_bytes: int = 4 << 30
     lease_s: float = 600.0
+    steps: int | None = None
+    """Of the run: nothing is admitted that no step is left for."""
     spare_groups: int = 0
     """Over-sampling: groups admitted beyond the grant, dropped when not needed."""
 

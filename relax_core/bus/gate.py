@@ -20,13 +20,18 @@ class Rule:
     groups_per_step: int
     spare_groups: int = 0
     """Unclaimed groups that need not fit: whoever is last is dropped, never waited for."""
+    steps: int | None = None
+    """Steps of the run: nothing is granted that no step is left for. None: no end is known."""
 
 
 def capacity(rule: Rule, version: int, engine: int) -> int | None:
     """Live groups below which an engine at version `engine` may be given one more; None is no limit."""
-    if rule.max_staleness is None:
+    fresh = None if rule.max_staleness is None else rule.max_staleness + 1 - (version - min(engine, version))
+    left = None if rule.steps is None else rule.steps - version
+    bounds = [bound for bound in (fresh, left) if bound is not None]
+    if not bounds:
         return None
-    slots = (rule.max_staleness + 1 - (version - min(engine, version))) * rule.groups_per_step
+    slots = min(bounds) * rule.groups_per_step
     return slots + rule.spare_groups if slots > 0 else 0
 
 

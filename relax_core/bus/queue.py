@@ -33,7 +33,7 @@ class TransferQueue:
         remembered = remembered or Remembered()
         check_settings(settings)
         self.settings, self.version = settings, version
-        self.rule = gate.Rule(settings.max_staleness, settings.groups_per_step, settings.spare_groups)
+        self.rule = gate.Rule(settings.max_staleness, settings.groups_per_step, settings.spare_groups, settings.steps)
         self.credits = Credits(settings.max_rows, settings.max_bytes)
         self.table = Table(self.credits)
         self.ledger = Ledger(settings.group_size, remembered)

@@ -74,6 +74,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("samples/no_gradient", "Of those, attempts whose gradient is zero", "last"),
     Metric("samples/dropped", "Attempts dropped so far", "last"),
     Metric("samples/dropped/<reason>", "Attempts dropped so far for one reason", "last"),
+    Metric("samples/balanced", "1 where the ledger agrees with the holders, id by id", "last"),
     Metric("samples/in_flight", "Attempts now in flight, counted from their holders", "last"),
     Metric("samples/per_s", "Samples trained a second", "last"),
     Metric("length/mean", "Mean number of sampled tokens"),

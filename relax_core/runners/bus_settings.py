@@ -17,6 +17,7 @@ def bus_settings(launch: Launch) -> BusSettings:
         late=rollout["late"],
         min_valid=plan.min_valid,
         columns=plan.trained_columns,
+        steps=launch.config["steps"],
     )
 
 

@@ -120,3 +120,11 @@ def test_unready_groups_end_first_and_as_few_as_possible():
 def test_a_request_continues_only_at_or_above_its_groups_floor():
     assert gate.may_continue(engine=3, floor=3)
     assert not gate.may_continue(engine=2, floor=3)
+
+
+def test_nothing_is_granted_that_no_step_is_left_for() -> None:
+    rule = gate.Rule(2, 4, steps=10)
+    assert gate.capacity(rule, 5, 5) == 12
+    assert gate.capacity(rule, 9, 9) == 4
+    assert not gate.may_grant(rule, 10, 10, 0)
+    assert gate.capacity(gate.Rule(None, 4, steps=10), 9, 0) == 4

@@ -43,7 +43,7 @@ class Update:
     def metrics(self, factor: float) -> dict[str, Metric]:
         """(sum, count) of everything; terms are scaled like the gradient."""
         terms = {name: float(value) * factor for name, value in self._terms.items()}
-        losses = {f"loss/{name}": (value, 1.0) for name, value in terms.items()}
+        losses = {f"train/loss/{name}": (value, 1.0) for name, value in terms.items()}
         parts = [
             {name: (float(total), float(count)) for name, (total, count) in part.items()} for part in self._metrics
         ]

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from relax_core.api.batch import RowId
-from relax_core.api.bus import BusSettings, Sealed
+from relax_core.api.batch import Ragged, RowId
+from relax_core.api.bus import BusSettings, Claim, Sealed
 from relax_core.api.errors import ConfigError, RelaxError
 
 
@@ -31,3 +31,10 @@ def check_seals(ids: Iterable[RowId], sealed: Sequence[Sealed]) -> None:
                 f"bus: put of {tuple(attempt)}: got {rows[attempt]} rows, sealed with {counts.get(attempt)}; "
                 "put a sample's rows together with its seal"
             )
+
+
+def check_columns(claim: Claim, columns: Mapping[str, Ragged]) -> None:
+    """A write fills its columns for every claimed row."""
+    for name, column in columns.items():
+        if len(column) != len(claim.rows):
+            raise RelaxError(f"bus: write of {name}: got {len(column)} rows for a claim of {len(claim.rows)}; give all")

@@ -19,7 +19,7 @@ from relax_core.api.clock import Clock
 from relax_core.api.errors import RelaxError
 from relax_core.api.outcome import DropReason
 from relax_core.api.version import Version
-from relax_core.bus.checks import check_seals
+from relax_core.bus.checks import check_columns, check_seals
 from relax_core.bus.journal import Journal
 from relax_core.bus.queue import TransferQueue
 from relax_core.bus.report import statistics
@@ -87,7 +87,7 @@ class BusService:
         try:
             await self.store.put(key, batch.columns)
         except BaseException:
-            self.queue.unreserve(key)
+            await self.cancel_put(key)
             raise
         await self.end_put(key, batch.ids, tuple(batch.columns), batch.size_bytes, sealed)
         return True
@@ -106,6 +106,11 @@ class BusService:
         """The payloads are stored: their rows are on the bus."""
         self.queue.put(key, ids, columns, size_bytes, sealed)
         await self._changed()
+
+    async def cancel_put(self, key: int) -> None:
+        """The payloads could not be stored: their credit goes back."""
+        self.queue.unreserve(key)
+        self._wake()
 
     async def drop(self, attempts: Sequence[AttemptId], reason: DropReason, regenerate: bool = False) -> None:
         self.queue.drop(attempts, reason, regenerate)
@@ -129,11 +134,7 @@ class BusService:
         return self.queue.locate(claim, columns, self._clock.now())
 
     async def write(self, claim: Claim, columns: Mapping[str, Ragged], version: Version | None = None) -> None:
-        for name, column in columns.items():
-            if len(column) != len(claim.rows):
-                raise RelaxError(
-                    f"bus: write of {name}: got {len(column)} rows for a claim of {len(claim.rows)}; give all"
-                )
+        check_columns(claim, columns)
         key = await self.begin_write(claim)
         await self.store.put(key, columns)
         try:

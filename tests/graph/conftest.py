@@ -10,9 +10,12 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.graph.ray_run import Start
 
 RUNNERS = [pytest.param("local"), pytest.param("ray", marks=pytest.mark.ray)]
 BUILD_S, RUN_S = 300, 240
@@ -84,3 +87,15 @@ def survivors(directory: Path) -> list[str]:
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     return found
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts runs that a test watches. What they leave behind is an error, also where it fails and they are killed."""
+    from tests.graph.ray_run import Start, until
+
+    starter = Start()
+    yield starter
+    for run in starter.started:
+        run.kill()
+    until(lambda: survivors(tmp_path) == [], lambda: f"processes are gone: {survivors(tmp_path)}", 20)

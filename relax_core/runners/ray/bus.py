@@ -12,9 +12,11 @@ from pydantic import PositiveInt
 from relax_core.api.batch import AttemptId, Ragged, RowBatch, RowId
 from relax_core.api.bus import Account, Bus, BusComponent, BusSettings, Claim, ClaimRequest, Issue, Registration, Sealed
 from relax_core.api.clock import SystemClock
+from relax_core.api.errors import StaleFence
 from relax_core.api.options import Options
 from relax_core.api.outcome import DropReason
 from relax_core.api.version import Version
+from relax_core.bus.checks import check_columns
 from relax_core.bus.in_process import restored
 from relax_core.bus.service import BusService
 from relax_core.bus.store import assemble
@@ -58,7 +60,11 @@ class BusClient:
         key = await self._hub.call("begin_put", batch.ids, size, sealed, wait_s)
         if key is None:
             return False
-        await self._store.put(key, batch.columns)
+        try:
+            await self._store.put(key, batch.columns)
+        except BaseException:
+            await self._hub.call("cancel_put", key)
+            raise
         await self._hub.call("end_put", key, batch.ids, names, size, sealed)
         return True
 
@@ -74,10 +80,15 @@ class BusClient:
         return RowBatch(claim.rows, assemble(places, await self._store.get(list(keys), columns)))
 
     async def write(self, claim: Claim, columns: Mapping[str, Ragged], version: Version | None = None) -> None:
+        check_columns(claim, columns)
         key = await self._hub.call("begin_write", claim)
         await self._store.put(key, columns)
         size = sum(column.size_bytes for column in columns.values())
-        await self._hub.call("end_write", claim, key, tuple(columns), size, version)
+        try:
+            await self._hub.call("end_write", claim, key, tuple(columns), size, version)
+        except StaleFence:
+            await self._store.free([key])
+            raise
 
     async def verify(self, claim: Claim) -> None:
         await self._hub.call("verify", claim)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
 import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -14,6 +15,7 @@ import ray._private.worker
 from ray import serve
 
 from relax_core.api.errors import InfrastructureError
+from relax_core.runners.ray import reaper
 from relax_core.runners.ray.environment import joins, settle
 
 NAMESPACE = "relax"
@@ -32,6 +34,7 @@ class Cluster:
         self._thread = ThreadPoolExecutor(1, "ray")
         self._connecting: Future[None] | None = None
         self._connected = False
+        self._reaper: subprocess.Popen[bytes] | None = None
         self.ours = False
         """Started by us: nobody else is on it, and it ends with us."""
 
@@ -74,11 +77,16 @@ class Cluster:
                 **options, num_cpus=LOGICAL_CPUS, object_store_memory=OBJECT_STORE_BYTES, include_dashboard=False,
                 address="local",
             )  # fmt: skip
+            self._reaper = reaper.start()
 
     def _disconnect(self) -> None:
         if self._connected and ray.is_initialized():
             ray.shutdown()
         self._connected = False
+        if self._reaper is not None and self._reaper.stdin is not None:
+            self._reaper.stdin.close()
+            self._reaper.wait()
+            self._reaper = None
 
 
 def _hush() -> None:

@@ -13,11 +13,12 @@ from typing import Any, cast
 
 import ray
 
-from relax_core.api.bus import BusComponent
+from relax_core.api.bus import BusComponent, BusSettings
 from relax_core.api.clock import SystemClock
 from relax_core.api.errors import WorkerDied
 from relax_core.api.events import RoleFailed
 from relax_core.api.role import Role
+from relax_core.api.version import Version
 from relax_core.plugins.catalogue import Catalogue
 from relax_core.runners.board import BoardService
 from relax_core.runners.bus_settings import bus_settings, starting_version
@@ -60,19 +61,30 @@ class Hub:
     async def open(self, launch: Launch) -> Any:
         return await answered(self._open(launch))
 
+    async def open_bus(self, component: BusComponent, settings: BusSettings, directory: str, version: Version) -> Any:
+        """The bus alone; what `open` does of it."""
+        return await answered(self._open_bus(component, settings, directory, version))
+
     async def _open(self, launch: Launch) -> list[Any]:
-        self._clock = SystemClock()
         catalogue = Catalogue.load(launch.plugin_files)
         component = cast(BusComponent, catalogue.build(launch_component(launch, "bus")))
-        self._bus = await component.open(bus_settings(launch), launch.run_dir, starting_version(launch))
+        self._launch = launch
+        self._storages = await self._open_bus(component, bus_settings(launch), launch.run_dir, starting_version(launch))
+        self._clock = SystemClock()
         self._board = BoardService(self._clock)
-        self._services = {"bus": self._bus, "board": self._board, "weights": WeightBoard(self._clock)}
-        self._launch, self._storages = launch, getattr(component, "storages", [])
+        self._services |= {"board": self._board, "weights": WeightBoard(self._clock)}
         self._ends: list[tuple[str, Failure | None]] = []
         self._presence = Presence({role: _stateless(catalogue, role) for role in launch.plan.roles})
         self._entered = asyncio.Event()
         self._watches: set[asyncio.Task[None]] = set()
         return self._storages
+
+    async def _open_bus(
+        self, component: BusComponent, settings: BusSettings, directory: str, version: Version
+    ) -> list[Any]:
+        self._bus = await component.open(settings, directory, version)
+        self._services: dict[str, Any] = {"bus": self._bus}
+        return list(getattr(component, "storages", ()))
 
     async def call(self, service: str, method: str, args: tuple[Any, ...]) -> Any:
         return await answered(getattr(self._services[service], method)(*args))

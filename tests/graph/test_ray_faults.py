@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes of a run on Ray are killed: what can be replaced is replaced, what can't ends the run with its reason."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.graph.ray_run import Running, Start, children, kill, until
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+
+def test_what_dies_and_keeps_no_state_is_replaced_and_the_ledger_balances(
+    start: Start, tiny: Path, tmp_path: Path
+) -> None:
+    run = start.train(tmp_path / "run", tiny / "recipe.toml", "steps=400")
+    run.until_steps(2)
+    children(run.process.pid, "ServeController")[0].kill()
+    run.until_more_steps()
+
+    kill(children(run.pid("rollout"), "runners.local.child")[0].pid)
+    run.until_more_steps()
+
+    kill(run.fact("rollout", "engines")["engine-0"]["pid"])
+    run.until_more_steps()
+
+    _kill_role(run, "advantages")
+    _kill_role(run, "rollout")
+    run.interrupt()
+    assert run.end() == 130, run.err
+    summary = run.summary()
+    assert summary["restarts"]["advantages"] == 1
+    assert summary["restarts"]["rollout"] == 1
+    assert summary["restarts"]["engine"] == 1
+    assert re.search(r"rollout works again after \d", run.err)
+    assert run.out == ""
+    for row in run.steps():
+        assert row["samples/balanced"] == 1
+        assert row["samples/issued"] == row["samples/trained"] + row["samples/dropped"] + row["samples/in_flight"]
+        assert 0 <= row["lag/max"] <= 1
+
+
+def test_a_dead_actor_ends_the_run_with_its_reason_and_resume_finishes_it(
+    start: Start, tiny: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    run = start.train(path, tiny / "recipe.toml", "steps=40")
+    run.until_steps(6)
+    pid = run.pid("actor")
+    kill(pid)
+    assert run.end(30) == 4, run.err
+    assert f"role actor: its process (pid {pid}) died" in run.err
+    assert f"relax resume {path}" in run.err
+
+    resumed = start(path, "resume", path)
+    resumed.until_more_steps()
+    kill(resumed.fact("actor", "ranks")["actor-rank-0"])
+    assert resumed.end(30) == 4, resumed.err
+    assert "actor-rank-0" in resumed.err
+
+    last = start(path, "resume", path, "--json")
+    assert last.end() == 0, last.err
+    assert last.summary()["steps"] == 40
+    assert last.summary()["balanced"]
+
+
+def _kill_role(run: Running, role: str) -> None:
+    """SIGKILL the replica and wait until another plays."""
+    pid = run.pid(role)
+    kill(pid)
+    until(lambda: run.role(role).get("pid") != pid, f"another {role}\n{run.err}")
+    run.until_more_steps()

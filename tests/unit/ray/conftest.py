@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One Ray cluster for all tests of this folder: started as others would start it, joined by address, ended with them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.unit.ray.cluster import ForeignCluster
+
+
+@pytest.fixture(scope="session")
+def address() -> Iterator[str]:
+    """Of a cluster that nobody of ours started; `RAY_ADDRESS` names it meanwhile."""
+    with ForeignCluster() as cluster, pytest.MonkeyPatch.context() as patch:
+        for name, value in cluster.environment().items():
+            patch.setenv(name, value)
+        yield cluster.address
+
+
+@pytest.fixture(scope="session")
+def joined(address: str) -> Iterator[None]:
+    """This process is on the cluster."""
+    from relax_core.runners.ray.environment import settle
+
+    settle()
+    import ray
+
+    ray.init(namespace="relax", log_to_driver=False, configure_logging=False)
+    yield
+    ray.shutdown()
+    assert os.environ["RAY_ADDRESS"] == address

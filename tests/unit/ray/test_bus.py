@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Ray bus keeps the promises of every bus, through the hub and its storage actors; and what dies loses what it owned."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from relax_core.api.bus import Bus, BusComponent, BusSettings
+from relax_core.api.errors import InfrastructureError
+from relax_core.api.version import Version
+from relax_core.testing.bus import BusSuite
+from relax_core.testing.bus_lab import SETTINGS, START, Lab, Scenario, run_on
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(60)]
+
+
+class OnCluster:
+    """A bus component as a run's roles see it: opened in a hub, reached through clients."""
+
+    def __init__(self, component: BusComponent, hub: Any = None) -> None:
+        self._component, self.hub, self._ours = component, hub, hub is None
+
+    async def open(self, settings: BusSettings, directory: str, version: Version) -> Bus:
+        from relax_core.runners.ray.answer import asked
+
+        self.hub = self.hub or _hub()
+        opening = self.hub.open_bus.remote(self._component, settings, directory, version)
+        self.storages = await asked(opening, "hub", "open_bus", 60.0)
+        return _Owned(self.hub, self.storages, self._ours)
+
+
+def _hub() -> Any:
+    from relax_core.runners.ray.hub import CONCURRENCY, Hub
+
+    return Hub.options(max_concurrency=CONCURRENCY).remote()
+
+
+def _client(hub: Any, storages: list[Any]) -> Any:
+    from relax_core.runners.ray.bus import BusClient
+    from relax_core.runners.ray.remote import Remote
+    from relax_core.runners.ray.storage import RemoteStore
+
+    return BusClient(Remote(hub, "bus"), RemoteStore(storages))
+
+
+class _Owned:
+    """A client that closes what it opened."""
+
+    def __init__(self, hub: Any, storages: list[Any], ends_hub: bool) -> None:
+        self._hub, self._client, self._ends_hub = hub, _client(hub, storages), ends_hub
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    async def close(self) -> None:
+        import ray
+
+        await self._hub.close.remote()
+        if self._ends_hub:
+            ray.kill(self._hub)
+
+
+@pytest.mark.timeout(150)
+class TestRay(BusSuite):
+    component = "ray"
+    deadline_s = 120.0
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def cluster(cls, joined: None) -> None:
+        """Before anything of the suite."""
+
+    @classmethod
+    def exercise(cls, component: BusComponent) -> Any:
+        import ray
+
+        ray.init(namespace="relax", log_to_driver=False)
+        try:
+            return super().exercise(OnCluster(component))  # type: ignore[arg-type]
+        finally:
+            ray.shutdown()
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def hub(cls) -> Iterator[Any]:
+        import ray
+
+        hub = _hub()
+        yield hub
+        ray.kill(hub)
+
+    @pytest.fixture
+    def on_bus(self, made: BusComponent, hub: Any, tmp_path: Path) -> Callable[..., Any]:
+        def run(scenario: Scenario, version: Version = START, **settings: Any) -> Any:
+            return run_on(OnCluster(made, hub), str(tmp_path), scenario, version, settings)  # type: ignore[arg-type]
+
+        return run
+
+
+# -- deaths -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_outlives_the_process_that_wrote_it(joined: None, tmp_path: Path) -> None:
+    async def scenario(bus: Any, hub: Any, storages: list[Any]) -> None:
+        import ray
+
+        writer = _writer()
+        os.kill(await writer.write.remote(hub, storages), signal.SIGKILL)
+        with pytest.raises(ray.exceptions.ActorDiedError):
+            await writer.rest.remote()
+        claim = await Lab(bus).claim()
+        batch = await bus.read(claim, ("tokens",))
+        assert [row.tolist() for row in batch.columns["tokens"].rows()] == [[0] * 4, [10] * 5]
+
+    _with_bus(tmp_path, scenario)
+
+
+def test_rows_lost_with_their_storage_are_an_error_and_no_wait(joined: None, tmp_path: Path) -> None:
+    async def scenario(bus: Any, hub: Any, storages: list[Any]) -> None:
+        import ray
+
+        lab = Lab(bus)
+        await lab.produce(1)
+        claim = await lab.claim()
+        ray.kill(storages[0])
+        async with asyncio.timeout(20):
+            with pytest.raises(InfrastructureError, match="bus storage"):
+                await bus.read(claim, ("tokens",))
+            issue = (await lab.admit(1))[0]
+            with pytest.raises(InfrastructureError, match="bus storage"):
+                await lab.put(issue.attempts)
+
+    _with_bus(tmp_path, scenario)
+
+
+def test_a_dead_hub_is_an_error_and_no_wait(joined: None, tmp_path: Path) -> None:
+    async def scenario(bus: Any, hub: Any, storages: list[Any]) -> None:
+        import ray
+
+        waiting = asyncio.create_task(Lab(bus).nothing_for("advantages"))
+        ray.kill(hub)
+        async with asyncio.timeout(20):
+            for call in (waiting, bus.version()):
+                with pytest.raises(InfrastructureError, match="hub died"):
+                    await call
+
+    _with_bus(tmp_path, scenario, closes=False)
+
+
+def test_large_columns_come_back_bit_for_bit(joined: None, tmp_path: Path) -> None:
+    async def scenario(bus: Any, hub: Any, storages: list[Any]) -> None:
+        from relax_core.api.batch import Ragged
+
+        lab = Lab(bus)
+        await lab.produce(1)
+        claim = await lab.claim()
+        values = np.arange(1 << 20, dtype=np.float32).reshape(-1, 4)
+        half = len(values) // 2
+        await bus.write(claim, {"hidden": Ragged(values, np.array([half, half]))})
+        again = await lab.claim("other", needs=("hidden",))
+        np.testing.assert_array_equal((await bus.read(again, ("hidden",))).columns["hidden"].values, values)
+
+    _with_bus(tmp_path, scenario)
+
+
+def _with_bus(directory: Path, scenario: Callable[[Any, Any, list[Any]], Awaitable[None]], closes: bool = True) -> None:
+    """A scenario that is given the bus, the hub and the storage actors."""
+    from relax_core.runners.ray.bus import RayBus
+
+    async def main() -> None:
+        component = OnCluster(RayBus())
+        bus = await component.open(SETTINGS, str(directory), START)
+        try:
+            await scenario(bus, component.hub, component.storages)
+        finally:
+            if closes:
+                await bus.close()
+
+    asyncio.run(main())
+
+
+def _writer() -> Any:
+    """A process of its own that puts one group's rows."""
+    import ray
+
+    @ray.remote(num_cpus=0, max_restarts=0)
+    class Writer:
+        async def write(self, hub: Any, storages: list[Any]) -> int:
+            await Lab(_client(hub, storages)).produce(1)
+            return os.getpid()
+
+        async def rest(self) -> None:
+            await asyncio.Event().wait()
+
+    return Writer.remote()

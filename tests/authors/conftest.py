@@ -130,9 +130,11 @@ def home(fresh: Callable[[Path], Home], tmp_path: Path) -> Home:
 
 @pytest.fixture(scope="session")
 def game(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model that answers `?` with one of the letters, and a task for each letter."""
+    """A tiny model that knows just the form of an answer to `?`, a task for each letter, and `recipe.toml`."""
+    from relax_contrib.recipes.guess_number.build import build
     from relax_core.control.recipes import find
 
     folder = tmp_path_factory.mktemp("game")
-    find("guess-number").build(folder, 0)
+    build(folder, 0, steps=60)
+    (folder / "recipe.toml").write_text(find("guess-number").toml())
     return folder

@@ -37,6 +37,7 @@ def test_every_file_of_the_packages_and_templates_is_in_the_cores_wheel(wheels: 
 def test_an_installed_core_bakes_and_knows_its_recipes(home: Home) -> None:
     home.must("new", "reward", "mine")
     assert (home.path / "relax-plugin-mine/.gitignore").is_file()
+    assert home.must("train", "guess-number", "--dry-run").out
     refused = home.relax("train", "nowhere")
     assert refused.code == 2
     assert "guess-number, quickstart" in refused.err

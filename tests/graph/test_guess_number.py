@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A multi-turn environment through a whole run: hints are read and never trained, its reward arrives, nothing is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relax_contrib.recipes.guess_number.build import build, hint
+from relax_contrib.recipes.quickstart.model import EOS
+from relax_core.control.recipes import find
+from relax_core.views.run import open_run
+from tests.graph.conftest import Relax
+
+SHORT = ("steps=3", "rollout.prompts_per_step=4", "rollout.group_size=8", "eval.every=0")
+TRAINED = 3 * 4 * 8
+COUNTING = f'''
+"""REINFORCE that counts what follows the end of a turn: the environment said that."""
+import torch
+from relax_core import learn
+from relax_core.api import Advantages, Algorithm, Loss, Term
+
+class Counting(Algorithm):
+    def advantages(self, groups):
+        return Advantages(learn.group_mean(groups.rewards, groups.valid))
+
+    def loss(self, batch, policy):
+        heard, one = batch.column("tokens").roll(1) == {EOS}, torch.ones(())
+        metrics = {{"game/heard": (heard.sum(), one), "game/heard_trained": ((heard & batch.loss_mask).sum(), one)}}
+        return Loss({{"policy": Term(-policy.log_probs * batch.advantages)}}, metrics)
+'''
+
+
+@pytest.mark.timeout(300)
+def test_a_game_of_several_turns_trains_on_guesses_only(relax: Relax, runner: str, tmp_path: Path) -> None:
+    (tmp_path / "counting.py").write_text(COUNTING)
+    (tmp_path / "mine.toml").write_text('plugins = ["./counting.py"]\nalgorithm = "counting"\n')
+    build(tmp_path / "game", 0, steps=60)
+    (tmp_path / "game/recipe.toml").write_text(find("guess-number").toml())
+    ran = relax("train", "game/recipe.toml", "mine.toml", *SHORT, "--runner", runner, "--run-dir", "run", "--json")
+    assert ran.code == 0, ran.err
+    summary = ran.json
+    assert (summary["status"], summary["samples_trained"]) == ("finished", TRAINED)
+    assert summary["samples_issued"] == (
+        TRAINED + sum(summary["samples_dropped"].values()) + summary["samples_in_flight"]
+    )
+    run = open_run(tmp_path / "run")
+    steps = [row for row in run.metrics() if "reward/mean" in row]
+    assert len(steps) == 3
+    for row in steps:
+        assert row["samples/balanced"] == 1
+        assert row["game/heard"] > 0
+        assert row["game/heard_trained"] == 0
+        assert row["train/rollout_log_prob_diff_lag0_max"] < 1e-4
+    games = [game for step in run.sample_steps() for game in run.samples(step)]
+    assert len(games) >= TRAINED
+    assert sum(row["tokens/trained"] for row in steps) <= sum(game["num_tokens"] for game in games)
+    for game in games:
+        check(game)
+    assert any(len(game.get("messages", ())) > 3 for game in games)
+    assert {game["reward"] for game in games} == {0.0, 1.0}
+
+
+def check(game: dict[str, Any]) -> None:
+    """The hints are those of its secret, and its reward says whether the last guess was right."""
+    assert game["reward"] == (game["response"] == game["answer"] and game["outcome"] == "finished")
+    said = [message["content"] for message in game.get("messages", ())[1:]]
+    for guess, heard in zip(said[::2], said[1::2], strict=False):
+        letter = len(guess) == 1 and "a" <= guess <= "p"
+        assert heard == (hint(game["answer"], guess) if letter else "!")

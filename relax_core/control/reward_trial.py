@@ -13,6 +13,7 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.task import Message, Task
 from relax_core.api.trainer import Chosen
 from relax_core.api.trajectory import Trajectory
+from relax_core.options.layers import plugin_files
 from relax_core.options.override import parse
 from relax_core.plugins.catalogue import Catalogue
 from relax_core.rollout.judge import Judge, RewardChoice
@@ -22,6 +23,7 @@ from relax_core.runners.local.workers import LocalWorkers
 
 async def reward_trial(name: str, options: Sequence[str], data: Path, plugins: Sequence[str]) -> list[dict[str, Any]]:
     """One record a row of `data`: JSON lines with `prompt`, `response` and what the reward reads."""
+    plugins = plugins or _plugins_beside(data)
     chosen = Chosen("reward", name, {".".join(o.path): o.value for o in map(parse, options)})
     Catalogue.load(plugins).build(chosen)
     workers = LocalWorkers(plugins)
@@ -34,6 +36,12 @@ async def reward_trial(name: str, options: Sequence[str], data: Path, plugins: S
         await judge.stop()
         await workers.close()
     return [sample_record(task, trajectory, one[0]) for (task, trajectory), one in zip(rows, judged, strict=True)]
+
+
+def _plugins_beside(data: Path) -> Sequence[str]:
+    """A failing sample lies in a run's folder, whose configuration names the plugin files that the reward may be in."""
+    config = data.parent / "config.toml"
+    return plugin_files([config]) if config.is_file() else ()
 
 
 def _rows(data: Path) -> Iterator[tuple[Task, Trajectory]]:

@@ -35,7 +35,8 @@ def load_file(loader: Loader, path: str) -> Record:
         module = _import(record.module, file)
         loaded = loader.adopt(record, module)
     except (Exception, SystemExit) as error:
-        raise PluginError(str(file), said(error), plugin_frames(error)) from error
+        message = f"the plugin can't be loaded: {said(error)}; correct the file, or take it out of `plugins`"
+        raise PluginError(str(file), message, plugin_frames(error)) from error
     loaded = replace(loaded, components=loaded.components + tuple(_classes(module, file, loaded)))
     if not loaded.components and not loaded.hooks:
         raise PluginError(

@@ -34,7 +34,7 @@ class FuseTripped(PluginError):
     def __init__(self, reward: str, verdict: Verdict, seen: str, sample: dict[str, Any]) -> None:
         message = (
             f"failed alike on {seen}: {verdict.error}; fix {verdict.place}, "
-            f"then score the saved failing-sample.json with `relax try reward {reward}`"
+            f"then try it on the sample that failed: `relax try reward {reward} --data failing-sample.json` in the run's folder"
         )
         super().__init__(f"reward {reward}", message, verdict.frames)
         self.sample = sample

@@ -38,7 +38,7 @@ def health(run: RunView, wall: float) -> Health:
     age = max(wall - float(status.get("written_at", wall)), 0.0)
     state = str(status.get("state", "running"))
     if state in ENDINGS:
-        return Health(state, age)
+        return Health(state, age, str(summary.get("error") or ""))
     if _gone(status):
         return Health("lost", age, f"its process {status['pid']} is gone; continue with `relax resume {run.name}`")
     if age > STALE_S:

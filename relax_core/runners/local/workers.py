@@ -14,6 +14,7 @@ import secrets
 import struct
 import sys
 from collections.abc import AsyncIterator, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -125,14 +126,15 @@ class LocalWorkers:
         self._started: list[LocalWorker] = []
 
     async def start(self, specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[Worker, ...]:
-        results = await asyncio.gather(*(self._start(spec, timeout_s) for spec in specs), return_exceptions=True)
-        workers = [result for result in results if isinstance(result, LocalWorker)]
-        failures = [result for result in results if isinstance(result, BaseException)]
-        if failures:
-            await asyncio.gather(*(worker.kill() for worker in workers))
-            raise failures[0]
-        self._started += workers
-        return tuple(workers)
+        starting = [asyncio.create_task(self._start(spec, timeout_s)) for spec in specs]
+        try:
+            return tuple(await asyncio.gather(*starting))
+        except BaseException:
+            for task in starting:
+                task.cancel()
+            results = await asyncio.gather(*starting, return_exceptions=True)
+            await asyncio.gather(*(result.kill() for result in results if isinstance(result, LocalWorker)))
+            raise
 
     async def close(self) -> None:
         await asyncio.gather(*(worker.kill() for worker in self._started))
@@ -141,26 +143,30 @@ class LocalWorkers:
     async def _start(self, spec: WorkerSpec, timeout_s: float) -> LocalWorker:
         receive, report = os.pipe()
         token = secrets.token_urlsafe(24)
+        with os.fdopen(receive, "rb", buffering=0) as words:
+            try:
+                process = self._spawn(spec, report)
+            finally:
+                os.close(report)
+            port = await self._introduced(process, spec, token, words, timeout_s)
+        worker = LocalWorker(spec, process, port, token, self._clock)
+        self._started.append(worker)
+        return worker
+
+    async def _introduced(self, process: Child, spec: WorkerSpec, token: str, words: FileIO, timeout_s: float) -> int:
+        """The port of a process that has learnt who it is; one that can't be used is ended."""
         try:
-            process = self._spawn(spec, report)
-        except BaseException:
-            os.close(receive)
-            raise
-        finally:
-            os.close(report)
-        try:
-            await process.tell(self._certified(token, spec))
             async with asyncio.timeout(timeout_s):
-                answer = await _report_from(receive)
+                await process.tell(self._certified(token, spec))
+                answer = await _first_words(words)
+            if "port" not in answer:
+                raise raised(answer["failure"], spec.name) if answer else self._silent(spec)
+            return int(answer["port"])
         except BaseException as error:
             await process.kill()
             if isinstance(error, TimeoutError):
                 raise DeadlineExceeded("runner", f"worker {spec.name} to start", timeout_s) from None
             raise
-        if "port" not in answer:
-            await process.kill()
-            raise raised(answer["failure"], spec.name) if answer else self._silent(spec)
-        return LocalWorker(spec, process, answer["port"], token, self._clock)
 
     def _spawn(self, spec: WorkerSpec, report: int) -> Child:
         env = {**os.environ, "OMP_NUM_THREADS": str(self._threads), "TOKENIZERS_PARALLELISM": "false", **spec.env}
@@ -199,11 +205,10 @@ class LocalWorkers:
         )
 
 
-async def _report_from(descriptor: int) -> dict[str, Any]:
-    """The child's first words; empty when it ended without any."""
+async def _first_words(pipe: FileIO) -> dict[str, Any]:
+    """What the child reports once it serves or has failed to; empty when it ended without a word."""
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
-    pipe = os.fdopen(descriptor, "rb", buffering=0)
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
     try:
         size = struct.unpack("<I", await reader.readexactly(4))[0]

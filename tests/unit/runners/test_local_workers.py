@@ -170,6 +170,18 @@ async def test_a_start_that_is_cancelled_ends_and_leaves_nothing(workers: LocalW
     await until(lambda: all(gone(child.pid) for child in psutil.Process().children()))
 
 
+async def test_a_cancelled_start_ends_also_those_that_were_ready(workers: LocalWorkers, tmp_path: Path) -> None:
+    open_before = len(os.listdir("/proc/self/fd"))
+    ready, slow = spec("ready"), spec("slow", "SlowToBuild")
+    starting = asyncio.create_task(workers.start([ready, slow]))
+    await until(lambda: any(c.net_connections("tcp") for c in psutil.Process().children()), 60.0)  # it serves
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    await until(lambda: all(gone(child.pid) for child in psutil.Process().children()))
+    await until(lambda: len(os.listdir("/proc/self/fd")) <= open_before)
+
+
 def orphaned() -> list[int]:
     """A parent's worker and that one's child, once the parent has been killed."""
     command = [sys.executable, str(Path(__file__).with_name("parent.py"))]

@@ -60,12 +60,18 @@ class Child:
 
     async def kill(self) -> None:
         """SIGKILL it with its children."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        if not self._ended.is_set():
+            self._kill_session()
         await self._ended.wait()
         self.let_go()
 
+    def _kill_session(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
     def _reap(self) -> None:
+        """What it started ends with it; only until it is waited for is its number surely its own."""
+        self._kill_session()
         self._popen.wait()
         asyncio.get_running_loop().remove_reader(self._descriptor)
         os.close(self._descriptor)

@@ -128,6 +128,12 @@ async def test_killing_a_worker_kills_what_it_started(worker: LocalWorker) -> No
     await until(lambda: gone(worker.pid) and gone(pid))
 
 
+async def test_what_a_worker_started_ends_when_it_dies_by_itself(worker: LocalWorker) -> None:
+    pid = await worker.call("grandchild", timeout_s=CALL_S)
+    os.kill(worker.pid, signal.SIGKILL)
+    await until(lambda: gone(worker.pid) and gone(pid))
+
+
 async def test_stopping_a_worker_that_spins_ends_it(worker: LocalWorker) -> None:
     spinning = asyncio.create_task(worker.call("spin", timeout_s=CALL_S))
     await worker.stop(timeout_s=5.0)

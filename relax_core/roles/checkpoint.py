@@ -40,10 +40,11 @@ class Checkpoints:
             self._write_state(partial, version)
             shutil.rmtree(final, ignore_errors=True)
             os.replace(partial, final)
-        except OSError as error:
+        except (OSError, InfrastructureError) as error:
             shutil.rmtree(partial, ignore_errors=True)
+            why = getattr(error, "strerror", None) or error
             raise InfrastructureError(
-                f"checkpoint {final}: {error.strerror or error}; free space, then `relax resume {self._context.run_dir}`"
+                f"checkpoint {final}: {why}; free space, then `relax resume {self._context.run_dir}`"
             ) from error
         self._prune()
         return str(final)

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from relax_core.api.component import Configurable
 from relax_core.api.errors import ConfigError, PluginError, RelaxError
 from relax_core.api.trainer import Chosen
+from relax_core.plugins.frames import plugin_frames
 
 
 class Builder(Protocol):
@@ -70,8 +71,8 @@ class Host:
 
 
 def describe(error: BaseException) -> Failure:
-    """An exception as data; frames are those below the host."""
-    frames = "".join(traceback.format_exception(error)[1:])
+    """An exception as data; frames are the plugin's own, or all where none of it ran."""
+    frames = plugin_frames(error) or "".join(traceback.format_exception(error)[1:])
     fields: tuple[str, ...] = ()
     if isinstance(error, ConfigError):
         fields = (error.field, str(error.got), error.fix)

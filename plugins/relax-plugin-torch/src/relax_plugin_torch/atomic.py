@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from relax_core.api import InfrastructureError
 
 
@@ -27,6 +29,8 @@ def new_directory(directory: str) -> Iterator[Path]:
         raise InfrastructureError(
             f"{directory}: can't be written ({error.strerror or error}); free some room"
         ) from error
+    except SafetensorError as error:  # what it writes by itself fails with its own type
+        raise InfrastructureError(f"{directory}: can't be written ({error}); free some room") from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 

@@ -12,15 +12,15 @@ class {{ cookiecutter.class_name }}Options(Options):
 class {{ cookiecutter.class_name }}(Algorithm[{{ cookiecutter.class_name }}Options]):
     """Policy gradient with the group's mean reward as baseline and a clipped ratio."""
 
-    min_group_size = 2
-    zero_advantage_skips = True
+    min_group_size = 2  # a sample is compared with the others of its task
+    zero_advantage_skips = True  # rows without advantage have no gradient here, so their forward is left out
 
     def columns(self) -> frozenset[Column]:
         """What `loss` reads beside tokens, loss_mask and advantages."""
         return frozenset({OLD_LOG_PROBS})
 
     def advantages(self, groups: Groups) -> Advantages:
-        """[groups, samples]."""
+        """[groups, samples]: what each sample is worth beside the others of its group."""
         return Advantages(learn.group_mean(groups.rewards, groups.valid))
 
     def loss(self, batch: LossBatch, policy: PolicyOutputs) -> Loss:

@@ -11,8 +11,8 @@ class {{ cookiecutter.class_name }}Options(Options):
 class {{ cookiecutter.class_name }}(Environment[{{ cookiecutter.class_name }}Options]):
     """The policy tries until it has said the task's answer; sooner is worth more."""
 
-    needs_columns = ("answer",)
-    gives_reward = True
+    needs_columns = ("answer",)  # of the task file; a row without one is refused before the run starts
+    gives_reward = True  # so a run needs no [[rewards]]
 
     async def reset(self, task: Task, seed: int) -> Observation | None:
         """Start the task; draw what is random from `random.Random(seed)`. The task's prompt is all there is to see."""
@@ -20,7 +20,7 @@ class {{ cookiecutter.class_name }}(Environment[{{ cookiecutter.class_name }}Opt
         return None
 
     async def step(self, action: Action) -> Step:
-        """Answer one turn."""
+        """Answer one turn. What is said here is shown to the policy and never trained on."""
         self.tries += 1
         if self.answer in action.text:
             return Step("Right.", done=True, reward=1.0 / self.tries)

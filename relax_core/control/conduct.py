@@ -15,6 +15,7 @@ from relax_core.api.errors import RelaxError
 from relax_core.api.events import RunFinished, RunStarted
 from relax_core.api.role import Role
 from relax_core.api.sink import Sink
+from relax_core.api.status import Beat
 from relax_core.control.prepare import Prepared
 from relax_core.observe.notify import Notifier
 from relax_core.observe.recorder import Display, Recorder
@@ -103,11 +104,12 @@ class Conductor:
     async def _watch(self, recorder: Recorder) -> list[str]:
         """Until every role has returned. A stop gives them their grace; returns those that were ended while saving."""
         told_at: float | None = None
+        looked_at = float("-inf")
         while self._running:
             await self._drain(recorder, WATCH_S)
-            recorder.beats(await self._runner.board.beats())
-            for end in await self._runner.ended(0.0):
-                self._take(end)
+            if self._clock.now() - looked_at >= WATCH_S:  # events come faster, and each look costs calls
+                looked_at = self._clock.now()
+                await self._look(recorder)
             if self._stop_reason and told_at is None:
                 told_at = self._clock.now()
                 for role in self._prepared.launch.plan.roles:
@@ -125,12 +127,16 @@ class Conductor:
         starting = set(self._running)
         while starting and not self._stop_reason:
             await asyncio.sleep(WATCH_S)
-            beats = await self._runner.board.beats()
-            recorder.beats(beats)
-            starting -= {beat.role for beat in beats if beat.state != "starting"}
-            for end in await self._runner.ended(0.0):
-                self._take(end)
+            starting -= {beat.role for beat in await self._look(recorder) if beat.state != "starting"}
         return not starting
+
+    async def _look(self, recorder: Recorder) -> tuple[Beat, ...]:
+        """At role states and ends."""
+        beats = await self._runner.board.beats()
+        recorder.beats(beats)
+        for end in await self._runner.ended(0.0):
+            self._take(end)
+        return beats
 
     def _take(self, end: RoleEnd) -> None:
         self._running.discard(end.role)

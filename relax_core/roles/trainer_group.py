@@ -15,6 +15,7 @@ from relax_core.api.trainer import Chunk, OptimizerSpec, Trainer, TrainerSpec, U
 from relax_core.api.version import Version
 from relax_core.api.weights import Manifest
 from relax_core.api.worker import Worker, WorkerSpec
+from relax_core.rollout.together import together
 
 START_S = 600.0
 CALL_S = 3600.0
@@ -43,7 +44,7 @@ class TrainerGroup:
         rendezvous = f"127.0.0.1:{_free_port()}" if group.size > 1 else ""
         ranks = [_spec(context, role, rank, group.size, rendezvous) for rank in range(group.size)]
         try:
-            facts = await asyncio.gather(
+            facts = await together(
                 *(worker.call("start", spec, timeout_s=START_S) for worker, spec in zip(workers, ranks, strict=True))
             )
         except BaseException:

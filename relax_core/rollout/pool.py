@@ -22,6 +22,7 @@ from relax_core.api.weights import Manifest, Receipt
 from relax_core.rollout.completion import Completion, GenerateCall
 from relax_core.rollout.engine_slot import EngineSlot, Pending
 from relax_core.rollout.router import EngineLoad, choose
+from relax_core.rollout.together import together
 
 MAX_RESTARTS = 8
 """Of one engine in a row without a finished request between them."""
@@ -65,7 +66,7 @@ class EnginePool:
 
     async def start(self) -> Mapping[str, Any]:
         """All engines; returns the first one's facts after checking that all hold the same model."""
-        facts = await asyncio.gather(*(slot.start() for slot in self._slots.values()))
+        facts = await together(*(slot.start() for slot in self._slots.values()))
         prints = {fact.get("fingerprint") for fact in facts}
         if len(prints) > 1:
             raise InfrastructureError(f"engines loaded different weights from one folder: {sorted(map(str, prints))}")

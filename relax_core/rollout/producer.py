@@ -35,6 +35,7 @@ from relax_core.rollout.opening import make_pool, open_tasks, remarks
 from relax_core.rollout.pool import EnginePool, Prove, Sampling, Tell
 from relax_core.rollout.seeds import sample_seed
 from relax_core.rollout.tasks import TaskSet
+from relax_core.rollout.together import together
 
 STEPS_AHEAD = 2
 """Groups under way at once, in steps: what keeps engines full; the staleness gate is the real bound."""
@@ -74,7 +75,7 @@ class Producer:
         pool = make_pool(context, await context.bus.version(), prove, tell)
         made = cls(context, family, pool, environments, judge, tasks, train, sets)
         try:
-            facts, *_ = await asyncio.gather(pool.start(), judge.start(), environments.start())
+            facts, *_ = await together(pool.start(), judge.start(), environments.start())
             made._limits = _limits(run, facts)
         except BaseException:
             await made.close()

@@ -23,6 +23,7 @@ from relax_core.api import (
     EngineSpec,
     GenerateRequest,
     Health,
+    InfrastructureError,
     Manifest,
     Options,
     Ragged,
@@ -75,6 +76,10 @@ class EngineOptions(Options):
     """Virtual seconds of a weight update."""
     longest: int = 8
     """Requests end after 1 to `longest` tokens, as their seed says."""
+    start_s: float = 0.0
+    """Virtual seconds until it serves."""
+    refuses: str = ""
+    """The engine of this name does not start."""
     straggler: int = 0
     """Tokens of one request in sixteen; 0: none is special."""
 
@@ -88,6 +93,9 @@ class PuppetEngine(Engine[EngineOptions]):
 
     async def start(self, spec: EngineSpec) -> Mapping[str, Any]:
         self._name, self._version, self._unwanted = spec.name, spec.version, set[str]()
+        if spec.name == self.options.refuses:
+            raise InfrastructureError(f"{spec.name}: no memory")
+        await asyncio.sleep(self.options.start_s)
         return {"fingerprint": "one", "max_context": spec.max_context}
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[list[Delta]]:

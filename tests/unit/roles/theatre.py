@@ -99,6 +99,10 @@ class Puppet:
     async def kill(self) -> None:
         self._dead.set()
 
+    @property
+    def dead(self) -> bool:
+        return self._dead.is_set()
+
 
 _OVER = object()
 

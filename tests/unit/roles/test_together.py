@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starting several things as one: whoever is left when it fails has ended by then."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relax_core.api.errors import InfrastructureError
+from relax_core.rollout.together import together
+from tests.unit.roles.theatre import Theatre
+from tests.unit.roles.virtual_time import play
+
+
+class Starting:
+    """Takes its time to start, to fail, and to clean up."""
+
+    def __init__(self, seconds: float, fails: bool) -> None:
+        self.seconds, self.fails, self.running = seconds, fails, False
+
+    async def start(self) -> float:
+        self.running = True
+        try:
+            await asyncio.sleep(self.seconds)
+            if self.fails:
+                raise InfrastructureError(f"after {self.seconds} s")
+            return self.seconds
+        except BaseException:
+            await asyncio.sleep(0.1)
+            raise
+        finally:
+            self.running = False
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=5), st.none() | st.integers(0, 5))
+def test_results_come_in_order_or_nobody_runs_any_more(plan: list[tuple[int, bool]], cancel_after: int | None) -> None:
+    ones = [Starting(float(seconds), fails) for seconds, fails in plan]
+
+    async def scene() -> None:
+        starting = asyncio.ensure_future(together(*(one.start() for one in ones)))
+        if cancel_after is not None:
+            asyncio.get_running_loop().call_later(cancel_after + 0.5, starting.cancel)
+        try:
+            assert await starting == [one.seconds for one in ones]
+            assert not any(one.fails for one in ones)
+        except InfrastructureError:
+            assert any(one.fails for one in ones)
+        except asyncio.CancelledError:
+            assert cancel_after is not None and cancel_after < max(one.seconds for one in ones)
+        assert not any(one.running for one in ones)
+
+    play(scene())
+
+
+def test_a_rollout_whose_engine_does_not_start_leaves_no_engine_behind(tmp_path: Path) -> None:
+    """Each of its lives starts both engines; the one that could is ended before the role starts anew."""
+    theatre = Theatre(tmp_path, steps=2, engine={"name": "puppet-engine", "refuses": "engine-1", "start_s": 5.0},
+                      placement={"mode": "hybrid", "rollout": {"engines": 2}})  # fmt: skip
+    with pytest.raises(BaseExceptionGroup):
+        theatre.play()
+    assert theatre.workers.alive["engine-0"].dead and theatre.workers.alive["engine-1"].dead

@@ -42,9 +42,10 @@ class Checkpoints:
             os.replace(partial, final)
         except (OSError, InfrastructureError) as error:
             shutil.rmtree(partial, ignore_errors=True)
-            why = getattr(error, "strerror", None) or error
+            said = isinstance(error, InfrastructureError)
+            why = str(error) if said else f"{getattr(error, 'strerror', None) or error}; free some room"
             raise InfrastructureError(
-                f"checkpoint {final}: {why}; free space, then `relax resume {self._context.run_dir}`"
+                f"checkpoint {final}: {why}, then `relax resume {self._context.run_dir}`"
             ) from error
         self._prune()
         return str(final)

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever is wrong: one error that says field, got and fix, the right exit code, a readable run, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from relax_core.views.run import open_run
+from tests.graph.conftest import Ran, Relax, command, environment, survivors
+
+SMALL = (
+    "steps=3", "run.runner=local", "rollout.prompts_per_step=4", "rollout.group_size=4", "eval.every=0", "checkpoint.every=1",
+)  # fmt: skip
+REWARDS = """
+import os
+from pathlib import Path
+from relax_core.api import Reward
+
+class Typo(Reward):
+    def score(self, task, trajectory):
+        return float(trajectory.respons == task.answer)
+
+class Spin(Reward):
+    def score(self, task, trajectory):
+        try:
+            os.close(os.open(Path(__file__).with_name(f"spun-{task.id.partition(':')[2]}"), os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return float(trajectory.response[:1] == task.answer[:1])
+        while len(list(Path(__file__).parent.glob("spun-*"))) < 3:
+            pass
+        return 0.0
+"""
+SECOND = "from relax_core.api import Reward\nclass Exact(Reward):\n    def score(self, task, trajectory): return 1.0\n"
+
+
+def refused(ran: Ran, exit_code: int, *said: str) -> None:
+    """One document on stdout, one error at the end of stderr, and no frame of the core."""
+    assert ran.code == exit_code, ran.err
+    document = ran.json
+    assert document["exit_code"] == exit_code
+    lines = ran.err.strip().splitlines()
+    assert f"relax: {document['error']}".splitlines()[-1] == lines[-1]
+    for words in said:
+        assert words in document["error"]
+    assert "relax_core" not in "".join(line for line in lines if line.lstrip().startswith("File "))
+    assert ran.err.count(document["error"]) == 1
+
+
+def readable(relax: Relax, run: Path, state: str = "failed") -> None:
+    """Reading verbs take the run as it lies there."""
+    assert state in relax("status", run).out
+    assert relax("report", run).code == 0
+    assert open_run(run).summary()["status"] == state
+
+
+def broken_model(tiny: Path, folder: Path, kind: str) -> Path:
+    model = folder / "model"
+    shutil.copytree(tiny / "model", model)
+    if kind == "cut short":
+        whole = (model / "model.safetensors").read_bytes()
+        (model / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    elif kind == "torn configuration":
+        (model / "config.json").write_text('{"model_type": ')
+    else:
+        (model / kind).unlink()
+    return model
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("config.json", "without config.json; name the folder of a Hugging Face model"),
+        ("torn configuration", "config.json, which can't be read"),
+        ("cut short", "model.safetensors, which is cut short"),
+        ("tokenizer.json", "without tokenizer.json"),
+    ],
+)
+def test_a_broken_model_folder_is_refused_before_anything_starts(
+    relax: Relax, tiny: Path, tmp_path: Path, kind: str, said: str
+) -> None:
+    model = broken_model(tiny, tmp_path, kind)
+    refused(
+        relax("train", tiny / "recipe.toml", *SMALL, f"model.path={model}", "--run-dir", "run", "--json"),
+        2,
+        "model.path",
+        said,
+    )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("model.path=nowhere", "nowhere, a folder that does not exist; name the folder of a Hugging Face model"),
+        ("stepz=3", "stepz (command line): got an unknown key; did you mean 'steps'?"),
+        ("algorithm.clip=3", "algorithm.clip (command line): got an unknown key; did you mean 'clip_low'"),
+        ("algorithm=grppo", "algorithm.name (command line): got 'grppo'; no plugin offers it; did you mean 'grpo'?"),
+        ("engine=vllm", "engine.name (command line): got 'vllm'; it is not installed; pip install relax-plugin-vllm"),
+        ("rollout.group_size=1", "rollout.group_size (command line): got 1; grpo compares the samples of a task"),
+        ("rollout.max_new_tokens=4096", "the model's context is"),
+    ],
+)  # fmt: skip
+def test_a_configuration_that_cannot_run_is_refused_before_anything_starts(
+    relax: Relax, tiny: Path, tmp_path: Path, override: str, said: str
+) -> None:
+    refused(relax("train", tiny / "recipe.toml", *SMALL, override, "--run-dir", "run", "--json"), 2, said)
+    assert not (tmp_path / "run").exists()
+
+
+def test_several_problems_are_told_together_a_line_each(relax: Relax, tiny: Path) -> None:
+    ran = relax("train", tiny / "recipe.toml", *SMALL, "rollout.group_size=1", "rollout.max_new_tokens=4096", "--json")
+    assert ran.code == 2
+    assert [error["field"].split()[0] for error in ran.json["errors"]] == [
+        "rollout.group_size",
+        "rollout.max_new_tokens",
+    ]
+    assert len(ran.err.strip().splitlines()) == 3
+
+
+def test_words_that_the_command_line_does_not_know_are_one_document_too(relax: Relax) -> None:
+    ran = relax("train", "x.toml", "--stepz", "--json")
+    assert ran.code == 2 and "--stepz" in ran.json["error"] and "--stepz" in ran.err
+    refused(relax("train", "x.toml", "--json"), 2, "x.toml, which does not exist; name a TOML file or a recipe")
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ("", "which holds no rows"),
+        ('{"prompt": "s21=", "answer": "12"}\n{"prompt": "s3\n', "tasks.jsonl:2: malformed JSON"),
+        (
+            '{"prompt": "s21=", "answer": "12"}\n\n{"prompt": "s31="}\n',
+            "tasks.jsonl:3 without a value for 'answer', which exact reads",
+        ),
+    ],
+    ids=["empty", "malformed", "without an answer"],
+)
+def test_a_task_file_that_cannot_be_used_ends_the_run_with_its_line(
+    relax: Relax, tiny: Path, tmp_path: Path, rows: str, said: str
+) -> None:
+    (tmp_path / "tasks.jsonl").write_text(rows)
+    ran = relax("train", tiny / "recipe.toml", *SMALL, "data.train=tasks.jsonl", "--run-dir", "run", "--json")
+    refused(ran, 2, "data.train: got ", said)
+    readable(relax, tmp_path / "run")
+
+
+def test_a_run_directory_in_use_is_refused_and_left_as_it_is(relax: Relax, tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/notes.txt").write_text("mine")
+    ran = relax("train", tiny / "recipe.toml", *SMALL, "--run-dir", "run", "--json")
+    refused(ran, 2, "run_dir: got run, which is not empty; name a new directory")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
+
+
+def test_a_plugin_file_that_raises_shows_its_own_frame(relax: Relax, tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("from relax_core.api import Reward\nimport json\njson.loads('{')\n")
+    ran = relax("train", tiny / "recipe.toml", *SMALL, 'plugins=["mine.py"]', "--json")
+    refused(ran, 3, "mine.py: the plugin can't be loaded: JSONDecodeError", "correct the file")
+    assert 'mine.py", line 3' in ran.err
+
+
+def test_two_components_of_one_name_are_told_apart_by_their_owners(relax: Relax, tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "exact.py").write_text(SECOND)
+    ran = relax("train", tiny / "recipe.toml", *SMALL, 'plugins=["exact.py"]', "--json")
+    refused(ran, 2, "got 'exact'; several plugins have it; write relax-plugin-rewards:exact or exact.py:exact")
+
+
+def test_a_reward_with_a_typo_stops_the_run_and_leaves_a_sample_to_try_it_on(
+    relax: Relax, tiny: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(REWARDS)
+    typo = ('plugins=["mine.py"]', 'rewards=["typo"]')
+    ran = relax("train", tiny / "recipe.toml", *SMALL, *typo, "--run-dir", "run", "--json")
+    line = REWARDS.splitlines().index("        return float(trajectory.respons == task.answer)") + 1
+    refused(
+        ran,
+        3,
+        "reward typo: failed alike on the first 16 samples",
+        "'Trajectory' object has no attribute 'respons'",
+        f"mine.py:{line}",
+    )
+    readable(relax, tmp_path / "run")
+    (tmp_path / "mine.py").write_text(REWARDS.replace("respons ", "response "))
+    tried = relax("try", "reward", "typo", "--data", tmp_path / "run/failing-sample.json", "--json")
+    assert tried.code == 0
+    assert [sample["outcome"] for sample in json.loads(tried.out)] == ["finished"]
+
+
+def test_a_reward_that_spins_is_killed_and_the_run_goes_on(relax: Relax, tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(REWARDS)
+    spin = ('plugins=["mine.py"]', 'rewards=[{name="spin", timeout_s=1.0}]')
+    ran = relax("train", tiny / "recipe.toml", *SMALL, *spin, "--run-dir", "run", "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json["status"] == "finished" and ran.json["steps"] == 3 and ran.json["balanced"]
+    samples = [sample for step in (1, 2, 3) for sample in open_run(tmp_path / "run").samples(step)]
+    timed_out = [sample for sample in samples if sample["outcome"] == "reward_timeout"]
+    assert timed_out and all("did not answer within timeout_s = 1" in sample["error"] for sample in timed_out)
+    assert {sample["outcome"] for sample in samples} > {"reward_timeout"}
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of a few megabytes."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("mounting a small disk takes root")
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+def test_a_full_disk_ends_the_run_with_what_was_written_before(relax: Relax, tiny: Path, small_disk: Path) -> None:
+    ran = relax(
+        "train", tiny / "recipe.toml", *SMALL, "steps=8", "checkpoint.keep=9", "--run-dir", small_disk / "run", "--json"
+    )
+    refused(ran, 4, str(small_disk), "free")
+    checkpoints = sorted(path.name for path in (small_disk / "run/checkpoints").iterdir())
+    assert checkpoints and all(name.startswith("step-") for name in checkpoints)
+    readable(relax, small_disk / "run")
+    for name in checkpoints[:-1]:
+        shutil.rmtree(small_disk / "run/checkpoints" / name)
+    resumed = relax("resume", small_disk / "run", "checkpoint.keep=1", "--json")
+    assert resumed.code == 0, resumed.err
+    assert resumed.json["steps"] == 8
+
+
+def test_a_file_that_may_not_grow_ends_the_run_alike(tiny: Path, tmp_path: Path) -> None:
+    words = command("train", tiny / "recipe.toml", *SMALL, "--run-dir", tmp_path / "run", "--json")
+    done = subprocess.run(
+        ["bash", "-c", 'ulimit -f 1200; exec "$@"', "bash", *words], cwd=tmp_path, env=environment(), capture_output=True,
+        text=True, timeout=240, check=False,
+    )  # fmt: skip
+    refused(Ran(done.returncode, done.stdout, done.stderr), 4, "free")
+    assert survivors(tmp_path) == []
+    assert open_run(tmp_path / "run").summary()["status"] == "failed"
+    assert os.listdir(tmp_path / "run/checkpoints") == []

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run that was stopped or killed ends as if it never had been; what may not change on the way is refused."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sqlite3
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from relax_core.views.run import open_run
+from tests.graph.conftest import Relax, command, environment, survivors
+
+SMALL = ("run.runner=local", "rollout.prompts_per_step=4", "rollout.group_size=4", "eval.every=0", "checkpoint.every=4")
+EXACT = (*SMALL, "steps=24", "deterministic=true", "max_staleness=0", "placement=colocate", "checkpoint.keep=99")
+SAME = ("reward/mean", "train/loss", "train/grad_norm", "tokens/trained", "lag/max")
+DEADLINE_S = 120.0
+
+
+def broken_off(words: tuple[str | Path, ...], directory: Path, number: signal.Signals, when: Callable[[], bool]) -> int:
+    """Run `relax`, send it a signal once `when` holds, wait until nothing of it is left; its exit code."""
+    with (directory / "stderr").open("w") as err:
+        process = subprocess.Popen(
+            command(*words), cwd=directory, env=environment(), stdout=subprocess.DEVNULL, stderr=err
+        )
+        wait_until(lambda: when() or process.poll() is not None)
+        process.send_signal(number)
+        code = process.wait(DEADLINE_S)
+    wait_until(lambda: not survivors(directory))
+    return code
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def rows(run: Path) -> list[tuple[Any, ...]]:
+    records = (json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines())
+    return [(record["step"], *(record[key] for key in SAME)) for record in records]
+
+
+def trained(run: Path) -> dict[tuple[int, int, int], tuple[Any, ...]]:
+    """Transcripts by attempt."""
+    view = open_run(run)
+    samples = [sample for step in range(1, 25) for sample in view.samples(step)]
+    return {(s["group_id"], s["sample_index"], s["step"]): (s["prompt"], s["response"], s["reward"]) for s in samples}
+
+
+def test_runs_that_were_stopped_or_killed_end_like_the_uninterrupted_one(
+    relax: Relax, tiny: Path, tmp_path: Path
+) -> None:
+    words = ("train", tiny / "recipe.toml", *EXACT, "--run-dir")
+    whole, stopped, killed = (tmp_path / name for name in ("whole", "stopped", "killed"))
+    assert relax(*words, whole).code == 0
+    metrics = stopped / "metrics.jsonl"
+    code = broken_off(
+        (*words, stopped),
+        tmp_path,
+        signal.SIGTERM,
+        lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 3,
+    )
+    assert code == 130
+    code = broken_off(
+        (*words, killed), tmp_path, signal.SIGKILL, (killed / "checkpoints/step-000008/state.json").exists
+    )
+    assert code == -signal.SIGKILL
+    assert "lost" in relax("status", killed).out
+    left = [path.name for path in Path("/dev/shm").glob("relax-killed-*")]
+    for run in (stopped, killed):
+        resumed = relax("resume", run, "--json")
+        assert resumed.code == 0, resumed.err
+        assert resumed.json["steps"] == 24 and resumed.json["balanced"] and resumed.json["samples_trained"] == 24 * 16
+        assert (run / "export/model.safetensors").read_bytes() == (whole / "export/model.safetensors").read_bytes()
+        assert rows(run) == rows(whole)
+        assert trained(run) == trained(whole)
+    assert [step for step, *_ in rows(whole)] == list(range(1, 25))
+    assert left and not [name for name in left if (Path("/dev/shm") / name).exists()]
+
+
+def test_an_asynchronous_run_goes_on_where_it_was_killed_trains_nothing_twice_and_may_be_extended(
+    relax: Relax, tiny: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    words = ("train", tiny / "recipe.toml", *SMALL, "steps=400", "max_staleness=1", "--run-dir", run)
+    broken_off(words, tmp_path, signal.SIGKILL, (run / "checkpoints/step-000008/state.json").exists)
+    refused = relax("resume", run, "optimizer.lr=1.0", "--json")
+    assert refused.code == 2 and "a change of the experiment; only " in refused.json["error"]
+    reached = max(int(path.name.removeprefix("step-")) for path in (run / "checkpoints").glob("step-*"))
+    again = relax("resume", run, f"steps={reached}", "--json")
+    assert again.code == 2 and "which the run has reached; resume with more: steps=N" in again.json["error"]
+    resumed = relax("resume", run, f"steps={reached + 4}", "--json")
+    assert resumed.code == 0, resumed.err
+    account = resumed.json
+    assert account["steps"] == reached + 4 and account["balanced"] and account["max_lag"] <= 1
+    assert account["samples_issued"] == (
+        account["samples_trained"] + sum(account["samples_dropped"].values()) + account["samples_in_flight"]
+    )
+    assert account["samples_trained"] == (reached + 4) * 16
+    ledger = sqlite3.connect(f"file:{run}/ledger.db?mode=ro", uri=True)
+    counted = Counter(ledger.execute("SELECT number, sample FROM ended WHERE reason = ''").fetchall())
+    ledger.close()
+    assert len(counted) == (reached + 4) * 16 and set(counted.values()) == {1}
+    assert [step for step, *_ in rows(run)] == list(range(1, reached + 5))
+    assert f"steps = {reached + 4}" in (run / "config.toml").read_text()

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A signal ends a run soon, keeps what was done, and says how to go on; nothing of it stays behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.graph.conftest import Relax, command, environment, survivors
+
+LONG = (
+    "steps=5000", "run.runner=local",
+    "rollout.prompts_per_step=4", "rollout.group_size=4", "eval.every=0", "checkpoint.every=0",
+)  # fmt: skip
+DEADLINE_S = 120.0
+
+
+@dataclass
+class Under:
+    """A `relax` process under way."""
+
+    process: subprocess.Popen[str]
+    run: Path
+
+    def until(self, true: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not true():
+            assert self.process.poll() is None, self.process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def steps(self) -> int:
+        metrics = self.run / "metrics.jsonl"
+        return metrics.read_text().count("train/loss") if metrics.exists() else 0
+
+    def ended(self) -> tuple[int, dict[str, Any], str]:
+        """(exit code, the document on stdout, stderr)."""
+        out, err = self.process.communicate(timeout=DEADLINE_S)
+        return self.process.returncode, json.loads(out), err
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Under]]:
+    """Start `relax ... --run-dir run --json` in a session of its own, as a terminal would."""
+    begun: list[subprocess.Popen[str]] = []
+
+    def call(*words: str | Path) -> Under:
+        process = subprocess.Popen(
+            command(*words, "--run-dir", "run", "--json"), cwd=tmp_path, env=environment(), text=True, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        begun.append(process)
+        return Under(process, tmp_path / "run")
+
+    yield call
+    for process in begun:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    assert survivors(tmp_path) == []
+
+
+def test_sigterm_in_mid_run_saves_a_checkpoint_and_says_how_to_go_on(
+    start: Callable[..., Under], relax: Relax, tiny: Path
+) -> None:
+    under = start("train", tiny / "recipe.toml", *LONG)
+    under.until(lambda: under.steps() >= 3)
+    under.process.send_signal(signal.SIGTERM)
+    code, document, err = under.ended()
+    assert code == 130
+    assert document["status"] == "stopped" and document["steps"] >= 3 and document["balanced"]
+    assert [path.name for path in (under.run / "checkpoints").iterdir()] == [f"step-{document['steps']:06d}"]
+    assert f"stopped with a checkpoint of step {document['steps']}; continue with: relax resume {under.run}" in err
+    assert "Traceback" not in err
+    assert "stopped" in relax("status", under.run).out
+
+
+def test_ctrl_c_reaches_the_whole_terminal_and_still_saves(start: Callable[..., Under], tiny: Path) -> None:
+    under = start("train", tiny / "recipe.toml", *LONG)
+    under.until(lambda: under.steps() >= 1)
+    os.killpg(under.process.pid, signal.SIGINT)
+    code, document, err = under.ended()
+    assert (code, document["status"]) == (130, "stopped"), err
+    assert "Traceback" not in err
+    assert list((under.run / "checkpoints").glob("step-*/state.json"))
+
+
+def test_a_second_ctrl_c_ends_at_once(start: Callable[..., Under], tiny: Path) -> None:
+    under = start("train", tiny / "recipe.toml", *LONG)
+    under.until(lambda: under.steps() >= 1)
+    os.kill(under.process.pid, signal.SIGINT)
+    time.sleep(0.05)  # two signals that arrive together are one
+    os.kill(under.process.pid, signal.SIGINT)
+    code, document, err = under.ended()
+    assert code == 130
+    assert document["status"] in ("interrupted", "stopped")
+    assert "Traceback" not in err
+
+
+def test_a_stop_while_roles_start_leaves_a_stopped_run_without_checkpoint(
+    start: Callable[..., Under], tiny: Path
+) -> None:
+    under = start("train", tiny / "recipe.toml", *LONG)
+    under.until((under.run / "status.json").exists)
+    os.killpg(under.process.pid, signal.SIGINT)
+    code, document, err = under.ended()
+    assert (code, document["status"], document["steps"]) == (130, "stopped", 0), err
+    assert "before there was a checkpoint" in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_during_a_recipes_build_leaves_no_run(start: Callable[..., Under], number: signal.Signals) -> None:
+    under = start("train", "quickstart", "--runner", "local")
+    under.until((under.run / "recipe/recipe.toml").exists)
+    os.killpg(under.process.pid, number)
+    code, document, err = under.ended()
+    assert code == 130 and document["exit_code"] == 130
+    assert err.strip().splitlines()[-1] == "relax: interrupted" and "Traceback" not in err
+    assert not under.run.exists()
+
+
+def test_a_process_under_a_tether_ends_with_its_parent(tmp_path: Path) -> None:
+    (tmp_path / "forever.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(600)\n")
+    child = subprocess.Popen(
+        [sys.executable, "-m", "relax_core.runners.local.tether", "forever"], cwd=tmp_path, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, start_new_session=True, env=environment(PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path])),
+    )  # fmt: skip
+    assert child.stdin is not None and child.stdout is not None
+    assert child.stdout.readline() == b"up\n"
+    child.stdin.close()
+    assert child.wait(DEADLINE_S) == -signal.SIGKILL
+    child.stdout.close()

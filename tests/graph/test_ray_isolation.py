@@ -41,7 +41,7 @@ def test_a_killed_run_leaves_the_cluster_and_its_neighbour_unhurt(
 ) -> None:
     env = cluster.environment()
     first = start.train(tmp_path / "a" / "run", tiny / "recipe.toml", "steps=2000", **env)
-    second = start.train(tmp_path / "b" / "run", tiny / "recipe.toml", "steps=30", **env)
+    second = start.train(tmp_path / "b" / "run", tiny / "recipe.toml", "steps=150", **env)
     first.until_steps(1)
     second.until_steps(1)
     assert len(_found(env)["apps"]) == 6, "two runs of one name are two runs"

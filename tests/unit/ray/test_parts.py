@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of the Ray runner that need no cluster: presence, pulse, answers, calls by name, the environment."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from relax_core.api.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    InfrastructureError,
+    PluginError,
+    StaleFence,
+    WorkerDied,
+)
+from relax_core.runners.host import Failure
+from relax_core.runners.ray.answer import answered, asked
+from relax_core.runners.ray.presence import REFILL_S, Presence
+from relax_core.runners.ray.pulse import LIMIT_S, Pulse
+from relax_core.runners.ray.remote import BoardClient, Remote
+from relax_core.runners.role_runner import MAX_RESTARTS
+
+
+class Hands:
+    """A clock that stands where it is put."""
+
+    time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+    async def sleep(self, seconds: float) -> None:
+        self.time += seconds
+
+
+# -- presence ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_stateless_role_is_played_again_and_says_how_long_nobody_did() -> None:
+    presence = Presence({"rollout": True, "actor": False})
+    assert presence.missing() == ("rollout", "actor")
+    assert presence.enter("rollout", 1, 0.0) is None
+    loss = presence.lost("rollout", 1, 10.0)
+    assert loss is not None and not loss.fatal and "pid 1" in loss.reason
+    assert presence.lost("rollout", 1, 11.0) is None, "told twice"
+    assert presence.enter("rollout", 2, 14.0) == 10.0
+    assert presence.playing("rollout", 2) and not presence.playing("rollout", 1)
+    assert presence.lost("rollout", 1, 15.0) is None, "of a former replica"
+
+
+def test_the_death_of_a_role_with_state_is_fatal_and_that_of_an_ended_one_is_none() -> None:
+    presence = Presence({"actor": False})
+    presence.enter("actor", 1, 0.0)
+    loss = presence.lost("actor", 1, 1.0)
+    assert loss is not None and loss.fatal
+    assert presence.end("actor") and not presence.end("actor") and presence.over("actor")
+    other = Presence({"actor": False})
+    other.enter("actor", 1, 0.0)
+    other.end("actor")
+    assert other.lost("actor", 1, 1.0) is None
+
+
+def test_a_role_that_dies_too_often_ends_the_run_but_old_deaths_are_forgiven() -> None:
+    presence = Presence({"rollout": True})
+
+    def die(pid: int, now: float) -> bool:
+        presence.enter("rollout", pid, now)
+        loss = presence.lost("rollout", pid, now)
+        return loss is not None and loss.fatal
+
+    assert [die(pid, float(pid)) for pid in range(1, MAX_RESTARTS + 1)] == [False] * MAX_RESTARTS
+    assert not die(50, REFILL_S + MAX_RESTARTS + 1.0)
+    assert [die(pid, REFILL_S + pid) for pid in range(60, 60 + MAX_RESTARTS)][-1]
+
+
+# -- pulse ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_loop_that_stands_still_is_reported_and_one_that_turns_again_is_well() -> None:
+    clock = Hands()
+    pulse = Pulse("rollout", clock)
+    clock.time = LIMIT_S
+    pulse.check()
+    clock.time = LIMIT_S + 1
+    with pytest.raises(InfrastructureError, match="role rollout: its loop has not turned for 61 s"):
+        pulse.check()
+    pulse.beat()
+    pulse.check()
+
+
+# -- answers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConfigError("a.b", 3, "give 4"),
+        StaleFence("lease 3"),
+        ValueError("no"),
+        WorkerDied("gone"),
+        DeadlineExceeded("a", "b", 2.0),
+    ],
+)
+async def test_an_error_comes_back_as_its_own_type(error: Exception) -> None:
+    async def fail() -> None:
+        raise error
+
+    answer = await answered(fail())
+    assert isinstance(answer, Failure)
+    with pytest.raises(type(error)) as seen:
+        await asked(_value(answer), "hub", "call", 1.0)
+    assert str(seen.value) == str(error)
+
+
+async def test_an_error_of_a_plugin_keeps_its_frames() -> None:
+    async def fail() -> None:
+        raise LookupError("author's mistake")
+
+    with pytest.raises(PluginError, match="engine-0: LookupError: author's mistake") as seen:
+        await asked(_value(await answered(fail())), "engine-0", "call", 1.0)
+    assert "test_parts.py" in seen.value.frames
+
+
+async def test_no_answer_is_a_deadline_and_a_dead_actor_a_death() -> None:
+    import ray
+
+    with pytest.raises(DeadlineExceeded, match="hub waited"):
+        await asked(asyncio.Event().wait(), "hub", "call", 0.01)
+
+    async def die() -> None:
+        raise ray.exceptions.RayActorError
+
+    with pytest.raises(WorkerDied, match="hub died during call"):
+        await asked(die(), "hub", "call", 1.0)
+
+
+async def test_a_client_calls_its_service_by_name() -> None:
+    calls: list[Any] = []
+
+    class Call:
+        def remote(self, *call: Any) -> Any:
+            calls.append(call)
+            return _value(("command",))
+
+    hub = type("Hub", (), {"call": Call()})()
+    assert await BoardClient(Remote(hub, "board")).commands("actor", 3, 1.0) == ("command",)
+    assert calls == [("board", "commands", ("actor", 3, 1.0))]
+
+
+async def _value(value: Any) -> Any:
+    return value
+
+
+# -- environment ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("address", "loopback"), [("", "0"), ("10.0.0.1:6379", None)])
+def test_a_cluster_of_our_own_is_bound_to_loopback_and_reports_to_nobody(address: str, loopback: str | None) -> None:
+    code = (
+        "import os, sys; from relax_core.runners.ray.environment import settle; settle(); assert 'ray' not in sys.modules;"
+        "print(os.environ.get('RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER'), os.environ['RAY_USAGE_STATS_ENABLED'])"
+    )
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**env, "RAY_ADDRESS": address}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == [str(loopback), "0"]

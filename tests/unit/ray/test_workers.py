@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Worker groups on Ray keep what `api.worker` promises: errors and their frames, deadlines, deaths, interpreters."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from relax_core.api.errors import DeadlineExceeded, InfrastructureError, PluginError, WorkerDied
+from relax_core.api.trainer import Chosen
+from relax_core.api.worker import Worker, WorkerSpec
+from relax_core.plugins.catalogue import Catalogue
+from relax_core.roles.plan import Plan
+from relax_core.runners.launch import Launch
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
+CALL_S = 60.0
+Start = Callable[..., Any]
+
+
+def spec(name: str, python: str = "", **env: str) -> WorkerSpec:
+    env = {"PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")]), **env}
+    return WorkerSpec(name, Chosen("role", name), python, env, target="tests.unit.runners.hosted:Hosted")
+
+
+@pytest.fixture
+async def begin(joined: None) -> AsyncIterator[Start]:
+    """Starts workers of one run; they end with the test."""
+    from relax_core.runners.ray.workers import RayWorkers
+
+    resolved = tuple(tuple(plugin) for plugin in Catalogue.load().resolved())
+    started: list[Worker] = []
+
+    async def start(*specs: WorkerSpec, plugins: Any = resolved) -> Any:
+        launch = Launch(f"test-{os.getpid()}-{len(started)}", "", {}, Plan("hybrid", (), (), {}, ()), (), plugins)
+        workers = await RayWorkers(launch, 1).start(specs, CALL_S)
+        started.extend(workers)
+        return workers
+
+    yield start
+    for worker in started:
+        await worker.kill()
+
+
+async def test_workers_answer_stream_and_fail_as_their_methods_do(begin: Start) -> None:
+    one, two = await begin(spec("one"), spec("two"))
+    assert one.pid != two.pid and {one.pid, two.pid}.isdisjoint({os.getpid()})
+    doubled = await one.call("double", np.arange(3), timeout_s=CALL_S)
+    assert doubled.tolist() == [0, 2, 4]
+    assert [item async for item in two.stream("count", 3, timeout_s=CALL_S)] == [0, 1, 2]
+    with pytest.raises(ValueError, match="got 3; give 4"):
+        await one.call("refuse", timeout_s=CALL_S)
+    with pytest.raises(PluginError, match="author's mistake") as failed:
+        await one.call("fail", timeout_s=CALL_S)
+    assert "hosted.py" in failed.value.frames
+    got = []
+    with pytest.raises(ValueError, match="no more"):
+        async for item in one.stream("count_then_fail", timeout_s=CALL_S):
+            got.append(item)
+    assert got == [0]
+
+
+async def test_a_killed_worker_is_told_from_one_that_is_late(begin: Start) -> None:
+    (worker,) = await begin(spec("w"))
+    with pytest.raises(DeadlineExceeded, match="w waited"):
+        await worker.call("spin", timeout_s=0.3)
+    spinning = asyncio.create_task(worker.call("spin", timeout_s=CALL_S))
+    await asyncio.sleep(0)
+    os.kill(worker.pid, signal.SIGKILL)
+    with pytest.raises(WorkerDied, match="w .*died during spin"):
+        await spinning
+    with pytest.raises(WorkerDied):
+        [item async for item in worker.stream("count", 3, timeout_s=CALL_S)]
+
+
+async def test_another_interpreter_is_a_child_that_dies_with_its_actor(begin: Start) -> None:
+    (worker,) = await begin(spec("other", python=sys.executable))
+    child = psutil.Process(worker.pid)
+    assert "relax_core.runners.local.child" in " ".join(child.cmdline())
+    assert (await worker.call("double", np.arange(2), timeout_s=CALL_S)).tolist() == [0, 2]
+    assert [item async for item in worker.stream("count", 2, timeout_s=CALL_S)] == [0, 1]
+    await worker.kill()
+    await asyncio.to_thread(psutil.wait_procs, [child], 20)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+async def test_a_worker_with_other_plugins_refuses_to_start(begin: Start) -> None:
+    with pytest.raises(InfrastructureError, match="install the same plugins"):
+        await begin(spec("w"), plugins=(("relax-core", "9.9.9", ""),))

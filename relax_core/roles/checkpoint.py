@@ -43,7 +43,7 @@ class Checkpoints:
         except (OSError, InfrastructureError) as error:
             shutil.rmtree(partial, ignore_errors=True)
             said = isinstance(error, InfrastructureError)
-            why = str(error) if said else f"{getattr(error, 'strerror', None) or error}; free some room"
+            why = str(error) if said else f"{getattr(error, 'strerror', None) or error}; free space"
             raise InfrastructureError(
                 f"checkpoint {final}: {why}, then `relax resume {self._context.run_dir}`"
             ) from error

@@ -101,7 +101,7 @@ class Claim:
     mask_before: int = 0
     """`late = "mask"`: tokens sampled by a step before this one are too stale to train; 0: none."""
     versions: Mapping[str, Mapping[int, Version]] = field(default_factory=dict)
-    """By requested column, then group: the weights that computed it; fixed weights and sampled columns have none."""
+    """By claimed column, then group: the weights that computed it; fixed weights and sampled columns have none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,7 +203,8 @@ class TransferQueue:
         lease = self.leases.grant(request.task, groups, rows, request.trains, now)
         samples = {m.id: m.sealed for group in picked for m in group.valid if m.sealed is not None}
         before = self._begin_training(picked, request.overdue) if request.trains else 0
-        versions = {name: made for name in request.columns if (made := _made_by(picked, name))}
+        names = {*request.columns, *(self.settings.columns if request.trains else ())}
+        versions = {name: made for name in sorted(names) if (made := _made_by(picked, name))}
         return Claim(lease.number, lease.fence, request.task, rows, samples, groups, before, versions)
 
     def _select(self, request: ClaimRequest) -> list[Group]:

@@ -331,7 +331,9 @@ class BusSuite(TrainingSuite):
             again = await lab.claim("actor_fwd", 4)
             assert again.groups == (2, 3)
             await lab.bus.write(again, {"old_log_probs": by_row(again.rows)}, version)
-            assert (await lab.claim_step()).groups == (2, 3)
+            last = await lab.claim_step()
+            assert last.groups == (2, 3)
+            assert last.versions == {"old_log_probs": {2: version, 3: version}}, "a claim tells who made a column"
 
         on_bus(scenario, columns=("tokens", "advantages", "old_log_probs"))
 

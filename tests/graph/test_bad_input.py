@@ -15,6 +15,7 @@ import pytest
 from relax_core.views.run import open_run
 from tests.graph.conftest import Ran, Relax, command, environment, survivors
 
+pytestmark = pytest.mark.timeout(600)  # several whole runs, on a machine that others use too
 SMALL = (
     "steps=3", "run.runner=local", "rollout.prompts_per_step=4", "rollout.group_size=4", "eval.every=0", "checkpoint.every=1",
 )  # fmt: skip

@@ -70,10 +70,22 @@ def test_a_new_project_builds_installs_is_found_conforms_and_trains(kind: str, h
         assert checked["failed"] == 0 and checked["passed"] > 10
         rewards, *choice = (text.format(name=name) for text in CHOICE[kind])
         trains(home, game, rewards, project.name, *choice)
+    tried(home, game, kind, names[0])
     own = ended([home.python, "-m", "pytest", "-p", "no:cacheprovider", "tests"], projects[0])
     assert own.code == 0, own.out
 
 
+def tried(home: Home, game: Path, kind: str, name: str) -> None:
+    """What the project's README says to try."""
+    if kind == "reward":
+        row = {"prompt": "Which city is the capital of France?", "answer": "Paris", "response": "Paris"}
+        (home.path / "responses.jsonl").write_text(json.dumps(row) + "\n")
+        assert "reward 1" in home.must("try", "reward", name, "--data", "responses.jsonl").out
+    if kind == "environment":
+        assert "reward" in home.must("try", game / "recipe.toml", f"environment={name}", "--tasks", "1").out
+
+
+@pytest.mark.timeout(300)
 def test_a_single_file_named_in_the_configuration_conforms_and_trains(home: Home, game: Path) -> None:
     mine = single_file(home, "algorithm", "my_loss.py", 'algorithm = "my-loss"')
     assert home.must("plugins", "check", "my_loss.py", "--json").json["failed"] == 0

@@ -1,11 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A baked project builds as a wheel, installs beside the core's wheel, is found, conforms and passes its own tests."""
-
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+"""What `relax new` writes and refuses; `tests/authors` takes the projects on to wheels, checks and runs."""
 
 import pytest
 
@@ -13,7 +7,6 @@ from relax_core.api import ConfigError, PluginError
 from relax_core.plugins import Catalogue
 from relax_core.plugins.templates import bake, template_of
 
-ROOT = Path(__file__).parents[3]
 KINDS = ("reward", "environment", "algorithm")
 MOVED = {
     "reward": """
@@ -42,50 +35,6 @@ class Longest(Algorithm):
         return Loss({"policy": Term(-policy.log_probs * batch.advantages)})
 """,
 }
-
-
-def run(*command: str, site: Path | None = None, cwd: Path | None = None) -> str:
-    """Run a command that must succeed; `site` comes before everything installed."""
-    environ = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(site or "")}
-    done = subprocess.run(
-        [sys.executable, *command], cwd=cwd, env=environ, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def wheel(project: Path, directory: Path) -> Path:
-    run("-m", "build", "--wheel", "--no-isolation", "-o", str(directory), str(project))
-    return max(directory.glob("*.whl"), key=lambda path: path.stat().st_mtime_ns)
-
-
-@pytest.fixture(scope="module")
-def core_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return wheel(ROOT, tmp_path_factory.mktemp("core"))
-
-
-RELAX = ("-c", "from relax_core.cli.main import main; main()")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("moved", [False, True], ids=["template", "from-file"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_baked_project_builds_installs_is_found_and_conforms(kind, moved, core_wheel, tmp_path):
-    source = tmp_path / "longest.py"
-    source.write_text(MOVED[kind])
-    project = bake(kind, f"my-{kind}", tmp_path / "made", source if moved else None)
-    site = tmp_path / "site"
-    wheels = [str(core_wheel), str(wheel(project, tmp_path / "dist"))]
-    run("-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(site), *wheels)
-
-    listed = json.loads(run(*RELAX, "plugins", "list", "--kind", kind, "--json", site=site, cwd=tmp_path))
-    record = next(plugin for plugin in listed["plugins"] if plugin["distribution"] == project.name)
-    assert (record["state"], record["components"][0]["name"]) == ("ok", f"my-{kind}")
-    checked = json.loads(run(*RELAX, "plugins", "check", f"my-{kind}", "--json", site=site, cwd=tmp_path))
-    assert checked["failed"] == 0 and checked["passed"] > 10
-    run("-m", "pytest", "-p", "no:cacheprovider", "tests", site=site, cwd=project)
-    assert (site / "relax_core" / "templates" / kind / "cookiecutter.json").is_file()
 
 
 def test_a_moved_file_keeps_its_code_and_takes_the_name_given(tmp_path):

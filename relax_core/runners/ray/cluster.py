@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import subprocess
 import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -15,8 +14,8 @@ import ray._private.worker
 from ray import serve
 
 from relax_core.api.errors import InfrastructureError
-from relax_core.runners.ray import reaper
 from relax_core.runners.ray.environment import joins, settle
+from relax_core.runners.ray.reaper import Reaper
 
 NAMESPACE = "relax"
 OBJECT_STORE_BYTES = 512 << 20
@@ -34,7 +33,7 @@ class Cluster:
         self._thread = ThreadPoolExecutor(1, "ray")
         self._connecting: Future[None] | None = None
         self._connected = False
-        self._reaper: subprocess.Popen[bytes] | None = None
+        self._reaper: Reaper | None = None
         self.ours = False
         """Started by us: nobody else is on it, and it ends with us."""
 
@@ -73,19 +72,19 @@ class Cluster:
         if not self.ours:
             ray.init(**options)
         else:
+            self._reaper = Reaper.start()
             ray.init(
                 **options, num_cpus=LOGICAL_CPUS, object_store_memory=OBJECT_STORE_BYTES, include_dashboard=False,
                 address="local",
             )  # fmt: skip
-            self._reaper = reaper.start()
+            self._reaper.started()
 
     def _disconnect(self) -> None:
         if self._connected and ray.is_initialized():
             ray.shutdown()
         self._connected = False
-        if self._reaper is not None and self._reaper.stdin is not None:
-            self._reaper.stdin.close()
-            self._reaper.wait()
+        if self._reaper is not None:
+            self._reaper.close()
             self._reaper = None
 
 

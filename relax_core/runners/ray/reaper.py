@@ -1,48 +1,69 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ends what Ray leaves behind when the driver is killed: its agents outlive raylet and GCS by minutes.
 
-A process beside the driver: told process ids on its command line, it waits until its standard input closes, and then
-kills those that are still the same processes. After a clean end there are none.
+A process beside the driver. It learns the driver's processes while Ray starts, waits until its standard input closes,
+and then kills those that are still the same processes. After a clean end there are none.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import subprocess
 import sys
 import time
+from typing import Self
 
 import psutil
 
+LOOK_S = 0.25
+"""Between two looks while Ray starts; afterwards its daemons stay the same."""
 LET_S = 0.5
 """For those that end by themselves."""
 
 
-def start() -> subprocess.Popen[bytes]:
-    """Watch over all that this process has started so far; close its standard input to end it."""
-    names = [_name(child) for child in psutil.Process().children(recursive=True)]
-    command = [sys.executable, "-m", "relax_core.runners.ray.reaper", *filter(None, names)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+class Reaper:
+    """The driver's end of it; one that is killed has ended too."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    @classmethod
+    def start(cls) -> Self:
+        """Before Ray is started."""
+        command = [sys.executable, "-m", "relax_core.runners.ray.reaper"]
+        return cls(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True))
+
+    def started(self) -> None:
+        """All of Ray's daemons are there."""
+        if self._process.stdin is not None:
+            self._process.stdin.write(b".")
+            self._process.stdin.flush()
+
+    def close(self) -> None:
+        """Ray has been shut down."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.wait()
 
 
 def main() -> None:
-    """Wait for the driver's end, then kill."""
-    while os.read(0, 4096):
-        pass
-    time.sleep(LET_S)
-    for name in sys.argv[1:]:
-        pid = int(name.partition(":")[0])
+    """Look while Ray starts, wait for the driver's end, then kill."""
+    driver = psutil.Process(os.getppid())
+    known: set[psutil.Process] = set()
+    starting = True
+    while True:
+        told, _, _ = select.select([0], [], [], LOOK_S if starting else None)
+        if told and not os.read(0, 1):
+            break
+        starting = not told
         with contextlib.suppress(psutil.NoSuchProcess):
-            if _name(psutil.Process(pid)) == name:
-                psutil.Process(pid).kill()
-
-
-def _name(process: psutil.Process) -> str:
-    """Its id with its birth: ids are used again."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return f"{process.pid}:{process.create_time():.2f}"
-    return ""
+            known.update(child for child in driver.children(recursive=True) if child.pid != os.getpid())
+    time.sleep(LET_S)
+    for process in known:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()  # psutil refuses where the id belongs to another process by now
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ def tether() -> None:
 
 
 def _end_with_parent() -> None:
-    while os.read(0, 4096):  # not through sys.stdin: its lock, held by this thread, would abort the interpreter at its end
+    # Not through sys.stdin: its lock, held by this thread, would abort the interpreter at its end.
+    while os.read(0, 4096):
         pass
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(os.getpgrp(), signal.SIGKILL)  # the session is ours alone: whatever we forked ends too

@@ -36,6 +36,8 @@ from relax_core.weights.location import sweep
 LEASE_S = 10.0
 PROBE_S = 2.0
 STOP_S = 8.0
+HEALTH_S = 60.0
+"""For an answer: the import of torch may hold the interpreter for many seconds on a busy machine."""
 
 
 def app_name(run_id: str, role: str) -> str:
@@ -146,7 +148,7 @@ def deployment(run_id: str, role: str) -> Any:
         max_ongoing_requests=64,
         ray_actor_options={"num_cpus": 0},
         health_check_period_s=1.0,
-        health_check_timeout_s=10.0,
+        health_check_timeout_s=HEALTH_S,
         graceful_shutdown_timeout_s=STOP_S,
         graceful_shutdown_wait_loop_s=0.1,
     )

@@ -199,7 +199,7 @@ def test_queue_is_right_in_every_small_state(bus, uncovered, most):
     assert explore(bus, uncovered, most) > 30
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("bus", "uncovered"),

@@ -36,7 +36,7 @@ def test_rule_keeps_lag_bounded_and_every_step_can_finish(case):
     assert model.explore(limits(*case)) > 20
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("case", LARGE)
 def test_rule_holds_in_larger_worlds(case):

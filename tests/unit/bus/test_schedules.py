@@ -345,7 +345,7 @@ def test_long_schedules_reach_many_steps_and_lose_nothing():
     assert sum(len(run.lineage) for run in runs) > 50, "the schedules must really train"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", range(1000, 1040))
 def test_very_long_schedules_lose_nothing(seed):

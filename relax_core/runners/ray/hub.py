@@ -8,6 +8,7 @@ can't reach it ends itself. It looks after the replicas that play the roles, and
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -31,6 +32,7 @@ from relax_core.weights.service import WeightBoard
 
 CONCURRENCY = 1000
 """Calls under way at once: long waits hold a place each."""
+TAKEOVER_S = 120.0
 LOOK_S = 1.0
 """Between two looks at a replica: Ray tells of a death only who asks."""
 
@@ -76,7 +78,7 @@ class Hub:
         self._ends: list[tuple[str, Failure | None]] = []
         self._presence = Presence({role: _stateless(catalogue, role) for role in launch.plan.roles})
         self._entered = asyncio.Event()
-        self._watches: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         return self._storages
 
     async def _open_bus(
@@ -102,9 +104,7 @@ class Hub:
         now = self._clock.now()
         since = self._presence.enter(role, pid, now)
         self._entered.set()
-        watch = asyncio.create_task(self._watch(role, replica, pid))
-        self._watches.add(watch)
-        watch.add_done_callback(self._watches.discard)
+        self._own(self._watch(role, replica, pid))
         return Part(self._launch, self._storages, None if since is None else now - since)
 
     async def gathered(self) -> None:
@@ -135,12 +135,27 @@ class Hub:
             await asyncio.sleep(LOOK_S)
 
     async def _lost(self, role: str, pid: int) -> None:
-        loss = self._presence.lost(role, pid, self._clock.now())
+        now = self._clock.now()
+        loss = self._presence.lost(role, pid, now)
         if loss is None:
             return
         await self._board.emit(RoleFailed(role, loss.reason, WorkerDied.exit_code, loss.fatal))
         if loss.fatal:
             await self.end_role(role, Failure(WorkerDied.__name__, loss.reason))
+        else:
+            self._own(self._succeeded(role, now))
+
+    async def _succeeded(self, role: str, lost_at: float) -> None:
+        """A role that nobody takes over in time ends the run."""
+        await self._clock.sleep(TAKEOVER_S)
+        if self._presence.absent(role, lost_at):
+            reason = f"role {role}: its process died and Serve started no other within {TAKEOVER_S:.0f} s"
+            await self.end_role(role, Failure(WorkerDied.__name__, reason))
+
+    def _own(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
 def _stateless(catalogue: Catalogue, role: str) -> bool:

@@ -81,6 +81,11 @@ class Presence:
         player = self._players[role]
         return pid != 0 and player.pid == pid and player.lost_at is None and not player.ended
 
+    def absent(self, role: str, since: float) -> bool:
+        """Whether nobody has played the role since it was lost then."""
+        player = self._players[role]
+        return player.lost_at == since and not player.ended
+
     def over(self, role: str) -> bool:
         """Whether the role is played no more."""
         return self._players[role].ended

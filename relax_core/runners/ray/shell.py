@@ -33,8 +33,10 @@ from relax_core.runners.ray.workers import RayWorkers
 from relax_core.runners.role_runner import run_role
 from relax_core.weights.location import sweep
 
-LEASE_S = 10.0
+LEASE_S = 60.0
+"""Of silence: a busy machine is no lost hub. That the hub died, Ray says at once."""
 PROBE_S = 2.0
+ANSWER_S = 20.0
 STOP_S = 8.0
 HEALTH_S = 60.0
 """For an answer: the import of torch may hold the interpreter for many seconds on a busy machine."""
@@ -121,14 +123,16 @@ class RoleShell:
             await children.close()
 
     async def _lease(self, hub: Any) -> None:
-        """Returns when the hub has not answered for the length of the lease; beats for the health check."""
+        """Returns when the hub is dead, or silent for the length of the lease; beats for the health check."""
         last = self._clock.now()
         while self._clock.now() - last < LEASE_S:
             self._pulse.beat()
             try:
-                async with asyncio.timeout(PROBE_S):
+                async with asyncio.timeout(ANSWER_S):
                     await hub.alive.remote()
                 last = self._clock.now()
+            except ray.exceptions.ActorDiedError:
+                return
             except (TimeoutError, ray.exceptions.RayError):
                 pass
             await asyncio.sleep(PROBE_S)

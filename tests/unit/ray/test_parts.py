@@ -49,9 +49,11 @@ def test_a_stateless_role_is_played_again_and_says_how_long_nobody_did() -> None
     loss = presence.lost("rollout", 1, 10.0)
     assert loss is not None and not loss.fatal and "pid 1" in loss.reason
     assert presence.lost("rollout", 1, 11.0) is None, "told twice"
+    assert presence.absent("rollout", 10.0)
     assert presence.enter("rollout", 2, 14.0) == 10.0
     assert presence.playing("rollout", 2) and not presence.playing("rollout", 1)
     assert presence.lost("rollout", 1, 15.0) is None, "of a former replica"
+    assert not presence.absent("rollout", 10.0)
 
 
 def test_the_death_of_a_role_with_state_is_fatal_and_that_of_an_ended_one_is_none() -> None:

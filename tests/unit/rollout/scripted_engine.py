@@ -34,7 +34,9 @@ class ScriptedEngine:
             for name in list(left):
                 last[name] += 1
                 left[name] -= 1
-                deltas.append(Delta(name, (last[name],), (-0.5,), self._step, self._step, "" if left[name] else "length"))
+                deltas.append(
+                    Delta(name, (last[name],), (-0.5,), self._step, self._step, "" if left[name] else "length")
+                )
                 if not left[name]:
                     del left[name]
             yield deltas

@@ -91,7 +91,8 @@ from it."""
 _COMMANDS = """\
 Results go to stdout, progress and logs to stderr; with `--json` exactly one JSON document is on stdout, also of a
 verb that fails: `{"error": ..., "type": ..., "exit_code": ...}`, and `field`, `got`, `fix` where the configuration
-is wrong. A run that is named may be a directory, a name under the runs folder, or the start of one. [Exit codes](runs.md#exit-codes)."""
+is wrong. A run that is named may be a directory, a name under the runs folder, or the
+start of one. [Exit codes](runs.md#exit-codes)."""
 PAGES = {
     "configuration.md": configuration,
     "metrics.md": metrics,

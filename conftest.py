@@ -17,8 +17,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Skips(refused=config.getoption("--no-skips")), "skips")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One Ray cluster at a time: with `--dist loadgroup` these run one after another in one process."""
+    """One Ray cluster at a time: with `--dist loadgroup` these run one after another in one process. Before xdist looks."""
     for item in items:
         if item.get_closest_marker("ray"):
             item.add_marker(pytest.mark.xdist_group("ray"))

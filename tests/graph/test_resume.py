@@ -85,7 +85,8 @@ def test_runs_that_were_stopped_or_killed_end_like_the_uninterrupted_one(
         assert rows(run) == rows(whole)
         assert trained(run) == trained(whole)
     assert [step for step, *_ in rows(whole)] == list(range(1, 25))
-    assert left and not [name for name in left if (Path("/dev/shm") / name).exists()]
+    # Any run that starts sweeps what dead ones left: maybe this one, maybe a neighbour before it was looked at.
+    assert not [name for name in left if (Path("/dev/shm") / name).exists()]
 
 
 def test_an_asynchronous_run_goes_on_where_it_was_killed_trains_nothing_twice_and_may_be_extended(

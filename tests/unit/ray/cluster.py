@@ -40,15 +40,21 @@ class ForeignCluster:
         self.address = self._found()
         return self
 
-    def __init__(self) -> None:
-        self._token = secrets.token_hex(16)
+    def __init__(self, guarded: bool = True) -> None:
+        """`guarded`: it asks for a token, which only processes that import ray after it has started can show."""
+        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
+        self._auth = token if guarded else {"RAY_AUTH_MODE": "disabled"}
 
     def environment(self) -> dict[str, str]:
         """For its own processes and for whoever joins it."""
         from relax_core.runners.ray.environment import SETTINGS
 
-        own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self._token, "OMP_NUM_THREADS": "1"}
-        return {**SETTINGS, **own, **({"RAY_ADDRESS": self.address} if self.address else {})}
+        return {
+            **SETTINGS,
+            **self._auth,
+            "OMP_NUM_THREADS": "1",
+            **({"RAY_ADDRESS": self.address} if self.address else {}),
+        }
 
     def _found(self) -> str:
         end = time.monotonic() + START_S

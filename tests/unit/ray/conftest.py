@@ -13,8 +13,8 @@ from tests.unit.ray.cluster import ForeignCluster
 
 @pytest.fixture(scope="session")
 def address() -> Iterator[str]:
-    """Of a cluster that nobody of ours started; `RAY_ADDRESS` names it meanwhile."""
-    with ForeignCluster() as cluster, pytest.MonkeyPatch.context() as patch:
+    """Of a cluster that nobody of ours started; `RAY_ADDRESS` names it meanwhile. This process has imported ray long ago."""
+    with ForeignCluster(guarded=False) as cluster, pytest.MonkeyPatch.context() as patch:
         for name, value in cluster.environment().items():
             patch.setenv(name, value)
         yield cluster.address

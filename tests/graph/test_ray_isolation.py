@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,29 +67,26 @@ def test_ctrl_c_during_a_run_saves_and_says_how_to_go_on(start: Start, tiny: Pat
     path = tmp_path / "run"
     run = start.train(path, tiny / "recipe.toml", "steps=2000", "checkpoint.every=0")
     run.until_steps(3)
-    code, seconds = _interrupted(run)
+    code = _interrupted(run)
     assert code == 130, run.err
     assert f"relax resume {path}" in run.err
     assert run.out == ""
     assert list((path / "checkpoints").glob("step-*/state.json"))
-    assert seconds < 20, f"10 s on a machine that is not shared; got {seconds:.1f}"
     _only_ours(run)
 
 
 def test_ctrl_c_while_ray_starts_ends_the_run(start: Start, tiny: Path, tmp_path: Path) -> None:
     run = start.train(tmp_path / "run", tiny / "recipe.toml", "steps=2000")
     until(lambda: children(run.process.pid, "raylet"), "a raylet")
-    code, seconds = _interrupted(run)
+    code = _interrupted(run)
     assert code == 130, run.err
-    assert seconds < 20, f"10 s on a machine that is not shared; got {seconds:.1f}"
     assert not list((tmp_path / "run" / "checkpoints").glob("step-*"))
     _only_ours(run)
 
 
-def _interrupted(run: Running) -> tuple[int, float]:
-    since = time.monotonic()
+def _interrupted(run: Running) -> int:
     run.interrupt()
-    return run.end(60), time.monotonic() - since
+    return run.end(60)
 
 
 def _only_ours(run: Running) -> None:

@@ -26,22 +26,12 @@ from relax_core.observe.run_directory import RunDirectory
 from relax_core.observe.status import status_document, told
 from relax_core.observe.totals import Totals
 from relax_core.observe.trace import Trace
+from relax_core.plugins.observers import HOOKS
 
 ENDINGS = ("finished", "stopped", "failed", "interrupted")
 SHOWN_SAMPLES = 4
 """Transcripts of a step that sinks get."""
 STATUS_EVERY_S = 5.0
-_HOOKS: dict[type, str] = {
-    events.RunStarted: "relax_run_started",
-    events.SamplesScored: "relax_samples_scored",
-    events.StepFinished: "relax_step_finished",
-    events.WeightsPublished: "relax_weights_published",
-    events.CheckpointSaved: "relax_checkpoint_saved",
-    events.EvalFinished: "relax_eval_finished",
-    events.RoleFailed: "relax_role_failed",
-    events.RoleRecovered: "relax_role_recovered",
-    events.RunFinished: "relax_run_finished",
-}
 
 
 class Display(Protocol):
@@ -122,7 +112,7 @@ class Recorder:
         """Write one event down."""
         told_event = self._record(event)
         self._show(lambda display: display.event(told_event))
-        hook = _HOOKS.get(type(told_event))
+        hook = HOOKS.get(type(told_event))
         if hook:
             self._tell_observers(hook, told_event)
 

@@ -32,6 +32,12 @@ def spec(name: str = "w", target: str = "Hosted", memory_mb: int = 0, python: st
 
 
 @pytest.fixture
+def others() -> set[int]:
+    """The children of earlier tests in this process (a library's own helper may live on): none of ours."""
+    return {child.pid for child in psutil.Process().children()}
+
+
+@pytest.fixture
 async def workers(tmp_path: Path) -> AsyncIterator[LocalWorkers]:
     made = LocalWorkers(log_dir=tmp_path)
     yield made
@@ -49,6 +55,10 @@ async def until(ready: Callable[[], bool], seconds: float = 20.0) -> None:
     async with asyncio.timeout(seconds):
         while not ready():
             await asyncio.sleep(0.02)
+
+
+def ours(others: set[int]) -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if child.pid not in others and not gone(child.pid)]
 
 
 def gone(pid: int) -> bool:
@@ -149,10 +159,10 @@ async def test_a_memory_limit_is_the_authors_error_and_not_the_machines(workers:
         await one.call("take_memory", 2048, timeout_s=CALL_S)
 
 
-async def test_one_that_fails_to_start_takes_the_others_with_it(workers: LocalWorkers) -> None:
+async def test_one_that_fails_to_start_takes_the_others_with_it(workers: LocalWorkers, others: set[int]) -> None:
     with pytest.raises(PluginError, match="NoSuchClass"):
         await workers.start([spec("good"), spec("bad", "NoSuchClass")])
-    assert [c for c in psutil.Process().children() if not gone(c.pid)] == []
+    assert ours(others) == []
 
 
 async def test_a_worker_that_never_gets_ready_meets_its_deadline(workers: LocalWorkers) -> None:
@@ -166,25 +176,27 @@ async def test_an_interpreter_that_is_not_there_is_named(workers: LocalWorkers) 
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.001, 0.02, 0.3])
-async def test_a_start_that_is_cancelled_ends_and_leaves_nothing(workers: LocalWorkers, after_s: float) -> None:
+async def test_a_start_that_is_cancelled_ends_and_leaves_nothing(
+    workers: LocalWorkers, others: set[int], after_s: float
+) -> None:
     starting = asyncio.create_task(workers.start([spec(str(number), "SlowToBuild") for number in range(2)]))
     await asyncio.sleep(after_s)
     starting.cancel()
     async with asyncio.timeout(20):
         with pytest.raises(asyncio.CancelledError):
             await starting
-    await until(lambda: all(gone(child.pid) for child in psutil.Process().children()))
+    await until(lambda: not ours(others))
 
 
-async def test_a_cancelled_start_ends_also_those_that_were_ready(workers: LocalWorkers, tmp_path: Path) -> None:
+async def test_a_cancelled_start_ends_also_those_that_were_ready(workers: LocalWorkers, others: set[int]) -> None:
     open_before = len(os.listdir("/proc/self/fd"))
     ready, slow = spec("ready"), spec("slow", "SlowToBuild")
     starting = asyncio.create_task(workers.start([ready, slow]))
-    await until(lambda: any(c.net_connections("tcp") for c in psutil.Process().children()), 60.0)  # it serves
+    await until(lambda: any(c.net_connections("tcp") for c in ours(others)), 60.0)  # it serves
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
-    await until(lambda: all(gone(child.pid) for child in psutil.Process().children()))
+    await until(lambda: not ours(others))
     await until(lambda: len(os.listdir("/proc/self/fd")) <= open_before)
 
 

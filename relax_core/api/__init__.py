@@ -49,10 +49,10 @@ _HOME = {
         "Chosen", "Chunk", "ChunkPlan", "OptimizerSpec", "Trainer", "TrainerSpec", "UpdateOutcome", "UpdateResult",
     ),
     "trajectory": ("Node", "Row", "Trajectory"),
-    "turn": ("Sleeper", "Turns"),
+    "turn": ("Sleeper", "Turn", "Turns"),
     "version": ("Version",),
     "weights": (
-        "Manifest", "Receipt", "TensorInfo", "WeightTransport", "combined_fingerprint", "tensor_fingerprint",
+        "Canary", "Manifest", "Receipt", "TensorInfo", "WeightTransport", "combined_fingerprint", "tensor_fingerprint",
     ),
     "worker": ("Worker", "WorkerSpec", "Workers"),
 }  # fmt: skip

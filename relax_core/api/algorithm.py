@@ -185,6 +185,9 @@ class Algorithm(Configurable[OptionsT], Generic[OptionsT]):
     """The largest staleness it is right for; None: any."""
     old_log_probs_tolerance: ClassVar[int] = 0
     """Versions by which `old_log_probs` may differ from the step's start before it is recomputed."""
+    denominators: frozenset[str] = frozenset()
+    """Names that the loss's terms divide by, where they are few: with one alone a step may be trained while it is still
+    being generated. Empty: not told, so each step waits for all of its rows."""
     zero_advantage_skips: bool = False
     """True where a row whose advantages are all 0 has no gradient, so that its forward can be left out."""
 

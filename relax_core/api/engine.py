@@ -56,6 +56,8 @@ class EngineSpec:
     name: str = "engine-0"
     max_concurrency: int = 0
     """0: the engine's own choice."""
+    kv_across_versions: bool = False
+    """Requests in flight keep their KV cache over an update of the weights; shared prefix caches never do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from relax_core.api.clock import Clock
 from relax_core.api.component import Configurable, OptionsT
 from relax_core.api.status import Board, Wait
 from relax_core.api.trainer import Chosen
+from relax_core.api.turn import Turns
 from relax_core.api.version import Version
 from relax_core.api.weights import Manifest, Receipt
 from relax_core.api.worker import Workers
@@ -65,6 +66,21 @@ class WeightService(Protocol):
         """The newest version later than `after`; None after `wait_s`."""
         ...
 
+    async def route(
+        self, model: str, have: Version | None, wait_s: float, after: Version | None = None
+    ) -> tuple[tuple[Manifest, Chosen], ...]:
+        """What a receiver that has `have` must load, in order, to be at the newest version: one full version, or deltas on
+        top of what it has, or a full one and deltas. Empty where nothing newer than `after` came within `wait_s`."""
+        ...
+
+    async def want(self, receiver: str, model: str) -> None:
+        """A receiver stands at the door: the newest version is live, or no route leads there from what it has."""
+        ...
+
+    async def wanted(self, model: str) -> tuple[str, ...]:
+        """Receivers at the door since the newest version was handed out; the publisher serves them between steps."""
+        ...
+
     async def receipt(self, receipt: Receipt) -> None:
         """A receiver's proof. Raises InfrastructureError where its fingerprint is not the manifest's."""
         ...
@@ -96,6 +112,8 @@ class Context(Protocol):
     bus: Bus
     weights: WeightService
     board: Board
+    turns: Turns
+    """The arbiter of devices that several worker groups share."""
     workers: Workers
     """Device worker groups, placed by the runner."""
     children: Workers

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic
 from relax_core.api.batch import RowBatch
 from relax_core.api.component import Configurable, OptionsT
 from relax_core.api.version import Version
-from relax_core.api.weights import Manifest
+from relax_core.api.weights import Manifest, Payload
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +144,15 @@ class Trainer(Configurable[OptionsT], Generic[OptionsT]):
         """Without gradient: fill columns (`log_probs`, `entropy`, `values`) for this rank's rows."""
 
     @abstractmethod
-    def publish(self, version: Version, transport: Chosen, location: str) -> Manifest:
-        """Hand the weights to a transport under Hugging Face names. All ranks call; rank 0's manifest counts."""
+    def publish(
+        self, version: Version, transport: Chosen, location: str, payload: Payload = "full", base: str = ""
+    ) -> Manifest:
+        """Hand the weights to a transport under Hugging Face names (adapters: peft's). All ranks call; rank 0's manifest
+        counts. `base`: what a delta is on top of."""
+
+    def transfer(self, manifest: Manifest, transport: Chosen, receivers: int, wait_s: float) -> int:
+        """Where the transport is live: give what was published last to its receivers; all ranks call."""
+        raise NotImplementedError
 
     def load_published(self, manifest: Manifest, transport: Chosen) -> None:
         """Take weights of another trainer (actor_fwd); same fail-closed checks as an engine."""

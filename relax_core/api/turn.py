@@ -16,7 +16,7 @@ Part = Literal["weights", "kv", "optimizer", "gradients"]
 
 
 class Sleeper(Protocol):
-    """Whoever can give its devices' memory back: an engine or a trainer group."""
+    """Whoever can give its devices' memory back: an engine pool or a trainer group."""
 
     async def sleep(self, parts: Sequence[Part]) -> int:
         """Free parts; returns bytes really freed."""
@@ -27,15 +27,27 @@ class Sleeper(Protocol):
         ...
 
 
-class Turns(Protocol):
-    """The arbiter of a run's devices."""
+class Turn(Protocol):
+    """Devices held now."""
 
-    def join(self, name: str, devices: frozenset[str], sleeper: Sleeper) -> None:
+    async def wanted(self) -> None:
+        """Return when somebody else waits for the devices: come to a safe point and let go. Never for who is alone."""
+        ...
+
+
+class Turns(Protocol):
+    """The arbiter of a run's devices, as one role sees it."""
+
+    async def join(self, name: str, devices: frozenset[str], sleeper: Sleeper) -> None:
         """Make known who lives on which devices; everyone starts awake."""
+        ...
+
+    async def leave(self, name: str) -> None:
+        """It is gone, with all it held."""
         ...
 
     def acquire(
         self, devices: frozenset[str], phase: Phase, holders: Mapping[str, Sequence[Part]], deadline_s: float
-    ) -> AbstractAsyncContextManager[None]:
+    ) -> AbstractAsyncContextManager[Turn]:
         """Have the devices with these holders' parts awake and everyone else's asleep. Raises DeadlineExceeded."""
         ...

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Generic, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeAlias
 
 from relax_core.api.component import Configurable, OptionsT
 from relax_core.api.version import Version
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 ReceiptLevel = Literal["wire", "resident", "behaviour"]
 Payload = Literal["full", "delta", "lora"]
+Resident: TypeAlias = "Callable[[str], np.ndarray]"
+"""By Hugging Face name: the array a receiver holds now, in the dtype of the manifest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,15 @@ class TensorInfo:
     fingerprint: str
     """xxh3-128 of its bytes, hexadecimal."""
     size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """A short sequence and what the trainer thinks of it: an engine that disagrees does not have these weights."""
+
+    tokens: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    """[tokens] of each token given those before it, at temperature 1; the first is 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +57,11 @@ class Manifest:
     """`combined_fingerprint` of all tensors."""
     unchanged: tuple[str, ...] = ()
     """Names whose bytes equal the last version's; all of them unchanged after an update is a fault."""
+    wire_bytes: int = 0
+    """What really travels: of a delta far less than `size_bytes`; 0 is all of them."""
+    canary: Canary | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Where the sender's time went: gather, hash, write."""
 
     @property
     def size_bytes(self) -> int:
@@ -60,7 +76,14 @@ class Receipt:
     version: Version
     level: ReceiptLevel
     fingerprint: str
+    """`combined_fingerprint` of what arrived, under the manifest's names."""
     seconds: float = 0.0
+    resident: str = ""
+    """Fingerprint of what lies in the engine's memory now, equal among engines of one layout."""
+    layout: str = ""
+    """How the engine lays weights out (fused, sharded, quantised); resident fingerprints compare within one only."""
+    times: Mapping[str, float] = field(default_factory=dict)
+    """Where `seconds` went: wire, load, proof."""
 
 
 def tensor_fingerprint(array: np.ndarray) -> str:
@@ -88,6 +111,8 @@ class WeightTransport(Configurable[OptionsT], Generic[OptionsT]):
     kind: ClassVar[str] = "weight-transport"
     payloads: ClassVar[frozenset[str]] = frozenset({"full"})
     same_host: ClassVar[bool] = False
+    live: ClassVar[bool] = False
+    """Nothing is stored: `send` only describes, and receivers take the tensors while the sender runs `transfer`."""
 
     @abstractmethod
     def send(
@@ -98,11 +123,26 @@ class WeightTransport(Configurable[OptionsT], Generic[OptionsT]):
         tensors: Iterable[tuple[str, np.ndarray, str]],
         location: str,
     ) -> Manifest:
-        """Write (name, bytes-like array, dtype) of a version under `location`; bf16 travels as uint16 bits."""
+        """Write (name, bytes-like array, dtype) of a version under `location`; bf16 travels as uint16 bits.
+
+        `tensors` are always whole. A delta is against the last version this instance sent, which `base` names;
+        ValueError where it is not that one. A live transport only reads them, to say in the manifest what will come.
+        """
+
+    def transfer(
+        self, manifest: Manifest, tensors: Iterable[tuple[str, np.ndarray, str]], receivers: int, wait_s: float
+    ) -> int:
+        """live: hand the manifest's tensors, bucket by bucket, to the receivers that come until `receivers` are there
+        or `wait_s` is over; returns how many took all of them. One that stalls is cut off, the others go on."""
+        raise NotImplementedError
 
     @abstractmethod
-    def receive(self, manifest: Manifest) -> Iterator[tuple[TensorInfo, np.ndarray]]:
-        """Tensors in manifest order, checked against their fingerprints; raises ValueError on a difference."""
+    def receive(self, manifest: Manifest, resident: Resident | None = None) -> Iterator[tuple[TensorInfo, np.ndarray]]:
+        """Tensors in manifest order, whole and checked against their fingerprints; raises ValueError on a difference.
+
+        Of a delta only those that changed, made from the receiver's own: `resident` gives the bytes that it has now.
+        An array may be reused for the next tensor where `live`: copy what is to be kept.
+        """
 
     @abstractmethod
     def release(self, manifest: Manifest) -> None:

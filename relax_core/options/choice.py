@@ -6,9 +6,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from relax_core.api.options import Options
 from relax_core.api.trainer import Chosen
@@ -51,6 +51,26 @@ class RewardKeys(Options):
     """Judge only tasks in which a column has this value, `source=algebra`; a dot goes into a table of the column."""
 
 
+class WeightKeys(Options):
+    """The core's keys of the weight service."""
+
+    payload: Literal["full", "delta"] = "full"
+    """What is published: all tensors, or only the bytes that changed. Adapters (`model.lora`) travel as such anyway."""
+    full_every: PositiveInt = 16
+    """delta: a full version this often, so that a new engine has few deltas to load on top of it."""
+    proof: Literal["wire", "resident", "behaviour"] = "resident"
+    """What an engine must prove before it serves: the bytes that arrived, those in its memory where it can tell, or that
+    it gives a short sequence the trainer's log-probs too."""
+    tolerance: PositiveFloat = 0.05
+    """behaviour: largest difference of a log-prob."""
+    timeout_s: PositiveFloat = 300.0
+    """Deadline of a publish for one engine; one that is slower is replaced, the others go on."""
+
+
+class WeightChoice(WeightKeys, Choice):
+    """The transport of weights."""
+
+
 class BackendChoice(BackendKeys, Choice):
     """An engine or a trainer."""
 
@@ -59,9 +79,19 @@ class RewardChoice(RewardKeys, Choice):
     """A reward."""
 
 
-CHOICES: dict[str, type[Choice]] = {"engine": BackendChoice, "trainer": BackendChoice, "rewards": RewardChoice}
-KEYS: dict[str, type[Options]] = {"engine": BackendKeys, "trainer": BackendKeys, "rewards": RewardKeys}
-OUTLIVE_NAME = frozenset({"weight", "timeout_s", "memory_mb", "only"})
+CHOICES: dict[str, type[Choice]] = {
+    "engine": BackendChoice,
+    "trainer": BackendChoice,
+    "rewards": RewardChoice,
+    "weights": WeightChoice,
+}
+KEYS: dict[str, type[Options]] = {
+    "engine": BackendKeys,
+    "trainer": BackendKeys,
+    "rewards": RewardKeys,
+    "weights": WeightKeys,
+}
+OUTLIVE_NAME = frozenset({"weight", "timeout_s", "memory_mb", "only", *WeightKeys.model_fields})
 """Core keys that say nothing about the component, and so stay when another one is chosen."""
 DEFAULT_NAMES = {
     "engine": "transformers",

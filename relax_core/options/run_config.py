@@ -15,7 +15,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from relax_core.api.kinds import BY_TABLE
 from relax_core.api.options import Options
 from relax_core.options.annotation import models_in
-from relax_core.options.choice import BackendChoice, Choice, RewardChoice
+from relax_core.options.choice import BackendChoice, Choice, RewardChoice, WeightChoice
 from relax_core.options.operation import CheckpointTable, NotifyTable, PlacementTable, RunTable
 from relax_core.options.training import BatchTable, DataTable, EvalTable, ModelTable, OptimizerTable, RolloutTable
 
@@ -124,8 +124,8 @@ class RunConfig(Core):
         return self.components["bus"][0]
 
     @property
-    def weights(self) -> Choice:
-        return self.components["weights"][0]
+    def weights(self) -> WeightChoice:
+        return cast(WeightChoice, self.components["weights"][0])
 
     @property
     def rewards(self) -> tuple[RewardChoice, ...]:

@@ -87,6 +87,9 @@ class RolloutTable(Options):
     """Most tokens of one sample, prompt and observations included; absent: the model's context."""
     late: LateRule = "wait"
     """What happens to groups that would miss the staleness bound: `wait` for them, or `mask`, `drop`, `regenerate`."""
+    kv_across_versions: bool = False
+    """Samples under way keep their KV cache when new weights arrive: faster, and their tokens count as old as the cache.
+    Needs `max_staleness` of 1 or more. False: caches are computed again."""
     step_timeout_s: PositiveFloat = 3600.0
     """Deadline of a step; with `wait` it is closed short then."""
 

@@ -16,11 +16,13 @@ from relax_core.api.errors import DeadlineExceeded
 from relax_core.api.role import WeightService
 from relax_core.api.status import Beat, Board, RoleState, Wait
 from relax_core.api.trainer import Chosen
+from relax_core.api.turn import Turns
 from relax_core.api.worker import Workers
 from relax_core.options.run_config import RunConfig
 from relax_core.plugins.catalogue import Catalogue
 from relax_core.rollout.passed_function import announce
 from relax_core.runners.launch import Launch
+from relax_core.runners.turns import Unshared
 
 
 class RoleContext:
@@ -28,13 +30,14 @@ class RoleContext:
 
     def __init__(
         self, role: str, launch: Launch, catalogue: Catalogue, bus: Bus, weights: WeightService, board: Board,
-        workers: Workers, children: Workers, clock: Clock, incarnation: int,
+        workers: Workers, children: Workers, clock: Clock, incarnation: int, turns: Turns | None = None,
     ) -> None:  # fmt: skip
         self.role, self.plan, self.run_id, self.run_dir = role, launch.plan, launch.run_id, launch.run_dir
         announce(launch.functions, catalogue)
         self.functions = launch.functions
         self.run = RunConfig.parse(launch.config, catalogue)
         self.bus, self.weights, self.board = bus, weights, board
+        self.turns: Turns = turns or Unshared()
         self.workers, self.children, self.clock = workers, children, clock
         self.random = Random(f"{self.run.seed}/{role}/{incarnation}")
         self.incarnation, self.resume = incarnation, launch.resume

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from relax_core.api.engine import Delta, EngineSpec, FinishReason, GenerateRequest
+from relax_core.api.engine import Capabilities, Delta, EngineSpec, FinishReason, GenerateRequest
+from relax_core.api.errors import DeadlineExceeded
 from relax_core.api.trainer import Chosen
 from relax_core.api.version import Version
 from relax_core.api.weights import Manifest, Receipt
@@ -16,8 +19,12 @@ from relax_core.api.worker import Worker, Workers, WorkerSpec
 START_S = 300.0
 UPDATE_S = 300.0
 ABORT_S = 60.0
+PAUSE_S = 120.0
+"""An engine answers between two tokens of everything it runs."""
 SILENCE_S = 180.0
-"""An engine that yields nothing for this long while it runs requests is taken for dead."""
+"""An engine that yields nothing for this long while it runs requests, and is not paused, is taken for dead."""
+LONGEST_S = 1e9
+"""Of a stream's own deadline: silence is watched here, where a pause is known."""
 
 
 @dataclass(slots=True)
@@ -51,20 +58,29 @@ class Pending:
 class EngineSlot:
     """An engine's place in the pool; the engine in it may be replaced."""
 
-    def __init__(self, name: str, chosen: Chosen, spec: EngineSpec, worker: WorkerSpec, workers: Workers) -> None:
-        self.name, self.chosen = name, chosen
+    def __init__(
+        self, name: str, chosen: Chosen, spec: EngineSpec, worker: WorkerSpec, workers: Workers,
+        capabilities: Capabilities = Capabilities(),
+    ) -> None:  # fmt: skip
+        self.name, self.chosen, self.capabilities = name, chosen, capabilities
         self._spec, self._worker_spec, self._workers = replace(spec, name=name), worker, workers
         self.worker: Worker | None = None
         self.version: Version = spec.version
         self.serving = False
         self.waits_for_weights = False
         """Started, but its weights are older than anything that may be sampled."""
+        self.paused = False
+        """It samples nothing, and holds its requests where it can."""
+        self._resumed = 0
+        self._stirred = asyncio.Event()
+        self.settling = asyncio.Lock()
+        """One pause or resume at a time."""
         self.restarts = 0
         self.running: dict[str, Pending] = {}
 
     async def start(self) -> dict[str, Any]:
         """A fresh engine with the weights of the model folder; it does not serve before `serving` is set."""
-        self.serving, self.version = False, self._spec.version
+        self.serving, self.paused, self.version = False, False, self._spec.version
         (self.worker,) = await self._workers.start([self._worker_spec], START_S)
         facts: dict[str, Any] = await self.worker.call("start", self._spec, timeout_s=START_S)
         return facts
@@ -81,13 +97,46 @@ class EngineSlot:
         if self.worker is None:
             raise RuntimeError(f"engine {self.name} was never started")
         requests = [pending.remaining() for pending in batch]
-        async for deltas in self.worker.stream("generate", requests, timeout_s=SILENCE_S):
+        stream = self.worker.stream("generate", requests, timeout_s=LONGEST_S)
+        while (deltas := await self._next(stream)) is not None:
             yield self._take(deltas)
 
+    async def _next(self, stream: AsyncIterator[Sequence[Delta]]) -> Sequence[Delta] | None:
+        """What the engine says next; None at its end. A paused engine may be silent for as long as it is paused."""
+        word = asyncio.ensure_future(anext(stream, None))
+        try:
+            while True:
+                resumed = self._resumed
+                if (await asyncio.wait({word}, timeout=SILENCE_S))[0]:
+                    return word.result()
+                if not self.paused and resumed == self._resumed:
+                    raise DeadlineExceeded(self.name, "the next item of generate", SILENCE_S)
+        finally:
+            word.cancel()
+            await asyncio.gather(word, return_exceptions=True)
+
     async def abort(self, ids: Sequence[str]) -> None:
-        """End requests that nobody wants any more."""
+        """End requests that nobody wants any more, or not here. NotImplementedError where the engine can't."""
         if self.worker is not None:
             await self.worker.call("abort", list(ids), timeout_s=ABORT_S)
+
+    async def pause(self) -> bool:
+        """Sample nothing more. False where the engine can't hold requests: they must leave it."""
+        self.paused = True
+        with suppress(NotImplementedError):
+            await self._call("pause")
+            return True
+        return False
+
+    async def resume(self) -> None:
+        with suppress(NotImplementedError):  # then it was never told to pause
+            await self._call("resume")
+        self.paused = False
+        self._resumed += 1
+
+    async def _call(self, method: str) -> None:
+        if self.worker is not None:
+            await self.worker.call(method, timeout_s=PAUSE_S)
 
     def _take(self, deltas: Sequence[Delta]) -> list[Pending]:
         ended = []
@@ -95,7 +144,20 @@ class EngineSlot:
             self.running[delta.id].add(delta)
             if delta.finish:
                 ended.append(self.running.pop(delta.id))
+        self._stirred.set()
         return ended
+
+    def clear(self) -> None:
+        """Its requests are somebody else's now."""
+        self.running.clear()
+        self._stirred.set()
+
+    async def stirred(self, wait_s: float) -> None:
+        """Return when requests got tokens or left, or after `wait_s`."""
+        self._stirred.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._stirred.wait()
 
     @property
     def work(self) -> int:

@@ -24,6 +24,8 @@ from relax_core.rollout.engine_slot import EngineSlot, Pending
 from relax_core.rollout.router import EngineLoad, choose
 from relax_core.rollout.together import together
 
+INTERRUPT_S = 0.2
+"""Between two words to an engine that should let its requests go."""
 MAX_RESTARTS = 8
 """Of one engine in a row without a finished request between them."""
 
@@ -57,9 +59,11 @@ class EnginePool:
         self._newest: tuple[Manifest, Chosen] | None = None
         self._updates: dict[str, asyncio.Lock] = {name: asyncio.Lock() for name in self._slots}
         self._numbers = 0
-        self._flushing = self._closed = False
+        self._flushing = self._closed = self._paused = False
         self._aborted: set[str] = set()
         """Running requests that nobody awaits and whose engine has been told so."""
+        self._interrupted: set[str] = set()
+        """Running requests that were told to leave their engine, to go on later with the tokens they have."""
         self._broken: RelaxError | None = None
 
     # -- life ---------------------------------------------------------------------------------------------------
@@ -84,6 +88,48 @@ class EnginePool:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(slot.end() for slot in self._slots.values()))
+
+    # -- pausing ------------------------------------------------------------------------------------------------
+
+    async def pause(self) -> None:
+        """Return when no engine samples any more. Requests keep what they have; new ones wait. Twice is once."""
+        self._paused = True
+        await self._settle_all()
+
+    async def resume(self) -> None:
+        """Sampling goes on; requests that came meanwhile begin."""
+        self._paused = False
+        await self._settle_all()
+
+    async def _settle_all(self) -> None:
+        able = [slot for slot in self._slots.values() if slot.serving or slot.waits_for_weights]
+        await asyncio.gather(*(self._settle(slot) for slot in able))
+
+    async def _settle(self, slot: EngineSlot) -> None:
+        """Bring an engine to where the pool is, paused or not; one that fails is replaced."""
+        try:
+            await self._follow_pause(slot)
+        except RelaxError as error:
+            await self._replace(slot, error)
+
+    async def _follow_pause(self, slot: EngineSlot) -> None:
+        async with slot.settling:
+            while slot.paused != self._paused:
+                if slot.paused:
+                    await slot.resume()
+                    self._flush_soon()
+                elif not await slot.pause():
+                    await self._interrupt(slot)
+
+    async def _interrupt(self, slot: EngineSlot) -> None:
+        """Take an engine's requests back with the tokens they have; one that can't abort runs them to their end.
+
+        Asked again and again: a request may still be on its way to the engine when it is told to let go.
+        """
+        while slot.running:
+            self._interrupted.update(slot.running)
+            await _abort(slot, list(slot.running))
+            await slot.stirred(INTERRUPT_S)
 
     # -- requests -----------------------------------------------------------------------------------------------
 
@@ -129,6 +175,8 @@ class EnginePool:
         if self._closed:
             return
         self._give_up()
+        if self._paused:
+            return
         batches: dict[str, list[Pending]] = {}
         held: list[Pending] = []
         for pending in self._waiting:
@@ -157,7 +205,8 @@ class EnginePool:
                 self._own(_abort(slot, ids))
 
     def _loads(self) -> list[EngineLoad]:
-        return [EngineLoad(slot.name, slot.serving, slot.version.step, slot.work) for slot in self._slots.values()]
+        slots = self._slots.values()
+        return [EngineLoad(s.name, s.serving and not s.paused, s.version.step, s.work) for s in slots]
 
     async def _serve(self, slot: EngineSlot, batch: Sequence[Pending]) -> None:
         worker = slot.worker
@@ -173,10 +222,29 @@ class EnginePool:
 
     def _resolve(self, ended: Sequence[Pending]) -> None:
         for pending in ended:
-            future = self._futures.pop(pending.request.id)
+            if self._goes_on(pending):
+                continue
+            future = self._futures.pop(pending.request.id, None)
             self._aborted.discard(pending.request.id)
-            if not future.done():
+            if future is not None and not future.done():
                 future.set_result(pending)
+
+    def _goes_on(self, pending: Pending) -> bool:
+        """Whether it was only told to leave its engine; then it waits for another turn, unless it has all its tokens."""
+        name = pending.request.id
+        if name not in self._interrupted:
+            return False
+        self._interrupted.discard(name)
+        future = self._futures.get(name)
+        if pending.finish != "abort" or future is None or future.done():
+            return False
+        if len(pending.tokens) >= pending.request.max_new_tokens:
+            pending.finish = "length"
+            return False
+        pending.finish = ""
+        self._waiting.append(pending)
+        self._flush_soon()
+        return True
 
     def _refuse(self, slot: EngineSlot, batch: Sequence[Pending], error: Exception) -> None:
         """The engine would not take the batch: the requests are wrong, not the engine."""
@@ -223,7 +291,8 @@ class EnginePool:
         slot.serving = slot.waits_for_weights = False
         since = self._clock.now()
         self._waiting += [pending for pending in slot.running.values() if not self._complete(pending)]
-        slot.running.clear()
+        self._interrupted.difference_update(slot.running)
+        slot.clear()
         self._flush_soon()
         await self._tell("failed", f"{slot.name}: {error}", 0.0)
         self._failures[slot.name] = self._failures.get(slot.name, 0) + 1
@@ -245,6 +314,7 @@ class EnginePool:
             await slot.end()
             await slot.start()
             await self._bring(slot)
+            await self._follow_pause(slot)
         except InfrastructureError as error:
             slot.serving = True
             await self._replace(slot, error)
@@ -275,7 +345,7 @@ class EnginePool:
     def facts(self) -> dict[str, Any]:
         return {
             slot.name: {"serving": slot.serving, "version": str(slot.version), "running": len(slot.running),
-                        "restarts": slot.restarts, "pid": slot.worker.pid if slot.worker else 0}
+                        "paused": slot.paused, "tokens_left": slot.work, "restarts": slot.restarts, "pid": slot.worker.pid if slot.worker else 0}
             for slot in self._slots.values()
         }  # fmt: skip
 

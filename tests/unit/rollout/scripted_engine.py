@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine whose next token is its last one plus one: what the pool joins together can be read off. Runs in a child."""
+"""Engines whose next token is the last one plus one: what the pool joins together can be read off. They run in a child.
+
+`ScriptedEngine` can do what a pool may ask for, `AbortingEngine` can't be paused nor updated while it samples,
+`DrainingEngine` can't even be told to let go.
+"""
 
 from __future__ import annotations
 
@@ -8,39 +12,83 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from relax_core.api import Delta, EngineSpec, GenerateRequest, Manifest, Receipt
+from relax_core.api.engine import FinishReason
 
 TOKEN_S = 0.01
 REFUSED = 999
 
 
-class ScriptedEngine:
-    """The part of `api.Engine` that a pool calls."""
+class DrainingEngine:
+    """The part of `api.Engine` that a pool calls; requests run to their end, and updates between them."""
 
     component: Any = None
     build: Any = None
+    in_flight = False
 
     async def start(self, spec: EngineSpec) -> dict[str, Any]:
         self._name, self._step = spec.name, 0
+        self._left: dict[str, int] = {}
+        self._goes = asyncio.Event()
+        self._goes.set()
         return {"fingerprint": "one", "max_context": 64}
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[list[Delta]]:
         if any(REFUSED in request.tokens for request in requests):
             raise ValueError(f"token {REFUSED} is outside the vocabulary")
+        if any(request.floor > self._step for request in requests):
+            raise ValueError(f"floor above {self._step}")
         last = {request.id: request.tokens[-1] for request in requests}
-        left = {request.id: request.max_new_tokens for request in requests}
-        while left:
+        self._left.update((request.id, request.max_new_tokens) for request in requests)
+        while last:
             await asyncio.sleep(TOKEN_S)
-            deltas = []
-            for name in list(left):
-                last[name] += 1
-                left[name] -= 1
-                deltas.append(
-                    Delta(name, (last[name],), (-0.5,), self._step, self._step, "" if left[name] else "length")
-                )
-                if not left[name]:
-                    del left[name]
+            await self._goes.wait()
+            deltas = [self._delta(name, last) for name in list(last)]
             yield deltas
+            for delta in deltas:
+                if delta.finish:
+                    del last[delta.id]
+
+    def _delta(self, name: str, last: dict[str, int]) -> Delta:
+        if name not in self._left:
+            return Delta(name, (), (), self._step, self._step, "abort")
+        last[name] += 1
+        self._left[name] -= 1
+        finish: FinishReason = "" if self._left[name] else "length"
+        if finish:
+            del self._left[name]
+        return Delta(name, (last[name],), (-0.5,), self._step, self._step, finish)
 
     async def update_weights(self, manifest: Manifest, transport: Any) -> Receipt:
+        if self._left and not self.in_flight:
+            raise RuntimeError(f"updated while it runs {sorted(self._left)}")
         self._step = manifest.version.step
         return Receipt(self._name, manifest.version, "resident", manifest.fingerprint)
+
+    async def pause(self) -> None:
+        raise NotImplementedError
+
+    async def resume(self) -> None:
+        raise NotImplementedError
+
+    async def abort(self, ids: Sequence[str]) -> None:
+        raise NotImplementedError
+
+
+class AbortingEngine(DrainingEngine):
+    """Lets requests go when it is told to."""
+
+    async def abort(self, ids: Sequence[str]) -> None:
+        for name in ids:
+            self._left.pop(name, None)
+
+
+class ScriptedEngine(AbortingEngine):
+    """Pauses, and takes weights between two tokens."""
+
+    in_flight = True
+
+    async def pause(self) -> None:
+        self._goes.clear()
+
+    async def resume(self) -> None:
+        self._goes.set()

@@ -6,66 +6,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relax_core.api import Chosen, EngineSpec, Manifest, Receipt, SystemClock, Version, WorkerSpec
-from relax_core.rollout.completion import Completion, GenerateCall
-from relax_core.rollout.engine_slot import EngineSlot
-from relax_core.rollout.pool import EnginePool, Sampling
+from relax_core.api import Chosen
 from relax_core.rollout.router import EngineLoad, choose
-from relax_core.runners.local.workers import LocalWorkers
-
-TARGET = "tests.unit.rollout.scripted_engine:ScriptedEngine"
-ENGINE = Chosen("engine", "scripted")
-
-
-@asynccontextmanager
-async def engines(count: int, serve: bool = True) -> AsyncIterator[tuple[EnginePool, list[Receipt], list[str]]]:
-    workers, receipts, told = LocalWorkers(), [], []
-    spec = EngineSpec({}, 64)
-    env = {"PYTHONPATH": os.getcwd()}
-    slots = [
-        EngineSlot(f"engine-{n}", ENGINE, spec, WorkerSpec(f"engine-{n}", ENGINE, env=env, target=TARGET), workers)
-        for n in range(count)
-    ]
-
-    async def prove(receipt: Receipt) -> None:
-        receipts.append(receipt)
-
-    async def tell(what: str, detail: str, seconds: float) -> None:
-        told.append(what)
-
-    pool = EnginePool(slots, SystemClock(), prove, tell, serve_at_start=serve)
-    await pool.start()
-    try:
-        yield pool, receipts, told
-    finally:
-        await pool.close()
-        await workers.close()
-
-
-def manifest(step: int) -> Manifest:
-    return Manifest(Version("actor", 0, step), "full", (), "", fingerprint=f"print-{step}")
-
-
-async def until(ready: Callable[[], bool], seconds: float = 20.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not ready():
-            await asyncio.sleep(0.01)
-
-
-def call(first: int, count: int, floor: int = -1) -> GenerateCall:
-    return GenerateCall((first,), count, seed=0, floor=floor)
-
-
-async def ask(pool: EnginePool, calls: list[GenerateCall]) -> list[Completion]:
-    generate = pool.generator(Sampling(1.0))
-    return list(await asyncio.gather(*(generate(one) for one in calls)))
+from tests.unit.rollout.pool_lab import ask, call, engines, manifest, until
 
 
 async def test_a_killed_engine_loses_no_request_and_no_token() -> None:

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A paused pool samples nothing and loses nothing, whatever its engines can do and whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from relax_core.rollout.pool import EnginePool
+from tests.unit.rollout.pool_lab import NONE, ask, call, engines, manifest, until
+
+LONG = 40
+KINDS = ["ScriptedEngine", "AbortingEngine"]
+
+
+def left(pool: EnginePool) -> int:
+    """Tokens that the engines still have to sample for what they hold."""
+    return sum(int(facts["tokens_left"]) for facts in pool.facts().values())
+
+
+async def under_way(pool: EnginePool, requests: int) -> None:
+    await until(lambda: 0 < left(pool) < requests * LONG - requests)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_nothing_is_sampled_while_paused_and_every_token_is_kept(kind: str) -> None:
+    async with engines(2, kind=kind) as (pool, _, told):
+        asked = asyncio.create_task(ask(pool, [call(n * 100, LONG) for n in range(6)]))
+        await under_way(pool, 6)
+        await pool.pause()
+        await asyncio.sleep(0.05)  # what was sampled before the pause may still be on its way here
+        before = left(pool)
+        late = asyncio.create_task(ask(pool, [call(1000, 2)]))
+        await asyncio.sleep(0.1)
+        assert left(pool) == before
+        assert not asked.done()
+        assert not late.done()
+        await pool.resume()
+        for number, completion in enumerate(await asked):
+            assert completion.tokens == tuple(range(number * 100 + 1, number * 100 + 1 + LONG))
+            assert len(completion.log_probs) == len(completion.versions) == LONG
+            assert completion.finish == "length"
+        assert (await late)[0].tokens == (1001, 1002)
+        assert told == []
+
+
+async def test_an_engine_that_can_not_let_go_is_paused_when_its_requests_have_ended() -> None:
+    async with engines(1, kind="DrainingEngine") as (pool, _, _told):
+        asked = asyncio.create_task(ask(pool, [call(0, LONG)]))
+        await under_way(pool, 1)
+        await pool.pause()
+        assert (await asked)[0].tokens == tuple(range(1, LONG + 1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_engine_that_dies_while_paused_comes_back_paused(kind: str) -> None:
+    async with engines(1, kind=kind) as (pool, _, told):
+        asked = asyncio.create_task(ask(pool, [call(0, LONG)]))
+        await under_way(pool, 1)
+        await pool.pause()
+        os.kill(pool.facts()["engine-0"]["pid"], signal.SIGKILL)
+        if kind == "AbortingEngine":  # it runs nothing, so nobody notices before it is asked again
+            await pool.resume()
+        else:
+            await until(lambda: "recovered" in told)
+            assert pool.facts()["engine-0"]["paused"]
+            assert not asked.done()
+            await pool.resume()
+        assert (await asked)[0].tokens == tuple(range(1, LONG + 1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_weights_that_land_while_paused_sample_only_what_comes_after(kind: str) -> None:
+    async with engines(1, kind=kind) as (pool, receipts, _told):
+        asked = asyncio.create_task(ask(pool, [call(0, LONG)]))
+        await under_way(pool, 1)
+        await pool.pause()
+        assert await pool.update(manifest(3), NONE) == ("engine-0",)
+        await pool.resume()
+        (completion,) = await asked
+        assert completion.tokens == tuple(range(1, LONG + 1))
+        assert sorted(set(completion.versions)) == [0, 3]
+        assert list(completion.versions) == sorted(completion.versions)
+        assert [receipt.version.step for receipt in receipts] == [3]
+
+
+async def test_a_request_given_up_while_paused_is_forgotten() -> None:
+    async with engines(1) as (pool, _, _told):
+        asked = asyncio.create_task(ask(pool, [call(0, LONG)]))
+        await under_way(pool, 1)
+        await pool.pause()
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        await pool.resume()
+        await until(lambda: left(pool) == 0)
+        assert (await ask(pool, [call(5, 2)]))[0].tokens == (6, 7)
+
+
+async def test_pausing_twice_and_resuming_at_once_leaves_the_pool_serving() -> None:
+    async with engines(2, kind="AbortingEngine") as (pool, _, _told):
+        asked = asyncio.create_task(ask(pool, [call(n * 100, LONG) for n in range(4)]))
+        await under_way(pool, 4)
+        await asyncio.gather(pool.pause(), pool.pause(), pool.resume())
+        assert [len(completion.tokens) for completion in await asked] == [LONG] * 4

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from relax_core.api.version import Version
+
+if TYPE_CHECKING:
+    from relax_core.api.status import Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,27 @@ class StepFinished:
 
     step: int
     metrics: Mapping[str, float]
+    at: float = 0.0
+    """When the board heard of it, by the hub's clock; the board fills it in."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepMeasured:
+    """What can be told of a step only after its end: where its time went. The recorder makes it."""
+
+    step: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSpent:
+    """Spans of a role and its devices by the hub's clock, whole up to `until`. The board makes it of a beat."""
+
+    role: str
+    until: float
+    spans: tuple[Span, ...]
+    over: bool = False
+    """The role works no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +71,8 @@ class WeightsPublished:
     seconds: float
     size_bytes: int
     receivers: tuple[str, ...] = ()
+    times: Mapping[str, float] = field(default_factory=dict)
+    """Where `seconds` and the sender's time went: gather, hash, write, then wire, load, proof of the slowest receiver."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +127,6 @@ class Logged:
 
 
 Event = (
-    RunStarted | SamplesScored | StepFinished | RolloutMeasured | WeightsPublished | CheckpointSaved | EvalFinished
+    RunStarted | SamplesScored | StepFinished | StepMeasured | TimeSpent | RolloutMeasured | WeightsPublished | CheckpointSaved | EvalFinished
     | RoleFailed | RoleRecovered | RunFinished | Logged
 )  # fmt: skip

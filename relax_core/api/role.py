@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol
 from relax_core.api.bus import Bus
 from relax_core.api.clock import Clock
 from relax_core.api.component import Configurable, OptionsT
-from relax_core.api.status import Board, Wait
+from relax_core.api.status import Board, SpanKind, Wait
 from relax_core.api.trainer import Chosen
 from relax_core.api.turn import Turns
 from relax_core.api.version import Version
@@ -67,10 +67,25 @@ class WeightService(Protocol):
         ...
 
     async def route(
-        self, model: str, have: Version | None, wait_s: float, after: Version | None = None
+        self,
+        model: str,
+        have: Version | None,
+        wait_s: float,
+        after: Version | None = None,
+        receiver: str = "",
+        within_s: float = 300.0,
     ) -> tuple[tuple[Manifest, Chosen], ...]:
         """What a receiver that has `have` must load, in order, to be at the newest version: one full version, or deltas on
-        top of what it has, or a full one and deltas. Empty where nothing newer than `after` came within `wait_s`."""
+        top of what it has, or a full one and deltas. Empty where nothing newer than `after` (or `have`) that it can load
+        came within `wait_s`. What it was given is kept for it until it proves the last of it, or for `within_s`."""
+        ...
+
+    async def needed(self, model: str) -> frozenset[Version]:
+        """Versions that are on a route, or that a receiver was given and may still be reading."""
+        ...
+
+    async def handed_out(self, version: Version) -> None:
+        """live: the transfer is over; who comes now must want it. Announcing it again opens the door again."""
         ...
 
     async def want(self, receiver: str, model: str) -> None:
@@ -89,6 +104,10 @@ class WeightService(Protocol):
         """What each receiver last proved."""
         ...
 
+    async def forget(self, receiver: str, model: str) -> None:
+        """It died or is not to be trusted: its proof no longer counts."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Resume:
@@ -98,6 +117,18 @@ class Resume:
     directory: str
     state: Mapping[str, Any]
     """`state.json` of the checkpoint: sampler and random state."""
+
+
+class Lane(Protocol):
+    """What one worker does, moment by moment; it costs no call."""
+
+    def span(self, kind: SpanKind, name: str, owed_by: str = "") -> AbstractContextManager[None]:
+        """From entry to exit; where several overlap, work goes before overhead, and that before a wait."""
+        ...
+
+    def say(self, work: str) -> None:
+        """It works at this from now on; the empty string: at nothing."""
+        ...
 
 
 class Context(Protocol):
@@ -133,12 +164,21 @@ class Context(Protocol):
         """Say what is waited for, by whom it is owed and until when; `relax why` prints it."""
         ...
 
+    def working(self, what: str) -> AbstractContextManager[None]:
+        """Work beside others of the same role, which goes on whatever its loops wait for. A role that says so is idle
+        where it neither works nor waits; one that never does is busy whenever it does not wait."""
+        ...
+
+    def lane(self, name: str, devices: tuple[str, ...] = ()) -> Lane:
+        """The account of a worker's time: an engine's, a rank's. Asked again, it goes on."""
+        ...
+
     def check(self, wait: Wait) -> None:
         """Raise DeadlineExceeded when a wait ran out."""
         ...
 
     def doing(self, what: str, **facts: Any) -> None:
-        """What the work loop is at; part of the next heartbeat."""
+        """What the work loop is at; part of the next heartbeat. A fact that is a function is asked at each heartbeat."""
         ...
 
     async def pause_point(self) -> None:

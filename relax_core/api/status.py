@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 from relax_core.api.events import Event
 
 RoleState = Literal["starting", "busy", "waiting", "paused", "stopped", "failed"]
+SpanKind = Literal["work", "overhead", "wait"]
 CommandName = Literal["pause", "continue", "stop", "checkpoint"]
 
 
@@ -25,6 +26,21 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """What one lane (a role, an engine, a rank) did from when to when; between its spans it was idle."""
+
+    lane: str
+    kind: SpanKind
+    """work is what the step is for; overhead moves weights, saves, wakes; wait has an owner."""
+    name: str
+    start: float
+    end: float
+    owed_by: str = ""
+    devices: tuple[str, ...] = ()
+    """On which it ran; a role has none."""
+
+
+@dataclass(frozen=True, slots=True)
 class Beat:
     """A role's heartbeat, written by its work loop."""
 
@@ -36,6 +52,10 @@ class Beat:
     at: float = 0.0
     incarnation: int = 0
     pid: int = 0
+    sent: float = 0.0
+    """When it was made, by the role's own clock; 0: not told. The board puts `waits` and `spans` on its own."""
+    spans: tuple[Span, ...] = ()
+    """Of the role and its devices since the last beat, whole up to `sent`."""
 
 
 @dataclass(frozen=True, slots=True)

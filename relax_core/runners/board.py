@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from relax_core.api.clock import Clock
-from relax_core.api.events import Event
+from relax_core.api.events import Event, StepFinished, TimeSpent
 from relax_core.api.status import Beat, Command, CommandName
+from relax_core.runners.clocks import Clocks
 
 KEPT_EVENTS = 4096
 """More than any controller lags behind; older ones are in the run directory."""
@@ -25,6 +26,7 @@ class BoardService:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._clocks = Clocks()
         self._beats: dict[str, Beat] = {}
         self._events: deque[tuple[int, Event]] = deque(maxlen=KEPT_EVENTS)
         self._commands: dict[str, list[Command]] = {}
@@ -32,12 +34,17 @@ class BoardService:
         self._changed = asyncio.Event()
 
     async def beat(self, beat: Beat) -> None:
-        self._beats[beat.role] = replace(beat, at=self._clock.now())
+        told = self._clocks.translate(beat, self._clock.now())
+        self._beats[beat.role] = replace(told, spans=())
+        if told.sent:
+            await self.emit(TimeSpent(told.role, told.sent, told.spans, told.state in ("stopped", "failed")))
 
     async def beats(self) -> tuple[Beat, ...]:
         return tuple(self._beats.values())
 
     async def emit(self, event: Event) -> None:
+        if isinstance(event, StepFinished):
+            event = replace(event, at=self._clock.now())
         self._numbers += 1
         self._events.append((self._numbers, event))
         self._notify()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from random import Random
 from typing import Any
 
@@ -18,6 +18,7 @@ from relax_core.api.status import Beat, Board, RoleState, Wait
 from relax_core.api.trainer import Chosen
 from relax_core.api.turn import Turns
 from relax_core.api.worker import Workers
+from relax_core.observe.activity import Activity
 from relax_core.options.run_config import RunConfig
 from relax_core.plugins.catalogue import Catalogue
 from relax_core.rollout.passed_function import announce
@@ -45,6 +46,9 @@ class RoleContext:
         self._waits: dict[int, Wait] = {}
         self._doing, self._facts = "starting", dict[str, Any]()
         self._state: RoleState = "starting"
+        self._activity = Activity(role, clock)
+        self._activity.say("starting", "overhead")
+        self._lanes: dict[str, Activity] = {}
         self._going = asyncio.Event()
         self._going.set()
         self._stopping = False
@@ -58,9 +62,16 @@ class RoleContext:
         wait = Wait(self.role, reason, owed_by, now, now + deadline_s)
         self._waits[id(wait)] = wait
         try:
-            yield wait
+            with self._activity.span("wait", reason, owed_by):
+                yield wait
         finally:
             del self._waits[id(wait)]
+
+    def working(self, what: str) -> AbstractContextManager[None]:
+        return self._activity.section(what)
+
+    def lane(self, name: str, devices: tuple[str, ...] = ()) -> Activity:
+        return self._lanes.setdefault(name, Activity(name, self.clock, devices))
 
     def check(self, wait: Wait) -> None:
         """Raise when a wait ran out."""
@@ -70,6 +81,7 @@ class RoleContext:
 
     def doing(self, what: str, **facts: Any) -> None:
         self._state, self._doing = "busy", what
+        self._activity.say(what)
         self._facts.update(facts)
 
     async def pause_point(self) -> None:
@@ -82,11 +94,18 @@ class RoleContext:
     # -- for the role's runner ----------------------------------------------------------------------------------
 
     def beat(self) -> Beat:
-        state: RoleState = "paused" if not self._going.is_set() else "waiting" if self._waits else self._state
+        """What it is at, and the spans that no beat told before."""
+        facts = {name: fact() if callable(fact) else fact for name, fact in self._facts.items()}
+        lanes = (self._activity, *self._lanes.values())
         return Beat(
-            self.role, state, self._doing, tuple(self._waits.values()), dict(self._facts),
-            incarnation=self.incarnation, pid=os.getpid(),
+            self.role, self._now(), self._doing, tuple(self._waits.values()), facts, incarnation=self.incarnation,
+            pid=os.getpid(), sent=self.clock.now(), spans=tuple(span for lane in lanes for span in lane.take()),
         )  # fmt: skip
+
+    def _now(self) -> RoleState:
+        if not self._going.is_set():
+            return "paused"
+        return "waiting" if self._waits and not self._activity.working else self._state
 
     def take(self, command: str) -> None:
         """A person's or the controller's command."""

@@ -7,11 +7,12 @@ import asyncio
 import contextlib
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 
 from relax_core.api.errors import InfrastructureError, PluginError, RelaxError
 from relax_core.api.events import RoleFailed, RoleRecovered
 from relax_core.api.role import Role
-from relax_core.api.status import Beat
+from relax_core.api.status import Beat, RoleState
 from relax_core.runners.context import RoleContext
 
 BEAT_S = 0.5
@@ -47,7 +48,7 @@ async def _attended(role: Role, context: RoleContext, lost_at: float | None) -> 
     attendants = [asyncio.create_task(_beat(context, lost_at)), asyncio.create_task(_listen(context))]
     try:
         await role.run(context)
-        await context.board.beat(Beat(role.name, "stopped", incarnation=context.incarnation))
+        await context.board.beat(_last_beat(context, "stopped"))
     finally:
         for attendant in attendants:
             attendant.cancel()
@@ -65,6 +66,11 @@ async def _beat(context: RoleContext, lost_at: float | None) -> None:
         await context.clock.sleep(BEAT_S)
 
 
+def _last_beat(context: RoleContext, state: RoleState, doing: str = "") -> Beat:
+    """With the time that no beat has told; what it did and waited for is over."""
+    return replace(context.beat(), state=state, doing=doing, waits=(), facts={})
+
+
 async def _listen(context: RoleContext) -> None:
     last = 0
     while True:
@@ -79,5 +85,5 @@ async def _report(context: RoleContext, role: Role, error: Exception, fatal: boo
     if not isinstance(error, RelaxError):
         frames = "".join(traceback.format_exception(error))
     with contextlib.suppress(RelaxError):
-        await context.board.beat(Beat(role.name, "failed", str(error), incarnation=context.incarnation))
+        await context.board.beat(_last_beat(context, "failed", str(error)))
         await context.board.emit(RoleFailed(role.name, f"{error}" or type(error).__name__, code, fatal, frames))

@@ -18,6 +18,8 @@ ReceiptLevel = Literal["wire", "resident", "behaviour"]
 Payload = Literal["full", "delta", "lora"]
 Resident: TypeAlias = "Callable[[str], np.ndarray]"
 """By Hugging Face name: the array a receiver holds now, in the dtype of the manifest."""
+PLAIN = "hugging-face"
+"""Layout of an engine that holds exactly the published tensors: its memory's fingerprint is the manifest's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +64,27 @@ class Manifest:
     canary: Canary | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Where the sender's time went: gather, hash, write."""
+    live: bool = False
+    """Nothing is stored: it is had only while its sender hands it out; who comes later must want it."""
+    secret: str = field(default="", repr=False)
+    """What a receiver must know to be let in; never shown, logged or written."""
 
     @property
     def size_bytes(self) -> int:
         return sum(tensor.size_bytes for tensor in self.tensors)
+
+    @property
+    def sent(self) -> tuple[TensorInfo, ...]:
+        """Tensors that travel: of a delta only those that changed; `tensors` always describes the whole result."""
+        if self.payload != "delta":
+            return self.tensors
+        same = frozenset(self.unchanged)
+        return tuple(tensor for tensor in self.tensors if tensor.name not in same)
+
+    @property
+    def wire_fingerprint(self) -> str:
+        """What a receipt's `fingerprint` must be."""
+        return combined_fingerprint(self.sent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +95,7 @@ class Receipt:
     version: Version
     level: ReceiptLevel
     fingerprint: str
-    """`combined_fingerprint` of what arrived, under the manifest's names."""
+    """`combined_fingerprint` of what arrived, under the manifest's names: `Manifest.wire_fingerprint` if all did."""
     seconds: float = 0.0
     resident: str = ""
     """Fingerprint of what lies in the engine's memory now, equal among engines of one layout."""

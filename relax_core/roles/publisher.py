@@ -25,7 +25,7 @@ class Publisher:
 
     async def publish(self, version: Version, applied: bool = False) -> Manifest:
         """`applied`: an update with a gradient lies behind the last version, so that some bytes must have changed."""
-        manifest = await self._trainer.publish(version, self._context, self._location)
+        manifest = await self._trainer.publish(version, self._context.run.weights.chosen, self._location)
         prove_successor(self._live[-1] if self._live else None, manifest, applied=applied)
         await self._context.weights.announce(manifest, self._context.run.weights.chosen)
         self._live.append(manifest)

@@ -11,9 +11,9 @@ from typing import Any
 from relax_core.api.batch import Ragged, RowBatch
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.role import Context
-from relax_core.api.trainer import Chunk, OptimizerSpec, Trainer, TrainerSpec, UpdateOutcome, UpdateResult
+from relax_core.api.trainer import Chosen, Chunk, OptimizerSpec, Trainer, TrainerSpec, UpdateOutcome, UpdateResult
 from relax_core.api.version import Version
-from relax_core.api.weights import Manifest
+from relax_core.api.weights import Manifest, Payload
 from relax_core.api.worker import Worker, WorkerSpec
 from relax_core.rollout.together import together
 
@@ -88,8 +88,10 @@ class TrainerGroup:
             )
         return results[0]
 
-    async def publish(self, version: Version, context: Context, location: str) -> Manifest:
-        manifests: list[Manifest] = await self.call("publish", version, context.run.weights.chosen, location)
+    async def publish(
+        self, version: Version, transport: Chosen, location: str, payload: Payload = "full", base: str = ""
+    ) -> Manifest:
+        manifests: list[Manifest] = await self.call("publish", version, transport, location, payload, base)
         return manifests[0]
 
     async def stop(self) -> None:

@@ -23,7 +23,14 @@ from relax_core.api.errors import RelaxError
 from relax_core.api.options import Options
 from relax_core.api.trainer import Chosen, Chunk, OptimizerSpec, Trainer, TrainerSpec, UpdateOutcome, UpdateResult
 from relax_core.api.version import Version
-from relax_core.api.weights import Manifest, TensorInfo, WeightTransport, combined_fingerprint, tensor_fingerprint
+from relax_core.api.weights import (
+    Manifest,
+    Resident,
+    TensorInfo,
+    WeightTransport,
+    combined_fingerprint,
+    tensor_fingerprint,
+)
 from relax_core.learn.counts import count
 from relax_core.testing.suite import Suite
 
@@ -59,7 +66,7 @@ class InMemory(WeightTransport):
         infos = tuple(info for info, _ in held)
         return Manifest(version, payload, infos, location, base, combined_fingerprint(infos))
 
-    def receive(self, manifest: Manifest) -> Iterator[tuple[TensorInfo, np.ndarray]]:
+    def receive(self, manifest: Manifest, resident: Resident | None = None) -> Iterator[tuple[TensorInfo, np.ndarray]]:
         return iter(self.sent[manifest.version])
 
     def release(self, manifest: Manifest) -> None:

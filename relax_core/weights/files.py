@@ -20,6 +20,7 @@ from relax_core.api.version import Version
 from relax_core.api.weights import (
     Manifest,
     Payload,
+    Resident,
     TensorInfo,
     WeightTransport,
     combined_fingerprint,
@@ -83,7 +84,7 @@ class FileTransport(WeightTransport):
         for left in directory.glob(f".{model}@*.tmp"):
             left.unlink(missing_ok=True)
 
-    def receive(self, manifest: Manifest) -> Iterator[tuple[TensorInfo, np.ndarray]]:
+    def receive(self, manifest: Manifest, resident: Resident | None = None) -> Iterator[tuple[TensorInfo, np.ndarray]]:
         if manifest.fingerprint != combined_fingerprint(manifest.tensors):
             raise ValueError(f"{manifest.version}: the manifest contradicts its own fingerprint; publish again")
         path = Path(manifest.location)

@@ -7,13 +7,17 @@ It moves no bytes: transports do, between trainer and receivers. Time is the clo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from relax_core.api.clock import Clock
 from relax_core.api.trainer import Chosen
 from relax_core.api.version import Version
 from relax_core.api.weights import Manifest, Receipt
+from relax_core.weights.chain import Route
 from relax_core.weights.versions import Versions
+
+T = TypeVar("T")
 
 
 class WeightBoard:
@@ -29,10 +33,47 @@ class WeightBoard:
         self._changed.set()
         self._changed = asyncio.Event()
 
+    async def handed_out(self, version: Version) -> None:
+        """A live version's transfer is over."""
+        self._versions.handed_out(version)
+
+    async def wanted(self, model: str) -> tuple[str, ...]:
+        """Receivers at the door since the last announcement."""
+        return self._versions.wanted(model)
+
+    async def needed(self, model: str) -> frozenset[Version]:
+        """Versions whose bytes must stay."""
+        return self._versions.needed(model, self._clock.now())
+
     async def newest(self, model: str, after: Version | None, wait_s: float) -> tuple[Manifest, Chosen] | None:
         """The newest version later than `after`; None after `wait_s`."""
+        return await self._until(lambda: self._versions.newest(model, after), wait_s)
+
+    async def route(
+        self,
+        model: str,
+        have: Version | None,
+        wait_s: float,
+        after: Version | None = None,
+        receiver: str = "",
+        within_s: float = 300.0,
+    ) -> Route:
+        """What leads from `have` to the newest version; empty where there is none within `wait_s`."""
+
+        def look() -> Route | None:
+            if self._versions.newest(model, after) is None:
+                return None
+            return self._versions.route(model, have, receiver, self._clock.now() + within_s) or None
+
+        return await self._until(look, wait_s) or ()
+
+    async def want(self, receiver: str, model: str) -> None:
+        """A receiver that nothing leads to the newest version."""
+        self._versions.want(receiver, model)
+
+    async def _until(self, look: Callable[[], T | None], wait_s: float) -> T | None:
         deadline = self._clock.now() + wait_s
-        while (found := self._versions.newest(model, after)) is None:
+        while (found := look()) is None:
             left = deadline - self._clock.now()
             if left <= 0:
                 return None

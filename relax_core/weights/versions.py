@@ -1,90 +1,121 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is published and who proved to have it: a state machine without IO or time.
+"""What is published, what leads there, who proved to have it: a state machine without IO or time.
 
 `WeightBoard` (service.py) puts it behind the `WeightService` protocol of one process.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.trainer import Chosen
 from relax_core.api.version import Version
 from relax_core.api.weights import Manifest, Receipt
-from relax_core.weights.prove import prove_successor
+from relax_core.weights.chain import Chain, Published, Route
+from relax_core.weights.receipts import Receipts
 
-_REMEMBERED = 64
-"""Versions whose fingerprints are kept, for receipts that come after the next publish."""
+
+@dataclass(frozen=True, slots=True)
+class _Loan:
+    """A route that was given: its versions stay until the receiver proved the last, or until the deadline."""
+
+    receiver: str
+    versions: frozenset[Version]
+    last: Version
+    until: float
+
+
+@dataclass(slots=True)
+class _Model:
+    chain: Chain = field(default_factory=Chain)
+    receipts: Receipts = field(default_factory=Receipts)
+    loans: list[_Loan] = field(default_factory=list)
+    door: dict[str, None] = field(default_factory=dict)
+    """Receivers that want the newest version, in the order in which they came."""
 
 
 class Versions:
-    """Newest manifest by model, fingerprints of recent ones, and each receiver's last proof."""
+    """Of every model of a run."""
 
     def __init__(self) -> None:
-        self._newest: dict[str, tuple[Manifest, Chosen]] = {}
-        self._fingerprints: dict[str, dict[Version, str]] = {}
-        self._received: dict[str, dict[str, Version]] = {}
+        self._models: defaultdict[str, _Model] = defaultdict(_Model)
+
+    # -- the publisher's side -----------------------------------------------------------------------------------
 
     def announce(self, manifest: Manifest, transport: Chosen) -> None:
-        """Take a published version; the same one again changes nothing."""
-        version = manifest.version
-        newest = self._newest.get(version.model)
-        if not manifest.fingerprint:
-            raise InfrastructureError(f"{version}: published without a fingerprint; nothing could prove its arrival")
-        if newest is not None:
-            self._refuse_old(newest[0], manifest)
-            if newest[0].version.incarnation == version.incarnation:
-                prove_successor(newest[0], manifest, applied=False)
-        self._newest[version.model] = (manifest, transport)
-        self._remember(version, manifest.fingerprint)
+        """Take a published version; the same one again changes nothing. Who stood at the door is let in."""
+        model = self._models[manifest.version.model]
+        model.chain.add(manifest, transport)
+        model.receipts.expect(manifest)
+        model.door.clear()
 
-    def _refuse_old(self, newest: Manifest, manifest: Manifest) -> None:
-        have, got = newest.version, manifest.version
-        if got.incarnation < have.incarnation:
-            raise InfrastructureError(f"{got}: incarnation {got.incarnation} was abandoned; the newest is {have}")
-        if not got.supersedes(have):
-            raise InfrastructureError(f"{got}: older than {have}, which is published; versions only go up")
-        if got == have and manifest.fingerprint != newest.fingerprint:
-            raise InfrastructureError(f"{got}: published twice with different bytes; start a new incarnation")
+    def handed_out(self, version: Version) -> None:
+        """A live version's transfer is over."""
+        self._models[version.model].chain.shut(version)
 
-    def _remember(self, version: Version, fingerprint: str) -> None:
-        known = self._fingerprints.setdefault(version.model, {})
-        if any(old.incarnation != version.incarnation for old in known):
-            known.clear()
-        known[version] = fingerprint
-        while len(known) > _REMEMBERED:
-            del known[next(iter(known))]
+    def wanted(self, model: str) -> tuple[str, ...]:
+        """Receivers at the door since the last announcement."""
+        return tuple(self._models[model].door)
 
-    def newest(self, model: str, after: Version | None) -> tuple[Manifest, Chosen] | None:
+    def needed(self, model: str, now: float) -> frozenset[Version]:
+        """Versions on the chain, and those of routes that a receiver may still be on; all others may be released."""
+        found = self._models[model]
+        found.loans = [loan for loan in found.loans if loan.until > now]
+        return found.chain.versions.union(*(loan.versions for loan in found.loans))
+
+    # -- the receivers' side ------------------------------------------------------------------------------------
+
+    def newest(self, model: str, after: Version | None) -> Published | None:
         """The newest version where it is later than `after`."""
-        newest = self._newest.get(model)
+        newest = self._models[model].chain.newest
         if newest is None or (after is not None and newest[0].version[1:] <= after[1:]):
             return None
         return newest
 
+    def route(self, model: str, have: Version | None, receiver: str, until: float) -> Route:
+        """What leads a receiver from `have` to the newest version; it is kept for it `until` then."""
+        found = self._models[model]
+        if self.newest(model, have) is None:
+            return ()
+        route = found.chain.route(have)
+        if route:
+            self._settle(found, receiver)
+            given = frozenset(manifest.version for manifest, _ in route)
+            found.loans.append(_Loan(receiver, given, route[-1][0].version, until))
+        return route
+
+    def want(self, receiver: str, model: str) -> None:
+        """Nothing leads it to the newest version: it waits for the publisher to hand that out again."""
+        self._models[model].door[receiver] = None
+
     def receipt(self, receipt: Receipt) -> None:
         """Take a receiver's proof; raise where it proves something else."""
-        version, newest = receipt.version, self._newest.get(receipt.version.model)
+        version, model = receipt.version, self._models[receipt.version.model]
+        newest = model.chain.newest
         if newest is not None and version.incarnation < newest[0].version.incarnation:
             raise InfrastructureError(
                 f"{receipt.receiver}: proved {version} of an abandoned incarnation; it must load {newest[0].version}"
             )
-        want = self._fingerprints.get(version.model, {}).get(version)
-        if want is None:
-            raise InfrastructureError(f"{receipt.receiver}: proved {version}, which was never published here")
-        if receipt.fingerprint != want:
-            self.forget(receipt.receiver, version.model)
-            raise InfrastructureError(
-                f"{receipt.receiver}: {version} differs on arrival: have {receipt.fingerprint}, want {want}; "
-                "it must load again before it serves"
-            )
-        self._received.setdefault(version.model, {})[receipt.receiver] = version
+        model.receipts.take(receipt)
+        model.loans = [loan for loan in model.loans if (loan.receiver, loan.last) != (receipt.receiver, version)]
+        if newest is not None and version == newest[0].version:
+            model.door.pop(receipt.receiver, None)
 
     def receivers(self, model: str) -> Mapping[str, Version]:
         """What each receiver last proved."""
-        return dict(self._received.get(model, {}))
+        return self._models[model].receipts.receivers
 
     def forget(self, receiver: str, model: str) -> None:
-        """It left, or is not to be trusted: it has proved nothing."""
-        self._received.get(model, {}).pop(receiver, None)
+        """It left, or is not to be trusted: it has proved nothing, reads nothing and wants nothing."""
+        found = self._models[model]
+        found.receipts.forget(receiver)
+        found.door.pop(receiver, None)
+        self._settle(found, receiver)
+
+    def _settle(self, model: _Model, receiver: str) -> None:
+        """A receiver is on one route at a time; those that gave no name are nobody in particular."""
+        if receiver:
+            model.loans = [loan for loan in model.loans if loan.receiver != receiver]

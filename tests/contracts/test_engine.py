@@ -31,7 +31,7 @@ from relax_core.api import (
     WeightTransport,
     wire,
 )
-from relax_core.api.weights import Payload, combined_fingerprint, tensor_fingerprint
+from relax_core.api.weights import Payload, Resident, combined_fingerprint, tensor_fingerprint
 
 
 class Memory(WeightTransport):
@@ -55,7 +55,7 @@ class Memory(WeightTransport):
             infos.append(TensorInfo(name, array.shape, dtype, tensor_fingerprint(array), array.nbytes))
         return Manifest(version, payload, tuple(infos), location, base, combined_fingerprint(infos))
 
-    def receive(self, manifest: Manifest) -> Iterator[tuple[TensorInfo, np.ndarray]]:
+    def receive(self, manifest: Manifest, resident: Resident | None = None) -> Iterator[tuple[TensorInfo, np.ndarray]]:
         for info in manifest.tensors:
             array = self.stored[manifest.location][info.name]
             if tensor_fingerprint(array) != info.fingerprint:

@@ -40,6 +40,7 @@ from relax_core.api import (
     Version,
     routed_experts,
 )
+from relax_core.api.weights import Payload
 from relax_core.learn.counts import count
 from relax_core.learn.outputs import Outputs
 from relax_core.learn.packed import PackedBatch
@@ -127,7 +128,9 @@ class Pipeline(Trainer[PipelineOptions]):
         lengths = np.concatenate([batch.rows.columns["tokens"].lengths for batch in batches])
         return RowBatch(ids, {"log_probs": Ragged(log_probs.numpy(), lengths)})
 
-    def publish(self, version: Version, transport: Chosen, location: str) -> Manifest:
+    def publish(
+        self, version: Version, transport: Chosen, location: str, payload: Payload = "full", base: str = ""
+    ) -> Manifest:
         raise NotImplementedError
 
     def save(self, directory: str) -> None:

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from relax_core.api.events import Event
 from relax_core.api.status import Beat, Command, CommandName
 from relax_core.api.trainer import Chosen
+from relax_core.api.turn import Part, Phase
 from relax_core.api.version import Version
 from relax_core.api.weights import Manifest, Receipt
+from relax_core.runners.arbiter import Order
 from relax_core.runners.ray.answer import asked
 
 CALL_S = 120.0
@@ -69,5 +71,68 @@ class WeightClient:
     async def receipt(self, receipt: Receipt) -> None:
         await self._hub.call("receipt", receipt)
 
+    async def route(
+        self,
+        model: str,
+        have: Version | None,
+        wait_s: float,
+        after: Version | None = None,
+        receiver: str = "",
+        within_s: float = 300.0,
+    ) -> tuple[tuple[Manifest, Chosen], ...]:
+        found = await self._hub.call("route", model, have, wait_s, after, receiver, within_s)
+        return cast(tuple[tuple[Manifest, Chosen], ...], found)
+
+    async def needed(self, model: str) -> frozenset[Version]:
+        return cast(frozenset[Version], await self._hub.call("needed", model))
+
+    async def handed_out(self, version: Version) -> None:
+        await self._hub.call("handed_out", version)
+
+    async def want(self, receiver: str, model: str) -> None:
+        await self._hub.call("want", receiver, model)
+
+    async def wanted(self, model: str) -> tuple[str, ...]:
+        return cast(tuple[str, ...], await self._hub.call("wanted", model))
+
+    async def forget(self, receiver: str, model: str) -> None:
+        await self._hub.call("forget", receiver, model)
+
     async def receivers(self, model: str) -> Mapping[str, Version]:
         return cast(Mapping[str, Version], await self._hub.call("receivers", model))
+
+
+class TurnServiceClient:
+    """`runners.turns.TurnService`."""
+
+    def __init__(self, hub: Remote) -> None:
+        self._hub = hub
+
+    async def enter(self, owner: str) -> None:
+        await self._hub.call("enter", owner)
+
+    async def join(self, owner: str, name: str, devices: frozenset[str]) -> None:
+        await self._hub.call("join", owner, name, devices)
+
+    async def leave(self, owner: str, name: str) -> None:
+        await self._hub.call("leave", owner, name)
+
+    async def ask(
+        self, owner: str, turn: str, devices: frozenset[str], phase: Phase, holders: Mapping[str, Sequence[Part]],
+        deadline_s: float,
+    ) -> str:  # fmt: skip
+        return cast(str, await self._hub.call("ask", owner, turn, devices, phase, dict(holders), deadline_s))
+
+    async def become(
+        self, owner: str, turn: str, phase: Phase, holders: Mapping[str, Sequence[Part]], deadline_s: float
+    ) -> None:
+        await self._hub.call("become", owner, turn, phase, dict(holders), deadline_s)
+
+    async def let_go(self, owner: str, turn: str) -> None:
+        await self._hub.call("let_go", owner, turn)
+
+    async def done(self, owner: str, number: int, freed_bytes: int) -> None:
+        await self._hub.call("done", owner, number, freed_bytes)
+
+    async def poll(self, owner: str, after: int, wait_s: float) -> tuple[Order, ...]:
+        return cast(tuple[Order, ...], await self._hub.call("poll", owner, after, wait_s))

@@ -40,6 +40,7 @@ from relax_core.api import (
     Version,
     WeightTransport,
 )
+from relax_core.api.weights import Payload, combined_fingerprint
 from tests.unit.rollout.toy_policy import Letters
 
 END = 0
@@ -62,7 +63,7 @@ class PuppetTransport(WeightTransport):
     def send(self, version: Version, payload: Any, base: str, tensors: Any, location: str) -> Manifest:
         return manifest(version)
 
-    def receive(self, manifest: Manifest) -> Iterator[Any]:
+    def receive(self, manifest: Manifest, resident: Any = None) -> Iterator[Any]:
         return iter(())
 
     def release(self, manifest: Manifest) -> None:
@@ -130,7 +131,7 @@ class PuppetEngine(Engine[EngineOptions]):
     async def update_weights(self, manifest: Manifest, transport: Chosen) -> Receipt:
         await asyncio.sleep(self.options.update_s)
         self._version = manifest.version
-        return Receipt(self._name, manifest.version, "resident", manifest.fingerprint)
+        return Receipt(self._name, manifest.version, "wire", manifest.wire_fingerprint)
 
     async def health(self) -> Health:
         return Health(True, self._version)
@@ -183,7 +184,9 @@ class PuppetTrainer(Trainer[TrainerOptions]):
         values = np.full(len(tokens.values), self._step, np.float32)
         return chunk.rows.with_columns({name: Ragged(values, tokens.lengths) for name in columns})
 
-    async def publish(self, version: Version, transport: Chosen, location: str) -> Manifest:  # type: ignore[override]
+    async def publish(  # type: ignore[override]
+        self, version: Version, transport: Chosen, location: str, payload: Payload = "full", base: str = ""
+    ) -> Manifest:
         await asyncio.sleep(self.options.publish_s)
         self._step = version.step
         return manifest(version)
@@ -204,4 +207,4 @@ class PuppetTrainer(Trainer[TrainerOptions]):
 def manifest(version: Version) -> Manifest:
     """One tensor whose bytes change with every step."""
     tensor = TensorInfo("weight", (1,), "F32", str(version.step), 4)
-    return Manifest(version, "full", (tensor,), "", fingerprint=str(version.step))
+    return Manifest(version, "full", (tensor,), "", fingerprint=combined_fingerprint((tensor,)))

@@ -53,7 +53,7 @@ def manifest(step: int, incarnation: int = 0, model: str = "actor", content: str
 
 
 def proof(of: Manifest, receiver: str = "engine-0") -> Receipt:
-    return Receipt(receiver, of.version, "resident", of.fingerprint)
+    return Receipt(receiver, of.version, "wire", of.fingerprint)
 
 
 async def test_newest_is_by_model_and_later_than_after() -> None:

@@ -28,7 +28,7 @@ from relax_core.api import (
     Version,
     WeightTransport,
 )
-from relax_core.api.weights import combined_fingerprint, tensor_fingerprint
+from relax_core.api.weights import Payload, combined_fingerprint, tensor_fingerprint
 from relax_core.learn.packed import columns_of
 from relax_plugin_torch.atomic import new_directory
 from relax_plugin_torch.checkpoint import load_checkpoint, save_checkpoint
@@ -183,10 +183,12 @@ class Rank:
 
     # -- weights ------------------------------------------------------------------------------------------------
 
-    def publish(self, version: Version, transport: Chosen, location: str) -> Manifest:
+    def publish(
+        self, version: Version, transport: Chosen, location: str, payload: Payload = "full", base: str = ""
+    ) -> Manifest:
         self.progress.check_publish(version)
         tensors = published_tensors(self._model, self._dtype)
-        return self._transport(transport).send(version, "full", "", tensors, location)
+        return self._transport(transport).send(version, payload, base, tensors, location)
 
     @torch.no_grad()
     def load_published(self, manifest: Manifest, transport: Chosen) -> None:

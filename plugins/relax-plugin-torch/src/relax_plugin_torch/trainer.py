@@ -23,6 +23,7 @@ from relax_core.api import (
     UpdateResult,
     Version,
 )
+from relax_core.api.weights import Payload
 from relax_core.learn import plan_micro_batches
 
 if TYPE_CHECKING:
@@ -78,8 +79,10 @@ class TorchTrainer(Trainer[TorchOptions]):
     def forward(self, chunk: Chunk, columns: Sequence[str]) -> RowBatch:
         return self._started.forward(chunk, columns)
 
-    def publish(self, version: Version, transport: Chosen, location: str) -> Manifest:
-        return self._started.publish(version, transport, location)
+    def publish(
+        self, version: Version, transport: Chosen, location: str, payload: Payload = "full", base: str = ""
+    ) -> Manifest:
+        return self._started.publish(version, transport, location, payload, base)
 
     def load_published(self, manifest: Manifest, transport: Chosen) -> None:
         self._started.load_published(manifest, transport)

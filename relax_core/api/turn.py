@@ -16,7 +16,7 @@ Part = Literal["weights", "kv", "optimizer", "gradients"]
 
 
 class Sleeper(Protocol):
-    """Whoever can give its devices' memory back: an engine pool or a trainer group."""
+    """Whoever can give its devices' memory back: an engine pool or a trainer group. Parts it does not have are ignored."""
 
     async def sleep(self, parts: Sequence[Part]) -> int:
         """Free parts; returns bytes really freed."""
@@ -29,6 +29,15 @@ class Sleeper(Protocol):
 
 class Turn(Protocol):
     """Devices held now."""
+
+    @property
+    def freed_bytes(self) -> int:
+        """Bytes that others really freed for it; 0 where nobody had to sleep."""
+        ...
+
+    async def become(self, phase: Phase, holders: Mapping[str, Sequence[Part]], deadline_s: float) -> None:
+        """Go on with these parts awake instead, without anybody coming between. Raises DeadlineExceeded."""
+        ...
 
     async def wanted(self) -> None:
         """Return when somebody else waits for the devices: come to a safe point and let go. Never for who is alone."""
@@ -43,7 +52,7 @@ class Turns(Protocol):
         ...
 
     async def leave(self, name: str) -> None:
-        """It is gone, with all it held."""
+        """It is gone from its devices."""
         ...
 
     def acquire(

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from relax_core.api import wire
 from relax_core.api.role import Operation
+from relax_core.api.turn import Part
 
 
 @wire.register
@@ -19,6 +21,10 @@ class WorkerGroup:
     size: int
     threads: int = 1
     gpus_each: float = 0.0
+    devices: frozenset[str] = frozenset()
+    """Where it lives; groups with devices in common take turns."""
+    sleeps: tuple[Part, ...] = ()
+    """Parts whose memory goes to others while it has no turn; the others stay where they are."""
 
 
 @wire.register
@@ -37,12 +43,25 @@ class Plan:
     advantage_columns: tuple[str, ...] = ("rewards",)
     batch_statistics: bool = False
     """Advantages need the whole step's rows; streaming is off."""
+    streams: bool = False
+    """The actor trains on groups as they are ready; else it waits for all of the step's."""
     needs_old_log_probs: bool = False
     """Several updates a step: all of the old policy's log-probs come before the first one."""
     max_staleness: int | None = 0
     min_valid: int = 1
     notes: tuple[str, ...] = field(default=())
     """What the planner turned off or chose, in words."""
+
+    @property
+    def shared(self) -> frozenset[str]:
+        """Devices of more than one worker group."""
+        lives = Counter(device for group in self.groups.values() for device in group.devices)
+        return frozenset(device for device, groups in lives.items() if groups > 1)
+
+    def neighbours(self, role: str) -> tuple[str, ...]:
+        """Roles that it shares devices with."""
+        own = self.groups[role].devices
+        return tuple(name for name, group in self.groups.items() if name != role and group.devices & own)
 
     def has(self, operation: str) -> bool:
         return any(known.name == operation for known in self.operations)

@@ -53,6 +53,7 @@ async def _attended(role: Role, context: RoleContext, lost_at: float | None) -> 
         for attendant in attendants:
             attendant.cancel()
         await asyncio.gather(*attendants, return_exceptions=True)
+        await context.close()
 
 
 async def _beat(context: RoleContext, lost_at: float | None) -> None:

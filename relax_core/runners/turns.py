@@ -1,33 +1,149 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns of who shares no device with anybody: at once, never wanted, and without asking anybody."""
+"""The arbiter as a service of the run, beside board and bus: owners call it, and poll for the orders meant for them.
+
+Every call is safe to repeat after a lost answer; a poll renews its owner's lease. It looks at its deadlines while somebody
+polls: whoever waits for a turn does.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
-from relax_core.api.turn import Part, Phase, Sleeper, Turn
-
-
-class Alone:
-    """`api.turn.Turn` on devices that nobody else has."""
-
-    async def wanted(self) -> None:
-        await asyncio.Event().wait()
+from relax_core.api.clock import Clock
+from relax_core.api.errors import InfrastructureError
+from relax_core.api.turn import Part, Phase
+from relax_core.runners.arbiter import LEASE_S, Arbiter, Order, Request
 
 
-class Unshared:
-    """`api.turn.Turns` of a role without neighbours."""
+class TurnService(Protocol):
+    """What a role's client calls, in this process or through the hub."""
 
-    async def join(self, name: str, devices: frozenset[str], sleeper: Sleeper) -> None:
-        """Nobody needs to know."""
+    async def enter(self, owner: str) -> None:
+        """Begin to call; one that was there before under this name is gone."""
+        ...
 
-    async def leave(self, name: str) -> None:
-        """Nobody needs to know."""
+    async def join(self, owner: str, name: str, devices: frozenset[str]) -> None: ...
 
-    @asynccontextmanager
-    async def acquire(
-        self, devices: frozenset[str], phase: Phase, holders: Mapping[str, Sequence[Part]], deadline_s: float
-    ) -> AsyncIterator[Turn]:
-        yield Alone()
+    async def leave(self, owner: str, name: str) -> None: ...
+
+    async def ask(
+        self, owner: str, turn: str, devices: frozenset[str], phase: Phase, holders: Mapping[str, Sequence[Part]],
+        deadline_s: float,
+    ) -> str:  # fmt: skip
+        """Queue for a turn; the answer names who is in the way."""
+        ...
+
+    async def become(
+        self, owner: str, turn: str, phase: Phase, holders: Mapping[str, Sequence[Part]], deadline_s: float
+    ) -> None: ...
+
+    async def let_go(self, owner: str, turn: str) -> None: ...
+
+    async def done(self, owner: str, number: int, freed_bytes: int) -> None:
+        """A member of the owner did what an order said."""
+        ...
+
+    async def poll(self, owner: str, after: int, wait_s: float) -> tuple[Order, ...]:
+        """Orders after number `after`; waits up to `wait_s` for one."""
+        ...
+
+
+class TurnBoard:
+    """Implements `TurnService`."""
+
+    def __init__(self, clock: Clock, lease_s: float = LEASE_S) -> None:
+        self._clock, self._arbiter = clock, Arbiter(lease_s)
+        self._letters: dict[str, list[Order]] = {}
+        self._changed = asyncio.Event()
+
+    async def enter(self, owner: str) -> None:
+        self._arbiter.gone([owner], self._clock.now())
+        self._arbiter.heard(owner, self._clock.now())
+        self._letters[owner] = []
+        self._deliver()
+
+    async def join(self, owner: str, name: str, devices: frozenset[str]) -> None:
+        self._check(owner)
+        self._arbiter.join(owner, name, devices, self._clock.now())
+        self._deliver()
+
+    async def leave(self, owner: str, name: str) -> None:
+        self._arbiter.leave(owner, name, self._clock.now())
+        self._deliver()
+
+    async def ask(
+        self, owner: str, turn: str, devices: frozenset[str], phase: Phase, holders: Mapping[str, Sequence[Part]],
+        deadline_s: float,
+    ) -> str:  # fmt: skip
+        self._check(owner)
+        request = Request(turn, owner, devices, phase, _plain(holders), deadline_s)
+        in_the_way = self._arbiter.ask(request, self._clock.now())
+        self._deliver()
+        return in_the_way
+
+    async def become(
+        self, owner: str, turn: str, phase: Phase, holders: Mapping[str, Sequence[Part]], deadline_s: float
+    ) -> None:
+        self._check(owner)
+        self._arbiter.become(Request(turn, owner, frozenset(), phase, _plain(holders), deadline_s), self._clock.now())
+        self._deliver()
+
+    async def let_go(self, owner: str, turn: str) -> None:
+        self._arbiter.let_go(owner, turn, self._clock.now())
+        self._deliver()
+
+    async def done(self, owner: str, number: int, freed_bytes: int) -> None:
+        self._check(owner)
+        self._arbiter.done(owner, number, freed_bytes, self._clock.now())
+        self._deliver()
+
+    async def poll(self, owner: str, after: int, wait_s: float) -> tuple[Order, ...]:
+        deadline = self._clock.now() + wait_s
+        while True:
+            self._check(owner)
+            self._arbiter.heard(owner, now := self._clock.now())
+            self._deliver()
+            letters = self._letters[owner] = [order for order in self._letters[owner] if order.number > after]
+            if letters or now >= deadline:
+                return tuple(letters)
+            await self._change(min(deadline, self._arbiter.next_at() or deadline) - now)
+
+    async def gone(self, role: str) -> None:
+        """A role's process died: what it had is free."""
+        self._arbiter.gone([owner for owner in self._arbiter.owners if role_of(owner) == role], self._clock.now())
+        self._deliver()
+
+    def _check(self, owner: str) -> None:
+        if owner not in self._arbiter.owners:
+            raise InfrastructureError(
+                f"turns: {owner} was not heard of for {LEASE_S:.0f} s and lost its devices; start the role again"
+            )
+
+    def _deliver(self) -> None:
+        orders, self._arbiter.orders = self._arbiter.orders, []
+        for order in orders:
+            self._letters.setdefault(order.owner, []).append(order)
+        if orders:
+            changed, self._changed = self._changed, asyncio.Event()
+            changed.set()
+
+    async def _change(self, wait_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(wait_s, 0.0)):
+                await self._changed.wait()
+
+
+def owner_of(role: str, incarnation: int) -> str:
+    """How a role's process is named among owners."""
+    return f"{role}#{incarnation}"
+
+
+def role_of(owner: str) -> str:
+    return owner.partition("#")[0]
+
+
+def _plain(holders: Mapping[str, Sequence[Part]]) -> dict[str, tuple[Part, ...]]:
+    return {name: tuple(parts) for name, parts in holders.items()}

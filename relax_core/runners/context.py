@@ -23,7 +23,8 @@ from relax_core.options.run_config import RunConfig
 from relax_core.plugins.catalogue import Catalogue
 from relax_core.rollout.passed_function import announce
 from relax_core.runners.launch import Launch
-from relax_core.runners.turns import Unshared
+from relax_core.runners.turns import TurnBoard, TurnService, owner_of
+from relax_core.runners.turns_client import TurnClient
 
 
 class RoleContext:
@@ -31,14 +32,13 @@ class RoleContext:
 
     def __init__(
         self, role: str, launch: Launch, catalogue: Catalogue, bus: Bus, weights: WeightService, board: Board,
-        workers: Workers, children: Workers, clock: Clock, incarnation: int, turns: Turns | None = None,
+        workers: Workers, children: Workers, clock: Clock, incarnation: int, turns: TurnService | None = None,
     ) -> None:  # fmt: skip
         self.role, self.plan, self.run_id, self.run_dir = role, launch.plan, launch.run_id, launch.run_dir
         announce(launch.functions, catalogue)
         self.functions = launch.functions
         self.run = RunConfig.parse(launch.config, catalogue)
         self.bus, self.weights, self.board = bus, weights, board
-        self.turns: Turns = turns or Unshared()
         self.workers, self.children, self.clock = workers, children, clock
         self.random = Random(f"{self.run.seed}/{role}/{incarnation}")
         self.incarnation, self.resume = incarnation, launch.resume
@@ -52,6 +52,9 @@ class RoleContext:
         self._going = asyncio.Event()
         self._going.set()
         self._stopping = False
+        owner = owner_of(role, incarnation)
+        self._client = TurnClient(turns or TurnBoard(clock), owner, self.plan.shared, self.waiting)
+        self.turns: Turns = self._client
 
     def build(self, chosen: Chosen) -> Any:
         return self._catalogue.build(chosen)
@@ -106,6 +109,10 @@ class RoleContext:
         if not self._going.is_set():
             return "paused"
         return "waiting" if self._waits and not self._activity.working else self._state
+
+    async def close(self) -> None:
+        """The role is over: what lived on shared devices is gone."""
+        await self._client.close()
 
     def take(self, command: str) -> None:
         """A person's or the controller's command."""

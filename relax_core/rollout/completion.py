@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from relax_core.api.engine import FinishReason
+
+Watch: TypeAlias = Callable[[Sequence[int]], bool]
+"""Sees all tokens of a turn whenever some were sampled; True ends the turn there, with finish `stop`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,8 @@ class GenerateCall:
     """Texts that end the turn: it is cut behind the first of them."""
     media: tuple[str, ...] = ()
     floor: int = -1
-    """Oldest step among the sample's tokens so far; -1 before the first."""
+    """Oldest step among the tokens of the sample's group: no older engine may go on with it. -1: none."""
+    watch: Watch | None = None
 
 
 @dataclass(frozen=True, slots=True)

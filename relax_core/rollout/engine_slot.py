@@ -6,15 +6,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-from relax_core.api.engine import Capabilities, Delta, EngineSpec, FinishReason, GenerateRequest
+from relax_core.api.engine import Capabilities, Delta, EngineSpec
 from relax_core.api.errors import DeadlineExceeded
 from relax_core.api.trainer import Chosen
 from relax_core.api.version import Version
 from relax_core.api.weights import Manifest, Receipt
 from relax_core.api.worker import Worker, Workers, WorkerSpec
+from relax_core.rollout.requests import Pending
 
 START_S = 300.0
 UPDATE_S = 300.0
@@ -27,32 +28,7 @@ LONGEST_S = 1e9
 """Of a stream's own deadline: silence is watched here, where a pause is known."""
 
 
-@dataclass(slots=True)
-class Pending:
-    """A request under way, with the tokens it has so far: they outlive the engine that sampled them."""
-
-    request: GenerateRequest
-    tokens: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    finish: FinishReason = ""
-    error: str = ""
-
-    def add(self, delta: Delta) -> None:
-        self.tokens += delta.tokens
-        self.log_probs += delta.log_probs
-        self.versions += [min(delta.version, delta.oldest_cache)] * len(delta.tokens)
-        self.finish, self.error = delta.finish, delta.error
-
-    def remaining(self) -> GenerateRequest:
-        """What is left to ask, on this engine or another: the prompt goes on with the tokens it got."""
-        if not self.tokens:
-            return self.request
-        return replace(
-            self.request,
-            tokens=self.request.tokens + tuple(self.tokens),
-            max_new_tokens=self.request.max_new_tokens - len(self.tokens),
-        )
+NOTHING_SAID = Capabilities()
 
 
 class EngineSlot:
@@ -60,7 +36,7 @@ class EngineSlot:
 
     def __init__(
         self, name: str, chosen: Chosen, spec: EngineSpec, worker: WorkerSpec, workers: Workers,
-        capabilities: Capabilities = Capabilities(),
+        capabilities: Capabilities = NOTHING_SAID,
     ) -> None:  # fmt: skip
         self.name, self.chosen, self.capabilities = name, chosen, capabilities
         self._spec, self._worker_spec, self._workers = replace(spec, name=name), worker, workers
@@ -71,6 +47,8 @@ class EngineSlot:
         """Started, but its weights are older than anything that may be sampled."""
         self.paused = False
         """It samples nothing, and holds its requests where it can."""
+        self.updating = False
+        """Weights are on their way to an engine that can't take them while it samples: it gets no requests."""
         self._resumed = 0
         self._stirred = asyncio.Event()
         self.settling = asyncio.Lock()
@@ -93,7 +71,10 @@ class EngineSlot:
         return receipt
 
     async def run(self, batch: Sequence[Pending]) -> AsyncIterator[list[Pending]]:
-        """Stream a batch, yielding requests as they end. Raises when the engine fails; the tokens got stay."""
+        """Stream a batch, yielding requests as they end, or as whoever watches them has enough; those still run.
+
+        Raises when the engine fails; the tokens got stay.
+        """
         if self.worker is None:
             raise RuntimeError(f"engine {self.name} was never started")
         requests = [pending.remaining() for pending in batch]
@@ -141,9 +122,13 @@ class EngineSlot:
     def _take(self, deltas: Sequence[Delta]) -> list[Pending]:
         ended = []
         for delta in deltas:
-            self.running[delta.id].add(delta)
+            pending = self.running[delta.id]
+            was = pending.finish
+            pending.add(delta)
             if delta.finish:
-                ended.append(self.running.pop(delta.id))
+                del self.running[delta.id]
+            if delta.finish or pending.finish != was:
+                ended.append(pending)
         self._stirred.set()
         return ended
 
@@ -158,6 +143,11 @@ class EngineSlot:
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 await self._stirred.wait()
+
+    @property
+    def able(self) -> bool:
+        """Whether it may be given requests now."""
+        return self.serving and not self.paused and not self.updating
 
     @property
     def work(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,9 @@ from relax_core.api.trainer import Chosen
 from relax_core.api.version import Version
 from relax_core.api.weights import Manifest, Receipt
 from relax_core.rollout.completion import Completion, GenerateCall
-from relax_core.rollout.engine_slot import EngineSlot, Pending
-from relax_core.rollout.router import EngineLoad, choose
+from relax_core.rollout.engine_slot import EngineSlot
+from relax_core.rollout.requests import Pending, Requests
+from relax_core.rollout.router import EngineLoad
 from relax_core.rollout.together import together
 
 INTERRUPT_S = 0.2
@@ -47,23 +48,19 @@ class EnginePool:
     """Several engines behind one `generate`."""
 
     def __init__(
-        self, slots: Sequence[EngineSlot], clock: Clock, prove: Prove, tell: Tell, serve_at_start: bool = True
-    ) -> None:
+        self, slots: Sequence[EngineSlot], clock: Clock, prove: Prove, tell: Tell, serve_at_start: bool = True,
+        deterministic: bool = False,
+    ) -> None:  # fmt: skip
         self._slots = {slot.name: slot for slot in slots}
         self._clock, self._prove, self._tell = clock, prove, tell
         self._serve_at_start = serve_at_start
-        self._waiting: list[Pending] = []
-        self._futures: dict[str, asyncio.Future[Pending]] = {}
+        self._requests = Requests(whole=deterministic)
         self._tasks: set[asyncio.Task[None]] = set()
         self._failures: dict[str, int] = {}
         self._newest: tuple[Manifest, Chosen] | None = None
         self._updates: dict[str, asyncio.Lock] = {name: asyncio.Lock() for name in self._slots}
         self._numbers = 0
         self._flushing = self._closed = self._paused = False
-        self._aborted: set[str] = set()
-        """Running requests that nobody awaits and whose engine has been told so."""
-        self._interrupted: set[str] = set()
-        """Running requests that were told to leave their engine, to go on later with the tokens they have."""
         self._broken: RelaxError | None = None
 
     # -- life ---------------------------------------------------------------------------------------------------
@@ -127,8 +124,9 @@ class EnginePool:
         Asked again and again: a request may still be on its way to the engine when it is told to let go.
         """
         while slot.running:
-            self._interrupted.update(slot.running)
-            await _abort(slot, list(slot.running))
+            if not self._requests.whole:  # what was begun again would not be the same bits
+                self._requests.interrupt(list(slot.running))
+                await _abort(slot, list(slot.running))
             await slot.stirred(INTERRUPT_S)
 
     # -- requests -----------------------------------------------------------------------------------------------
@@ -149,21 +147,13 @@ class EnginePool:
             str(self._numbers), call.tokens, call.max_new_tokens, sampling.temperature, sampling.top_p, sampling.top_k,
             call.seed, call.stop_tokens, media=call.media, floor=call.floor,
         )  # fmt: skip
-        future = self._futures[request.id] = asyncio.get_running_loop().create_future()
-        self._waiting.append(Pending(request))
+        future = self._requests.add(request, call.watch)
         self._flush_soon()
         try:
-            ended = await future
+            return await future
         except asyncio.CancelledError:
             self._flush_soon()
             raise
-        return Completion(
-            tuple(ended.tokens),
-            tuple(ended.log_probs),
-            tuple(ended.versions),
-            finish=ended.finish,
-            error=ended.error,
-        )
 
     def _flush_soon(self) -> None:
         if not self._flushing:
@@ -174,84 +164,36 @@ class EnginePool:
         self._flushing = False
         if self._closed:
             return
-        self._give_up()
-        if self._paused:
-            return
-        batches: dict[str, list[Pending]] = {}
-        held: list[Pending] = []
-        for pending in self._waiting:
-            name = choose(self._loads(), pending.request.floor)
-            if name is None:
-                held.append(pending)
-                continue
-            self._slots[name].running[pending.request.id] = pending
-            batches.setdefault(name, []).append(pending)
-        self._waiting = held
-        for name, batch in batches.items():
-            self._own(self._serve(self._slots[name], batch))
-
-    def _give_up(self) -> None:
-        """Requests that nobody awaits any more leave the queue; engines that run some are told."""
-        unwanted = {name for name, future in self._futures.items() if future.cancelled()}
-        if not unwanted:
-            return
-        for pending in self._waiting:
-            if pending.request.id in unwanted:
-                del self._futures[pending.request.id]
-        self._waiting = [pending for pending in self._waiting if pending.request.id not in unwanted]
-        for slot in self._slots.values():
-            if ids := [name for name in slot.running if name in unwanted - self._aborted]:
-                self._aborted.update(ids)
-                self._own(_abort(slot, ids))
+        running = {slot.name: list(slot.running) for slot in self._slots.values()}
+        for name, ids in self._requests.give_up(running).items():
+            self._own(_abort(self._slots[name], ids))
+        if not self._paused:
+            for name, batch in self._requests.place(self._loads, self._give):
+                self._own(self._serve(self._slots[name], batch))
 
     def _loads(self) -> list[EngineLoad]:
-        slots = self._slots.values()
-        return [EngineLoad(s.name, s.serving and not s.paused, s.version.step, s.work) for s in slots]
+        return [EngineLoad(slot.name, slot.able, slot.version.step, slot.work) for slot in self._slots.values()]
+
+    def _give(self, engine: str, pending: Pending) -> None:
+        self._slots[engine].running[pending.request.id] = pending
 
     async def _serve(self, slot: EngineSlot, batch: Sequence[Pending]) -> None:
         worker = slot.worker
         try:
             async for ended in slot.run(batch):
                 self._failures[slot.name] = 0
-                self._resolve(ended)
+                for pending in ended:
+                    self._requests.ended(pending)
+                self._flush_soon()
+                if enough := [pending.request.id for pending in ended if pending.request.id in slot.running]:
+                    self._own(_abort(slot, enough))
         except (ValueError, ConfigError) as error:
-            self._refuse(slot, batch, error)
+            for pending in batch:
+                slot.running.pop(pending.request.id, None)
+            self._requests.refuse(batch, str(error))
         except RelaxError as error:
             if slot.worker is worker:
                 await self._replace(slot, error)
-
-    def _resolve(self, ended: Sequence[Pending]) -> None:
-        for pending in ended:
-            if self._goes_on(pending):
-                continue
-            future = self._futures.pop(pending.request.id, None)
-            self._aborted.discard(pending.request.id)
-            if future is not None and not future.done():
-                future.set_result(pending)
-
-    def _goes_on(self, pending: Pending) -> bool:
-        """Whether it was only told to leave its engine; then it waits for another turn, unless it has all its tokens."""
-        name = pending.request.id
-        if name not in self._interrupted:
-            return False
-        self._interrupted.discard(name)
-        future = self._futures.get(name)
-        if pending.finish != "abort" or future is None or future.done():
-            return False
-        if len(pending.tokens) >= pending.request.max_new_tokens:
-            pending.finish = "length"
-            return False
-        pending.finish = ""
-        self._waiting.append(pending)
-        self._flush_soon()
-        return True
-
-    def _refuse(self, slot: EngineSlot, batch: Sequence[Pending], error: Exception) -> None:
-        """The engine would not take the batch: the requests are wrong, not the engine."""
-        for pending in batch:
-            slot.running.pop(pending.request.id, None)
-            pending.finish, pending.error = "error", str(error)
-        self._resolve([pending for pending in batch if pending.request.id in self._futures])
 
     # -- weights ------------------------------------------------------------------------------------------------
 
@@ -280,7 +222,23 @@ class EnginePool:
     async def _bring(self, slot: EngineSlot) -> None:
         async with self._updates[slot.name]:
             while self._newest is not None and slot.version != self._newest[0].version:
-                await self._prove(await slot.update(*self._newest))
+                async with self._still(slot):
+                    receipt = await slot.update(*self._newest)
+                await self._prove(receipt)
+
+    @contextlib.asynccontextmanager
+    async def _still(self, slot: EngineSlot) -> AsyncIterator[None]:
+        """Nothing runs on an engine that takes weights only then; what ran goes on elsewhere, or here afterwards."""
+        if slot.capabilities.in_flight_updates:
+            yield
+            return
+        slot.updating = True
+        try:
+            await self._interrupt(slot)
+            yield
+        finally:
+            slot.updating = False
+            self._flush_soon()
 
     # -- recovery -----------------------------------------------------------------------------------------------
 
@@ -290,8 +248,7 @@ class EnginePool:
             return
         slot.serving = slot.waits_for_weights = False
         since = self._clock.now()
-        self._waiting += [pending for pending in slot.running.values() if not self._complete(pending)]
-        self._interrupted.difference_update(slot.running)
+        self._requests.take_back(list(slot.running.values()))
         slot.clear()
         self._flush_soon()
         await self._tell("failed", f"{slot.name}: {error}", 0.0)
@@ -300,14 +257,6 @@ class EnginePool:
             self._break(InfrastructureError(f"{slot.name} failed {MAX_RESTARTS} times in a row, last: {error}"))
             return
         self._own(self._enter(slot, since))
-
-    def _complete(self, pending: Pending) -> bool:
-        """Whether the dead engine had given all tokens asked for; then only its last word was lost."""
-        if len(pending.tokens) < pending.request.max_new_tokens:
-            return False
-        pending.finish = "length"
-        self._resolve([pending])
-        return True
 
     async def _enter(self, slot: EngineSlot, since: float) -> None:
         try:
@@ -330,10 +279,7 @@ class EnginePool:
     def _break(self, error: RelaxError) -> None:
         """No engine can be had: whoever waits learns why."""
         self._broken = error
-        for future in self._futures.values():
-            if not future.done():
-                future.set_exception(error)
-        self._futures.clear()
+        self._requests.fail(error)
 
     def _own(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -345,7 +291,8 @@ class EnginePool:
     def facts(self) -> dict[str, Any]:
         return {
             slot.name: {"serving": slot.serving, "version": str(slot.version), "running": len(slot.running),
-                        "paused": slot.paused, "tokens_left": slot.work, "restarts": slot.restarts, "pid": slot.worker.pid if slot.worker else 0}
+                        "paused": slot.paused, "tokens_left": slot.work, "restarts": slot.restarts,
+                        "pid": slot.worker.pid if slot.worker else 0}
             for slot in self._slots.values()
         }  # fmt: skip
 

@@ -23,7 +23,7 @@ KINDS = {"ScriptedEngine": Capabilities(in_flight_updates=True), "AbortingEngine
 
 @asynccontextmanager
 async def engines(
-    count: int, serve: bool = True, kind: str = "ScriptedEngine"
+    count: int, serve: bool = True, kind: str = "ScriptedEngine", deterministic: bool = False
 ) -> AsyncIterator[tuple[EnginePool, list[Receipt], list[str]]]:
     workers, receipts, told = LocalWorkers(), [], []
     spec = EngineSpec({}, 64)
@@ -42,7 +42,7 @@ async def engines(
     async def tell(what: str, detail: str, seconds: float) -> None:
         told.append(what)
 
-    pool = EnginePool(slots, SystemClock(), prove, tell, serve_at_start=serve)
+    pool = EnginePool(slots, SystemClock(), prove, tell, serve_at_start=serve, deterministic=deterministic)
     await pool.start()
     try:
         yield pool, receipts, told

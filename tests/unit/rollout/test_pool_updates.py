@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights that land in mid-generation: tokens keep their version and log-prob, whether the engine can take them or not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from relax_core.rollout.completion import GenerateCall
+from relax_core.rollout.pool import Sampling
+from tests.unit.rollout.pool_lab import NONE, ask, call, engines, manifest, until
+from tests.unit.rollout.test_pool_pause import LONG, left, under_way
+
+
+@pytest.mark.parametrize("kind", ["ScriptedEngine", "AbortingEngine"])
+async def test_a_publish_in_mid_generation_changes_only_the_tokens_after_it(kind: str) -> None:
+    async with engines(2, kind=kind) as (pool, receipts, told):
+        asked = asyncio.create_task(ask(pool, [call(n * 100, LONG) for n in range(4)]))
+        await under_way(pool, 4)
+        assert await pool.update(manifest(1), NONE) == ("engine-0", "engine-1")
+        for number, completion in enumerate(await asked):
+            assert completion.tokens == tuple(range(number * 100 + 1, number * 100 + 1 + LONG))
+            assert set(completion.log_probs) == {-0.5}
+            assert set(completion.versions) == {0, 1}
+            assert list(completion.versions) == sorted(completion.versions)
+        assert len(receipts) == 2
+        assert told == []
+
+
+async def test_an_engine_that_can_only_drain_takes_weights_after_what_it_runs_and_before_anything_else() -> None:
+    async with engines(1, kind="DrainingEngine") as (pool, _, told):
+        asked = asyncio.create_task(ask(pool, [call(0, LONG)]))
+        await under_way(pool, 1)
+        updating = asyncio.create_task(pool.update(manifest(1), NONE))
+        await asyncio.sleep(0)
+        late = asyncio.create_task(ask(pool, [call(100, 2)]))
+        await updating
+        assert set((await asked)[0].versions) == {0}
+        assert (await late)[0].versions == (1, 1)
+        assert told == []
+
+
+async def test_what_an_engine_had_to_let_go_never_goes_on_at_an_older_one() -> None:
+    async with engines(2, kind="AbortingEngine") as (pool, _, told):
+        await pool.update(manifest(2), NONE)
+        asked = asyncio.create_task(ask(pool, [call(0, LONG, floor=2)]))
+        await under_way(pool, 1)
+        busy = next(name for name, facts in pool.facts().items() if facts["running"])
+        os.kill(pool.facts()[busy]["pid"], signal.SIGKILL)
+        (completion,) = await asked
+        assert completion.tokens == tuple(range(1, LONG + 1))
+        assert set(completion.versions) == {2}
+        await until(lambda: "recovered" in told)
+
+
+async def test_whoever_watches_a_turn_ends_it_and_its_engine_goes_on_with_others() -> None:
+    async with engines(1) as (pool, _, told):
+        generate = pool.generator(Sampling(1.0))
+        seen: list[int] = []
+
+        def enough(tokens: object) -> bool:
+            seen[:] = list(tokens)  # type: ignore[call-overload]
+            return 7 in seen
+
+        watched = GenerateCall((0,), LONG, seed=0, watch=enough)
+        first, second = await asyncio.gather(generate(watched), generate(call(100, 12)))
+        assert first.finish == "stop"
+        assert first.tokens == tuple(seen) == tuple(range(1, 8))
+        assert len(second.tokens) == 12
+        await until(lambda: left(pool) == 0)
+        assert told == []
+
+
+async def test_a_deterministic_pool_begins_the_batch_of_a_dead_engine_again_as_it_was() -> None:
+    async with engines(1, deterministic=True) as (pool, _, told):
+        asked = asyncio.create_task(ask(pool, [call(n * 100, LONG) for n in range(3)]))
+        await under_way(pool, 3)
+        await pool.update(manifest(1), NONE)
+        os.kill(pool.facts()["engine-0"]["pid"], signal.SIGKILL)
+        for number, completion in enumerate(await asked):
+            assert completion.tokens == tuple(range(number * 100 + 1, number * 100 + 1 + LONG))
+            assert set(completion.versions) == {1}, "nothing of what the dead engine gave is left"
+        await until(lambda: "recovered" in told)

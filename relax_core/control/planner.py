@@ -6,9 +6,12 @@ The only place that looks at the placement mode; roles see just their worker gro
 
 from __future__ import annotations
 
+from typing import cast
+
 from relax_core.api.algorithm import Algorithm, Scope, Source
 from relax_core.api.errors import ConfigError
 from relax_core.api.role import Operation, Role
+from relax_core.api.trainer import Trainer
 from relax_core.control.graph import select
 from relax_core.options.operation import RankPlacement
 from relax_core.options.run_config import RunConfig
@@ -32,7 +35,8 @@ def plan(config: RunConfig, catalogue: Catalogue) -> Plan:
     own_pass = _old_log_probs(config, algorithm)
     columns = _columns(algorithm, config, own_pass)
     operations = select(_operations(catalogue), {"actor.fit": columns})
-    batch_statistics = algorithm.statistics is Scope.BATCH
+    trainer = cast(type[Trainer], catalogue.target("trainer", config.trainer.chosen.name))
+    waits = _why_whole_steps(config, algorithm, trainer)
     return Plan(
         mode=config.placement.mode,
         operations=operations,
@@ -40,11 +44,12 @@ def plan(config: RunConfig, catalogue: Catalogue) -> Plan:
         groups=_groups(config, operations),
         trained_columns=columns,
         advantage_columns=_advantage_columns(algorithm),
-        batch_statistics=batch_statistics,
+        batch_statistics=algorithm.statistics is Scope.BATCH,
+        streams=not waits,
         needs_old_log_probs=own_pass,
         max_staleness=config.staleness,
         min_valid=algorithm.min_group_size,
-        notes=("statistics of the whole batch: each step waits for all of its rows",) if batch_statistics else (),
+        notes=(f"no streaming, each step waits for all of its rows: {waits}",) if waits else (),
     )
 
 
@@ -52,6 +57,25 @@ def _old_log_probs(config: RunConfig, algorithm: Algorithm) -> bool:
     """Whether a pass for the old policy runs: with one update a step the ratio is exactly 1 and none does."""
     wants = any(column.name == "old_log_probs" for column in algorithm.columns())
     return wants and config.batch.updates_per_step > 1
+
+
+def _why_whole_steps(config: RunConfig, algorithm: Algorithm, trainer: type[Trainer]) -> str:
+    """Why the actor can't begin before all rows of a step are there; empty where it can.
+
+    Every count is late while rows still come, also that of groups (a step may be closed short), and only one may be.
+    """
+    name, counts = config.algorithm.chosen.name, sorted(algorithm.denominators)
+    reasons = {
+        "batch.stream is false": not config.batch.stream,
+        "the run is deterministic": config.deterministic,
+        f"{name} takes statistics over the whole batch": algorithm.statistics is Scope.BATCH,
+        f"batch.updates_per_step is {config.batch.updates_per_step}": config.batch.updates_per_step > 1,
+        f"{config.trainer.chosen.name} needs all rows of an update at once": not trainer.streams,
+        f"{name} does not say what its loss is divided by (Algorithm.denominators)": not counts,
+        f"the loss of {name} is divided by {' and '.join(counts)}, of which only one may be late": len(counts) > 1,
+        "actor and rollout share devices": config.placement.mode == "colocate",
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def _columns(algorithm: Algorithm, config: RunConfig, own_pass: bool) -> tuple[str, ...]:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from relax_core.api.batch import RowBatch
 
 
@@ -14,3 +16,17 @@ def count(rows: RowBatch) -> dict[str, float]:
         "samples": float(len({row.attempt_id for row in rows.ids})),
         "groups": float(len({row.group for row in rows.ids})),
     }
+
+
+def total(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Counts of several chunks of whole groups as those of one."""
+    counts: dict[str, float] = {}
+    for part in parts:
+        for name, number in part.items():
+            counts[name] = counts.get(name, 0.0) + number
+    return counts
+
+
+def nominal(counts: Mapping[str, float], share: float) -> dict[str, float]:
+    """What the counts of a whole are guessed to be, from those of a share of it."""
+    return {name: number / share for name, number in counts.items()}

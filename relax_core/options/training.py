@@ -118,6 +118,9 @@ class BatchTable(Options):
     """Optimizer updates a step; more than 1 trains later ones on a policy that has moved since sampling."""
     tokens_per_micro_batch: NonNegativeInt = 0
     """Most tokens of one forward and backward; 0: the trainer's own choice. Results do not depend on it."""
+    stream: bool = True
+    """Train on the first groups of a step while its others are still being generated, where algorithm, trainer and
+    placement allow it; the update is that of all rows. False: each step waits for all of them."""
 
 
 class EvalSet(Options):

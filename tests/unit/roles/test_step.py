@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One step's rows: split by whole groups, counted with what is skipped, masked, and filled where outdated."""
+"""One step's rows: split by whole groups or streamed, counted with what is skipped, masked, and filled where outdated."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from hypothesis import strategies as st
 
 from relax_core.api.batch import AttemptId, Ragged, RowBatch, RowId
 from relax_core.api.bus import Account, Claim, Sealed
+from relax_core.api.errors import StaleFence
 from relax_core.api.outcome import Outcome
 from relax_core.api.trainer import UpdateOutcome, UpdateResult
 from relax_core.api.version import Version
-from relax_core.roles.step import StepRows, StepTimes, masked, moved, step_metrics
+from relax_core.learn.counts import count
+from relax_core.roles.claimed import ClaimedRows, masked
+from relax_core.roles.step import Step, moved
+from relax_core.roles.step_metrics import StepTimes, step_metrics
 
 NOW = Version("actor", 0, 5)
 
@@ -45,34 +49,75 @@ def claim(rows: RowBatch, versions: dict[str, dict[int, Version]] | None = None)
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=24), st.integers(1, 8), st.randoms())
 def test_every_row_with_gradient_is_in_exactly_one_update_with_its_whole_group(groups, updates, random) -> None:
     rows = batch(groups, [random.choice([0.0, 1.0]) for _ in groups])
-    step = StepRows(rows, claim(rows), updates)
-    parts = step.parts()
+    step = Step(NOW, 8, updates)
+    parts = step.add(ClaimedRows(claim(rows), rows))
     trained = [row for part in parts for row in part.rows.ids]
     assert sorted([*trained, *step.without_gradient]) == sorted(rows.ids)
     homes = [{row.group for row in part.rows.ids} for part in parts]
     assert all(not one & other for i, one in enumerate(homes) for other in homes[:i])
-    assert len(parts) == min(updates, len(set(groups)))
+    assert len(parts) == min(updates, len(set(groups))) and all(part.opens and part.ends for part in parts)
     assert sum(part.denominators["rows"] for part in parts) == len(rows)
     assert sum(part.denominators["groups"] for part in parts) == len(set(groups))
     assert sum(part.skipped for part in parts) == len(step.without_gradient)
+    assert not step.left
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.integers(0, 2), st.randoms())
+def test_a_streamed_step_is_one_update_with_the_counts_of_all_its_rows(sizes, missing, random) -> None:
+    """`sizes`: groups of each chunk; `missing`: groups that the step is closed without."""
+    wanted, number, parts = sum(sizes) + missing, 0, []
+    step, every = Step(NOW, wanted, streams=True), list[RowBatch]()
+    for size in sizes:
+        groups = [group for group in range(number, number + size) for _ in range(random.randint(1, 3))]
+        number += size
+        every.append(batch(groups, [random.choice([0.0, 1.0]) for _ in groups]))
+        parts += step.add(ClaimedRows(claim(every[-1]), every[-1]))
+        assert step.left == wanted - number
+    if missing:
+        parts += step.close()
+    assert [part.opens for part in parts] == [True] + [False] * (len(parts) - 1)
+    assert [part.ends for part in parts] == [False] * (len(parts) - 1) + [True]
+    assert step.rows.ids == tuple(row for rows in every for row in rows.ids)
+    assert parts[-1].denominators == count(step.rows)
+    assert len(step.rows) == sum(len(part.rows) + part.skipped for part in parts)
+    assert not step.left
+
+
+def test_a_step_whose_rows_come_at_once_is_divided_by_its_true_counts_from_the_start() -> None:
+    rows = batch([1, 1, 2], [1.0, 0.0, 1.0])
+    (part,) = Step(NOW, 2, streams=True).add(ClaimedRows(claim(rows), rows))
+    assert part.denominators == count(rows) and part.opens and part.ends
+
+
+def test_before_its_end_a_step_is_divided_by_what_its_counts_will_probably_be() -> None:
+    rows = batch([1, 1])
+    (part,) = Step(NOW, 4, streams=True).add(ClaimedRows(claim(rows), rows))
+    assert part.denominators == {"tokens": 16.0, "rows": 8.0, "samples": 8.0, "groups": 4.0} and not part.ends
+
+
+def test_a_group_that_comes_twice_tells_that_its_first_lease_was_lost() -> None:
+    rows, step = batch([1, 2]), Step(NOW, 4, streams=True)
+    step.add(ClaimedRows(claim(rows), rows))
+    with pytest.raises(StaleFence, match="group 2 was claimed twice"):
+        step.add(ClaimedRows(claim(batch([2, 3])), batch([2, 3])))
 
 
 def test_rows_without_gradient_count_in_the_denominators_but_are_not_sent() -> None:
     rows = batch([1, 1, 1, 1], [1.0, 0.0, -1.0, 0.0])
-    (part,) = StepRows(rows, claim(rows), 1).parts()
+    (part,) = Step(NOW, 1).add(ClaimedRows(claim(rows), rows))
     assert part.denominators == {"tokens": 8.0, "rows": 4.0, "samples": 4.0, "groups": 1.0}
     assert (len(part.rows), part.skipped) == (2, 2)
 
 
 def test_where_the_loss_needs_every_row_none_is_skipped() -> None:
-    rows = batch([1, 1], [0.0, 0.0])
-    step = StepRows(rows, claim(rows), 1, zero_advantage_skips=False)
-    assert (len(step.parts()[0].rows), step.without_gradient) == (2, ())
+    rows, step = batch([1, 1], [0.0, 0.0]), Step(NOW, 1)
+    (part,) = step.add(ClaimedRows(claim(rows), rows, zero_advantage_skips=False))
+    assert (len(part.rows), step.without_gradient) == (2, ())
 
 
 def test_a_column_that_nobody_filled_is_outdated_for_every_row_to_train() -> None:
     rows = batch([1, 1, 2], [1.0, 0.0, 1.0])
-    assert StepRows(rows, claim(rows), 1).outdated("old_log_probs", NOW) == [0, 2]
+    assert ClaimedRows(claim(rows), rows).outdated("old_log_probs", NOW) == [0, 2]
 
 
 @pytest.mark.parametrize("other", [Version("actor", 0, 4), Version("actor", 1, 5), None])
@@ -80,17 +125,16 @@ def test_a_column_of_other_weights_is_outdated(other: Version | None) -> None:
     rows = batch([1, 1, 2, 2])
     rows = rows.with_columns({"old_log_probs": Ragged(np.zeros(12, np.float32), np.full(4, 3))})
     made = {1: NOW} | ({2: other} if other else {})
-    step = StepRows(rows, claim(rows, {"old_log_probs": made}), 2)
-    assert step.outdated("old_log_probs", NOW) == [2, 3]
+    assert ClaimedRows(claim(rows, {"old_log_probs": made}), rows).outdated("old_log_probs", NOW) == [2, 3]
 
 
 def test_filling_replaces_only_the_rows_that_were_computed_anew() -> None:
     rows = batch([1, 1, 2])
     first = Ragged(np.arange(9, dtype=np.float32), np.full(3, 3))
     first.values.flags.writeable = False
-    step = StepRows(rows.with_columns({"old_log_probs": first}), claim(rows), 1)
-    step.fill("old_log_probs", [1], Ragged(np.full(3, 7.0, np.float32), np.array([3])))
-    np.testing.assert_array_equal(step.rows.columns["old_log_probs"].values, [0, 1, 2, 7, 7, 7, 6, 7, 8])
+    chunk = ClaimedRows(claim(rows), rows.with_columns({"old_log_probs": first}))
+    chunk.fill("old_log_probs", [1], Ragged(np.full(3, 7.0, np.float32), np.array([3])))
+    np.testing.assert_array_equal(chunk.rows.columns["old_log_probs"].values, [0, 1, 2, 7, 7, 7, 6, 7, 8])
 
 
 def test_tokens_that_are_too_old_are_taken_out_of_the_loss() -> None:
@@ -113,16 +157,25 @@ class HandClock:
         return self.time
 
 
-def test_the_metrics_of_a_step_say_what_was_trained() -> None:
+RESULTS = [
+    UpdateResult(UpdateOutcome.APPLIED, {"train/loss": (3.0, 2.0)}, 2.0, 0.1),
+    UpdateResult(UpdateOutcome.NOT_FINITE, {"train/loss": (1.0, 2.0)}, 4.0, 0.2),
+]
+
+
+@pytest.mark.parametrize("chunks", [[range(4)], [range(2), range(2, 4)]])
+def test_the_metrics_of_a_step_say_what_was_trained_however_it_came(chunks: list[range]) -> None:
     rows = batch([1, 1, 2, 2], [1.0, -1.0, 0.0, 0.0], [5, 5, 4, 4])
     clock = HandClock()
     times = StepTimes(clock)
-    for phase, clock.time in (("wait_rows", 2.0), ("train", 5.0)):
+    for phase, clock.time in (("wait_rows", 1.0), ("train", 2.0), ("wait_rows", 3.0), ("train", 5.0)):
         times.mark(phase)
-    results = [UpdateResult(UpdateOutcome.APPLIED, {"train/loss": (3.0, 2.0)}, 2.0, 0.1),
-               UpdateResult(UpdateOutcome.NOT_FINITE, {"train/loss": (1.0, 2.0)}, 4.0, 0.2)]  # fmt: skip
-    account = Account(9, 4, 2, {"filtered": 1}, 4, True)
-    got = step_metrics(StepRows(rows, claim(rows), 1), NOW, results, times, account, {"rows": 3})
+    step = Step(NOW, 2, streams=True)
+    for chunk in chunks:
+        part = rows.take(chunk)
+        step.add(ClaimedRows(claim(part), part))
+    step.results.extend(RESULTS)
+    got = step_metrics(step, times, Account(9, 4, 2, {"filtered": 1}, 4, True), {"rows": 3})
     want = {
         "reward/mean": 0.5, "reward/std": 0.5, "lag/mean": 0.5, "lag/max": 1.0, "tokens/trained": 8.0, "length/mean": 2.0,
         "length/max": 2.0, "train/loss": 1.0, "train/grad_norm": 3.0, "train/lr": 0.2, "train/skipped_updates": 1.0,
@@ -134,10 +187,9 @@ def test_the_metrics_of_a_step_say_what_was_trained() -> None:
 
 
 def test_a_step_without_a_single_row_has_metrics_too() -> None:
-    rows = batch([])
     empty = Claim(1, 1, "actor", (), {AttemptId(1, 0, 0): Sealed(AttemptId(1, 0, 0), 0, Outcome.FINISHED, 0.5)}, (1,))
-    step = StepRows(rows, empty, 2)
-    (part,) = step.parts()
-    result = UpdateResult(UpdateOutcome.APPLIED)
-    got = step_metrics(step, NOW, [result], StepTimes(HandClock()), Account(1, 1, 0, {}, 0, True), {})
+    step = Step(NOW, 1, 2)
+    (part,) = step.add(ClaimedRows(empty, batch([])))
+    step.results.append(UpdateResult(UpdateOutcome.APPLIED))
+    got = step_metrics(step, StepTimes(HandClock()), Account(1, 1, 0, {}, 0, True), {})
     assert len(part.rows) == 0 and got["reward/mean"] == 0.5 and got["lag/max"] == 0.0

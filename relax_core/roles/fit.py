@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The actor's work on one step: claim, read, train, verify the leases, update. It commits and publishes nothing.
+
+Rows are trained as they are claimed. Whether a claim brings the whole step or the first groups that are ready is the
+plan's decision (`Plan.streams`); all else is the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from math import ceil
+
+from relax_core.api.bus import Claim, ClaimRequest
+from relax_core.api.errors import RelaxError, StaleFence
+from relax_core.api.role import Context
+from relax_core.api.trainer import UpdateOutcome, UpdateResult
+from relax_core.api.version import Version
+from relax_core.roles.claimed import ClaimedRows
+from relax_core.roles.step import Step, StepPart
+from relax_core.roles.step_metrics import StepTimes
+from relax_core.roles.trainer_group import TrainerGroup
+
+POLL_S = 1.0
+RENEW_S = 60.0
+"""Between renewals of a step's leases, far below the time after which the bus takes them back."""
+MAX_CHUNKS = 8
+"""Of a streamed step: each costs a call of every rank and a micro-batch that is not full."""
+MAX_LOST = 3
+"""Times that a step is begun anew after a lost lease."""
+MAX_NOT_FINITE = 5
+"""Updates in a row that may be skipped for NaN or infinity before the run stops."""
+
+
+class Fit:
+    """Trains steps, one after another."""
+
+    def __init__(self, context: Context, trainer: TrainerGroup, task: str) -> None:
+        self._context, self._trainer, self._task = context, trainer, task
+        self._skips = context.build(context.run.algorithm.chosen).zero_advantage_skips
+        self._skipped = 0
+        wanted, group_size = context.run.rollout.prompts_per_step, context.run.rollout.group_size
+        ranks = context.plan.groups[task].size
+        self._wanted = wanted
+        self._least = max(ceil(wanted / MAX_CHUNKS), ceil(ranks / group_size)) if context.plan.streams else wanted
+
+    async def step(self, version: Version, times: StepTimes) -> Step | None:
+        """A step whose updates are done, under leases that held until then; None where the run was told to stop before.
+
+        A lease that is lost before the first update costs the work on the step, which is then begun anew.
+        """
+        lost, deadline = 0, self._context.clock.now() + self._context.run.rollout.step_timeout_s
+        while True:
+            step = Step(version, self._wanted, self._context.run.batch.updates_per_step, self._context.plan.streams)
+            try:
+                async with self._renewing(step):
+                    whole = await self._train(step, deadline, times)
+            except StaleFence:
+                lost += 1
+                if step.results or lost > MAX_LOST:
+                    raise
+                whole = False
+            if whole:
+                return step
+            await self._give_back(step)
+            if self._context.stopping:
+                return None
+
+    async def _train(self, step: Step, deadline: float, times: StepTimes) -> bool:
+        """All groups of the step as they come; False where the run was told to stop before they were there."""
+        while step.left:
+            claim = await self._claim(step, deadline)
+            times.mark("wait_rows")
+            if claim is None and (self._context.stopping or not step.claims):
+                return False
+            await self._work(step, claim)
+            times.mark("train")
+        return True
+
+    async def _claim(self, step: Step, deadline: float) -> Claim | None:
+        """The next groups; past the deadline those that are ready, none where some came before, else an error."""
+        context, reason = self._context, f"{step.left} groups for step {step.version.step}"
+        with context.waiting(reason, "rollout, then advantages", deadline - context.clock.now()) as wait:
+            while not context.stopping:
+                late = context.clock.now() > deadline
+                request = ClaimRequest(
+                    self._task, context.plan.trained_columns, step.left, min_groups=1 if late else self._least, trains=True,
+                    step=step.version.step, overdue=late,
+                )  # fmt: skip
+                claim = await context.bus.claim(request, 0.0 if late and step.claims else POLL_S)
+                if claim is not None or (late and step.claims):
+                    return claim
+                if late:
+                    context.check(wait)
+        return None
+
+    async def _work(self, step: Step, claim: Claim | None) -> None:
+        """Train what these rows make possible; without a claim the step is closed short."""
+        self._context.doing(f"training step {step.version.step}", step=step.version.step)
+        if not step.claims:
+            await self._trainer.call("begin_step", step.version)
+        for part in step.close() if claim is None else step.add(await self._read(claim, step.version)):
+            await self._update(step, part)
+
+    async def _read(self, claim: Claim, version: Version) -> ClaimedRows:
+        """The rows with the starting policy's log-probs, where several updates a step need them before the first one.
+
+        What another role computed under other weights is computed anew.
+        """
+        rows = ClaimedRows(claim, await self._context.bus.read(claim, self._context.plan.trained_columns), self._skips)
+        if self._context.plan.needs_old_log_probs and (outdated := rows.outdated("old_log_probs", version)):
+            self._context.doing(f"log-probs at the start of step {version.step}", rows=len(outdated))
+            columns = await self._trainer.forward(rows.take(outdated), ("log_probs",))
+            rows.fill("old_log_probs", outdated, columns["log_probs"])
+        return rows
+
+    async def _update(self, step: Step, part: StepPart) -> None:
+        """This part of an update; the leases of all rows are looked at right before weights change."""
+        if part.opens:
+            await self._trainer.call("begin_update", part.denominators)
+        if len(part.rows):
+            await self._trainer.call("accumulate", self._trainer.chunk(part.rows, part.skipped), part.ends)
+        if part.ends:
+            await self._verify(step)
+            step.results.append(self._guard(await self._trainer.finish_update(part.denominators)))
+
+    async def _verify(self, step: Step) -> None:
+        for claim in step.claims:
+            await self._context.bus.verify(claim)
+
+    @contextlib.asynccontextmanager
+    async def _renewing(self, step: Step) -> AsyncIterator[None]:
+        """Leases do not run out meanwhile, however long rows are waited for and trained."""
+        renewal = asyncio.create_task(self._renew(step))
+        try:
+            yield
+        finally:
+            renewal.cancel()
+            await asyncio.gather(renewal, return_exceptions=True)
+
+    async def _renew(self, step: Step) -> None:
+        with contextlib.suppress(StaleFence):  # the look before the update says so
+            while True:
+                await self._context.clock.sleep(RENEW_S)
+                await self._verify(step)
+
+    async def _give_back(self, step: Step) -> None:
+        """Nothing of the step was trained: its rows are for the next claim."""
+        if step.claims:
+            await self._trainer.call("abort_update")
+        for claim in step.claims:
+            await self._context.bus.release(claim)
+
+    def _guard(self, result: UpdateResult) -> UpdateResult:
+        """A skipped update is counted; several in a row stop the run before more rows are spent."""
+        self._skipped = 0 if result.outcome is UpdateOutcome.APPLIED else self._skipped + 1
+        if self._skipped > MAX_NOT_FINITE:
+            raise RelaxError(
+                f"actor: {self._skipped} updates in a row had a NaN or infinite gradient; lower optimizer.lr or look at the "
+                f"rewards of the last steps in samples/"
+            )
+        return result

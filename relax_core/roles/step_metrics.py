@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is told of one step: where its time went, and the documented metrics of what it trained. No IO, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from relax_core.api.batch import RowBatch
+from relax_core.api.bus import Account, Sealed
+from relax_core.api.clock import Clock
+from relax_core.api.trainer import UpdateOutcome, UpdateResult
+from relax_core.api.version import Version
+from relax_core.learn.metrics import mean, merge_metrics
+from relax_core.roles.step import Step
+
+
+class StepTimes:
+    """Where a step's seconds went, by phase; a streamed step waits and trains in turn."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.start = self._last = clock.now()
+        self._phases: dict[str, float] = {}
+
+    def mark(self, phase: str) -> None:
+        """The phase that ends now began where the last one ended."""
+        now = self._clock.now()
+        self._phases[phase] = self._phases.get(phase, 0.0) + now - self._last
+        self._last = now
+
+    def seconds(self) -> dict[str, float]:
+        times = {f"time/{phase}_s": seconds for phase, seconds in self._phases.items()}
+        return {"time/step_s": self._last - self.start, **times}
+
+
+def step_metrics(step: Step, times: StepTimes, account: Account, statistics: Mapping[str, Any]) -> dict[str, float]:
+    """The documented keys of one step, over all of its rows however they came."""
+    rows = step.rows
+    return {
+        **_reward_metrics(step.samples),
+        **_lag_metrics(rows, step.version),
+        **_length_metrics(rows),
+        **_trainer_metrics(step.results),
+        **times.seconds(),
+        **_ledger_metrics(account),
+        "bus/rows": float(statistics.get("rows", 0)),
+        "bus/bytes": float(statistics.get("bytes", 0)),
+    }
+
+
+def _reward_metrics(samples: Sequence[Sealed]) -> dict[str, float]:
+    seals = [seal for seal in samples if seal.outcome.judged]
+    rewards = np.array([seal.reward for seal in seals] or [0.0])
+    names = sorted({name for seal in seals for name in seal.parts})
+    parts = {f"reward/{name}": float(np.mean([s.parts[name] for s in seals if name in s.parts])) for name in names}
+    return {**parts, "reward/mean": float(rewards.mean()), "reward/std": float(rewards.std())}
+
+
+def _lag_metrics(rows: RowBatch, version: Version) -> dict[str, float]:
+    trained = rows.columns["loss_mask"].values.astype(bool)
+    lag = version.step - rows.columns["weight_versions"].values[trained]
+    if not len(lag):
+        return {"lag/mean": 0.0, "lag/max": 0.0}
+    return {"lag/mean": float(lag.mean()), "lag/max": float(lag.max())}
+
+
+def _length_metrics(rows: RowBatch) -> dict[str, float]:
+    trained = _row_sums(rows, "loss_mask")
+    if not len(trained):
+        return {"tokens/trained": 0.0}
+    return {
+        "tokens/trained": float(trained.sum()),
+        "length/mean": float(trained.mean()),
+        "length/max": float(trained.max()),
+    }
+
+
+def _trainer_metrics(results: Sequence[UpdateResult]) -> dict[str, float]:
+    merged = merge_metrics(*(result.metrics for result in results))
+    skipped = sum(result.outcome is not UpdateOutcome.APPLIED for result in results)
+    return {
+        **{name: mean(metric) for name, metric in merged.items()},
+        "train/grad_norm": float(np.mean([result.grad_norm for result in results])),
+        "train/lr": results[-1].lr,
+        "train/skipped_updates": float(skipped),
+    }
+
+
+def _ledger_metrics(account: Account) -> dict[str, float]:
+    return {
+        "samples/issued": float(account.issued),
+        "samples/trained": float(account.trained),
+        "samples/no_gradient": float(account.trained_without_gradient),
+        "samples/dropped": float(sum(account.dropped.values())),
+        **{f"samples/dropped/{reason}": float(count) for reason, count in account.dropped.items()},
+        "samples/in_flight": float(account.in_flight),
+        "samples/balanced": float(account.balanced),
+    }
+
+
+def _row_sums(rows: RowBatch, column: str) -> np.ndarray:
+    return _sums(rows.columns[column].values, rows.columns[column].lengths)
+
+
+def _sums(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Sum of each row's part of `values`; rows may be empty."""
+    totals = np.concatenate(([0], np.cumsum(values.astype(np.int64))))
+    ends = np.cumsum(lengths)
+    return np.asarray(totals[ends] - totals[ends - lengths])

@@ -44,6 +44,10 @@ class WorkerDied(InfrastructureError):
     """Replace the worker: its process ended or stopped answering."""
 
 
+class ComeAgain(InfrastructureError):
+    """Ask for the newest weights once more: what was handed out is over, and nothing is wrong with the receiver."""
+
+
 class StaleFence(RelaxError):
     """Forget the lease: another holder has it now; nothing was written."""
 

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process group of two, sender and one receiver, and the bytes between them in buckets of a fixed size.
+
+Every wait has a deadline; whatever fails on a pair ends this pair only. It knows no tensors.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from datetime import timedelta
+from typing import Any, Self
+
+import numpy as np
+
+from relax_core.api.errors import ConfigError, InfrastructureError
+from relax_core.api.weights import Manifest
+
+
+def on_gpu() -> str:
+    """Which GPU this process works on; empty where it works on none."""
+    import torch
+
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
+        return ""
+    return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+
+
+class Pair:
+    """Two processes; rank 0 sends."""
+
+    def __init__(self, group: Any, rank: int, device: str) -> None:
+        self._group, self._peer, self._device = group, 1 - rank, device
+
+    @classmethod
+    def connect(cls, store: Any, rank: int, backend: str, host: str, timeout_s: float) -> Self | None:
+        """None where the other side does not come in time."""
+        try:
+            if backend == "nccl":
+                return cls(_nccl(store, rank, timeout_s), rank, "cuda")
+            return cls(_gloo(store, rank, host, timeout_s), rank, "cpu")
+        except RuntimeError as error:
+            if isinstance(error, ConfigError):
+                raise
+            return None
+
+    def send(self, bucket: np.ndarray) -> Sending | None:
+        """Begin to send; the memory must stay as it is until it is done. None where the other side is gone."""
+        tensor = self._tensor(bucket)
+        try:
+            return Sending(self._group.send([tensor], self._peer, 0), tensor)
+        except RuntimeError:
+            return None
+
+    def receive(self, bucket: np.ndarray) -> Receiving:
+        """Begin to receive."""
+        import torch
+
+        here = torch.from_numpy(bucket)
+        there = here if self._device == "cpu" else torch.empty_like(here, device=self._device)
+        return Receiving(self._group.recv([there], self._peer, 0), there, here)
+
+    def _tensor(self, bucket: np.ndarray) -> Any:
+        import torch
+
+        return torch.from_numpy(bucket).to(self._device)
+
+    def close(self) -> None:
+        """Cut the connection; the other side notices at once."""
+        if self._group is not None:
+            self._group.abort()
+            self._group = None
+
+
+class Sending:
+    """A bucket on its way; it keeps the memory alive."""
+
+    def __init__(self, work: Any, tensor: Any) -> None:
+        self._work, self._tensor = work, tensor
+
+    def done(self, timeout_s: float) -> bool:
+        """Whether the other side takes it in time."""
+        try:
+            self._work.wait(timedelta(seconds=timeout_s))
+        except RuntimeError:
+            return False
+        return True
+
+
+class Receiving:
+    """A bucket that is to come."""
+
+    def __init__(self, work: Any, there: Any, here: Any) -> None:
+        self._work, self._there, self._here = work, there, here
+
+    def wait(self, timeout_s: float) -> None:
+        """RuntimeError where it does not come."""
+        self._work.wait(timedelta(seconds=timeout_s))
+        if self._there is not self._here:
+            self._here.copy_(self._there)
+
+
+class Incoming:
+    """The bytes of one transfer in order; the next bucket arrives while the last one is read."""
+
+    def __init__(self, pair: Pair, manifest: Manifest, bucket_bytes: int, silence_s: float) -> None:
+        self._pair, self._version, self._silence_s = pair, manifest.version, silence_s
+        self._left = manifest.wire_bytes
+        self._memory = [np.empty(min(bucket_bytes, self._left), np.uint8) for _ in range(2)]
+        self._coming: deque[tuple[Receiving, np.ndarray]] = deque()
+        self._bucket = np.empty(0, np.uint8)
+        self._expect()
+
+    def read_into(self, target: np.ndarray) -> None:
+        """Fill all of `target` [bytes]."""
+        done = 0
+        while done < len(target):
+            if not len(self._bucket):
+                self._next()
+            part = self._bucket[: len(target) - done]
+            target[done : done + len(part)] = part
+            self._bucket = self._bucket[len(part) :]
+            done += len(part)
+
+    def _next(self) -> None:
+        if not self._coming:
+            raise ValueError(f"{self._version}: its tensors are more than its manifest says; publish again")
+        receiving, self._bucket = self._coming.popleft()
+        self._expect()
+        try:
+            receiving.wait(self._silence_s)
+        except RuntimeError as error:
+            raise InfrastructureError(
+                f"{self._version}: its sender is gone, or cut this receiver off ({error}); load again"
+            ) from error
+
+    def _expect(self) -> None:
+        size = min(len(self._memory[0]), self._left)
+        if size:
+            memory = self._memory[0][:size]
+            self._memory.reverse()
+            self._left -= size
+            self._coming.append((self._pair.receive(memory), memory))
+
+
+def _gloo(store: Any, rank: int, host: str, timeout_s: float) -> Any:
+    from torch.distributed import ProcessGroupGloo
+
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout, options._threads = timedelta(seconds=timeout_s), 1
+    options._devices = [ProcessGroupGloo.create_device(hostname=host)]
+    return ProcessGroupGloo(store, rank, 2, options)
+
+
+def _nccl(store: Any, rank: int, timeout_s: float) -> Any:
+    import torch.distributed
+
+    if not torch.distributed.is_nccl_available():
+        raise ConfigError("weights.backend", "nccl", "this torch has no NCCL; use gloo or auto")
+    options = torch.distributed.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=timeout_s)
+    return torch.distributed.ProcessGroupNCCL(store, rank, 2, options)

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `http` transport: versions lie in files of the sender's host, and its process serves them to other hosts.
+
+A receiver copies a version bucket by bucket into a nameless file and reads it as the file transports do, so that neither
+side holds a second model in memory, and an engine goes on while a version arrives. How it is served is in http_server.py.
+"""
+
+from __future__ import annotations
+
+import http.client
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, ClassVar
+
+import numpy as np
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+from relax_core.api.errors import ConfigError, InfrastructureError
+from relax_core.api.options import Options
+from relax_core.api.version import Version
+from relax_core.api.weights import Manifest, Payload, Resident, TensorInfo, WeightTransport
+from relax_core.weights.files import FileTransport
+from relax_core.weights.http_server import FileServer
+from relax_core.weights.safetensors_file import MAX_HEADER_BYTES
+
+
+class HttpOptions(Options):
+    """How versions are served. It is for networks whose hosts trust each other: what travels is not encrypted."""
+
+    host: str = "127.0.0.1"
+    """Address of the sender's host that receivers reach; the default serves one host."""
+    port: NonNegativeInt = Field(0, le=65535)
+    """Of the sender's server; 0: any free one."""
+    bucket_mb: PositiveInt = 32
+    """Bytes asked for at once; what a receiver holds in memory."""
+    silence_s: PositiveFloat = 30.0
+    """Longest time without a byte; then a receiver gives up, and the server drops it."""
+    spool: str = ""
+    """Directory of a receiver's host with room for one version; empty: its directory for temporary files."""
+
+
+class Http(FileTransport, WeightTransport[HttpOptions]):
+    """Files over HTTP."""
+
+    same_host: ClassVar[bool] = False
+
+    def __init__(self, options: HttpOptions | None = None) -> None:
+        super().__init__(options)
+        self._server: FileServer | None = None
+
+    # -- the sender ---------------------------------------------------------------------------------------------
+
+    def send(
+        self,
+        version: Version,
+        payload: Payload,
+        base: str,
+        tensors: Iterable[tuple[str, np.ndarray, str]],
+        location: str,
+    ) -> Manifest:
+        server = self._serving()
+        manifest = super().send(version, payload, base, tensors, location)
+        return replace(manifest, location=server.address, secret=server.serve(Path(manifest.location)))
+
+    def _serving(self) -> FileServer:
+        """As long as this instance lives."""
+        if self._server is None:
+            self._server = FileServer(self.options.host, self.options.port, self.options.silence_s)
+            weakref.finalize(self, self._server.stop)
+        return self._server
+
+    def release(self, manifest: Manifest) -> None:
+        """Also from another process; a sender that is gone has nothing left."""
+        if self._server is not None and self._server.forget(manifest.secret):
+            return
+        connection = self._connection(manifest)
+        try:
+            connection.request("DELETE", f"/{manifest.secret}")
+            connection.getresponse().read()
+        except (OSError, http.client.HTTPException):
+            return
+        finally:
+            connection.close()
+
+    # -- a receiver ---------------------------------------------------------------------------------------------
+
+    def receive(self, manifest: Manifest, resident: Resident | None = None) -> Iterator[tuple[TensorInfo, np.ndarray]]:
+        with self._spool() as spool:
+            self._fetch(manifest, spool)
+            # the file has no name, and is gone with the last array that looks into it
+            yield from super().receive(replace(manifest, location=f"/dev/fd/{spool.fileno()}"), resident)
+
+    def _spool(self) -> IO[bytes]:
+        try:
+            return tempfile.TemporaryFile(prefix="relax-weights-", dir=self.options.spool or None)
+        except OSError as error:
+            fix = "name a directory that receivers can write to"
+            raise ConfigError("weights.spool", self.options.spool or tempfile.gettempdir(), fix) from error
+
+    def _fetch(self, manifest: Manifest, spool: IO[bytes]) -> None:
+        connection, bucket = self._connection(manifest), memoryview(bytearray(self.options.bucket_mb << 20))
+        done, size = 0, 1
+        try:
+            while done < size:
+                got, size = _range(connection, manifest, done, bucket)
+                spool.write(bucket[:got])
+                done += got
+            spool.flush()
+        except (OSError, http.client.HTTPException) as error:
+            raise InfrastructureError(
+                f"{manifest.version}: got {done} bytes from {manifest.location}, then {_reason(error)}; the sender is "
+                "gone or silent, or there is no room here"
+            ) from error
+        finally:
+            connection.close()
+
+    def _connection(self, manifest: Manifest) -> http.client.HTTPConnection:
+        if not manifest.location.startswith("http://") or not manifest.secret:
+            raise ValueError(f"{manifest.version}: {manifest.location!r} is no server of an http transport")
+        return http.client.HTTPConnection(manifest.location.removeprefix("http://"), timeout=self.options.silence_s)
+
+
+def _range(
+    connection: http.client.HTTPConnection, manifest: Manifest, begin: int, bucket: memoryview
+) -> tuple[int, int]:
+    """Fill a bucket from `begin`; returns the bytes got and the size of all."""
+    headers = {"Range": f"bytes={begin}-{begin + len(bucket) - 1}"}
+    connection.request("GET", f"/{manifest.secret}", headers=headers)
+    answer = connection.getresponse()
+    if answer.status == http.client.NOT_FOUND:
+        answer.read()
+        raise InfrastructureError(f"{manifest.version}: {manifest.location} has it no more; ask for the newest version")
+    size = int((answer.getheader("Content-Range") or "").rpartition("/")[2] or 0)
+    most = 2 * manifest.size_bytes + MAX_HEADER_BYTES
+    if answer.status != http.client.PARTIAL_CONTENT or not 0 < size <= most:
+        raise ValueError(f"{manifest.version}: {manifest.location} answered {answer.status}, {size} bytes in all")
+    want, got = min(len(bucket), size - begin), 0
+    while got < want and (read := answer.readinto(bucket[got:want])):
+        got += read
+    if got < want:
+        raise http.client.IncompleteRead(b"", want - got)
+    return got, size
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

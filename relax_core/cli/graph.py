@@ -35,7 +35,7 @@ def show(sources: Sequence[str], overrides: Sequence[str], form: Literal["text",
 
     plan = plan_of(sources, overrides)
     if form == "text":
-        print(draw(plan.operations))
+        print("\n".join((draw(plan.operations), *(f"note: {note}" for note in plan.notes))))
     elif form == "mermaid":
         print(mermaid(plan.operations))
     else:

@@ -16,6 +16,7 @@ from typing import Any
 from relax_core.api.errors import ConfigError, RelaxError
 from relax_core.control import installation, machine
 from relax_core.control.finding import MACHINE, SETUP, Finding, probe
+from relax_core.control.planner import plan
 from relax_core.control.prepare import configured
 from relax_core.observe.run_directory import runs_root
 from relax_core.options.run_config import RunConfig
@@ -44,6 +45,7 @@ def findings(sources: Sequence[str], overrides: Sequence[str]) -> Iterator[Findi
 def _configuration(config: RunConfig, catalogue: Catalogue, on_disk: bool) -> Iterator[Finding]:
     said = f"{config.algorithm.name}, {config.steps} steps, placement {config.placement.mode}"
     yield Finding("configuration", said)
+    yield from (Finding("plan", note) for note in plan(config, catalogue).notes)
     if on_disk:
         yield from run_files(config, catalogue)
     yield from interpreters(config, catalogue)

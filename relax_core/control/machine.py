@@ -81,5 +81,11 @@ def devices() -> Finding:
     return Finding("devices", f"torch {version}, {', '.join(names) or 'no GPU: runs go on the CPU'}")
 
 
+def has_gpus(devices: Path = Path("/dev")) -> bool:
+    """Whether this process may use an NVIDIA GPU, asked of nobody: no driver is loaded for it."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return not hidden and any(devices.glob("nvidia[0-9]*"))
+
+
 def _gib(size: int) -> str:
     return f"{size / GIB:.1f} GiB"

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a configuration to a plan: operations by the algorithm's needs, roles by operations, workers by placement.
 
-The only place that looks at the placement mode; roles see just their worker groups.
+Nothing here or below looks at the placement mode: it is a preset of who shares whose devices (`placing`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import cast
 
 from relax_core.api.algorithm import Algorithm, Scope, Source
@@ -13,19 +14,18 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.role import Operation, Role
 from relax_core.api.trainer import Trainer
 from relax_core.control.graph import select
-from relax_core.options.operation import RankPlacement
+from relax_core.control.machine import has_gpus
+from relax_core.control.placing import on_own_devices, remarks, worker_groups
 from relax_core.options.run_config import RunConfig
 from relax_core.plugins.catalogue import Catalogue
 from relax_core.roles.plan import Plan, WorkerGroup
 
-SHARED = 1
-"""Threads of a process that was given none: several share the cores, and spinning threads would fight for them."""
 METER = "rollout_log_probs"
 """Always read, so that every run measures how far the engine's log-probs are from the trainer's."""
 
 
-def plan(config: RunConfig, catalogue: Catalogue) -> Plan:
-    """Raises ConfigError for what can't run, before anything starts."""
+def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -> Plan:
+    """Raises ConfigError for what can't run, before anything starts. `on_gpus`: None looks at this machine."""
     algorithm = catalogue.build(config.algorithm.chosen)
     if not isinstance(algorithm, Algorithm):
         raise ConfigError("algorithm.name", config.algorithm.chosen.name, "it is no algorithm")
@@ -36,12 +36,15 @@ def plan(config: RunConfig, catalogue: Catalogue) -> Plan:
     columns = _columns(algorithm, config, own_pass)
     operations = select(_operations(catalogue), {"actor.fit": columns})
     trainer = cast(type[Trainer], catalogue.target("trainer", config.trainer.chosen.name))
-    waits = _why_whole_steps(config, algorithm, trainer)
+    roles = tuple(dict.fromkeys(operation.role for operation in operations))
+    groups = worker_groups(config, catalogue, roles, has_gpus() if on_gpus is None else on_gpus)
+    waits = _why_whole_steps(config, algorithm, trainer, groups)
+    not_streamed = (f"no streaming, each step waits for all of its rows: {waits}",) if waits else ()
     return Plan(
         mode=config.placement.mode,
         operations=operations,
-        roles=tuple(dict.fromkeys(operation.role for operation in operations)),
-        groups=_groups(config, operations),
+        roles=roles,
+        groups=groups,
         trained_columns=columns,
         advantage_columns=_advantage_columns(algorithm),
         batch_statistics=algorithm.statistics is Scope.BATCH,
@@ -49,7 +52,7 @@ def plan(config: RunConfig, catalogue: Catalogue) -> Plan:
         needs_old_log_probs=own_pass,
         max_staleness=config.staleness,
         min_valid=algorithm.min_group_size,
-        notes=(f"no streaming, each step waits for all of its rows: {waits}",) if waits else (),
+        notes=(*not_streamed, *remarks(groups)),
     )
 
 
@@ -59,7 +62,9 @@ def _old_log_probs(config: RunConfig, algorithm: Algorithm) -> bool:
     return wants and config.batch.updates_per_step > 1
 
 
-def _why_whole_steps(config: RunConfig, algorithm: Algorithm, trainer: type[Trainer]) -> str:
+def _why_whole_steps(
+    config: RunConfig, algorithm: Algorithm, trainer: type[Trainer], groups: Mapping[str, WorkerGroup]
+) -> str:
     """Why the actor can't begin before all rows of a step are there; empty where it can.
 
     Every count is late while rows still come, also that of groups (a step may be closed short), and only one may be.
@@ -73,16 +78,20 @@ def _why_whole_steps(config: RunConfig, algorithm: Algorithm, trainer: type[Trai
         f"{config.trainer.chosen.name} needs all rows of an update at once": not trainer.streams,
         f"{name} does not say what its loss is divided by (Algorithm.denominators)": not counts,
         f"the loss of {name} is divided by {' and '.join(counts)}, of which only one may be late": len(counts) > 1,
-        "actor and rollout share devices": config.placement.mode == "colocate",
+        "the actor shares its devices with those that it would wait for": _has_neighbours("actor", groups),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def _has_neighbours(role: str, groups: Mapping[str, WorkerGroup]) -> bool:
+    return any(group.devices & groups[role].devices for name, group in groups.items() if name != role)
 
 
 def _columns(algorithm: Algorithm, config: RunConfig, own_pass: bool) -> tuple[str, ...]:
     """What the actor claims; the old policy's log-probs only where another role can have filled them."""
     names = {"tokens", "loss_mask", "weight_versions", "advantages", METER}
     names |= {column.name for column in algorithm.columns()} - {"old_log_probs"}
-    if own_pass and config.placement.mode == "async":
+    if own_pass and on_own_devices(config, "actor-fwd"):
         names.add("old_log_probs")
     return tuple(sorted(names))
 
@@ -100,20 +109,3 @@ def _operations(catalogue: Catalogue) -> list[Operation]:
         if issubclass(role, Role):
             found += role.operations()
     return found
-
-
-def _groups(config: RunConfig, operations: tuple[Operation, ...]) -> dict[str, WorkerGroup]:
-    roles = {operation.role for operation in operations}
-    groups = {
-        "actor": _ranks("actor", config.placement.actor),
-        "rollout": WorkerGroup("rollout", config.placement.rollout.engines, config.placement.rollout.threads or SHARED),
-    }
-    own = {"reference": config.placement.reference, "actor-fwd": config.placement.actor_fwd}
-    for role, placement in own.items():
-        if role in roles:
-            groups[role] = _ranks(role, placement if config.placement.mode == "async" else RankPlacement())
-    return groups
-
-
-def _ranks(role: str, placement: RankPlacement) -> WorkerGroup:
-    return WorkerGroup(role, placement.ranks, placement.threads or SHARED)

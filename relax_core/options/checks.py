@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeAlias, cast
 
 from relax_core.api.algorithm import Algorithm, Source
+from relax_core.api.engine import Engine
 from relax_core.api.environment import Environment
 from relax_core.api.errors import ConfigError
 from relax_core.options.operation import RankPlacement
@@ -42,15 +43,23 @@ def staleness_of_algorithm(config: RunConfig, catalogue: Catalogue) -> Errors:
         yield ConfigError("max_staleness", config.max_staleness, fix)
 
 
-def staleness_of_mode(config: RunConfig, catalogue: Catalogue) -> Errors:
-    """Determinism, and turns on shared devices, leave no room for samples of older weights."""
-    if config.max_staleness == 0:
-        return
-    if config.deterministic:
+def determinism(config: RunConfig, catalogue: Catalogue) -> Errors:
+    """Determinism leaves no room for samples of older weights."""
+    if config.deterministic and config.max_staleness != 0:
         yield ConfigError("max_staleness", config.max_staleness, "deterministic = true needs max_staleness = 0")
-    if config.placement.mode == "colocate":
-        fix = 'placement "colocate" needs max_staleness = 0; "hybrid" and "async" allow more'
-        yield ConfigError("max_staleness", config.max_staleness, fix)
+
+
+def kept_caches(config: RunConfig, catalogue: Catalogue) -> Errors:
+    """A cache that outlives an update makes tokens older than the weights that sample them."""
+    if not config.rollout.kv_across_versions:
+        return
+    if config.max_staleness == 0:
+        fix = "tokens would be a version older than max_staleness = 0 allows: set max_staleness = 1 or more, or leave it out"
+        yield ConfigError("rollout.kv_across_versions", True, fix)
+    engine = cast(type[Engine], catalogue.target("engine", config.engine.name))
+    if not engine.capabilities.keeps_kv_across_versions:
+        fix = f"engine {config.engine.name} computes its caches again after an update: set it to false"
+        yield ConfigError("rollout.kv_across_versions", True, fix)
 
 
 def updates(config: RunConfig, catalogue: Catalogue) -> Errors:
@@ -103,14 +112,16 @@ def token_budget(config: RunConfig, catalogue: Catalogue) -> Errors:
 
 
 def forward_placement(config: RunConfig, catalogue: Catalogue) -> Errors:
-    """Only mode `async` gives the forward roles processes of their own."""
+    """Others share with the actor; and what the actor does itself needs no ranks of its own."""
     placement = config.placement
-    if placement.mode == "async":
+    if placement.actor.share not in ("", "own"):
+        fix = 'the others share with the actor: leave it out, or set placement.rollout.share = "actor"'
+        yield ConfigError("placement.actor.share", repr(placement.actor.share), fix)
         return
-    for role in ("actor_fwd", "reference"):
-        if getattr(placement, role) != RankPlacement():
-            fix = f'it works on the actor\'s ranks in mode "{placement.mode}": leave it out, or use "async"'
-            yield ConfigError(f"placement.{role}", "a placement of its own", fix)
+    own = placement.actor_fwd != RankPlacement(share=placement.actor_fwd.share)
+    if own and placement.home("actor_fwd") == "actor":
+        fix = 'on the actor\'s devices the actor does this itself: leave it out, or set share = "own"'
+        yield ConfigError("placement.actor_fwd", "ranks of its own", fix)
 
 
 def holdout_errors(config: RunConfig, num_tasks: int) -> list[ConfigError]:
@@ -124,7 +135,8 @@ def holdout_errors(config: RunConfig, num_tasks: int) -> list[ConfigError]:
 CHECKS: tuple[Check, ...] = (
     group_size,
     staleness_of_algorithm,
-    staleness_of_mode,
+    determinism,
+    kept_caches,
     updates,
     rewards,
     reward_weights,

@@ -17,6 +17,15 @@ from relax_core.api.secret import LITERAL, Secret
 CREDENTIALS = frozenset({"TOKEN", "SECRET", "PASSWORD", "KEY"})
 
 
+Share = Literal["", "own", "actor", "rollout"]
+SHARES: dict[str, dict[str, Share]] = {
+    "colocate": {"rollout": "actor", "actor_fwd": "actor", "reference": "actor"},
+    "hybrid": {"actor_fwd": "actor", "reference": "actor"},
+    "async": {},
+}
+"""Modes are presets: whose devices each role uses; one that is not named has its own."""
+
+
 class EnginePlacement(Options):
     """Where the engines run."""
 
@@ -26,6 +35,8 @@ class EnginePlacement(Options):
     """Devices of one engine; 0: none; absent: 1 where there are any."""
     threads: NonNegativeInt = 0
     """CPU threads of one engine; 0: an equal share of the cores."""
+    share: Share = ""
+    """Whose devices the engines use, in turns: a role's, or `own`; empty: as the mode says."""
 
 
 class RankPlacement(Options):
@@ -37,6 +48,8 @@ class RankPlacement(Options):
     """Devices of one rank; 0: none; absent: 1 where there are any."""
     threads: NonNegativeInt = 0
     """CPU threads of one rank; 0: an equal share of the cores."""
+    share: Share = ""
+    """Whose devices the ranks use, in turns: a role's, or `own`; empty: as the mode says. The actor has its own."""
 
 
 class PlacementTable(Options):
@@ -50,9 +63,16 @@ class PlacementTable(Options):
     actor: RankPlacement = RankPlacement()
     """Ranks that train the policy."""
     actor_fwd: RankPlacement = RankPlacement()
-    """Ranks that compute log-probs under the step's starting weights; only with mode `async`."""
+    """Ranks that compute log-probs under the step's starting weights; on the actor's devices it does so itself."""
     reference: RankPlacement = RankPlacement()
-    """Ranks that compute log-probs under the reference; only with mode `async`."""
+    """Ranks that compute log-probs under the reference."""
+
+    def home(self, role: str) -> str:
+        """The role whose devices a role is on: its own name where they are its own."""
+        if role == "actor":
+            return role
+        share: str = getattr(self, role).share or SHARES[self.mode].get(role, "own")
+        return role if share in ("own", role) else self.home(share)
 
 
 class CheckpointTable(Options):

@@ -24,7 +24,7 @@ from relax_core.plugins.catalogue import Catalogue
             ["max_staleness=some"],
             "max_staleness (command line): got 'some'; input should be a valid integer, or input should be 'unbounded'",
         ),
-        (["max_staleness=1"], 'placement "colocate" needs max_staleness = 0'),
+        (["max_staleness=1", "deterministic=true"], "deterministic = true needs max_staleness = 0"),
         (["placement=async", "deterministic=true", "max_staleness=1"], "deterministic = true needs max_staleness = 0"),
         (["placement=async", "algorithm=on-policy"], "on-policy is right up to 0"),
         (["placement=async", "algorithm=on-policy", "max_staleness=unbounded"], "got unbounded; on-policy is right"),
@@ -35,7 +35,8 @@ from relax_core.plugins.catalogue import Catalogue
         (["eval.size=0"], "eval.size"),
         (['eval.sets=[{name="a", path="x"}, {name="a", path="y"}]'], "2 sets named 'a'"),
         (["rollout.token_budget=8"], "at least rollout.max_new_tokens = 16"),
-        (["placement.reference.ranks=2"], "placement.reference (command line): got a placement of its own"),
+        (["placement.actor_fwd.ranks=2"], "placement.actor_fwd (command line): got ranks of its own"),
+        (["placement.actor.share=rollout"], "placement.actor.share (command line): got 'rollout'"),
     ],
 )
 def test_an_impossible_combination_is_refused(
@@ -62,7 +63,7 @@ def test_a_possible_one_is_not(folder: Path, catalogue: Catalogue, overrides: li
 
 def test_all_combinations_are_told_at_once(folder: Path, catalogue: Catalogue) -> None:
     with pytest.raises(ConfigProblems) as caught:
-        compose(["my.toml"], ["rollout.group_size=1", "max_staleness=1", "data.train=absent"], catalogue)
+        compose(["my.toml"], ["rollout.group_size=1", "rollout.token_budget=8", "data.train=absent"], catalogue)
     assert len(caught.value.errors) == 3
 
 

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who lives where: worker groups with the names of their devices, and which parts of each give way to its neighbours.
+
+A device here is a name, `gpu:0` or `cpu:0`: groups that have one in common take turns. Nothing is placed or started.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, cast
+
+from relax_core.api.engine import Engine
+from relax_core.api.turn import Part
+from relax_core.options.operation import RankPlacement
+from relax_core.options.run_config import RunConfig
+from relax_core.plugins.catalogue import Catalogue
+from relax_core.roles.plan import WorkerGroup
+
+SHARED = 1
+"""Threads of a process that was given none: several share the cores, and spinning threads would fight for them."""
+TABLES = {"actor": "actor", "rollout": "rollout", "reference": "reference", "actor-fwd": "actor_fwd"}
+"""Roles that work on devices, and their tables in `[placement]`."""
+
+
+def worker_groups(
+    config: RunConfig, catalogue: Catalogue, roles: Collection[str], on_gpus: bool
+) -> dict[str, WorkerGroup]:
+    """The groups of a run by role. `on_gpus`: where a table does not say, a process has a GPU."""
+    placed = [role for role in TABLES if role in roles or role in ("actor", "rollout")]
+    counts = {role: _gpus(_table(config, role), on_gpus) for role in placed}
+    names = _names(config, counts)
+    return {
+        role: WorkerGroup(
+            role, _size(_table(config, role)), _table(config, role).threads or SHARED, devices=names[role],
+            sleeps=_sleeps(config, catalogue, role, counts[role] > 0),
+        )
+        for role in placed
+    }  # fmt: skip
+
+
+def on_own_devices(config: RunConfig, role: str) -> bool:
+    """Whether a role's devices are none of the actor's."""
+    return config.placement.home(TABLES[role]) != config.placement.home("actor")
+
+
+def remarks(groups: Mapping[str, WorkerGroup]) -> Iterator[str]:
+    """In words: who takes turns with whom, and what stays in memory meanwhile."""
+    told: set[frozenset[str]] = set()
+    for group in groups.values():
+        around = [other for other in groups.values() if other.devices & group.devices]
+        names = frozenset(other.name for other in around)
+        if len(names) > 1 and not any(names <= known for known in told):
+            told.add(names)
+            where = ", ".join(sorted(frozenset[str]().union(*(other.devices for other in around))))
+            yield f"{_listed(sorted(names))} take turns on {where}"
+            for other in around:
+                yield f"{other.name}: {_listed(other.sleeps) or 'nothing'} sleeps while others have the devices"
+
+
+def _listed(names: Collection[str]) -> str:
+    *most, last = names or ("",)
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _table(config: RunConfig, role: str) -> Any:
+    return getattr(config.placement, TABLES[role])
+
+
+def _size(table: Any) -> int:
+    return int(table.ranks if isinstance(table, RankPlacement) else table.engines)
+
+
+def _gpus(table: Any, on_gpus: bool) -> int:
+    each = table.gpus_per_rank if isinstance(table, RankPlacement) else table.gpus_per_engine
+    return math.ceil(_size(table) * ((1.0 if on_gpus else 0.0) if each is None else each))
+
+
+def _names(config: RunConfig, gpus: Mapping[str, int]) -> dict[str, frozenset[str]]:
+    """One block of devices for each home; who is at home there has its first ones."""
+    names: dict[str, frozenset[str]] = {}
+    first = 0
+    homes = {role: config.placement.home(TABLES[role]) for role in gpus}
+    for number, home in enumerate(dict.fromkeys(homes.values())):
+        at_home = [role for role in gpus if homes[role] == home]
+        for role in at_home:
+            own = {f"gpu:{first + index}" for index in range(gpus[role])}
+            names[role] = frozenset(own or {f"cpu:{number}"})
+        first += max(gpus[role] for role in at_home)
+    return names
+
+
+def _sleeps(config: RunConfig, catalogue: Catalogue, role: str, on_gpu: bool) -> tuple[Part, ...]:
+    """A CPU has no lower tier but the disk: only what need not be kept is freed there."""
+    if role == "actor":
+        return ("weights", "optimizer", "gradients") if on_gpu else ("gradients",)
+    if role != "rollout":
+        return ("weights",) if on_gpu else ()
+    engine = cast(type[Engine], catalogue.target("engine", config.engine.chosen.name))
+    able = engine.capabilities.sleep & ({"weights", "kv"} if on_gpu else {"kv"})
+    return cast(tuple[Part, ...], tuple(sorted(able)))

@@ -36,8 +36,8 @@ class Actor(Role):
         self._context = context
         self._trainer = await TrainerGroup.start(context, self.name)
         context.doing("ready", ranks=self._trainer.pids())
-        self._fit = Fit(context, self._trainer, self.name)
         self._publisher = Publisher(context, self._trainer)
+        self._fit = Fit(context, self._trainer, self.name, self._publisher.serve)
         self._checkpoints = Checkpoints(context, self._trainer)
         try:
             await self._train()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from math import ceil
 
 from relax_core.api.bus import Claim, ClaimRequest
@@ -36,8 +36,11 @@ MAX_NOT_FINITE = 5
 class Fit:
     """Trains steps, one after another."""
 
-    def __init__(self, context: Context, trainer: TrainerGroup, task: str) -> None:
-        self._context, self._trainer, self._task = context, trainer, task
+    def __init__(
+        self, context: Context, trainer: TrainerGroup, task: str, meanwhile: Callable[[], Awaitable[None]]
+    ) -> None:
+        """`meanwhile` is called again and again while rows are waited for and the weights are those of the step's start."""
+        self._context, self._trainer, self._task, self._meanwhile = context, trainer, task, meanwhile
         self._skips = context.build(context.run.algorithm.chosen).zero_advantage_skips
         self._skipped = 0
         wanted, group_size = context.run.rollout.prompts_per_step, context.run.rollout.group_size
@@ -83,6 +86,8 @@ class Fit:
         context, reason = self._context, f"{step.left} groups for step {step.version.step}"
         with context.waiting(reason, "rollout, then advantages", deadline - context.clock.now()) as wait:
             while not context.stopping:
+                if not step.results:
+                    await self._meanwhile()
                 late = context.clock.now() > deadline
                 request = ClaimRequest(
                     self._task, context.plan.trained_columns, step.left, min_groups=1 if late else self._least, trains=True,

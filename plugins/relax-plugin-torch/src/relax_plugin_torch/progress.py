@@ -28,6 +28,10 @@ class Progress:
     def check_publish(self, version: Version) -> None:
         self._check(version, "publish")
 
+    def check_transfer(self, version: Version) -> None:
+        """What was published is handed out only while it is what these weights are."""
+        self._check(version, "transfer")
+
     def _check(self, version: Version, call: str) -> None:
         """Weights that an update changed are the next version; unchanged ones may close a step without any."""
         possible = {self.step + 1} if self.updated else {self.step, self.step + 1} if self.begun else {self.step}

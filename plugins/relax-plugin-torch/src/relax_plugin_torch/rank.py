@@ -190,6 +190,11 @@ class Rank:
         tensors = published_tensors(self._model, self._dtype)
         return self._transport(transport).send(version, payload, base, tensors, location)
 
+    def transfer(self, manifest: Manifest, transport: Chosen, receivers: int, wait_s: float) -> int:
+        self.progress.check_transfer(manifest.version)
+        tensors = published_tensors(self._model, self._dtype)
+        return self._transport(transport).transfer(manifest, tensors, receivers, wait_s)
+
     @torch.no_grad()
     def load_published(self, manifest: Manifest, transport: Chosen) -> None:
         """All of it or nothing: arrays are checked against names and shapes before the first is copied."""

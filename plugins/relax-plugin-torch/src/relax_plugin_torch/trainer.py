@@ -84,6 +84,9 @@ class TorchTrainer(Trainer[TorchOptions]):
     ) -> Manifest:
         return self._started.publish(version, transport, location, payload, base)
 
+    def transfer(self, manifest: Manifest, transport: Chosen, receivers: int, wait_s: float) -> int:
+        return self._started.transfer(manifest, transport, receivers, wait_s)
+
     def load_published(self, manifest: Manifest, transport: Chosen) -> None:
         self._started.load_published(manifest, transport)
 

@@ -3,6 +3,7 @@
 
 A file appears whole or not at all (written beside, then renamed), so a receiver never maps half a version; what
 it reads is checked against the manifest's fingerprints, tensor by tensor. Files are never changed once visible.
+A delta's file holds the encoded changes of the tensors that changed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from relax_core.api.weights import (
     combined_fingerprint,
     tensor_fingerprint,
 )
-from relax_core.weights import safetensors_file
+from relax_core.weights import delta, safetensors_file
+from relax_core.weights.last_sent import LastSent, Tensors
+from relax_core.weights.stopwatch import Stopwatch
 
 SHARED_MEMORY = Path("/dev/shm")
 _FIRST_HEADER_BYTES = 1 << 14
@@ -36,10 +39,11 @@ class FileTransport(WeightTransport):
     """What both share; says nothing about where the directory is."""
 
     kind: ClassVar[str] = "weight-transport"
+    payloads: ClassVar[frozenset[str]] = frozenset({"full", "delta", "lora"})
 
     def __init__(self, options: Any = None) -> None:
         super().__init__(options)
-        self._sent: dict[str, dict[str, str]] = {}
+        self._last: dict[str, LastSent] = {}
         self._header_bytes = _FIRST_HEADER_BYTES
 
     def send(
@@ -53,27 +57,59 @@ class FileTransport(WeightTransport):
         if payload not in self.payloads:
             raise ValueError(f"payload {payload!r}: this transport moves {', '.join(sorted(self.payloads))}")
         directory = self._directory(location)
-        path = directory / f"{version}.safetensors"
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            infos = self._write(version, tensors, path)
+            if payload == "delta":
+                return self._send_delta(version, base, tensors, directory)
+            return self._send_whole(version, payload, base, tensors, directory)
         except OSError as error:
             raise _unwritable(version, directory, error) from error
-        before = self._sent.get(version.model, {})
-        self._sent[version.model] = {info.name: info.fingerprint for info in infos}
-        unchanged = tuple(info.name for info in infos if before.get(info.name) == info.fingerprint)
-        return Manifest(version, payload, tuple(infos), str(path), base, combined_fingerprint(infos), unchanged)
 
-    def _write(self, version: Version, tensors: Iterable[tuple[str, np.ndarray, str]], path: Path) -> list[TensorInfo]:
+    def _send_whole(self, version: Version, payload: Payload, base: str, tensors: Tensors, directory: Path) -> Manifest:
+        path, watch = directory / f"{version}.safetensors", Stopwatch()
+        infos = self._write(version, payload, base, watch.each("gather", tensors), path, watch)
+        if not infos:
+            path.unlink()
+            raise ValueError(f"{version}: no tensors were given; a {payload} version holds all of them")
+        last = self._last.get(version.model)
+        unchanged = last.unchanged(infos) if last is not None else ()
+        self._last[version.model] = LastSent(version, payload, infos, path)
+        return Manifest(
+            version, payload, tuple(infos), str(path), base, combined_fingerprint(infos), unchanged,
+            seconds=watch.seconds,
+        )  # fmt: skip
+
+    def _send_delta(self, version: Version, base: str, tensors: Tensors, directory: Path) -> Manifest:
+        last = self._last.pop(version.model, None)  # gone where this fails half way: then only a full one can follow
+        if last is None:
+            raise ValueError(
+                f"{version}: a delta on top of {base or 'nothing'}, but nothing was sent; send a full version"
+            )
+        last.refuse_base(version, base)
+        path, watch, infos = directory / f"{version}.delta.safetensors", Stopwatch(), list[TensorInfo]()
+        encoded = ((name, np.frombuffer(d, np.uint8), "U8") for name, d in last.changes(tensors, infos, watch))
+        written = self._write(version, "delta", base, encoded, path, watch)
+        if lacking := sorted(last.infos.keys() - {info.name for info in infos}):
+            path.unlink()
+            raise ValueError(f"{version}: {lacking} were sent before and are not now; send a full version")
+        unchanged = last.unchanged(infos)
+        last.move_on(version, infos)
+        self._last[version.model] = last
+        return Manifest(
+            version, "delta", tuple(infos), str(path), base, combined_fingerprint(infos), unchanged,
+            wire_bytes=sum(info.size_bytes for info in written), seconds=watch.seconds,
+        )  # fmt: skip
+
+    def _write(
+        self, version: Version, payload: Payload, base: str, tensors: Tensors, path: Path, watch: Stopwatch
+    ) -> list[TensorInfo]:
         self._remove_unfinished(version.model, path.parent)
         unfinished = path.parent / f".{version}.{os.getpid()}.tmp"
+        metadata = {"format": "pt", "version": str(version), "payload": payload, "base": base}
         try:
             with unfinished.open("w+b") as file:
-                metadata = {"format": "pt", "version": str(version)}
-                infos, needed = safetensors_file.write(file, tensors, metadata, self._header_bytes)
+                infos, needed = safetensors_file.write(file, tensors, metadata, self._header_bytes, watch)
             self._header_bytes = max(needed, self._header_bytes)
-            if not infos:
-                raise ValueError(f"{version}: no tensors were given; a full version holds the whole model")
             unfinished.rename(path)
         finally:
             unfinished.unlink(missing_ok=True)
@@ -91,8 +127,10 @@ class FileTransport(WeightTransport):
         if not path.is_file():
             raise InfrastructureError(f"{manifest.version}: {path} is not there; it was released or never written")
         _check_header(manifest, path)
-        arrays = safetensors_file.read(path, [info.name for info in manifest.tensors])
-        for info, array in zip(manifest.tensors, arrays, strict=True):
+        arrays = safetensors_file.read(path, [info.name for info in manifest.sent])
+        if manifest.payload == "delta":
+            arrays = _applied(manifest, arrays, resident)
+        for info, array in zip(manifest.sent, arrays, strict=True):
             got = tensor_fingerprint(array)
             if got != info.fingerprint:
                 raise ValueError(f"{manifest.version} {info.name}: have {got}, want {info.fingerprint}; publish again")
@@ -125,14 +163,37 @@ class SharedMemory(FileTransport):
         return directory
 
 
+def _applied(manifest: Manifest, changes: Iterator[np.ndarray], resident: Resident | None) -> Iterator[np.ndarray]:
+    """What the receiver's own tensors become; one at a time, so that it needs room for one."""
+    if resident is None:
+        raise ValueError(
+            f"{manifest.version}: a delta on top of {manifest.base}, and nothing to put it on; take a full one"
+        )
+    for info, change in zip(manifest.sent, changes, strict=True):
+        array = np.array(resident(info.name), order="C")
+        if (array.dtype, array.shape) != (np.dtype(safetensors_file.NUMPY[info.dtype]), info.shape):
+            raise ValueError(
+                f"{manifest.version} {info.name}: have {array.dtype} {array.shape}, want {info.dtype} {info.shape}"
+            )
+        try:
+            delta.apply(array, change.data)
+        except ValueError as error:
+            raise ValueError(f"{manifest.version} {info.name}: {error}; publish again") from error
+        yield array
+
+
 def _check_header(manifest: Manifest, path: Path) -> None:
     entries, metadata, _ = safetensors_file.read_header(path)
-    if metadata.get("version") != str(manifest.version):
-        raise ValueError(f"{path}: holds version {metadata.get('version')}, want {manifest.version}; publish again")
-    wanted = {info.name for info in manifest.tensors}
+    held = [metadata.get(key) for key in ("version", "payload", "base")]
+    wants = [str(manifest.version), manifest.payload, manifest.base]
+    if held != wants:
+        raise ValueError(f"{path}: holds version, payload, base {held}, want {wants}; publish again")
+    wanted = {info.name for info in manifest.sent}
     if wanted != set(entries):
         lacking, extra = sorted(wanted - set(entries)), sorted(set(entries) - wanted)
         raise ValueError(f"{manifest.version}: {path} lacks {lacking} and has {extra} too many; publish again")
+    if manifest.payload == "delta":
+        return  # encoded: what comes of them is checked
     for info in manifest.tensors:
         entry = entries[info.name]
         if (entry.dtype, entry.shape) != (info.dtype, info.shape):

@@ -13,11 +13,12 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 
 from relax_core.api.weights import TensorInfo, tensor_fingerprint
+from relax_core.weights.stopwatch import Stopwatch
 
 NUMPY: Mapping[str, str] = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "F8_E4M3": "|u1", "F8_E5M2": "|u1",
@@ -40,12 +41,17 @@ class Entry:
 
 
 def write(
-    file: IO[bytes], tensors: Iterable[tuple[str, np.ndarray, str]], metadata: Mapping[str, str], header_bytes: int
+    file: IO[bytes],
+    tensors: Iterable[tuple[str, np.ndarray, str]],
+    metadata: Mapping[str, str],
+    header_bytes: int,
+    watch: Stopwatch | None = None,
 ) -> tuple[list[TensorInfo], int]:
     """Stream tensors behind a header of `header_bytes`; returns them and the header size that was really needed.
 
     The header is known only at the end: where it outgrows what was reserved, the data moves up once.
     """
+    watch = watch or Stopwatch()
     infos: list[TensorInfo] = []
     entries: dict[str, Any] = {"__metadata__": dict(metadata)}
     file.seek(header_bytes)
@@ -53,7 +59,7 @@ def write(
     for name, array, dtype in tensors:
         if name in entries:
             raise ValueError(f"tensor {name!r} was given twice; send each name once")
-        info = _write_tensor(file, name, array, dtype)
+        info = _write_tensor(file, name, array, dtype, watch)
         entries[name] = {
             "dtype": dtype,
             "shape": list(info.shape),
@@ -71,14 +77,26 @@ def write(
     return infos, needed
 
 
-def _write_tensor(file: IO[bytes], name: str, array: np.ndarray, dtype: str) -> TensorInfo:
+def _write_tensor(file: IO[bytes], name: str, array: np.ndarray, dtype: str, watch: Stopwatch) -> TensorInfo:
+    data = checked(name, array, dtype)
+    with watch.timing("write"):
+        file.write(data.reshape(-1).view(np.uint8).data)
+    with watch.timing("hash"):
+        return described(name, data, dtype)
+
+
+def checked(name: str, array: np.ndarray, dtype: str) -> np.ndarray:
+    """The array in C order; ValueError where it is not of that dtype."""
     if dtype not in NUMPY:
         raise ValueError(f"tensor {name!r}: dtype {dtype!r} is not one of {', '.join(NUMPY)}")
     if np.dtype(array.dtype) != np.dtype(NUMPY[dtype]):
         raise ValueError(f"tensor {name!r}: a {array.dtype} array is no {dtype}; send {np.dtype(NUMPY[dtype])}")
-    data = np.ascontiguousarray(array)
-    file.write(data.reshape(-1).view(np.uint8).data)
-    return TensorInfo(name, tuple(int(n) for n in array.shape), dtype, tensor_fingerprint(data), int(data.nbytes))
+    return np.asarray(array, order="C")
+
+
+def described(name: str, array: np.ndarray, dtype: str) -> TensorInfo:
+    """What a manifest says of it."""
+    return TensorInfo(name, tuple(int(n) for n in array.shape), dtype, tensor_fingerprint(array), int(array.nbytes))
 
 
 def _move_up(file: IO[bytes], old: int, new: int, size: int) -> None:
@@ -117,10 +135,11 @@ def _entry(item: Mapping[str, Any]) -> Entry:
     return Entry(dtype, shape, begin, end)
 
 
-def read(path: Path, names: Iterable[str]) -> Iterator[np.ndarray]:
-    """Read-only views of the named tensors; the mapping lives as long as any of them."""
+def read(path: Path, names: Iterable[str], mode: Literal["r", "c"] = "r") -> Iterator[np.ndarray]:
+    """Views of the named tensors, read-only or (mode c) copied page by page where written to; the mapping, and with it
+    the bytes of a file that was removed, lives as long as any of them."""
     entries, _, start = read_header(path)
-    mapped = np.memmap(path, dtype=np.uint8, mode="r")
+    mapped = np.memmap(path, dtype=np.uint8, mode=mode)
     for name in names:
         entry = entries[name]
         raw = mapped[start + entry.begin : start + entry.end]

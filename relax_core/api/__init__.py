@@ -14,8 +14,11 @@ _HOME = {
         "Advantages", "Algorithm", "ENTROPY", "Groups", "LOG_PROBS", "Loss", "LossBatch", "Output", "PolicyOutputs", "Scope",
         "Source", "Term", "VALUES_OUTPUT", "log_probs_at", "top_k",
     ),
-    "batch": ("AttemptId", "Ragged", "RowBatch", "RowId"),
-    "bus": ("Account", "Bus", "BusComponent", "BusSettings", "Claim", "ClaimRequest", "Issue", "Registration", "Sealed"),
+    "batch": ("AttemptId", "Cut", "Ragged", "RowBatch", "RowId"),
+    "bus": (
+        "Account", "Bus", "BusComponent", "BusSettings", "Claim", "ClaimRequest", "Issue", "PayloadStore", "Registration",
+        "Sealed",
+    ),
     "clock": ("Clock", "SystemClock"),
     "column": (
         "ADVANTAGES", "Column", "LOSS_MASK", "OLD_LOG_PROBS", "OUTCOME", "REF_LOG_PROBS", "RETURNS", "REWARDS",
@@ -25,7 +28,8 @@ _HOME = {
     "engine": ("Capabilities", "Delta", "Engine", "EngineSpec", "GenerateRequest", "Health"),
     "environment": ("Action", "Environment", "Observation", "Session", "Step", "Tool"),
     "errors": (
-        "ConfigError", "DeadlineExceeded", "InfrastructureError", "PluginError", "RelaxError", "StaleFence", "WorkerDied",
+        "ComeAgain", "ConfigError", "DeadlineExceeded", "InfrastructureError", "PluginError", "RelaxError", "StaleFence",
+        "WorkerDied",
     ),
     "events": (
         "CheckpointSaved", "EvalFinished", "Event", "Logged", "RoleFailed", "RoleRecovered", "RolloutMeasured", "RunFinished",
@@ -88,6 +92,7 @@ if TYPE_CHECKING:
     from relax_core.api.algorithm import log_probs_at as log_probs_at
     from relax_core.api.algorithm import top_k as top_k
     from relax_core.api.batch import AttemptId as AttemptId
+    from relax_core.api.batch import Cut as Cut
     from relax_core.api.batch import Ragged as Ragged
     from relax_core.api.batch import RowBatch as RowBatch
     from relax_core.api.batch import RowId as RowId
@@ -98,6 +103,7 @@ if TYPE_CHECKING:
     from relax_core.api.bus import Claim as Claim
     from relax_core.api.bus import ClaimRequest as ClaimRequest
     from relax_core.api.bus import Issue as Issue
+    from relax_core.api.bus import PayloadStore as PayloadStore
     from relax_core.api.bus import Registration as Registration
     from relax_core.api.bus import Sealed as Sealed
     from relax_core.api.clock import Clock as Clock
@@ -131,6 +137,7 @@ if TYPE_CHECKING:
     from relax_core.api.environment import Session as Session
     from relax_core.api.environment import Step as Step
     from relax_core.api.environment import Tool as Tool
+    from relax_core.api.errors import ComeAgain as ComeAgain
     from relax_core.api.errors import ConfigError as ConfigError
     from relax_core.api.errors import DeadlineExceeded as DeadlineExceeded
     from relax_core.api.errors import InfrastructureError as InfrastructureError

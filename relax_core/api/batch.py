@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from relax_core.api.errors import RelaxError
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -30,6 +32,15 @@ class RowId(NamedTuple):
     @property
     def attempt_id(self) -> AttemptId:
         return AttemptId(self.group, self.sample, self.attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A part of every row: its tokens from start to stop, and these layers (the first axis after the tokens)."""
+
+    tokens: tuple[int, int] | None = None
+    """A row that is shorter gives what it has; None: all."""
+    layers: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +74,28 @@ class Ragged:
         chosen = np.asarray(indices, dtype=np.int64)
         lengths = np.asarray(self.lengths)[chosen]
         shift = self.offsets()[:-1][chosen] - (np.cumsum(lengths) - lengths)
+        return Ragged(self.values[np.repeat(shift, lengths) + np.arange(lengths.sum())], lengths)
+
+    def cut(self, part: Cut) -> Ragged:
+        """The part of every row; a view where layers alone are cut."""
+        values = self.values
+        if part.layers is not None:
+            if values.ndim < 2:
+                raise RelaxError(
+                    f"bus: slice: got layers of a column of shape {list(values.shape)}; it has none, leave them out"
+                )
+            values = values[:, slice(*part.layers)]
+        return (
+            Ragged(values, self.lengths) if part.tokens is None else Ragged(values, self.lengths)._tokens(*part.tokens)
+        )
+
+    def _tokens(self, start: int, stop: int) -> Ragged:
+        import numpy as np
+
+        known = np.asarray(self.lengths)
+        first = np.minimum(max(0, start), known)
+        lengths = np.maximum(np.minimum(max(0, stop), known) - first, 0)
+        shift = self.offsets()[:-1] + first - (np.cumsum(lengths) - lengths)
         return Ragged(self.values[np.repeat(shift, lengths) + np.arange(lengths.sum())], lengths)
 
     @staticmethod

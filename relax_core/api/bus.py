@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, Protocol
 
-from relax_core.api.batch import AttemptId, Ragged, RowBatch, RowId
+from relax_core.api.batch import AttemptId, Cut, Ragged, RowBatch, RowId
 from relax_core.api.component import Configurable, OptionsT
 from relax_core.api.outcome import DropReason, Outcome
 from relax_core.api.version import Version
@@ -158,6 +158,10 @@ class Bus(Protocol):
         """Columns of the claimed rows, in claim order. Raises StaleFence."""
         ...
 
+    async def read_slice(self, claim: Claim, columns: Sequence[str], part: Cut) -> RowBatch:
+        """`read`, of each row only this part: what is left out is not sent. For columns that are large."""
+        ...
+
     async def write(self, claim: Claim, columns: Mapping[str, Ragged], version: Version | None = None) -> None:
         """Fill derived columns of the claimed rows. Raises StaleFence; nothing is written then."""
         ...
@@ -182,11 +186,13 @@ class Bus(Protocol):
         """The actor's current version: completed steps."""
         ...
 
-    async def report_held(self, holder: str, attempts: frozenset[AttemptId], admitted: int) -> frozenset[AttemptId]:
+    async def report_held(
+        self, holder: str, attempts: frozenset[AttemptId], admitted: int, given_up: Mapping[AttemptId, int] | None = None
+    ) -> frozenset[AttemptId]:
         """The holder's own count of what it works on; `admitted`: attempts admitted to it so far, as it saw them.
 
         An attempt stays in the count until its put or drop has returned. Returns those of them that have ended
-        meanwhile: abort them.
+        meanwhile: abort them, and tell in `given_up` of a later report how many tokens each had.
         """
         ...
 
@@ -201,16 +207,46 @@ class Bus(Protocol):
         ...
 
     async def statistics(self) -> Mapping[str, Any]:
-        """Rows, bytes, groups by state, lag histogram, drops by reason and length: for metrics and `relax why`."""
+        """Rows, bytes, groups by state, lag histogram, drops by reason and length: for metrics and `relax why`.
+
+        `lag_histogram`: trained samples by lag. `dropped_lengths`: by reason, ended samples by the power of two at or
+        above their sampled tokens; -1: nobody told. `trained_lengths`: the same of trained samples.
+        """
         ...
 
     async def close(self) -> None: ...
 
 
+class PayloadStore(Protocol):
+    """Keeps blocks of columns by key. Arrays are not changed by either side once they are put."""
+
+    shared: bool
+    """Whether a pickled copy in another process reaches the same blocks; otherwise they go through the bus's process."""
+
+    async def put(self, key: int, columns: Mapping[str, Ragged]) -> None:
+        """Once a key."""
+        ...
+
+    async def get(
+        self, keys: Sequence[int], columns: Sequence[str], part: Cut | None = None
+    ) -> Mapping[int, Mapping[str, Ragged]]:
+        """Of each block those of the columns that it has, cut to a part of every row where one is given."""
+        ...
+
+    async def free(self, keys: Sequence[int]) -> None:
+        """Forget blocks; unknown keys are none."""
+        ...
+
+    async def close(self) -> None:
+        """By the process that opened it: its payloads are gone."""
+        ...
+
+
 class BusComponent(Configurable[OptionsT], Generic[OptionsT]):
-    """Makes a bus for a run; how payloads are kept is what varies."""
+    """Says where a run's payloads are kept. Admission, claims, leases, credits and the ledger are the same on every bus."""
 
     kind: ClassVar[str] = "bus"
 
-    async def open(self, settings: BusSettings, directory: str, version: Version) -> Bus:
+    async def open_store(self) -> PayloadStore:
+        """Called once, in the process that hosts the bus."""
         raise NotImplementedError

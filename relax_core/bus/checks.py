@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from relax_core.api.batch import Ragged, RowId
+from relax_core.api.batch import Cut, Ragged, RowId
 from relax_core.api.bus import BusSettings, Claim, Sealed
 from relax_core.api.errors import ConfigError, RelaxError
 
@@ -38,3 +38,12 @@ def check_columns(claim: Claim, columns: Mapping[str, Ragged]) -> None:
     for name, column in columns.items():
         if len(column) != len(claim.rows):
             raise RelaxError(f"bus: write of {name}: got {len(column)} rows for a claim of {len(claim.rows)}; give all")
+
+
+def check_cut(part: Cut) -> None:
+    """Both ends of a span are counted from the front."""
+    for name, span in (("tokens", part.tokens), ("layers", part.layers)):
+        if span is not None and not 0 <= span[0] <= span[1]:
+            raise RelaxError(
+                f"bus: read_slice of {name}: got {list(span)}; give a start of 0 or more and a stop after it"
+            )

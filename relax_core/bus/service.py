@@ -13,17 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from relax_core.api.batch import AttemptId, Ragged, RowBatch, RowId
-from relax_core.api.bus import Account, Claim, ClaimRequest, Issue, Registration, Sealed
+from relax_core.api.batch import AttemptId, Cut, Ragged, RowBatch, RowId
+from relax_core.api.bus import Account, Claim, ClaimRequest, Issue, PayloadStore, Registration, Sealed
 from relax_core.api.clock import Clock
 from relax_core.api.errors import RelaxError
 from relax_core.api.outcome import DropReason
 from relax_core.api.version import Version
-from relax_core.bus.checks import check_columns, check_seals
+from relax_core.bus.checks import check_columns, check_cut, check_seals
 from relax_core.bus.journal import Journal
 from relax_core.bus.queue import TransferQueue
 from relax_core.bus.report import statistics
-from relax_core.bus.store import PayloadStore, assemble
+from relax_core.bus.store import read
 from relax_core.bus.table import Place
 
 T = TypeVar("T")
@@ -75,8 +75,10 @@ class BusService:
         self.queue.paused = False
         self._wake()
 
-    async def report_held(self, holder: str, attempts: frozenset[AttemptId], admitted: int) -> frozenset[AttemptId]:
-        return self.queue.report_held(holder, attempts, admitted)
+    async def report_held(
+        self, holder: str, attempts: frozenset[AttemptId], admitted: int, given_up: Mapping[AttemptId, int] | None = None
+    ) -> frozenset[AttemptId]:
+        return self.queue.report_held(holder, attempts, admitted, given_up)
 
     # -- rows -----------------------------------------------------------------------------------------------------
 
@@ -125,9 +127,11 @@ class BusService:
         return claim
 
     async def read(self, claim: Claim, columns: Sequence[str]) -> RowBatch:
-        places = await self.locate(claim, columns)
-        keys = dict.fromkeys(key for at in places.values() for key, _ in at)
-        return RowBatch(claim.rows, assemble(places, await self.store.get(list(keys), columns)))
+        return await read(self.store, claim, await self.locate(claim, columns), columns)
+
+    async def read_slice(self, claim: Claim, columns: Sequence[str], part: Cut) -> RowBatch:
+        check_cut(part)
+        return await read(self.store, claim, await self.locate(claim, columns), columns, part)
 
     async def locate(self, claim: Claim, columns: Sequence[str]) -> Mapping[str, Sequence[Place]]:
         """Block and index of every claimed row, by column, for `assemble`."""

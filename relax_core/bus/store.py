@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Payloads by block: what one put or write brought stays one block of ragged numpy columns.
 
-`PayloadStore` is what varies between buses; `MemoryStore` keeps blocks in this process. `assemble` makes the columns
-of a claim from blocks, copying runs of rows and, where a block is wanted whole, nothing.
+`api.bus.PayloadStore` is what varies between buses; `MemoryStore` keeps blocks in this process. `assemble` makes the
+columns of a claim from blocks, copying runs of rows and, where a block is wanted whole, nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 
-from relax_core.api.batch import Ragged
+from relax_core.api.batch import Cut, Ragged, RowBatch
+from relax_core.api.bus import Claim, PayloadStore
 from relax_core.bus.table import Place
 
 Blocks = Mapping[int, Mapping[str, Ragged]]
@@ -20,24 +20,10 @@ Run = tuple[int, int, int]
 """Block key, first row, row after the last."""
 
 
-class PayloadStore(Protocol):
-    """Keeps blocks until they are freed. Arrays are not changed by either side once they are put."""
-
-    async def put(self, key: int, columns: Mapping[str, Ragged]) -> None: ...
-
-    async def get(self, keys: Sequence[int], columns: Sequence[str]) -> Blocks:
-        """Of each block those of the columns that it has."""
-        ...
-
-    async def free(self, keys: Sequence[int]) -> None:
-        """Forget blocks; unknown keys are none."""
-        ...
-
-    async def close(self) -> None: ...
-
-
 class MemoryStore:
     """In this process."""
+
+    shared = False
 
     def __init__(self) -> None:
         self._blocks: dict[int, Mapping[str, Ragged]] = {}
@@ -48,9 +34,10 @@ class MemoryStore:
     async def put(self, key: int, columns: Mapping[str, Ragged]) -> None:
         self._blocks[key] = dict(columns)
 
-    async def get(self, keys: Sequence[int], columns: Sequence[str]) -> Blocks:
+    async def get(self, keys: Sequence[int], columns: Sequence[str], part: Cut | None = None) -> Blocks:
         wanted = set(columns)
-        return {key: {n: c for n, c in self._blocks[key].items() if n in wanted} for key in keys}
+        found = {key: {n: c for n, c in self._blocks[key].items() if n in wanted} for key in keys}
+        return found if part is None else {key: cut(block, part) for key, block in found.items()}
 
     async def free(self, keys: Sequence[int]) -> None:
         for key in keys:
@@ -58,6 +45,23 @@ class MemoryStore:
 
     async def close(self) -> None:
         self._blocks.clear()
+
+
+async def read(
+    store: PayloadStore,
+    claim: Claim,
+    places: Mapping[str, Sequence[Place]],
+    columns: Sequence[str],
+    part: Cut | None = None,
+) -> RowBatch:
+    """Columns of a claim, from where they lie, or of every row only a part."""
+    keys = list(dict.fromkeys(key for at in places.values() for key, _ in at))
+    return RowBatch(claim.rows, assemble(places, await store.get(keys, columns, part)))
+
+
+def cut(block: Mapping[str, Ragged], part: Cut) -> dict[str, Ragged]:
+    """A part of every row of a block."""
+    return {name: column.cut(part) for name, column in block.items()}
 
 
 def assemble(places: Mapping[str, Sequence[Place]], blocks: Blocks) -> dict[str, Ragged]:

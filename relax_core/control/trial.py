@@ -12,6 +12,7 @@ from relax_core.api.bus import BusSettings, Issue
 from relax_core.api.clock import SystemClock
 from relax_core.api.version import Version
 from relax_core.bus.in_process import InProcessBus
+from relax_core.bus.opening import open_bus
 from relax_core.control.prepare import Source, launch_of
 from relax_core.rollout.producer import Producer
 from relax_core.rollout.sample_record import records
@@ -28,7 +29,7 @@ async def trial(sources: Sequence[Source], overrides: Sequence[str], num_tasks: 
         launch, catalogue = launch_of(sources, overrides, directory)
         workers = LocalWorkers(launch.plugin_files, launch.resolved, None, clock)
         group_size = int(launch.config["rollout"]["group_size"])
-        bus = await InProcessBus().open(BusSettings(group_size, num_tasks, 0), directory, Version("actor", 0, 0))
+        bus = await open_bus(InProcessBus(), BusSettings(group_size, num_tasks, 0), directory, Version("actor", 0, 0))
         context = RoleContext(
             "rollout", launch, catalogue, bus, WeightBoard(clock), BoardService(clock), workers, workers, clock, 0
         )

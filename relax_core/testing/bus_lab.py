@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from relax_core.api.batch import AttemptId, Ragged, RowBatch, RowId
-from relax_core.api.bus import Bus, BusComponent, BusSettings, Claim, ClaimRequest, Issue, Sealed
+from relax_core.api.bus import Bus, BusSettings, Claim, ClaimRequest, Issue, Sealed
 from relax_core.api.outcome import Outcome
 from relax_core.api.version import Version
 
@@ -26,6 +26,7 @@ SETTINGS = BusSettings(group_size=2, groups_per_step=2, max_staleness=1, columns
 
 
 Scenario = Callable[["Lab"], Awaitable[Any]]
+Open = Callable[[BusSettings, str, Version], Awaitable[Bus]]
 
 
 @dataclass(slots=True)
@@ -117,13 +118,11 @@ def _found(claim: Claim | None) -> Claim:
     return claim
 
 
-def run_on(
-    component: BusComponent, directory: str, scenario: Scenario, version: Version, settings: dict[str, Any]
-) -> Any:
+def run_on(opens: Open, directory: str, scenario: Scenario, version: Version, settings: dict[str, Any]) -> Any:
     """A scenario on a bus that is opened over a directory, and closed after it."""
 
     async def main() -> Any:
-        bus = await component.open(dataclasses.replace(SETTINGS, **settings), directory, version)
+        bus = await opens(dataclasses.replace(SETTINGS, **settings), directory, version)
         try:
             return await scenario(Lab(bus))
         finally:

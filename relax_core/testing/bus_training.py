@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,7 +16,8 @@ from relax_core.api.bus import Account, BusComponent, ClaimRequest
 from relax_core.api.errors import StaleFence
 from relax_core.api.outcome import DropReason
 from relax_core.api.version import Version
-from relax_core.testing.bus_lab import FIRST, SHORT_S, START, Lab, Scenario, run_on
+from relax_core.bus.opening import open_bus
+from relax_core.testing.bus_lab import FIRST, SHORT_S, START, Lab, Open, Scenario, run_on
 from relax_core.testing.suite import Suite
 
 
@@ -25,9 +27,14 @@ class TrainingSuite(Suite):
     kind: ClassVar[str] = "bus"
 
     @classmethod
+    def opens(cls, component: BusComponent) -> Open:
+        """How the bus of a component is opened; another way where its roles are in other processes."""
+        return partial(open_bus, component)
+
+    @classmethod
     def exercise(cls, component: BusComponent) -> Any:
         with tempfile.TemporaryDirectory() as directory:
-            account = run_on(component, directory, _two_steps, START, {})
+            account = run_on(cls.opens(component), directory, _two_steps, START, {})
         return dataclasses.astuple(account)
 
     @pytest.fixture
@@ -35,7 +42,7 @@ class TrainingSuite(Suite):
         """Runs a scenario on a bus that is opened over one directory, and closed after it."""
 
         def run(scenario: Scenario, version: Version = START, **settings: Any) -> Any:
-            return run_on(made, str(tmp_path), scenario, version, settings)
+            return run_on(self.opens(made), str(tmp_path), scenario, version, settings)
 
         return run
 

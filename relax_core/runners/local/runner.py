@@ -13,6 +13,7 @@ from relax_core.api.clock import Clock, SystemClock
 from relax_core.api.role import Role
 from relax_core.api.status import Board
 from relax_core.api.trainer import Chosen
+from relax_core.bus.opening import open_bus
 from relax_core.plugins.catalogue import Catalogue
 from relax_core.runners.board import BoardService
 from relax_core.runners.bus_settings import bus_settings, starting_version
@@ -20,6 +21,7 @@ from relax_core.runners.context import RoleContext
 from relax_core.runners.launch import Launch, RoleEnd, launch_component
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.runners.role_runner import run_role
+from relax_core.runners.turns import TurnBoard
 from relax_core.weights.service import WeightBoard
 
 
@@ -32,6 +34,7 @@ class LocalRunner:
         self._catalogue, self._clock = catalogue, clock or SystemClock()
         self.board: Board = BoardService(self._clock)
         self._weights = WeightBoard(self._clock)
+        self._turns = TurnBoard(self._clock)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ended: asyncio.Queue[RoleEnd] = asyncio.Queue()
         self._workers: LocalWorkers | None = None
@@ -52,7 +55,7 @@ class LocalRunner:
         config = self._catalogue.build(launch_component(launch, "bus"))
         if not isinstance(config, BusComponent):
             raise TypeError(f"[bus] names {type(config).__name__}, which is no bus")
-        self.bus = await config.open(bus_settings(launch), launch.run_dir, starting_version(launch))
+        self.bus = await open_bus(config, bus_settings(launch), launch.run_dir, starting_version(launch), self._clock)
         self._open = True
 
     async def _run(self, role: Role, launch: Launch) -> None:
@@ -69,6 +72,7 @@ class LocalRunner:
                 workers,
                 self._clock,
                 incarnation,
+                self._turns,
             )
 
         try:

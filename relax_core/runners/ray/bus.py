@@ -1,25 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Ray bus: metadata and ledger in the run's hub, payloads in storage actors that clients reach directly."""
+"""The Ray bus keeps payloads in storage actors; and how a role in another process reaches any bus, through the run's hub."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from pydantic import PositiveInt
 
-from relax_core.api.batch import AttemptId, Ragged, RowBatch, RowId
-from relax_core.api.bus import Account, Bus, BusComponent, BusSettings, Claim, ClaimRequest, Issue, Registration, Sealed
-from relax_core.api.clock import SystemClock
+from relax_core.api.batch import AttemptId, Cut, Ragged, RowBatch, RowId
+from relax_core.api.bus import Account, BusComponent, Claim, ClaimRequest, Issue, PayloadStore, Registration, Sealed
 from relax_core.api.errors import StaleFence
 from relax_core.api.options import Options
 from relax_core.api.outcome import DropReason
 from relax_core.api.version import Version
-from relax_core.bus.checks import check_columns
-from relax_core.bus.in_process import restored
-from relax_core.bus.service import BusService
-from relax_core.bus.store import assemble
+from relax_core.bus.checks import check_columns, check_cut
+from relax_core.bus.store import read
 from relax_core.runners.ray.remote import Remote
 from relax_core.runners.ray.storage import RemoteStore, StorageActor
 
@@ -34,16 +30,17 @@ class RayBusOptions(Options):
 class RayBus(BusComponent[RayBusOptions]):
     """Opened inside the hub; its storage actors belong to the hub, not to any role."""
 
-    async def open(self, settings: BusSettings, directory: str, version: Version) -> Bus:
-        queue, _, journal = await asyncio.to_thread(restored, settings, directory, version)
-        self.storages = [StorageActor.remote() for _ in range(self.options.storages)]  # type: ignore[attr-defined]
-        return BusService(queue, RemoteStore(self.storages), journal, SystemClock())
+    async def open_store(self) -> PayloadStore:
+        return RemoteStore([StorageActor.remote() for _ in range(self.options.storages)])  # type: ignore[attr-defined]
 
 
 class BusClient:
-    """`api.bus.Bus` for a role in another process: small calls to the hub, payloads straight to their storage."""
+    """`api.bus.Bus` for a role in another process: small calls to the hub, payloads straight to a store that is shared.
 
-    def __init__(self, hub: Remote, store: RemoteStore) -> None:
+    Those of a store that is not go through the hub too.
+    """
+
+    def __init__(self, hub: Remote, store: PayloadStore | None) -> None:
         self._hub, self._store = hub, store
 
     async def register(self, role: str) -> Registration:
@@ -56,6 +53,8 @@ class BusClient:
         await self._hub.call("serves", holder, version)
 
     async def put(self, batch: RowBatch, sealed: Sequence[Sealed], wait_s: float) -> bool:
+        if self._store is None:
+            return cast(bool, await self._hub.call("put", batch, sealed, wait_s))
         size, names = batch.size_bytes, tuple(batch.columns)
         key = await self._hub.call("begin_put", batch.ids, size, sealed, wait_s)
         if key is None:
@@ -75,11 +74,20 @@ class BusClient:
         return cast(Claim | None, await self._hub.call("claim", request, wait_s))
 
     async def read(self, claim: Claim, columns: Sequence[str]) -> RowBatch:
-        places = await self._hub.call("locate", claim, columns)
-        keys = dict.fromkeys(key for at in places.values() for key, _ in at)
-        return RowBatch(claim.rows, assemble(places, await self._store.get(list(keys), columns)))
+        if self._store is None:
+            return cast(RowBatch, await self._hub.call("read", claim, columns))
+        return await read(self._store, claim, await self._hub.call("locate", claim, columns), columns)
+
+    async def read_slice(self, claim: Claim, columns: Sequence[str], part: Cut) -> RowBatch:
+        if self._store is None:
+            return cast(RowBatch, await self._hub.call("read_slice", claim, columns, part))
+        check_cut(part)
+        return await read(self._store, claim, await self._hub.call("locate", claim, columns), columns, part)
 
     async def write(self, claim: Claim, columns: Mapping[str, Ragged], version: Version | None = None) -> None:
+        if self._store is None:
+            await self._hub.call("write", claim, columns, version)
+            return
         check_columns(claim, columns)
         key = await self._hub.call("begin_write", claim)
         await self._store.put(key, columns)
@@ -108,8 +116,10 @@ class BusClient:
     async def rollback(self, step: int) -> Version:
         return cast(Version, await self._hub.call("rollback", step))
 
-    async def report_held(self, holder: str, attempts: frozenset[AttemptId], admitted: int) -> frozenset[AttemptId]:
-        return cast(frozenset[AttemptId], await self._hub.call("report_held", holder, attempts, admitted))
+    async def report_held(
+        self, holder: str, attempts: frozenset[AttemptId], admitted: int, given_up: Mapping[AttemptId, int] | None = None
+    ) -> frozenset[AttemptId]:
+        return cast(frozenset[AttemptId], await self._hub.call("report_held", holder, attempts, admitted, given_up))
 
     async def account(self) -> Account:
         return cast(Account, await self._hub.call("account"))

@@ -14,12 +14,13 @@ from typing import Any, cast
 
 import ray
 
-from relax_core.api.bus import BusComponent, BusSettings
+from relax_core.api.bus import BusComponent, BusSettings, PayloadStore
 from relax_core.api.clock import SystemClock
 from relax_core.api.errors import WorkerDied
 from relax_core.api.events import RoleFailed
 from relax_core.api.role import Role
 from relax_core.api.version import Version
+from relax_core.bus.opening import open_bus
 from relax_core.plugins.catalogue import Catalogue
 from relax_core.runners.board import BoardService
 from relax_core.runners.bus_settings import bus_settings, starting_version
@@ -28,6 +29,7 @@ from relax_core.runners.launch import Launch, launch_component
 from relax_core.runners.ray.answer import answered
 from relax_core.runners.ray.cluster import NAMESPACE
 from relax_core.runners.ray.presence import Presence
+from relax_core.runners.turns import TurnBoard
 from relax_core.weights.service import WeightBoard
 
 CONCURRENCY = 1000
@@ -42,7 +44,8 @@ class Part:
     """What a replica needs to play its role."""
 
     launch: Launch
-    storages: list[Any]
+    store: PayloadStore | None
+    """That of the bus, where the replica reaches it by itself."""
     without_s: float | None
     """How long the role was without a replica; None for its first one."""
 
@@ -67,26 +70,26 @@ class Hub:
         """The bus alone; what `open` does of it."""
         return await answered(self._open_bus(component, settings, directory, version))
 
-    async def _open(self, launch: Launch) -> list[Any]:
+    async def _open(self, launch: Launch) -> PayloadStore | None:
         catalogue = Catalogue.load(launch.plugin_files)
         component = cast(BusComponent, catalogue.build(launch_component(launch, "bus")))
         self._launch = launch
-        self._storages = await self._open_bus(component, bus_settings(launch), launch.run_dir, starting_version(launch))
+        self._store = await self._open_bus(component, bus_settings(launch), launch.run_dir, starting_version(launch))
         self._clock = SystemClock()
-        self._board = BoardService(self._clock)
-        self._services |= {"board": self._board, "weights": WeightBoard(self._clock)}
+        self._board, self._turns = BoardService(self._clock), TurnBoard(self._clock)
+        self._services |= {"board": self._board, "weights": WeightBoard(self._clock), "turns": self._turns}
         self._ends: list[tuple[str, Failure | None]] = []
         self._presence = Presence({role: _stateless(catalogue, role) for role in launch.plan.roles})
         self._entered = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        return self._storages
+        return self._store
 
     async def _open_bus(
         self, component: BusComponent, settings: BusSettings, directory: str, version: Version
-    ) -> list[Any]:
-        self._bus = await component.open(settings, directory, version)
+    ) -> PayloadStore | None:
+        self._bus = await open_bus(component, settings, directory, version)
         self._services: dict[str, Any] = {"bus": self._bus}
-        return list(getattr(component, "storages", ()))
+        return self._bus.store if self._bus.store.shared else None
 
     async def call(self, service: str, method: str, args: tuple[Any, ...]) -> Any:
         return await answered(getattr(self._services[service], method)(*args))
@@ -105,7 +108,7 @@ class Hub:
         since = self._presence.enter(role, pid, now)
         self._entered.set()
         self._own(self._watch(role, replica, pid))
-        return Part(self._launch, self._storages, None if since is None else now - since)
+        return Part(self._launch, self._store, None if since is None else now - since)
 
     async def gathered(self) -> None:
         """Returns when every role is played."""
@@ -139,6 +142,7 @@ class Hub:
         loss = self._presence.lost(role, pid, now)
         if loss is None:
             return
+        await self._turns.gone(role)
         await self._board.emit(RoleFailed(role, loss.reason, WorkerDied.exit_code, loss.fatal))
         if loss.fatal:
             await self.end_role(role, Failure(WorkerDied.__name__, loss.reason))

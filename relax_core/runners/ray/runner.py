@@ -25,7 +25,6 @@ from relax_core.runners.ray.cluster import NAMESPACE, Cluster
 from relax_core.runners.ray.hub import CONCURRENCY, Hub, hub_name
 from relax_core.runners.ray.remote import BoardClient, Remote
 from relax_core.runners.ray.shell import app_name, deployment
-from relax_core.runners.ray.storage import RemoteStore
 
 OPEN_S = 120.0
 CLOSE_S = 20.0
@@ -53,8 +52,8 @@ class RayRunner:
         self._hub = Hub.options(  # type: ignore[attr-defined]
             name=hub_name(launch.run_id), namespace=NAMESPACE, max_concurrency=CONCURRENCY
         ).remote()
-        storages = await asked(self._hub.open.remote(launch), "hub", "open", OPEN_S)
-        self.bus = BusClient(Remote(self._hub, "bus"), RemoteStore(storages))
+        store = await asked(self._hub.open.remote(launch), "hub", "open", OPEN_S)
+        self.bus = BusClient(Remote(self._hub, "bus"), store)
         self.board = BoardClient(Remote(self._hub, "board"))
         await asyncio.to_thread(self._deploy, launch)
         await asked(self._hub.gathered.remote(), "runner", "every role's process to start", OPEN_S)

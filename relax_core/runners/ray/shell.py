@@ -27,8 +27,7 @@ from relax_core.runners.local.workers import LocalWorkers
 from relax_core.runners.ray.bus import BusClient
 from relax_core.runners.ray.hub import Part, find_hub
 from relax_core.runners.ray.pulse import Pulse
-from relax_core.runners.ray.remote import BoardClient, Remote, WeightClient
-from relax_core.runners.ray.storage import RemoteStore
+from relax_core.runners.ray.remote import BoardClient, Remote, TurnServiceClient, WeightClient
 from relax_core.runners.ray.workers import RayWorkers
 from relax_core.runners.role_runner import run_role
 from relax_core.weights.location import sweep
@@ -107,14 +106,15 @@ class RoleShell:
         catalogue = Catalogue.load(launch.plugin_files)
         catalogue.verify(launch.resolved)
         role = cast(Role, catalogue.build(Chosen("role", self._role)))
-        bus = BusClient(Remote(hub, "bus"), RemoteStore(part.storages))
+        bus = BusClient(Remote(hub, "bus"), part.store)
         weights, board = WeightClient(Remote(hub, "weights")), BoardClient(Remote(hub, "board"))
+        turns = TurnServiceClient(Remote(hub, "turns"))
         children = LocalWorkers(launch.plugin_files, launch.resolved, Path(launch.run_dir) / "logs", self._clock)
 
         def context(incarnation: int) -> RoleContext:
             workers = RayWorkers(launch, incarnation)
             return RoleContext(
-                self._role, launch, catalogue, bus, weights, board, workers, children, self._clock, incarnation
+                self._role, launch, catalogue, bus, weights, board, workers, children, self._clock, incarnation, turns
             )
 
         try:

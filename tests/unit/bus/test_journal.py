@@ -15,6 +15,7 @@ from relax_core.api.outcome import DropReason
 from relax_core.api.version import Version
 from relax_core.bus.in_process import InProcessBus
 from relax_core.bus.journal import Journal
+from relax_core.bus.opening import open_bus
 from relax_core.bus.queue import TransferQueue
 from relax_core.bus.records import Ended, Issued, Pending, Registered, Remembered, Stepped, Trained
 from relax_core.bus.service import BusService
@@ -133,7 +134,7 @@ def test_others_may_read_while_it_is_written(tmp_path):
 
 
 async def test_an_issue_is_durable_before_anybody_learns_of_it(tmp_path):
-    bus = await InProcessBus().open(SETTINGS, str(tmp_path), START)
+    bus = await open_bus(InProcessBus(), SETTINGS, str(tmp_path), START)
     issues = await bus.admit("rollout", START, 3, 1.0)
     reader = sqlite3.connect(f"file:{tmp_path}/ledger.db?mode=ro", uri=True)
     assert reader.execute("SELECT number FROM groups").fetchall() == [(issue.group,) for issue in issues]
@@ -141,7 +142,7 @@ async def test_an_issue_is_durable_before_anybody_learns_of_it(tmp_path):
 
 
 async def test_a_commit_of_a_step_is_durable_when_it_returns(tmp_path):
-    bus = await InProcessBus().open(SETTINGS, str(tmp_path), START)
+    bus = await open_bus(InProcessBus(), SETTINGS, str(tmp_path), START)
     assert await bus.trained([], 0) == Version("actor", 0, 1)
     reader = sqlite3.connect(f"file:{tmp_path}/ledger.db?mode=ro", uri=True)
     assert reader.execute("SELECT step, incarnation FROM steps").fetchall() == [(1, 0)]

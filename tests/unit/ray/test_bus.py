@@ -17,7 +17,7 @@ from relax_core.api.bus import Bus, BusComponent, BusSettings
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.version import Version
 from relax_core.testing.bus import BusSuite
-from relax_core.testing.bus_lab import SETTINGS, START, Lab, Scenario, run_on
+from relax_core.testing.bus_lab import SETTINGS, START, Lab, Open, Scenario, run_on
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(60)]
 
@@ -33,8 +33,8 @@ class OnCluster:
 
         self.hub = self.hub or _hub()
         opening = self.hub.open_bus.remote(self._component, settings, directory, version)
-        self.storages = await asked(opening, "hub", "open_bus", 60.0)
-        return _Owned(self.hub, self.storages, self._ours)
+        self.store = await asked(opening, "hub", "open_bus", 60.0)
+        return _Owned(self.hub, self.store, self._ours)
 
 
 def _hub() -> Any:
@@ -43,19 +43,18 @@ def _hub() -> Any:
     return Hub.options(max_concurrency=CONCURRENCY).remote()
 
 
-def _client(hub: Any, storages: list[Any]) -> Any:
+def _client(hub: Any, store: Any) -> Any:
     from relax_core.runners.ray.bus import BusClient
     from relax_core.runners.ray.remote import Remote
-    from relax_core.runners.ray.storage import RemoteStore
 
-    return BusClient(Remote(hub, "bus"), RemoteStore(storages))
+    return BusClient(Remote(hub, "bus"), store)
 
 
 class _Owned:
     """A client that closes what it opened."""
 
-    def __init__(self, hub: Any, storages: list[Any], ends_hub: bool) -> None:
-        self._hub, self._client, self._ends_hub = hub, _client(hub, storages), ends_hub
+    def __init__(self, hub: Any, store: Any, ends_hub: bool) -> None:
+        self._hub, self._client, self._ends_hub = hub, _client(hub, store), ends_hub
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
@@ -79,12 +78,16 @@ class TestRay(BusSuite):
         """Before anything of the suite."""
 
     @classmethod
+    def opens(cls, component: BusComponent) -> Open:
+        return OnCluster(component).open
+
+    @classmethod
     def exercise(cls, component: BusComponent) -> Any:
         import ray
 
         ray.init(namespace="relax", log_to_driver=False)
         try:
-            return super().exercise(OnCluster(component))  # type: ignore[arg-type]
+            return super().exercise(component)
         finally:
             ray.shutdown()
 
@@ -100,7 +103,7 @@ class TestRay(BusSuite):
     @pytest.fixture
     def on_bus(self, made: BusComponent, hub: Any, tmp_path: Path) -> Callable[..., Any]:
         def run(scenario: Scenario, version: Version = START, **settings: Any) -> Any:
-            return run_on(OnCluster(made, hub), str(tmp_path), scenario, version, settings)  # type: ignore[arg-type]
+            return run_on(OnCluster(made, hub).open, str(tmp_path), scenario, version, settings)
 
         return run
 
@@ -109,11 +112,11 @@ class TestRay(BusSuite):
 
 
 def test_a_row_outlives_the_process_that_wrote_it(joined: None, tmp_path: Path) -> None:
-    async def scenario(bus: Any, hub: Any, storages: list[Any]) -> None:
+    async def scenario(bus: Any, hub: Any, store: Any) -> None:
         import ray
 
         writer = _writer()
-        os.kill(await writer.write.remote(hub, storages), signal.SIGKILL)
+        os.kill(await writer.write.remote(hub, store), signal.SIGKILL)
         with pytest.raises(ray.exceptions.ActorDiedError):
             await writer.rest.remote()
         claim = await Lab(bus).claim()
@@ -124,13 +127,13 @@ def test_a_row_outlives_the_process_that_wrote_it(joined: None, tmp_path: Path) 
 
 
 def test_rows_lost_with_their_storage_are_an_error_and_no_wait(joined: None, tmp_path: Path) -> None:
-    async def scenario(bus: Any, hub: Any, storages: list[Any]) -> None:
+    async def scenario(bus: Any, hub: Any, store: Any) -> None:
         import ray
 
         lab = Lab(bus)
         await lab.produce(1)
         claim = await lab.claim()
-        ray.kill(storages[0])
+        ray.kill(store._actors[0])
         async with asyncio.timeout(20):
             with pytest.raises(InfrastructureError, match="bus storage"):
                 await bus.read(claim, ("tokens",))
@@ -142,7 +145,7 @@ def test_rows_lost_with_their_storage_are_an_error_and_no_wait(joined: None, tmp
 
 
 def test_a_dead_hub_is_an_error_and_no_wait(joined: None, tmp_path: Path) -> None:
-    async def scenario(bus: Any, hub: Any, storages: list[Any]) -> None:
+    async def scenario(bus: Any, hub: Any, store: Any) -> None:
         import ray
 
         waiting = asyncio.create_task(Lab(bus).nothing_for("advantages"))
@@ -156,7 +159,7 @@ def test_a_dead_hub_is_an_error_and_no_wait(joined: None, tmp_path: Path) -> Non
 
 
 def test_large_columns_come_back_bit_for_bit(joined: None, tmp_path: Path) -> None:
-    async def scenario(bus: Any, hub: Any, storages: list[Any]) -> None:
+    async def scenario(bus: Any, hub: Any, store: Any) -> None:
         from relax_core.api.batch import Ragged
 
         lab = Lab(bus)
@@ -171,15 +174,15 @@ def test_large_columns_come_back_bit_for_bit(joined: None, tmp_path: Path) -> No
     _with_bus(tmp_path, scenario)
 
 
-def _with_bus(directory: Path, scenario: Callable[[Any, Any, list[Any]], Awaitable[None]], closes: bool = True) -> None:
-    """A scenario that is given the bus, the hub and the storage actors."""
+def _with_bus(directory: Path, scenario: Callable[[Any, Any, Any], Awaitable[None]], closes: bool = True) -> None:
+    """A scenario that is given the bus, the hub and its payload store."""
     from relax_core.runners.ray.bus import RayBus
 
     async def main() -> None:
         component = OnCluster(RayBus())
         bus = await component.open(SETTINGS, str(directory), START)
         try:
-            await scenario(bus, component.hub, component.storages)
+            await scenario(bus, component.hub, component.store)
         finally:
             if closes:
                 await bus.close()
@@ -193,8 +196,8 @@ def _writer() -> Any:
 
     @ray.remote(num_cpus=0, max_restarts=0)
     class Writer:
-        async def write(self, hub: Any, storages: list[Any]) -> int:
-            await Lab(_client(hub, storages)).produce(1)
+        async def write(self, hub: Any, store: Any) -> int:
+            await Lab(_client(hub, store)).produce(1)
             return os.getpid()
 
         async def rest(self) -> None:

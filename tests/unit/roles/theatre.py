@@ -22,6 +22,7 @@ from relax_core.api.trainer import Chosen
 from relax_core.api.version import Version
 from relax_core.api.worker import WorkerSpec
 from relax_core.bus.in_process import InProcessBus
+from relax_core.bus.opening import open_bus
 from relax_core.control.planner import plan
 from relax_core.options.composition import compose
 from relax_core.plugins.catalogue import Catalogue
@@ -170,9 +171,7 @@ class Theatre:
 
     async def _perform(self, happenings: Sequence[Happening]) -> Performance:
         launch, clock = self._launch, self.clock
-        opener = InProcessBus()
-        opener.clock = clock
-        self.bus = await opener.open(bus_settings(launch), launch.run_dir, Version("actor", 0, 0))
+        self.bus = await open_bus(InProcessBus(), bus_settings(launch), launch.run_dir, Version("actor", 0, 0), clock)
         self.board, weights, self.workers = BoardService(clock), WeightBoard(clock), Puppeteer(self.catalogue)
 
         def context(role: str) -> Callable[[int], RoleContext]:

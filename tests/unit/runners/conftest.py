@@ -11,6 +11,7 @@ import pytest
 
 from relax_core.api.version import Version
 from relax_core.bus.in_process import InProcessBus
+from relax_core.bus.opening import open_bus
 from relax_core.control.planner import plan
 from relax_core.options.composition import compose
 from relax_core.plugins.catalogue import Catalogue
@@ -40,9 +41,7 @@ def backstage(tmp_path: Path, catalogue: Catalogue) -> Backstage:
 
     async def open_(role: str) -> tuple[BoardService, MakeContext]:
         clock = VirtualClock()
-        opener = InProcessBus()
-        opener.clock = clock
-        bus = await opener.open(bus_settings(launch), launch.run_dir, Version("actor", 0, 0))
+        bus = await open_bus(InProcessBus(), bus_settings(launch), launch.run_dir, Version("actor", 0, 0), clock)
         board, nobody = BoardService(clock), Any
         return board, lambda incarnation: RoleContext(
             role, launch, catalogue, bus, WeightBoard(clock), board, nobody, nobody, clock, incarnation

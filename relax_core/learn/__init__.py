@@ -11,21 +11,50 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _HOME = {
-    "advantages": ("group_mean", "group_mean_std"),
+    "advantages": (
+        "group_mean",
+        "group_mean_relative",
+        "group_mean_std",
+        "informative",
+        "leave_one_out",
+        "length_weighted_baseline",
+        "per_reward",
+        "whiten",
+    ),
+    "aggregation": ("aggregate", "per_trajectory"),
     "counts": ("count",),
     "gradient": ("rows_with_gradient",),
     "groups": ("Grouping",),
-    "kl": ("kl_k1", "kl_k2", "kl_k3"),
+    "kl": ("kl_k1", "kl_k2", "kl_k3", "kl_unbiased", "less_divergence"),
     "lag": ("check_lag",),
     "metrics": ("mean", "merge_metrics"),
+    "off_policy": (
+        "importance_ratio",
+        "importance_weight",
+        "mask_outside",
+        "off_policy_sequence_mask",
+        "truncate",
+        "within",
+    ),
     "outputs": ("Outputs",),
     "packed": ("PackedBatch",),
     "plan": ("plan_micro_batches",),
+    "policy_gradient": ("PolicyGradient", "PolicyGradientOptions", "Surrogate"),
     "ratio": ("log_ratio",),
     "reduction": ("Denominators", "reduce"),
+    "returns": ("at_last_token", "gae", "reward_to_go", "turn_returns"),
     "schedule": ("SCHEDULES", "lr_factor"),
     "score": ("score_tokens",),
-    "surrogate": ("clipped", "clipped_surrogate"),
+    "shaping": ("overlong_penalty",),
+    "surrogate": (
+        "binary_divergence",
+        "clipped",
+        "clipped_surrogate",
+        "clipped_weight",
+        "moves_away",
+        "reinforce",
+        "soft_gate",
+    ),
 }
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
 
@@ -44,24 +73,53 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     from relax_core.learn.advantages import group_mean as group_mean
+    from relax_core.learn.advantages import group_mean_relative as group_mean_relative
     from relax_core.learn.advantages import group_mean_std as group_mean_std
+    from relax_core.learn.advantages import informative as informative
+    from relax_core.learn.advantages import leave_one_out as leave_one_out
+    from relax_core.learn.advantages import length_weighted_baseline as length_weighted_baseline
+    from relax_core.learn.advantages import per_reward as per_reward
+    from relax_core.learn.advantages import whiten as whiten
+    from relax_core.learn.aggregation import aggregate as aggregate
+    from relax_core.learn.aggregation import per_trajectory as per_trajectory
     from relax_core.learn.counts import count as count
     from relax_core.learn.gradient import rows_with_gradient as rows_with_gradient
     from relax_core.learn.groups import Grouping as Grouping
     from relax_core.learn.kl import kl_k1 as kl_k1
     from relax_core.learn.kl import kl_k2 as kl_k2
     from relax_core.learn.kl import kl_k3 as kl_k3
+    from relax_core.learn.kl import kl_unbiased as kl_unbiased
+    from relax_core.learn.kl import less_divergence as less_divergence
     from relax_core.learn.lag import check_lag as check_lag
     from relax_core.learn.metrics import mean as mean
     from relax_core.learn.metrics import merge_metrics as merge_metrics
+    from relax_core.learn.off_policy import importance_ratio as importance_ratio
+    from relax_core.learn.off_policy import importance_weight as importance_weight
+    from relax_core.learn.off_policy import mask_outside as mask_outside
+    from relax_core.learn.off_policy import off_policy_sequence_mask as off_policy_sequence_mask
+    from relax_core.learn.off_policy import truncate as truncate
+    from relax_core.learn.off_policy import within as within
     from relax_core.learn.outputs import Outputs as Outputs
     from relax_core.learn.packed import PackedBatch as PackedBatch
     from relax_core.learn.plan import plan_micro_batches as plan_micro_batches
+    from relax_core.learn.policy_gradient import PolicyGradient as PolicyGradient
+    from relax_core.learn.policy_gradient import PolicyGradientOptions as PolicyGradientOptions
+    from relax_core.learn.policy_gradient import Surrogate as Surrogate
     from relax_core.learn.ratio import log_ratio as log_ratio
     from relax_core.learn.reduction import Denominators as Denominators
     from relax_core.learn.reduction import reduce as reduce
+    from relax_core.learn.returns import at_last_token as at_last_token
+    from relax_core.learn.returns import gae as gae
+    from relax_core.learn.returns import reward_to_go as reward_to_go
+    from relax_core.learn.returns import turn_returns as turn_returns
     from relax_core.learn.schedule import SCHEDULES as SCHEDULES
     from relax_core.learn.schedule import lr_factor as lr_factor
     from relax_core.learn.score import score_tokens as score_tokens
+    from relax_core.learn.shaping import overlong_penalty as overlong_penalty
+    from relax_core.learn.surrogate import binary_divergence as binary_divergence
     from relax_core.learn.surrogate import clipped as clipped
     from relax_core.learn.surrogate import clipped_surrogate as clipped_surrogate
+    from relax_core.learn.surrogate import clipped_weight as clipped_weight
+    from relax_core.learn.surrogate import moves_away as moves_away
+    from relax_core.learn.surrogate import reinforce as reinforce
+    from relax_core.learn.surrogate import soft_gate as soft_gate

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clipped surrogate of PPO (arXiv 1707.06347, eq. 7) as a loss to minimise, with separate bounds and dual clip."""
+"""Surrogate objectives as losses to minimise, [tokens] each; `ratio` is that of policy and anchor."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ import torch
 from torch import Tensor
 
 
+def reinforce(log_probs: Tensor, advantages: Tensor) -> Tensor:
+    """`-A log p` (Williams 1992)."""
+    return -advantages * log_probs
+
+
 def clipped_surrogate(
     ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float = 0.0
 ) -> Tensor:
-    """`-min(ratio A, clip(ratio, 1 - low, 1 + high) A)`; `dual_clip` > 1 bounds it by `-c A` where A < 0."""
+    """`-min(ratio A, clip(ratio, 1 - low, 1 + high) A)` (PPO, arXiv 1707.06347, eq. 7); `dual_clip` > 1 bounds it by
+    `-c A` where A < 0 (Ye et al., arXiv 1912.09729, eq. 5)."""
     inside = ratio.clamp(1 - clip_low, 1 + clip_high)
     objective = torch.minimum(ratio * advantages, inside * advantages)
     if dual_clip:
@@ -21,3 +27,35 @@ def clipped_surrogate(
 def clipped(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
     """[tokens] bool: where the bound is active, so that the token has no gradient."""
     return ((ratio < 1 - clip_low) & (advantages < 0)) | ((ratio > 1 + clip_high) & (advantages > 0))
+
+
+def clipped_weight(log_probs: Tensor, ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
+    """`-sg(clip(ratio, 1 - low, 1 + high)) A log p`: the weight is bounded, every token keeps a gradient (CISPO, MiniMax-M1,
+    arXiv 2506.13585, eq. 4 and 5)."""
+    return -ratio.detach().clamp(1 - clip_low, 1 + clip_high) * advantages * log_probs
+
+
+def soft_gate(ratio: Tensor, advantages: Tensor, tau_positive: float, tau_negative: float) -> Tensor:
+    """`-4 / tau sigmoid(tau (ratio - 1)) A`, tau by the sign of A: its slope is A at ratio 1 and fades on both sides (SAPO,
+    arXiv 2511.20347)."""
+    tau = torch.where(advantages > 0, tau_positive, tau_negative)
+    return -torch.sigmoid(tau * (ratio - 1)) * (4 / tau) * advantages
+
+
+def binary_divergence(log_probs: Tensor, anchor: Tensor, kind: str = "tv") -> Tensor:
+    """Divergence of the two-point distributions (this token, any other) from the anchor's: total variation `|q - p|`, or
+    `kl`(anchor || policy); a lower bound of the whole distributions' (DPPO, arXiv 2602.04879). Without gradient."""
+    p, q = log_probs.detach().exp(), anchor.exp()
+    if kind == "tv":
+        return (q - p).abs()
+    rest_p, rest_q = (1 - p).clamp(min=TINY), (1 - q).clamp(min=TINY)
+    return q * (anchor - log_probs.detach()) + rest_q * (rest_q / rest_p).log()
+
+
+def moves_away(ratio: Tensor, advantages: Tensor) -> Tensor:
+    """[tokens] bool: a step for this token would take the policy further from the anchor."""
+    return ((ratio > 1) & (advantages > 0)) | ((ratio < 1) & (advantages < 0))
+
+
+TINY = 1e-8
+"""Least probability of all other tokens together: keeps the divergence of a certain token finite."""

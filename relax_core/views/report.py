@@ -23,7 +23,7 @@ from relax_core.views.why import seconds
 SHOWN = 6
 """Transcripts a chapter."""
 _CHARTS = (
-    "length/mean", "lag/mean", "policy/entropy", "policy/kl", "train/loss", "train/grad_norm",
+    "length/mean", "lag/mean", "policy/entropy", "policy/ref_kl", "policy/importance_clipped", "train/loss", "train/grad_norm",
     "train/rollout_log_prob_diff", "tokens/per_s", "time/step_s", "time/wait_rows_s",
 )  # fmt: skip
 _LAG = "lag/samples/"

@@ -19,7 +19,7 @@ def reference():
 
 @pytest.fixture(scope="session")
 def draw_rows(reference):
-    """Rows of groups of 3 with old and reference log-probs near the policy's, some beyond the clip range."""
+    """Rows of groups of 3 with old, rollout and reference log-probs near the policy's, some beyond the bounds."""
 
     def draw(seed, *, groups=2, vocab=5, temperature=1.0):
         source = random.Random(seed)
@@ -38,6 +38,7 @@ def draw_rows(reference):
                     "mask": mask,
                     "old": [x + source.gauss(0, 0.3) for x in exact],
                     "ref": [x + source.gauss(0, 0.5) for x in exact],
+                    "rollout": [x + source.gauss(0, 0.6) for x in exact],
                     "advantage": advantage,
                 }
             )

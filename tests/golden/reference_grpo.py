@@ -2,7 +2,7 @@
 """GRPO in plain Python loops over floats, from arXiv 2402.03300: the judge of the real one. It imports nothing of ours.
 
 A row is a dict: `logits` [tokens][vocab] (of the distribution that token t was drawn from), `tokens`, `mask`,
-`old` and `ref` log-probs [tokens], `advantage` (one number). Options are a dict with the names of `GRPOOptions`.
+`old`, `rollout` and `ref` log-probs [tokens], `advantage` (one number). Options are a dict with the names of `GRPOOptions`.
 """
 
 import math
@@ -62,6 +62,9 @@ def _token(row, t, options, temperature, share):
     clipped = min(max(ratio, 1 - options["clip_low"]), 1 + options["clip_high"])
     value = -min(ratio * advantage, clipped * advantage)
     by_log_prob = -ratio * advantage if ratio * advantage <= clipped * advantage else 0.0
+    if options.get("correction", "truncate") == "truncate":  # the decoupled objective, truncated at 2
+        weight = min(math.exp(row["old"][t] - row["rollout"][t]), 2.0)
+        value, by_log_prob = weight * value, weight * by_log_prob
 
     if options["kl_coef"]:  # eq. 4
         q_over_p = math.exp(row["ref"][t] - log_prob)

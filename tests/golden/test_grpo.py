@@ -28,6 +28,7 @@ def batch_of(rows, dtype=F64, indices=None, offset=0):
         "loss_mask": column("mask", np.uint8),
         "old_log_probs": column("old", dtype),
         "ref_log_probs": column("ref", dtype),
+        "rollout_log_probs": column("rollout", dtype),
         "advantages": Ragged.of([np.full(len(rows[i]["tokens"]), rows[i]["advantage"], dtype) for i in chosen]),
     }
     return RowBatch(ids, columns)
@@ -66,6 +67,7 @@ OPTIONS = st.fixed_dictionaries(
         "kl_coef": st.sampled_from([0.0, 0.04, 1.0]),
         "entropy_coef": st.sampled_from([0.0, 0.01]),
         "aggregation": st.sampled_from(["sequence", "token", "fixed"]),
+        "correction": st.sampled_from(["truncate", "none"]),
     }
 ).map(lambda options: {**options, "fixed_length": 7 if options["aggregation"] == "fixed" else 0})
 
@@ -114,10 +116,10 @@ def test_a_hand_worked_example():
     rows = [
         # ratio 1.5: clipped to 1.2 as A > 0, no gradient; ratio 1: gradient. Both with ref = policy: no divergence.
         {"logits": [[0, 0]] * 3, "tokens": [0, 0, 0], "mask": [0, 1, 1], "advantage": a,
-         "old": [0, lp - math.log(1.5), lp], "ref": [0, lp, lp]},
+         "old": [0, lp - math.log(1.5), lp], "ref": [0, lp, lp], "rollout": [0, lp - math.log(1.5), lp]},
         # ratio 1/2: below 0.8 with A < 0, so clipped to 0.8. ref = 2 x policy: k3 = 2 - ln 2 - 1 = 0.3068528.
         {"logits": [[0, 0]] * 2, "tokens": [0, 0], "mask": [0, 1], "advantage": -a,
-         "old": [0, lp + math.log(2)], "ref": [0, lp + math.log(2)]},
+         "old": [0, lp + math.log(2)], "ref": [0, lp + math.log(2)], "rollout": [0, lp + math.log(2)]},
     ]  # fmt: skip
     loss, gradient = run(rows, {"kl_coef": 0.1})
     # policy: -( (1.2 a + 1 a) / 2 - 0.8 a ) / 2 = -0.15 a = -0.1060659;  kl: 0.1 x (0 + 0.3068528) / 2 = 0.0153426
@@ -171,7 +173,7 @@ def test_what_stands_at_masked_positions_does_not_matter(draw_rows):
     for row in rows:
         for t, trained in enumerate(row["mask"]):
             if not trained:
-                row["old"][t] = row["ref"][t] = math.nan
+                row["old"][t] = row["ref"][t] = row["rollout"][t] = math.nan
                 row["logits"][t] = [math.inf] * len(row["logits"][t])
     poisoned, poisoned_gradient = run(rows, options)
     assert poisoned == loss
@@ -215,7 +217,9 @@ def test_fixed_length_is_refused_where_it_has_no_effect():
 
 def test_what_it_asks_for_follows_from_its_options():
     plain, full = GRPO(), GRPO(GRPOOptions(kl_coef=0.1, entropy_coef=0.1))
-    assert {column.name for column in plain.columns()} == {"advantages", "old_log_probs"}
-    assert {column.name for column in full.columns()} == {"advantages", "old_log_probs", "ref_log_probs"}
+    assert {column.name for column in plain.columns()} == {"advantages", "old_log_probs", "rollout_log_probs"}
+    assert {column.name for column in full.columns()} == {
+        "advantages", "old_log_probs", "ref_log_probs", "rollout_log_probs",
+    }  # fmt: skip
     assert {output.name for output in full.outputs()} == {"log_probs", "entropy"}
     assert plain.zero_advantage_skips and not full.zero_advantage_skips

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clipped IS-weight Policy Optimization (MiniMax-M1, arXiv 2506.13585, section 3.1).
+
+    J = E[ 1/(sum_i |o_i|) sum_i sum_t sg(w_it) A_i log p_it ]                                       (eq. 4)
+    w_it = clip(r_it, 1 - e_low, 1 + e_high),   A_i = (R_i - mean(R)) / std(R)                       (eq. 5)
+
+The weight is bounded, not the update: rare tokens that the ratio would leave out keep their gradient.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from relax_core import learn
+from relax_core.api import Groups, LossBatch, PolicyOutputs
+from relax_core.learn.policy_gradient import PolicyGradient, PolicyGradientOptions, Surrogate
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class CISPOOptions(PolicyGradientOptions):
+    """No lower bound, as in the paper; it gives no upper one, so that of ScaleRL (arXiv 2510.13786): a weight up to 5."""
+
+    clip_low: float = Field(1.0, gt=0.0, le=1.0)
+    """Lower bound of the weight is 1 - clip_low; 1 is none."""
+    clip_high: float = Field(4.0, gt=0.0)
+    """Upper bound of the weight is 1 + clip_high."""
+
+
+class CISPO(PolicyGradient[CISPOOptions]):
+    """REINFORCE with a bounded importance weight."""
+
+    paper = "arXiv 2506.13585"
+    min_group_size = 2
+
+    def credit(self, groups: Groups) -> Tensor:
+        """Normalised within the group."""
+        return learn.group_mean_std(groups.rewards, groups.valid)
+
+    def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
+        """Eq. 4 of each token."""
+        options, ratio = self.options, learn.log_ratio(batch, policy.log_probs.detach(), anchor).exp()
+        values = learn.clipped_weight(policy.log_probs, ratio, batch.advantages, options.clip_low, options.clip_high)
+        return Surrogate(values, (ratio < 1 - options.clip_low) | (ratio > 1 + options.clip_high))

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decoupled Clip and Dynamic sAmpling Policy Optimization (Yu et al., DAPO, arXiv 2503.14476, section 3).
+
+    J = E[ 1/(sum_i |o_i|) sum_i sum_t min(r_it A_i, clip(r_it, 1 - e_low, 1 + e_high) A_i) ]      (eq. 8)
+    A_i = (R_i - mean(R)) / std(R),   R_i = reward + R_length(o_i)                                  (eq. 9 and 13)
+
+The mean is over the tokens of the batch (eq. 12 writes one prompt; the authors' code does as here). Dynamic sampling, the
+constraint of eq. 11, is a filter of groups, not of this file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Self
+
+from pydantic import Field, model_validator
+
+from relax_core import learn
+from relax_core.api import Groups, LossBatch, PolicyOutputs
+from relax_core.learn.policy_gradient import PolicyGradient, PolicyGradientOptions, Surrogate
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class DAPOOptions(PolicyGradientOptions):
+    """The paper's setting (section 4.1), apart from the correction and the penalty, whose lengths are the task's."""
+
+    clip_low: float = Field(0.2, gt=0.0, lt=1.0)
+    """Lower bound of the ratio is 1 - clip_low."""
+    clip_high: float = Field(0.28, gt=0.0)
+    """Upper bound of the ratio is 1 + clip_high: higher than the lower one, so that unlikely tokens can rise."""
+    overlong_length: int = Field(0, ge=0)
+    """Length in tokens from which the soft overlong penalty is -1 (16384 + 4096 in the paper); 0: no penalty."""
+    overlong_buffer: int = Field(0, ge=0)
+    """Tokens before it over which the penalty falls from 0 (4096 in the paper)."""
+
+    @model_validator(mode="after")
+    def _buffer_belongs_to_length(self) -> Self:
+        if not (self.overlong_length == self.overlong_buffer == 0 or 0 < self.overlong_buffer <= self.overlong_length):
+            raise ValueError(
+                f"overlong_buffer: got {self.overlong_buffer} with overlong_length = {self.overlong_length}; "
+                "set it from 1 to overlong_length, or both to 0"
+            )
+        return self
+
+
+class DAPO(PolicyGradient[DAPOOptions]):
+    """GRPO with a wider upper bound, a mean over tokens and a soft limit of length."""
+
+    paper = "arXiv 2503.14476"
+    min_group_size = 2
+
+    def credit(self, groups: Groups) -> Tensor:
+        """Eq. 9, of rewards with the soft overlong punishment of eq. 13."""
+        if self.options.overlong_length:
+            penalty = learn.overlong_penalty(groups.lengths, self.options.overlong_length, self.options.overlong_buffer)
+            groups = replace(groups, rewards=groups.rewards + penalty)
+        return learn.group_mean_std(groups.rewards, groups.valid)
+
+    def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
+        """Eq. 8: the clipped surrogate of each token."""
+        options, ratio = self.options, learn.log_ratio(batch, policy.log_probs, anchor).exp()
+        values = learn.clipped_surrogate(ratio, batch.advantages, options.clip_low, options.clip_high)
+        return Surrogate(values, learn.clipped(ratio.detach(), batch.advantages, options.clip_low, options.clip_high))

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Group Sequence Policy Optimization (Zheng et al., GSPO, arXiv 2507.18071, section 4).
+
+    J = E[ 1/G sum_i min(s_i A_i, clip(s_i, 1 - e_low, 1 + e_high) A_i) ]                           (eq. 5)
+    s_i = (p(y_i | x) / p_old(y_i | x))^(1/|y_i|) = exp(1/|y_i| sum_t log(p_t / p_old_t))           (eq. 7)
+    A_i = (r_i - mean(r)) / std(r)                                                                  (eq. 6)
+
+Whole sequences are clipped, as whole sequences are rewarded; the correction's weight is that of the sequence as well.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from relax_core import learn
+from relax_core.api import Groups, LossBatch, PolicyOutputs
+from relax_core.learn.aggregation import Aggregation
+from relax_core.learn.policy_gradient import PolicyGradient, PolicyGradientOptions, Surrogate
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class GSPOOptions(PolicyGradientOptions):
+    """The paper's setting (section 5.1), apart from the correction."""
+
+    clip_low: float = Field(3e-4, gt=0.0, lt=1.0)
+    """Lower bound of a sequence's ratio is 1 - clip_low; two orders smaller than for tokens."""
+    clip_high: float = Field(4e-4, gt=0.0)
+    """Upper bound of a sequence's ratio is 1 + clip_high."""
+    aggregation: Aggregation = "sequence"
+    """As in every algorithm: `sequence`, `token`, `sum`, `fixed` or `trajectory`."""
+    correction_level: Literal["token", "sequence", "geometric"] = "geometric"
+    """Weight of the correction: the sequence's geometric mean, like the ratio; or of the token, or the sequence's product."""
+
+
+class GSPO(PolicyGradient[GSPOOptions]):
+    """The ratio belongs to the sequence."""
+
+    paper = "arXiv 2507.18071"
+    min_group_size = 2
+
+    def credit(self, groups: Groups) -> Tensor:
+        """Eq. 6."""
+        return learn.group_mean_std(groups.rewards, groups.valid)
+
+    def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
+        """Eq. 5, once for each token of the sequence: their mean is the sequence's own."""
+        options = self.options
+        ratio = learn.log_ratio(batch, policy.log_probs, anchor, "geometric").exp()
+        values = learn.clipped_surrogate(ratio, batch.advantages, options.clip_low, options.clip_high)
+        return Surrogate(values, learn.clipped(ratio.detach(), batch.advantages, options.clip_low, options.clip_high))

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""REINFORCE++ (Hu et al., arXiv 2501.03262), the general form: one sample a prompt is enough.
+
+    A_t = R - beta sum_{u >= t} log(p_u / p_ref_u),   normalised by mean and standard deviation over all tokens of the batch
+    J = E[ min(r_t A_t, clip(r_t, 1 - e, 1 + e) A_t) ]
+
+The divergence is a reward of each token (k1), earned from there on; without it, every token has its sample's reward.
+The batch's statistics replace the group's, so streaming is off.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from relax_core import learn
+from relax_core.api import Advantages, Groups, LossBatch, PolicyOutputs, Scope
+from relax_core.learn.policy_gradient import PolicyGradient, PolicyGradientOptions, Surrogate
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class ReinforcePlusPlusOptions(PolicyGradientOptions):
+    """The paper's setting, apart from the correction and `reward_kl_coef` (0.01 there, with a reference in memory)."""
+
+    clip_low: float = Field(0.2, gt=0.0, lt=1.0)
+    """Lower bound of the ratio is 1 - clip_low."""
+    clip_high: float = Field(0.2, gt=0.0)
+    """Upper bound of the ratio is 1 + clip_high."""
+    gamma: float = Field(1.0, gt=0.0, le=1.0)
+    """Discount of what later tokens earn."""
+
+
+class ReinforcePlusPlus(PolicyGradient[ReinforcePlusPlusOptions]):
+    """PPO's surrogate, with the batch as its baseline in place of a critic."""
+
+    paper = "arXiv 2501.03262"
+    statistics = Scope.BATCH
+
+    def advantages(self, groups: Groups) -> Advantages:
+        """Rewards to go of each token, normalised over the batch."""
+        mask, lengths = groups.token_columns["loss_mask"].bool(), groups.row_lengths
+        valid = groups.valid.reshape(-1)[groups.row_sample].repeat_interleave(lengths)
+        earned = learn.at_last_token(groups.rewards.reshape(-1)[groups.row_sample], mask, lengths)
+        if self.options.reward_kl_coef:
+            columns = groups.token_columns
+            earned = earned - self.options.reward_kl_coef * learn.kl_k1(
+                columns["rollout_log_probs"], columns["ref_log_probs"]
+            ).to(earned.dtype)
+        to_go = learn.reward_to_go(earned, mask, lengths, self.options.gamma)
+        values = learn.whiten(to_go, mask & valid)
+        return Advantages(learn.per_trajectory(values, groups) if self.options.aggregation == "trajectory" else values)
+
+    def credit(self, groups: Groups) -> Tensor:
+        return self.advantages(groups).values
+
+    def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
+        """The clipped surrogate of each token."""
+        options, ratio = self.options, learn.log_ratio(batch, policy.log_probs, anchor).exp()
+        values = learn.clipped_surrogate(ratio, batch.advantages, options.clip_low, options.clip_high)
+        return Surrogate(values, learn.clipped(ratio.detach(), batch.advantages, options.clip_low, options.clip_high))

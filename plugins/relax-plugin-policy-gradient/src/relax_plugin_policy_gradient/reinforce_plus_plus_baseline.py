@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""REINFORCE++ with a baseline of the group (Hu et al., arXiv 2501.03262): for several samples a prompt.
+
+    A_i = R_i - mean(R of its group),   normalised by mean and standard deviation over all tokens of the batch
+    J = E[ min(r_t A_i, clip(r_t, 1 - e, 1 + e) A_i) ] - beta E[ (log p_t / p_ref_t)^2 / 2 ]
+
+The group's mean is its baseline, but the batch's spread its scale: one of a small group is a poor estimate. The divergence
+is in the loss, estimated by k2. The batch's statistics turn streaming off.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from relax_core import learn
+from relax_core.api import Groups, LossBatch, PolicyOutputs, Scope
+from relax_core.learn.policy_gradient import PolicyGradient, PolicyGradientOptions, Surrogate
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class ReinforcePlusPlusBaselineOptions(PolicyGradientOptions):
+    """The paper's setting, apart from the correction and `kl_coef`, which needs a reference in memory."""
+
+    clip_low: float = Field(0.2, gt=0.0, lt=1.0)
+    """Lower bound of the ratio is 1 - clip_low."""
+    clip_high: float = Field(0.2, gt=0.0)
+    """Upper bound of the ratio is 1 + clip_high."""
+    kl_estimator: Literal["k2", "k3", "unbiased"] = "k2"
+    """Of the divergence: (log p/q)^2 / 2, the paper's; q/p - log(q/p) - 1; or k3 times the ratio."""
+
+
+class ReinforcePlusPlusBaseline(PolicyGradient[ReinforcePlusPlusBaselineOptions]):
+    """The group's mean as the baseline, the batch's spread as the scale."""
+
+    paper = "arXiv 2501.03262"
+    min_group_size = 2
+    statistics = Scope.BATCH
+
+    def credit(self, groups: Groups) -> Tensor:
+        """Of tokens: the batch's statistics weigh a sample by its length."""
+        mask, lengths = groups.token_columns["loss_mask"].bool(), groups.row_lengths
+        valid = groups.valid.reshape(-1)[groups.row_sample].repeat_interleave(lengths)
+        centred = learn.group_mean(groups.rewards, groups.valid)
+        of_token = centred.reshape(-1)[groups.row_sample].repeat_interleave(lengths)
+        return learn.whiten(of_token, mask & valid)
+
+    def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
+        """The clipped surrogate of each token."""
+        options, ratio = self.options, learn.log_ratio(batch, policy.log_probs, anchor).exp()
+        values = learn.clipped_surrogate(ratio, batch.advantages, options.clip_low, options.clip_high)
+        return Surrogate(values, learn.clipped(ratio.detach(), batch.advantages, options.clip_low, options.clip_high))

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What policy-gradient algorithms share: options, columns and the sum of terms. An algorithm adds its credit and surrogate.
+
+    class Mine(PolicyGradient[MineOptions]):
+        def credit(self, groups): ...                      # rewards to advantages
+        def surrogate(self, batch, policy, anchor): ...    # the loss of each token
+
+Off-policy corrections, the divergence from a reference, entropy and aggregation come from options that mean the same
+everywhere. It needs no torch until it computes, and whoever wants none of it derives from `Algorithm` itself.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar, Generic, Literal, Self, TypeVar
+
+from pydantic import Field, model_validator
+
+from relax_core import learn
+from relax_core.api.algorithm import (
+    ENTROPY,
+    LOG_PROBS,
+    Advantages,
+    Algorithm,
+    Groups,
+    Loss,
+    LossBatch,
+    Output,
+    PolicyOutputs,
+    Scope,
+    Source,
+    Term,
+)
+from relax_core.api.column import ADVANTAGES, OLD_LOG_PROBS, REF_LOG_PROBS, ROLLOUT_LOG_PROBS, Column
+from relax_core.api.options import Options
+from relax_core.learn.aggregation import DENOMINATOR, Aggregation
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Sums = dict[str, tuple["Tensor", "Tensor"]]
+
+
+class PolicyGradientOptions(Options):
+    """Options that mean the same in every algorithm; each sets its paper's values."""
+
+    aggregation: Aggregation = "token"
+    """Mean over all tokens (`token`); over each sequence, then over sequences (`sequence`); the sum over each sequence, mean
+    over sequences (`sum`), or that by `fixed_length` tokens (`fixed`); over the tokens of a sample's rows together
+    (`trajectory`)."""
+    fixed_length: int = Field(0, ge=0)
+    """Tokens that every sequence counts as, with `aggregation = "fixed"`."""
+    correction: Literal["truncate", "mask", "behaviour", "none"] = "truncate"
+    """For samples of an older version or of an engine that rounds otherwise: weigh by `min(w, cap)`, w the step's starting
+    policy over the one that sampled (`truncate`); by w, 0 outside `floor .. cap` (`mask`); take the ratio to the policy
+    that sampled, so that its clip bounds the lag as well (`behaviour`); or nothing."""
+    correction_level: Literal["token", "sequence", "geometric"] = "token"
+    """w of the token, of its sequence (the product), or the sequence's geometric mean."""
+    correction_cap: float = Field(2.0, gt=0.0)
+    """Largest w; with `mask` those above it count nothing."""
+    correction_floor: float = Field(0.0, ge=0.0)
+    """With `mask`: a w below it counts nothing. IcePop is `mask` with 0.5 and a cap of 5."""
+    sequence_mask_delta: float = Field(0.0, ge=0.0)
+    """Leave out sequences with a negative advantage whose mean log of behaviour over policy is above this; 0: none."""
+    kl_coef: float = Field(0.0, ge=0.0)
+    """Weight of the divergence from the reference model in the loss; 0 needs no reference."""
+    kl_estimator: Literal["k2", "k3", "unbiased"] = "k3"
+    """Of that divergence: (log p/q)^2 / 2; q/p - log(q/p) - 1; or k3 times the ratio, whose gradient is unbiased."""
+    reward_kl_coef: float = Field(0.0, ge=0.0)
+    """Weight of the divergence from the reference model (k1) in the reward instead; contradicts `kl_coef`."""
+    entropy_coef: float = Field(0.0, ge=0.0)
+    """Weight of an entropy bonus."""
+
+    @model_validator(mode="after")
+    def _every_option_has_an_effect(self) -> Self:
+        if (self.aggregation == "fixed") != (self.fixed_length > 0):
+            raise ValueError(
+                f'fixed_length: got {self.fixed_length}; set it above 0 with aggregation = "fixed" and only there'
+            )
+        if self.correction in ("behaviour", "none"):
+            for name in ("correction_level", "correction_cap"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f'{name}: got {getattr(self, name)} with correction = "{self.correction}"; '
+                                     'it has no effect there, leave it out or use "truncate" or "mask"')  # fmt: skip
+        if self.correction != "mask" and self.correction_floor:
+            raise ValueError(f'correction_floor: got {self.correction_floor}; it only acts with correction = "mask"')
+        if self.correction == "mask" and self.correction_floor >= self.correction_cap:
+            raise ValueError(f"correction_floor: got {self.correction_floor}; set it below {self.correction_cap}")
+        if self.kl_coef and self.reward_kl_coef:
+            raise ValueError(f"reward_kl_coef: got {self.reward_kl_coef} beside kl_coef = {self.kl_coef}; keep one")
+        if self.aggregation == "trajectory" and (self.kl_coef or self.entropy_coef):
+            raise ValueError('aggregation: got "trajectory"; kl_coef and entropy_coef have none, set them to 0')
+        return self
+
+
+PolicyGradientOptionsT = TypeVar("PolicyGradientOptionsT", bound=PolicyGradientOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class Surrogate:
+    """What an algorithm makes of a chunk's tokens."""
+
+    values: Tensor
+    """[tokens], to minimise: minus the surrogate objective."""
+    clipped: Tensor | None = None
+    """[tokens] bool: a bound is active."""
+    metrics: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+
+class PolicyGradient(Algorithm[PolicyGradientOptionsT], Generic[PolicyGradientOptionsT]):
+    """A weighted surrogate, less what is asked for in divergence and entropy."""
+
+    source, statistics = Source.ROLLOUT, Scope.GROUP
+    has_ratio: ClassVar[bool] = True
+    """The surrogate reads the anchor's log-probs."""
+
+    def __init__(self, options: PolicyGradientOptionsT | None = None) -> None:
+        super().__init__(options)
+        self.zero_advantage_skips = self.options.kl_coef == 0 and self.options.entropy_coef == 0
+        self.denominators = frozenset({DENOMINATOR[self.options.aggregation]})
+
+    def columns(self) -> frozenset[Column]:
+        options, columns = self.options, {ADVANTAGES}
+        weighs = options.correction in ("truncate", "mask")
+        if weighs or options.correction == "behaviour" or options.sequence_mask_delta:
+            columns.add(ROLLOUT_LOG_PROBS)
+        if weighs or (self.has_ratio and options.correction != "behaviour") or self._unbiased:
+            columns.add(OLD_LOG_PROBS)
+        return frozenset(columns | ({REF_LOG_PROBS} if options.kl_coef else set()))
+
+    def advantage_columns(self) -> frozenset[Column]:
+        return frozenset({ROLLOUT_LOG_PROBS, REF_LOG_PROBS} if self.options.reward_kl_coef else set())
+
+    def outputs(self) -> frozenset[Output]:
+        return frozenset({LOG_PROBS} | ({ENTROPY} if self.options.entropy_coef else set()))
+
+    # -- what an algorithm says ----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def credit(self, groups: Groups) -> Tensor:
+        """Advantages of samples [groups, samples], or of tokens [tokens]."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
+        """The loss of each token; `anchor` [tokens] are log-probs of the policy that the ratio is taken to."""
+        raise NotImplementedError
+
+    # -- what they share -----------------------------------------------------------------------------------------
+
+    def advantages(self, groups: Groups) -> Advantages:
+        """`credit`, of rewards from which the divergence is taken where `reward_kl_coef` says so."""
+        if self.options.reward_kl_coef:
+            rewards = learn.less_divergence(groups, self.options.reward_kl_coef)
+            groups = replace(groups, rewards=rewards)
+        values = self.credit(groups)
+        return Advantages(learn.per_trajectory(values, groups) if self.options.aggregation == "trajectory" else values)
+
+    def loss(self, batch: LossBatch, policy: PolicyOutputs) -> Loss:
+        options = self.options
+        anchor = self._anchor(batch, policy)
+        surrogate = self.surrogate(batch, policy, anchor)
+        weight, metrics = self._weight(batch, policy)
+        terms = {"policy": self._term(batch, surrogate.values if weight is None else surrogate.values * weight)}
+        if options.kl_coef:
+            terms["kl"] = self._term(batch, self._divergence(batch, policy), options.kl_coef)
+        if options.entropy_coef:
+            terms["entropy"] = self._term(batch, policy.output("entropy"), -options.entropy_coef)
+        metrics |= self._metrics(batch, policy, anchor, surrogate)
+        return Loss(terms, metrics | dict(surrogate.metrics))
+
+    def _term(self, batch: LossBatch, values: Tensor, weight: float = 1.0) -> Term:
+        return learn.aggregate(batch, values, self.options.aggregation, weight, self.options.fixed_length)
+
+    def _anchor(self, batch: LossBatch, policy: PolicyOutputs) -> Tensor:
+        """Where nothing needs the policy that starts the step, the ratio is 1 by definition."""
+        if self.options.correction == "behaviour":
+            return batch.column("rollout_log_probs")
+        asked = OLD_LOG_PROBS in self.columns()
+        return batch.column("old_log_probs") if asked else policy.log_probs.detach()
+
+    @property
+    def _unbiased(self) -> bool:
+        return self.options.kl_coef > 0 and self.options.kl_estimator == "unbiased"
+
+    def _divergence(self, batch: LossBatch, policy: PolicyOutputs) -> Tensor:
+        reference = batch.column("ref_log_probs")
+        if self.options.kl_estimator == "unbiased":
+            return learn.kl_unbiased(policy.log_probs, reference, batch.column("old_log_probs"))
+        estimate = learn.kl_k2 if self.options.kl_estimator == "k2" else learn.kl_k3
+        return estimate(policy.log_probs, reference)
+
+    def _weight(self, batch: LossBatch, policy: PolicyOutputs) -> tuple[Tensor | None, Sums]:
+        """The correction's weight of each token, and what it did."""
+        options, mask = self.options, batch.loss_mask
+        weight, metrics = None, Sums()
+        if options.correction in ("truncate", "mask"):
+            old, rollout = batch.column("old_log_probs"), batch.column("rollout_log_probs")
+            ratio = learn.importance_ratio(batch, old, rollout, options.correction_level)
+            if options.correction == "mask":
+                weight = learn.mask_outside(ratio, options.correction_floor, options.correction_cap)
+            else:
+                weight = learn.truncate(ratio, options.correction_cap)
+            count = mask.sum()
+            metrics = {
+                "policy/importance_weight": ((weight * mask).sum(), count),
+                "policy/importance_weight_max": ((ratio * mask).max(), count.clamp(max=1)),
+                "policy/importance_clipped": (((weight != ratio) & mask).sum(), count),
+            }
+        if options.sequence_mask_delta:
+            kept = learn.off_policy_sequence_mask(
+                batch,
+                policy.log_probs,
+                batch.column("rollout_log_probs"),
+                batch.advantages,
+                options.sequence_mask_delta,
+            )
+            metrics["policy/sequence_masked"] = ((~kept & mask).sum(), mask.sum())
+            weight = kept.to(policy.log_probs.dtype) if weight is None else weight * kept
+        return weight, metrics
+
+    def _metrics(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor, surrogate: Surrogate) -> Sums:
+        mask = batch.loss_mask
+        count = mask.sum()
+        log_ratio = policy.log_probs.detach() - anchor
+        ratio = log_ratio.exp()
+        metrics: Sums = {
+            "policy/ratio_max": ((ratio * mask).max(), count.clamp(max=1)),
+            "policy/approx_kl": (((ratio - 1 - log_ratio) * mask).sum(), count),
+        }
+        if surrogate.clipped is not None:
+            metrics["policy/clip_fraction"] = ((surrogate.clipped & mask).sum(), count)
+        if self.options.kl_coef:
+            divergence = learn.kl_k3(policy.log_probs.detach(), batch.column("ref_log_probs"))
+            metrics["policy/ref_kl"] = ((divergence * mask).sum(), count)
+        if self.options.entropy_coef:
+            metrics["policy/entropy"] = ((policy.output("entropy").detach() * mask).sum(), count)
+        return metrics

@@ -128,8 +128,8 @@ class Engine(Configurable[OptionsT], Generic[OptionsT]):
         Raises ValueError for an id outside the vocabulary or a request over the context, before anything runs.
         """
 
-    async def score(self, sequences: Sequence[Sequence[int]]) -> Sequence[Sequence[float]]:
-        """Log-prob of each token given those before it; the first is 0."""
+    async def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> Sequence[Sequence[float]]:
+        """Log-prob of each token given those before it, of logits / temperature; the first is 0."""
         raise NotImplementedError
 
     @abstractmethod

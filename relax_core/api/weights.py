@@ -41,7 +41,8 @@ class Canary:
 
     tokens: tuple[int, ...]
     log_probs: tuple[float, ...]
-    """[tokens] of each token given those before it, at temperature 1; the first is 0."""
+    """[tokens] of each token given those before it, of logits / temperature; the first is 0."""
+    temperature: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

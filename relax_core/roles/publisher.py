@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from relax_core.api.role import Context
 from relax_core.api.version import Version
-from relax_core.api.weights import Manifest
+from relax_core.api.weights import Manifest, Payload
+from relax_core.roles.canary import make_canary
 from relax_core.roles.doorkeeper import Doorkeeper
 from relax_core.roles.trainer_group import TrainerGroup
 from relax_core.weights.location import claim, memory_directory, sweep_abandoned
 from relax_core.weights.prove import prove_successor
-
-KEPT = 2
-"""The newest, and the one that a receiver may still be reading."""
 
 
 class Publisher:
@@ -21,32 +21,56 @@ class Publisher:
     def __init__(self, context: Context, trainer: TrainerGroup) -> None:
         self._context, self._trainer = context, trainer
         self._transport = context.build(context.run.weights.chosen)
-        self._live: list[Manifest] = []
+        self._newest: Manifest | None = None
+        self._deltas: int | None = None
+        """Sent since the last full version; None where only a full one can follow."""
+        self._kept: list[Manifest] = []
         self._location = weights_directory(context, self._transport.same_host)
         live = self._transport.live
         self._door = Doorkeeper(context, trainer, context.run.weights.chosen) if live else None
 
     async def publish(self, version: Version, applied: bool = False) -> Manifest:
         """`applied`: an update with a gradient lies behind the last version, so that some bytes must have changed."""
-        manifest = await self._trainer.publish(version, self._context.run.weights.chosen, self._location)
-        prove_successor(self._live[-1] if self._live else None, manifest, applied=applied)
-        await self._context.weights.announce(manifest, self._context.run.weights.chosen)
+        settings = self._context.run.weights
+        payload, base = self._payload()
+        deltas, self._deltas = self._deltas, None  # until it is out: what fails half way is nobody's base
+        manifest = await self._trainer.publish(version, settings.chosen, self._location, payload, base)
+        prove_successor(self._newest, manifest, applied=applied)
+        if settings.proof == "behaviour":
+            canary = await make_canary(self._trainer, self._context.run.rollout.temperature)
+            manifest = replace(manifest, canary=canary)
+        await self._context.weights.announce(manifest, settings.chosen)
         if self._door is not None:
             await self._door.hand_out(manifest)
-        self._live.append(manifest)
-        for old in self._live[:-KEPT]:
-            self._transport.release(old)
-        del self._live[:-KEPT]
+        self._newest, self._deltas = manifest, 0 if payload == "full" else (deltas or 0) + 1
+        self._kept.append(manifest)
+        await self._release()
         return manifest
+
+    def _payload(self) -> tuple[Payload, str]:
+        """What to send, and on top of what: deltas on what was sent last, a full version now and then."""
+        settings = self._context.run.weights
+        if settings.payload == "full" or self._newest is None or self._deltas is None:
+            return "full", ""
+        return ("full", "") if self._deltas + 1 >= settings.full_every else ("delta", str(self._newest.version))
+
+    async def _release(self) -> None:
+        """Free what no route leads over and no receiver may still be reading."""
+        needed = await self._context.weights.needed(self._kept[-1].version.model)
+        for manifest in self._kept:
+            if manifest.version not in needed:
+                self._transport.release(manifest)
+        self._kept = [manifest for manifest in self._kept if manifest.version in needed]
 
     async def serve(self) -> None:
         """Live: hand the newest version to receivers at the door. Only while the trainer's weights are that version."""
-        if self._door is None or not self._live:
+        if self._door is None or self._newest is None:
             return
-        newest = self._live[-1]
-        if receivers := await self._door.wanted(newest):
+        if receivers := await self._door.wanted(self._newest):
+            newest = self._newest
             if newest.payload == "delta":  # who stands there has not its base
-                newest = await self._trainer.publish(newest.version, self._context.run.weights.chosen, self._location)
+                whole = await self._trainer.publish(newest.version, self._context.run.weights.chosen, self._location)
+                newest = self._newest = replace(whole, canary=newest.canary)
             await self._door.serve(newest, receivers)
 
 

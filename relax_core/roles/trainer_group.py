@@ -10,7 +10,7 @@ from typing import Any
 
 from relax_core.api.batch import Ragged, RowBatch
 from relax_core.api.errors import InfrastructureError
-from relax_core.api.role import Context
+from relax_core.api.role import Context, Lane
 from relax_core.api.trainer import Chosen, Chunk, OptimizerSpec, Trainer, TrainerSpec, UpdateOutcome, UpdateResult
 from relax_core.api.version import Version
 from relax_core.api.weights import Manifest, Payload
@@ -22,13 +22,18 @@ CALL_S = 3600.0
 """A training call may be long, but a rank that died is noticed at once by its connection."""
 
 
+WORK = frozenset({"begin_step", "begin_update", "accumulate", "finish_update", "forward"})
+"""Methods that are what a step is for; others move weights, save, sleep and wake."""
+
+
 class TrainerGroup:
     """All ranks of the trainer of one role."""
 
     def __init__(
-        self, trainer: Trainer, workers: Sequence[Worker], facts: Mapping[str, Any], tokens_per_micro_batch: int
-    ) -> None:
-        self._trainer, self._workers, self.facts = trainer, workers, facts
+        self, trainer: Trainer, workers: Sequence[Worker], lanes: Sequence[Lane], facts: Mapping[str, Any],
+        tokens_per_micro_batch: int,
+    ) -> None:  # fmt: skip
+        self._trainer, self._workers, self._lanes, self.facts = trainer, workers, lanes, facts
         self._tokens_per_micro_batch = tokens_per_micro_batch
 
     @classmethod
@@ -40,23 +45,30 @@ class TrainerGroup:
                        num_gpus=group.gpus_each)
             for rank in range(group.size)
         ]  # fmt: skip
+        lanes = [context.lane(spec.name, group.devices_of(rank)) for rank, spec in enumerate(specs)]
         workers = await context.workers.start(specs, START_S)
         rendezvous = f"127.0.0.1:{_free_port()}" if group.size > 1 else ""
         ranks = [_spec(context, role, rank, group.size, rendezvous) for rank in range(group.size)]
         try:
             facts = await together(
-                *(worker.call("start", spec, timeout_s=START_S) for worker, spec in zip(workers, ranks, strict=True))
+                *(
+                    _ask(lane, worker, "start", (spec,), START_S)
+                    for lane, worker, spec in zip(lanes, workers, ranks, strict=True)
+                )
             )
         except BaseException:
             await asyncio.gather(*(worker.kill() for worker in workers))
             raise
-        return cls(context.build(chosen), workers, facts[0], context.run.batch.tokens_per_micro_batch)
+        return cls(context.build(chosen), workers, lanes, facts[0], context.run.batch.tokens_per_micro_batch)
 
     async def call(self, method: str, *args: Any, timeout_s: float = CALL_S) -> list[Any]:
         """One method on every rank; the first failure is raised."""
-        return list(
-            await asyncio.gather(*(worker.call(method, *args, timeout_s=timeout_s) for worker in self._workers))
-        )
+        ranks = zip(self._lanes, self._workers, strict=True)
+        return list(await asyncio.gather(*(_ask(lane, worker, method, args, timeout_s) for lane, worker in ranks)))
+
+    @property
+    def size(self) -> int:
+        return len(self._workers)
 
     def pids(self) -> dict[str, int]:
         """Of the ranks' processes, by their names."""
@@ -94,8 +106,18 @@ class TrainerGroup:
         manifests: list[Manifest] = await self.call("publish", version, transport, location, payload, base)
         return manifests[0]
 
+    async def transfer(self, manifest: Manifest, transport: Chosen, receivers: int, wait_s: float) -> int:
+        """Live: hand out what was published last; how many receivers took all of it."""
+        return max(await self.call("transfer", manifest, transport, receivers, wait_s))
+
     async def stop(self) -> None:
         await asyncio.gather(*(worker.stop() for worker in self._workers))
+
+
+async def _ask(lane: Lane, worker: Worker, method: str, args: Sequence[Any], timeout_s: float) -> Any:
+    """One call of one rank, on its account."""
+    with lane.span("work" if method in WORK else "overhead", method):
+        return await worker.call(method, *args, timeout_s=timeout_s)
 
 
 def _spec(context: Context, role: str, rank: int, world_size: int, rendezvous: str) -> TrainerSpec:

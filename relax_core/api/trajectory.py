@@ -53,6 +53,9 @@ class Trajectory:
     step_rewards: tuple[float, ...] = ()
     """What the environment gave at each step."""
     info: Mapping[str, Any] = field(default_factory=dict)
+    newest: int | None = None
+    """Newest step of weights that sampled a token of it: above its `versions` where a KV cache outlived an update.
+    None: the newest of its versions."""
 
     @property
     def environment_reward(self) -> float:

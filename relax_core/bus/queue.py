@@ -58,14 +58,25 @@ class TransferQueue:
         for lease in self.leases.of_role(role):
             self._revoke(lease)
         self.holders.forget(role)
+        self._give_up(self.credits.of_role(role))
         lost = [group for group in self.ledger.live.values() if group.running and belongs(group.holder, role)]
         for group in lost:
             self._end(group, DropReason.REGENERATED, again=True)
         return Registration(incarnation, len(lost))
 
-    def report_held(self, holder: str, attempts: frozenset[AttemptId], admitted: int) -> frozenset[AttemptId]:
-        """Take a holder's own count; returns those of them that have ended, which it should abort."""
+    def report_held(
+        self,
+        holder: str,
+        attempts: frozenset[AttemptId],
+        admitted: int,
+        given_up: Mapping[AttemptId, int] | None = None,
+    ) -> frozenset[AttemptId]:
+        """Take a holder's own count; returns those of them that have ended, which it should abort.
+
+        `given_up` tells the tokens of those it has aborted.
+        """
         self.holders.report(holder, attempts, admitted)
+        self.report.given_up(given_up or {})
         ended = set()
         for attempt in attempts:
             found = self.ledger.member(attempt)
@@ -105,18 +116,32 @@ class TransferQueue:
 
     # -- rows -----------------------------------------------------------------------------------------------------
 
-    def reserve(self, attempts: Iterable[AttemptId], rows: int, size_bytes: int) -> int | None:
-        """Credit for a put: the key of its block, or None for now.
+    def reserve(self, attempts: Sequence[AttemptId], rows: int, size_bytes: int, now: float = 0.0) -> int | None:
+        """Credit for a put: the key of its block, or None for now. It comes back if the producer does not end it.
 
         Groups that the next step needs always get it, or a bus full of unfinished groups would never empty.
         """
+        self._give_up(self.credits.overdue(now))
         if not self.credits.fits(rows, size_bytes):
             first = sorted(self.ledger.live.values(), key=selection.claim_order)[: self.settings.groups_per_step]
             if {group.number for group in first}.isdisjoint(attempt.group for attempt in attempts):
                 return None
         key = self.new_key()
-        self.credits.reserve(key, rows, size_bytes)
+        holders = {group.holder for a in attempts if (group := self.ledger.live.get(a.group)) is not None}
+        holder = min(holders, default="")
+        self.credits.reserve(key, rows, size_bytes, holder, now + self.settings.lease_s)
         return key
+
+    def check_put(self, key: int) -> None:
+        """StaleFence where its credit has been taken back, and with it what was stored."""
+        if key not in self.credits.reserved:
+            raise StaleFence(f"bus: put of block {key}: its producer was given up meanwhile; put the samples again")
+
+    def _give_up(self, keys: Iterable[int]) -> None:
+        """Puts that nobody will end: their credit comes back, and what they have stored goes."""
+        for key in keys:
+            self.credits.unreserve(key)
+            self.table.freed.append(key)
 
     def unreserve(self, key: int) -> None:
         """A put that will not end gives its credit back."""
@@ -147,10 +172,11 @@ class TransferQueue:
         """Whether the rows of the sample are wanted."""
         found = self.ledger.member(seal.attempt)
         if found is None or found[1].sealed is not None:
+            self.report.given_up({seal.attempt: seal.trained_tokens})
             return False
         group, member = found
         if not seal.outcome.judged:
-            self.report.dropped(seal, DropReason.FAILED)
+            self.report.dropped(seal.attempt, seal, DropReason.FAILED)
             self.ledger.drop(group, member, DropReason.FAILED)
             return False
         self.ledger.seal(group, member, seal, rows, self.version.step)
@@ -375,9 +401,15 @@ class TransferQueue:
     # -- ends and leases ------------------------------------------------------------------------------------------
 
     def expire(self, now: float) -> None:
-        """Take back the leases whose time has passed."""
+        """Take back the leases and credits whose time has passed."""
         for lease in self.leases.expired(now):
             self._revoke(lease)
+        self._give_up(self.credits.overdue(now))
+
+    def next_expiry(self) -> float | None:
+        """When something is taken back next."""
+        known = (self.leases.next_expiry(), self.credits.next_expiry())
+        return min((at for at in known if at is not None), default=None)
 
     def _revoke(self, lease: Lease) -> None:
         self.leases.revoke(lease)
@@ -406,7 +438,7 @@ class TransferQueue:
         for attempt in attempts:
             member = group.members[attempt]
             if member.state is not State.DROPPED:
-                self.report.dropped(member.sealed, reason)
+                self.report.dropped(attempt, member.sealed, reason)
 
     # -- what it says of itself -----------------------------------------------------------------------------------
 

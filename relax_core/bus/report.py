@@ -7,12 +7,17 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from relax_core.api.batch import AttemptId
 from relax_core.api.bus import Sealed
 from relax_core.api.outcome import DropReason
 from relax_core.bus.group import Group
 
 if TYPE_CHECKING:
     from relax_core.bus.queue import TransferQueue
+
+
+MOST_UNTOLD = 1 << 16
+"""Of a holder that died nobody will tell."""
 
 
 class Report:
@@ -22,6 +27,8 @@ class Report:
         self.lag: Counter[int] = Counter()
         self.dropped_lengths: dict[str, Counter[int]] = {}
         self.trained_lengths: Counter[int] = Counter()
+        self._untold: dict[AttemptId, str] = {}
+        """Attempts that ended while they were generated, by reason: their holder tells how long they were."""
 
     def trained(self, group: Group, version: int) -> None:
         """A group is trained by the step that starts at `version`."""
@@ -30,10 +37,22 @@ class Report:
                 self.lag[version - member.sealed.floor] += 1
                 self.trained_lengths[_bucket(member.sealed.trained_tokens)] += 1
 
-    def dropped(self, sealed: Sealed | None, reason: DropReason) -> None:
-        """A sample ended; one that was not finished has no length yet and is counted under -1."""
+    def dropped(self, attempt: AttemptId, sealed: Sealed | None, reason: DropReason) -> None:
+        """A sample ended; one that was not finished is counted under -1 until its holder has told its length."""
         lengths = self.dropped_lengths.setdefault(reason.value, Counter())
         lengths[-1 if sealed is None else _bucket(sealed.trained_tokens)] += 1
+        if sealed is None:
+            self._untold[attempt] = reason.value
+            if len(self._untold) > MOST_UNTOLD:
+                del self._untold[next(iter(self._untold))]
+
+    def given_up(self, tokens: Mapping[AttemptId, int]) -> None:
+        """A holder has aborted what had ended, and tells how long it was."""
+        for attempt, count in tokens.items():
+            if (reason := self._untold.pop(attempt, None)) is not None:
+                lengths = self.dropped_lengths[reason]
+                lengths[-1] -= 1
+                lengths[_bucket(count)] += 1
 
 
 def statistics(queue: TransferQueue) -> Mapping[str, Any]:
@@ -48,10 +67,10 @@ def statistics(queue: TransferQueue) -> Mapping[str, Any]:
         "groups": {"pending": len(ledger.pending), "provisional": len(ledger.provisional), **groups},
         "waited_for": sorted(number for number, group in ledger.live.items() if not group.complete),
         "leases": {lease.number: lease.task for lease in queue.leases.out.values()},
-        "lag": dict(sorted(report.lag.items())),
+        "lag_histogram": dict(sorted(report.lag.items())),
         "lag_max": max(report.lag, default=0),
         "dropped": dict(ledger.dropped),
-        "dropped_lengths": {reason: dict(sorted(found.items())) for reason, found in report.dropped_lengths.items()},
+        "dropped_lengths": {reason: dict(sorted((+found).items())) for reason, found in report.dropped_lengths.items()},
         "trained_lengths": dict(sorted(report.trained_lengths.items())),
     }
 

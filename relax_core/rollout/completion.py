@@ -57,4 +57,21 @@ def cut(completion: Completion, stop: tuple[str, ...], decode: Callable[[tuple[i
     )
 
 
+def watch_for(stop: tuple[str, ...], decode: Callable[[tuple[int, ...]], str]) -> Watch | None:
+    """Ends a turn as soon as one of the texts is in it, so that no engine goes on for what `cut` would throw away."""
+    if not stop:
+        return None
+    looked = 0
+    reach = max(len(text.encode()) for text in stop)
+    """Tokens that a text may lie over: a token that shows at all is a byte of it or more."""
+
+    def seen(tokens: Sequence[int]) -> bool:
+        nonlocal looked
+        text = decode(tuple(tokens[max(0, looked - reach) :]))
+        looked = len(tokens)
+        return any(wanted in text for wanted in stop)
+
+    return seen
+
+
 Generate: TypeAlias = Callable[[GenerateCall], Awaitable[Completion]]

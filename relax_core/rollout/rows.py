@@ -24,15 +24,15 @@ def row_batch(samples: Sequence[tuple[AttemptId, Trajectory, Judgement]]) -> tup
         ids += [RowId(*attempt, number) for number in range(len(own))]
         rows += own
         rewards += [judgement.value] * len(own)
-        sealed.append(_seal(attempt, own, judgement))
+        sealed.append(_seal(attempt, own, judgement, trajectory.newest))
     return RowBatch(tuple(ids), _columns(rows, rewards)), sealed
 
 
-def _seal(attempt: AttemptId, rows: Sequence[Row], judgement: Judgement) -> Sealed:
+def _seal(attempt: AttemptId, rows: Sequence[Row], judgement: Judgement, newest: int | None) -> Sealed:
     trained = [version for row in rows for version, mask in zip(row.versions, row.loss_mask, strict=True) if mask]
     return Sealed(
         attempt, len(rows), judgement.outcome, judgement.value, min(trained, default=0), len(trained), judgement.parts,
-        max(trained, default=None),
+        max(trained, default=None) if newest is None or not trained else newest,
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.outcome import Outcome
 from relax_core.api.task import Message, ToolCall
 from relax_core.api.trajectory import Node, Trajectory
-from relax_core.rollout.completion import Completion, Generate, GenerateCall, cut
+from relax_core.rollout.completion import Completion, Generate, GenerateCall, cut, watch_for
 from relax_core.rollout.seeds import branch_seed, turn_seed
 
 _NOTHING = Rendered(())
@@ -63,6 +63,8 @@ class Sample:
     turns: int = 0
     num_tokens: int = 0
     step_rewards: list[float] = field(default_factory=list)
+    newest: int | None = None
+    """Newest step among the weights that sampled its tokens."""
     info: dict[str, Any] = field(default_factory=dict)
     roots: dict[tuple[int, ...], int] = field(default_factory=dict)
     """Branches that start with the same tokens share their root."""
@@ -121,7 +123,8 @@ class Sample:
     def trajectory(self) -> Trajectory:
         messages = tuple(message for branch in self.branches for message in branch.own_messages())
         info = {**self.info, "error": self.error} if self.error else self.info
-        return Trajectory(messages, self.response, tuple(self.forest), self.outcome, tuple(self.step_rewards), info)
+        forest, rewards = tuple(self.forest), tuple(self.step_rewards)
+        return Trajectory(messages, self.response, forest, self.outcome, rewards, info, self.newest)
 
 
 class Branch:
@@ -138,7 +141,6 @@ class Branch:
         self._media: tuple[str, ...] = ()
         self._leaf: int | None = None
         self._turn = self._forks = 0
-        self._floor = -1
         sample.branches.append(self)
 
     async def generate(self, max_new_tokens: int | None = None, stop: tuple[str, ...] = ()) -> Action:
@@ -168,8 +170,9 @@ class Branch:
         self._turn += 1
         seed = turn_seed(self._seed, self._turn - 1)
         stops = stop or sample.limits.stop
+        watch = watch_for(stops, sample.family.decode)
         completion = await sample.ask(
-            GenerateCall(self._tokens, room, seed, sample.family.stop_tokens, stops, self._media, self._floor)
+            GenerateCall(self._tokens, room, seed, sample.family.stop_tokens, stops, self._media, watch=watch)
         )
         if completion.finish == "length" and room != max_new_tokens:
             sample.end(Outcome.TRUNCATED, "")
@@ -188,7 +191,6 @@ class Branch:
         branch._messages, branch._pending = list(self._messages), list(self._pending)
         branch._shared = len(self._messages) + len(self._pending)
         branch._tokens, branch._media, branch._leaf = self._tokens, self._media, self._leaf
-        branch._floor = self._floor
         return branch
 
     def restart(self, prompt: str | tuple[Message, ...]) -> Branch:
@@ -242,8 +244,7 @@ class Branch:
             versions = completion.versions
             if completion.oldest_cache and completion.oldest_cache != versions:
                 versions = tuple(map(min, versions, completion.oldest_cache))
-            oldest = min(versions)
-            self._floor = oldest if self._floor < 0 else min(self._floor, oldest)
+            sample.newest = max(completion.versions if sample.newest is None else (sample.newest, *completion.versions))
             self._leaf = self._node(Node(self._leaf, tokens, True, completion.log_probs, versions))
             self._tokens += tokens
         text, error = family.decode(tokens), ""

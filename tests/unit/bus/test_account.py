@@ -89,6 +89,6 @@ def test_statistics_tell_lag_and_lengths_of_what_was_dropped(queue):
     queue.trained([claim], 0, [], now=0.0)
     queue.drop([AttemptId(1, 0, 0)], DropReason.FILTERED)
     told = statistics(queue)
-    assert told["lag"] == {0: 2} and told["trained_lengths"] == {8: 2}
+    assert told["lag_histogram"] == {0: 2} and told["trained_lengths"] == {8: 2}
     assert told["dropped_lengths"]["filtered"] == {-1: 1}, "it was not finished, so its length is not known"
     assert told["waited_for"] == [1, 2]

@@ -270,11 +270,19 @@ class TransferQueue:
             raise StaleFence(f"lease {claim.lease} of task {claim.task}: group {ended[0]} is over; drop the claim")
         return lease.rows
 
+    def begin_write(self, claim: Claim, now: float) -> int:
+        """The key of a block of derived columns; it is freed if the writer does not end its write."""
+        self.check_write(claim, now)
+        key = self.new_key()
+        self.credits.reserve(key, 0, 0, claim.task, now + self.settings.lease_s)
+        return key
+
     def write(
         self, claim: Claim, key: int, columns: Sequence[str], size_bytes: int, version: Version | None, now: float
     ) -> None:
         """A stored block of derived columns of the claimed rows."""
         rows = self.check_write(claim, now)
+        self.credits.unreserve(key)
         self.table.add(key, rows, columns, size_bytes)
         for number in claim.groups:
             for name in columns:

@@ -100,12 +100,13 @@ class BusService:
         """Credit for a put and the key to store its payloads under; None after `wait_s` without."""
         check_seals(ids, sealed)
         attempts = [seal.attempt for seal in sealed]
-        return await self._until(lambda now: self.queue.reserve(attempts, len(ids), size_bytes), wait_s)
+        return await self._until(lambda now: self.queue.reserve(attempts, len(ids), size_bytes, now), wait_s)
 
     async def end_put(
         self, key: int, ids: Sequence[RowId], columns: Sequence[str], size_bytes: int, sealed: Sequence[Sealed]
     ) -> None:
         """The payloads are stored: their rows are on the bus."""
+        self.queue.check_put(key)
         self.queue.put(key, ids, columns, size_bytes, sealed)
         await self._changed()
 
@@ -149,13 +150,13 @@ class BusService:
 
     async def begin_write(self, claim: Claim) -> int:
         """The key to store derived columns under; StaleFence where the claim is over."""
-        self.queue.check_write(claim, self._clock.now())
-        return self.queue.new_key()
+        return self.queue.begin_write(claim, self._clock.now())
 
     async def end_write(
         self, claim: Claim, key: int, columns: Sequence[str], size_bytes: int, version: Version | None
     ) -> None:
         """The derived columns are stored: others may claim rows by them."""
+        self.queue.check_put(key)
         self.queue.write(claim, key, columns, size_bytes, version, self._clock.now())
         await self._changed()
 
@@ -225,7 +226,7 @@ class BusService:
                 return found
             if now >= deadline or self._closed:
                 return None
-            expiry = self.queue.leases.next_expiry()
+            expiry = self.queue.next_expiry()
             await self._wait(min(deadline, expiry if expiry is not None and expiry > now else deadline) - now)
 
     async def _wait(self, seconds: float) -> None:

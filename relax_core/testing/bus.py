@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from relax_core.api.batch import Ragged, RowBatch, RowId
+from relax_core.api.batch import Cut, Ragged, RowBatch, RowId
 from relax_core.api.bus import Claim, Sealed
 from relax_core.api.errors import RelaxError, StaleFence
 from relax_core.api.outcome import DropReason, Outcome
@@ -100,6 +100,32 @@ class BusSuite(TrainingSuite):
             np.testing.assert_array_equal(batch.columns["experts"].values, experts)
             assert batch.columns["bits"].values.dtype == np.uint16
             assert batch.columns["bits"].lengths.tolist() == [0, 5]
+
+        on_bus(scenario)
+
+    def test_a_part_of_every_row_is_read_by_tokens_and_layers(self, on_bus: Any) -> None:
+        async def scenario(lab: Lab) -> None:
+            claim, experts = await _with_experts(lab)
+            rows = list(Ragged(experts, np.array([2, 0, 3, 2])).rows())
+            for part in (Cut((1, 3)), Cut(layers=(1, 3)), Cut((0, 2), (2, 3)), Cut((5, 9)), Cut()):
+                batch = await lab.bus.read_slice(claim, ("experts",), part)
+                tokens, layers = slice(*part.tokens or (None,)), slice(*part.layers or (None,))
+                for found, row in zip(batch.columns["experts"].rows(), rows, strict=True):
+                    np.testing.assert_array_equal(found, row[tokens, layers])
+            assert batch.ids == claim.rows and batch.columns["experts"].values.dtype == np.uint8
+
+        on_bus(scenario)
+
+    def test_a_part_that_can_not_be_is_refused(self, on_bus: Any) -> None:
+        async def scenario(lab: Lab) -> None:
+            claim, _ = await _with_experts(lab)
+            for columns_, part, said in (
+                (("experts",), Cut((3, 1)), "tokens"),
+                (("experts",), Cut(layers=(-1, 2)), "layers"),
+                (("tokens",), Cut(layers=(0, 1)), "layers"),
+            ):
+                with pytest.raises(RelaxError, match=said):
+                    await lab.bus.read_slice(claim, columns_, part)
 
         on_bus(scenario)
 
@@ -338,11 +364,21 @@ class BusSuite(TrainingSuite):
         on_bus(scenario, columns=("tokens", "advantages", "old_log_probs"))
 
 
+async def _with_experts(lab: Lab) -> tuple[Claim, np.ndarray]:
+    """Two groups with a column of [tokens, layers, top_k], written for both at once."""
+    await lab.produce(2)
+    claim = await lab.claim(groups=2)
+    experts = np.arange(7 * 4 * 2, dtype=np.uint8).reshape(7, 4, 2)
+    await lab.bus.write(claim, {"experts": Ragged(experts, np.array([2, 0, 3, 2]))})
+    return await lab.claim("reader", groups=2, needs=("experts",)), experts
+
+
 async def _fenced(lab: Lab, claim: Claim) -> None:
     """No use of the claim does anything any more."""
     for use in (
         lab.bus.verify(claim),
         lab.bus.read(claim, ("tokens",)),
+        lab.bus.read_slice(claim, ("tokens",), Cut((0, 1))),
         lab.bus.write(claim, {"advantages": by_row(claim.rows)}),
         lab.bus.acknowledge(claim),
     ):

@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import heapq
 
 import pytest
 
 from relax_core.api.batch import RowId
-from relax_core.api.bus import BusSettings, ClaimRequest
-from relax_core.api.errors import ConfigError
+from relax_core.api.bus import BusSettings, ClaimRequest, Sealed
+from relax_core.api.errors import ConfigError, StaleFence
+from relax_core.api.outcome import Outcome
 from relax_core.api.version import Version
 from relax_core.bus.journal import Journal
 from relax_core.bus.queue import TransferQueue
@@ -156,8 +158,6 @@ async def test_a_cancelled_put_gives_its_credit_back(tmp_path, clock):
 async def test_a_host_whose_clients_hold_the_store_needs_only_places(bus):
     lab = Lab(bus)
     (issue,) = await lab.admit(1)
-    from relax_core.api.bus import Sealed
-    from relax_core.api.outcome import Outcome
     from relax_core.bus.store import assemble
 
     clients_store = MemoryStore()
@@ -184,3 +184,37 @@ async def test_a_host_whose_clients_hold_the_store_needs_only_places(bus):
 def test_settings_that_can_not_work_are_refused(field, settings):
     with pytest.raises(ConfigError, match=field):
         TransferQueue(settings, START)
+
+
+async def _begun(bus, lab) -> int:
+    """A put that its producer will not end."""
+    (issue,) = await lab.admit(1)
+    ids = tuple(RowId(*attempt, 0) for attempt in issue.attempts)
+    key = await bus.begin_put(ids, 100, [Sealed(a, 1, Outcome.FINISHED) for a in issue.attempts], 0.0)
+    await bus.store.put(key, columns(ids, 3))
+    assert (bus.queue.credits.rows, bus.queue.credits.bytes, len(bus.store)) == (2, 100, 1)
+    return key
+
+
+async def test_a_producer_that_died_while_it_put_gives_its_credit_back_when_it_starts_anew(bus):
+    key = await _begun(bus, Lab(bus))
+    await bus.register("actor")
+    assert bus.queue.credits.rows == 2, "it is another's"
+    await bus.register("rollout")
+    assert (bus.queue.credits.rows, bus.queue.credits.bytes, len(bus.store)) == (0, 0, 0)
+    with pytest.raises(StaleFence):
+        await bus.end_put(key, (), (), 100, [])
+
+
+async def test_credit_of_a_put_that_never_ends_comes_back_to_who_waits_for_it(tmp_path, clock):
+    settings = dataclasses.replace(SETTINGS, groups_per_step=1, max_staleness=3, max_rows=2)
+    bus = BusService(TransferQueue(settings, START), MemoryStore(), Journal(str(tmp_path)), clock)
+    lab = Lab(bus)
+    await _begun(bus, lab)
+    _, late = await lab.admit(2)
+    waiting = asyncio.create_task(lab.put(late.attempts, wait_s=2 * SETTINGS.lease_s))
+    await settle()
+    assert not waiting.done()
+    clock.advance(SETTINGS.lease_s)
+    assert await waiting
+    await bus.close()

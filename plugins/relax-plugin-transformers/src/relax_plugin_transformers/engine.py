@@ -17,8 +17,7 @@ from relax_core.api.component import Configurable
 from relax_core.api.engine import Capabilities, Delta, Engine, EngineSpec, GenerateRequest, Health
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.trainer import Chosen
-from relax_core.api.version import Version
-from relax_core.api.weights import Manifest, Receipt, WeightTransport
+from relax_core.api.weights import PLAIN, Manifest, Receipt, TensorInfo, WeightTransport, combined_fingerprint
 from relax_plugin_transformers.loading import context_limit, load_model, read_config
 from relax_plugin_transformers.options import TransformersOptions
 from relax_plugin_transformers.request import check_ids, check_requests
@@ -38,8 +37,9 @@ class TransformersEngine(Engine[TransformersOptions]):
     """Batched generation with Hugging Face models, on a CPU or one GPU."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
-        in_flight_updates=True, seeds=True, score=True, sleep=_PARTS, receipts="resident"
-    )
+        in_flight_updates=True, seeds=True, delta=True, score=True, sleep=_PARTS, receipts="resident",
+        transports=frozenset({"shared-memory", "disk", "http", "collective"}),
+    )  # fmt: skip
 
     build: Callable[[Chosen], Configurable] | None = None
     """Makes a weight transport; set by the worker's host before `start`."""
@@ -118,18 +118,26 @@ class TransformersEngine(Engine[TransformersOptions]):
         began = time.monotonic()
         decoder, weights = self._running(), self._resident()
         async with self._changing:
-            self._refuse(manifest.version)
+            self._refuse(manifest)
             staged = await asyncio.to_thread(weights.stage, manifest, self._transport(transport))
-            fingerprint = await self._call(lambda: self._swap(decoder, manifest, staged), needs="weights")
-        return Receipt(self._spec.name, manifest.version, "resident", fingerprint, time.monotonic() - began)
+            times = {"wire": time.monotonic() - began}
+            infos = await self._call(lambda: self._swap(decoder, manifest, staged, times), needs="weights")
+        sent = frozenset(info.name for info in manifest.sent)
+        return Receipt(
+            self._spec.name, manifest.version, "resident",
+            combined_fingerprint(info for info in infos if info.name in sent), time.monotonic() - began,
+            resident=combined_fingerprint(infos), layout=PLAIN, times=times,
+        )  # fmt: skip
 
-    def _refuse(self, version: Version) -> None:
-        decoder = self._running()
+    def _refuse(self, manifest: Manifest) -> None:
+        decoder, version = self._running(), manifest.version
         have = decoder.version
         if "weights" in decoder.asleep:
             raise ValueError(f"{version}: {self._spec.name}'s weights are asleep; wake them first")
         if not version.supersedes(have):
             raise ValueError(f"{version}: this engine has {have}; it loads that model's newer versions only")
+        if manifest.payload == "delta" and manifest.base != str(have):
+            raise ValueError(f"{version}: a delta on top of {manifest.base}; this engine has {have}")
 
     def _transport(self, chosen: Chosen) -> WeightTransport:
         if chosen.name.rpartition(":")[2] not in self.capabilities.transports:
@@ -141,24 +149,28 @@ class TransformersEngine(Engine[TransformersOptions]):
             raise TypeError(f"transport {chosen.name!r} built a {type(built).__name__}, not a WeightTransport")
         return built
 
-    def _swap(self, decoder: Decoder, manifest: Manifest, staged: Staged) -> str:
+    def _swap(
+        self, decoder: Decoder, manifest: Manifest, staged: Staged, times: dict[str, float]
+    ) -> tuple[TensorInfo, ...]:
         """On the decoding thread: old tokens leave under the old version, the next is of the new one."""
         decoder.flush()
-        weights = self._resident()
+        weights, began = self._resident(), time.monotonic()
         try:
-            weights.load(staged)
-            fingerprint = weights.fingerprint()
-            if fingerprint != manifest.fingerprint:
+            weights.load(manifest, staged)
+            loaded = time.monotonic()
+            infos = weights.infos()
+            if (have := combined_fingerprint(infos)) != manifest.fingerprint:
                 raise InfrastructureError(
-                    f"{manifest.version}: {self._spec.name} holds {fingerprint}, want {manifest.fingerprint}"
+                    f"{manifest.version}: {self._spec.name} holds {have}, want {manifest.fingerprint}"
                 )
         except Exception as error:
             # Half of two versions may lie in memory now: nothing may be sampled from it.
             decoder.fail(f"{type(error).__name__}: {error}")
             raise
+        times.update(load=loaded - began, proof=time.monotonic() - loaded)
         decoder.drop_caches()
         decoder.version = manifest.version
-        return fingerprint
+        return infos
 
     async def pause(self) -> None:
         await self._set_paused(True)

@@ -7,8 +7,10 @@ Tied weights appear once, under the name `transformers` saves them by. Nothing h
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -41,7 +43,8 @@ _BITS: Mapping[torch.dtype, torch.dtype] = {
     torch.float8_e4m3fn: torch.uint8,
     torch.float8_e5m2: torch.uint8,
 }
-Staged = Sequence[tuple[torch.Tensor, np.ndarray]]
+PAYLOADS = ("full", "delta")
+Staged: TypeAlias = Iterator[tuple[TensorInfo, np.ndarray]]
 
 
 class Resident:
@@ -53,15 +56,28 @@ class Resident:
         self._aside: Path | dict[str, torch.Tensor] | None = None
 
     def stage(self, manifest: Manifest, transport: WeightTransport) -> Staged:
-        """Receive a version beside the running one; ValueError where it is not exactly this model."""
-        if manifest.payload != "full":
-            raise ValueError(f"{manifest.version}: payload {manifest.payload!r}; this engine loads full versions only")
+        """What arrives, beside the running version; ValueError where it is not exactly this model.
+
+        A stored full version is views of files and is checked whole before anything changes. Of all others only the
+        first tensor is here: the rest comes while `load` takes it, so that no second model lies in memory.
+        """
+        self._check(manifest)
+        arriving = transport.receive(manifest, self.value)
+        if manifest.payload == "full" and not transport.live:
+            return iter(list(arriving))
+        first = next(arriving, None)
+        return iter(()) if first is None else chain([first], arriving)
+
+    def _check(self, manifest: Manifest) -> None:
+        if manifest.payload not in PAYLOADS:
+            raise ValueError(
+                f"{manifest.version}: payload {manifest.payload!r}; this engine loads {' and '.join(PAYLOADS)}"
+            )
         self._check_names(manifest)
         for info in manifest.tensors:
             have, want = (info.dtype, info.shape), self._specs[info.name]
             if have != want:
                 raise ValueError(f"{manifest.version} {info.name}: have {have[0]} {have[1]}, want {want[0]} {want[1]}")
-        return [(self.tensors[info.name], array) for info, array in transport.receive(manifest)]
 
     def _check_names(self, manifest: Manifest) -> None:
         given = {info.name for info in manifest.tensors}
@@ -72,22 +88,38 @@ class Resident:
                 f"tensors; publish its {len(self.tensors)} tensors, each once"
             )
 
-    def load(self, staged: Staged) -> None:
-        """Replace all values; called between two iterations."""
-        for tensor, array in staged:
-            if tensor.is_cuda:
-                _as_bits(tensor).copy_(torch.from_numpy(np.array(array)))
-            else:
-                np.copyto(_as_bits(tensor).numpy(), array)
+    def value(self, name: str) -> np.ndarray:
+        """What a tensor is now, as its bits where numpy has no such dtype."""
+        return _bytes(self.tensors[name])
 
-    def fingerprint(self) -> str:
-        """Of what lies in memory now, comparable with a manifest's."""
-        return combined_fingerprint(
+    def load(self, manifest: Manifest, staged: Staged) -> None:
+        """Replace what is sent; called between two iterations. Where it raises, half of two versions lies in memory."""
+        missing = {info.name for info in manifest.sent}
+        for info, array in staged:
+            bits = _as_bits(self.tensors[info.name])
+            want = torch.empty(0, dtype=bits.dtype).numpy().dtype
+            if (array.dtype, array.shape) != (want, tuple(bits.shape)):
+                raise ValueError(f"{manifest.version} {info.name}: got {array.dtype} {array.shape}; publish again")
+            if bits.is_cuda:
+                bits.copy_(torch.from_numpy(np.array(array)))
+            else:
+                np.copyto(bits.numpy(), array, casting="no")
+            missing.discard(info.name)
+        if missing:
+            raise ValueError(f"{manifest.version}: {sorted(missing)[:8]} did not arrive; publish again")
+
+    def infos(self) -> tuple[TensorInfo, ...]:
+        """What lies in memory now."""
+        return tuple(
             TensorInfo(
                 name, tuple(tensor.shape), _DTYPES[tensor.dtype], tensor_fingerprint(_bytes(tensor)), tensor.nbytes
             )
             for name, tensor in self.tensors.items()
         )
+
+    def fingerprint(self) -> str:
+        """Of what lies in memory now, comparable with a manifest's."""
+        return combined_fingerprint(self.infos())
 
     def release(self) -> int:
         """Free the weights' memory, keeping their values elsewhere; returns the bytes that are really gone."""

@@ -41,6 +41,7 @@ from relax_core.api import (
     WeightTransport,
 )
 from relax_core.api.weights import Payload, combined_fingerprint
+from relax_core.learn import Denominators
 from tests.unit.rollout.toy_policy import Letters
 
 END = 0
@@ -142,7 +143,7 @@ class PuppetEngine(Engine[EngineOptions]):
 
 class TrainerOptions(Options):
     train_s: float = 1.0
-    """Virtual seconds of one update."""
+    """Virtual seconds of sixteen rows."""
     publish_s: float = 0.1
     """Virtual seconds of a publish."""
 
@@ -164,7 +165,7 @@ class PuppetTrainer(Trainer[TrainerOptions]):
             raise ValueError(f"begin_step: got {version}, the weights are of step {self._step}")
 
     def begin_update(self, denominators: Mapping[str, float]) -> None:
-        """Every row may be without a trained token: `late = "mask"` does that."""
+        self._loss, self._denominators = 0.0, Denominators(denominators)
 
     async def accumulate(self, chunk: Chunk, last: bool) -> None:  # type: ignore[override]
         columns = chunk.rows.columns
@@ -174,10 +175,16 @@ class PuppetTrainer(Trainer[TrainerOptions]):
             raise ValueError(f"accumulate: lags {sorted(set(lag.tolist()))} at step {self._step}")
         if "old_log_probs" in columns and set(columns["old_log_probs"].values.tolist()) - {float(self._step)}:
             raise ValueError(f"accumulate: old_log_probs are not of step {self._step}")
-        await asyncio.sleep(self.options.train_s)
+        await asyncio.sleep(self.options.train_s * len(chunk.rows) / 16)
+        place = np.repeat([row.sample for row in chunk.rows.ids], columns["tokens"].lengths)
+        self._loss += float((columns["advantages"].values * place)[trained].sum()) / self._denominators.nominal("rows")
 
     def finish_update(self, denominators: Mapping[str, float]) -> UpdateResult:
-        return UpdateResult(UpdateOutcome.APPLIED, {}, 1.0, self._spec.optimizer.lr)
+        loss = self._loss * self._denominators.rescale(denominators)
+        return UpdateResult(UpdateOutcome.APPLIED, {"train/loss": (loss, 1.0)}, 1.0, self._spec.optimizer.lr)
+
+    def abort_update(self) -> None:
+        self._loss = float("nan")
 
     def forward(self, chunk: Chunk, columns: Sequence[str]) -> RowBatch:
         tokens = chunk.rows.columns["tokens"]

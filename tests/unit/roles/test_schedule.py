@@ -34,8 +34,9 @@ def overlapping(played: Performance) -> int:
     return sum(any(update.overlaps(span) for span in generating) for update in played.of("actor", "accumulate"))
 
 
-def test_only_staleness_lets_engines_generate_while_the_actor_trains(tmp_path: Path) -> None:
-    played = [Theatre(tmp_path / str(k), steps=70, max_staleness=k).play() for k in (0, 1, 2)]
+def test_of_whole_steps_only_staleness_lets_engines_generate_while_the_actor_trains(tmp_path: Path) -> None:
+    whole_steps = {"steps": 70, "batch": {"stream": False}}
+    played = [Theatre(tmp_path / str(k), max_staleness=k, **whole_steps).play() for k in (0, 1, 2)]
     for staleness, one in enumerate(played):
         whole(one, 70, staleness)
         assert one.account.trained == 70 * SAMPLES

@@ -32,6 +32,7 @@ from relax_core.runners.context import RoleContext
 from relax_core.runners.host import Host
 from relax_core.runners.launch import Launch
 from relax_core.runners.role_runner import run_role
+from relax_core.runners.turns import TurnBoard
 from relax_core.weights.service import WeightBoard
 from tests.unit.roles.virtual_time import VirtualClock, play
 
@@ -147,6 +148,18 @@ class Performance:
         return [step.metrics.get(name, 0.0) for step in self.steps]
 
 
+class Audience(BoardService):
+    """Forgets no event, however long the play."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__(clock)
+        self.heard: list[Event] = []
+
+    async def emit(self, event: Event) -> None:
+        await super().emit(event)
+        self.heard.append(event)
+
+
 Happening = Callable[["Theatre"], Coroutine[Any, Any, None]]
 
 
@@ -172,7 +185,9 @@ class Theatre:
     async def _perform(self, happenings: Sequence[Happening]) -> Performance:
         launch, clock = self._launch, self.clock
         self.bus = await open_bus(InProcessBus(), bus_settings(launch), launch.run_dir, Version("actor", 0, 0), clock)
-        self.board, weights, self.workers = BoardService(clock), WeightBoard(clock), Puppeteer(self.catalogue)
+        self.board, weights, self.workers = Audience(clock), WeightBoard(clock), Puppeteer(self.catalogue)
+
+        turns = TurnBoard(clock)
 
         def context(role: str) -> Callable[[int], RoleContext]:
             return lambda incarnation: RoleContext(
@@ -186,6 +201,7 @@ class Theatre:
                 self.workers,
                 clock,
                 incarnation,
+                turns,
             )
 
         roles = [self.catalogue.build(Chosen("role", name)) for name in launch.plan.roles]
@@ -198,7 +214,7 @@ class Theatre:
             for task in around:
                 task.cancel()
             await asyncio.gather(*around, return_exceptions=True)
-        events = [event for _, event in await self.board.events(0, 0.0)]
+        events = self.board.heard
         steps = [event for event in events if isinstance(event, StepFinished)]
         performance = Performance(steps, events, self.workers.spans, await self.bus.account(), clock.now())
         await self.bus.close()

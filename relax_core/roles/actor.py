@@ -16,6 +16,7 @@ from relax_core.roles.publisher import Publisher
 from relax_core.roles.step import moved
 from relax_core.roles.step_metrics import StepTimes, step_metrics
 from relax_core.roles.trainer_group import TrainerGroup
+from relax_core.roles.turn import TrainerTurn
 
 
 class Actor(Role):
@@ -37,7 +38,8 @@ class Actor(Role):
         self._trainer = await TrainerGroup.start(context, self.name)
         context.doing("ready", ranks=self._trainer.pids())
         self._publisher = Publisher(context, self._trainer)
-        self._fit = Fit(context, self._trainer, self.name, self._publisher.serve)
+        self._devices = TrainerTurn(context, self.name, self._publisher.live)
+        self._fit = Fit(context, self._trainer, self.name, self._serve, self._devices)
         self._checkpoints = Checkpoints(context, self._trainer)
         try:
             await self._train()
@@ -48,8 +50,11 @@ class Actor(Role):
         context = self._context
         version = await context.bus.version()
         if context.resume is not None:
-            await self._trainer.call("load", f"{context.resume.directory}/trainer")
-            await self._publisher.publish(version)
+            async with self._devices:
+                await self._devices.train()
+                await self._trainer.call("load", f"{context.resume.directory}/trainer")
+                await self._devices.publish()
+                await self._publisher.publish(version)
         saved = version.step
         while version.step < context.run.steps and not context.stopping:
             await context.pause_point()
@@ -64,23 +69,42 @@ class Actor(Role):
             await self._save(version)
         if version.step >= context.run.steps:
             context.doing("exporting")
-            await self._trainer.call("export", f"{context.run_dir}/export")
+            async with self._devices:
+                await self._devices.train()
+                await self._trainer.call("export", f"{context.run_dir}/export")
 
     async def _save(self, version: Version) -> None:
         start = self._context.clock.now()
-        path = await self._checkpoints.save(version)
+        async with self._devices:
+            await self._devices.train()
+            path = await self._checkpoints.save(version)
         await self._context.board.emit(CheckpointSaved(version.step, path, self._context.clock.now() - start))
 
     async def _step(self, version: Version) -> Version | None:
         """Train, commit and publish; None when the run was told to stop before the rows were there."""
         times = StepTimes(self._context.clock)
-        step = await self._fit.step(version, times)
-        if step is None:
-            return None
-        after = await self._context.bus.trained(step.claims, version.step, step.without_gradient)
-        await self._publisher.publish(after, applied=any(moved(result) for result in step.results))
+        async with self._devices:
+            step = await self._fit.step(version, times)
+            if step is None:
+                return None
+            after = await self._context.bus.trained(step.claims, version.step, step.without_gradient)
+            await self._devices.publish()
+            await self._publisher.publish(after, applied=any(moved(result) for result in step.results))
         times.mark("publish")
         account = await self._context.bus.account()
         statistics = await self._context.bus.statistics()
-        await self._context.board.emit(StepFinished(after.step, step_metrics(step, times, account, statistics)))
+        metrics = step_metrics(step, times, account, statistics)
+        if self._devices.shared:
+            metrics["memory/freed_bytes"] = float(self._devices.freed_bytes)
+        await self._context.board.emit(StepFinished(after.step, metrics))
         return after
+
+    async def _serve(self) -> None:
+        """Whoever stands at the door gets the newest weights; on shared devices in a turn of its own."""
+        if not self._devices.shared:
+            await self._publisher.serve()
+        elif self._publisher.live and await self._context.weights.wanted("actor"):
+            async with self._devices:
+                await self._devices.train()
+                await self._devices.publish()
+                await self._publisher.serve()

@@ -21,6 +21,7 @@ from relax_core.roles.claimed import ClaimedRows
 from relax_core.roles.step import Step, StepPart
 from relax_core.roles.step_metrics import StepTimes
 from relax_core.roles.trainer_group import TrainerGroup
+from relax_core.roles.turn import TrainerTurn
 
 POLL_S = 1.0
 RENEW_S = 60.0
@@ -37,11 +38,15 @@ class Fit:
     """Trains steps, one after another."""
 
     def __init__(
-        self, context: Context, trainer: TrainerGroup, task: str, meanwhile: Callable[[], Awaitable[None]]
-    ) -> None:
+        self, context: Context, trainer: TrainerGroup, task: str, meanwhile: Callable[[], Awaitable[None]],
+        devices: TrainerTurn,
+    ) -> None:  # fmt: skip
         """`meanwhile` is called again and again while rows are waited for and the weights are those of the step's start."""
         self._context, self._trainer, self._task, self._meanwhile = context, trainer, task, meanwhile
         self._skips = context.build(context.run.algorithm.chosen).zero_advantage_skips
+        self._devices = devices
+        self._claimed: Claim | None = None
+        """Not part of the step yet: its rows wait for the devices."""
         self._skipped = 0
         wanted, group_size = context.run.rollout.prompts_per_step, context.run.rollout.group_size
         ranks = context.plan.groups[task].size
@@ -67,6 +72,7 @@ class Fit:
             if whole:
                 return step
             await self._give_back(step)
+            await self._devices.let_go()
             if self._context.stopping:
                 return None
 
@@ -77,6 +83,9 @@ class Fit:
             times.mark("wait_rows")
             if claim is None and (self._context.stopping or not step.claims):
                 return False
+            await self._take_devices(claim)
+            if self._devices.shared:
+                times.mark("wait_turn")
             await self._work(step, claim)
             times.mark("train")
         return True
@@ -99,6 +108,14 @@ class Fit:
                 if late:
                     context.check(wait)
         return None
+
+    async def _take_devices(self, claim: Claim | None) -> None:
+        """The lease of the rows is renewed meanwhile."""
+        self._claimed = claim
+        try:
+            await self._devices.train()
+        finally:
+            self._claimed = None
 
     async def _work(self, step: Step, claim: Claim | None) -> None:
         """Train what these rows make possible; without a claim the step is closed short."""
@@ -149,6 +166,8 @@ class Fit:
             while True:
                 await self._context.clock.sleep(RENEW_S)
                 await self._verify(step)
+                if self._claimed is not None:
+                    await self._context.bus.verify(self._claimed)
 
     async def _give_back(self, step: Step) -> None:
         """Nothing of the step was trained: its rows are for the next claim."""

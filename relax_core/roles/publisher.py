@@ -29,6 +29,11 @@ class Publisher:
         live = self._transport.live
         self._door = Doorkeeper(context, trainer, context.run.weights.chosen) if live else None
 
+    @property
+    def live(self) -> bool:
+        """Weights go from the trainer's memory to the engines', without a copy between."""
+        return self._door is not None
+
     async def publish(self, version: Version, applied: bool = False) -> Manifest:
         """`applied`: an update with a gradient lies behind the last version, so that some bytes must have changed."""
         settings = self._context.run.weights

@@ -12,6 +12,7 @@ from relax_core.api.batch import Ragged, RowBatch
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.role import Context, Lane
 from relax_core.api.trainer import Chosen, Chunk, OptimizerSpec, Trainer, TrainerSpec, UpdateOutcome, UpdateResult
+from relax_core.api.turn import Part
 from relax_core.api.version import Version
 from relax_core.api.weights import Manifest, Payload
 from relax_core.api.worker import Worker, WorkerSpec
@@ -35,6 +36,7 @@ class TrainerGroup:
     ) -> None:  # fmt: skip
         self._trainer, self._workers, self._lanes, self.facts = trainer, workers, lanes, facts
         self._tokens_per_micro_batch = tokens_per_micro_batch
+        self._sleeps: tuple[Part, ...] = ()
 
     @classmethod
     async def start(cls, context: Context, role: str) -> TrainerGroup:
@@ -56,10 +58,13 @@ class TrainerGroup:
                     for lane, worker, spec in zip(lanes, workers, ranks, strict=True)
                 )
             )
+            made = cls(context.build(chosen), workers, lanes, facts[0], context.run.batch.tokens_per_micro_batch)
+            made._sleeps = group.sleeps
+            await context.turns.join(role, group.devices, made)
         except BaseException:
             await asyncio.gather(*(worker.kill() for worker in workers))
             raise
-        return cls(context.build(chosen), workers, lanes, facts[0], context.run.batch.tokens_per_micro_batch)
+        return made
 
     async def call(self, method: str, *args: Any, timeout_s: float = CALL_S) -> list[Any]:
         """One method on every rank; the first failure is raised."""
@@ -69,6 +74,15 @@ class TrainerGroup:
     @property
     def size(self) -> int:
         return len(self._workers)
+
+    async def sleep(self, parts: Sequence[Part]) -> int:
+        """Free these parts on every rank, as far as they may sleep; bytes really freed."""
+        able = [part for part in self._sleeps if part in parts]
+        return sum(map(int, await self.call("sleep", able))) if able else 0
+
+    async def wake(self, parts: Sequence[Part]) -> None:
+        if able := [part for part in self._sleeps if part in parts]:
+            await self.call("wake", able)
 
     def pids(self) -> dict[str, int]:
         """Of the ranks' processes, by their names."""

@@ -144,7 +144,7 @@ class Engine(Configurable[OptionsT], Generic[OptionsT]):
         raise NotImplementedError
 
     async def abort(self, ids: Sequence[str]) -> None:
-        """End requests now with finish `abort`; all of them when `ids` is empty."""
+        """End requests now, paused or not, with finish `abort`; all of them when `ids` is empty."""
         raise NotImplementedError
 
     async def sleep(self, parts: Sequence[str]) -> int:

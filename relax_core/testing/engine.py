@@ -24,6 +24,7 @@ from relax_core.api.trainer import Chosen
 from relax_core.api.version import Version
 from relax_core.testing.engine_lab import (
     CONTEXT,
+    DISK,
     VOCABULARY,
     Lab,
     damaged,
@@ -230,6 +231,7 @@ class EngineSuite(Suite):
             running = asyncio.create_task(gather(lab.engine, [aborted, goes_on]))
             await until_known(lab.engine, 2)
             await lab.engine.abort([aborted.id])
+            await until_known(lab.engine, 1)
             await lab.engine.resume()
             return await running
 
@@ -296,7 +298,6 @@ class EngineSuite(Suite):
 
     def test_weights_may_land_in_the_middle_of_a_request(self, lab: Lab, renewed: Callable[[], str]) -> None:
         self.needs(lab.engine.capabilities.in_flight_updates, "in-flight updates")
-        self.needs(not lab.engine.capabilities.keeps_kv_across_versions, "recomputed caches")
         before, requests = lab.version.step, [lab.request(prompt, _LONG, seed=i) for i, prompt in enumerate(PROMPTS)]
 
         async def start() -> tuple[Any, list[Delta]]:
@@ -315,6 +316,39 @@ class EngineSuite(Suite):
         assert {part.version for part in parts} == set(folders)
         for request in requests:
             self.each_part_is_of_its_version(request, [part for part in parts if part.id == request.id], folders)
+
+    def test_caches_kept_over_an_update_are_told_and_never_shared(self, lab: Lab) -> None:
+        self.needs(lab.engine.capabilities.keeps_kv_across_versions, "caches that outlive an update")
+        other = Lab(self.make_engine(), lab.model, lab.other).start(
+            version=Version("actor", 0, 0), kv_across_versions=True
+        )
+        try:
+            self._keeps_its_cache(other)
+        finally:
+            other.stop()
+
+    def _keeps_its_cache(self, lab: Lab) -> None:
+        request = lab.request(PROMPT, _LONG, seed=1)
+
+        async def run() -> list[Delta]:
+            stream = lab.engine.generate([request])
+            parts = list(await anext(stream))
+            await lab.engine.pause()
+            await lab.engine.update_weights(lab.publish(version=Version("actor", 0, 1)), DISK)
+            await lab.engine.resume()
+            return parts + [delta async for deltas in stream for delta in deltas]
+
+        parts = [part for part in lab.run(run()) if part.tokens]
+        assert {part.version for part in parts} == {0, 1}
+        assert {part.oldest_cache for part in parts} == {0}, "its cache began under the first weights"
+        so_far = PROMPT
+        for part in parts:
+            if part.version == 0:
+                agrees(lab.model, so_far, part)
+            so_far += part.tokens
+        (again,) = lab.generate(lab.request(so_far, 9, seed=1))
+        assert (again.version, again.oldest_cache) == (1, 1)
+        agrees(lab.other, so_far, again)
 
     def each_part_is_of_its_version(
         self, request: GenerateRequest, parts: list[Delta], folders: Mapping[int, str]

@@ -35,6 +35,11 @@ from relax_core.plugins.catalogue import Catalogue
         (["eval.size=0"], "eval.size"),
         (['eval.sets=[{name="a", path="x"}, {name="a", path="y"}]'], "2 sets named 'a'"),
         (["rollout.token_budget=8"], "at least rollout.max_new_tokens = 16"),
+        (["rollout.kv_across_versions=true"], "rollout.kv_across_versions (command line): got True; tokens would be"),
+        (
+            ["rollout.kv_across_versions=true", "placement=async", "engine=vllm"],
+            "rollout.kv_across_versions (command line): got True; engine vllm computes its caches again",
+        ),
         (["placement.actor_fwd.ranks=2"], "placement.actor_fwd (command line): got ranks of its own"),
         (["placement.actor.share=rollout"], "placement.actor.share (command line): got 'rollout'"),
     ],

@@ -23,9 +23,12 @@ from relax_plugin_transformers.stream import Stream
 _ROW = np.dtype(
     [
         ("seed", np.uint64), ("position", np.int64), ("remaining", np.int64), ("start", np.int64), ("fresh", np.int64),
+        ("oldest", np.int64),
         *CHOICES,
     ]
 )  # fmt: skip
+_OF_NOW = np.iinfo(np.int64).max
+"""Oldest step in a cache that is all of the weights of now."""
 _AHEAD = 64
 """Columns reserved for tokens to come."""
 _TRIM = 64
@@ -58,6 +61,7 @@ class Batch:
         self._rows["seed"] = [request.seed & SEED_MASK for request in requests]
         self._rows["position"] = [len(request.tokens) for request in requests]
         self._rows["remaining"] = [request.max_new_tokens for request in requests]
+        self._rows["oldest"] = _OF_NOW
         for field, _ in CHOICES:
             self._rows[field] = [getattr(request, field) for request in requests]
         self._suppresses = any(request.suppress_tokens for request in requests)
@@ -193,7 +197,8 @@ class Batch:
             error = "the model gave no finite log-probs (weights of this version are broken or overflowed)"
         tokens, log_probs = self._tokens[row, :fresh].tolist(), self._log_probs[row, :fresh].tolist()
         top = tuple(self._top.pop(request_id, ()))[:fresh]
-        return Delta(request_id, tuple(tokens), tuple(log_probs), version, version, finish, error, top=top)
+        oldest = min(version, int(self._rows["oldest"][row]))
+        return Delta(request_id, tuple(tokens), tuple(log_probs), version, oldest, finish, error, top=top)
 
     def _close_holes(self, gone: np.ndarray) -> None:
         left = len(self) - len(gone)
@@ -256,7 +261,13 @@ class Batch:
         """Forget keys and values; the next step recomputes them. Returns the bytes freed."""
         freed = self._cache.size_bytes if self._cache is not None else 0
         self._cache = None
+        self._rows["oldest"] = _OF_NOW
         return freed
+
+    def outlive(self, step: int) -> None:
+        """Keep the cache, which is of weights up to this step, under newer ones."""
+        if self._cache is not None:
+            self._rows["oldest"] = np.minimum(self._rows["oldest"], step)
 
     @property
     def has_cache(self) -> bool:

@@ -34,8 +34,9 @@ class Decoder:
     """Waiting calls, running batches, and the thread that advances them."""
 
     def __init__(
-        self, model: CausalModel, version: Version, options: TransformersOptions, *, rows: int, serial: bool
-    ) -> None:
+        self, model: CausalModel, version: Version, options: TransformersOptions, *, rows: int, serial: bool,
+        keeps_caches: bool = False,
+    ) -> None:  # fmt: skip
         self.model = model
         self.version = version
         self.asleep: set[str] = set()
@@ -45,6 +46,8 @@ class Decoder:
         self._max_rows = rows
         self._serial = serial
         """One call at a time, its batches never merged: the same calls give the same bits."""
+        self._keeps_caches = keeps_caches
+        """Running requests keep their cache over an update; a prompt is run again for every later request."""
         self._open: dict[str, Running] = {}
         """Every request that has not finished, wherever it is: waiting, in prefill or in a batch."""
         self._waiting: deque[deque[Running]] = deque()
@@ -133,6 +136,16 @@ class Decoder:
         """Send what was sampled so far: a delta never spans two versions."""
         for batch in self._batches:
             self._hold(batch.flush(self.version.step))
+
+    def renew(self, version: Version) -> None:
+        """The weights are of this version from the next token on; caches of weights that were given up never stay."""
+        keeps = self._keeps_caches and version.incarnation == self.version.incarnation
+        for batch in self._batches:
+            if keeps:
+                batch.outlive(self.version.step)
+            else:
+                batch.drop_cache()
+        self.version = version
 
     def drop_caches(self) -> int:
         return sum(batch.drop_cache() for batch in self._batches)

@@ -2,7 +2,7 @@
 """The transformers engine: async outside, one decoding thread inside.
 
 It translates between the engine contract and `Decoder`; sampling, batching and caches live there. Weights are
-replaced between two iterations, caches of running requests are recomputed under the new ones.
+replaced between two iterations; caches of running requests are recomputed under the new ones, or kept where asked.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TransformersEngine(Engine[TransformersOptions]):
     """Batched generation with Hugging Face models, on a CPU or one GPU."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
-        in_flight_updates=True, seeds=True, delta=True, score=True, sleep=_PARTS, receipts="resident",
+        in_flight_updates=True, keeps_kv_across_versions=True, seeds=True, delta=True, score=True, sleep=_PARTS, receipts="resident",
         transports=frozenset({"shared-memory", "disk", "http", "collective"}),
     )  # fmt: skip
 
@@ -72,7 +72,14 @@ class TransformersEngine(Engine[TransformersOptions]):
         self._weights = Resident(module)
         model = CausalModel(module, self.options.max_prefill_tokens)
         rows = spec.max_concurrency or self.options.max_batch_rows
-        self._decoder = Decoder(model, spec.version, self.options, rows=rows, serial=spec.deterministic)
+        self._decoder = Decoder(
+            model,
+            spec.version,
+            self.options,
+            rows=rows,
+            serial=spec.deterministic,
+            keeps_caches=spec.kv_across_versions,
+        )
         self._decoder.start()
         return {
             "vocab_size": model.vocab_size,
@@ -168,8 +175,7 @@ class TransformersEngine(Engine[TransformersOptions]):
             decoder.fail(f"{type(error).__name__}: {error}")
             raise
         times.update(load=loaded - began, proof=time.monotonic() - loaded)
-        decoder.drop_caches()
-        decoder.version = manifest.version
+        decoder.renew(manifest.version)
         return infos
 
     async def pause(self) -> None:

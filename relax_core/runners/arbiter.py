@@ -180,13 +180,14 @@ class Arbiter:
         taken = frozenset[str]().union(*(place.devices for place in self._had()))
         for place in [place for place in self._places.values() if place.stage == "waiting"]:
             devices = self._devices(place.request)
-            if devices & taken:
-                self._want(devices)
-            else:
+            if not devices & taken:
                 place.stage, place.devices = "changing", devices
             taken |= devices
         for place in self._had():
             self._settle(place)
+        for place in self._places.values():
+            if place.stage == "waiting":
+                self._want(self._devices(place.request))
 
     def _refuse_late(self, now: float) -> None:
         for place in [place for place in self._places.values() if now >= place.deadline]:

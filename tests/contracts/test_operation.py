@@ -4,24 +4,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 
-from relax_core.api import DeadlineExceeded, Load, Options, ScalingPolicy, Sleeper, Turns
-from relax_core.api.turn import Part, Phase
-
-PARTS: tuple[Part, ...] = ("weights", "kv", "optimizer", "gradients")
+from relax_core.api import DeadlineExceeded, InfrastructureError, Load, Options, ScalingPolicy, Turns
+from relax_core.api.clock import SystemClock
+from relax_core.api.turn import Part
+from relax_core.runners.turns import TurnBoard
+from relax_core.runners.turns_client import TurnClient
 
 
 class Body:
     """Something with memory: which of its parts are awake."""
 
+    broken = False
+
     def __init__(self, *parts: Part) -> None:
         self.parts, self.awake = frozenset(parts), set(parts)
 
     async def sleep(self, parts: Sequence[Part]) -> int:
+        if self.broken:
+            raise RuntimeError("it will not")
         freed = len(self.awake & set(parts))
         self.awake -= set(parts)
         return freed
@@ -30,79 +35,88 @@ class Body:
         self.awake |= self.parts & set(parts)
 
 
-class Arbiter:
-    """One turn at a time on each set of devices."""
-
-    def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-        self._living: dict[str, tuple[frozenset[str], Sleeper]] = {}
-
-    def join(self, name: str, devices: frozenset[str], sleeper: Sleeper) -> None:
-        self._living[name] = (devices, sleeper)
-
-    def acquire(
-        self, devices: frozenset[str], phase: Phase, holders: Mapping[str, Sequence[Part]], deadline_s: float
-    ) -> AbstractAsyncContextManager[None]:
-        return self._turn(devices, phase, holders, deadline_s)
-
-    @asynccontextmanager
-    async def _turn(
-        self, devices: frozenset[str], phase: Phase, holders: Mapping[str, Sequence[Part]], deadline_s: float
-    ) -> AsyncIterator[None]:
-        shared = [(name, sleeper) for name, (on, sleeper) in self._living.items() if on & devices]
-        if len(shared) == 1:
-            yield  # alone on its devices: a turn at once
-            return
-        try:
-            await asyncio.wait_for(self._lock.acquire(), deadline_s)
-        except TimeoutError as error:
-            raise DeadlineExceeded(phase, "a turn on shared devices", deadline_s) from error
-        try:
-            for name, sleeper in shared:
-                await sleeper.sleep([part for part in PARTS if part not in holders.get(name, ())])
-            for name, sleeper in shared:
-                await sleeper.wake(holders.get(name, ()))
-            yield
-        finally:
-            self._lock.release()
-
-
 DEVICES = frozenset({"gpu:0", "gpu:1"})
 
 
-def colocated() -> tuple[Turns, Body, Body]:
-    turns: Turns = Arbiter()
+@contextmanager
+def unseen(reason: str, owed_by: str, deadline_s: float) -> Iterator[None]:
+    yield
+
+
+@asynccontextmanager
+async def colocated() -> AsyncIterator[tuple[Turns, Turns, Body, Body]]:
+    """Both sides' turns, and what sleeps."""
+    board = TurnBoard(SystemClock())
+    engines, trainers = (TurnClient(board, role, DEVICES, unseen) for role in ("rollout", "actor"))
     engine, trainer = Body("weights", "kv"), Body("weights", "optimizer", "gradients")
-    turns.join("engine", DEVICES, engine)
-    turns.join("trainer", DEVICES, trainer)
-    return turns, engine, trainer
+    await engines.join("engine", DEVICES, engine)
+    await trainers.join("trainer", DEVICES, trainer)
+    try:
+        yield engines, trainers, engine, trainer
+    finally:
+        await asyncio.gather(engines.close(), trainers.close())
 
 
 async def test_colocated_roles_take_turns_and_a_publish_has_both_sides_weights() -> None:
-    turns, engine, trainer = colocated()
-    async with turns.acquire(DEVICES, "generate", {"engine": ("weights", "kv")}, 5.0):
-        assert (engine.awake, trainer.awake) == ({"weights", "kv"}, set())
-    async with turns.acquire(DEVICES, "train", {"trainer": ("weights", "optimizer", "gradients")}, 5.0):
-        assert (engine.awake, trainer.awake) == (set(), {"weights", "optimizer", "gradients"})
-    async with turns.acquire(DEVICES, "publish", {"engine": ("weights",), "trainer": ("weights",)}, 5.0):
-        assert engine.awake == trainer.awake == {"weights"}
+    async with colocated() as (engines, trainers, engine, trainer):
+        async with engines.acquire(DEVICES, "generate", {"engine": ("weights", "kv")}, 5.0) as turn:
+            assert (engine.awake, trainer.awake) == ({"weights", "kv"}, set())
+            assert turn.freed_bytes == 3
+        async with trainers.acquire(DEVICES, "train", {"trainer": ("weights", "optimizer", "gradients")}, 5.0) as turn:
+            assert (engine.awake, trainer.awake) == (set(), {"weights", "optimizer", "gradients"})
+            await turn.become("publish", {"engine": ("weights",), "trainer": ("weights",)}, 5.0)
+            assert engine.awake == trainer.awake == {"weights"}
 
 
 async def test_a_turn_that_does_not_come_is_an_error_at_its_deadline() -> None:
-    turns, _, _ = colocated()
+    async with colocated() as (engines, trainers, _, _):
+        async with trainers.acquire(DEVICES, "train", {"trainer": ("weights",)}, 5.0):
+            with pytest.raises(DeadlineExceeded, match=r"a turn to generate on shared devices; had by actor \(train\)"):
+                async with engines.acquire(DEVICES, "generate", {"engine": ("weights", "kv")}, 0.01):
+                    raise AssertionError("two had the devices")
+        async with engines.acquire(DEVICES, "generate", {"engine": ("weights", "kv")}, 5.0):
+            """Refused once is not refused for ever."""
+
+
+async def test_who_holds_the_devices_learns_that_they_are_wanted() -> None:
+    async with colocated() as (engines, trainers, engine, _):
+        held = engines.acquire(DEVICES, "generate", {"engine": ("weights", "kv")}, 5.0)
+        turn = await held.__aenter__()
+        asking = asyncio.create_task(_once(trainers))
+        async with asyncio.timeout(5.0):
+            await turn.wanted()
+        assert engine.awake == {"weights", "kv"}  # asked, not robbed
+        await held.__aexit__(None, None, None)
+        await asking
+
+
+async def test_who_leaves_or_fails_to_sleep_blocks_nobody() -> None:
+    async with colocated() as (engines, trainers, engine, _):
+        engine.broken = True
+        async with trainers.acquire(DEVICES, "train", {"trainer": ("weights",)}, 5.0):
+            with pytest.raises(InfrastructureError, match="it will not"):
+                async with engines.acquire(DEVICES, "generate", {"engine": ("weights", "kv")}, 5.0):
+                    raise AssertionError("what can't sleep has no turns")
+
+
+async def test_who_shares_nothing_has_a_turn_at_once_and_asks_nobody() -> None:
+    apart = frozenset({"gpu:7"})
+    async with colocated() as (_, trainers, engine, _):
+        alone = Body("weights")
+        await trainers.join("reference", apart, alone)
+        async with (
+            trainers.acquire(DEVICES, "train", {"trainer": ("weights",)}, 5.0),
+            trainers.acquire(apart, "forward", {"reference": ("weights",)}, 0.0) as turn,
+        ):
+            assert alone.awake == {"weights"} and not engine.awake
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await turn.wanted()
+
+
+async def _once(turns: Turns) -> None:
     async with turns.acquire(DEVICES, "train", {"trainer": ("weights",)}, 5.0):
-        with pytest.raises(DeadlineExceeded, match="generate waited"):
-            async with turns.acquire(DEVICES, "generate", {"engine": ("weights", "kv")}, 0.01):
-                raise AssertionError("two had the devices")
-
-
-async def test_who_shares_nothing_has_a_turn_at_once() -> None:
-    turns, engine, _ = colocated()
-    alone = Body("weights")
-    turns.join("reference", frozenset({"gpu:7"}), alone)
-    held = turns.acquire(DEVICES, "train", {"trainer": ("weights",)}, 5.0)
-    async with held, turns.acquire(frozenset({"gpu:7"}), "forward", {"reference": ("weights",)}, 0.01):
-        assert alone.awake == {"weights"} and not engine.awake
+        """Had."""
 
 
 class BandOptions(Options):

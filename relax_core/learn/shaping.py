@@ -8,4 +8,4 @@ from torch import Tensor
 
 def overlong_penalty(lengths: Tensor, max_length: int, buffer: int) -> Tensor:
     """0 up to `max_length - buffer`, falling to -1 at `max_length`, -1 beyond (DAPO, arXiv 2503.14476, eq. 13)."""
-    return (-(lengths - (max_length - buffer)) / buffer).clamp(min=-1.0, max=0.0)
+    return (-(lengths.double() - (max_length - buffer)) / buffer).clamp(min=-1.0, max=0.0)

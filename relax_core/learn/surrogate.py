@@ -38,7 +38,7 @@ def clipped_weight(log_probs: Tensor, ratio: Tensor, advantages: Tensor, clip_lo
 def soft_gate(ratio: Tensor, advantages: Tensor, tau_positive: float, tau_negative: float) -> Tensor:
     """`-4 / tau sigmoid(tau (ratio - 1)) A`, tau by the sign of A: its slope is A at ratio 1 and fades on both sides (SAPO,
     arXiv 2511.20347)."""
-    tau = torch.where(advantages > 0, tau_positive, tau_negative)
+    tau = torch.full_like(advantages, tau_negative).masked_fill(advantages > 0, tau_positive)
     return -torch.sigmoid(tau * (ratio - 1)) * (4 / tau) * advantages
 
 

@@ -38,7 +38,7 @@ class GPG(PolicyGradient[GPGOptions]):
     def credit(self, groups: Groups) -> Tensor:
         """The group's mean is the baseline; alpha is the batch's."""
         telling = (groups.valid & learn.informative(groups.rewards, groups.valid)[:, None]).sum()
-        alpha = groups.valid.sum() / telling.clamp(min=1)
+        alpha = groups.valid.sum().to(groups.rewards.dtype) / telling.clamp(min=1)
         return learn.group_mean(groups.rewards, groups.valid) * alpha
 
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:

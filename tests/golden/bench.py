@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One bench for all algorithms: random groups in the references' form, and ours run on the same numbers.
+
+`CASES` names every algorithm with the options that change its mathematics; a new one is a line here and a reference.
+"""
+
+import importlib
+import math
+import random
+
+import numpy as np
+import torch
+
+from relax_core import learn
+from relax_core.api import AttemptId, Outcome, Ragged, RowBatch, RowId, Sealed
+from relax_core.plugins import Catalogue
+
+EVERYTHING = {"kl_coef": 0.05, "kl_estimator": "unbiased", "entropy_coef": 0.01, "sequence_mask_delta": 0.05}
+ICEPOP = {"correction": "mask", "correction_floor": 0.5, "correction_cap": 5.0}
+CASES = [
+    ("grpo", {}),
+    ("grpo", {"normalise": "none", "correction": "none", "aggregation": "fixed", "fixed_length": 7, **EVERYTHING}),
+    ("grpo", {"correction": "behaviour", "aggregation": "trajectory", "clip_high": 0.28}),
+    ("grpo", {"correction_level": "sequence", "kl_coef": 0.1, "kl_estimator": "k2", "aggregation": "token"}),
+    ("grpo", {"reward_kl_coef": 0.1, **ICEPOP}),
+    ("dr-grpo", {}),
+    ("dr-grpo", {"aggregation": "fixed", "fixed_length": 9, "clip_high": 0.28}),
+    ("dapo", {}),
+    ("dapo", {"overlong_length": 5, "overlong_buffer": 3}),
+    ("gspo", {"clip_low": 0.1, "clip_high": 0.1}),
+    ("gspo", {"correction": "mask", "correction_cap": 1.5, "correction_floor": 0.5}),
+    ("sapo", {}),
+    ("sapo", {"correction": "behaviour", "tau_negative": 1.5}),
+    ("cispo", {}),
+    ("cispo", {"clip_low": 0.2, "clip_high": 0.2, "kl_coef": 0.1}),
+    ("rloo", {}),
+    ("rloo", {"reward_kl_coef": 0.05}),
+    ("reinforce", {}),
+    ("reinforce", {"baseline": 0.5, "correction": "none"}),
+    ("reinforce-plus-plus", {}),
+    ("reinforce-plus-plus", {"reward_kl_coef": 0.1, "gamma": 0.9, "aggregation": "trajectory"}),
+    ("reinforce-plus-plus-baseline", {}),
+    ("reinforce-plus-plus-baseline", {"kl_coef": 0.1}),
+    ("gpg", {}),
+    ("opo", {}),
+    ("dppo", {}),
+    ("dppo", {"divergence": "kl", "delta": 0.05}),
+    ("dppo", {"correction": "truncate", "delta": 0.02}),
+    ("max-rl", {}),
+    ("gdpo", {}),
+    ("gdpo", {"weights": {"form": 0.25}, "aggregation": "trajectory"}),
+]
+NAMES = list(dict.fromkeys(name for name, _ in CASES))
+IDS = [name + "".join(f" {key}={value}" for key, value in options.items()) for name, options in CASES]
+STOPS_GRADIENTS = {"cispo"}
+"""Whose surrogate has a factor without derivative: finite differences of the loss are something else on purpose."""
+CATALOGUE = Catalogue.load()
+COLUMNS = {"old": "old_log_probs", "rollout": "rollout_log_probs", "ref": "ref_log_probs", "advantage": "advantages"}
+
+
+def build(name, options=None):
+    """Ours."""
+    target = CATALOGUE.target("algorithm", name)
+    return target(target.options_model()(**(options or {})))
+
+
+def reference(name):
+    """Theirs."""
+    return importlib.import_module(f"tests.golden.reference.{name.replace('-', '_')}")
+
+
+def draw_groups(seed, groups=3, members=3):
+    """One member has no verdict, one has two rows, one group has equal rewards."""
+    source = random.Random(seed)
+    drawn = [[_member(source, 2 if (g, s) == (0, 1) else 1) for s in range(members)] for g in range(groups)]
+    drawn[1][0]["valid"] = False
+    for member in drawn[2]:
+        member["reward"], member["parts"] = 1.0, {"right": 1.0, "form": 0.0}
+    return drawn
+
+
+def _member(source, rows):
+    parts = {"right": float(source.random() < 0.5), "form": source.choice([0.0, 0.5, 1.0])}
+    return {"reward": sum(parts.values()), "valid": True, "parts": parts, "rows": [_row(source) for _ in range(rows)]}
+
+
+def _row(source):
+    length = source.randint(3, 7)
+    exact = [-abs(source.gauss(0, 1)) - 0.1 for _ in range(length)]
+    near = {name: [x + source.gauss(0, by) for x in exact] for name, by in
+            (("old", 0.3), ("rollout", 0.5), ("ref", 0.5))}  # fmt: skip
+    near = {name: [min(x, -0.01) for x in values] for name, values in near.items()}
+    mask = [0] + [int(source.random() < 0.8) for _ in range(length - 2)] + [1]
+    return {"log_probs": exact, "mask": mask, "entropy": [source.random() for _ in exact], **near}
+
+
+def rows_of(groups, advantages):
+    """The rows to learn from, each with its advantage: of members, or [row][token] of members."""
+    rows = []
+    for g, group in enumerate(groups):
+        for s, member in enumerate(group):
+            for r, row in enumerate(member["rows"] if member["valid"] else ()):
+                own = advantages[g][s]
+                tokens = own[r] if isinstance(own, list) else [own] * len(row["mask"])
+                rows.append({**row, "advantage": tokens, "sample": (g, s), "id": RowId(g, s, 0, r)})
+    return rows
+
+
+def batch_of(rows, dtype=np.float64):
+    """The same as our batch; `entropy` and `log_probs` are what a forward gives."""
+
+    def column(name, kind):
+        return Ragged.of([np.array(row[name], dtype=kind) for row in rows])
+
+    named = {ours: column(theirs, dtype) for theirs, ours in COLUMNS.items() if theirs in rows[0]}
+    tokens = Ragged.of([np.arange(len(row["mask"]), dtype=np.int32) for row in rows])
+    return RowBatch(
+        tuple(row["id"] for row in rows), {"tokens": tokens, "loss_mask": column("mask", np.uint8), **named}
+    )
+
+
+def learnt(algorithm, rows, parts=None, dtype=torch.float64):
+    """(loss, d loss / d log_prob by row, metrics) with the rows split into `parts` as micro-batches are."""
+    numpy_dtype = np.float64 if dtype == torch.float64 else np.float32
+    leaves = [torch.tensor(row["log_probs"], dtype=dtype, requires_grad=True) for row in rows]
+    denominators = learn.Denominators(learn.count(batch_of(rows)))
+    total, metrics = 0.0, {}
+    for part in parts or [range(len(rows))]:
+        batch = learn.PackedBatch(batch_of([rows[i] for i in part], numpy_dtype), dtype=dtype)
+        entropy = torch.cat([torch.tensor(rows[i]["entropy"], dtype=dtype) for i in part])
+        outputs = learn.Outputs({"log_probs": torch.cat([leaves[i] for i in part]), "entropy": entropy})
+        loss = algorithm.loss(batch, outputs)
+        value = sum(learn.reduce(loss, batch, denominators).values())
+        if value.requires_grad:
+            value.backward()
+        total += float(value.detach())
+        sums = {name: (float(a), float(b)) for name, (a, b) in loss.metrics.items()}
+        metrics = learn.merge_metrics(metrics, sums)
+    slopes = [leaf.grad if leaf.grad is not None else torch.zeros_like(leaf) for leaf in leaves]
+    return total, [slope.double().tolist() for slope in slopes], metrics
+
+
+def credited(algorithm, groups):
+    """Our advantages in the form of the references: of members, or [row][token] of members."""
+    everyone = [(g, s, member) for g, group in enumerate(groups) for s, member in enumerate(group)]
+    rows = [{**row, "id": RowId(g, s, 0, r)} for g, s, m in everyone for r, row in enumerate(m["rows"])]
+    grouping = learn.Grouping(batch_of(rows), {AttemptId(g, s, 0): _sealed(g, s, m) for g, s, m in everyone}, (
+        "loss_mask", "rollout_log_probs", "ref_log_probs"))  # fmt: skip
+    values = algorithm.advantages(grouping.groups).values
+    if values.shape == grouping.groups.rewards.shape:
+        return values.tolist()
+    by_row = iter(values.split([len(row["mask"]) for row in rows]))
+    return [[[next(by_row).tolist() for _ in member["rows"]] for member in group] for group in groups]
+
+
+def _sealed(group, sample, member):
+    outcome = Outcome.FINISHED if member["valid"] else Outcome.REWARD_TIMEOUT
+    tokens = sum(sum(row["mask"]) for row in member["rows"])
+    return Sealed(
+        AttemptId(group, sample, 0), len(member["rows"]), outcome, member["reward"], 0, tokens, member["parts"]
+    )
+
+
+def of_tokens(groups, advantages):
+    """[group][member][row][token], 0 where masked: what a member has is what each of its tokens has."""
+    result = []
+    for group, values in zip(groups, advantages):
+        result.append([])
+        for member, value in zip(group, values):
+            rows = value if isinstance(value, list) else [[value] * len(row["mask"]) for row in member["rows"]]
+            result[-1].append([[x * m for x, m in zip(x_row, row["mask"])] for x_row, row in zip(rows, member["rows"])])
+    return result
+
+
+def flat(nested):
+    """Every number of nested lists."""
+    if isinstance(nested, list):
+        return [x for part in nested for x in flat(part)]
+    return [nested]
+
+
+def cosine(one, other):
+    a, b = flat(one), flat(other)
+    return sum(x * y for x, y in zip(a, b)) / math.sqrt(sum(x * x for x in a) * sum(y * y for y in b))

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DPPO, arXiv 2602.04879: a mask by the divergence of two-point distributions."""
+
+import math
+
+from tests.golden.reference import plain
+from tests.golden.reference.plain import constant, equal, exp, mean, ratio, std
+
+
+def advantages(groups, options):
+    return plain.credited(groups, options, normalised)
+
+
+def normalised(rewards, members):
+    """(R - mean) / std; nothing where all are equal."""
+    if equal(rewards):
+        return [0.0] * len(rewards)
+    return [(r - mean(rewards)) / (std(rewards) + 1e-6) for r in rewards]
+
+
+def surrogate(row, t, options):
+    r, a = ratio(row, t, options), row["advantage"][t]
+    away = (a > 0 and constant(r) > 1) or (a < 0 and constant(r) < 1)
+    return 0.0 if away and moved(row, t, options) > options["delta"] else -r * a
+
+
+def moved(row, t, options):
+    anchor = row["rollout"] if options["correction"] == "behaviour" else row["old"]
+    p, q = exp(constant(row["log_probs"][t])).real, exp(anchor[t]).real
+    if options["divergence"] == "tv":
+        return abs(p - q)
+    return q * math.log(q / p) + (1 - q) * math.log((1 - q) / (1 - p))
+
+
+def loss(rows, options):
+    return plain.loss(rows, options, surrogate)

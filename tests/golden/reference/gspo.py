@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GSPO, arXiv 2507.18071, eq. 5 to 7."""
+
+from tests.golden.reference import plain
+from tests.golden.reference.plain import clip, equal, exp, mean, smaller, std, trained
+
+
+def advantages(groups, options):
+    return plain.credited(groups, options, normalised)
+
+
+def normalised(rewards, members):
+    """(R - mean) / std; nothing where all are equal."""
+    if equal(rewards):
+        return [0.0] * len(rewards)
+    return [(r - mean(rewards)) / (std(rewards) + 1e-6) for r in rewards]
+
+
+def surrogate(row, t, options):
+    """Of the whole sequence, for each of its tokens."""
+    anchor = row["rollout"] if options["correction"] == "behaviour" else row["old"]
+    s = exp(mean([row["log_probs"][u] - anchor[u] for u in trained(row)]))
+    a = row["advantage"][t]
+    return -smaller(s * a, clip(s, 1 - options["clip_low"], 1 + options["clip_high"]) * a)
+
+
+def loss(rows, options):
+    return plain.loss(rows, options, surrogate)

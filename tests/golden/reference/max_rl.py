@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MaxRL, arXiv 2602.02710: divided by the mean."""
+
+from tests.golden.reference import plain
+from tests.golden.reference.plain import equal, mean
+
+
+def advantages(groups, options):
+    return plain.credited(groups, options, relative)
+
+
+def relative(rewards, members):
+    if equal(rewards) or mean(rewards) <= 0:
+        return [0.0] * len(rewards)
+    return [(r - mean(rewards)) / (mean(rewards) + 1e-6) for r in rewards]
+
+
+def surrogate(row, t, options):
+    return -row["advantage"][t] * row["log_probs"][t]
+
+
+def loss(rows, options):
+    return plain.loss(rows, options, surrogate)

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""REINFORCE, Williams 1992."""
+
+from tests.golden.reference import plain
+
+
+def advantages(groups, options):
+    return plain.credited(groups, options, lambda rewards, members: [r - options["baseline"] for r in rewards])
+
+
+def surrogate(row, t, options):
+    return -row["advantage"][t] * row["log_probs"][t]
+
+
+def loss(rows, options):
+    return plain.loss(rows, options, surrogate)

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every algorithm of the policy-gradient family against plain loops, and against itself where nothing may differ."""
+
+import ast
+import math
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.golden.bench import (
+    CASES,
+    IDS,
+    NAMES,
+    STOPS_GRADIENTS,
+    build,
+    cosine,
+    credited,
+    draw_groups,
+    flat,
+    learnt,
+    of_tokens,
+    reference,
+    rows_of,
+)
+from tests.golden.reference import plain
+
+SEEDS = range(6)
+each = pytest.mark.parametrize(("name", "options"), CASES, ids=IDS)
+
+
+def prepared(name, options, seed=0):
+    """Ours, and rows with the reference's advantages."""
+    algorithm, groups = build(name, options), draw_groups(seed)
+    return algorithm, rows_of(groups, reference(name).advantages(groups, algorithm.options.model_dump()))
+
+
+@each
+def test_advantages_equal_the_reference(name, options):
+    algorithm = build(name, options)
+    for seed in SEEDS:
+        groups = draw_groups(seed)
+        want = reference(name).advantages(groups, algorithm.options.model_dump())
+        got = of_tokens(groups, credited(algorithm, groups))
+        assert flat(got) == pytest.approx(flat(of_tokens(groups, want)), rel=1e-9, abs=1e-9)
+
+
+@each
+def test_loss_and_gradient_equal_the_reference(name, options):
+    for seed in SEEDS:
+        algorithm, rows = prepared(name, options, seed)
+        chosen, loss_of = algorithm.options.model_dump(), reference(name).loss
+        loss, gradient, _ = learnt(algorithm, rows)
+        assert loss == pytest.approx(plain.constant(loss_of(rows, chosen)), abs=1e-9)
+        assert flat(gradient) == pytest.approx(flat(plain.gradient(rows, chosen, loss_of)), abs=1e-9)
+
+
+@each
+def test_float32_stays_near_the_reference(name, options):
+    algorithm, rows = prepared(name, options, 3)
+    chosen, loss_of = algorithm.options.model_dump(), reference(name).loss
+    loss, gradient, _ = learnt(algorithm, rows, dtype=torch.float32)
+    assert loss == pytest.approx(plain.constant(loss_of(rows, chosen)), abs=2e-6, rel=1e-5)
+    assert flat(gradient) == pytest.approx(flat(plain.gradient(rows, chosen, loss_of)), abs=2e-6, rel=1e-4)
+
+
+@each
+def test_gradient_agrees_with_finite_differences(name, options):
+    if name in STOPS_GRADIENTS:
+        pytest.skip("its weight has no derivative on purpose; the reference says which one")
+    algorithm, rows = prepared(name, options, 1)
+    _, gradient, _ = learnt(algorithm, rows)
+    step = 1e-6
+    for row, slopes in zip(rows, gradient, strict=True):
+        for t, slope in enumerate(slopes):
+            losses = []
+            for by in (step, -step):
+                row["log_probs"][t] += by
+                losses.append(learnt(algorithm, rows)[0])
+                row["log_probs"][t] -= by
+            assert (losses[0] - losses[1]) / (2 * step) == pytest.approx(slope, abs=1e-7)
+
+
+@each
+def test_micro_batches_and_order_change_nothing(name, options):
+    algorithm, rows = prepared(name, options, 2)
+    loss, gradient, metrics = learnt(algorithm, rows)
+    order = list(range(len(rows)))
+    random.Random(0).shuffle(order)
+    for parts in ([order], [order[:2], order[2:5], order[5:]], [[i] for i in order]):
+        again, slopes, sums = learnt(algorithm, rows, parts)
+        assert again == pytest.approx(loss, abs=1e-12)
+        assert flat(slopes) == pytest.approx(flat(gradient), abs=1e-12)
+        assert {n: v[0] for n, v in sums.items()} == pytest.approx({n: v[0] for n, v in metrics.items()}, abs=1e-9)
+
+
+@each
+def test_padding_and_what_stands_in_it_change_nothing(name, options):
+    algorithm, rows = prepared(name, options, 4)
+    loss, gradient, _ = learnt(algorithm, rows)
+    for row in rows:
+        for key in ("old", "rollout", "ref", "advantage"):
+            row[key] = [x if m else math.nan for x, m in zip(row[key], row["mask"])] + [math.inf, math.nan]
+        row["log_probs"], row["entropy"] = row["log_probs"] + [0.0, 0.0], row["entropy"] + [0.0, 0.0]
+        row["mask"] = row["mask"] + [0, 0]
+    padded, slopes, metrics = learnt(algorithm, rows)
+    assert padded == pytest.approx(loss, abs=1e-12)
+    assert flat([row[:-2] for row in slopes]) == pytest.approx(flat(gradient), abs=1e-12)
+    masked = [slope for row, own in zip(rows, slopes) for m, slope in zip(row["mask"], own) if not m]
+    assert masked == [0.0] * len(masked)
+    assert all(math.isfinite(total) for total, _ in metrics.values())
+
+
+@each
+def test_empty_and_equal_groups_are_defined(name, options):
+    algorithm = build(name, options)
+    for reward in (0.0, 1.0):
+        groups = draw_groups(5)
+        for member in (m for group in groups for m in group):
+            member["reward"], member["parts"] = reward, {"right": reward, "form": reward}
+        for member in groups[1]:
+            member["valid"] = False
+        values = of_tokens(groups, credited(algorithm, groups))
+        assert all(math.isfinite(x) for x in flat(values))
+        assert not any(flat(values[1]))
+        if not (algorithm.options.reward_kl_coef or getattr(algorithm.options, "overlong_length", 0)):
+            earned = reward - algorithm.options.baseline if name == "reinforce" else 0.0
+            mask = [m for member in groups[0] for row in member["rows"] for m in row["mask"]]
+            assert flat(values[0]) == pytest.approx([earned * m for m in mask], abs=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_without_advantage_have_no_gradient_as_it_says(name):
+    algorithm, rows = prepared(name, {})
+    assert algorithm.zero_advantage_skips
+    _, gradient, _ = learnt(algorithm, [{**row, "advantage": [0.0] * len(row["mask"])} for row in rows])
+    assert not any(flat(gradient))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "grpo"])
+def test_no_two_are_the_same_under_two_names(name):
+    """On shared groups the direction differs from GRPO's, not only its size, which an optimizer may not even see."""
+
+    def direction(algorithm):
+        groups = draw_groups(7)
+        return learnt(algorithm, rows_of(groups, credited(algorithm, groups)))[1]
+
+    options = next(options for known, options in CASES if known == name)
+    assert cosine(direction(build(name, options)), direction(build("grpo"))) < 0.9999
+
+
+@each
+def test_terms_divide_by_the_denominators_it_declares(name, options):
+    from relax_core import learn
+    from tests.golden.bench import batch_of
+
+    algorithm, rows = prepared(name, options)
+    batch = learn.PackedBatch(batch_of(rows), dtype=torch.float64)
+    outputs = {key: torch.cat([torch.tensor(row[key], dtype=torch.float64) for row in rows])
+               for key in ("log_probs", "entropy")}  # fmt: skip
+    loss = algorithm.loss(batch, learn.Outputs(outputs))
+    assert {term.denominator for term in loss.terms.values()} == algorithm.denominators
+    missing = set(batch.rows.columns) - {c.name for c in algorithm.columns()} - {"tokens", "loss_mask"}
+    asked = batch.rows.with_columns({}).columns
+    for column in missing:
+        asked = {key: value for key, value in asked.items() if key != column}
+    fewer = learn.PackedBatch(type(batch.rows)(batch.rows.ids, asked), dtype=torch.float64)
+    again = algorithm.loss(fewer, learn.Outputs(outputs))
+    assert all(torch.equal(again.terms[key].value, term.value) for key, term in loss.terms.items())
+
+
+def test_references_import_nothing_of_ours():
+    for path in sorted(Path(__file__).with_name("reference").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = [n.name for n in node.names] if isinstance(node, ast.Import) else []
+            modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert set(modules) <= {"math", "cmath", "tests.golden.reference", "tests.golden.reference.plain"}, path
+
+
+def test_every_algorithm_in_the_box_has_a_reference():
+    from relax_plugin_policy_gradient.plugin import relax_algorithms
+
+    assert {component.name for component in relax_algorithms()} == set(NAMES)

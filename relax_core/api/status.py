@@ -23,6 +23,8 @@ class Wait:
     owed_by: str
     since: float
     deadline: float
+    polls: bool = False
+    """At the deadline it is asked for again; `since` is when that began."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ A state machine that takes `now`: several things may be open at once, and the mo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 from relax_core.api.clock import Clock
@@ -15,6 +15,8 @@ from relax_core.api.status import Span, SpanKind
 
 RESOLUTION_S = 1e-4
 """A shorter state belongs to the one before it: what is told stays small, however busy a loop is."""
+_SAID = 0
+"""The number of what was said; sections count from 1."""
 _FIRST: tuple[SpanKind, ...] = ("work", "overhead", "wait")
 
 
@@ -43,9 +45,17 @@ class Activity:
         """Whether some section of work is open."""
         return any(state.kind == "work" for state in self._open.values())
 
-    def say(self, work: str, kind: SpanKind = "work") -> None:
-        """What it does where nothing else is open."""
-        self._base = _State(kind, work) if work else None
+    def rest(self, work: str, kind: SpanKind = "work") -> None:
+        """What a role does where nothing else is open."""
+        self._base = _State(kind, work)
+        self._turn()
+
+    def say(self, work: str) -> None:
+        """It works at this from now on; the empty string: at nothing."""
+        if work:
+            self._open[_SAID] = _State("work", work)
+        else:
+            self._open.pop(_SAID, None)
         self._turn()
 
     @contextmanager
@@ -101,3 +111,13 @@ class Activity:
         if last and last.end == start and _State(last.kind, last.name, last.owed_by) == state:
             start = self._spans.pop().start
         self._spans.append(Span(self._lane, state.kind, state.name, start, end, state.owed_by, self._devices))
+
+
+class Unwatched:
+    """The lane of a worker whose time nobody asks for."""
+
+    def span(self, kind: SpanKind, name: str, owed_by: str = "") -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def say(self, work: str) -> None:
+        """To nobody."""

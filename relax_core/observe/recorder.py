@@ -24,6 +24,7 @@ from relax_core.observe.metrics import Measured
 from relax_core.observe.outlet import Outlet
 from relax_core.observe.run_directory import RunDirectory
 from relax_core.observe.status import status_document, told
+from relax_core.observe.time_account import TimeAccount, Window
 from relax_core.observe.totals import Totals
 from relax_core.observe.trace import Trace
 from relax_core.plugins.observers import HOOKS
@@ -69,7 +70,12 @@ class Recorder:
         self._opened = self._clock.now()
         self._ready: float | None = None
         self._tokens_before = self._totals.tokens_generated
-        self._trace = Trace(self._opened)
+        self._trace, self._time = Trace(self._opened), TimeAccount()
+        self._hub_behind: float | None = None
+        """What to take from this clock to be on the hub's: the smallest seen, as an event is told before it is heard."""
+        self._generated: dict[int, float] = {}
+        """Tokens of steps whose time is not yet told."""
+        self._published: dict[str, float] = {}
         self._measured: dict[int, Measured] = {}
         self._last_number = -1
         self._facts: dict[str, Any] = {"run_id": run_dir.name, "state": "starting", "step": self._totals.steps}
@@ -119,8 +125,6 @@ class Recorder:
     def beats(self, beats: Sequence[Beat]) -> None:
         """Role states: shown, traced, and written where something changed."""
         self._beats = tuple(beats)
-        for beat in beats:
-            self._trace.beat(beat)
         self._show(lambda display: display.beats(beats))
         for outlet in (*self._sink_outlets.values(), *self._observer_outlets.values()):
             outlet.check()
@@ -139,17 +143,18 @@ class Recorder:
         self._totals.publishes, self._totals.restarts = before.publishes, before.restarts
         self._tokens_before = min(self._tokens_before, self._totals.tokens_generated)
         self._measured.clear()
+        self._time.rewind()
 
     def finish(self, status: str, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The run has ended: `summary.json`, trace, status; returns the summary."""
         if status not in ENDINGS:
             raise RelaxError(f"status: got {status!r}; a run ends as one of {', '.join(ENDINGS)}")
         self.ending = status
+        self._account(finish=True)
         summary = self.summary(status) | dict(more or {})
         self.run_dir.write("summary", summary)
         self._facts["state"] = status
         self._write_status()
-        self._trace.finish(self._clock.now())
         self.run_dir.write("trace", self._trace.document())
         return summary
 
@@ -197,6 +202,10 @@ class Recorder:
             case events.EvalFinished():
                 self._metrics(event.step, self._totals.evaluated(event))
                 self.run_dir.append_samples(event.step, [{"purpose": "eval", **sample} for sample in event.samples])
+            case events.TimeSpent():
+                self._trace.spent(event.spans)
+                self._time.told(event)
+                self._account()
             case events.RunFinished():
                 return events.RunFinished(event.status, self.finish(event.status, event.summary))
             case _:
@@ -220,12 +229,40 @@ class Recorder:
         for step in sorted(step for step in self._measured if step <= event.step):
             measured.add(self._measured.pop(step).values())
         metrics = measured.values() | dict(event.metrics) | self._totals.counters()
+        at = event.at or self._now()
+        self._heard(at)
+        window = self._time.stepped(event.step, at, metrics.get("time/step_s", 0.0))
+        metrics |= _rates(window, metrics, self._totals)
         self._totals.stepped(event.step, metrics)
         self._metrics(event.step, metrics)
         self._facts["step"] = event.step
-        now = self._clock.now()
-        self._trace.span(f"step {event.step}", "controller", now - metrics.get("time/step_s", 0.0), now)
-        return events.StepFinished(event.step, metrics)
+        self._generated[event.step] = metrics.get("tokens/generated", 0.0)
+        self._trace.step(event.step, window.start, at, _counters(metrics))
+        return events.StepFinished(event.step, metrics, at)
+
+    def _account(self, finish: bool = False) -> None:
+        """Write down where the time of steps went that every role has told of."""
+        for window, metrics in self._time.take(finish):
+            metrics |= self._published
+            self._published = {}
+            tokens, busy = self._generated.pop(window.step, 0.0), metrics.get("time/generate_s", 0.0)
+            if busy > 0:
+                metrics["tokens/per_busy_s"] = tokens / busy
+            if metrics:
+                self._totals.measured(window.step, metrics)
+                self._metrics(window.step, metrics)
+                self._show(lambda display, step=window.step, metrics=metrics: (  # type: ignore[misc]
+                    display.event(events.StepMeasured(step, metrics))
+                ))  # fmt: skip
+
+    def _heard(self, at: float) -> None:
+        """The hub told something at `at`: how far its clock is behind this one."""
+        behind = self._clock.now() - at
+        self._hub_behind = behind if self._hub_behind is None else min(behind, self._hub_behind)
+
+    def _now(self) -> float:
+        """On the hub's clock."""
+        return self._clock.now() - (self._hub_behind or 0.0)
 
     def _metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         self.run_dir.append_metrics(step, self._wall(), metrics, elapsed_s=round(self._elapsed(), 3))
@@ -233,11 +270,14 @@ class Recorder:
 
     def _operation(self, event: Event) -> None:
         """Publishes, checkpoints, failures: into the log, the trace and the totals."""
-        now = self._clock.now()
+        now = self._now()
         match event:
-            case events.WeightsPublished(version, seconds, size_bytes, receivers):
+            case events.WeightsPublished(version, seconds, size_bytes, receivers, times):
                 self._totals.publishes += 1
-                self._trace.span(f"publish {version}", "weights", now - seconds, now, bytes=size_bytes)
+                self._published = {f"time/publish/{part}_s": spent for part, spent in times.items()}
+                self._trace.span(
+                    f"publish {version}", "weights", now - seconds, now, bytes=size_bytes, seconds=dict(times)
+                )
                 self._log.write("info", "weights published", version=str(version), bytes=size_bytes, to=list(receivers))
             case events.CheckpointSaved(step, path, seconds):
                 self.run_dir.sync()
@@ -294,10 +334,28 @@ class Recorder:
 
     def _write_status(self) -> None:
         self._told, self._status_at = told(self._beats), self._clock.now()
-        self.run_dir.write("status", status_document(self._beats, self._status_at, self._wall(), self._facts))
+        self.run_dir.write("status", status_document(self._beats, self._now(), self._wall(), self._facts))
 
     def _elapsed(self) -> float:
         return self._elapsed_before + self._clock.now() - self._opened
+
+
+def _rates(window: Window, metrics: Mapping[str, float], before: Totals) -> dict[str, float]:
+    """Per second of the step."""
+    if window.seconds <= 0:
+        return {}
+    rates = {"tokens/per_s": metrics["tokens/generated"] / window.seconds} if "tokens/generated" in metrics else {}
+    if "samples/trained" in metrics:
+        rates["samples/per_s"] = (
+            metrics["samples/trained"] - before.latest.get("samples/trained", 0.0)
+        ) / window.seconds
+    return rates
+
+
+def _counters(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """What the trace draws as curves."""
+    shown = {"lag": ("lag/mean", "lag/max"), "samples in flight": ("samples/in_flight",), "rows": ("bus/rows",)}
+    return {name: {key: metrics[key] for key in keys if key in metrics} for name, keys in shown.items()}
 
 
 def _call(function: Callable[..., object], event: Event) -> Callable[[], object]:

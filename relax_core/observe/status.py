@@ -10,7 +10,7 @@ import hashlib
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from relax_core.api.status import Beat
@@ -24,8 +24,13 @@ def status_document(beats: Sequence[Beat], now: float, wall: float, facts: Mappi
         "now": now,
         "pid": os.getpid(),
         "host": host_mark(),
-        "roles": [asdict(beat) for beat in sorted(beats, key=lambda beat: beat.role)],
+        "roles": [_role(beat) for beat in sorted(beats, key=lambda beat: beat.role)],
     }
+
+
+def _role(beat: Beat) -> dict[str, Any]:
+    """Spans are told once, in the trace."""
+    return {key: value for key, value in asdict(replace(beat, spans=())).items() if key not in ("spans", "sent")}
 
 
 def told(beats: Sequence[Beat]) -> tuple[Any, ...]:

@@ -43,7 +43,9 @@ class Totals:
             metrics = {key: value for key, value in record.items() if "/" in key and value is not None}
             for name in {key.split("/")[1] for key in metrics if key.startswith("eval/") and key.endswith("/mean")}:
                 totals._evaluated(name, record["step"], metrics)
-            if any(not key.startswith("eval/") for key in metrics):
+            if totals.steps and record["step"] <= totals.steps:
+                totals.measured(record["step"], metrics)
+            elif any(not key.startswith("eval/") for key in metrics):
                 totals.stepped(record["step"], metrics)
                 totals.publishes = int(metrics.get("weights/publishes", 0))
                 counted = {
@@ -63,6 +65,11 @@ class Totals:
                 self.rewards_first.append(reward)
         self.max_lag = max(self.max_lag, metrics.get("lag/max", 0))
         self.tokens_generated += metrics.get("tokens/generated", 0)
+
+    def measured(self, step: int, metrics: Mapping[str, float]) -> None:
+        """More of a step that was counted."""
+        if step == self.steps:
+            self.latest |= {key: value for key, value in metrics.items() if not key.startswith("eval/")}
 
     def evaluated(self, event: EvalFinished) -> dict[str, float]:
         """A set was judged; returns its metrics under their keys."""

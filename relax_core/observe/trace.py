@@ -1,19 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spans of roles as Chrome trace events, a lane a role: open `trace.json` in Perfetto or chrome://tracing.
+"""Spans of roles, engines and ranks as Chrome trace events, a lane each: open `trace.json` in Perfetto or chrome://tracing.
 
-Times are monotonic seconds of one clock; the oldest spans go when there are too many.
+Times are monotonic seconds of one clock; the oldest spans go when there are too many. What lanes do is told by
+`TimeSpent`; steps, publishes and checkpoints by whoever writes the run down.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from relax_core.api.status import Beat
+from relax_core.api.status import Span
 
 MOST = 100_000
-_QUIET = ("waiting", "stopped")
+PROCESSES = ("run", "roles", "devices")
+"""Lanes are grouped as Chrome's processes, in this order."""
+_COLOURS = {"wait": "grey", "overhead": "yellow"}
 
 
 class Trace:
@@ -21,47 +25,71 @@ class Trace:
 
     def __init__(self, origin: float, most: int = MOST) -> None:
         self._origin = origin
-        self._spans: deque[dict[str, Any]] = deque(maxlen=most)
-        self._lanes: dict[str, int] = {}
-        self._doing: dict[str, tuple[str, float]] = {}
+        self._events: deque[dict[str, Any]] = deque(maxlen=most)
+        self._lanes: dict[tuple[str, str], int] = {}
+        self._steps: list[tuple[float, int]] = []
+        """(end, number) of every step, in order."""
 
-    def span(self, name: str, role: str, start: float, end: float, **arguments: Any) -> None:
-        """Something a role did."""
-        self._spans.append({
-            "name": name, "cat": "relax", "ph": "X", "pid": 1, "tid": self._lane(role),
-            "ts": round((start - self._origin) * 1e6), "dur": max(round((end - start) * 1e6), 0), "args": arguments,
-        })  # fmt: skip
+    def span(self, name: str, lane: str, start: float, end: float, process: str = "run", **arguments: Any) -> None:
+        """Something that lasted."""
+        self._add("X", name, process, lane, start, dur=max(self._at(end) - self._at(start), 0), args=arguments)
 
-    def mark(self, name: str, role: str, at: float) -> None:
+    def mark(self, name: str, lane: str, at: float) -> None:
         """Something that happened."""
-        self._spans.append({
-            "name": name, "cat": "relax", "ph": "i", "s": "t", "pid": 1, "tid": self._lane(role),
-            "ts": round((at - self._origin) * 1e6),
-        })  # fmt: skip
+        self._add("i", name, "run", lane, at, s="t")
 
-    def beat(self, beat: Beat) -> None:
-        """Heartbeats give the spans of roles that report nothing finer."""
-        doing = (beat.doing or beat.state) if beat.state not in _QUIET else ""
-        name, since = self._doing.get(beat.role, ("", beat.at))
-        if doing == name:
-            return
-        if name:
-            self.span(name, beat.role, since, beat.at)
-        self._doing[beat.role] = (doing, beat.at)
+    def spent(self, spans: Iterable[Span]) -> None:
+        """What lanes did."""
+        for span in spans:
+            wait = span.kind == "wait"
+            arguments = {"kind": span.kind, **({"owed_by": span.owed_by} if span.owed_by else {})}
+            extra = {"cname": _COLOURS[span.kind]} if span.kind in _COLOURS else {}
+            name = f"waits for {span.name}" if wait else span.name
+            process = "devices" if span.devices else "roles"
+            duration = max(self._at(span.end) - self._at(span.start), 0)
+            self._add("X", name, process, span.lane, span.start, dur=duration, args=arguments, **extra)
 
-    def finish(self, now: float) -> None:
-        """End what is open."""
-        for role, (name, since) in self._doing.items():
-            if name:
-                self.span(name, role, since, now)
-        self._doing.clear()
+    def step(self, step: int, start: float, end: float, counters: Mapping[str, Mapping[str, float]]) -> None:
+        """A step was committed; spans that began within it carry its number. Counters are drawn as curves."""
+        self._steps.append((end, step))
+        self.span(f"step {step}", "steps", start, end, step=step)
+        for name, values in counters.items():
+            if values:
+                self._add("C", name, "run", "steps", end, args=dict(values))
 
     def document(self) -> Mapping[str, Any]:
-        names = [
-            {"name": "thread_name", "ph": "M", "pid": 1, "tid": lane, "args": {"name": role}}
-            for role, lane in self._lanes.items()
-        ]
-        return {"displayTimeUnit": "ms", "traceEvents": [*names, *self._spans]}
+        events = sorted((self._numbered(event) for event in self._events), key=lambda event: event["ts"])
+        return {"displayTimeUnit": "ms", "traceEvents": [*self._names(), *events]}
 
-    def _lane(self, role: str) -> int:
-        return self._lanes.setdefault(role, len(self._lanes) + 1)
+    def _names(self) -> list[dict[str, Any]]:
+        used = {process for process, _ in self._lanes}
+        processes = [
+            {"name": name, "ph": "M", "pid": at, "args": {key: value}}
+            for at, process in enumerate(PROCESSES, start=1)
+            if process in used
+            for name, key, value in (("process_name", "name", process), ("process_sort_index", "sort_index", at))
+        ]
+        threads = [
+            {"name": "thread_name", "ph": "M", "pid": PROCESSES.index(process) + 1, "tid": lane, "args": {"name": name}}
+            for (process, name), lane in self._lanes.items()
+        ]
+        return [*processes, *threads]
+
+    def _numbered(self, event: dict[str, Any]) -> dict[str, Any]:
+        """With the step that it began in."""
+        if event["ph"] != "X" or "step" in event["args"] or event["ts"] < 0:
+            return event
+        at = bisect_left(self._steps, (event["ts"] / 1e6 + self._origin + 1e-6, 0))
+        if at == len(self._steps):
+            return event
+        return {**event, "args": {**event["args"], "step": self._steps[at][1]}}
+
+    def _add(self, phase: str, name: str, process: str, lane: str, at: float, **more: Any) -> None:
+        self._events.append({
+            "name": name, "cat": "relax", "ph": phase, "pid": PROCESSES.index(process) + 1,
+            "tid": self._lanes.setdefault((process, lane), len(self._lanes) + 1), "ts": self._at(at), **more,
+        })  # fmt: skip
+
+    def _at(self, seconds: float) -> int:
+        """Microseconds; both ends of a span are rounded alike, so that neighbours meet."""
+        return round((seconds - self._origin) * 1e6)

@@ -26,6 +26,12 @@ class WorkerGroup:
     sleeps: tuple[Part, ...] = ()
     """Parts whose memory goes to others while it has no turn; the others stay where they are."""
 
+    def devices_of(self, number: int) -> tuple[str, ...]:
+        """Of one of its processes: its part of the devices; processes that share one (a CPU) have a place on it each."""
+        names = sorted(self.devices, key=lambda name: (len(name), name)) or [self.name]
+        each = len(names) // self.size
+        return tuple(names[number * each : (number + 1) * each]) or (f"{names[number % len(names)]}/{number}",)
+
 
 @wire.register
 @dataclass(frozen=True, slots=True)

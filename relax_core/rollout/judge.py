@@ -55,6 +55,8 @@ class Judge:
         self._clock = clock
         self.seconds = 0.0
         """Spent in `judge` so far."""
+        self._asked: list[float] = []
+        """When the calls under way began."""
         self._rewards = [RewardWorkers(choice, name, children, num_workers) for name, choice in _named(rewards)]
 
     async def start(self) -> None:
@@ -64,7 +66,11 @@ class Judge:
         """One judgement a trajectory, in order. Calls may overlap; their samples travel together."""
         start = self._clock.now()
         found: Found = [[{} for _ in members] for _, members in groups]
-        await _all([_ask(reward, groups, found) for reward in self._rewards])
+        self._asked.append(start)
+        try:
+            await _all([_ask(reward, groups, found) for reward in self._rewards])
+        finally:
+            self._asked.remove(start)
         self.seconds += self._clock.now() - start
         return [
             [self._judgement(member, verdicts) for member, verdicts in zip(members, answers, strict=True)]
@@ -73,6 +79,11 @@ class Judge:
 
     async def stop(self) -> None:
         await asyncio.gather(*(reward.stop() for reward in self._rewards))
+
+    def owing(self) -> dict[str, Any]:
+        """Rewards with samples that they were asked about and did not answer, and for how long somebody has waited."""
+        owed = {reward.name: reward.owed for reward in self._rewards if reward.owed}
+        return {"rewards": owed, "for_s": round(self._clock.now() - min(self._asked), 3)} if owed and self._asked else {}
 
     def _judgement(self, trajectory: Trajectory, verdicts: Mapping[str, Verdict]) -> Judgement:
         if not trajectory.outcome.judged:

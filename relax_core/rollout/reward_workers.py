@@ -121,6 +121,11 @@ class RewardWorkers:
         verdicts = (verdict for verdict in job.verdicts if verdict is not None)
         return [[next(verdicts) for _ in trajectories] for _, trajectories in groups]
 
+    @property
+    def owed(self) -> int:
+        """Samples without a verdict."""
+        return sum(job.missing for job in self._open)
+
     async def stop(self) -> None:
         self._break(RelaxError(f"reward {self.name} was stopped"))
         for loop in self._loops:

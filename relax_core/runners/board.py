@@ -11,6 +11,8 @@ import contextlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from heapq import merge
+from operator import itemgetter
 
 from relax_core.api.clock import Clock
 from relax_core.api.events import Event, StepFinished, TimeSpent
@@ -29,6 +31,8 @@ class BoardService:
         self._clocks = Clocks()
         self._beats: dict[str, Beat] = {}
         self._events: deque[tuple[int, Event]] = deque(maxlen=KEPT_EVENTS)
+        self._spent: deque[tuple[int, Event]] = deque(maxlen=KEPT_EVENTS)
+        """Beside the others: every beat brings one, and no other is pushed out by that."""
         self._commands: dict[str, list[Command]] = {}
         self._numbers = 0
         self._changed = asyncio.Event()
@@ -37,7 +41,7 @@ class BoardService:
         told = self._clocks.translate(beat, self._clock.now())
         self._beats[beat.role] = replace(told, spans=())
         if told.sent:
-            await self.emit(TimeSpent(told.role, told.sent, told.spans, told.state in ("stopped", "failed")))
+            self._tell(self._spent, TimeSpent(told.role, told.sent, told.spans, told.state in ("stopped", "failed")))
 
     async def beats(self) -> tuple[Beat, ...]:
         return tuple(self._beats.values())
@@ -45,14 +49,18 @@ class BoardService:
     async def emit(self, event: Event) -> None:
         if isinstance(event, StepFinished):
             event = replace(event, at=self._clock.now())
+        self._tell(self._events, event)
+
+    def _tell(self, kept: deque[tuple[int, Event]], event: Event) -> None:
         self._numbers += 1
-        self._events.append((self._numbers, event))
+        kept.append((self._numbers, event))
         self._notify()
 
     async def events(self, after: int, wait_s: float) -> tuple[tuple[int, Event], ...]:
         # Not `_numbers`, which commands raise too: a reader would never wait, nor let anyone else go on.
-        await self._until(lambda: bool(self._events) and self._events[-1][0] > after, wait_s)
-        return tuple(numbered for numbered in self._events if numbered[0] > after)
+        kinds = (self._events, self._spent)
+        await self._until(lambda: any(kind and kind[-1][0] > after for kind in kinds), wait_s)
+        return tuple(merge(*([each for each in kind if each[0] > after] for kind in kinds), key=itemgetter(0)))
 
     async def command(self, role: str, name: CommandName, argument: str = "") -> None:
         self._numbers += 1

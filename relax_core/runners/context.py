@@ -26,6 +26,9 @@ from relax_core.runners.launch import Launch
 from relax_core.runners.turns import TurnBoard, TurnService, owner_of
 from relax_core.runners.turns_client import TurnClient
 
+AGAIN_S = 0.5
+"""A wait that is said again within this goes on, unless something was done between."""
+
 
 class RoleContext:
     """What a role may touch, and what it says of itself."""
@@ -44,10 +47,12 @@ class RoleContext:
         self.incarnation, self.resume = incarnation, launch.resume
         self._catalogue = catalogue
         self._waits: dict[int, Wait] = {}
+        self._waited: dict[tuple[str, str], tuple[float, float]] = {}
+        """(since, end) of waits that ended with nothing done since: asked again at once, they go on."""
         self._doing, self._facts = "starting", dict[str, Any]()
         self._state: RoleState = "starting"
         self._activity = Activity(role, clock)
-        self._activity.say("starting", "overhead")
+        self._activity.rest("starting", "overhead")
         self._lanes: dict[str, Activity] = {}
         self._going = asyncio.Event()
         self._going.set()
@@ -62,13 +67,16 @@ class RoleContext:
     @contextmanager
     def waiting(self, reason: str, owed_by: str, deadline_s: float) -> Iterator[Wait]:
         now = self.clock.now()
-        wait = Wait(self.role, reason, owed_by, now, now + deadline_s)
+        since, ended = self._waited.get((reason, owed_by), (now, now))
+        again = since < now <= ended + AGAIN_S
+        wait = Wait(self.role, reason, owed_by, since if again else now, now + deadline_s, again)
         self._waits[id(wait)] = wait
         try:
             with self._activity.span("wait", reason, owed_by):
                 yield wait
         finally:
             del self._waits[id(wait)]
+            self._waited[reason, owed_by] = (wait.since, self.clock.now())
 
     def working(self, what: str) -> AbstractContextManager[None]:
         return self._activity.section(what)
@@ -84,7 +92,8 @@ class RoleContext:
 
     def doing(self, what: str, **facts: Any) -> None:
         self._state, self._doing = "busy", what
-        self._activity.say(what)
+        self._activity.rest(what)
+        self._waited.clear()
         self._facts.update(facts)
 
     async def pause_point(self) -> None:

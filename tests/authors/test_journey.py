@@ -123,4 +123,5 @@ def train(home: Home, game: Path, *more: str | Path) -> tuple[dict[str, Any], li
     run = home.path / f"run-{len(list(home.path.glob('run-*')))}"
     done = home.must("train", game / "recipe.toml", *SHORT, *more, "--run-dir", run, "--json")
     lines = (run / "metrics.jsonl").read_text().splitlines()
-    return done.json, [json.loads(line) for line in lines]
+    records = [json.loads(line) for line in lines]
+    return done.json, [record for record in records if "reward/mean" in record]

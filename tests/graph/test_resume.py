@@ -47,7 +47,7 @@ def wait_until(true: Callable[[], bool]) -> None:
 
 def rows(run: Path) -> list[tuple[Any, ...]]:
     records = (json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines())
-    return [(record["step"], *(record[key] for key in SAME)) for record in records]
+    return [(record["step"], *(record[key] for key in SAME)) for record in records if "reward/mean" in record]
 
 
 def trained(run: Path) -> dict[tuple[int, int, int], tuple[Any, ...]]:

@@ -11,7 +11,7 @@ from relax_core.observe.metrics import GROUPS, METRICS, Measured, metric, refere
 
 def test_keys_are_group_and_name_and_documented():
     for known in METRICS:
-        assert re.fullmatch(r"[a-z_]+(/[a-z_0-9]+|/<[a-z]+>|/<[a-z]+>_s)+", known.key), known.key
+        assert re.fullmatch(r"[a-z_]+(/[a-z_0-9]+|/<[a-z]+>|/<[a-z]+>_s|/[a-z_]+_<[a-z]+>)+", known.key), known.key
         assert known.key.partition("/")[0] in GROUPS and known.help and not known.help.endswith(".")
     assert len({known.key for known in METRICS}) == len(METRICS)
 

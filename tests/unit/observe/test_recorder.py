@@ -18,10 +18,11 @@ from relax_core.api.events import (
     RunStarted,
     SamplesScored,
     StepFinished,
+    TimeSpent,
     WeightsPublished,
 )
 from relax_core.api.sink import Sink
-from relax_core.api.status import Beat, Wait
+from relax_core.api.status import Beat, Span, Wait
 from relax_core.api.version import Version
 from relax_core.observe.recorder import Recorder
 from relax_core.observe.run_directory import RunDirectory
@@ -278,7 +279,7 @@ def test_roles_and_waits_are_live_in_the_status(run_dir, clock):
     status = run_dir.read("status")
     assert (status["state"], status["steps"], status["now"]) == ("running", 9, clock.at)
     assert status["roles"][0]["waits"] == [
-        {"owner": "engine-0", "reason": "a grant", "owed_by": "actor", "since": 90.0, "deadline": 150.0}
+        {"owner": "engine-0", "reason": "a grant", "owed_by": "actor", "since": 90.0, "deadline": 150.0, "polls": False}
     ]
     clock.at += 1
     run.beats([Beat("rollout", "busy", doing="generating")])
@@ -290,16 +291,14 @@ def test_failures_publishes_and_checkpoints_are_logged_and_traced(run_dir, clock
     run.write(RoleFailed("rollout", "engine died", 4, False, frames="File x"))
     run.write(CheckpointSaved(3, "checkpoints/step-3", 0.5))
     run.write(Logged("warning", "actor", "slow disk", {"level": "odd", "seconds": 3}))
-    run.beats([Beat("actor", "busy", doing="train", at=clock.at)])
-    clock.at += 2
-    run.beats([Beat("actor", "waiting", at=clock.at)])
+    run.write(TimeSpent("actor", clock.at + 2, (Span("actor", "work", "train", clock.at, clock.at + 2),)))
     run.finish("stopped")
     assert [(record["level"], record["event"]) for record in log(run_dir)] == [
         ("warning", "role failed"), ("info", "checkpoint saved"), ("warning", "slow disk"),
     ]  # fmt: skip
     assert log(run_dir)[-1]["level_"] == "odd" and log(run_dir)[-1]["from_role"] == "actor"
     trace = run_dir.read("trace")["traceEvents"]
-    lanes = {event["args"]["name"]: event["tid"] for event in trace if event["ph"] == "M"}
+    lanes = {event["args"]["name"]: event["tid"] for event in trace if event["name"] == "thread_name"}
     (train,) = [event for event in trace if event["name"] == "train"]
     assert train["tid"] == lanes["actor"] and (train["ph"], train["ts"], train["dur"]) == ("X", 0, 2_000_000)
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from relax_core.api.errors import ConfigError, InfrastructureError, PluginError, RelaxError, WorkerDied
-from relax_core.api.events import RoleFailed, RoleRecovered
+from relax_core.api.events import RoleFailed, RoleRecovered, TimeSpent
 from relax_core.api.role import Context, Role
 from relax_core.runners.role_runner import BEAT_S, MAX_RESTARTS, run_role
 from tests.unit.roles.virtual_time import play
@@ -47,7 +47,8 @@ def run(backstage: Backstage, role: Scripted) -> tuple[list[Any], list[Any], Exc
             await run_role(role, make)
         except Exception as raised:
             error = raised
-        return [event for _, event in await board.events(0, 0.0)], list(await board.beats()), error
+        told = [event for _, event in await board.events(0, 0.0) if not isinstance(event, TimeSpent)]
+        return told, list(await board.beats()), error
 
     return play(scene(), 1e4)
 

@@ -90,7 +90,7 @@ def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     bench.trainer.stop()
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 99), order=st.permutations(range(GROUPS)), cuts=st.sets(st.integers(1, GROUPS - 1)),
        missing=st.integers(0, 2))  # fmt: skip
 def test_an_update_in_chunks_is_that_of_the_whole(bench: Bench, seed, order, cuts, missing) -> None:
@@ -106,5 +106,8 @@ def test_an_update_in_chunks_is_that_of_the_whole(bench: Bench, seed, order, cut
         assert torch.allclose(have[name], weight, rtol=0, atol=1e-6), name
     assert streamed.grad_norm == pytest.approx(whole.grad_norm, rel=1e-5)
     assert streamed.metrics.keys() == whole.metrics.keys()
-    for name, (total, number) in whole.metrics.items():
+    sums = {
+        name: metric for name, metric in whole.metrics.items() if not name.endswith("_p99")
+    }  # those of micro-batches
+    for name, (total, number) in sums.items():
         assert streamed.metrics[name] == (pytest.approx(total, rel=1e-4, abs=1e-5), number), name

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -20,6 +21,9 @@ from relax_core.runners.ray.reaper import Reaper
 NAMESPACE = "relax"
 OBJECT_STORE_BYTES = 512 << 20
 """Of a cluster of our own; Ray's default is a third of the machine's memory."""
+SERVE_ACTOR = "SERVE_CONTROLLER_ACTOR"
+SERVE_TRIES, SERVE_PAUSE_S = 40, 0.5
+"""While another run starts Serve on the same cluster."""
 LOGICAL_CPUS = 64
 """Bookkeeping only: roles and workers ask for none, Serve's own actors for some."""
 
@@ -61,7 +65,7 @@ class Cluster:
         try:
             if not ray.is_initialized():
                 self._init()
-            serve.start(proxy_location="Disabled", logging_config={"enable_access_log": False, "log_level": "ERROR"})
+            _start_serve()
         except Exception as error:
             self._disconnect()
             raise InfrastructureError(f"ray: could not start or join a cluster: {error}; try --runner local") from error
@@ -86,6 +90,18 @@ class Cluster:
         if self._reaper is not None:
             self._reaper.close()
             self._reaper = None
+
+
+def _start_serve() -> None:
+    """Join Serve, else start it. Who starts it at the same moment on the same cluster wins; then we join theirs."""
+    for left in reversed(range(SERVE_TRIES)):
+        try:
+            serve.start(proxy_location="Disabled", logging_config={"enable_access_log": False, "log_level": "ERROR"})
+            return
+        except Exception as error:  # which type and words it is depends on how far the other one has come
+            if SERVE_ACTOR not in str(error) or not left:
+                raise
+            time.sleep(SERVE_PAUSE_S)
 
 
 def _hush() -> None:

@@ -34,7 +34,7 @@ async def trial(sources: Sequence[Source], overrides: Sequence[str], num_tasks: 
             "rollout", launch, catalogue, bus, WeightBoard(clock), BoardService(clock), workers, workers, clock, 0
         )
         try:
-            return await _sample(await Producer.open(context, _ignore, _ignore), num_tasks, group_size)
+            return await _sample(await Producer.open(context, _ignore), num_tasks, group_size)
         finally:
             await workers.close()
             await bus.close()

@@ -58,9 +58,9 @@ class WeightKeys(Options):
     """What is published: all tensors, or only the bytes that changed. Adapters (`model.lora`) travel as such anyway."""
     full_every: PositiveInt = 16
     """delta: a full version this often, so that a new engine has few deltas to load on top of it."""
-    proof: Literal["wire", "resident", "behaviour"] = "resident"
-    """What an engine must prove before it serves: the bytes that arrived, those in its memory where it can tell, or that
-    it gives a short sequence the trainer's log-probs too."""
+    proof: Literal["auto", "wire", "resident", "behaviour"] = "auto"
+    """What an engine must prove before it serves: the bytes that arrived, those in its memory, or that it gives a short
+    sequence the trainer's log-probs too; `auto` is the bytes in its memory where it can tell, else those that arrived."""
     tolerance: PositiveFloat = 0.05
     """behaviour: largest difference of a log-prob."""
     timeout_s: PositiveFloat = 300.0

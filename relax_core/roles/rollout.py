@@ -8,6 +8,7 @@ Four loops under one roof: admit, finish, follow (weights, then evaluation), aud
 from __future__ import annotations
 
 import asyncio
+from asyncio import FIRST_COMPLETED
 from collections.abc import Sequence
 
 from relax_core.api.batch import AttemptId, RowBatch
@@ -18,6 +19,7 @@ from relax_core.api.role import Context, Operation, Reads, Role
 from relax_core.api.trainer import Chosen
 from relax_core.api.version import Version
 from relax_core.api.weights import Manifest, Receipt
+from relax_core.roles.generation import generate_in_turns
 from relax_core.rollout.finished import FinishedGroup
 from relax_core.rollout.producer import Producer
 from relax_core.rollout.rows import row_batch
@@ -45,17 +47,26 @@ class Rollout(Role):
         self._held: set[AttemptId] = set()
         self._issues: dict[asyncio.Task[None], Issue] = {}
         self._admitted = 0
+        self._given_up: dict[AttemptId, int] = {}
+        """Tokens of attempts that ended while they were generated; told with the next report."""
         self._over = asyncio.Event()
+        self._waves: set[asyncio.Task[None]] = set()
+        """Versions on their way to engines; more than one where an engine is slow."""
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._producer = await Producer.open(context, self._prove, self._tell)
-        work = (self._admit(), self._finish(), self._attend(), self._follow())
+        self._producer = producer = await Producer.open(context, self._tell)
+        context.doing("ready", engines=producer.facts, held=lambda: len(self._held), groups=producer.oldest,
+                      judging=producer.judging)  # fmt: skip
+        self._undisturbed = asyncio.Lock()
+        turns = generate_in_turns(context, producer.engines, self._undisturbed)
+        work = (self._admit(), self._finish(), self._attend(), turns, self._follow())
         loops = [asyncio.create_task(loop) for loop in work]
         try:
             await _until_over(loops, self._failed)
         finally:
-            for task in (*loops, *self._issues):
+            owned = (*loops, *self._issues, *self._waves)
+            for task in owned:
                 task.cancel()
-            await asyncio.gather(*loops, *self._issues, return_exceptions=True)
+            await asyncio.gather(*owned, return_exceptions=True)
             await self._producer.close()
 
     # -- admit --------------------------------------------------------------------------------------------------
@@ -74,7 +85,8 @@ class Rollout(Role):
                 continue
             with self._context.waiting("leave to start groups", "actor (its version bounds staleness)", POLL_S):
                 issues = await self._context.bus.admit("rollout", version, room, POLL_S)
-            self._context.doing("generating", engines=self._producer.facts(), held=len(self._held))
+            if issues:
+                self._context.doing("generating")
             for issue in issues:
                 self._begin(issue, self._producer.version())
 
@@ -94,14 +106,17 @@ class Rollout(Role):
             self._failed.set_exception(error)
 
     async def _make(self, issue: Issue, version: Version) -> None:
-        self._finished.put_nowait(await self._producer.make(issue, version))
+        with self._context.working("generating"):
+            made = await self._producer.make(issue, version)
+        self._finished.put_nowait(made)
 
     # -- finish -------------------------------------------------------------------------------------------------
 
     async def _finish(self) -> None:
         while True:
             groups = await self._gather_finished()
-            judged = await self._producer.judge(groups)
+            with self._context.working("judging"):
+                judged = await self._producer.judge(groups)
             kept, rejected = self._producer.select(judged)
             if rejected:
                 await self._context.bus.drop(rejected, DropReason.FILTERED, regenerate=False)
@@ -122,9 +137,13 @@ class Rollout(Role):
 
     async def _audit(self) -> None:
         """Report what is held; work on attempts that the bus has ended is given up."""
-        ended = await self._context.bus.report_held("rollout", frozenset(self._held), self._admitted)
+        told = dict(self._given_up)
+        ended = await self._context.bus.report_held("rollout", frozenset(self._held), self._admitted, told)
+        for attempt in told:
+            self._given_up.pop(attempt, None)
         for task, issue in self._issues.items():
-            if ended.issuperset(issue.attempts):
+            if ended.issuperset(issue.attempts) and not task.cancelling():
+                self._given_up.update(self._producer.lengths(issue))
                 task.cancel()
         self._held.difference_update(ended)
 
@@ -158,21 +177,47 @@ class Rollout(Role):
             if newest is not None:
                 await self._update(*newest)
                 known = newest[0].version
+        await asyncio.gather(*self._waves)
         self._over.set()
 
     async def _evaluate(self, step: int) -> None:
-        for event in await self._producer.evaluate(step):
+        async with self._undisturbed:
+            with self._context.working("evaluating"):
+                judged = await self._producer.evaluate(step)
+        for event in judged:
             await self._context.board.emit(event)
 
     async def _update(self, manifest: Manifest, transport: Chosen) -> None:
-        start = self._context.clock.now()
-        receivers = await self._producer.update(manifest, transport)
-        await self._context.bus.serves("rollout", self._producer.version())
-        seconds = self._context.clock.now() - start
-        await self._context.board.emit(WeightsPublished(manifest.version, seconds, manifest.size_bytes, receivers))
+        """Returns when the first engine serves the version: no other one may hold it back. The others follow."""
+        served = asyncio.Event()
+        wave = asyncio.create_task(self._spread(manifest, transport, served))
+        self._waves.add(wave)
+        wave.add_done_callback(self._wave_ended)
+        first = asyncio.create_task(served.wait())
+        try:
+            await asyncio.wait(
+                {wave} if self._context.run.deterministic else {wave, first}, return_when=FIRST_COMPLETED
+            )
+        finally:
+            first.cancel()
 
-    async def _prove(self, receipt: Receipt) -> None:
-        await self._context.weights.receipt(receipt)
+    async def _spread(self, manifest: Manifest, transport: Chosen, served: asyncio.Event) -> None:
+        context, start, times = self._context, self._context.clock.now(), dict(manifest.seconds)
+
+        async def arrived(receipt: Receipt) -> None:
+            for what, seconds in receipt.times.items():
+                times[what] = max(seconds, times.get(what, 0.0))
+            await context.bus.serves("rollout", self._producer.version())
+            served.set()
+
+        receivers = await self._producer.update(manifest, transport, arrived)
+        seconds = context.clock.now() - start
+        await context.board.emit(WeightsPublished(manifest.version, seconds, manifest.size_bytes, receivers, times))
+
+    def _wave_ended(self, wave: asyncio.Task[None]) -> None:
+        self._waves.discard(wave)
+        if not wave.cancelled() and (error := wave.exception()) and not self._failed.done():
+            self._failed.set_exception(error)
 
     async def _tell(self, what: str, detail: str, seconds: float) -> None:
         if what == "failed":

@@ -9,12 +9,15 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from relax_core.api.engine import Capabilities, Delta, EngineSpec
+from relax_core.api.engine import Capabilities, Delta, EngineSpec, Health
 from relax_core.api.errors import DeadlineExceeded
+from relax_core.api.role import Lane
 from relax_core.api.trainer import Chosen
+from relax_core.api.turn import Part
 from relax_core.api.version import Version
-from relax_core.api.weights import Manifest, Receipt
+from relax_core.api.weights import Canary, Manifest, Receipt
 from relax_core.api.worker import Worker, Workers, WorkerSpec
+from relax_core.observe.activity import Unwatched
 from relax_core.rollout.requests import Pending
 
 START_S = 300.0
@@ -22,6 +25,7 @@ UPDATE_S = 300.0
 ABORT_S = 60.0
 PAUSE_S = 120.0
 """An engine answers between two tokens of everything it runs."""
+REST_S = 300.0
 SILENCE_S = 180.0
 """An engine that yields nothing for this long while it runs requests, and is not paused, is taken for dead."""
 LONGEST_S = 1e9
@@ -36,8 +40,9 @@ class EngineSlot:
 
     def __init__(
         self, name: str, chosen: Chosen, spec: EngineSpec, worker: WorkerSpec, workers: Workers,
-        capabilities: Capabilities = NOTHING_SAID,
+        capabilities: Capabilities = NOTHING_SAID, lane: Lane | None = None,
     ) -> None:  # fmt: skip
+        self._lane = lane or Unwatched()
         self.name, self.chosen, self.capabilities = name, chosen, capabilities
         self._spec, self._worker_spec, self._workers = replace(spec, name=name), worker, workers
         self.worker: Worker | None = None
@@ -53,22 +58,45 @@ class EngineSlot:
         self._stirred = asyncio.Event()
         self.settling = asyncio.Lock()
         """One pause or resume at a time."""
+        self._up = False
+        self.asleep: frozenset[Part] = frozenset()
         self.restarts = 0
+        self.heard_at = 0.0
+        """When it last said something, or began to run requests."""
         self.running: dict[str, Pending] = {}
 
     async def start(self) -> dict[str, Any]:
         """A fresh engine with the weights of the model folder; it does not serve before `serving` is set."""
         self.serving, self.paused, self.version = False, False, self._spec.version
-        (self.worker,) = await self._workers.start([self._worker_spec], START_S)
-        facts: dict[str, Any] = await self.worker.call("start", self._spec, timeout_s=START_S)
+        self._up, self.asleep = False, frozenset()
+        with self._lane.span("overhead", "starting"):
+            (self.worker,) = await self._workers.start([self._worker_spec], START_S)
+            facts: dict[str, Any] = await self.worker.call("start", self._spec, timeout_s=START_S)
+        self._up = True
         return facts
 
-    async def update(self, manifest: Manifest, transport: Chosen) -> Receipt:
+    async def update(self, manifest: Manifest, transport: Chosen, timeout_s: float = UPDATE_S) -> Receipt:
+        """Load a version; `version` changes when the receipt was accepted, and not before."""
         if self.worker is None:
             raise RuntimeError(f"engine {self.name} was never started")
-        receipt: Receipt = await self.worker.call("update_weights", manifest, transport, timeout_s=UPDATE_S)
-        self.version = manifest.version
+        with self._lane.span("overhead", f"loading {manifest.version}"):
+            receipt: Receipt = await self.worker.call("update_weights", manifest, transport, timeout_s=timeout_s)
         return receipt
+
+    async def score(self, canary: Canary, timeout_s: float) -> Sequence[float]:
+        """What the engine makes of a canary."""
+        if self.worker is None:
+            raise RuntimeError(f"engine {self.name} was never started")
+        with self._lane.span("overhead", "scoring a canary"):
+            (log_probs,) = await self.worker.call("score", [canary.tokens], canary.temperature, timeout_s=timeout_s)
+        found: Sequence[float] = log_probs
+        return found
+
+    async def health(self, timeout_s: float) -> Health:
+        if self.worker is None:
+            raise RuntimeError(f"engine {self.name} was never started")
+        health: Health = await self.worker.call("health", timeout_s=timeout_s)
+        return health
 
     async def run(self, batch: Sequence[Pending]) -> AsyncIterator[list[Pending]]:
         """Stream a batch, yielding requests as they end, or as whoever watches them has enough; those still run.
@@ -104,6 +132,7 @@ class EngineSlot:
     async def pause(self) -> bool:
         """Sample nothing more. False where the engine can't hold requests: they must leave it."""
         self.paused = True
+        self._changed()
         with suppress(NotImplementedError):
             await self._call("pause")
             return True
@@ -114,10 +143,25 @@ class EngineSlot:
             await self._call("resume")
         self.paused = False
         self._resumed += 1
+        self._changed()
 
     async def _call(self, method: str) -> None:
         if self.worker is not None:
             await self.worker.call(method, timeout_s=PAUSE_S)
+
+    async def rest(self, asleep: frozenset[Part]) -> int:
+        """Let exactly these parts of its memory sleep, where it has started; bytes really freed. What runs is paused."""
+        if not self._up or self.worker is None:
+            return 0
+        freed = 0
+        if to_sleep := sorted(asleep - self.asleep):
+            with self._lane.span("overhead", f"putting {' and '.join(to_sleep)} to sleep"):
+                freed = int(await self.worker.call("sleep", to_sleep, timeout_s=REST_S))
+        if to_wake := sorted(self.asleep - asleep):
+            with self._lane.span("overhead", f"waking {' and '.join(to_wake)}"):
+                await self.worker.call("wake", to_wake, timeout_s=REST_S)
+        self.asleep = asleep
+        return freed
 
     def _take(self, deltas: Sequence[Delta]) -> list[Pending]:
         ended = []
@@ -130,12 +174,22 @@ class EngineSlot:
             if delta.finish or pending.finish != was:
                 ended.append(pending)
         self._stirred.set()
+        self._changed()
         return ended
+
+    def give(self, pending: Pending) -> None:
+        """It runs this from now on."""
+        self.running[pending.request.id] = pending
+        self._changed()
+
+    def _changed(self) -> None:
+        self._lane.say("generating" if self.running and not self.paused else "")
 
     def clear(self) -> None:
         """Its requests are somebody else's now."""
         self.running.clear()
         self._stirred.set()
+        self._changed()
 
     async def stirred(self, wait_s: float) -> None:
         """Return when requests got tokens or left, or after `wait_s`."""

@@ -6,12 +6,13 @@ from __future__ import annotations
 import asyncio
 import statistics
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from relax_core.api.events import EvalFinished
 from relax_core.api.task import Task
 from relax_core.api.trajectory import Trajectory
+from relax_core.rollout.completion import Completion, Generate, GenerateCall
 from relax_core.rollout.judge import Judge, Judgement
 from relax_core.rollout.pool import EnginePool, Sampling
 from relax_core.rollout.sample_record import sample_record
@@ -57,7 +58,7 @@ class Evaluation:
         return [await self._one(one, step) for one in self._sets]
 
     async def _one(self, one: EvalSet, step: int) -> EvalFinished:
-        generate = self._pool.generator(one.sampling)
+        generate = _at_least(step, self._pool.generator(one.sampling))
         groups = await asyncio.gather(*(self._group(one, index, generate) for index in one.indices))
         judged = await self._judge.judge(groups)
         values = [j.value for group in judged for j in group if j.outcome.judged]
@@ -72,6 +73,15 @@ class Evaluation:
         task, prompt = one.tasks[index], one.tasks.prompt(index)
         seeds = [sample_seed(self._run.seed ^ SEED_STREAM, index, number) for number in range(one.samples)]
         return task, tuple(await asyncio.gather(*(self._sample(task, prompt, seed, generate) for seed in seeds)))
+
+
+def _at_least(step: int, generate: Generate) -> Generate:
+    """On engines that have the version which is evaluated: a slow one may still have an older."""
+
+    async def floored(call: GenerateCall) -> Completion:
+        return await generate(replace(call, floor=max(call.floor, step)))
+
+    return floored
 
 
 def _records(

@@ -17,8 +17,9 @@ from relax_core.options.model_folder import model_context
 from relax_core.rollout.engine_slot import EngineSlot
 from relax_core.rollout.evaluation import EvalSet
 from relax_core.rollout.judge import applies
-from relax_core.rollout.pool import EnginePool, Prove, Sampling, Tell
+from relax_core.rollout.pool import EnginePool, Sampling, Tell
 from relax_core.rollout.tasks import Need, TaskSet
+from relax_core.rollout.weight_feed import WeightFeed
 
 HOLD_OUT = "held-out"
 NO_BOUND = 1 << 30
@@ -89,11 +90,15 @@ def context_of(run: Any) -> int:
     return model_context(run.model.path) or NO_BOUND
 
 
-def make_pool(context: Context, now: Version, prove: Prove, tell: Tell) -> EnginePool:
+def make_pool(context: Context, now: Version, tell: Tell) -> EnginePool:
     """Engines for the run at version `now`; they start with the model folder, and serve as they are only at step 0."""
     run, group = context.run, context.plan.groups["rollout"]
     version = now._replace(step=0)
-    spec = EngineSpec(run.model.model_dump(mode="json"), context_of(run), run.seed, run.deterministic, version)
+    spec = EngineSpec(
+        run.model.model_dump(mode="json"), context_of(run), run.seed, run.deterministic, version,
+        kv_across_versions=run.rollout.kv_across_versions,
+    )  # fmt: skip
+    can = type(context.build(run.engine.chosen)).capabilities
     slots = []
     for number in range(group.size):
         name = f"engine-{number}"
@@ -101,5 +106,8 @@ def make_pool(context: Context, now: Version, prove: Prove, tell: Tell) -> Engin
             name, run.engine.chosen, str(run.engine.python or ""), {"OMP_NUM_THREADS": str(group.threads or 1)},
             num_gpus=group.gpus_each,
         )  # fmt: skip
-        slots.append(EngineSlot(name, run.engine.chosen, spec, worker, context.workers))
-    return EnginePool(slots, context.clock, prove, tell, serve_at_start=now.step == 0)
+        lane = context.lane(name, group.devices_of(number))
+        slots.append(EngineSlot(name, run.engine.chosen, spec, worker, context.workers, can, lane=lane))
+    weights = run.weights
+    feed = WeightFeed(context.weights, context.clock, weights.proof, weights.tolerance, weights.timeout_s)
+    return EnginePool(slots, context.clock, feed, tell, now.step == 0, run.deterministic, group.sleeps)

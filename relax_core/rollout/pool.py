@@ -17,13 +17,16 @@ from relax_core.api.clock import Clock
 from relax_core.api.engine import GenerateRequest
 from relax_core.api.errors import ConfigError, InfrastructureError, RelaxError
 from relax_core.api.trainer import Chosen
+from relax_core.api.turn import Part
 from relax_core.api.version import Version
 from relax_core.api.weights import Manifest, Receipt
 from relax_core.rollout.completion import Completion, GenerateCall
 from relax_core.rollout.engine_slot import EngineSlot
 from relax_core.rollout.requests import Pending, Requests
+from relax_core.rollout.rest import Rest
 from relax_core.rollout.router import EngineLoad
 from relax_core.rollout.together import together
+from relax_core.rollout.weight_feed import Feed
 
 INTERRUPT_S = 0.2
 """Between two words to an engine that should let its requests go."""
@@ -40,7 +43,7 @@ class Sampling:
     top_k: int = 0
 
 
-Prove = Callable[[Receipt], Awaitable[None]]
+Arrived = Callable[[Receipt], Awaitable[None]]
 Tell = Callable[[str, str, float], Awaitable[None]]
 
 
@@ -48,13 +51,14 @@ class EnginePool:
     """Several engines behind one `generate`."""
 
     def __init__(
-        self, slots: Sequence[EngineSlot], clock: Clock, prove: Prove, tell: Tell, serve_at_start: bool = True,
-        deterministic: bool = False,
+        self, slots: Sequence[EngineSlot], clock: Clock, feed: Feed, tell: Tell, serve_at_start: bool = True,
+        deterministic: bool = False, sleeps: Sequence[Part] = (),
     ) -> None:  # fmt: skip
         self._slots = {slot.name: slot for slot in slots}
-        self._clock, self._prove, self._tell = clock, prove, tell
+        self._clock, self._feed, self._tell = clock, feed, tell
         self._serve_at_start = serve_at_start
-        self._requests = Requests(whole=deterministic)
+        self._requests, self._rest = Requests(whole=deterministic), Rest(sleeps)
+        self._asked = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._failures: dict[str, int] = {}
         self._newest: tuple[Manifest, Chosen] | None = None
@@ -129,6 +133,40 @@ class EnginePool:
                 await _abort(slot, list(slot.running))
             await slot.stirred(INTERRUPT_S)
 
+    # -- sleeping -----------------------------------------------------------------------------------------------
+
+    async def asked(self) -> None:
+        """Return when there is work for the engines: requests, or weights to load that are asleep."""
+        while not (self._requests.open or self._rest.num_waiting):
+            self._asked.clear()
+            await self._asked.wait()
+
+    async def sleep(self, parts: Sequence[Part]) -> int:
+        """Free the engines' memory; bytes really freed. The pool is paused."""
+        await self._rest.lie_down(self._rest.of(parts))
+        return sum(await asyncio.gather(*(self._lay(slot) for slot in self._slots.values())))
+
+    async def wake(self, parts: Sequence[Part]) -> None:
+        self._rest.rise(self._rest.of(parts))
+        await asyncio.gather(*(self._lay(slot) for slot in self._slots.values()))
+        await self._rest.risen()
+
+    async def _lay(self, slot: EngineSlot) -> int:
+        """Bring an engine to where the pool is, asleep or awake; one that fails is replaced. Bytes that it freed."""
+        try:
+            async with slot.settling:
+                return await slot.rest(self._rest.asleep)
+        except RelaxError as error:
+            await self._replace(slot, error)
+            return 0
+
+    @contextlib.asynccontextmanager
+    async def _on_devices(self) -> AsyncIterator[None]:
+        """For who starts an engine or loads weights into one."""
+        self._asked.set()
+        async with self._rest.awake():
+            yield
+
     # -- requests -----------------------------------------------------------------------------------------------
 
     def generator(self, sampling: Sampling) -> Callable[[GenerateCall], Awaitable[Completion]]:
@@ -148,6 +186,7 @@ class EnginePool:
             call.seed, call.stop_tokens, media=call.media, floor=call.floor,
         )  # fmt: skip
         future = self._requests.add(request, call.watch)
+        self._asked.set()
         self._flush_soon()
         try:
             return await future
@@ -175,12 +214,16 @@ class EnginePool:
         return [EngineLoad(slot.name, slot.able, slot.version.step, slot.work) for slot in self._slots.values()]
 
     def _give(self, engine: str, pending: Pending) -> None:
-        self._slots[engine].running[pending.request.id] = pending
+        slot = self._slots[engine]
+        if not slot.running:
+            slot.heard_at = self._clock.now()
+        slot.give(pending)
 
     async def _serve(self, slot: EngineSlot, batch: Sequence[Pending]) -> None:
         worker = slot.worker
         try:
             async for ended in slot.run(batch):
+                slot.heard_at = self._clock.now()
                 self._failures[slot.name] = 0
                 for pending in ended:
                     self._requests.ended(pending)
@@ -197,34 +240,44 @@ class EnginePool:
 
     # -- weights ------------------------------------------------------------------------------------------------
 
-    def oldest(self) -> Version:
-        """The oldest version among serving engines (all engines while none serves): what admission goes by."""
-        slots = [slot for slot in self._slots.values() if slot.serving] or list(self._slots.values())
-        return min(slot.version for slot in slots)
+    def newest(self) -> Version:
+        """The newest version among serving engines (all engines while none serves): what admission goes by.
 
-    async def update(self, manifest: Manifest, transport: Chosen) -> tuple[str, ...]:
-        """Bring every engine to a version; names those that proved it. One that fails is replaced."""
+        What is admitted at it runs on engines that have it; a slow one gets nothing new until it has it too.
+        """
+        slots = [slot for slot in self._slots.values() if slot.serving] or list(self._slots.values())
+        return max(slot.version for slot in slots)
+
+    async def update(self, manifest: Manifest, transport: Chosen, arrived: Arrived | None = None) -> tuple[str, ...]:
+        """Bring every engine to a version; names those that proved it. One that fails or is too slow is replaced.
+
+        `arrived` is told of each as soon as it serves the version, whatever the others do.
+        """
         self._newest = (manifest, transport)
         able = [slot for slot in self._slots.values() if slot.serving or slot.waits_for_weights]
-        names = await asyncio.gather(*(self._update(slot) for slot in able))
-        self._flush_soon()
+        names = await asyncio.gather(*(self._update(slot, arrived) for slot in able))
         return tuple(name for name in names if name)
 
-    async def _update(self, slot: EngineSlot) -> str:
+    async def _update(self, slot: EngineSlot, arrived: Arrived | None) -> str:
         try:
-            await self._bring(slot)
-            slot.serving, slot.waits_for_weights = True, False
-            return slot.name
+            receipt = await self._bring(slot)
         except RelaxError as error:
             await self._replace(slot, error)
             return ""
+        slot.serving, slot.waits_for_weights = True, False
+        self._flush_soon()
+        if arrived is not None and receipt is not None:
+            await arrived(receipt)
+        return slot.name
 
-    async def _bring(self, slot: EngineSlot) -> None:
+    async def _bring(self, slot: EngineSlot) -> Receipt | None:
+        """The last of its receipts; None where it had the newest version."""
+        receipt = None
         async with self._updates[slot.name]:
-            while self._newest is not None and slot.version != self._newest[0].version:
-                async with self._still(slot):
-                    receipt = await slot.update(*self._newest)
-                await self._prove(receipt)
+            while self._newest is not None and slot.version[1:] < self._newest[0].version[1:]:
+                async with self._on_devices(), self._still(slot):
+                    receipt = await self._feed.bring(slot, *self._newest)
+        return receipt
 
     @contextlib.asynccontextmanager
     async def _still(self, slot: EngineSlot) -> AsyncIterator[None]:
@@ -251,6 +304,7 @@ class EnginePool:
         self._requests.take_back(list(slot.running.values()))
         slot.clear()
         self._flush_soon()
+        await self._feed.forget(slot)
         await self._tell("failed", f"{slot.name}: {error}", 0.0)
         self._failures[slot.name] = self._failures.get(slot.name, 0) + 1
         if self._failures[slot.name] > MAX_RESTARTS:
@@ -261,8 +315,10 @@ class EnginePool:
     async def _enter(self, slot: EngineSlot, since: float) -> None:
         try:
             await slot.end()
-            await slot.start()
-            await self._bring(slot)
+            async with self._on_devices():
+                await slot.start()
+                await self._lay(slot)
+                await self._bring(slot)
             await self._follow_pause(slot)
         except InfrastructureError as error:
             slot.serving = True
@@ -291,6 +347,7 @@ class EnginePool:
     def facts(self) -> dict[str, Any]:
         return {
             slot.name: {"serving": slot.serving, "version": str(slot.version), "running": len(slot.running),
+                        "silent_s": round(self._clock.now() - slot.heard_at, 3) if slot.running else 0.0,
                         "paused": slot.paused, "tokens_left": slot.work, "restarts": slot.restarts,
                         "pid": slot.worker.pid if slot.worker else 0}
             for slot in self._slots.values()

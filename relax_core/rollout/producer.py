@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,10 +32,12 @@ from relax_core.rollout.finished import FinishedGroup, JudgedGroup
 from relax_core.rollout.fuse import FuseTripped
 from relax_core.rollout.judge import Judge, Judgement, RewardChoice
 from relax_core.rollout.opening import make_pool, open_tasks, remarks
-from relax_core.rollout.pool import EnginePool, Prove, Sampling, Tell
+from relax_core.rollout.pool import Arrived, EnginePool, Sampling, Tell
+from relax_core.rollout.progress import Progress
 from relax_core.rollout.seeds import sample_seed
 from relax_core.rollout.tasks import TaskSet
 from relax_core.rollout.together import together
+from relax_core.rollout.under_way import GroupUnderWay
 
 STEPS_AHEAD = 2
 """Groups under way at once, in steps: what keeps engines full; the staleness gate is the real bound."""
@@ -55,10 +57,12 @@ class Producer:
         self._sampler: Sampler = context.build(run.sampler.chosen)
         self._filters: list[tuple[str, Filter]] = [(c.name, context.build(c.chosen)) for c in run.filters]
         self._generate = pool.generator(Sampling(run.rollout.temperature, run.rollout.top_p))
+        self._under_way: dict[Issue, GroupUnderWay] = {}
+        self._progress = Progress(context.clock)
         self._evaluation = Evaluation(sets, run, self.sample, judge, pool)
 
     @classmethod
-    async def open(cls, context: Context, prove: Prove, tell: Tell) -> Self:
+    async def open(cls, context: Context, tell: Tell) -> Self:
         """Open everything; what was opened is closed again when a later part fails."""
         run = context.run
         family: ModelFamily = context.build(run.family.chosen)
@@ -72,7 +76,7 @@ class Producer:
         ]
         judge = Judge(rewards, context.children, context.clock)
         environments = EnvironmentPool(run.environment.chosen, context.children, context.clock, build=context.build)
-        pool = make_pool(context, await context.bus.version(), prove, tell)
+        pool = make_pool(context, await context.bus.version(), tell)
         made = cls(context, family, pool, environments, judge, tasks, train, sets)
         try:
             facts, *_ = await together(pool.start(), judge.start(), environments.start())
@@ -87,8 +91,12 @@ class Producer:
 
     # -- training samples ---------------------------------------------------------------------------------------
 
+    @property
+    def engines(self) -> EnginePool:
+        return self._pool
+
     def version(self) -> Version:
-        return self._pool.oldest()
+        return self._pool.newest()
 
     @property
     def serves(self) -> bool:
@@ -106,13 +114,24 @@ class Producer:
         seed: int = self._context.run.seed
         index = self._train[self._pick(issue.group)]
         task, prompt = self._tasks[index], self._tasks.prompt(index)
-        trajectories = await asyncio.gather(
-            *(
-                self.sample(task, prompt, sample_seed(seed, attempt.group, attempt.sample, issue.retry), self._generate)
-                for attempt in issue.attempts
-            )
-        )
+        group = self._under_way[issue] = GroupUnderWay(version.step)
+
+        def attempted(attempt: AttemptId) -> Awaitable[Trajectory]:
+            own = sample_seed(seed, attempt.group, attempt.sample, issue.retry)
+            generate = progress.generator(group.generator(attempt, self._generate))
+            return progress.sampled(self.sample(task, prompt, own, generate))
+
+        try:
+            with self._progress.making(issue.group, len(issue.attempts)) as progress:
+                trajectories = await asyncio.gather(*map(attempted, issue.attempts))
+        finally:
+            del self._under_way[issue]
         return FinishedGroup(issue, task, tuple(trajectories), version, self._context.clock.now() - start)
+
+    def lengths(self, issue: Issue) -> Mapping[AttemptId, int]:
+        """Tokens sampled so far for the attempts of a group that is being made."""
+        group = self._under_way.get(issue)
+        return group.lengths if group else {}
 
     async def sample(self, task: Task, prompt: Rendered, seed: int, generate: Generate) -> Trajectory:
         async with self._environments.instance() as environment:
@@ -121,7 +140,8 @@ class Producer:
     async def judge(self, groups: Sequence[FinishedGroup]) -> list[JudgedGroup]:
         """Raises FuseTripped after saving one failing sample for `relax try`."""
         try:
-            found = await self._judge.judge([(group.task, group.trajectories) for group in groups])
+            with self._progress.judging([group.issue.group for group in groups]):
+                found = await self._judge.judge([(group.task, group.trajectories) for group in groups])
         except FuseTripped as tripped:
             path = Path(self._context.run_dir) / "failing-sample.json"
             path.write_text(json.dumps(tripped.sample, indent=1, default=str))
@@ -163,8 +183,9 @@ class Producer:
 
     # -- weights and evaluation -----------------------------------------------------------------------------------
 
-    async def update(self, manifest: Manifest, transport: Chosen) -> tuple[str, ...]:
-        return await self._pool.update(manifest, transport)
+    async def update(self, manifest: Manifest, transport: Chosen, arrived: Arrived) -> tuple[str, ...]:
+        """Bring every engine to a version; `arrived` is told of each at once."""
+        return await self._pool.update(manifest, transport, arrived)
 
     async def evaluate(self, step: int) -> list[EvalFinished]:
         """Results of every set that is due at this step."""
@@ -172,6 +193,14 @@ class Producer:
 
     def facts(self) -> dict[str, Any]:
         return self._pool.facts()
+
+    def oldest(self) -> list[dict[str, Any]]:
+        """The groups that have been under way for longest."""
+        return self._progress.oldest()
+
+    def judging(self) -> dict[str, Any]:
+        """Rewards that owe verdicts."""
+        return self._judge.owing()
 
 
 def _limits(run: Any, facts: Any) -> Limits:

@@ -82,7 +82,7 @@ def _check_wire(receipt: Receipt, known: _Known) -> None:
 
 def _check_resident(receipt: Receipt, known: _Known) -> None:
     """The first engine of a layout sets what the others of it must have; plain layouts must have what was published."""
-    if receipt.level == "wire":
+    if receipt.level == "wire" or (receipt.level == "behaviour" and not receipt.resident):
         return
     if not receipt.resident or not receipt.layout:
         raise InfrastructureError(

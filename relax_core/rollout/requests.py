@@ -94,6 +94,11 @@ class Requests:
         self._waiting.append(Pending(request, watch))
         return future
 
+    @property
+    def open(self) -> bool:
+        """Whether somebody awaits something."""
+        return any(not future.done() for future in self._futures.values())
+
     # -- to engines -----------------------------------------------------------------------------------------------
 
     def place(self, loads: Callable[[], Sequence[EngineLoad]], give: Callable[[str, Pending], None]) -> list[Placed]:

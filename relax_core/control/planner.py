@@ -34,7 +34,8 @@ def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -
                           "this version trains from rollout only")  # fmt: skip
     own_pass = _old_log_probs(config, algorithm)
     columns = _columns(algorithm, config, own_pass)
-    operations = select(_operations(catalogue), {"actor.fit": columns})
+    credited = {column.name for column in algorithm.advantage_columns()}
+    operations = select(_operations(catalogue), {"actor.fit": columns, "advantages.compute": credited})
     trainer = cast(type[Trainer], catalogue.target("trainer", config.trainer.chosen.name))
     roles = tuple(dict.fromkeys(operation.role for operation in operations))
     groups = worker_groups(config, catalogue, roles, has_gpus() if on_gpus is None else on_gpus)

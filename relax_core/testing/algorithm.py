@@ -80,6 +80,14 @@ class AlgorithmSuite(Suite):
                     f"metric {name}: give (sum, count)"
                 )
 
+    def test_the_loss_divides_by_the_counts_that_it_declares(self, made: Any) -> None:
+        if not made.denominators:
+            pytest.skip("it declares no denominators: each step waits for all of its rows")
+        batch, outputs = prepared(made, self.rows(made), "")
+        used = {term.denominator for term in loss_of(made, "", batch, outputs).terms.values()}
+        told = f"denominators: got {sorted(made.denominators)}, the loss divides by {sorted(used)} too; declare all"
+        assert used <= made.denominators, told
+
     def test_masked_positions_get_no_gradient(self, made: Any, each: Any) -> None:
         for fit, rows in each:
             masked = rows.columns["loss_mask"].values == 0
@@ -166,8 +174,9 @@ def _rollout_rows(suite: AlgorithmSuite, algorithm: Any) -> RowBatch:
 def _grouping(algorithm: Any, rows: RowBatch) -> Any:
     from relax_core.learn import Grouping
 
-    names = [column.name for column in algorithm.columns() if column.per == "token"]
-    return Grouping(rows, sealed(rows), names)
+    asked = algorithm.columns() | algorithm.advantage_columns()
+    names = {"loss_mask", "tokens"} | {column.name for column in asked if column.per == "token"}
+    return Grouping(rows, sealed(rows), sorted(names))
 
 
 def _credited(algorithm: Any, rows: RowBatch) -> np.ndarray:

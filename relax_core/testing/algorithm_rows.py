@@ -68,7 +68,7 @@ def _filler(name: str, row: np.ndarray, width: int, random: np.random.Generator)
 
 
 def _wanted(algorithm: Any) -> Sequence[Column]:
-    named = {column.name: column for column in algorithm.columns()}
+    named = {column.name: column for column in algorithm.columns() | algorithm.advantage_columns()}
     return list({**{name: STANDARD[name] for name in _ALWAYS}, **named}.values())
 
 

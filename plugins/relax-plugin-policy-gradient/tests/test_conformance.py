@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GRPO conforms, in the paper's setting and with every deviation it offers."""
+"""The suite for one algorithm of each shape: of the family's base, with all that it offers, with a constant factor, with
+statistics of the batch and of tokens. Every algorithm, and what its numbers are, is in `tests/golden`."""
 
 from relax_core.testing.algorithm import AlgorithmSuite
 
@@ -10,10 +11,19 @@ class TestGRPO(AlgorithmSuite):
 
 class TestGRPOWithEverything(AlgorithmSuite):
     component = "grpo"
-    options = {"kl_coef": 0.04, "entropy_coef": 0.01, "aggregation": "token", "clip_high": 0.28}
-    test_rows_without_advantage_have_no_gradient_where_it_says_so = None  # KL and entropy give every row one
+    options = {"kl_coef": 0.04, "kl_estimator": "unbiased", "entropy_coef": 0.01, "aggregation": "token",
+               "clip_high": 0.28, "correction": "mask", "correction_floor": 0.5}  # fmt: skip
 
 
-class TestGRPOOfFixedLength(AlgorithmSuite):
-    component = "grpo"
-    options = {"aggregation": "fixed", "fixed_length": 32}
+class TestCISPO(AlgorithmSuite):
+    component = "cispo"
+    stops_gradients = True  # the weight is a constant of the update
+
+
+class TestReinforcePlusPlus(AlgorithmSuite):
+    component = "reinforce-plus-plus"
+    options = {"reward_kl_coef": 0.01}
+
+
+class TestGDPO(AlgorithmSuite):
+    component = "gdpo"

@@ -119,3 +119,10 @@ def test_a_plan_travels_whole(catalogue: Catalogue, tmp_path: Path) -> None:
 
     made = planned(catalogue, "algorithm.kl_coef=0.1")
     assert wire.decode(wire.encode(made)) == made
+
+
+def test_a_divergence_in_the_reward_brings_the_reference_before_the_advantages(catalogue: Catalogue) -> None:
+    made = planned(catalogue, algorithm={"name": "rloo", "reward_kl_coef": 0.05})
+    order = [operation.name for operation in made.operations]
+    assert order.index("reference.log_probs") < order.index("advantages.compute") < order.index("actor.fit")
+    assert {"ref_log_probs", "rollout_log_probs"} <= set(made.advantage_columns)

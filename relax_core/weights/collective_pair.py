@@ -57,7 +57,10 @@ class Pair:
 
         here = torch.from_numpy(bucket)
         there = here if self._device == "cpu" else torch.empty_like(here, device=self._device)
-        return Receiving(self._group.recv([there], self._peer, 0), there, here)
+        try:
+            return Receiving(self._group.recv([there], self._peer, 0), there, here)
+        except RuntimeError as error:  # told when it is waited for: what came before it is still to be read
+            return Receiving(_Lost(error), there, here)
 
     def _tensor(self, bucket: np.ndarray) -> Any:
         import torch
@@ -84,6 +87,16 @@ class Sending:
         except RuntimeError:
             return False
         return True
+
+
+class _Lost:
+    """Work that could not begin."""
+
+    def __init__(self, error: RuntimeError) -> None:
+        self._error = error
+
+    def wait(self, _: timedelta) -> None:
+        raise self._error
 
 
 class Receiving:

@@ -106,6 +106,8 @@ def wire_bytes(manifest: Manifest, lengths: Mapping[str, int]) -> int:
 
 def delta_head(manifest: Manifest, lengths: Mapping[str, int]) -> np.ndarray:
     """What a delta begins with: how long each tensor's part is."""
+    if unknown := sorted({info.name for info in manifest.sent} - lengths.keys()):
+        raise ValueError(f"{manifest.version}: {unknown} are not in the delta that was sent; send before each transfer")
     return np.array([lengths[info.name] for info in manifest.sent], "<u8").view(np.uint8)
 
 

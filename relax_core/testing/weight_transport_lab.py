@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests of weight transports work with: a sender, a plain receiver, and the real chain between them.
+
+The receiver checks nothing itself: it copies what arrives and hands in the fingerprints of what it then has. So what is
+caught was caught by the transport, or by the proofs of the weight service, and by nobody else.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from relax_core.api.errors import RelaxError
+from relax_core.api.trainer import Chosen
+from relax_core.api.version import Version
+from relax_core.api.weights import (
+    PLAIN,
+    Manifest,
+    Payload,
+    Receipt,
+    TensorInfo,
+    WeightTransport,
+    combined_fingerprint,
+    tensor_fingerprint,
+)
+from relax_core.weights.prove import prove_successor
+from relax_core.weights.versions import Versions
+
+Tensors = Sequence[tuple[str, np.ndarray, str]]
+REFUSED = (ValueError, RelaxError)
+WAIT_S = 5.0
+"""For a receiver that is there already; a lie that it sees through at once leaves the sender alone that long."""
+
+
+def infos_of(tensors: Tensors) -> tuple[TensorInfo, ...]:
+    return tuple(
+        TensorInfo(name, array.shape, dtype, tensor_fingerprint(array), array.nbytes) for name, array, dtype in tensors
+    )
+
+
+class Transfer:
+    """A live sender at work beside its receiver; for a stored version nothing."""
+
+    def __init__(self, sender: WeightTransport, manifest: Manifest, tensors: Tensors, receivers: int = 1) -> None:
+        self.took, self.error = 0, ""
+        self._work = (sender, manifest, tensors, receivers)
+        self._thread = threading.Thread(target=self._run, name="transfer") if sender.live else None
+
+    def _run(self) -> None:
+        sender, manifest, tensors, receivers = self._work
+        try:
+            self.took = sender.transfer(manifest, tensors, receivers, WAIT_S)
+        except REFUSED as error:  # whoever receives notices
+            self.error = str(error)
+
+    def __enter__(self) -> Transfer:
+        if self._thread is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+
+@dataclass
+class Receiver:
+    """A model that takes what comes."""
+
+    name: str
+    tensors: dict[str, tuple[np.ndarray, str]]
+    honest: bool = True
+    """False: its receipts repeat what the manifest says instead of what it has."""
+
+    def load(self, transport: WeightTransport, manifest: Manifest) -> Receipt:
+        arrived = []
+        for info, array in transport.receive(manifest, lambda name: self.tensors[name][0]):
+            self.tensors[info.name] = (np.array(array), info.dtype)
+            arrived.append(info.name)
+        if not self.honest:
+            return self._receipt(manifest, manifest.wire_fingerprint, manifest.fingerprint)
+        wire = combined_fingerprint(infos_of([(name, *self.tensors[name]) for name in arrived]))
+        resident = combined_fingerprint(infos_of([(name, *value) for name, value in self.tensors.items()]))
+        return self._receipt(manifest, wire, resident)
+
+    def _receipt(self, manifest: Manifest, wire: str, resident: str) -> Receipt:
+        return Receipt(self.name, manifest.version, "resident", wire, resident=resident, layout=PLAIN)
+
+
+@dataclass
+class Chain:
+    """One trainer's publishes on their way to one receiver, through the real service."""
+
+    sender: WeightTransport
+    transport: WeightTransport
+    """The receiver's instance."""
+    location: str
+    payload: Payload
+    receiver: Receiver
+    now: Tensors = ()
+    """What the trainer has."""
+    newest: Manifest | None = None
+    versions: Versions = field(default_factory=Versions)
+
+    @classmethod
+    def begin(
+        cls, sender: WeightTransport, transport: WeightTransport, location: str, payload: Payload, tensors: Tensors,
+        honest: bool = True,
+    ) -> Chain:  # fmt: skip
+        """A first version has arrived and is proved."""
+        receiver = Receiver("engine-0", {}, honest)
+        chain = cls(sender, transport, location, payload, receiver)
+        if payload == "delta":
+            _ = chain.publish(tensors, payload="full")
+            if sender.live:  # it learns only from the first delta that deltas are wanted
+                chain.publish(moved(tensors), payload="delta")
+        else:
+            chain.publish(tensors)
+        return chain
+
+    @property
+    def version(self) -> Version:
+        """Of the last publish."""
+        return self.newest.version if self.newest else Version("actor", 0, 0)
+
+    def publish(
+        self, tensors: Tensors, wire: Tensors | None = None, payload: Payload | None = None, **lies: object
+    ) -> Receipt:
+        """One publish of what the trainer has. `wire`: what is really sent; `lies`: fields of a false manifest."""
+        manifest, sent = self.send(tensors, wire, payload, **lies), tensors if wire is None else wire
+        return self.arrive(manifest, sent, tensors)
+
+    def send(
+        self, tensors: Tensors, wire: Tensors | None = None, payload: Payload | None = None, **lies: object
+    ) -> Manifest:
+        kind = payload or self.payload
+        base = str(self.version) if kind == "delta" else ""
+        sent = tensors if wire is None else wire
+        manifest = self.sender.send(self.version.next(), kind, base, sent, self.location)
+        if wire is not None:
+            manifest = self._honest(manifest, tensors)
+        return replace(manifest, **lies)  # type: ignore[arg-type]
+
+    def _honest(self, manifest: Manifest, tensors: Tensors) -> Manifest:
+        """What a manifest of these tensors says, about the bytes of others."""
+        infos = infos_of(tensors)
+        known = {info.name: info.fingerprint for info in self.newest.tensors} if self.newest else {}
+        unchanged = tuple(info.name for info in infos if known.get(info.name) == info.fingerprint)
+        return replace(
+            manifest, tensors=infos, fingerprint=combined_fingerprint(infos), unchanged=unchanged,
+            wire_bytes=manifest.wire_bytes if manifest.payload == "delta" else sum(info.size_bytes for info in infos),
+        )  # fmt: skip
+
+    def arrive(self, manifest: Manifest, sent: Tensors, tensors: Tensors) -> Receipt:
+        """The way of a manifest: announced, received, proved."""
+        prove_successor(self.newest, manifest, applied=self.newest is not None)
+        self.versions.announce(manifest, Chosen("weight-transport", "tested"))
+        with Transfer(self.sender, manifest, sent):
+            receipt = self.receiver.load(self.transport, manifest)
+        self.versions.receipt(receipt)
+        self.newest, self.now = manifest, tensors
+        return receipt
+
+
+def moved(tensors: Tensors, by: int = 1) -> list[tuple[str, np.ndarray, str]]:
+    """A small step of training: a bit of every third element changes, in every tensor but the last one."""
+    after = [(name, np.array(array), dtype) for name, array, dtype in tensors]
+    for _, array, _ in after[:-1]:
+        bits = array.reshape(-1).view(f"u{array.itemsize}")
+        bits[::3] += by
+    return after

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every way in which a publish may not be what it says, as one function each; all must be refused within that publish.
+
+A lie begins with a chain whose last version is proved, and publishes once. That it returns means that nobody noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from relax_core.api.weights import combined_fingerprint
+from relax_core.testing.weight_transport_lab import Chain, Transfer, moved
+
+Lie = Callable[[Chain], object]
+LIES: dict[str, Lie] = {}
+ONLY = {"delta_without_its_base": "delta", "delta_on_another_base": "delta", "dropped_adapter_tensor": "lora"}
+"""Lies that one payload alone can tell."""
+
+
+def _lie(function: Lie) -> Lie:
+    LIES[function.__name__] = function
+    return function
+
+
+def lies_of(payload: str) -> list[str]:
+    return [name for name in LIES if ONLY.get(name, payload) == payload]
+
+
+# -- the bytes are others than the manifest's -----------------------------------------------------------------------
+
+
+@_lie
+def skipped_tensor(chain: Chain) -> None:
+    after = moved(chain.now)
+    chain.publish(after, wire=after[1:])
+
+
+@_lie
+def stale_bucket(chain: Chain) -> None:
+    after = moved(chain.now)
+    chain.publish(after, wire=[chain.now[0], *after[1:]])
+
+
+@_lie
+def swapped_names(chain: Chain) -> None:
+    after = moved(chain.now)
+    (first, a, dtype), (second, b, _), *rest = after
+    chain.publish(after, wire=[(first, b, dtype), (second, a, dtype), *rest])
+
+
+@_lie
+def wrong_dtype_on_the_wire(chain: Chain) -> None:
+    after = moved(chain.now)
+    wire = [(name, array.view(np.float16), "F16") if dtype == "BF16" else (name, array, dtype)
+            for name, array, dtype in after]  # fmt: skip
+    chain.publish(after, wire=wire)
+
+
+@_lie
+def wrong_shape_on_the_wire(chain: Chain) -> None:
+    (name, array, dtype), *rest = after = moved(chain.now)
+    chain.publish(after, wire=[(name, np.ascontiguousarray(array.T), dtype), *rest])
+
+
+@_lie
+def flipped_bit_on_the_wire(chain: Chain) -> None:
+    (name, array, dtype), *rest = after = moved(chain.now)
+    flipped = np.array(array)
+    flipped.reshape(-1).view(np.uint8)[-1] ^= 0x80
+    chain.publish(after, wire=[(name, flipped, dtype), *rest])
+
+
+# -- the sender sends what is not the trainer's ---------------------------------------------------------------------
+
+
+@_lie
+def identical_bytes_after_an_update(chain: Chain) -> None:
+    chain.publish(chain.now)
+
+
+@_lie
+def tensor_that_is_no_longer_published(chain: Chain) -> None:
+    chain.publish(moved(chain.now)[1:])
+
+
+@_lie
+def dropped_adapter_tensor(chain: Chain) -> None:
+    chain.publish([one for one in moved(chain.now) if "lora_B" not in one[0]])
+
+
+@_lie
+def wrong_dtype_at_the_source(chain: Chain) -> None:
+    (name, array, _), *rest = moved(chain.now)
+    chain.publish([(name, array.astype(np.float16), "F16"), *rest])
+
+
+@_lie
+def renamed_tensor(chain: Chain) -> None:
+    (name, array, dtype), *rest = moved(chain.now)
+    chain.publish([(f"{name}.renamed", array, dtype), *rest])
+
+
+# -- the manifest contradicts itself or its bytes -------------------------------------------------------------------
+
+
+@_lie
+def false_fingerprint_of_all(chain: Chain) -> None:
+    chain.publish(moved(chain.now), fingerprint="0" * 32)
+
+
+@_lie
+def no_fingerprint(chain: Chain) -> None:
+    chain.publish(moved(chain.now), fingerprint="")
+
+
+@_lie
+def false_fingerprint_of_one(chain: Chain) -> None:
+    after = moved(chain.now)
+    manifest = chain.send(after)
+    tensors = (replace(manifest.tensors[0], fingerprint="0" * 32), *manifest.tensors[1:])
+    chain.arrive(replace(manifest, tensors=tensors, fingerprint=combined_fingerprint(tensors)), after, after)
+
+
+@_lie
+def bytes_of_an_earlier_version(chain: Chain) -> None:
+    """The manifest of the new one leads to where the last one is."""
+    last, after = chain.newest, moved(chain.now)
+    assert last is not None
+    manifest = chain.send(after)
+    chain.arrive(replace(manifest, location=last.location, secret=last.secret), after, after)
+
+
+# -- the wrong time or place ----------------------------------------------------------------------------------------
+
+
+@_lie
+def abandoned_incarnation(chain: Chain) -> None:
+    """A trainer that was given up publishes on, after its successor did."""
+    _successor(chain)
+    chain.publish(moved(chain.now))
+
+
+@_lie
+def receipt_of_an_abandoned_incarnation(chain: Chain) -> None:
+    """A receiver proves what it loaded after the successor has published."""
+    after = moved(chain.now)
+    manifest = chain.send(after)
+    announce, chain.versions.announce = chain.versions.announce, lambda *_: None  # type: ignore[method-assign]
+    announce(manifest, None)  # type: ignore[arg-type]
+    _successor(chain, announce)
+    chain.arrive(manifest, after, after)
+
+
+def _successor(chain: Chain, announce: Callable[..., None] | None = None) -> None:
+    assert chain.newest is not None
+    version = chain.version._replace(incarnation=chain.version.incarnation + 1)
+    payload = "lora" if chain.payload == "lora" else "full"
+    successor = replace(chain.newest, version=version, payload=payload, base="")
+    (announce or chain.versions.announce)(successor, None)  # type: ignore[arg-type]
+
+
+@_lie
+def delta_without_its_base(chain: Chain) -> None:
+    """The receiver has nothing to put it on."""
+    after = moved(chain.now)
+    manifest = chain.send(after)
+    chain.versions.announce(manifest, None)  # type: ignore[arg-type]
+    with Transfer(chain.sender, manifest, after):
+        list(chain.transport.receive(manifest, None))
+
+
+@_lie
+def delta_on_another_base(chain: Chain) -> None:
+    """The receiver has another version than the one the delta is made for."""
+    name, (array, dtype) = next(iter(chain.receiver.tensors.items()))
+    chain.receiver.tensors[name] = (moved([(name, array, dtype), ("", array, dtype)], by=5)[0][1], dtype)
+    chain.publish(moved(chain.now))

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The http transport: conformance, and what a network and a disk can do to it."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from relax_core.api.errors import ConfigError, InfrastructureError
+from relax_core.api.version import Version
+from relax_core.api.weights import Manifest
+from relax_core.testing.weight_transport import WeightTransportSuite, some_tensors
+from relax_core.weights.http import Http, HttpOptions
+
+ONE = Version("actor", 0, 1)
+SMALL = HttpOptions(bucket_mb=1, silence_s=5.0)
+
+
+class TestHttp(WeightTransportSuite):
+    component = "http"
+    options = {"bucket_mb": 1, "silence_s": 5.0}
+
+
+def large() -> list[tuple[str, np.ndarray, str]]:
+    """Several buckets, and none of them ends where a tensor does."""
+    return [*some_tensors(), ("large", np.random.default_rng(1).integers(0, 255, 3_300_001, np.uint8), "U8")]
+
+
+def asked(manifest: Manifest, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(manifest.location.removeprefix("http://"), timeout=5)
+    connection.request(method, path, headers=headers)
+    answer = connection.getresponse()
+    return answer.status, answer.read()
+
+
+def test_a_version_of_several_buckets_arrives(tmp_path: Path) -> None:
+    sender = Http(SMALL)
+    manifest = sender.send(ONE, "full", "", large(), str(tmp_path))
+    for (_, want, _), (_, have) in zip(large(), Http(SMALL).receive(manifest), strict=True):
+        assert np.array_equal(want, have)
+
+
+def test_only_the_unguessable_path_is_served(tmp_path: Path) -> None:
+    (tmp_path / "private").write_text("x")
+    sender = Http(SMALL)
+    manifest = sender.send(ONE, "full", "", some_tensors(), str(tmp_path))
+    for path in ("/", "/private", f"/{manifest.version}.safetensors", f"/{manifest.secret}/../private", "/.."):
+        assert asked(manifest, path) == (404, b"")
+    assert asked(manifest, "/private", "DELETE") == (404, b"")
+    assert asked(manifest, f"/{manifest.secret}", Range="bytes=0-3")[0] == 206
+    assert asked(manifest, f"/{manifest.secret}", Range="bytes=999999-9999999")[0] == 416
+    assert len(manifest.secret) > 40 and manifest.location.startswith("http://127.0.0.1:")
+
+
+def test_nothing_of_the_secret_is_shown_or_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    sender = Http(SMALL)
+    manifest = sender.send(ONE, "full", "", some_tensors(), str(tmp_path))
+    list(Http(SMALL).receive(manifest))
+    asked(manifest, f"/{manifest.secret}", Range="bytes=0-3")
+    with pytest.raises(ValueError) as wrong:
+        list(Http(SMALL).receive(replace(manifest, fingerprint="0")))
+    sender.release(manifest)
+    with pytest.raises(InfrastructureError) as gone:
+        list(Http(SMALL).receive(manifest))
+    shown = "".join([*capfd.readouterr(), str(wrong.value), str(gone.value), repr(manifest)])
+    assert manifest.secret not in shown
+    assert not any(manifest.secret.encode() in path.read_bytes() for path in tmp_path.rglob("*"))
+
+
+def test_the_server_and_its_files_end_with_the_sender(tmp_path: Path) -> None:
+    sender = Http(SMALL)
+    manifest = sender.send(ONE, "full", "", some_tensors(), str(tmp_path))
+    del sender
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(InfrastructureError, match="the sender is gone"):
+        list(Http(SMALL).receive(manifest))
+    Http(SMALL).release(manifest)
+
+
+SENDER = """
+import os, sys
+from relax_core.api import wire
+from relax_core.api.version import Version
+from relax_core.testing.weight_transport import some_tensors
+from relax_core.weights.http import Http
+sender = Http()
+manifest = sender.send(Version("actor", 0, 1), "full", "", some_tensors(), sys.argv[1])
+sys.stdout.buffer.write(wire.encode(manifest))
+"""
+
+
+def test_a_process_that_ends_leaves_no_server_behind(tmp_path: Path) -> None:
+    from relax_core.api import wire
+
+    done = subprocess.run([sys.executable, "-c", SENDER, str(tmp_path)], capture_output=True, check=True, timeout=60)
+    with pytest.raises(InfrastructureError, match="gone"):
+        list(Http(SMALL).receive(wire.decode(done.stdout)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_port_in_use_is_told(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(InfrastructureError, match=rf"weights\.port: .*{port}.*name a free port"):
+            Http(HttpOptions(port=port)).send(ONE, "full", "", some_tensors(), str(tmp_path))
+
+
+def test_a_spool_that_is_no_directory_is_told(tmp_path: Path) -> None:
+    sender = Http(SMALL)
+    manifest = sender.send(ONE, "full", "", some_tensors(), str(tmp_path))
+    with pytest.raises(ConfigError, match=r"weights\.spool: got .*nowhere"):
+        list(Http(HttpOptions(spool=str(tmp_path / "nowhere"))).receive(manifest))
+
+
+def test_a_silent_server_is_given_up_and_one_that_ends_half_way_is_told(tmp_path: Path) -> None:
+    manifest = Http(SMALL).send(ONE, "full", "", some_tensors(), str(tmp_path))
+    answers = {
+        "silent": b"",
+        "half": b"HTTP/1.1 206 x\r\nContent-Length: 99\r\nContent-Range: bytes 0-98/99\r\n\r\nabc",
+    }
+    for answer in answers.values():
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            thread = threading.Thread(target=_answer, args=(server, answer))
+            thread.start()
+            here = replace(manifest, location=f"http://127.0.0.1:{server.getsockname()[1]}")
+            with pytest.raises(InfrastructureError, match=r"got 0 bytes .* the sender is gone or silent"):
+                list(Http(HttpOptions(silence_s=0.5)).receive(here))
+            thread.join()
+
+
+def _answer(server: socket.socket, answer: bytes) -> None:
+    connection, _ = server.accept()
+    with connection:
+        connection.recv(4096)
+        connection.sendall(answer)
+        if not answer:
+            connection.recv(1)  # returns when the receiver gives up
+
+
+def test_a_server_that_promises_too_much_is_not_believed(tmp_path: Path) -> None:
+    manifest = Http(SMALL).send(ONE, "full", "", some_tensors(), str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        answer = b"HTTP/1.1 206 x\r\nContent-Length: 1\r\nContent-Range: bytes 0-0/999999999999\r\n\r\nx"
+        thread = threading.Thread(target=_answer, args=(server, answer))
+        thread.start()
+        with pytest.raises(ValueError, match="999999999999"):
+            list(Http(SMALL).receive(replace(manifest, location=f"http://127.0.0.1:{server.getsockname()[1]}")))
+        thread.join()
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped"])
+def test_damage_on_the_way_is_caught(tmp_path: Path, damage: str) -> None:
+    sender = Http(SMALL)
+    manifest = sender.send(ONE, "full", "", some_tensors(), str(tmp_path))
+    (path,) = tmp_path.iterdir()
+    if damage == "truncated":
+        os.truncate(path, path.stat().st_size - 1)
+    else:
+        raw = bytearray(path.read_bytes())
+        raw[-1] ^= 1
+        path.write_bytes(raw)
+    with pytest.raises(ValueError):
+        list(Http(SMALL).receive(manifest))

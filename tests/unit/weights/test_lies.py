@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The suite of lies, judged by mutants: where a check is taken out the next proof catches it; where all are, it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from relax_core.api.weights import Manifest, Resident, TensorInfo, WeightTransport
+from relax_core.builtins import relax_weight_transports
+from relax_core.plugins import Catalogue
+from relax_core.testing.weight_transport import PAYLOADS, tensors_of
+from relax_core.testing.weight_transport_lab import REFUSED, Chain
+from relax_core.testing.weight_transport_lies import LIES, lies_of
+from relax_core.weights import collective_payload, files
+from relax_core.weights.files import Disk
+
+BYTES_DIFFER = ("stale_bucket", "swapped_names", "flipped_bit_on_the_wire", "false_fingerprint_of_one")
+"""Lies that only a look at the bytes can catch."""
+
+
+class Skipping(Disk):
+    """Hands on all tensors but one, and says nothing."""
+
+    def receive(self, manifest: Manifest, resident: Resident | None = None) -> Iterator[tuple[TensorInfo, np.ndarray]]:
+        return (item for at, item in enumerate(super().receive(manifest, resident)) if at != 0)
+
+
+class Swapping(Disk):
+    """Hands on the right bytes under the wrong names."""
+
+    def receive(self, manifest: Manifest, resident: Resident | None = None) -> Iterator[tuple[TensorInfo, np.ndarray]]:
+        (first, a), (second, b), *rest = super().receive(manifest, resident)
+        return iter([(first, b), (second, a), *rest])
+
+
+@pytest.fixture
+def blind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transports that look at no bytes: every fingerprint that they compute is the one they want."""
+
+    class Wanted(str):
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        def __ne__(self, other: object) -> bool:
+            return False
+
+        __hash__ = str.__hash__
+
+    for module in (files, collective_payload):
+        monkeypatch.setattr(module, "tensor_fingerprint", lambda array: Wanted())
+
+
+def begun(transport: Callable[[], WeightTransport], location: Path, payload: Any, honest: bool = True) -> Chain:
+    return Chain.begin(transport(), transport(), str(location), payload, tensors_of(payload), honest)
+
+
+@pytest.mark.parametrize("payload", PAYLOADS)
+@pytest.mark.parametrize("lie", BYTES_DIFFER)
+@pytest.mark.usefixtures("blind")
+def test_what_a_blind_transport_lets_through_the_receipt_catches(tmp_path: Path, lie: str, payload: str) -> None:
+    chain = begun(Disk, tmp_path, payload)
+    with pytest.raises(REFUSED):
+        LIES[lie](chain)
+    assert chain.versions.receivers("actor").get("engine-0", chain.version) == chain.version
+
+
+@pytest.mark.parametrize("lie", BYTES_DIFFER)
+@pytest.mark.usefixtures("blind")
+def test_without_the_transports_look_and_honest_receipts_a_lie_passes_and_the_suite_fails(
+    tmp_path: Path, lie: str
+) -> None:
+    chain = begun(Disk, tmp_path, "full", honest=False)
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"), pytest.raises(REFUSED):
+        LIES[lie](chain)
+
+
+@pytest.mark.parametrize("mutant", [Skipping, Swapping])
+def test_a_receiving_end_that_lies_is_caught_by_the_receipt(tmp_path: Path, mutant: type[Disk]) -> None:
+    with pytest.raises(REFUSED, match="differs"):
+        Chain.begin(Disk(), mutant(), str(tmp_path), "full", tensors_of("full"))
+
+
+def test_every_transport_in_the_box_is_told_every_lie() -> None:
+    """What the suites run: each lie, by each transport, in each payload that can tell it."""
+    catalogue, told = Catalogue.load(), {}
+    for component in relax_weight_transports():
+        transport = catalogue.target("weight-transport", component.name)
+        assert issubclass(transport, WeightTransport)
+        told[component.name] = {p: len(lies_of(p)) for p in PAYLOADS if p in transport.payloads}
+    each = {"full": 16, "delta": 18, "lora": 17}
+    assert told == dict.fromkeys(("shared-memory", "disk", "http", "collective"), each)
+    assert sum(sum(counts.values()) for counts in told.values()) == 204

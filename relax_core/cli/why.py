@@ -25,7 +25,7 @@ def explain(run: RUN = None, json: JSON = False) -> None:
     view, wall = open_run(run), time.time()
     answer = why(view.status(), health(view, wall), wall)
     if json:
-        print_json({"schema": "relax.why/1", "run": view.name, **asdict(answer)})
+        print_json({"schema": "relax.why/1", "run": view.name, "culprit": answer.culprit, **asdict(answer)})
         return
     for line in answer.lines():
         typer.echo(line)

@@ -23,6 +23,8 @@ from relax_core.runners.launch import RoleEnd, Runner
 from relax_core.weights.location import sweep
 
 WATCH_S = 0.25
+HISTOGRAMS = ("lag_histogram", "dropped_lengths", "trained_lengths")
+"""Of the bus's statistics: what the summary keeps."""
 GRACE_S = 8.0
 """How long roles may take to save and stop before they are ended."""
 
@@ -156,10 +158,11 @@ class Conductor:
     async def _account(self) -> dict[str, Any]:
         """What became of the samples; nothing where the bus never came up or is lost."""
         try:
-            account = await self._runner.bus.account()
+            account, measured = await self._runner.bus.account(), await self._runner.bus.statistics()
         except (AttributeError, RelaxError):
             return {}
         return {
+            **{name: measured[name] for name in HISTOGRAMS if measured.get(name)},
             "samples_issued": account.issued,
             "samples_trained": account.trained,
             "samples_dropped": dict(account.dropped),

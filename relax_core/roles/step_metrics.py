@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,11 @@ from relax_core.api.trainer import UpdateOutcome, UpdateResult
 from relax_core.api.version import Version
 from relax_core.learn.metrics import mean, merge_metrics
 from relax_core.roles.step import Step
+
+SHARES = 4
+"""Lags whose share of the tokens is told."""
+MOST_LAG = 16
+"""Where staleness is unbounded: what is older is counted here."""
 
 
 class StepTimes:
@@ -64,7 +70,26 @@ def _lag_metrics(rows: RowBatch, version: Version) -> dict[str, float]:
     lag = version.step - rows.columns["weight_versions"].values[trained]
     if not len(lag):
         return {"lag/mean": 0.0, "lag/max": 0.0}
-    return {"lag/mean": float(lag.mean()), "lag/max": float(lag.max())}
+    shares = np.bincount(lag.clip(0, SHARES + 1).astype(np.int64)) / len(lag)
+    return {
+        "lag/mean": float(lag.mean()),
+        "lag/p50": float(np.median(lag)),
+        "lag/max": float(lag.max()),
+        **{f"lag/share_{at}": float(share) for at, share in enumerate(shares[: SHARES + 1])},
+        **{f"lag/samples/{at}": float(count) for at, count in sorted(_sample_lags(rows, trained, version).items())},
+    }
+
+
+def _sample_lags(rows: RowBatch, trained: np.ndarray, version: Version) -> Counter[int]:
+    """Samples by the lag of their oldest trained token, over all of their rows."""
+    versions, oldest = rows.columns["weight_versions"], dict[tuple[int, int], int]()
+    starts = versions.offsets()
+    for at, row in enumerate(rows.ids):
+        mine = slice(int(starts[at]), int(starts[at]) + int(versions.lengths[at]))
+        if (own := versions.values[mine][trained[mine]]).size:
+            sample = (row.group, row.sample)
+            oldest[sample] = min(int(own.min()), oldest.get(sample, int(own.min())))
+    return Counter(min(version.step - step, MOST_LAG) for step in oldest.values())
 
 
 def _length_metrics(rows: RowBatch) -> dict[str, float]:

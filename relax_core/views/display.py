@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Literal
 
 from rich.console import Console, Group
@@ -22,6 +23,7 @@ from relax_core.api import events
 from relax_core.api.clock import Clock, SystemClock
 from relax_core.api.events import Event
 from relax_core.api.status import Beat
+from relax_core.views.chain import chain
 from relax_core.views.why import seconds
 
 Mode = Literal["auto", "live", "plain", "quiet"]
@@ -56,6 +58,7 @@ class LiveDisplay:
         self._evals: dict[str, float] = {}
         self._beats: tuple[Beat, ...] = ()
         self._note = ""
+        self._bubble: float | None = None
         self._lock = threading.Lock()
         self._live: Live | None = None
         if self._mode == "live":
@@ -87,6 +90,9 @@ class LiveDisplay:
                 return f"{self._name}: {event.run_dir}, ready after {self._clock.now() - self._started:.1f} s"
             case events.StepFinished(step, metrics):
                 return self._stepped(step, metrics)
+            case events.StepMeasured(_, metrics):
+                self._bubble = metrics.get("time/bubble_fraction", self._bubble)
+                return ""
             case events.EvalFinished(step, set_name, mean, count, temperature):
                 self._evals[set_name] = mean
                 return f"eval {set_name} at step {step}: {mean:.3f} (n={count}, temperature {temperature:g})"
@@ -126,6 +132,7 @@ class LiveDisplay:
             "samples/s": _number(self._metrics, "samples/per_s", ".1f"),
             "tokens/s": _number(self._metrics, "tokens/per_s", ",.0f"),
             "s/step": _number(self._metrics, "time/step_s", ".2f"),
+            "bubble": "" if self._bubble is None else f"{self._bubble:.0%}",
         }
         return [f"{key} {value}" for key, value in shown.items() if value]
 
@@ -138,6 +145,7 @@ class LiveDisplay:
             rows.insert(1, Text.assemble("reward ", (sparkline(rewards), "cyan"), f" {rewards[-1]:.3f}"))
         if beats:
             rows.append(self._roles(beats))
+            rows.append(Text(_owes(beats, self._clock.now()), overflow="ellipsis", no_wrap=True))
         if note:
             rows.append(Text(note, style="yellow", overflow="ellipsis", no_wrap=True))
         return Group(*rows)
@@ -177,6 +185,16 @@ def sparkline(values: Sequence[float]) -> str:
     low, high = min(values), max(values)
     width = (high - low) or 1.0
     return "".join(_BARS[round((value - low) / width * (len(_BARS) - 1))] for value in values)
+
+
+def _owes(beats: Sequence[Beat], now: float) -> str:
+    """The chain of waits in one line."""
+    links = chain([asdict(beat) for beat in beats], now)
+    if len(links) < 2:
+        return ""
+    age = links[-1].for_s
+    told = f" {links[-1].says}" + (f", {seconds(age)}" if age is not None else "")
+    return "waits: " + " ← ".join(link.who for link in links) + told
 
 
 def _doing(beat: Beat, now: float) -> str:

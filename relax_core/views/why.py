@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`relax why`: who waits for what, who owes it, since when and until when; and the ring, where nobody can move.
+"""`relax why`: what the step waits for, along the chain to who owes it; every wait, since when and until when.
 
-Made from `status.json` alone; what a wait means is said by the role that waits.
+Made from `status.json` alone; what a wait means is said by the role that waits. Of a run that has ended or was lost it
+tells the state that was last known.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from relax_core.views.chain import Link, chain, engine_says, group_says
 from relax_core.views.health import Health
 
 
@@ -23,14 +25,13 @@ class Waiting:
     owed_by: str
     for_s: float
     left_s: float
+    polls: bool = False
+    """It asks again and again, so that its deadline is none."""
 
     def sentence(self) -> str:
         who = self.owner if self.owner in ("", self.role) else f"{self.role} ({self.owner})"
-        until = (
-            f"{seconds(self.left_s)} left" if self.left_s >= 0 else f"its deadline passed {seconds(-self.left_s)} ago"
-        )
         owed = f", owed by {self.owed_by}" if self.owed_by else ""
-        return f"{who or self.role} waits for {self.reason}{owed}: {seconds(self.for_s)} so far, {until}"
+        return f"{who or self.role} waits for {self.reason}{owed}: {so_far(self.for_s, None if self.polls else self.left_s)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,24 +44,55 @@ class Answer:
     """Roles at work, with what they do."""
     ring: tuple[str, ...] = ()
     """Roles that wait for each other."""
+    chain: tuple[Link, ...] = ()
+    """From the role that sets the pace to who owes it in the end."""
+    details: tuple[str, ...] = ()
+    """Oldest groups under way, and engines."""
+
+    @property
+    def culprit(self) -> str:
+        """Who owes it in the end."""
+        return self.chain[-1].who if self.chain else ""
 
     def lines(self) -> Iterator[str]:
         yield self.headline
         if self.ring:
             yield f"nobody can move: {' waits for '.join((*self.ring, self.ring[0]))}"
-        yield from (f"  {wait.sentence()}" for wait in self.waits)
-        yield from (f"  {busy}" for busy in self.busy)
+        for depth, link in enumerate(self.chain):
+            yield f"  {'  ' * depth}{'→ ' * bool(depth)}{link_says(link)}"
+        told = {link.who for link in self.chain}
+        yield from (f"  {wait.sentence()}" for wait in self.waits if wait.role not in told)
+        yield from (f"  {busy}" for busy in self.busy if busy.partition(" ")[0] not in told)
+        yield from (f"  {detail}" for detail in self.details)
 
 
 def why(status: Mapping[str, Any], health: Health, wall: float) -> Answer:
     """The answer at wall-clock time `wall`."""
-    if health.ended:
-        return Answer(f"the run has ended: {health.state} after step {status.get('step', '?')}")
-    now = float(status.get("now", 0.0)) + max(wall - float(status.get("written_at", wall)), 0.0)
     roles = status.get("roles", ())
+    now = float(status.get("now", 0.0))
+    if not health.ended and health.state not in ("lost", "silent"):  # those are told as they were at their last word
+        now += max(wall - float(status.get("written_at", wall)), 0.0)
     waits = tuple(_waits(roles, now))
+    if health.ended:
+        after = f": {health.detail}" if health.detail else ""
+        headline = f"the run has ended: {health.state} after step {status.get('step', '?')}{after}"
+        return Answer(headline, waits, tuple(_busy(role) for role in roles if role.get("state") == "failed"))
     busy = tuple(_busy(role) for role in roles if not role.get("waits"))
-    return Answer(_headline(health, status, waits), waits, busy, _ring(roles, waits))
+    details = tuple(line for role in roles for line in _details(role, now))
+    return Answer(_headline(health, status, waits), waits, busy, _ring(roles, waits), chain(roles, now), details)
+
+
+def link_says(link: Link) -> str:
+    """One link of the chain, with its age."""
+    return f"{link.who} {link.says}" + (f": {so_far(link.for_s, link.left_s)}" if link.for_s is not None else "")
+
+
+def so_far(for_s: float, left_s: float | None) -> str:
+    """How long it has lasted, and until when it may."""
+    if left_s is None:
+        return f"{seconds(for_s)} so far"
+    left = f"{seconds(left_s)} left" if left_s >= 0 else f"its deadline passed {seconds(-left_s)} ago"
+    return f"{seconds(for_s)} so far, {left}"
 
 
 def seconds(value: float) -> str:
@@ -85,12 +117,28 @@ def _headline(health: Health, status: Mapping[str, Any], waits: tuple[Waiting, .
 def _waits(roles: Any, now: float) -> Iterator[Waiting]:
     found = [
         Waiting(
-            role["role"], wait["owner"], wait["reason"], wait["owed_by"], now - wait["since"], wait["deadline"] - now
-        )
+            role["role"],
+            wait["owner"],
+            wait["reason"],
+            wait["owed_by"],
+            now - wait["since"],
+            wait["deadline"] - now,
+            wait.get("polls", False),
+        )  # fmt: skip
         for role in roles
         for wait in role.get("waits", ())
     ]
     return iter(sorted(found, key=lambda wait: -wait.for_s))
+
+
+def _details(role: Mapping[str, Any], now: float) -> Iterator[str]:
+    """What a rollout has under way: its oldest groups, and its engines."""
+    facts, age = role.get("facts") or {}, now - float(role.get("at") or now)
+    for group in facts.get("groups") or ():
+        yield f"{group_says(group)}: {seconds(group['for_s'] + age)} old"
+    for name, engine in (facts.get("engines") or {}).items():
+        silent = engine.get("silent_s", 0.0)
+        yield f"{name} {engine_says(engine)}" + (f", silent for {seconds(silent + age)}" if silent else "")
 
 
 def _busy(role: Mapping[str, Any]) -> str:

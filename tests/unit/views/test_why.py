@@ -32,8 +32,9 @@ def test_a_wait_says_who_owes_it_since_when_and_until_when():
     assert list(answer.lines()) == [
         "running, step 7 of 20; 1 wait",
         "  actor waits for 8 groups, owed by rollout: 12.0 s so far, 48.0 s left",
-        "  rollout is busy: generating 24 samples",
+        "    → rollout is busy: generating 24 samples",
     ]
+    assert answer.culprit == "rollout"
 
 
 def test_a_deadline_that_passed_is_said_and_the_longest_wait_comes_first():
@@ -107,3 +108,77 @@ def test_another_machines_process_id_means_nothing_here(tmp_path):
 
 def test_a_run_that_has_said_nothing_is_starting(tmp_path):
     assert answer(tmp_path, None, 0.0) == ("starting", "starting: it has said nothing yet")
+
+
+ENGINES = {
+    "engine-0": {"serving": True, "paused": False, "version": "actor@0.6", "running": 2, "silent_s": 0.1},
+    "engine-1": {"serving": True, "paused": False, "version": "actor@0.5", "running": 3, "silent_s": 31.0},
+}
+GROUP = {"group": 41, "for_s": 33.0, "samples": 8, "missing": 3}
+LEAVE = wait("rollout", "leave to start groups", "actor (its version bounds staleness)", 95.0, 96.0)
+
+
+def waiting_for_rollout(facts, *more, waits=(LEAVE,), state="busy"):
+    return status(
+        Beat("actor", "waiting", waits=(wait("actor", "4 groups for step 7", "rollout, then advantages", 60.0, 660.0),)),
+        Beat("advantages", "waiting", waits=(wait("advantages", "finished groups", "rollout", 60.0, 101.0),)),
+        Beat("rollout", state, "generating", waits, facts, at=100.0),
+        *more,
+    )
+
+
+def test_the_chain_ends_at_the_engine_that_has_been_silent_for_longest():
+    answer = why(waiting_for_rollout({"engines": ENGINES, "groups": [GROUP | {"at": "engines"}]}), RUNNING, 5001.0)
+    assert answer.culprit == "engine-1" and answer.ring == ()
+    assert list(answer.lines()) == [
+        "running, step 7 of 20; 3 waits",
+        "  actor waits for 4 groups for step 7, owed by rollout, then advantages: 41.0 s so far, 9 min 19 s left",
+        "    → rollout has group 41 under way, which lacks 3 of 8 samples, at the engines: 34.0 s so far",
+        "      → engine-1 (version actor@0.5) runs 3 requests: 32.0 s so far",
+        "  advantages waits for finished groups, owed by rollout: 41.0 s so far, 0.0 s left",
+        "  group 41 under way, which lacks 3 of 8 samples, at the engines: 34.0 s old",
+        "  engine-0 (version actor@0.6) runs 2 requests, silent for 1.1 s",
+        "  engine-1 (version actor@0.5) runs 3 requests, silent for 32.0 s",
+    ]
+
+
+def test_the_chain_ends_at_the_reward_that_owes_verdicts():
+    judging = {"rewards": {"maths": 8}, "for_s": 30.0}
+    facts = {"engines": ENGINES, "groups": [GROUP | {"missing": 0, "at": "rewards"}], "judging": judging}
+    answer = why(waiting_for_rollout(facts), RUNNING, 5000.0)
+    assert answer.culprit == "reward maths"
+    assert "reward maths owes 8 verdicts: 30.0 s so far" in list(answer.lines())[3]
+
+
+def test_paused_engines_lead_to_whoever_holds_their_devices():
+    paused = {name: engine | {"paused": True} for name, engine in ENGINES.items()}
+    devices = wait("rollout", "the devices, to generate", "reference", 80.0, 3680.0)
+    said = waiting_for_rollout(
+        {"engines": paused, "groups": [GROUP | {"at": "engines"}]}, Beat("reference", "busy", "filling ref_log_probs"),
+        waits=(devices,),
+    )  # fmt: skip
+    answer = why(said, RUNNING, 5000.0)
+    assert [link.who for link in answer.chain] == ["actor", "rollout", "reference"]
+
+
+def test_a_rollout_with_nothing_under_way_passes_the_question_on_to_whoever_is_busy():
+    credit = Beat("advantages", "busy", "crediting")
+    said = status(
+        Beat("actor", "waiting", waits=(wait("actor", "4 groups", "rollout, then advantages", 60.0, 660.0),)),
+        credit,
+        Beat("rollout", "waiting", waits=(LEAVE,), facts={"groups": [], "engines": ENGINES}),
+    )
+    assert why(said, RUNNING, 5000.0).culprit == "advantages"
+
+
+def test_a_lost_run_is_told_as_it_was_at_its_last_word():
+    facts = {"engines": ENGINES, "groups": [GROUP | {"at": "engines"}]}
+    answer = why(waiting_for_rollout(facts), Health("lost", 400.0, "its process 7 is gone"), 5400.0)
+    assert answer.headline.startswith("this is stale: the run last spoke 6 min 40 s ago")
+    assert answer.culprit == "engine-1" and answer.chain[0].for_s == 40.0
+
+
+def test_a_wait_that_asks_again_has_no_deadline():
+    polling = Wait("rollout", "leave to start groups", "actor", 60.0, 100.5, polls=True)
+    (found,) = why(status(Beat("rollout", "waiting", waits=(polling,))), RUNNING, 5000.0).waits
+    assert found.sentence().endswith("owed by actor: 40.0 s so far")

@@ -90,11 +90,15 @@ class PuppetEngine(Engine[EngineOptions]):
     """Takes its time, token by token; new weights land between tokens."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
-        in_flight_updates=True, seeds=True, transports=frozenset({"puppet-transport"})
+        in_flight_updates=True,
+        seeds=True,
+        sleep=frozenset({"weights", "kv"}),
+        transports=frozenset({"puppet-transport"}),
     )
 
     async def start(self, spec: EngineSpec) -> Mapping[str, Any]:
-        self._name, self._version, self._unwanted = spec.name, spec.version, set[str]()
+        self._name, self._version = spec.name, spec.version
+        self._unwanted, self._running, self._asleep = set[str](), set[str](), set[str]()
         if spec.name == self.options.refuses:
             raise InfrastructureError(f"{spec.name}: no memory")
         await asyncio.sleep(self.options.start_s)
@@ -102,13 +106,17 @@ class PuppetEngine(Engine[EngineOptions]):
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[list[Delta]]:
         left = {request.id: self._length(request) for request in requests}
+        self._running.update(left)
         while left:
             await asyncio.sleep(self.options.token_s)
+            if self._asleep:
+                raise InfrastructureError(f"{self._name}: asked to sample while {self._asleep} sleep")
             step = self._version.step
             deltas = []
             for name in list(left):
                 if name in self._unwanted:
                     del left[name]
+                    self._unwanted.discard(name)
                     deltas.append(Delta(name, (), (), step, step, "abort"))
                     continue
                 left[name] -= 1
@@ -117,10 +125,18 @@ class PuppetEngine(Engine[EngineOptions]):
                 deltas.append(Delta(name, (token,), (-0.5,), step, step, "stop" if last else ""))
                 if last:
                     del left[name]
+            self._running.difference_update(delta.id for delta in deltas if delta.finish)
             yield deltas
 
     async def abort(self, ids: Sequence[str]) -> None:
-        self._unwanted.update(ids)
+        self._unwanted.update(self._running.intersection(ids))
+
+    async def sleep(self, parts: Sequence[str]) -> int:
+        self._asleep |= set(parts)
+        return 7
+
+    async def wake(self, parts: Sequence[str]) -> None:
+        self._asleep -= set(parts)
 
     def _length(self, request: GenerateRequest) -> int:
         random = Random(request.seed)

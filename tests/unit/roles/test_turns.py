@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole plays on shared devices: nobody works there at the same time as another, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relax_core.api.errors import WorkerDied
+from relax_core.api.events import RoleRecovered
+from tests.unit.roles.theatre import Performance, Span, Theatre
+
+STEPS = 6
+SAMPLES = STEPS * 4 * 4
+REFERENCE = {"algorithm": {"name": "grpo", "kl_coef": 0.1}}
+
+
+def theatre(folder: Path, **settings: Any) -> Theatre:
+    return Theatre(folder, steps=STEPS, **settings)
+
+
+def together(one: list[Span], other: list[Span]) -> list[tuple[Span, Span]]:
+    return [(a, b) for a in one for b in other if a.overlaps(b)]
+
+
+def training(played: Performance) -> list[Span]:
+    return [*played.of("actor-rank", "accumulate"), *played.of("actor-rank", "publish")]
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+def test_colocated_roles_never_work_at_the_same_time(tmp_path: Path, staleness: int) -> None:
+    played = theatre(tmp_path, placement="colocate", max_staleness=staleness, **REFERENCE).play()
+    assert played.account.trained == SAMPLES and played.account.balanced
+    assert max(played.metric("lag/max")) <= staleness
+    generating, reference = played.of("engine", "generate"), played.of("reference-rank", "forward")
+    assert together(generating, training(played)) == []
+    assert together(generating, reference) == together(reference, training(played)) == []
+    assert all("memory/freed_bytes" in step.metrics for step in played.steps)
+
+
+def test_partial_rollouts_are_carried_over_a_turn_of_the_trainer(tmp_path: Path) -> None:
+    longest = {"engine": {"name": "puppet-engine", "longest": 64}, "rollout": {"max_new_tokens": 64}}
+    played = theatre(tmp_path, placement="colocate", max_staleness=1, **longest).play()
+    assert played.account.trained == SAMPLES and not played.account.dropped
+    assert 1 in played.metric("lag/max")
+
+
+@pytest.mark.parametrize(
+    ("placement", "alone"),
+    [("hybrid", False), ("async", True), ({"mode": "hybrid", "reference": {"share": "own"}}, True)],
+)
+def test_the_reference_waits_for_the_trainer_only_where_they_share(tmp_path: Path, placement: Any, alone: bool) -> None:
+    played = theatre(tmp_path, placement=placement, **REFERENCE).play()
+    assert played.account.trained == SAMPLES
+    reference = played.of("reference-rank", "forward")
+    assert reference and (alone or together(reference, training(played)) == [])
+    assert together(played.of("engine", "generate"), training(played))
+    assert ("memory/freed_bytes" in played.steps[0].metrics) is not alone
+
+
+def test_an_evaluation_has_its_turn_too(tmp_path: Path) -> None:
+    evaluated = {"eval": {"every": 1, "size": 4}}
+    played = theatre(tmp_path, placement="colocate", max_staleness=1, **evaluated).play()
+    assert played.account.trained == SAMPLES
+    assert together(played.of("engine", "generate"), training(played)) == []
+
+
+def test_an_engine_that_dies_in_its_turn_keeps_nobody_waiting(tmp_path: Path) -> None:
+    async def kill(played: Theatre) -> None:
+        while not any(span.method == "accumulate" for span in played.workers.spans):
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(2.0)
+        await played.workers.alive["engine-0"].kill()
+
+    two = {"mode": "colocate", "rollout": {"engines": 2}}
+    played = theatre(tmp_path, placement=two, max_staleness=1).play(kill)
+    assert played.account.trained == SAMPLES
+    assert any(isinstance(event, RoleRecovered) for event in played.events)
+
+
+def test_an_actor_that_dies_in_its_turn_ends_the_run(tmp_path: Path) -> None:
+    async def kill(played: Theatre) -> None:
+        while not any(span.method == "begin_update" for span in played.workers.spans):
+            await asyncio.sleep(0.1)
+        await played.workers.alive["actor-rank-0"].kill()
+
+    with pytest.raises(BaseExceptionGroup) as failed:
+        theatre(tmp_path, placement="colocate").play(kill, at_most_s=1000.0)
+    assert failed.group_contains(WorkerDied)
+
+
+def test_parts_sleep_and_wake_around_turns(tmp_path: Path) -> None:
+    played = theatre(tmp_path, placement="colocate").play()
+    asleep = played.of("actor-rank", "sleep")
+    assert len(asleep) == len(played.of("actor-rank", "wake")) >= STEPS - 1
+    assert len(played.of("engine", "sleep")) >= STEPS
+    assert together(asleep, training(played)) == []
+    assert [step.metrics["memory/freed_bytes"] for step in played.steps] == [7.0] * STEPS

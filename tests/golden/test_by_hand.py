@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One example of every algorithm, worked by hand, in its own setting: so that the references are judged as well."""
+
+import math
+
+import pytest
+
+from relax_core.api import RowId
+from tests.golden.bench import build, credited, learnt
+
+A = 0.5 / (math.sqrt(0.5) + 1e-6)
+"""GRPO's advantage of rewards 1 and 0: mean 1/2, unbiased standard deviation 1/sqrt(2). 0.7071058, and minus that."""
+HALF = -math.log(2)
+
+
+def group(*rewards, lengths=None, parts=None):
+    """Samples with these rewards, of so many trained tokens behind one given token."""
+    lengths = lengths or [1] * len(rewards)
+    parts = parts or [{}] * len(rewards)
+    return [
+        {"reward": reward, "valid": True, "parts": part,
+         "rows": [{"mask": [0] + [1] * n, "rollout": [0.0] * (n + 1), "ref": [0.0] * (n + 1)}]}
+        for reward, n, part in zip(rewards, lengths, parts)
+    ]  # fmt: skip
+
+
+def rows(*samples):
+    """(advantage, ratios): each token has probability 1/2 under the policy, 1 / (2 ratio) where the step started and where
+    it was sampled, so the correction's weight is 1."""
+    made = []
+    for sample, (advantage, ratios) in enumerate(samples):
+        started = [0.0] + [HALF - math.log(ratio) for ratio in ratios]
+        made.append({
+            "id": RowId(0, sample, 0, 0), "sample": sample, "mask": [0] + [1] * len(ratios),
+            "log_probs": [0.0] + [HALF] * len(ratios), "old": started, "rollout": list(started), "ref": list(started),
+            "entropy": [0.0] * len(started), "advantage": [advantage] * len(started),
+        })  # fmt: skip
+    return made
+
+
+def learn_by(name, *samples, **options):
+    """(loss, [row] slopes of the trained tokens)."""
+    loss, slopes, _ = learnt(build(name, options), rows(*samples))
+    return loss, [row[1:] for row in slopes]
+
+
+def exactly(value):
+    return pytest.approx(value, abs=1e-9)
+
+
+def test_grpo():
+    # (1.2 A + A) / 2 for the first row, of which 1.5 is clipped; 0.8 for the second, clipped from below. Mean of two rows.
+    loss, slopes = learn_by("grpo", (A, [1.5, 1.0]), (-A, [0.5]))
+    assert loss == exactly(-(1.1 * A - 0.8 * A) / 2)
+    assert slopes == [exactly([0, -A / 4]), exactly([0])]
+    assert credited(build("grpo"), [group(1, 0)]) == [exactly([A, -A])]
+
+
+def test_grpo_without_the_standard_deviation():
+    assert credited(build("grpo", {"normalise": "none"}), [group(1, 0, 0)]) == [exactly([2 / 3, -1 / 3, -1 / 3])]
+
+
+def test_the_correction_weighs_by_start_over_behaviour():
+    sample = rows((A, [1.0]))
+    sample[0]["rollout"][1] = HALF - math.log(1.6)  # w = 1.6
+    assert learnt(build("grpo"), sample)[0] == exactly(-1.6 * A)
+    sample[0]["rollout"][1] = HALF - math.log(3)  # w = 3
+    assert learnt(build("grpo"), sample)[0] == exactly(-2 * A)
+    assert learnt(build("grpo", {"correction": "mask"}), sample)[0] == exactly(0)
+    assert learnt(build("grpo", {"correction": "none"}), sample)[0] == exactly(-A)
+    assert learnt(build("grpo", {"correction": "behaviour"}), sample)[0] == exactly(-1.2 * A)
+
+
+def test_dr_grpo():
+    # sums: 2/3 (1.2 + 1), -1/3 x 0.8, -1/3; over three rows
+    loss, slopes = learn_by("dr-grpo", (2 / 3, [1.5, 1.0]), (-1 / 3, [0.5]), (-1 / 3, [1.0]))
+    assert loss == exactly(-(2.2 * 2 / 3 - 0.8 / 3 - 1 / 3) / 3)
+    assert slopes == [exactly([0, -2 / 9]), exactly([0]), exactly([1 / 9])]
+    assert credited(build("dr-grpo"), [group(1, 0, 0)]) == [exactly([2 / 3, -1 / 3, -1 / 3])]
+
+
+def test_dapo():
+    # over three tokens; 1.5 is clipped at 1.28
+    loss, slopes = learn_by("dapo", (A, [1.5, 1.0]), (-A, [0.5]))
+    assert loss == exactly(-(1.28 * A + A - 0.8 * A) / 3)
+    assert slopes == [exactly([0, -A / 3]), exactly([0])]
+    # 3 tokens are one over 4 - 2: -1/2; so rewards 1 and 1 become 1 and 1/2, a distance of 1/2: std 1/sqrt(8)
+    punished = build("dapo", {"overlong_length": 4, "overlong_buffer": 2})
+    a = 0.25 / (math.sqrt(0.125) + 1e-6)
+    assert credited(punished, [group(1, 1, lengths=[2, 3])]) == [exactly([a, -a])]
+
+
+def test_gspo():
+    # 1.21 and 1: sqrt(1.21) = 1.1. Above 1.0004 for A > 0; for A < 0 it counts, and each token has half of its slope.
+    loss, slopes = learn_by("gspo", (A, [1.21, 1.0]), (-A, [1.21, 1.0]))
+    assert loss == exactly(-(1.0004 * A - 1.1 * A) / 2)
+    assert slopes == [exactly([0, 0]), exactly([1.1 * A / 4, 1.1 * A / 4])]
+
+
+def test_sapo():
+    # at ratio 1: sigmoid(0) 4 / tau = 2 / tau, slope 1 whatever tau
+    loss, slopes = learn_by("sapo", (A, [1.0]), (-A, [1.0]))
+    assert loss == exactly(-(2 * A - 2 / 1.05 * A) / 2)
+    assert slopes == [exactly([-A / 2]), exactly([A / 2])]
+    # at ratio 3 and tau 1: 4 sigmoid(2) = 3.5231884; slope 4 s (1 - s) 3 = 1.2599249
+    s = 1 / (1 + math.exp(-2))
+    loss, slopes = learn_by("sapo", (A, [3.0]))
+    assert loss == exactly(-4 * s * A) and slopes == [exactly([-4 * s * (1 - s) * 3 * A])]
+
+
+def test_cispo():
+    # weights 5 (bounded from 6) and 0.5 (no lower bound), a mean over two tokens; log p = -ln 2
+    loss, slopes = learn_by("cispo", (A, [6.0]), (-A, [0.5]))
+    assert loss == exactly(-(5 * A - 0.5 * A) * HALF / 2)
+    assert slopes == [exactly([-2.5 * A]), exactly([0.25 * A])]
+
+
+def test_rloo():
+    assert credited(build("rloo"), [group(1, 0, 0)]) == [exactly([1, -0.5, -0.5])]
+    # log p of the answers: -2 ln 2 and -ln 2
+    loss, slopes = learn_by("rloo", (1, [1.0, 1.0]), (-0.5, [1.0]))
+    assert loss == exactly(-(2 * HALF - 0.5 * HALF) / 2)
+    assert slopes == [exactly([-0.5, -0.5]), exactly([0.25])]
+
+
+def test_reinforce():
+    assert credited(build("reinforce", {"baseline": 0.25}), [group(1, 0)]) == [exactly([0.75, -0.25])]
+    loss, slopes = learn_by("reinforce", (1, [1.0, 1.0]), (0, [1.0]))
+    assert loss == exactly(-HALF) and slopes == [exactly([-0.5, -0.5]), exactly([0])]
+
+
+def test_reinforce_plus_plus():
+    # tokens earn 1, 1 and 0: mean 2/3, variance (1/9 + 1/9 + 4/9) / 2 = 1/3
+    std = math.sqrt(1 / 3) + 1e-6
+    high, low = (1 / 3) / std, (-2 / 3) / std
+    got = credited(build("reinforce-plus-plus"), [group(1, 0, lengths=[2, 1])])
+    assert got == [[[exactly([0, high, high])], [exactly([0, low])]]]
+    loss, _ = learn_by("reinforce-plus-plus", (high, [1.5, 1.0]), (low, [1.0]))
+    assert loss == exactly(-(1.2 * high + high + low) / 3)
+
+
+def test_reinforce_plus_plus_pays_for_the_divergence_from_each_token_on():
+    # log(p / p_ref) = 1 at both tokens, beta 0.1: the first has 1 - 0.2 to go, the second 1 - 0.1; the other sample 0
+    algorithm = build("reinforce-plus-plus", {"reward_kl_coef": 0.1})
+    groups = [group(1, 0, lengths=[2, 1])]
+    groups[0][0]["rows"][0]["ref"] = [0, -1, -1]
+    values = [0.8, 0.9, 0.0]
+    mean = sum(values) / 3
+    std = math.sqrt(sum((x - mean) ** 2 for x in values) / 2) + 1e-6
+    (first, second), (other,) = [member[0][1:] for member in credited(algorithm, groups)[0]]
+    assert [first, second, other] == exactly([(x - mean) / std for x in values])
+
+
+def test_reinforce_plus_plus_baseline():
+    # of the group 1/2 and -1/2; of tokens 1/2, 1/2, -1/2: mean 1/6, variance (1/9 + 1/9 + 4/9) / 2 = 1/3
+    std = math.sqrt(1 / 3) + 1e-6
+    got = credited(build("reinforce-plus-plus-baseline"), [group(1, 0, lengths=[2, 1])])
+    assert got == [[[exactly([0, 1 / 3 / std, 1 / 3 / std])], [exactly([0, -2 / 3 / std])]]]
+    # k2 of a ratio of 1.5 to the reference: ln(1.5)^2 / 2, slope ln(1.5); ratio 1.5 of A > 0 is clipped
+    loss, slopes = learn_by("reinforce-plus-plus-baseline", (A, [1.5]), kl_coef=0.1)
+    assert loss == exactly(-1.2 * A + 0.05 * math.log(1.5) ** 2)
+    assert slopes == [exactly([0.1 * math.log(1.5)])]
+
+
+def test_gpg():
+    # four samples, two of them tell: alpha = 2
+    assert credited(build("gpg"), [group(1, 0), group(1, 1)]) == [exactly([1, -1]), exactly([0, 0])]
+    loss, slopes = learn_by("gpg", (1, [1.0, 1.0]), (-1, [1.0]))
+    assert loss == exactly(-(2 * HALF - HALF) / 3) and slopes == [exactly([-1 / 3, -1 / 3]), exactly([1 / 3])]
+
+
+def test_opo():
+    # baseline (1 x 1 + 3 x 0) / 4
+    assert credited(build("opo"), [group(1, 0, lengths=[1, 3])]) == [exactly([0.75, -0.25])]
+    loss, _ = learn_by("opo", (0.75, [1.0]), (-0.25, [1.0, 1.0, 1.0]))
+    assert loss == exactly(-(0.75 * HALF - 0.75 * HALF) / 2)
+
+
+def test_dppo():
+    # p = 1/2 and sampled at 1/3: moved by 1/6 > 0.15, and away for A > 0: left out. For A < 0 it comes back: counted.
+    loss, slopes = learn_by("dppo", (A, [1.5]), (-A, [1.5]))
+    assert loss == exactly(1.5 * A / 2) and slopes == [exactly([0]), exactly([1.5 * A / 2])]
+    # sampled at 0.4: moved by 0.1, although the ratio of 1.25 would be clipped by PPO
+    loss, slopes = learn_by("dppo", (A, [1.25]))
+    assert loss == exactly(-1.25 * A) and slopes == [exactly([-1.25 * A])]
+    # kl of (1/3, 2/3) to (1/2, 1/2): 1/3 ln(2/3) + 2/3 ln(4/3) = 0.0566 > 0.05
+    assert learn_by("dppo", (A, [1.5]), divergence="kl", delta=0.05)[0] == exactly(0)
+    assert learn_by("dppo", (A, [1.5]), divergence="kl", delta=0.06)[0] == exactly(-1.5 * A)
+
+
+def test_max_rl():
+    # mean 1/4: (1 - 1/4) / (1/4) = 3, the others -1; nobody right: nothing
+    scale = 0.25 / (0.25 + 1e-6)
+    want = [exactly([3 * scale, -scale, -scale, -scale]), exactly([0, 0, 0, 0])]
+    assert credited(build("max-rl"), [group(1, 0, 0, 0), group(0, 0, 0, 0)]) == want
+    loss, _ = learn_by("max-rl", (3, [1.0]), (-1, [1.0, 1.0]))
+    assert loss == exactly(-(3 * HALF - 2 * HALF) / 2)
+
+
+def test_gdpo():
+    # right (1, 0, 0): mean 1/3, std 1/sqrt(3): (2, -1, -1)/sqrt(3); form (0, 1, 0): (-1, 2, -1)/sqrt(3).
+    # their sum (1, 1, -2)/sqrt(3): mean 0, variance (1/3 + 1/3 + 4/3) / 2 = 1. GRPO would see 1, 1, 0 as well.
+    parts = [{"right": 1.0, "form": 0.0}, {"right": 0.0, "form": 1.0}, {"right": 0.0, "form": 0.0}]
+    got = credited(build("gdpo"), [group(1, 1, 0, parts=parts)])
+    assert got == [pytest.approx([1 / math.sqrt(3), 1 / math.sqrt(3), -2 / math.sqrt(3)], abs=1e-5)]
+    # with the form at a quarter: (2 - 1/4, -1 + 1/2, -1 - 1/4)/sqrt(3) before the batch's std
+    values = [1.75, -0.5, -1.25]
+    std = math.sqrt(sum(x * x for x in values) / 2)
+    got = credited(build("gdpo", {"weights": {"form": 0.25}}), [group(1, 1, 0, parts=parts)])
+    assert got == [pytest.approx([x / std for x in values], abs=1e-5)]
+    assert learn_by("gdpo", (A, [1.5, 1.0]), (-A, [0.5]))[0] == exactly(-(1.1 * A - 0.8 * A) / 2)
+
+
+def test_every_algorithm_is_worked():
+    from tests.golden.bench import NAMES
+
+    assert {f"test_{name.replace('-', '_')}" for name in NAMES} <= set(globals())

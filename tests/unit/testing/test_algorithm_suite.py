@@ -20,6 +20,7 @@ class TestMine(AlgorithmSuite):
     deadline_s = 5.0
 """
 CLIPPED = """
+denominators = frozenset({"tokens"})
 def columns(self): return frozenset({OLD_LOG_PROBS})
 def advantages(self, groups): return Advantages(learn.group_mean_std(groups.rewards, groups.valid))
 def loss(self, batch, policy):
@@ -35,9 +36,11 @@ def loss(self, batch, policy):
     chosen, rejected = batch.pair(batch.sequence_sum(policy.log_probs))
     return Loss({"dpo": Term(-torch.nn.functional.logsigmoid(chosen - rejected), denominator="pairs", per="pair")})
 """
-ROWS = CLIPPED.replace(
-    "Term(value)", "Term(batch.sequence_mean(value), denominator='mine', per='row')"
-).replace("batch.loss_mask.sum())}", "batch.loss_mask.sum())}, {'mine': torch.tensor(float(batch.num_rows))}")  # fmt: skip
+ROWS = (
+    CLIPPED.replace("Term(value)", "Term(batch.sequence_mean(value), denominator='mine', per='row')")
+    .replace('"tokens"', '"mine"')
+    .replace("batch.loss_mask.sum())}", "batch.loss_mask.sum())}, {'mine': torch.tensor(float(batch.num_rows))}")
+)
 CRITIC = (
     CLIPPED
     + """
@@ -66,6 +69,7 @@ APART = {
 }
 ALONE = {
     "wrong shape": ("Term(value)", "Term(value.sum()[None])", "per token means"),
+    "undeclared": ("Term(value)", "Term(value, denominator='rows')", "declare all"),
     "reduces": ("Term(value)", "Term(value / value.numel())", "splitting_into_chunks"),
     "mixes rows": ("Term(value)", "Term(value - value.mean())", "padding_changes_nothing"),
     "reads masked": ("Term(value)", "Term(value + policy.log_probs.sum())", "have a gradient"),

@@ -13,6 +13,7 @@ class {{ cookiecutter.class_name }}(Algorithm[{{ cookiecutter.class_name }}Optio
     """Policy gradient with the group's mean reward as baseline and a clipped ratio."""
 
     min_group_size = 2  # a sample is compared with the others of its task
+    denominators = frozenset({"tokens"})  # all that `loss` divides by: with one count alone, training may begin before a step's last rows
     zero_advantage_skips = True  # rows without advantage have no gradient here, so their forward is left out
 
     def columns(self) -> frozenset[Column]:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relax_core import learn
+from relax_core.api import Loss
 
 FLOATS = st.floats(-3, 3)
 
@@ -21,6 +22,47 @@ def test_mean_only_leaves_the_spread():
 def test_a_single_valid_member_gets_nothing():
     rewards, valid = torch.tensor([[3.0, 0.0]]), torch.tensor([[True, False]])
     assert learn.group_mean_std(rewards, valid).tolist() == [[0, 0]]
+
+
+GROUPS = st.lists(st.lists(st.floats(-5, 5), min_size=3, max_size=3), min_size=1, max_size=4)
+
+
+@given(groups=GROUPS)
+def test_left_out_samples_judge_the_one(groups):
+    rewards = torch.tensor(groups, dtype=torch.float64)
+    got = learn.leave_one_out(rewards, torch.ones_like(rewards, dtype=torch.bool))
+    for mine, credited in zip(groups, got.tolist(), strict=True):
+        want = [r - (sum(mine) - r) / 2 for r in mine]
+        assert credited == pytest.approx(want if max(mine) > min(mine) else [0] * 3, abs=1e-9)
+
+
+@given(groups=GROUPS)
+def test_whitened_values_have_mean_zero_and_spread_one(groups):
+    values = torch.tensor(groups, dtype=torch.float64)
+    white = learn.whiten(values, torch.ones_like(values, dtype=torch.bool))
+    assert float(white.mean()) == pytest.approx(0, abs=1e-6)
+    if float(values.std()) > 1e-2:
+        assert float(white.std()) == pytest.approx(1, abs=1e-3)
+
+
+def test_whitening_looks_at_valid_values_only():
+    values, valid = torch.tensor([1.0, 3.0, math.nan, 99.0]), torch.tensor([True, True, False, False])
+    assert learn.whiten(values, valid).tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5, 0, 0], abs=1e-5)
+    assert learn.whiten(values, torch.tensor([True, False, False, False])).tolist() == [0] * 4
+
+
+def test_members_that_are_not_valid_are_no_part_of_any_statistic():
+    rewards, valid = torch.tensor([[1.0, 0, 50]]), torch.tensor([[True, True, False]])
+    lengths = torch.tensor([[1, 3, 900]])
+    assert learn.leave_one_out(rewards, valid).tolist() == [[1, -1, 0]]
+    assert learn.length_weighted_baseline(rewards, valid, lengths).tolist() == [[0.75, -0.25, 0]]
+    assert learn.group_mean_relative(rewards, valid)[0].tolist() == pytest.approx([1, -1, 0], abs=1e-5)
+    assert learn.informative(rewards, valid).tolist() == [True]
+
+
+def test_a_soft_limit_of_length():
+    lengths = torch.tensor([1, 6, 8, 10, 40])
+    assert learn.overlong_penalty(lengths, 10, 4).tolist() == [0, 0, -0.5, -1, -1]
 
 
 @given(log_p=FLOATS, log_q=FLOATS)
@@ -38,6 +80,34 @@ def test_divergence_estimators_are_unbiased_where_they_claim_it():
     exact = float((p.exp() * (p - q)).sum())
     assert float((p.exp() * learn.kl_k1(p, q)).sum()) == pytest.approx(exact)
     assert float((p.exp() * learn.kl_k3(p, q)).sum()) == pytest.approx(exact)
+
+
+def test_the_gradient_of_the_unbiased_estimator_is_that_of_the_divergence():
+    """Of a policy with three tokens, in expectation over what it samples; k3's own is another."""
+    logits = torch.tensor([0.3, -0.2, 0.9], dtype=torch.float64, requires_grad=True)
+    q = torch.tensor([0.4, 0.4, 0.2], dtype=torch.float64).log()
+
+    def slope(estimate):
+        log_p = logits.log_softmax(0)
+        return torch.autograd.grad((log_p.detach().exp() * estimate(log_p)).sum(), logits)[0]
+
+    log_p = logits.log_softmax(0)
+    exact = torch.autograd.grad((log_p.exp() * (log_p - q)).sum(), logits)[0]
+    assert torch.allclose(slope(lambda p: learn.kl_unbiased(p, q, p.detach())), exact)
+    assert torch.allclose(slope(lambda p: learn.kl_k2(p, q)), exact)
+    assert torch.allclose(slope(lambda p: learn.kl_k1(p, q)), torch.zeros(3, dtype=torch.float64))
+    assert not torch.allclose(slope(lambda p: learn.kl_k3(p, q)), exact)
+
+
+def test_aggregations_share_out_the_same_tokens(rows):
+    batch, ones = learn.PackedBatch(rows), torch.ones(14)
+    terms = {how: learn.aggregate(batch, ones, how, fixed_length=4) for how in ("token", "sequence", "sum", "fixed")}
+    counts = learn.Denominators(learn.count(rows))
+    sums = learn.reduce(Loss(terms), batch, counts)
+    # 7 trained tokens in five rows, each of which has one
+    assert {name: float(value) for name, value in sums.items()} == pytest.approx(
+        {"token": 1, "sequence": 1, "sum": 7 / 5, "fixed": 7 / 20}
+    )
 
 
 @pytest.mark.parametrize(("ratio", "advantage", "dual", "want"), [

@@ -14,14 +14,19 @@ from typing import NamedTuple
 
 from relax_core.bus import gate
 
-READY, CLAIMED = -1, -2
+READY, CLAIMED, CARRIED = -1, -2, -3
 
 
 class Group(NamedTuple):
     where: int
-    """The engine that generates it, READY or CLAIMED."""
+    """The engine that generates it, READY, CLAIMED, or CARRIED: begun, and on no engine now."""
     floor: int
     newest: int
+
+    @property
+    def begun(self) -> bool:
+        """Whether some of its samples are not finished."""
+        return self.where >= 0 or self.where == CARRIED
 
 
 class Done(NamedTuple):
@@ -54,6 +59,8 @@ class Limits:
     overdue: bool = True
     refreshed_floor: bool = True
     """A group may start later than it was granted, on newer weights."""
+    carries: bool = False
+    """Engines may let go of what they generate (a pause, an update, their death), and others go on with it."""
 
 
 def explore(limits: Limits, most: int = 10_000_000) -> int:
@@ -105,7 +112,7 @@ def can_finish(world: World, limits: Limits) -> bool:
     rule = limits.rule
     world = replace(
         world,
-        groups=tuple(finished(world, group) if group.where >= 0 else group for group in world.groups),
+        groups=tuple(finished(world, group) if group.begun else group for group in world.groups),
         engines=(0,) * limits.engines,
         published=0,
     )
@@ -123,8 +130,15 @@ def can_finish(world: World, limits: Limits) -> bool:
 
 
 def finished(world: World, group: Group) -> Group:
-    engine = world.engines[group.where]
-    return Group(READY, group.floor, max(group.newest, group.floor if engine is None else engine))
+    return sampled(world, group)._replace(where=READY)
+
+
+def sampled(world: World, group: Group) -> Group:
+    """With tokens of the engine it is on: as they are told, the oldest and the newest of the group."""
+    engine = world.engines[group.where] if group.where >= 0 else None
+    if engine is None:
+        return group
+    return Group(group.where, min(group.floor, engine), max(group.newest, engine))
 
 
 def moves(world: World, limits: Limits) -> Iterator[tuple[str, World]]:
@@ -158,12 +172,28 @@ def engine_moves(world: World, limits: Limits) -> Iterator[tuple[str, World]]:
         if version is not None and gate.may_grant(limits.rule, 0, version, len(world.groups)):
             group = Group(index, version, version)
             yield f"engine {index} is granted at {version}", replace(world, groups=added(world.groups, group))
+    if limits.carries:
+        yield from carry_moves(world)
     for index, group in distinct(world.groups):
         if group.where >= 0:
             done = finished(world, group)
             for floor in {done.floor, done.newest} if limits.refreshed_floor else {done.floor}:
                 ended = done._replace(floor=floor)
                 yield f"{group} finishes as {ended}", replace(world, groups=added(without(world.groups, index), ended))
+
+
+def carry_moves(world: World) -> Iterator[tuple[str, World]]:
+    """Engines let go of groups with the tokens they have; any engine that may go on with one takes it."""
+    for index, group in distinct(world.groups):
+        rest = without(world.groups, index)
+        if group.where >= 0:
+            let_go = sampled(world, group)._replace(where=CARRIED)
+            yield f"{group} is let go", replace(world, groups=added(rest, let_go))
+        elif group.where == CARRIED:
+            for engine, version in enumerate(world.engines):
+                if version is not None and gate.may_continue(version, group.floor):
+                    on = group._replace(where=engine)
+                    yield f"{group} goes on at engine {engine}", replace(world, groups=added(rest, on))
 
 
 def claim_moves(world: World, rule: gate.Rule, overdue: bool) -> Iterator[tuple[str, World]]:
@@ -217,7 +247,7 @@ def rolled_back(world: World, limits: Limits) -> World:
     kept = [
         group._replace(where=READY if group.where == CLAIMED else group.where)
         for group in world.groups
-        if group.newest <= to and (group.where < 0 or to == 0)
+        if group.newest <= to and (not group.begun or to == 0)
     ]
     groups = [group._replace(floor=group.floor - to, newest=group.newest - to) for group in (*back, *kept)]
     return World(tuple(sorted(groups)), (None,) * limits.engines)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The real queue, explored breadth first in the smallest runs: every state is checked and can still finish its step.
 
-Groups of one sample; states that differ only by version and group numbers are one.
+Samples are begun on one engine and may go on elsewhere, so that a group mixes versions; states that differ only by
+version and group numbers are one.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import pickle
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import pytest
 
@@ -21,13 +23,23 @@ from relax_core.bus import gate
 from relax_core.bus.queue import TransferQueue
 
 
+class Work(NamedTuple):
+    """A sample under way."""
+
+    engine: int | None
+    """None: it was let go with the tokens it has."""
+    newest: int | None = None
+    """Of its tokens; None before the first."""
+
+
 @dataclass(slots=True)
 class Run:
     queue: TransferQueue
     engines: list[Version | None]
     published: Version
+    carries: bool = False
     covered: int = 0
-    held: dict[AttemptId, int] = field(default_factory=dict)
+    held: dict[AttemptId, Work] = field(default_factory=dict)
     claims: list[Claim] = field(default_factory=list)
     overdue: bool = False
 
@@ -57,17 +69,19 @@ class Run:
         rest = (self.published.step - now, self.covered - now, len(self.queue.ledger.pending), self.overdue)
         return frozenset(live.items()), frozenset(done.items()), engines, rest
 
-    def _where(self, group) -> int | None:
-        return next((self.held[attempt] for attempt in group.members if attempt in self.held), None)
+    def _where(self, group) -> tuple[object, ...]:
+        now = self.queue.version.step
+        works = [self.held[attempt] for attempt in group.members if attempt in self.held]
+        seals = [m.sealed for m in group.members.values() if m.sealed]
+        return (
+            *sorted((str(work.engine), work.newest is not None and work.newest - now) for work in works),
+            *sorted((seal.floor - now, seal.newest - now) for seal in seals),
+        )
 
 
-def _since(step: int | None, now: int) -> int | None:
-    return None if step is None else step - now
-
-
-def explore(settings: BusSettings, uncovered: int, most: int) -> int:
+def explore(settings: BusSettings, uncovered: int, most: int, carries: bool = False) -> int:
     start = Version("actor", 0, 0)
-    first = Run(TransferQueue(settings, start), [start, start], start)
+    first = Run(TransferQueue(settings, start), [start, start], start, carries)
     came = {first.fingerprint(): ("start",)}
     todo = deque([first])
     while todo and len(came) < most:
@@ -106,7 +120,8 @@ def finish_step(run: Run) -> None:
     run.engines = [version, version]
     for _ in range(4 * (run.queue.rule.max_staleness + 2) * run.queue.rule.groups_per_step):
         admit(run, 0)
-        for attempt in list(run.held):
+        for attempt, work in list(run.held.items()):
+            run.held[attempt] = work._replace(engine=0)
             finish(run, attempt)
         claim(run, False)
         if len(run.claims) == run.queue.rule.groups_per_step:
@@ -121,9 +136,16 @@ def moves(run: Run, uncovered: int) -> Iterator[tuple[str, Run]]:
         acts.append((f"admit {engine}", lambda r, e=engine: admit(r, e)))
         if held != run.published:
             acts.append((f"load {engine}", lambda r, e=engine: r.engines.__setitem__(e, r.published)))
-    for attempt in run.held:
-        acts.append((f"finish {attempt}", lambda r, a=attempt: finish(r, a)))
+    for attempt, work in run.held.items():
         acts.append((f"drop {attempt}", lambda r, a=attempt: drop(r, a)))
+        if work.engine is not None:
+            acts.append((f"finish {attempt}", lambda r, a=attempt: finish(r, a)))
+        if run.carries and work.engine is None:
+            for engine in range(len(run.engines)):
+                acts.append((f"{attempt} goes on at {engine}", lambda r, a=attempt, e=engine: go_on(r, a, e)))
+        elif run.carries:
+            acts.append((f"finish {attempt}, begun late", lambda r, a=attempt: finish(r, a, begun_late=True)))
+            acts.append((f"let go of {attempt}", lambda r, a=attempt: let_go(r, a)))
     acts.append(("claim", lambda r: claim(r, False)))
     timely = version.step - run.published.step <= queue.rule.max_staleness
     full = len(run.claims) == queue.rule.groups_per_step
@@ -143,15 +165,36 @@ def moves(run: Run, uncovered: int) -> Iterator[tuple[str, Run]]:
 def admit(run: Run, engine: int) -> None:
     version = run.engines[engine]
     for issue in run.queue.admit("rollout", version, 1) if version else ():
-        run.held.update(dict.fromkeys(issue.attempts, engine))
+        run.held.update(dict.fromkeys(issue.attempts, Work(engine)))
 
 
-def finish(run: Run, attempt: AttemptId) -> None:
-    group, engine = run.queue.ledger.live.get(attempt.group), run.engines[run.held.pop(attempt)]
-    if group is None or attempt not in group.members:
+def sampled(run: Run, attempt: AttemptId) -> int | None:
+    """The newest version of its tokens, those of the engine it is on included."""
+    work, group = run.held[attempt], run.queue.ledger.live.get(attempt.group)
+    version = None if work.engine is None else run.engines[work.engine]
+    told = [step for step in (work.newest, version and version.step, group and group.granted) if step is not None]
+    return max(told, default=None)
+
+
+def let_go(run: Run, attempt: AttemptId) -> None:
+    """A pause, an update or its engine's death: the tokens stay."""
+    run.held[attempt] = Work(None, sampled(run, attempt))
+
+
+def go_on(run: Run, attempt: AttemptId, engine: int) -> None:
+    version, group = run.engines[engine], run.queue.ledger.live.get(attempt.group)
+    if version is not None and group is not None and gate.may_continue(version.step, group.floor):
+        run.held[attempt] = run.held[attempt]._replace(engine=engine)
+
+
+def finish(run: Run, attempt: AttemptId, begun_late: bool = False) -> None:
+    """Its tokens are as old as the grant, or as the engine where it begins only now."""
+    group, newest = run.queue.ledger.live.get(attempt.group), sampled(run, attempt)
+    begun = run.held.pop(attempt).newest
+    if group is None or attempt not in group.members or newest is None:
         return
-    newest = max(group.granted, engine.step if engine else 0)
-    sealed = Sealed(attempt, 1, Outcome.FINISHED, 1.0, group.granted, 1, newest=newest)
+    floor = newest if begun_late and begun is None else group.granted
+    sealed = Sealed(attempt, 1, Outcome.FINISHED, 1.0, floor, 1, newest=newest)
     run.queue.put(run.queue.new_key(), [RowId(*attempt, 0)], ("tokens",), 1, [sealed])
 
 
@@ -171,7 +214,7 @@ def train(run: Run) -> None:
     run.queue.trained(run.claims, run.queue.version.step, [], 0.0)
     run.claims, run.overdue = [], False
     gone = run.queue.report_held("rollout", frozenset(run.held), run.queue.ledger.issued)
-    run.held = {attempt: engine for attempt, engine in run.held.items() if attempt not in gone}
+    run.held = {attempt: work for attempt, work in run.held.items() if attempt not in gone}
 
 
 def checkpoint(run: Run) -> None:
@@ -184,11 +227,11 @@ def rollback(run: Run) -> None:
     run.published = run.queue.rollback(run.covered, run.queue.version.incarnation + 1)
     run.engines, run.claims, run.overdue = [None, None], [], False
     gone = run.queue.report_held("rollout", frozenset(run.held), run.queue.ledger.issued)
-    run.held = {attempt: engine for attempt, engine in run.held.items() if attempt not in gone}
+    run.held = {attempt: work for attempt, work in run.held.items() if attempt not in gone}
 
 
-def settings(k: int, groups: int, late: LateRule, spare: int = 0) -> BusSettings:
-    return BusSettings(1, groups, k, late, spare_groups=spare)
+def settings(k: int, groups: int, late: LateRule, spare: int = 0, size: int = 1) -> BusSettings:
+    return BusSettings(size, groups, k, late, spare_groups=spare)
 
 
 @pytest.mark.parametrize(
@@ -197,6 +240,43 @@ def settings(k: int, groups: int, late: LateRule, spare: int = 0) -> BusSettings
 )
 def test_queue_is_right_in_every_small_state(bus, uncovered, most):
     assert explore(bus, uncovered, most) > 30
+
+
+@pytest.mark.parametrize("bus", [settings(0, 1, "wait"), settings(1, 1, "wait"), settings(1, 1, "drop", size=2)])
+def test_queue_is_right_where_samples_go_on_at_newer_engines(bus):
+    assert explore(bus, 1, 1000, carries=True) > 100
+
+
+def test_a_claim_rule_that_forgets_what_else_must_be_trained_is_found_out(monkeypatch):
+    monkeypatch.setattr(
+        gate, "may_claim", lambda rule, version, claimed, due, floor: gate.may_train(rule, version, claimed, floor)
+    )
+    with pytest.raises(AssertionError):
+        explore(settings(1, 1, "wait"), 1, 2000)
+
+
+def test_a_grant_too_many_is_found_out(monkeypatch):
+    real = gate.may_grant
+    monkeypatch.setattr(gate, "may_grant", lambda rule, version, engine, live: real(rule, version, engine, live - 1))
+    with pytest.raises(AssertionError):
+        explore(settings(1, 1, "wait"), 1, 2000, carries=True)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    ("bus", "uncovered"),
+    [
+        (settings(1, 1, "wait"), 1),
+        (settings(1, 1, "regenerate", size=2), 1),
+        (settings(1, 2, "drop"), 1),
+        (settings(2, 1, "wait"), 1),
+        (settings(2, 2, "wait"), 1),
+        (settings(3, 1, "wait", size=2), 1),
+    ],
+)
+def test_queue_is_right_in_larger_states_of_carried_samples(bus, uncovered):
+    assert explore(bus, uncovered, most=20_000, carries=True) > 300
 
 
 @pytest.mark.exhaustive

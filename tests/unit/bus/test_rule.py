@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,27 @@ def limits(k: int, groups: int, spare: int, uncovered: int) -> model.Limits:
 @pytest.mark.parametrize("case", SMALL)
 def test_rule_keeps_lag_bounded_and_every_step_can_finish(case):
     assert model.explore(limits(*case)) > 20
+
+
+CARRIED = [(0, 1, 0, 1), (1, 1, 0, 0), (1, 1, 0, 1), (2, 1, 0, 0)]
+
+
+@pytest.mark.parametrize("case", CARRIED)
+def test_rule_holds_where_engines_let_go_of_groups_and_others_go_on_with_them(case):
+    assert model.explore(replace(limits(*case), carries=True), most=12_000) > 20
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("case", [(1, 2, 0, 0), (1, 2, 0, 1), (2, 1, 0, 1), (2, 2, 0, 0), (3, 1, 0, 0), (3, 1, 0, 1)])
+def test_rule_holds_for_carried_groups_in_larger_worlds(case):
+    assert model.explore(replace(limits(*case), carries=True), most=400_000) > 1000
+
+
+def test_going_on_at_an_engine_below_the_groups_floor_is_refuted(monkeypatch):
+    monkeypatch.setattr(gate, "may_continue", lambda engine, floor: True)
+    with pytest.raises(AssertionError, match="can't (all be trained in time|finish)"):
+        model.explore(replace(limits(1, 1, 0, 0), carries=True))
 
 
 @pytest.mark.exhaustive

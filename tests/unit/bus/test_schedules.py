@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The real queue under long random schedules and a virtual clock: slow engines, late publishes, deaths, rollbacks."""
+"""The real queue under long random schedules and a virtual clock: slow engines, late publishes, deaths, rollbacks.
+
+Samples get token after token from whatever weights their engine has then, are let go and go on elsewhere, so that they
+and their groups mix versions; of every trained token it is remembered which weights it depends on.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +45,11 @@ class Schedule(RuleBasedStateMachine):
         late=st.sampled_from(["wait", "wait", "drop", "regenerate", "mask"]),
         spare=st.sampled_from([0, 0, 1]),
         min_valid=st.integers(1, 2),
+        kv=st.booleans(),
     )
-    def begin(self, k, groups, late, spare, min_valid):
+    def begin(self, k, groups, late, spare, min_valid, kv=False):
+        self.kv = kv and k > 0
+        """Caches outlive updates: tokens are as old as the weights that began the request."""
         self.settings = BusSettings(
             SIZE, groups, k, late, min_valid, DERIVED, lease_s=LEASE_S, spare_groups=spare, max_bytes=4000
         )
@@ -60,6 +67,10 @@ class Schedule(RuleBasedStateMachine):
         self.engines: list[Version | None] = [version] * ENGINES
         self.held: dict[AttemptId, int] = {}
         self.begun: dict[int, int] = {}
+        self.tokens: dict[AttemptId, list[tuple[int, int]]] = {}
+        """Of each token the step that sampled it, and the oldest that it depends on."""
+        self.caches: dict[AttemptId, Version] = {}
+        self.given_up: dict[AttemptId, int] = {}
         self.admitted = 0
         self.overdue = False
         self.claims: list[Claim] = []
@@ -93,32 +104,75 @@ class Schedule(RuleBasedStateMachine):
     def generate(self, many, which, sick):
         for attempt in which.sample(sorted(self.held), min(many, len(self.held))):
             rows = which.choice([0, 1, 1, 2])
-            self.seal(attempt, which.random() < 0.5, failed=sick == 0 and which.random() < 0.5, rows=rows)
+            self.seal(attempt, failed=sick == 0 and which.random() < 0.5, rows=rows)
+
+    @rule(many=st.integers(1, 9), which=st.randoms(use_true_random=False))
+    def sample(self, many, which):
+        for attempt in which.sample(sorted(self.held), min(many, len(self.held))):
+            self.sample_token(attempt)
+
+    @rule(engine=st.integers(0, ENGINES - 1), to=st.integers(0, ENGINES - 1))
+    def let_go(self, engine, to):
+        """A pause, an update that drains, or its death: what it had goes on at another where it may."""
+        for attempt in [attempt for attempt, own in self.held.items() if own == engine]:
+            self.caches.pop(attempt, None)
+            if self.able(to, attempt.group):
+                self.held[attempt] = to
+
+    def able(self, engine, group):
+        """The continue rule, on weights that were not given up."""
+        version = self.engines[engine]
+        given_up = version is None or version.incarnation != self.queue.version.incarnation
+        return not given_up and gate.may_continue(version.step, self.floor(group))
+
+    def floor(self, group):
+        known = [oldest for attempt, told in self.tokens.items() if attempt.group == group for _, oldest in told]
+        return min(known, default=self.begun[group])
+
+    def sample_token(self, attempt):
+        """Whether its engine, or else the first that may go on with it, gave it one."""
+        for engine in (self.held[attempt], *range(ENGINES)):
+            if self.able(engine, attempt.group):
+                break
+        else:
+            return False
+        if engine != self.held[attempt]:
+            self.caches.pop(attempt, None)
+        self.held[attempt], version = engine, self.engines[engine]
+        cache = self.caches.setdefault(attempt, version)
+        kept = self.kv and cache.incarnation == version.incarnation
+        oldest = min(version.step, cache.step) if kept else version.step
+        self.tokens.setdefault(attempt, []).append((version.step, oldest))
+        return True
 
     @rule(slow=st.integers(0, ENGINES), turns=st.integers(1, 4))
     def smooth(self, slow, turns):
-        """All goes well for a while, but for one slow engine."""
+        """All goes well for a while, but for one slow engine; weights land in mid-generation."""
         for _ in range(turns):
+            for engine in range(ENGINES):
+                self.admit(engine, 2)
+            self.report()
+            for attempt in self.held:
+                self.sample_token(attempt)
             self.publish()
             for engine in range(ENGINES):
                 self.load(engine)
-                self.admit(engine, 2)
-            self.report()
             for attempt in [attempt for attempt, engine in self.held.items() if engine != slow]:
                 self.seal(attempt)
             self.credit(4, dies=False)
             self.claim(3, overdue=False)
             self.train(short=False)
 
-    def seal(self, attempt, late_start=False, failed=False, rows=1):
-        engine = self.engines[self.held[attempt]]
-        begun = self.begun[attempt.group]
-        newest = max(begun, engine.step if engine and engine.incarnation == self.queue.version.incarnation else begun)
-        floor = newest if late_start else begun
+    def seal(self, attempt, failed=False, rows=1):
+        """Its last token, then its rows; it goes on being held where no engine may give it one, or no credit is left."""
+        if not self.sample_token(attempt):
+            return
+        told = self.tokens[attempt]
+        floor, newest = min(oldest for _, oldest in told), max(sampled for sampled, _ in told)
         outcome = Outcome.ENGINE_ERROR if failed else Outcome.FINISHED
         count = 0 if failed else rows
         ids = [RowId(*attempt, row) for row in range(count)]
-        sealed = [Sealed(attempt, count, outcome, 1.0, floor, 5 if count else 0, newest=newest)]
+        sealed = [Sealed(attempt, count, outcome, 1.0, floor, len(told) if count else 0, newest=newest)]
         key = self.queue.reserve([attempt], count, 100)
         if key is not None:
             self.queue.put(key, ids, FIRST, 100, sealed)
@@ -138,11 +192,14 @@ class Schedule(RuleBasedStateMachine):
             return
         self.queue.register("rollout", self.now)
         self.held, self.admitted = {}, 0
+        self.caches.clear()
 
     @rule()
     def report(self):
-        for attempt in self.queue.report_held("rollout", frozenset(self.held), self.admitted):
+        told, self.given_up = self.given_up, {}
+        for attempt in self.queue.report_held("rollout", frozenset(self.held), self.admitted, told):
             self.held.pop(attempt)
+            self.given_up[attempt] = len(self.tokens.get(attempt, ()))
 
     # -- the roles after it -------------------------------------------------------------------------------------
 
@@ -164,10 +221,12 @@ class Schedule(RuleBasedStateMachine):
             self.check_lag(claim)
 
     def check_lag(self, claim):
-        for seal in claim.samples.values():
-            lag = self.queue.version.step - max(seal.floor, claim.mask_before)
-            assert not seal.trained_tokens or 0 <= lag <= self.settings.max_staleness
-            assert not seal.trained_tokens or seal.newest <= self.queue.version.step
+        """Of every token that this step will train."""
+        step = self.queue.version.step
+        for attempt, seal in claim.samples.items():
+            for sampled, oldest in self.tokens[attempt] if seal.trained_tokens else ():
+                assert sampled <= step
+                assert oldest < claim.mask_before or 0 <= step - oldest <= self.settings.max_staleness
 
     @rule()
     def release(self):
@@ -302,7 +361,7 @@ TestSchedules.settings = settings(max_examples=40, stateful_step_count=30, **SET
 ACTIONS = {
     "admit": 6, "load": 3, "publish": 2, "generate": 8, "abort": 1, "rollout_dies": 0.3, "report": 1, "credit": 5,
     "claim": 5, "release": 0.3, "time_passes": 0.3, "train": 4, "checkpoint": 0.5, "trainer_dies": 0.3,
-    "machine_dies": 0.2, "smooth": 0.5,
+    "machine_dies": 0.2, "smooth": 0.5, "sample": 8, "let_go": 1,
 }  # fmt: skip
 
 
@@ -311,7 +370,9 @@ def run_long(seed: int, actions: int) -> Schedule:
     draw = random.Random(seed)
     run = Schedule()
     late = draw.choice(["wait", "wait", "drop", "regenerate", "mask"])
-    run.begin(draw.randint(0, 3), draw.randint(1, 3), late, draw.choice([0, 0, 1]), draw.randint(1, 2))
+    run.begin(
+        draw.randint(0, 3), draw.randint(1, 3), late, draw.choice([0, 0, 1]), draw.randint(1, 2), draw.random() < 0.5
+    )
     try:
         for name in draw.choices(list(ACTIONS), list(ACTIONS.values()), k=actions):
             getattr(run, name)(**_arguments(name, draw))
@@ -329,6 +390,8 @@ def _arguments(name: str, draw: random.Random) -> dict[str, object]:
         "admit": lambda: {"engine": draw.randrange(ENGINES), "limit": draw.randint(1, 4)},
         "load": lambda: {"engine": draw.randrange(ENGINES)},
         "generate": lambda: {"many": draw.randint(1, 9), "which": draw, "sick": draw.randrange(8)},
+        "sample": lambda: {"many": draw.randint(1, 9), "which": draw},
+        "let_go": lambda: {"engine": draw.randrange(ENGINES), "to": draw.randrange(ENGINES)},
         "abort": lambda: {"which": draw, "regenerate": draw.random() < 0.5},
         "rollout_dies": lambda: {"sure": 0},
         "credit": lambda: {"many": draw.randint(1, 4), "dies": draw.random() < 0.1},
@@ -343,6 +406,8 @@ def _arguments(name: str, draw: random.Random) -> dict[str, object]:
 def test_long_schedules_reach_many_steps_and_lose_nothing():
     runs = [run_long(seed, 400) for seed in range(20)]
     assert sum(len(run.lineage) for run in runs) > 50, "the schedules must really train"
+    mixed = [told for run in runs for told in run.tokens.values() if len({sampled for sampled, _ in told}) > 1]
+    assert len(mixed) > 20, "samples must really mix versions"
 
 
 @pytest.mark.exhaustive

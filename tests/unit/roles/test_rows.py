@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from relax_core.api.batch import AttemptId, RowId
@@ -77,3 +79,10 @@ def test_nothing_becomes_a_batch_of_nothing_with_every_column() -> None:
     assert (len(batch), seals) == (0, [])
     assert set(batch.columns) == {"tokens", "loss_mask", "rollout_log_probs", "weight_versions", "rewards"}
     assert {column.values.dtype.name for column in batch.columns.values()} == {"int32", "uint8", "float32"}
+
+
+def test_the_newest_version_is_that_of_the_weights_whatever_their_cache_was() -> None:
+    """A rollback must know that weights it gives up sampled a token, also where the token counts as older."""
+    id_, trajectory, judgement = attempt(*BRANCHING)
+    _, (seal,) = row_batch([(id_, replace(trajectory, newest=9), judgement)])
+    assert (seal.floor, seal.newest) == (3, 9)

@@ -23,8 +23,9 @@ from relax_plugin_transformers.options import TransformersOptions
 from relax_plugin_transformers.request import check_ids, check_requests
 
 if TYPE_CHECKING:
+    from relax_plugin_transformers.adapter import Adapters
     from relax_plugin_transformers.decoder import Decoder
-    from relax_plugin_transformers.resident import Resident, Staged
+    from relax_plugin_transformers.resident import Resident
     from relax_plugin_transformers.stream import Stream
 
 T = TypeVar("T")
@@ -37,8 +38,8 @@ class TransformersEngine(Engine[TransformersOptions]):
     """Batched generation with Hugging Face models, on a CPU or one GPU."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
-        in_flight_updates=True, keeps_kv_across_versions=True, seeds=True, delta=True, score=True, sleep=_PARTS, receipts="resident",
-        transports=frozenset({"shared-memory", "disk", "http", "collective"}),
+        in_flight_updates=True, keeps_kv_across_versions=True, seeds=True, delta=True, lora=True, score=True, sleep=_PARTS,
+        receipts="resident", transports=frozenset({"shared-memory", "disk", "http", "collective"}),
     )  # fmt: skip
 
     build: Callable[[Chosen], Configurable] | None = None
@@ -48,6 +49,9 @@ class TransformersEngine(Engine[TransformersOptions]):
         super().__init__(options)
         self._decoder: Decoder | None = None
         self._weights: Resident | None = None
+        self._adapters: Adapters
+        self._base = ""
+        """Fingerprint of the whole model below any adapter."""
         self._spec = EngineSpec(model={}, max_context=0)
         self._max_context = 0
         # One update or sleep at a time: what is staged must still fit when it is swapped in.
@@ -61,6 +65,7 @@ class TransformersEngine(Engine[TransformersOptions]):
     def _start(self, spec: EngineSpec) -> Mapping[str, Any]:
         import torch
 
+        from relax_plugin_transformers.adapter import Adapters
         from relax_plugin_transformers.decoder import Decoder
         from relax_plugin_transformers.model import CausalModel
         from relax_plugin_transformers.resident import Resident
@@ -70,6 +75,7 @@ class TransformersEngine(Engine[TransformersOptions]):
         module = load_model(spec.model, self.options)
         self._spec, self._max_context = spec, context_limit(module, spec.max_context)
         self._weights = Resident(module)
+        self._adapters, self._base = Adapters(self._weights, spec.model.get("lora")), self._weights.fingerprint()
         model = CausalModel(module, self.options.max_prefill_tokens)
         rows = spec.max_concurrency or self.options.max_batch_rows
         self._decoder = Decoder(
@@ -84,7 +90,7 @@ class TransformersEngine(Engine[TransformersOptions]):
         return {
             "vocab_size": model.vocab_size,
             "max_context": self._max_context,
-            "fingerprint": self._weights.fingerprint(),
+            "fingerprint": self._base,
             "parameters": sum(tensor.numel() for tensor in self._weights.tensors.values()),
             "model_type": module.config.model_type,
             "device": str(model.device),
@@ -111,29 +117,57 @@ class TransformersEngine(Engine[TransformersOptions]):
             if stream.unfinished:
                 _leave(decoder, stream)
 
-    async def score(self, sequences: Sequence[Sequence[int]]) -> Sequence[Sequence[float]]:
+    async def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> Sequence[Sequence[float]]:
         decoder = self._running()
+        if temperature <= 0:
+            raise ValueError(f"temperature {temperature}: log-probs are of logits / temperature; give more than 0")
         for number, sequence in enumerate(sequences):
             fault = check_ids(sequence, decoder.model.vocab_size)
             if fault or len(sequence) > self._max_context:
                 raise ValueError(
                     f"sequence {number}: {fault or f'{len(sequence)} tokens pass the context of {self._max_context}'}"
                 )
-        return await self._call(lambda: decoder.model.score(sequences), needs="weights")
+        return await self._call(lambda: decoder.model.score(sequences, temperature), needs="weights")
 
     async def update_weights(self, manifest: Manifest, transport: Chosen) -> Receipt:
         began = time.monotonic()
         decoder, weights = self._running(), self._resident()
         async with self._changing:
             self._refuse(manifest)
+            if manifest.payload == "lora":
+                return await self._lay(decoder, manifest, self._transport(transport), began)
             staged = await asyncio.to_thread(weights.stage, manifest, self._transport(transport))
             times = {"wire": time.monotonic() - began}
-            infos = await self._call(lambda: self._swap(decoder, manifest, staged, times), needs="weights")
+
+            def load() -> None:
+                weights.load(manifest, staged)
+                self._adapters.forget()
+
+            infos = await self._call(lambda: self._swap(decoder, manifest, load, times), needs="weights")
+            self._base = manifest.fingerprint
         sent = frozenset(info.name for info in manifest.sent)
+        wire = combined_fingerprint(info for info in infos if info.name in sent)
+        return self._receipt(manifest, wire, infos, PLAIN, times, began)
+
+    async def _lay(self, decoder: Decoder, manifest: Manifest, transport: WeightTransport, began: float) -> Receipt:
+        """An adapter, over the base that this engine has."""
+        from relax_plugin_transformers.adapter import LAYOUT
+
+        staged = await asyncio.to_thread(self._adapters.stage, manifest, transport)
+        times = {"wire": time.monotonic() - began}
+        infos = await self._call(
+            lambda: self._swap(decoder, manifest, lambda: self._adapters.load(staged), times), needs="weights"
+        )
+        layout = f"{LAYOUT} on {decoder.model.device.type}"
+        return self._receipt(manifest, staged.wire, infos, layout, times, began)
+
+    def _receipt(
+        self, manifest: Manifest, wire: str, infos: Sequence[TensorInfo], layout: str, times: Mapping[str, float],
+        began: float,
+    ) -> Receipt:  # fmt: skip
         return Receipt(
-            self._spec.name, manifest.version, "resident",
-            combined_fingerprint(info for info in infos if info.name in sent), time.monotonic() - began,
-            resident=combined_fingerprint(infos), layout=PLAIN, times=times,
+            self._spec.name, manifest.version, "resident", wire, time.monotonic() - began,
+            resident=combined_fingerprint(infos), layout=layout, times=times,
         )  # fmt: skip
 
     def _refuse(self, manifest: Manifest) -> None:
@@ -145,6 +179,10 @@ class TransformersEngine(Engine[TransformersOptions]):
             raise ValueError(f"{version}: this engine has {have}; it loads that model's newer versions only")
         if manifest.payload == "delta" and manifest.base != str(have):
             raise ValueError(f"{version}: a delta on top of {manifest.base}; this engine has {have}")
+        if manifest.payload == "delta" and self._adapters.laid:
+            raise ValueError(f"{version}: a delta, but an adapter lies over its base here; publish a full version")
+        if manifest.payload == "lora" and manifest.base != self._base:
+            raise ValueError(f"{version}: an adapter on top of {manifest.base}; this engine's base is {self._base}")
 
     def _transport(self, chosen: Chosen) -> WeightTransport:
         if chosen.name.rpartition(":")[2] not in self.capabilities.transports:
@@ -157,16 +195,17 @@ class TransformersEngine(Engine[TransformersOptions]):
         return built
 
     def _swap(
-        self, decoder: Decoder, manifest: Manifest, staged: Staged, times: dict[str, float]
+        self, decoder: Decoder, manifest: Manifest, load: Callable[[], None], times: dict[str, float]
     ) -> tuple[TensorInfo, ...]:
         """On the decoding thread: old tokens leave under the old version, the next is of the new one."""
         decoder.flush()
         weights, began = self._resident(), time.monotonic()
         try:
-            weights.load(manifest, staged)
+            load()
             loaded = time.monotonic()
             infos = weights.infos()
-            if (have := combined_fingerprint(infos)) != manifest.fingerprint:
+            whole = manifest.payload != "lora"
+            if whole and (have := combined_fingerprint(infos)) != manifest.fingerprint:
                 raise InfrastructureError(
                     f"{manifest.version}: {self._spec.name} holds {have}, want {manifest.fingerprint}"
                 )

@@ -37,6 +37,7 @@ from relax_plugin_torch.optimizer import make_optimizer
 from relax_plugin_torch.policy import Policy
 from relax_plugin_torch.progress import Progress
 from relax_plugin_torch.random_state import seed_all
+from relax_plugin_torch.rest import Rest
 from relax_plugin_torch.rows import check_rows
 from relax_plugin_torch.setup import TRAINED_ROLES, check_outputs, check_spec, choose_device, set_up
 from relax_plugin_torch.update import Update
@@ -65,6 +66,7 @@ class Rank:
         self.progress = Progress()
         self._update: Update | None = None
         self._prepare_training()
+        self._rest = Rest(self._model, getattr(self, "_optimizer", None), self._device)
         seed_all(spec.seed)
 
     def _prepare_training(self) -> None:
@@ -87,6 +89,7 @@ class Rank:
             "vocab_size": self._model.config.vocab_size,
             "fingerprint": combined_fingerprint(infos),
             "device": str(self._device),
+            "sleeps": self._rest.able,
             "threads": torch.get_num_threads(),
         }
 
@@ -97,6 +100,8 @@ class Rank:
             raise ValueError(f"begin_update: role {self._spec.role} only computes forward passes")
         if not self.progress.begun:
             raise ValueError("begin_update: no step was begun; call begin_step first")
+        for part in ("weights", "optimizer", "gradients"):
+            self._rest.need(part)
         self._optimizer.zero_grad(set_to_none=True)
         self._update = Update(self._policy, self._algorithm, denominators)
 
@@ -171,6 +176,7 @@ class Rank:
         unknown = [name for name in columns if name not in FORWARD_COLUMNS]
         if unknown:
             raise ValueError(f"forward: got columns {unknown}; this trainer fills {', '.join(FORWARD_COLUMNS)}")
+        self._rest.need("weights")
         parts: list[dict[str, Ragged]] = []
         for batch in self._micro_batches(chunk, skip=False):
             parts.append(columns_of(batch, self._policy.score(batch, entropy="entropy" in columns)))
@@ -239,6 +245,16 @@ class Rank:
             raise ValueError(f"{call}: role {self._spec.role} has nothing of its own to keep")
         if self._update is not None:
             raise ValueError(f"{call}: an update is open; finish or abort it first")
+
+    # -- sleep --------------------------------------------------------------------------------------------------
+
+    def sleep(self, parts: Sequence[str]) -> int:
+        if self._update is not None:
+            raise ValueError("sleep: an update is open; finish or abort it first")
+        return self._rest.sleep(parts)
+
+    def wake(self, parts: Sequence[str]) -> None:
+        self._rest.wake(parts)
 
     def stop(self) -> None:
         self._update = None

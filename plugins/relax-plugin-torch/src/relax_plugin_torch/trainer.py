@@ -99,6 +99,13 @@ class TorchTrainer(Trainer[TorchOptions]):
     def export(self, directory: str) -> None:
         self._started.export(directory)
 
+    def sleep(self, parts: Sequence[str]) -> int:
+        """Bytes that others can have now: on a GPU all parts move to the host; on a CPU only gradients are freed."""
+        return self._started.sleep(parts)
+
+    def wake(self, parts: Sequence[str]) -> None:
+        self._started.wake(parts)
+
     def stop(self) -> None:
         if self._rank is not None:
             self._rank.stop()

@@ -246,7 +246,7 @@ class Recorder:
             metrics |= self._published
             self._published = {}
             tokens, busy = self._generated.pop(window.step, 0.0), metrics.get("time/generate_s", 0.0)
-            if busy > 0:
+            if tokens > 0 and busy > 0:
                 metrics["tokens/per_busy_s"] = tokens / busy
             if metrics:
                 self._totals.measured(window.step, metrics)

@@ -27,6 +27,8 @@ class Trace:
         self._origin = origin
         self._events: deque[dict[str, Any]] = deque(maxlen=most)
         self._lanes: dict[tuple[str, str], int] = {}
+        self._last: dict[str, tuple[tuple[str, str, float], dict[str, Any]]] = {}
+        """Of each lane: what it did last, for whom it waited, until when, and its event."""
         self._steps: list[tuple[float, int]] = []
         """(end, number) of every step, in order."""
 
@@ -46,8 +48,14 @@ class Trace:
             extra = {"cname": _COLOURS[span.kind]} if span.kind in _COLOURS else {}
             name = f"waits for {span.name}" if wait else span.name
             process = "devices" if span.devices else "roles"
-            duration = max(self._at(span.end) - self._at(span.start), 0)
-            self._add("X", name, process, span.lane, span.start, dur=duration, args=arguments, **extra)
+            before = self._last.get(span.lane)
+            if before is not None and before[0] == (name, span.owed_by, span.start):
+                event = before[1]  # told in parts, with the beats
+                event["dur"] = self._at(span.end) - event["ts"]
+            else:
+                duration = max(self._at(span.end) - self._at(span.start), 0)
+                event = self._add("X", name, process, span.lane, span.start, dur=duration, args=arguments, **extra)
+            self._last[span.lane] = (name, span.owed_by, span.end), event
 
     def step(self, step: int, start: float, end: float, counters: Mapping[str, Mapping[str, float]]) -> None:
         """A step was committed; spans that began within it carry its number. Counters are drawn as curves."""
@@ -84,11 +92,13 @@ class Trace:
             return event
         return {**event, "args": {**event["args"], "step": self._steps[at][1]}}
 
-    def _add(self, phase: str, name: str, process: str, lane: str, at: float, **more: Any) -> None:
-        self._events.append({
+    def _add(self, phase: str, name: str, process: str, lane: str, at: float, **more: Any) -> dict[str, Any]:
+        event = {
             "name": name, "cat": "relax", "ph": phase, "pid": PROCESSES.index(process) + 1,
             "tid": self._lanes.setdefault((process, lane), len(self._lanes) + 1), "ts": self._at(at), **more,
-        })  # fmt: skip
+        }  # fmt: skip
+        self._events.append(event)
+        return event
 
     def _at(self, seconds: float) -> int:
         """Microseconds; both ends of a span are rounded alike, so that neighbours meet."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from relax_core.observe.document import disk_errors, write_text
 from relax_core.observe.metrics import metric
-from relax_core.views import curve
+from relax_core.views import curve, time_spent
 from relax_core.views.health import Health, health
 from relax_core.views.run import Metrics, RunView
 from relax_core.views.transcript import Transcript, transcript
@@ -24,7 +24,8 @@ SHOWN = 6
 """Transcripts a chapter."""
 _CHARTS = (
     "length/mean", "lag/mean", "policy/entropy", "policy/ref_kl", "policy/importance_clipped", "train/loss", "train/grad_norm",
-    "train/rollout_log_prob_diff", "tokens/per_s", "time/step_s", "time/wait_rows_s",
+    "train/rollout_log_prob_diff", "train/rollout_kl", "tokens/per_s", "tokens/per_busy_s", "time/step_s", "time/wait_rows_s",
+    "time/bubble_fraction",
 )  # fmt: skip
 _LAG = "lag/samples/"
 
@@ -49,6 +50,7 @@ def render(run: RunView, metrics: Metrics, wall: float) -> str:
     source = resources.files("relax_core.views").joinpath("report.html.j2").read_text(encoding="utf-8")
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(source)
     state, summary = health(run, wall), run.summary()
+    spent = time_spent.roles(metrics)
     return template.render(
         name=run.name,
         state=state.state,
@@ -60,7 +62,11 @@ def render(run: RunView, metrics: Metrics, wall: float) -> str:
         evals=list(_eval_rows(summary, metrics)),
         account=list(_account(summary, metrics)),
         balance=_balance(summary, metrics),
-        lag_bars=Markup(curve.bars(_lags(metrics), "lag of trained samples")),
+        lag_bars=Markup(curve.bars(_lags(summary, metrics), "lag of trained samples")),
+        lengths=[(what, Markup(drawing)) for what, drawing in _lengths(summary)],
+        time_bars=Markup(time_spent.stacked(spent)),
+        waits=list(_waits(spent)),
+        publishing=[(part, f"{value * 1e3:,.1f} ms") for part, value in time_spent.publishing(metrics)],
         charts=[(key, line, Markup(drawing)) for key, line, drawing in _charts(metrics)],
         faults=list(_faults(run)),
         chapters=list(_chapters(run)),
@@ -154,9 +160,35 @@ def _dropped(summary: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, f
     return dict(summary.get("samples_dropped") or found)
 
 
-def _lags(metrics: Metrics) -> dict[str, float]:
+def _lags(summary: Mapping[str, Any], metrics: Metrics) -> dict[str, float]:
+    """By completed steps; the bus's own count where the run has ended."""
+    if told := summary.get("lag_histogram"):
+        return {lag: float(told[lag]) for lag in sorted(told, key=int)}
     keys = sorted((key for key in metrics.names() if key.startswith(_LAG)), key=lambda key: int(key[len(_LAG) :]))
     return {key[len(_LAG) :]: sum(metrics.column(key)) for key in keys}
+
+
+def _lengths(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Tokens of what was dropped, by reason, beside those of what was trained: dropping the slow favours the short."""
+    dropped = summary.get("dropped_lengths") or {}
+    if not dropped:
+        return
+    for what, told in (("trained", summary.get("trained_lengths") or {}), *sorted(dropped.items())):
+        bins = {_bin(int(length)): float(told[length]) for length in sorted(told, key=int)}
+        if bins:
+            yield what, curve.bars(bins, f"lengths: {what}")
+
+
+def _bin(length: int) -> str:
+    """A power of two, as the bus counts; -1 is what was given up before its length was known."""
+    return "unknown" if length < 0 else "0" if length == 0 else f"≤ {length:,}"
+
+
+def _waits(spent: list[time_spent.Spent]) -> Iterator[tuple[str, str]]:
+    for one in spent:
+        owed = ", ".join(f"{who} {seconds(value)} ({value / one.seconds:.0%})" for who, value in one.owed.items())
+        if owed:
+            yield f"{one.role} waited for", owed
 
 
 def _charts(metrics: Metrics) -> Iterator[tuple[str, str, str]]:

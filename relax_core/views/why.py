@@ -124,7 +124,7 @@ def _waits(roles: Any, now: float) -> Iterator[Waiting]:
             now - wait["since"],
             wait["deadline"] - now,
             wait.get("polls", False),
-        )  # fmt: skip
+        )
         for role in roles
         for wait in role.get("waits", ())
     ]

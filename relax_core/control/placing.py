@@ -11,7 +11,9 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, cast
 
 from relax_core.api.engine import Engine
+from relax_core.api.errors import ConfigError
 from relax_core.api.turn import Part
+from relax_core.api.weights import WeightTransport
 from relax_core.options.operation import RankPlacement
 from relax_core.options.run_config import RunConfig
 from relax_core.plugins.catalogue import Catalogue
@@ -37,6 +39,15 @@ def worker_groups(
         )
         for role in placed
     }  # fmt: skip
+
+
+def check_live(config: RunConfig, catalogue: Catalogue, groups: Mapping[str, WorkerGroup]) -> None:
+    """Weights from memory to memory need both sides awake at once: refused where one sleeps for the other."""
+    chosen, rollout = config.weights.chosen, groups["rollout"]
+    live = cast(type[WeightTransport], catalogue.target(chosen.kind, chosen.name)).live
+    if live and "weights" in rollout.sleeps and rollout.devices & groups["actor"].devices:
+        fix = "engines and trainer take turns on the same GPUs: choose one that keeps a copy, shared-memory or disk"
+        raise ConfigError("weights.name", chosen.name, fix)
 
 
 def on_own_devices(config: RunConfig, role: str) -> bool:

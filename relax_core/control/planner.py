@@ -15,7 +15,7 @@ from relax_core.api.role import Operation, Role
 from relax_core.api.trainer import Trainer
 from relax_core.control.graph import select
 from relax_core.control.machine import has_gpus
-from relax_core.control.placing import on_own_devices, remarks, worker_groups
+from relax_core.control.placing import check_live, on_own_devices, remarks, worker_groups
 from relax_core.options.run_config import RunConfig
 from relax_core.plugins.catalogue import Catalogue
 from relax_core.roles.plan import Plan, WorkerGroup
@@ -39,6 +39,7 @@ def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -
     trainer = cast(type[Trainer], catalogue.target("trainer", config.trainer.chosen.name))
     roles = tuple(dict.fromkeys(operation.role for operation in operations))
     groups = worker_groups(config, catalogue, roles, has_gpus() if on_gpus is None else on_gpus)
+    check_live(config, catalogue, groups)
     waits = _why_whole_steps(config, algorithm, trainer, groups)
     not_streamed = (f"no streaming, each step waits for all of its rows: {waits}",) if waits else ()
     return Plan(

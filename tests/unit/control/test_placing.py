@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who shares whose devices, in every mode and where a role says otherwise."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import relax_core
+from relax_core.api.errors import ConfigError
+from relax_core.control.planner import plan
+from relax_core.options.composition import compose
+from relax_core.options.operation import SHARES
+from relax_core.plugins.catalogue import Catalogue
+from relax_core.roles.plan import Plan
+
+ROOT = Path(relax_core.__file__).parent
+ASKS = ("algorithm.kl_coef=0.1", "batch.updates_per_step=2")
+"""For the reference, and log-probs of the starting policy."""
+
+
+@pytest.fixture(scope="module")
+def catalogue() -> Catalogue:
+    return Catalogue.load([])
+
+
+def planned(catalogue: Catalogue, *overrides: str, on_gpus: bool = False) -> Plan:
+    layer = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}, "algorithm": "grpo", "engine": "transformers",
+             "trainer": "torch", "rewards": ["exact"]}  # fmt: skip
+    return plan(compose([layer], (*ASKS, *overrides), catalogue, on_disk=False).config, catalogue, on_gpus)
+
+
+def neighbours(made: Plan) -> dict[str, set[str]]:
+    return {role: set(made.neighbours(role)) for role in made.groups}
+
+
+def test_a_mode_says_who_shares(catalogue: Catalogue) -> None:
+    colocate, hybrid, apart = (neighbours(planned(catalogue, f"placement={mode}")) for mode in SHARES)
+    assert colocate == {
+        "actor": {"rollout", "reference"}, "rollout": {"actor", "reference"}, "reference": {"actor", "rollout"},
+    }  # fmt: skip
+    assert hybrid == {"actor": {"reference"}, "rollout": set(), "reference": {"actor"}}
+    assert apart == {"actor": set(), "rollout": set(), "reference": set(), "actor-fwd": set()}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "role", "others"),
+    [
+        (("placement=hybrid", "placement.reference.share=own"), "reference", set()),
+        (("placement=async", "placement.reference.share=rollout"), "reference", {"rollout"}),
+        (("placement=colocate", "placement.rollout.share=own"), "rollout", set()),
+        (("placement=colocate", "placement.reference.share=rollout"), "reference", {"actor", "rollout"}),
+        (("placement=hybrid", "placement.actor_fwd.share=own"), "actor-fwd", set()),
+    ],
+)
+def test_a_role_may_say_otherwise(
+    catalogue: Catalogue, overrides: tuple[str, ...], role: str, others: set[str]
+) -> None:
+    made = planned(catalogue, *(override.replace("placement=", "placement.mode=") for override in overrides))
+    assert neighbours(made)[role] == others
+
+
+def test_devices_are_named_by_processes_and_gpus(catalogue: Catalogue) -> None:
+    sized = ("placement.mode=colocate", "placement.rollout.engines=2", "placement.rollout.gpus_per_engine=2",
+             "placement.actor.ranks=8", "placement.reference.share=own")  # fmt: skip
+    groups = planned(catalogue, *sized, on_gpus=True).groups
+    assert groups["actor"].devices == {f"gpu:{number}" for number in range(8)}
+    assert groups["rollout"].devices == {f"gpu:{number}" for number in range(4)}
+    assert groups["reference"].devices == {"gpu:8"}
+    on_cpu = planned(catalogue, "placement.mode=hybrid").groups
+    assert (on_cpu["actor"].devices, on_cpu["rollout"].devices) == ({"cpu:0"}, {"cpu:1"})
+
+
+def test_a_cpu_frees_only_what_need_not_be_kept(catalogue: Catalogue) -> None:
+    sleeps = {on: {n: set(g.sleeps) for n, g in planned(catalogue, on_gpus=on).groups.items()} for on in (True, False)}
+    assert sleeps[False] == {"actor": {"gradients"}, "rollout": {"kv"}, "reference": set()}
+    assert sleeps[True] == {
+        "actor": {"weights", "optimizer", "gradients"}, "rollout": {"weights", "kv"}, "reference": {"weights"},
+    }  # fmt: skip
+
+
+def test_the_plan_says_who_shares_and_what_sleeps(catalogue: Catalogue) -> None:
+    notes = planned(catalogue, "placement=colocate").notes
+    assert "actor, reference and rollout take turns on cpu:0" in notes
+    assert "rollout: kv sleeps while others have the devices" in notes
+    assert not any("turns" in note for note in planned(catalogue, "placement=async").notes)
+
+
+def test_whoever_shares_its_devices_does_not_stream(catalogue: Catalogue) -> None:
+    one = "batch.updates_per_step=1"
+    assert not planned(catalogue, "placement=colocate", one).streams
+    assert not planned(catalogue, "placement=hybrid", one).streams
+    assert planned(catalogue, "placement=async", one).streams
+
+
+def test_live_weights_need_both_sides_awake_on_gpus_of_their_own(catalogue: Catalogue) -> None:
+    live = ("placement=colocate", "weights=collective")
+    with pytest.raises(ConfigError, match="weights.name"):
+        planned(catalogue, *live, on_gpus=True)
+    assert planned(catalogue, *live, on_gpus=False).shared
+
+
+def test_only_the_options_know_modes_by_name() -> None:
+    """Everything else asks who shares with whom."""
+    knowing = {
+        path.relative_to(ROOT).as_posix()
+        for path in ROOT.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and node.value in SHARES
+    }
+    assert {path.partition("/")[0] for path in knowing} == {"options"}

@@ -106,23 +106,25 @@ class PuppetEngine(Engine[EngineOptions]):
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[list[Delta]]:
         left = {request.id: self._length(request) for request in requests}
+        begun = self._version.step
         self._running.update(left)
         while left:
             await asyncio.sleep(self.options.token_s)
             if self._asleep:
                 raise InfrastructureError(f"{self._name}: asked to sample while {self._asleep} sleep")
             step = self._version.step
+            cache = self._oldest(begun)
             deltas = []
             for name in list(left):
                 if name in self._unwanted:
                     del left[name]
                     self._unwanted.discard(name)
-                    deltas.append(Delta(name, (), (), step, step, "abort"))
+                    deltas.append(Delta(name, (), (), step, cache, "abort"))
                     continue
                 left[name] -= 1
                 last = left[name] == 0
                 token = END if last else ord("x")
-                deltas.append(Delta(name, (token,), (-0.5,), step, step, "stop" if last else ""))
+                deltas.append(Delta(name, (token,), (-0.5,), step, cache, "stop" if last else ""))
                 if last:
                     del left[name]
             self._running.difference_update(delta.id for delta in deltas if delta.finish)
@@ -143,7 +145,12 @@ class PuppetEngine(Engine[EngineOptions]):
         length = random.randint(1, self.options.longest)
         if self.options.straggler and random.random() < 1 / 16:
             length = self.options.straggler
-        return min(length, request.max_new_tokens)
+        sampled = sum(token == ord("x") for token in request.tokens)
+        return min(max(1, length - sampled), request.max_new_tokens)
+
+    def _oldest(self, begun: int) -> int:
+        """Of the weights in the caches of a call that began under these."""
+        return self._version.step
 
     async def update_weights(self, manifest: Manifest, transport: Chosen) -> Receipt:
         await asyncio.sleep(self.options.update_s)
@@ -155,6 +162,28 @@ class PuppetEngine(Engine[EngineOptions]):
 
     async def stop(self) -> None:
         """Nothing to end."""
+
+
+class PuppetLettingEngine(PuppetEngine):
+    """Must let everything go before it takes weights."""
+
+    capabilities: ClassVar[Capabilities] = Capabilities(seeds=True, transports=frozenset({"puppet-transport"}))
+
+    async def update_weights(self, manifest: Manifest, transport: Chosen) -> Receipt:
+        if self._running:
+            raise InfrastructureError(f"{self._name}: updated while it runs {sorted(self._running)}")
+        return await super().update_weights(manifest, transport)
+
+
+class PuppetKeepingEngine(PuppetEngine):
+    """Keeps the caches of what it runs over an update."""
+
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        in_flight_updates=True, keeps_kv_across_versions=True, seeds=True, transports=frozenset({"puppet-transport"})
+    )
+
+    def _oldest(self, begun: int) -> int:
+        return begun
 
 
 class TrainerOptions(Options):

@@ -205,6 +205,7 @@ class Theatre:
             )
 
         roles = [self.catalogue.build(Chosen("role", name)) for name in launch.plan.roles]
+        self.roles = {role.name: role for role in roles}
         around = [asyncio.create_task(happening(self)) for happening in happenings]
         try:
             async with asyncio.TaskGroup() as group:

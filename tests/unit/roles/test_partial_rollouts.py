@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Generations longer than a step: they go on under newer weights, within the bound, whatever engines can do and whatever
+happens to them; what has to be given up is told with its length."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from relax_core.api.bus import Sealed
+from relax_core.api.errors import InfrastructureError
+from relax_core.bus.report import statistics
+from tests.unit.roles.test_schedule import SAMPLES, Theatre, stragglers, whole
+
+STEPS, K = 20, 2
+KINDS = {"puppet-engine": False, "puppet-letting-engine": False, "puppet-keeping-engine": True}
+
+
+def long(engine: str, **settings: Any) -> dict[str, Any]:
+    """Generations of up to several steps' time, on two engines."""
+    return {
+        "steps": STEPS, "max_staleness": K, "engine": {"name": engine, "longest": 60},
+        "placement": {"mode": "async", "rollout": {"engines": 2}},
+        "rollout": {
+            "prompts_per_step": 4, "group_size": 4, "max_new_tokens": 80, "kv_across_versions": KINDS[engine], **settings
+        },
+    }  # fmt: skip
+
+
+async def seals(theatre: Theatre, seen: list[Sealed]) -> None:
+    """Keep what is told of every sample."""
+    queue = theatre.bus.queue
+    put = queue.put
+
+    def telling(key: Any, ids: Any, columns: Any, size: Any, sealed: Any) -> None:
+        seen.extend(sealed)
+        put(key, ids, columns, size, sealed)
+
+    queue.put = telling
+    await asyncio.Future()
+
+
+def spread(seen: list[Sealed]) -> int:
+    """Samples whose tokens are of more than one version."""
+    return sum(seal.newest is not None and seal.newest > seal.floor for seal in seen)
+
+
+@pytest.mark.parametrize("engine", KINDS)
+def test_samples_longer_than_a_step_mix_versions_within_the_bound(tmp_path: Path, engine: str) -> None:
+    seen: list[Sealed] = []
+    theatre = Theatre(tmp_path, **long(engine))
+    played = theatre.play(lambda t: seals(t, seen))
+    whole(played, STEPS, K)
+    assert played.account.trained == STEPS * SAMPLES
+    assert not any(played.metric("samples/dropped"))
+    assert spread(seen) > STEPS
+    told = statistics(theatre.bus.queue)
+    assert sum(told["lag_histogram"].values()) == STEPS * SAMPLES
+    assert max(told["lag_histogram"]) == K
+
+
+@pytest.mark.parametrize("engine", KINDS)
+def test_deaths_and_pauses_with_partial_samples_lose_nothing(tmp_path: Path, engine: str) -> None:
+    random = Random(1)
+
+    async def deaths(theatre: Theatre) -> None:
+        while True:
+            await asyncio.sleep(random.uniform(2.0, 12.0))
+            await theatre.workers.alive[f"engine-{random.randrange(2)}"].kill()
+
+    async def pauses(theatre: Theatre) -> None:
+        while True:
+            await asyncio.sleep(random.uniform(1.0, 6.0))
+            pool = theatre.roles["rollout"]._producer.engines
+            await pool.pause()
+            await asyncio.sleep(random.uniform(0.0, 3.0))  # a publish may land meanwhile
+            await pool.resume()
+
+    seen: list[Sealed] = []
+    played = Theatre(tmp_path, **long(engine)).play(deaths, pauses, lambda t: seals(t, seen))
+    whole(played, STEPS, K)
+    assert played.account.trained == STEPS * SAMPLES
+    assert not any(played.metric("samples/dropped"))
+    assert spread(seen) > 0
+
+
+def test_a_rollout_that_is_restarted_begins_what_it_carried_again(tmp_path: Path) -> None:
+    async def strike(theatre: Theatre) -> None:
+        await asyncio.sleep(20.0)
+        theatre.roles["rollout"]._failed.set_exception(InfrastructureError("struck"))
+
+    played = Theatre(tmp_path, **long("puppet-engine")).play(strike)
+    whole(played, STEPS, K)
+    assert played.account.trained == STEPS * SAMPLES
+    assert set(played.account.dropped) == {"regenerated"}
+
+
+@pytest.mark.parametrize(("rule", "reason"), [("wait", "deadline"), ("drop", "expired"), ("regenerate", "regenerated")])
+def test_the_length_of_what_was_dropped_half_done_is_told(tmp_path: Path, rule: str, reason: str) -> None:
+    theatre = Theatre(tmp_path, steps=STEPS, max_staleness=1, **stragglers(rule))
+    played = theatre.play()
+    whole(played, STEPS, 1)
+    assert all(count % 4 == 0 for count in played.account.dropped.values()), "whole groups"
+    lengths = statistics(theatre.bus.queue)["dropped_lengths"][reason]
+    assert sum(lengths.values()) == played.account.dropped[reason]
+    assert lengths.get(-1, 0) <= 8, "but for what the end of the run left no time to tell"
+    assert max(lengths) >= 32 > min(length for length in lengths if length > 0), "the long were dropped with the short"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the pages of the site that are made from the code: configuration, metrics, command line, kinds.
+"""Writes the pages of the site that are made from the code: configuration, metrics, command line, kinds, algorithms.
 
 `python docs/generate.py` writes them, `--check` says which committed page is not what the code says now.
 Only the plugins of this repository are described, whatever else is installed.
@@ -7,6 +7,7 @@ Only the plugins of this repository are described, whatever else is installed.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -51,6 +52,76 @@ def kinds() -> str:
     return "\n".join(lines) + "\n"
 
 
+def algorithms() -> str:
+    """Every algorithm of the box from its own file: its equations, what it reads and its defaults; then the parts."""
+    from relax_core.plugins.catalogue import Catalogue
+
+    catalogue = Catalogue.load(environ={**os.environ, "RELAX_PLUGINS": ",".join(BOX)})
+    names = catalogue.names("algorithm")
+    lines = [
+        "# Algorithms",
+        "",
+        _ALGORITHMS,
+        "",
+        "| name | paper | statistics of | divides by | reads |",
+        "|---|---|---|---|---|",
+    ]
+    for name in names:
+        made = catalogue.target("algorithm", name)()
+        reads = ", ".join(f"`{column.name}`" for column in sorted(made.columns(), key=lambda one: one.name))
+        lines.append(
+            f"| [`{name}`](#{name}) | {made.paper} | {made.statistics} | {', '.join(made.denominators)} | {reads} |"
+        )
+    for name in names:
+        lines += _algorithm(name, catalogue.target("algorithm", name))
+    return "\n".join([*lines, *_family(), *_parts()]) + "\n"
+
+
+def _algorithm(name: str, target: Any) -> Iterator[str]:
+    """Its file's own words, and the options in which it differs from the family."""
+    text = (sys.modules[target.__module__].__doc__ or "").strip()
+    yield from ("", f"## {name}", "", *_indented(text))
+    model = target.options_model()
+    family = {
+        key: field.default for base in model.__mro__[1:] for key, field in getattr(base, "model_fields", {}).items()
+    }
+    own = {key: field.get_default(call_default_factory=True) for key, field in model.model_fields.items()}
+    yield from ("", model.__doc__ or "", *_options(model, {k for k, v in own.items() if family.get(k, _NONE) != v}))
+
+
+def _options(model: Any, chosen: set[str]) -> Iterator[str]:
+    if chosen:
+        yield from ("", "| option | default | |", "|---|---|---|")
+    for key, field in model.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        if key in chosen:
+            yield f"| `{key}` | `{json.dumps(default)}` | {' '.join((field.description or '').split())} |"
+
+
+def _indented(text: str) -> Iterator[str]:
+    """Equations are set off by four spaces, which Markdown takes for code."""
+    for line in text.splitlines():
+        yield line if line.startswith("    ") else line.strip()
+
+
+def _family() -> Iterator[str]:
+    from relax_core.learn.policy_gradient import PolicyGradientOptions
+
+    yield from ("", "## Options of the family", "", PolicyGradientOptions.__doc__ or "")
+    yield from _options(PolicyGradientOptions, set(PolicyGradientOptions.model_fields))
+
+
+def _parts() -> Iterator[str]:
+    """What `relax_core.learn` offers to an algorithm, by the first sentence of each."""
+    from relax_core import learn
+
+    yield from ("", "## Parts", "", _PARTS, "", "| part | |", "|---|---|")
+    for module in ("advantages", "returns", "ratio", "off_policy", "surrogate", "kl", "aggregation", "shaping"):
+        for name in learn._HOME[module]:
+            text = " ".join((getattr(learn, name).__doc__ or "").split()).replace("|", "\\|")
+            yield f"| `learn.{name}` | {text} |"
+
+
 def command_line() -> str:
     """Every verb with its arguments and options, as the parser has them."""
     from relax_core.cli.main import app
@@ -84,6 +155,25 @@ def _default(option: Any) -> str:
     return f" Default: `{value}`." if isinstance(value, (str, int, float)) and not isinstance(value, bool) else ""
 
 
+_NONE = object()
+_ALGORITHMS = """\
+Each is one file of `relax-plugin-policy-gradient`, to be read beside its paper; what follows is those files' own words.
+They share [options](#options-of-the-family); a table below shows only what an
+algorithm adds or sets otherwise. Every one is tested against plain loops over numbers and an example worked by hand
+(`tests/golden`).
+
+**Corrections.** A token may have been sampled by older weights, or by an engine that rounds otherwise. By default every
+algorithm weighs it by `min(w, 2)`, w the policy that starts the step over the one that sampled (truncated importance
+sampling within the decoupled objective); without lag w is 1 apart from rounding. `correction = "mask"` drops what lies
+outside a band (IcePop with 0.5 and 5), `"behaviour"` takes the ratio to the policy that sampled, so that the clip bounds the
+lag too, and `"none"` does nothing. `policy/importance_weight`, `..._max` and `policy/importance_clipped` show what it does;
+[benchmarks](benchmarks.md) have what it is worth.
+
+**Not here yet.** ReMax needs a greedy sample of every task, which no role gives. M2PO masks by a statistic of the whole
+batch at the policy in training, for which the loss, which sees one chunk, has no pass. PPO needs the critic."""
+_PARTS = """\
+`from relax_core import learn`: what algorithms are made of, for your own as well. `learn.PolicyGradient` is the family's base:
+an algorithm adds `credit` and `surrogate`."""
 _KINDS = """\
 What can vary. A plugin offers components of these kinds through the hook; a configuration chooses one by its name in the
 table. The kinds are one table in `relax_core/api/kinds.py`; this page, `relax plugins`, `relax new` and the schema are made
@@ -98,6 +188,7 @@ PAGES = {
     "metrics.md": metrics,
     "cli.md": command_line,
     "kinds.md": kinds,
+    "algorithms.md": algorithms,
 }
 
 

@@ -2,7 +2,7 @@
 """Corrections for samples that another policy drew: an older version, or an engine that rounds otherwise.
 
 Three policies: `behaviour` sampled (rollout_log_probs), `proximal` starts the step (old_log_probs), and the one that is
-trained. The decoupled objective (Hilton et al., arXiv 2110.00641, section 3; AReaL, arXiv 2505.24298, section 5) is
+trained. The decoupled objective (Hilton et al., arXiv 2110.00641; AReaL, arXiv 2505.24298, section 5) is
 
     E_behaviour[ w * min(r A, clip(r) A) ],   w = proximal / behaviour,   r = policy / proximal
 

@@ -37,7 +37,7 @@ def at_last_token(values: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
 
 def turn_returns(step_rewards: Tensor, gamma: float = 1.0) -> Tensor:
     """[..., turns] `G_k = r_k + gamma G_(k+1)` of the rewards that an environment credits turns with; NaN stays where a
-    turn is missing (GiGPO, arXiv 2505.10978, section 4.2)."""
+    turn is missing (GiGPO, arXiv 2505.10978)."""
     there = ~torch.isnan(step_rewards)
     flat = torch.where(there, step_rewards, 0.0).reshape(-1, step_rewards.shape[-1])
     return torch.where(there, _discounted(flat, gamma).reshape(step_rewards.shape), torch.nan)

@@ -16,7 +16,7 @@ def clipped_surrogate(
     ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float = 0.0
 ) -> Tensor:
     """`-min(ratio A, clip(ratio, 1 - low, 1 + high) A)` (PPO, arXiv 1707.06347, eq. 7); `dual_clip` > 1 bounds it by
-    `-c A` where A < 0 (Ye et al., arXiv 1912.09729, eq. 5)."""
+    `-c A` where A < 0 (Ye et al., arXiv 1912.09729)."""
     inside = ratio.clamp(1 - clip_low, 1 + clip_high)
     objective = torch.minimum(ratio * advantages, inside * advantages)
     if dual_clip:

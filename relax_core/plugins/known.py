@@ -3,8 +3,13 @@
 
 from __future__ import annotations
 
+_POLICY_GRADIENT = (
+    "cispo", "dapo", "dppo", "dr-grpo", "gdpo", "gpg", "grpo", "gspo", "max-rl", "opo", "reinforce", "reinforce-plus-plus",
+    "reinforce-plus-plus-baseline", "rloo", "sapo",
+)  # fmt: skip
+
 KNOWN: dict[str, dict[str, str]] = {
-    "algorithm": {"grpo": "relax-plugin-policy-gradient"},
+    "algorithm": dict.fromkeys(_POLICY_GRADIENT, "relax-plugin-policy-gradient"),
     "reward": {"exact": "relax-plugin-rewards", "maths": "relax-plugin-rewards"},
     "engine": {
         "transformers": "relax-plugin-transformers",

@@ -181,4 +181,6 @@ def test_references_import_nothing_of_ours():
 def test_every_algorithm_in_the_box_has_a_reference():
     from relax_plugin_policy_gradient.plugin import relax_algorithms
 
-    assert {component.name for component in relax_algorithms()} == set(NAMES)
+    offered = relax_algorithms()
+    assert {component.name for component in offered} == set(NAMES)
+    assert all(build(one.name).paper in one.help for one in offered), "the list of plugins shows the paper"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPG, arXiv 2504.02546, section 3: alpha makes up for groups without a gradient."""
+"""GPG, arXiv 2504.02546: alpha makes up for groups without a gradient."""
 
 from tests.golden.reference import plain
 from tests.golden.reference.plain import equal, mean

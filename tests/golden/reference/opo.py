@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OPO, arXiv 2505.23585, section 3: the baseline weighs rewards by length."""
+"""OPO, arXiv 2505.23585: the baseline weighs rewards by length."""
 
 from tests.golden.reference import plain
 from tests.golden.reference.plain import equal, length

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RLOO, arXiv 2402.14740, eq. 10: the others are the baseline."""
+"""RLOO, arXiv 2402.14740: the others are the baseline."""
 
 from tests.golden.reference import plain
 from tests.golden.reference.plain import equal

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SAPO, arXiv 2511.20347, section 3."""
+"""SAPO, arXiv 2511.20347."""
 
 from tests.golden.reference import plain
 from tests.golden.reference.plain import equal, exp, mean, ratio, std

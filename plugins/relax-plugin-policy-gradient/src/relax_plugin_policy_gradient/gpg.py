@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Group Policy Gradient (Chu et al., GPG, arXiv 2504.02546, section 3).
+"""Group Policy Gradient (Chu et al., GPG, arXiv 2504.02546).
 
     J = E[ 1/(sum_i |o_i|) sum_i sum_t log p_it alpha A_i ],   A_i = (r_i - mean(r)) / F_norm, F_norm = 1
     alpha = B / (B - M): B samples in the batch, M of them in groups whose rewards are all equal

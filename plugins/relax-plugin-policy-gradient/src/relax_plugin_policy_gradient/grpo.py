@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Group Relative Policy Optimization (Shao et al., DeepSeekMath, arXiv 2402.03300, section 4.1).
 
-J = E[ 1/G sum_i 1/|o_i| sum_t min(r_it A_i, clip(r_it, 1 - e, 1 + e) A_i) - beta D_KL ]      (eq. 3)
-A_i = (R_i - mean(R)) / std(R)                                                               (section 4.1.2)
+    J = E[ 1/G sum_i 1/|o_i| sum_t min(r_it A_i, clip(r_it, 1 - e, 1 + e) A_i) - beta D_KL ]        (eq. 3)
+    A_i = (R_i - mean(R)) / std(R)                                                        (section 4.1.2)
+
+D_KL is estimated by k3 (eq. 4), beta is `kl_coef`, and r is the policy over the one that starts the step.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On-Policy RL with Optimal reward baseline (Hao et al., OPO, arXiv 2505.23585, section 3).
+"""On-Policy RL with Optimal reward baseline (Hao et al., OPO, arXiv 2505.23585).
 
     gradient of J = E[ (R_i - b*) grad log p(y_i | x) ],   b* = sum_i l_i R_i / sum_i l_i
 

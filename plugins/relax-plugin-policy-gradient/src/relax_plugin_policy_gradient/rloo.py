@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""REINFORCE Leave-One-Out (Ahmadian et al., RLOO, arXiv 2402.14740, section 3.3).
+"""REINFORCE Leave-One-Out (Ahmadian et al., RLOO, arXiv 2402.14740).
 
-    gradient of J = E[ 1/k sum_i (R_i - 1/(k-1) sum_{j != i} R_j) grad log p(y_i | x) ]              (eq. 10)
+    gradient of J = E[ 1/k sum_i (R_i - 1/(k-1) sum_{j != i} R_j) grad log p(y_i | x) ]
 
 The whole answer is one action: log p(y | x) is the sum over its tokens. The paper takes the divergence from the reference
 off the reward: `reward_kl_coef`.
@@ -38,7 +38,7 @@ class RLOO(PolicyGradient[RLOOOptions]):
     has_ratio = False
 
     def credit(self, groups: Groups) -> Tensor:
-        """Eq. 10: unbiased, since a sample is not in its own baseline."""
+        """Unbiased, since a sample is not in its own baseline."""
         return learn.leave_one_out(groups.rewards, groups.valid)
 
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Soft Adaptive Policy Optimization (Gao et al., SAPO, arXiv 2511.20347, section 3).
+"""Soft Adaptive Policy Optimization (Gao et al., SAPO, arXiv 2511.20347).
 
     J = E[ 1/G sum_i 1/|y_i| sum_t f(r_it) A_i ],   f(r) = sigmoid(tau (r - 1)) 4 / tau,
     tau = tau_positive where A_i > 0, else tau_negative;   A_i = (R_i - mean(R)) / std(R)

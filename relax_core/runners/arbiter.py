@@ -50,7 +50,8 @@ class Request:
     deadline_s: float
 
     def __str__(self) -> str:
-        return f"{self.owner} ({self.phase})"
+        """As people know it: by its role."""
+        return f"{self.owner.partition('#')[0]} ({self.phase})"
 
 
 @dataclass(slots=True)
@@ -248,7 +249,7 @@ class Arbiter:
         if place.stage == "waiting" and before:
             return ", then ".join(str(other.request) for other in before)
         orders = [member.order for member in self._living(devices).values() if member.order is not None]
-        return ", ".join(f"{order.owner} ({order.name} has yet to {order.what})" for order in orders)
+        return ", ".join(f"{order.name} (has yet to {order.what})" for order in orders)
 
     def _order(self, member: Member, what: What, name: str, parts: Iterable[Part]) -> None:
         member.order = self._send(member.owner, what, name, tuple(sorted(parts)))

@@ -123,7 +123,7 @@ def test_a_slow_sleeper_is_named_and_its_end_frees_the_devices() -> None:
     stage.arbiter.ask(Request("t", "actor", BOTH, "train", {"actor": TRAINER}, 2.0), 0.0)
     stage.obey(but=["rollout"])
     stage.arbiter.heard("actor", 2.0)
-    assert stage.arbiter.orders[-1].reason == "rollout (rollout has yet to sleep)"
+    assert stage.arbiter.orders[-1].reason == "rollout (has yet to sleep)"
     stage.arbiter.let_go("actor", "t", 2.0)
     stage.arbiter.gone(["rollout"], 3.0)
     stage.now = 3.0

@@ -46,6 +46,7 @@ GROUPS = {
     "train": "The optimizer step.",
     "weights": "Publishing weights to engines.",
     "bus": "Rows between roles.",
+    "memory": "Of devices that several worker groups share.",
     "restarts": "Roles and workers that were replaced; running totals.",
 }
 
@@ -69,6 +70,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("time/rollout_s", "Generating and judging"),
     Metric("time/train_s", "Forward, backward and update", "last"),
     Metric("time/wait_rows_s", "The actor waited for rows", "last"),
+    Metric("time/wait_turn_s", "The actor waited for devices that it shares", "last"),
     Metric("time/publish_s", "Publishing the new weights", "last"),
     Metric(
         "time/<role>/busy_s",
@@ -157,6 +159,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("bus/rows", "Rows on the bus", "last"),
     Metric("bus/bytes", "Their payload", "last"),
     Metric("bus/<name>", "A further number of the bus", "last"),
+    Metric("memory/freed_bytes", "Bytes that others really freed for the trainer's turn", "last"),
     Metric("restarts/<role>", "Replacements so far", "last"),
 )
 

@@ -14,6 +14,7 @@ from relax_core.api.algorithm import Algorithm, Source
 from relax_core.api.engine import Engine
 from relax_core.api.environment import Environment
 from relax_core.api.errors import ConfigError
+from relax_core.api.weights import WeightTransport
 from relax_core.options.operation import RankPlacement
 from relax_core.options.run_config import RunConfig
 from relax_core.plugins.catalogue import Catalogue
@@ -60,6 +61,35 @@ def kept_caches(config: RunConfig, catalogue: Catalogue) -> Errors:
     if not engine.capabilities.keeps_kv_across_versions:
         fix = f"engine {config.engine.name} computes its caches again after an update: set it to false"
         yield ConfigError("rollout.kv_across_versions", True, fix)
+
+
+def weight_transport(config: RunConfig, catalogue: Catalogue) -> Errors:
+    """Sender, transport and engine must speak of the same thing."""
+    weights, engine = config.weights, cast(type[Engine], catalogue.target("engine", config.engine.name))
+    transport = cast(type[WeightTransport], catalogue.target("weight-transport", weights.name))
+    able = sorted(engine.capabilities.transports)
+    if weights.name.rpartition(":")[2] not in able:
+        fix = f"engine {config.engine.name} takes {', '.join(able) or 'no weights while it runs'}"
+        yield ConfigError("weights.name", weights.name, fix)
+    if weights.payload not in transport.payloads:
+        fix = f"{weights.name} moves {', '.join(sorted(transport.payloads))}"
+        yield ConfigError("weights.payload", weights.payload, fix)
+    if weights.payload == "delta" and not engine.capabilities.delta:
+        yield ConfigError(
+            "weights.payload", "delta", f'engine {config.engine.name} loads full versions only: use "full"'
+        )
+
+
+def weight_proof(config: RunConfig, catalogue: Catalogue) -> Errors:
+    """An engine proves no more than it can tell; a canary is scored by it."""
+    proof = config.weights.proof
+    can = cast(type[Engine], catalogue.target("engine", config.engine.name)).capabilities
+    if proof == "behaviour" and not can.score:
+        fix = f'engine {config.engine.name} scores no given tokens: use "auto"'
+        yield ConfigError("weights.proof", proof, fix)
+    if proof == "resident" and can.receipts == "wire":
+        fix = f'engine {config.engine.name} can\'t tell what lies in its memory: use "auto"'
+        yield ConfigError("weights.proof", proof, fix)
 
 
 def updates(config: RunConfig, catalogue: Catalogue) -> Errors:
@@ -137,6 +167,8 @@ CHECKS: tuple[Check, ...] = (
     staleness_of_algorithm,
     determinism,
     kept_caches,
+    weight_transport,
+    weight_proof,
     updates,
     rewards,
     reward_weights,

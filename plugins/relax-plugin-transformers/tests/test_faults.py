@@ -2,6 +2,7 @@
 """Broken folders, broken weights and a broken decoding thread: told at once, and nothing wrong is served."""
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ from relax_plugin_transformers.resident import Resident
 from relax_core.api.engine import EngineSpec
 from relax_core.api.errors import ConfigError, InfrastructureError
 from relax_core.api.version import Version
+from relax_core.api.weights import Manifest
 from relax_core.testing.engine import PROMPT, PROMPTS
 from relax_core.testing.engine_lab import CONTEXT, Lab, gather, joined, tensors_of, tiny_qwen3, until_known
 from relax_core.testing.engine_truth import agrees
@@ -128,8 +130,10 @@ def test_overflowed_weights_end_requests_with_an_error(lab: Lab) -> None:
 def test_failed_swap_ends_the_engine_rather_than_serving_a_mixture(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Resident.load
 
-    def half(self: Resident, staged: list) -> None:
-        whole(self, staged[: len(staged) // 2])
+    def half(self: Resident, manifest: Manifest, staged: Iterator) -> None:
+        parts = list(staged)
+        with contextlib.suppress(ValueError):  # it misses the other half
+            whole(self, manifest, iter(parts[: len(parts) // 2]))
         raise RuntimeError("the device fell off")
 
     monkeypatch.setattr(Resident, "load", half)
@@ -142,7 +146,12 @@ def test_failed_swap_ends_the_engine_rather_than_serving_a_mixture(lab: Lab, mon
 
 def test_swap_that_loads_only_half_is_noticed_by_the_resident_proof(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Resident.load
-    monkeypatch.setattr(Resident, "load", lambda self, staged: whole(self, staged[1:]))
+
+    def skips_one(self: Resident, manifest: Manifest, staged: Iterator) -> None:
+        with contextlib.suppress(ValueError):
+            whole(self, manifest, iter(list(staged)[1:]))
+
+    monkeypatch.setattr(Resident, "load", skips_one)
     with pytest.raises(InfrastructureError, match="want"):
         lab.update(lab.publish())
     assert not lab.run(lab.engine.health()).ok

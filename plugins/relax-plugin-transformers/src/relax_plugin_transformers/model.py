@@ -78,19 +78,19 @@ class CausalModel:
         ]
         return cache, torch.cat(logits)
 
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Log-prob of each token given those before it, the first 0."""
+    def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
+        """Log-prob of each token given those before it, of logits / temperature; the first 0."""
         out: list[list[float]] = [[] for _ in sequences]
         order = sorted((i for i in range(len(sequences)) if sequences[i]), key=lambda i: len(sequences[i]))
         per_pass = max(1, min(self._budget, _LOGIT_ELEMENTS // self.vocab_size))
         for chunk in by_length(order, [len(sequences[i]) for i in order], self._budget):
             tokens, start = aligned([sequences[i] for i in chunk], self.device)
-            scored = self._score(tokens, start, per_pass)
+            scored = self._score(tokens, start, per_pass, temperature)
             for row, i in enumerate(chunk):
                 out[i] = [0.0, *scored[row, int(start[row]) + 1 :].tolist()]
         return out
 
-    def _score(self, tokens: torch.Tensor, start: np.ndarray, per_pass: int) -> np.ndarray:
+    def _score(self, tokens: torch.Tensor, start: np.ndarray, per_pass: int, temperature: float) -> np.ndarray:
         rows, length = tokens.shape
         scored = torch.zeros(rows, length + 1, device=self.device)
         following = torch.nn.functional.pad(tokens, (0, 1))
@@ -99,7 +99,7 @@ class CausalModel:
             end = cache.length
             span = slice(end - logits.shape[1] + 1, end + 1)
             wanted = following[part_rows, span].unsqueeze(-1)
-            scored[part_rows, span] = logits.log_softmax(-1).gather(-1, wanted).squeeze(-1)
+            scored[part_rows, span] = (logits / temperature).log_softmax(-1).gather(-1, wanted).squeeze(-1)
         return scored[:, :length].cpu().numpy()
 
     def _passes(

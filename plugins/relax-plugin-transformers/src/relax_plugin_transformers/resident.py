@@ -58,13 +58,17 @@ class Resident:
     def stage(self, manifest: Manifest, transport: WeightTransport) -> Staged:
         """What arrives, beside the running version; ValueError where it is not exactly this model.
 
-        A stored full version is views of files and is checked whole before anything changes. Of all others only the
-        first tensor is here: the rest comes while `load` takes it, so that no second model lies in memory.
+        What is stored is checked whole before anything changes: a full version as views of files, a delta once now and
+        again while `load` takes it. Of a live one only the first tensor is here: no second model lies in memory.
         """
         self._check(manifest)
         arriving = transport.receive(manifest, self.value)
         if manifest.payload == "full" and not transport.live:
             return iter(list(arriving))
+        if not transport.live:
+            for _ in arriving:  # a damaged delta is refused before anything changes
+                pass
+            arriving = transport.receive(manifest, self.value)
         first = next(arriving, None)
         return iter(()) if first is None else chain([first], arriving)
 

@@ -44,19 +44,27 @@ class Held:
         self._client, self.name = client, name
         self.freed_bytes = 0
         self.answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._is_wanted = asyncio.Event()
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def become(self, phase: Phase, holders: Mapping[str, Sequence[Part]], deadline_s: float) -> None:
         self.answer = asyncio.get_running_loop().create_future()
         await self._client.change(self, phase, holders, deadline_s)
 
     async def wanted(self) -> None:
-        await self._is_wanted.wait()
+        """Raises where the arbiter is lost: then the devices are nobody's."""
+        await asyncio.shield(self._over)
+
+    def fail(self, error: Exception) -> None:
+        for future in (self.answer, self._over):
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # not every one is awaited
 
     def take(self, order: Order) -> None:
         """News of it."""
         if order.what == "wanted":
-            self._is_wanted.set()
+            if not self._over.done():
+                self._over.set_result(None)
         elif self.answer.done():
             return
         elif order.what == "granted":
@@ -189,8 +197,7 @@ class TurnClient:
         """Whoever waits for a turn, or asks for one, learns why there is none."""
         self._error = error if isinstance(error, RelaxError) else InfrastructureError(f"turns: {error!r}")
         for turn in self._turns.values():
-            if not turn.answer.done():
-                turn.answer.set_exception(self._error)
+            turn.fail(self._error)
 
     def _own(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

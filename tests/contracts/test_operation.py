@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
@@ -97,6 +98,17 @@ async def test_who_leaves_or_fails_to_sleep_blocks_nobody() -> None:
             with pytest.raises(InfrastructureError, match="it will not"):
                 async with engines.acquire(DEVICES, "generate", {"engine": ("weights", "kv")}, 5.0):
                     raise AssertionError("what can't sleep has no turns")
+
+
+async def test_who_is_silent_for_its_lease_loses_its_turn_and_learns_it() -> None:
+    board = TurnBoard(SystemClock(), lease_s=0.2)
+    first, second = (TurnClient(board, role, DEVICES, unseen) for role in ("rollout", "actor"))
+    async with first.acquire(DEVICES, "generate", {}, 5.0) as turn:
+        time.sleep(0.3)  # its loop stands still
+        await second.join("trainer", DEVICES, Body("weights"))
+        with pytest.raises(InfrastructureError, match="lost its devices"):
+            await turn.wanted()
+    await asyncio.gather(first.close(), second.close())
 
 
 async def test_who_shares_nothing_has_a_turn_at_once_and_asks_nobody() -> None:

@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this distribution offers. Strings only: nothing heavy is imported to list it."""
+
+from relax_core.api.component import Component
+from relax_core.api.hooks import hook
+
+
+@hook
+def relax_buses() -> list[Component]:
+    return [
+        Component(
+            "transferqueue", "relax_plugin_transferqueue.bus:TransferQueueBus", "Payloads in the TransferQueue package"
+        )
+    ]

@@ -122,7 +122,8 @@ class TrainerGroup:
 
     async def transfer(self, manifest: Manifest, transport: Chosen, receivers: int, wait_s: float) -> int:
         """Live: hand out what was published last; how many receivers took all of it."""
-        return max(await self.call("transfer", manifest, transport, receivers, wait_s))
+        took: list[int] = await self.call("transfer", manifest, transport, receivers, wait_s)
+        return max(took)
 
     async def stop(self) -> None:
         await asyncio.gather(*(worker.stop() for worker in self._workers))

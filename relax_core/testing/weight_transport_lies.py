@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from relax_core.api.weights import combined_fingerprint
+from relax_core.api.weights import Payload, combined_fingerprint
 from relax_core.testing.weight_transport_lab import Chain, Transfer, moved
 
 Lie = Callable[[Chain], object]
@@ -157,7 +157,7 @@ def receipt_of_an_abandoned_incarnation(chain: Chain) -> None:
 def _successor(chain: Chain, announce: Callable[..., None] | None = None) -> None:
     assert chain.newest is not None
     version = chain.version._replace(incarnation=chain.version.incarnation + 1)
-    payload = "lora" if chain.payload == "lora" else "full"
+    payload: Payload = "lora" if chain.payload == "lora" else "full"
     successor = replace(chain.newest, version=version, payload=payload, base="")
     (announce or chain.versions.announce)(successor, None)  # type: ignore[arg-type]
 

@@ -71,6 +71,7 @@ class FileTransport(WeightTransport):
         if not infos:
             path.unlink()
             raise ValueError(f"{version}: no tensors were given; a {payload} version holds all of them")
+        path = self._placed(path)
         last = self._last.get(version.model)
         unchanged = last.unchanged(infos) if last is not None else ()
         self._last[version.model] = LastSent(version, payload, infos, path)
@@ -92,6 +93,7 @@ class FileTransport(WeightTransport):
         if lacking := sorted(last.infos.keys() - {info.name for info in infos}):
             path.unlink()
             raise ValueError(f"{version}: {lacking} were sent before and are not now; send a full version")
+        path = self._placed(path)
         unchanged = last.unchanged(infos)
         last.move_on(version, infos)
         self._last[version.model] = last
@@ -114,6 +116,10 @@ class FileTransport(WeightTransport):
         finally:
             unfinished.unlink(missing_ok=True)
         return infos
+
+    def _placed(self, path: Path) -> Path:
+        """Where a version that was written is to be found from now on."""
+        return path
 
     def _remove_unfinished(self, model: str, directory: Path) -> None:
         """A model has one sender, so what an earlier process left half written is nobody's."""

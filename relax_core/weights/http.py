@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `http` transport: versions lie in files of the sender's host, and its process serves them to other hosts.
+"""The `http` transport: versions lie in nameless files of the sender's host, and its process serves them to other hosts.
 
 A receiver copies a version bucket by bucket into a nameless file and reads it as the file transports do, so that neither
 side holds a second model in memory, and an engine goes on while a version arrives. How it is served is in http_server.py.
@@ -23,7 +23,7 @@ from relax_core.api.options import Options
 from relax_core.api.version import Version
 from relax_core.api.weights import Manifest, Payload, Resident, TensorInfo, WeightTransport
 from relax_core.weights.files import FileTransport
-from relax_core.weights.http_server import FileServer
+from relax_core.weights.http_server import FileServer, Nameless
 from relax_core.weights.safetensors_file import MAX_HEADER_BYTES
 
 
@@ -50,6 +50,9 @@ class Http(FileTransport, WeightTransport[HttpOptions]):
     def __init__(self, options: HttpOptions | None = None) -> None:
         super().__init__(options)
         self._server: FileServer | None = None
+        self._placing: Nameless | None = None
+        self._whole: dict[str, Nameless] = {}
+        """By model: the last whole version, which the first delta is made against."""
 
     # -- the sender ---------------------------------------------------------------------------------------------
 
@@ -63,7 +66,16 @@ class Http(FileTransport, WeightTransport[HttpOptions]):
     ) -> Manifest:
         server = self._serving()
         manifest = super().send(version, payload, base, tensors, location)
-        return replace(manifest, location=server.address, secret=server.serve(Path(manifest.location)))
+        file, self._placing = self._placing, None
+        if file is None:
+            raise RuntimeError(f"{version}: was sent without being placed")
+        if payload != "delta":
+            self._whole[version.model] = file
+        return replace(manifest, location=server.address, secret=server.serve(file))
+
+    def _placed(self, path: Path) -> Path:
+        self._placing = Nameless(path)
+        return self._placing.path
 
     def _serving(self) -> FileServer:
         """As long as this instance lives."""

@@ -57,6 +57,7 @@ class TurnBoard:
     def __init__(self, clock: Clock, lease_s: float = LEASE_S) -> None:
         self._clock, self._arbiter = clock, Arbiter(lease_s)
         self._letters: dict[str, list[Order]] = {}
+        self._owners: tuple[str, ...] = ()
         self._changed = asyncio.Event()
 
     async def enter(self, owner: str) -> None:
@@ -126,7 +127,8 @@ class TurnBoard:
         orders, self._arbiter.orders = self._arbiter.orders, []
         for order in orders:
             self._letters.setdefault(order.owner, []).append(order)
-        if orders:
+        known, self._owners = self._owners, self._arbiter.owners
+        if orders or known != self._owners:  # whoever is no owner any more learns it by its poll
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
 

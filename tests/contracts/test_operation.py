@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
@@ -34,6 +33,15 @@ class Body:
 
     async def wake(self, parts: Sequence[Part]) -> None:
         self.awake |= self.parts & set(parts)
+
+
+class Hand(SystemClock):
+    """A clock that is moved by hand."""
+
+    shows = 0.0
+
+    def now(self) -> float:
+        return self.shows
 
 
 DEVICES = frozenset({"gpu:0", "gpu:1"})
@@ -101,10 +109,11 @@ async def test_who_leaves_or_fails_to_sleep_blocks_nobody() -> None:
 
 
 async def test_who_is_silent_for_its_lease_loses_its_turn_and_learns_it() -> None:
-    board = TurnBoard(SystemClock(), lease_s=0.2)
+    clock = Hand()
+    board = TurnBoard(clock)
     first, second = (TurnClient(board, role, DEVICES, unseen) for role in ("rollout", "actor"))
     async with first.acquire(DEVICES, "generate", {}, 5.0) as turn:
-        time.sleep(0.3)  # its loop stands still
+        clock.shows += 100.0  # its loop stood still
         await second.join("trainer", DEVICES, Body("weights"))
         with pytest.raises(InfrastructureError, match="lost its devices"):
             await turn.wanted()

@@ -14,6 +14,7 @@ from relax_core.api.algorithm import Algorithm, Source
 from relax_core.api.engine import Engine
 from relax_core.api.environment import Environment
 from relax_core.api.errors import ConfigError
+from relax_core.api.trainer import Trainer
 from relax_core.api.weights import WeightTransport
 from relax_core.options.operation import RankPlacement
 from relax_core.options.run_config import RunConfig
@@ -78,6 +79,15 @@ def weight_transport(config: RunConfig, catalogue: Catalogue) -> Errors:
         yield ConfigError(
             "weights.payload", "delta", f'engine {config.engine.name} loads full versions only: use "full"'
         )
+
+
+def live_weights(config: RunConfig, catalogue: Catalogue) -> Errors:
+    """A live transport works while the trainer does: it must lend itself to it."""
+    transport = cast(type[WeightTransport], catalogue.target("weight-transport", config.weights.name))
+    trainer = cast(type[Trainer], catalogue.target("trainer", config.trainer.name))
+    if transport.live and trainer.transfer is Trainer.transfer:
+        fix = f'trainer {config.trainer.name} hands out no live weights: use a stored transport, such as "shared-memory"'
+        yield ConfigError("weights.name", config.weights.name, fix)
 
 
 def weight_proof(config: RunConfig, catalogue: Catalogue) -> Errors:
@@ -168,6 +178,7 @@ CHECKS: tuple[Check, ...] = (
     determinism,
     kept_caches,
     weight_transport,
+    live_weights,
     weight_proof,
     updates,
     rewards,

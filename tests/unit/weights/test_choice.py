@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A transport that engine or trainer can't use is refused before anything starts, with field, got and fix."""
+
+from __future__ import annotations
+
+import pytest
+
+from relax_core.api.errors import ConfigError
+from relax_core.options.composition import compose
+from relax_core.plugins.catalogue import Catalogue
+
+SCRIPT = """
+from relax_core.api import Capabilities, Engine, Trainer
+
+class DiskEngine(Engine):
+    capabilities = Capabilities(transports=frozenset({"disk"}))
+    async def start(self, spec): raise NotImplementedError
+    def generate(self, requests): raise NotImplementedError
+    async def update_weights(self, manifest, transport): raise NotImplementedError
+    async def health(self): raise NotImplementedError
+    async def stop(self): raise NotImplementedError
+
+class StoringTrainer(Trainer):
+    def start(self, spec): raise NotImplementedError
+    def plan(self, lengths, world_size, tokens_per_micro_batch=0): raise NotImplementedError
+    def begin_update(self, denominators): raise NotImplementedError
+    def accumulate(self, chunk, last): raise NotImplementedError
+    def finish_update(self, denominators): raise NotImplementedError
+    def forward(self, chunk, columns): raise NotImplementedError
+    def publish(self, version, transport, location, payload="full", base=""): raise NotImplementedError
+    def save(self, directory): raise NotImplementedError
+    def load(self, directory): raise NotImplementedError
+    def export(self, directory): raise NotImplementedError
+"""
+
+
+@pytest.fixture(scope="module")
+def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
+    file = tmp_path_factory.mktemp("plugin") / "choosy.py"
+    file.write_text(SCRIPT)
+    return Catalogue.load([str(file)])
+
+
+def composed(catalogue: Catalogue, *overrides: str) -> str:
+    layer = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}, "algorithm": "grpo", "engine": "transformers",
+             "trainer": "torch", "rewards": ["exact"]}  # fmt: skip
+    return compose([layer], overrides, catalogue, on_disk=False).config.weights.name
+
+
+@pytest.mark.parametrize("name", ["shared-memory", "disk", "http", "collective"])
+def test_every_transport_in_the_box_serves_the_engine_and_the_trainer_in_the_box(
+    catalogue: Catalogue, name: str
+) -> None:
+    assert composed(catalogue, f"weights={name}") == name
+    assert composed(catalogue, f"weights={name}", "weights.payload=delta") == name
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["weights=collective", "engine=disk-engine"], "got collective; engine disk-engine takes disk"),
+        (["weights=carrier-pigeon"], "carrier-pigeon"),
+        (["weights=collective", "trainer=storing-trainer"], "trainer storing-trainer hands out no live weights"),
+        (["weights=disk", "weights.bucket_mb=8"], "weights.bucket_mb"),
+        (["weights=http", "weights.bucket_mb=0"], "weights.bucket_mb"),
+        (["weights=collective", "weights.backend=mpi"], "weights.backend"),
+        (["weights=collective", "weights.port=70000"], "weights.port"),
+    ],
+)
+def test_what_does_not_fit_is_refused(catalogue: Catalogue, overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        composed(catalogue, *overrides)
+    assert message in str(caught.value) and "weights" in str(caught.value)

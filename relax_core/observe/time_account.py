@@ -94,7 +94,7 @@ class TimeAccount:
 
     def _of_role(self, role: str, window: Window) -> dict[str, float]:
         """A role's own lane; what its devices did is the bubbles' business."""
-        spans = list(clipped(self._spans[role], window))
+        spans = list(clipped(self._spans.get(role, ()), window))
         busy = sum(span.end - span.start for span in spans if span.kind != "wait")
         owed = dict.fromkeys(sorted(self._owing[role]), 0.0)
         for span in spans:

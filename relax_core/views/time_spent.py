@@ -48,7 +48,8 @@ def _role(metrics: Metrics, name: str) -> Spent:
         if key.startswith(prefix)
     }
     longest = dict(sorted(((who, seconds) for who, seconds in owed.items() if seconds), key=lambda one: -one[1]))
-    return Spent(name, *(sum(metrics.column(f"time/{name}/{part}_s")) for part in _PARTS), longest)
+    busy, wait, idle = (float(sum(metrics.column(f"time/{name}/{part}_s"))) for part in _PARTS)
+    return Spent(name, busy, wait, idle, longest)
 
 
 def publishing(metrics: Metrics) -> Iterator[tuple[str, float]]:

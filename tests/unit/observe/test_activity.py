@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one lane does: spans that meet, never overlap, and are told once."""
+
+from contextlib import ExitStack
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relax_core.observe.activity import RESOLUTION_S, Activity
+
+
+class HandClock:
+    at = 100.0
+
+    def now(self):
+        return self.at
+
+    async def sleep(self, seconds):
+        self.at += seconds
+
+
+def lane(clock, devices=()):
+    return Activity("lane", clock, devices)
+
+
+def told(activity):
+    return [(span.kind, span.name, span.start - 100.0, span.end - 100.0) for span in activity.take()]
+
+
+def test_a_role_is_busy_with_what_it_does_except_while_it_waits():
+    clock = HandClock()
+    role = lane(clock)
+    role.rest("training")
+    clock.at += 2
+    with role.span("wait", "rows", "rollout"):
+        clock.at += 3
+    clock.at += 1
+    assert told(role) == [("work", "training", 0, 2), ("wait", "rows", 2, 5), ("work", "training", 5, 6)]
+    assert told(role) == []
+
+
+def test_sections_side_by_side_are_one_time_of_work_and_outside_of_them_a_role_is_idle():
+    clock = HandClock()
+    role = lane(clock)
+    role.rest("ready")
+    with ExitStack() as waits:
+        waits.enter_context(role.span("wait", "leave", "actor"))
+        clock.at += 1
+        with role.section("generating"):
+            clock.at += 1
+            with role.section("judging"):
+                clock.at += 1
+            clock.at += 1
+        clock.at += 1
+    clock.at += 5
+    assert told(role) == [("wait", "leave", 0, 1), ("work", "generating", 1, 4), ("wait", "leave", 4, 5)]
+
+
+def test_an_engine_that_loads_weights_while_it_generates_works():
+    clock = HandClock()
+    engine = lane(clock, ("gpu:0",))
+    with engine.span("overhead", "loading"):
+        clock.at += 1
+        engine.say("generating")
+        clock.at += 1
+    engine.say("")
+    clock.at += 1
+    assert told(engine) == [("overhead", "loading", 0, 1), ("work", "generating", 1, 2)]
+
+
+def test_what_is_too_short_to_tell_belongs_to_what_came_before():
+    clock = HandClock()
+    role = lane(clock)
+    role.rest("training")
+    clock.at += 1
+    with role.span("wait", "a moment"):
+        clock.at += RESOLUTION_S / 2
+    clock.at += 1
+    (only,) = role.take()
+    assert (only.name, only.start, only.end) == ("training", 100.0, clock.at)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["open", "close", "say", "rest", "take"]), st.floats(0, 2)), max_size=40))
+def test_spans_are_in_order_and_never_overlap(moves):
+    clock = HandClock()
+    role, spans, opened = lane(clock), [], []
+    for number, (move, seconds) in enumerate(moves):
+        if move == "open":
+            opened.append(role.span(("work", "overhead", "wait")[number % 3], str(number)))
+            opened[-1].__enter__()
+        elif move == "close" and opened:
+            opened.pop(number % len(opened)).__exit__(None, None, None)
+        elif move == "say":
+            role.say("x" * (number % 2))
+        elif move == "rest":
+            role.rest(str(number))
+        elif move == "take":
+            spans += role.take()
+        clock.at += seconds
+    spans += role.take()
+    assert all(one.end <= other.start for one, other in zip(spans, spans[1:], strict=False))
+    assert all(100.0 <= span.start < span.end <= clock.at for span in spans)

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The trace that Perfetto opens: named lanes, whole spans, steps as arguments, counters."""
+
+from relax_core.api.status import Span
+from relax_core.observe.trace import Trace
+
+
+def spans(document, name):
+    return [event for event in document["traceEvents"] if event["name"] == name and event["ph"] == "X"]
+
+
+def test_lanes_have_names_and_stand_in_their_process():
+    trace = Trace(100.0)
+    trace.spent(
+        [
+            Span("actor", "work", "training", 100.0, 101.0),
+            Span("rank-0", "work", "forward", 100.5, 101.0, "", ("gpu:0",)),
+        ]
+    )
+    events = trace.document()["traceEvents"]
+    names = {event["args"]["name"]: event["pid"] for event in events if event["name"] == "process_name"}
+    lanes = {event["args"]["name"]: event["pid"] for event in events if event["name"] == "thread_name"}
+    assert lanes == {"actor": names["roles"], "rank-0": names["devices"]}
+
+
+def test_what_beats_told_in_parts_is_one_span():
+    trace = Trace(100.0)
+    for start in (100.0, 100.5, 101.0):
+        trace.spent([Span("actor", "wait", "rows", start, start + 0.5, "rollout")])
+    trace.spent([Span("actor", "wait", "rows", 102.0, 103.0, "rollout")])
+    found = spans(trace.document(), "waits for rows")
+    assert [(event["ts"], event["dur"]) for event in found] == [(0, 1_500_000), (2_000_000, 1_000_000)]
+    assert found[0]["args"] == {"kind": "wait", "owed_by": "rollout"}
+
+
+def test_a_span_carries_the_step_it_began_in_and_counters_follow_the_steps():
+    trace = Trace(100.0)
+    trace.spent([Span("actor", "work", f"training {at}", 100.0 + at, 101.0 + at) for at in range(3)])
+    trace.step(7, 100.0, 101.0, {"lag": {"lag/max": 1.0}, "rows": {}})
+    trace.step(8, 101.0, 102.0, {"lag": {"lag/max": 2.0}})
+    document = trace.document()
+    assert [spans(document, f"training {at}")[0]["args"].get("step") for at in range(3)] == [7, 8, None]
+    counters = [(event["ts"], event["args"]) for event in document["traceEvents"] if event["ph"] == "C"]
+    assert counters == [(1_000_000, {"lag/max": 1.0}), (2_000_000, {"lag/max": 2.0})]

@@ -35,10 +35,13 @@ class _CurrentWeights(ForwardLoop):
 
     async def version(self, trainer: TrainerGroup) -> Version:
         """Take a newer version if one was published, then say which one this is; it starts with the model folder's."""
-        newest = await self._context.weights.newest("actor", self._loaded, 0.0)
-        if newest is not None:
-            await trainer.call("load_published", *newest)
-            self._loaded = newest[0].version
-        elif self._loaded is None:
-            self._loaded = (await self._context.bus.version())._replace(step=0)
-        return self._loaded
+        weights, within_s = self._context.weights, self._context.run.weights.timeout_s
+        route = await weights.route("actor", self._loaded, 0.0, None, self._role, within_s)
+        for link in route:
+            await trainer.call("load_published", *link)
+            self._loaded = link[0].version
+        if route:
+            await weights.forget(self._role, "actor")  # it reads nothing any more
+        elif await weights.newest("actor", self._loaded, 0.0) is not None:
+            await weights.want(self._role, "actor")  # what it fills meanwhile is of the version that it has
+        return self._loaded or (await self._context.bus.version())._replace(step=0)

@@ -24,6 +24,7 @@ from relax_core.api import (
     Version,
 )
 from relax_core.api.algorithm import ENTROPY, LOG_PROBS, VALUES_OUTPUT
+from relax_core.api.errors import InfrastructureError
 from relax_core.testing.trainer import InMemory, chunk, forward, make_rows, tiny_model
 
 ALGORITHM, TRANSPORT = Chosen("algorithm", "mine"), Chosen("weight-transport", "in-memory")
@@ -339,3 +340,38 @@ def test_a_publish_through_files_arrives_byte_for_byte(folder, start, tmp_path):
     assert not second.unchanged and second.fingerprint != first.fingerprint
     follower.load_published(second, TRANSPORT)
     assert np.array_equal(forward(follower, rows, 0).values, forward(actor, rows, 0).values)
+
+
+def test_a_follower_takes_deltas_on_what_it_has_and_nothing_else(folder, start, tmp_path):
+    from relax_core.weights.files import Disk
+
+    bf16 = {"path": folder, "dtype": "bfloat16"}
+    actor = start(folder, transport=Disk(), model=bf16)
+    follower, late = (start(folder, transport=Disk(), role="actor_fwd", model=bf16) for _ in range(2))
+    follower.load_published(actor.publish(Version("actor", 0, 0), TRANSPORT, str(tmp_path)), TRANSPORT)
+    rows = make_rows()
+    gradients(actor, rows)
+    actor.finish_update(learn.count(rows))
+    delta = actor.publish(Version("actor", 0, 1), TRANSPORT, str(tmp_path), "delta", "actor@0.0")
+    assert delta.payload == "delta" and delta.sent
+    with pytest.raises(ValueError, match=r"on top of actor@0\.0; this trainer has None"):
+        late.load_published(delta, TRANSPORT)
+    follower.load_published(delta, TRANSPORT)
+    for name, weight in follower._rank._model.state_dict().items():
+        assert torch.equal(weight, actor._rank._model.state_dict()[name].to(torch.bfloat16).float()), name
+
+
+def test_a_version_that_breaks_off_leaves_a_follower_that_computes_nothing(folder, start):
+    class Breaking(InMemory):
+        live = True
+
+        def receive(self, manifest, resident=None):
+            yield from list(super().receive(manifest))[:3]
+
+    transport, rows = Breaking(), make_rows()
+    actor, follower = start(folder, transport=transport), start(folder, transport=transport, role="actor_fwd")
+    manifest = actor.publish(Version("actor", 0, 0), TRANSPORT, "")
+    with pytest.raises(ValueError, match="did not arrive"):
+        follower.load_published(manifest, TRANSPORT)
+    with pytest.raises(InfrastructureError, match="broke off"):
+        forward(follower, rows, 0)

@@ -74,9 +74,14 @@ def named_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
 def published_tensors(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str, np.ndarray, str]]:
     """(name, array, dtype) as transports take them; bf16 as its bits."""
     for name, tensor in named_tensors(model).items():
-        value = tensor.detach().to(dtype if tensor.is_floating_point() else tensor.dtype).cpu().contiguous()
-        bits = value.view(torch.uint16) if value.dtype == torch.bfloat16 else value
-        yield name, bits.numpy(), SAFETENSORS[value.dtype]
+        yield name, *published_array(tensor, dtype)
+
+
+def published_array(tensor: Tensor, dtype: torch.dtype) -> tuple[np.ndarray, str]:
+    """Floats in the dtype of the run."""
+    value = tensor.detach().to(dtype if tensor.is_floating_point() else tensor.dtype).cpu().contiguous()
+    bits = value.view(torch.uint16) if value.dtype == torch.bfloat16 else value
+    return bits.numpy(), SAFETENSORS[value.dtype]
 
 
 def export_folder(model: PreTrainedModel, source: str, directory: Path, dtype: torch.dtype) -> None:

@@ -26,16 +26,16 @@ from relax_core.api import (
     UpdateOutcome,
     UpdateResult,
     Version,
-    WeightTransport,
 )
 from relax_core.api.weights import Payload, combined_fingerprint, tensor_fingerprint
 from relax_core.learn.packed import columns_of
 from relax_plugin_torch.atomic import new_directory
 from relax_plugin_torch.checkpoint import load_checkpoint, save_checkpoint
-from relax_plugin_torch.model import export_folder, load_model, named_tensors, published_tensors
+from relax_plugin_torch.model import export_folder, load_model, published_tensors
 from relax_plugin_torch.optimizer import make_optimizer
 from relax_plugin_torch.policy import Policy
 from relax_plugin_torch.progress import Progress
+from relax_plugin_torch.publication import Publication
 from relax_plugin_torch.random_state import seed_all
 from relax_plugin_torch.rest import Rest
 from relax_plugin_torch.rows import check_rows
@@ -62,7 +62,7 @@ class Rank:
             self._model, temperature=spec.temperature, autocast=self._dtype == torch.bfloat16,
             max_logits=options.logits_mb * 2**18, share_prefixes=options.share_prefixes,
         )  # fmt: skip
-        self._transports: dict[str, WeightTransport] = {}
+        self._publication = Publication(self._model, self._dtype, build)
         self.progress = Progress()
         self._update: Update | None = None
         self._prepare_training()
@@ -177,6 +177,7 @@ class Rank:
         if unknown:
             raise ValueError(f"forward: got columns {unknown}; this trainer fills {', '.join(FORWARD_COLUMNS)}")
         self._rest.need("weights")
+        self._publication.check_whole()
         parts: list[dict[str, Ragged]] = []
         for batch in self._micro_batches(chunk, skip=False):
             parts.append(columns_of(batch, self._policy.score(batch, entropy="entropy" in columns)))
@@ -193,38 +194,14 @@ class Rank:
         self, version: Version, transport: Chosen, location: str, payload: Payload = "full", base: str = ""
     ) -> Manifest:
         self.progress.check_publish(version)
-        tensors = published_tensors(self._model, self._dtype)
-        return self._transport(transport).send(version, payload, base, tensors, location)
+        return self._publication.send(version, transport, location, payload, base)
 
     def transfer(self, manifest: Manifest, transport: Chosen, receivers: int, wait_s: float) -> int:
         self.progress.check_transfer(manifest.version)
-        tensors = published_tensors(self._model, self._dtype)
-        return self._transport(transport).transfer(manifest, tensors, receivers, wait_s)
+        return self._publication.transfer(manifest, transport, receivers, wait_s)
 
-    @torch.no_grad()
     def load_published(self, manifest: Manifest, transport: Chosen) -> None:
-        """All of it or nothing: arrays are checked against names and shapes before the first is copied."""
-        received = {info.name: (info, array) for info, array in self._transport(transport).receive(manifest)}
-        own = named_tensors(self._model)
-        differing = sorted(
-            name for name in own.keys() | received.keys()
-            if name not in own or name not in received or tuple(own[name].shape) != received[name][0].shape
-        )  # fmt: skip
-        if differing:
-            raise ValueError(
-                f"{manifest.version}: {', '.join(differing[:3])} differ from this model; publish from the same architecture"
-            )
-        for name, tensor in own.items():
-            info, array = received[name]
-            value = torch.from_numpy(np.array(array))
-            tensor.copy_(value.view(torch.bfloat16) if info.dtype == "BF16" else value)
-
-    def _transport(self, chosen: Chosen) -> WeightTransport:
-        """Kept between publishes: a transport tells what has not changed since its last one."""
-        key = f"{chosen.name} {sorted(chosen.options.items())}"
-        if key not in self._transports:
-            self._transports[key] = self._build(chosen)
-        return self._transports[key]
+        self._publication.load(manifest, transport)
 
     # -- checkpoints --------------------------------------------------------------------------------------------
 

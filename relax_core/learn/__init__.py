@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 _HOME = {
     "advantages": (
+        "STD_EPS",
         "group_mean",
         "group_mean_relative",
         "group_mean_std",
@@ -72,6 +73,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    from relax_core.learn.advantages import STD_EPS as STD_EPS
     from relax_core.learn.advantages import group_mean as group_mean
     from relax_core.learn.advantages import group_mean_relative as group_mean_relative
     from relax_core.learn.advantages import group_mean_std as group_mean_std

@@ -62,7 +62,7 @@ class DrainingEngine:
         if self._left and not self.in_flight:
             raise RuntimeError(f"updated while it runs {sorted(self._left)}")
         self._step = manifest.version.step
-        return Receipt(self._name, manifest.version, "resident", manifest.fingerprint)
+        return Receipt(self._name, manifest.version, "wire", manifest.wire_fingerprint)
 
     async def pause(self) -> None:
         raise NotImplementedError
@@ -92,3 +92,18 @@ class ScriptedEngine(AbortingEngine):
 
     async def resume(self) -> None:
         self._goes.set()
+
+
+class HangingEngine(ScriptedEngine):
+    """Takes weights for ever."""
+
+    async def update_weights(self, manifest: Manifest, transport: Any) -> Receipt:
+        await asyncio.Event().wait()
+        raise AssertionError("it never ends")
+
+
+class LyingEngine(ScriptedEngine):
+    """Has something else than it was given."""
+
+    async def update_weights(self, manifest: Manifest, transport: Any) -> Receipt:
+        return Receipt(self._name, manifest.version, "wire", "something else")

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines that hang, lie or lag on the way to the newest weights: dropped alone, while the others serve at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from relax_core.api import Capabilities, Chosen, EngineSpec, Manifest, Receipt, SystemClock, Version, WorkerSpec
+from relax_core.api.errors import DeadlineExceeded, InfrastructureError
+from relax_core.api.weights import Canary, TensorInfo, combined_fingerprint
+from relax_core.rollout.engine_slot import EngineSlot
+from relax_core.rollout.pool import EnginePool
+from relax_core.rollout.weight_feed import WeightFeed, difference
+from relax_core.runners.local.workers import LocalWorkers
+from relax_core.weights.service import WeightBoard
+from tests.unit.rollout.pool_lab import NONE, ask, call, until
+
+ENGINE = Chosen("engine", "scripted")
+
+
+def at(step: int) -> Version:
+    return Version("actor", 0, step)
+
+
+def manifest(step: int, **changes: object) -> Manifest:
+    infos = (TensorInfo("weight", (1,), "F32", str(step), 4),)
+    made = Manifest(at(step), "full", infos, "", fingerprint=combined_fingerprint(infos))
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def pool_of(
+    *kinds: str, proof: str = "wire", timeout_s: float = 60.0
+) -> AsyncIterator[tuple[EnginePool, WeightBoard, list[str]]]:
+    workers, board, told = LocalWorkers(), WeightBoard(SystemClock()), list[str]()
+
+    def slot(number: int, kind: str) -> EngineSlot:
+        name, target = f"engine-{number}", f"tests.unit.rollout.scripted_engine:{kind}"
+        worker = WorkerSpec(name, ENGINE, env={"PYTHONPATH": os.getcwd()}, target=target)
+        return EngineSlot(name, ENGINE, EngineSpec({}, 64), worker, workers, Capabilities(in_flight_updates=True))
+
+    async def tell(what: str, detail: str, seconds: float) -> None:
+        told.append(f"{what} {detail}")
+
+    feed = WeightFeed(board, SystemClock(), proof, 0.1, timeout_s)
+    pool = EnginePool([slot(n, kind) for n, kind in enumerate(kinds)], SystemClock(), feed, tell)
+    await pool.start()
+    try:
+        yield pool, board, told
+    finally:
+        await pool.close()
+        await workers.close()
+
+
+async def test_a_hung_engine_is_dropped_at_its_deadline_and_the_others_serve_at_once() -> None:
+    async with pool_of("ScriptedEngine", "HangingEngine", timeout_s=5.0) as (pool, board, told):
+        await board.announce(manifest(1), NONE)
+        served = asyncio.Event()
+
+        async def arrived(receipt: Receipt) -> None:
+            assert (receipt.receiver, receipt.version) == ("engine-0", at(1))
+            assert (pool.newest(), told) == (at(1), [])
+            served.set()
+
+        update = asyncio.create_task(pool.update(manifest(1), NONE, arrived))
+        await served.wait()
+        assert not update.done()
+        (completion,) = await ask(pool, [call(0, 3, floor=1)])
+        assert completion.versions == (1, 1, 1)
+        assert await update == ("engine-0",)
+        assert told and told[0].startswith("failed engine-1: ") and "update_weights" in told[0]
+        assert await board.receivers("actor") == {"engine-0": at(1)}
+
+
+async def test_an_engine_that_lies_is_replaced_and_does_not_serve() -> None:
+    async with pool_of("ScriptedEngine", "LyingEngine") as (pool, board, told):
+        await board.announce(manifest(1), NONE)
+        assert await pool.update(manifest(1), NONE) == ("engine-0",)
+        assert "engine-1: actor@0.1 differs on arrival" in told[0]
+        assert pool.facts()["engine-1"]["serving"] is False
+        assert await board.receivers("actor") == {"engine-0": at(1)}
+
+
+async def test_a_replaced_engine_serves_only_after_its_receipt_for_the_newest_version() -> None:
+    async with pool_of("ScriptedEngine") as (pool, board, told):
+        await board.announce(manifest(1), NONE)
+        await pool.update(manifest(1), NONE)
+        await board.announce(manifest(2), NONE)
+        os.kill(pool.facts()["engine-0"]["pid"], 9)
+        asked = asyncio.create_task(ask(pool, [call(0, 2)]))
+        await until(lambda: any(line.startswith("recovered") for line in told))
+        assert (await asked)[0].versions == (2, 2)
+        assert await board.receivers("actor") == {"engine-0": at(2)}
+
+
+async def test_a_live_version_whose_door_is_shut_is_wanted_until_it_opens() -> None:
+    async with pool_of("ScriptedEngine") as (pool, board, told):
+        live = manifest(1, live=True)
+        await board.announce(live, NONE)
+        await board.handed_out(at(1))
+        update = asyncio.create_task(pool.update(live, NONE))
+        async with asyncio.timeout(20):
+            while await board.wanted("actor") != ("engine-0",):
+                await asyncio.sleep(0.01)
+        await board.announce(live, NONE)
+        assert await update == ("engine-0",)
+        assert told == []
+
+
+async def test_a_door_that_never_opens_ends_at_the_deadline() -> None:
+    async with pool_of("ScriptedEngine", timeout_s=0.5) as (pool, board, _):
+        live = manifest(1, live=True)
+        await board.announce(live, NONE)
+        await board.handed_out(at(1))
+        slot = pool._slots["engine-0"]
+        feed = WeightFeed(board, SystemClock(), "wire", 0.1, 0.5)
+        with pytest.raises(DeadlineExceeded, match="engine-0"):
+            await feed.bring(slot, live, NONE)
+
+
+async def test_less_proof_than_asked_for_is_none() -> None:
+    async with pool_of("ScriptedEngine", proof="resident") as (pool, board, told):
+        await board.announce(manifest(1), NONE)
+        assert await pool.update(manifest(1), NONE) == ()
+        assert "proved at level wire, want resident" in told[0]
+
+
+async def test_behaviour_needs_a_canary_in_the_manifest() -> None:
+    async with pool_of("ScriptedEngine", proof="behaviour") as (pool, board, _):
+        await board.announce(manifest(1), NONE)
+        feed = WeightFeed(board, SystemClock(), "behaviour", 0.1, 30.0)
+        with pytest.raises(InfrastructureError, match="without a canary"):
+            await feed.bring(pool._slots["engine-0"], manifest(1), NONE)
+
+
+def test_a_canary_compares_every_token_but_the_first() -> None:
+    canary = Canary((1, 2, 3), (0.0, -1.0, -2.0))
+    assert difference(canary, (5.0, -1.0, -2.25)) == 0.25
+    for wrong in ((0.0, -1.0), (0.0, float("nan"), -2.0), (0.0, float("-inf"), -2.0)):
+        assert difference(canary, wrong) == float("inf")

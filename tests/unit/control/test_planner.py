@@ -28,6 +28,9 @@ class OverBatch(_Base):
     statistics = Scope.BATCH
     min_group_size = 3
 
+class TwoCounts(_Base):
+    denominators = frozenset({"tokens", "rows"})
+
 class TokenCredit(_Base):
     def advantage_columns(self): return frozenset({ROLLOUT_LOG_PROBS, WEIGHT_VERSIONS})
 
@@ -93,6 +96,30 @@ def test_statistics_of_the_whole_batch_turn_streaming_off_visibly(catalogue: Cat
     made = planned(catalogue, algorithm="over-batch")
     assert made.batch_statistics and made.min_valid == 3
     assert any("whole batch" in note for note in made.notes)
+
+
+def test_where_nothing_is_in_the_way_the_actor_begins_with_the_first_groups(catalogue: Catalogue) -> None:
+    for mode in ("hybrid", "async"):
+        made = planned(catalogue, f"placement.mode={mode}", "algorithm.kl_coef=0.1" if mode == "async" else "seed=1")
+        assert made.streams and not any("streaming" in note for note in made.notes)
+
+
+@pytest.mark.parametrize(("override", "algorithm", "says"), [
+    ("batch.stream=false", "grpo", "batch.stream is false"),
+    ("deterministic=true", "grpo", "deterministic"),
+    ("batch.updates_per_step=2", "grpo", "batch.updates_per_step is 2"),
+    ("placement.mode=colocate", "grpo", "shares its devices"),
+    ("seed=1", "over-batch", "statistics over the whole batch"),
+    ("seed=1", "two-counts", "divided by rows and tokens"),
+    ("seed=1", "token-credit", "does not say what its loss is divided by"),
+])  # fmt: skip
+def test_why_a_step_waits_for_all_of_its_rows_is_said(
+    catalogue: Catalogue, override: str, algorithm: str, says: str
+) -> None:
+    on_policy = ("max_staleness=0",) if override in ("deterministic=true", "placement.mode=colocate") else ()
+    made = planned(catalogue, override, *on_policy, algorithm=algorithm)
+    assert not made.streams
+    assert any("no streaming" in note and says in note for note in made.notes)
 
 
 def test_columns_that_crediting_reads_are_those_the_algorithm_asks_for(catalogue: Catalogue) -> None:

@@ -354,6 +354,13 @@ class TrainerSuite(Suite):
         with self.running(str(tmp_path / "export")) as other:
             assert self.fingerprint(other, 0) == self.fingerprint(trainer, 1)
 
+    def test_payload_and_base_reach_the_transport_with_the_whole_tensors(self, trainer: Trainer) -> None:
+        whole = trainer.publish(Version("actor", 0, 0), self.transport, "")
+        delta = trainer.publish(Version("actor", 0, 0), self.transport, "", "delta", "actor@0.0")
+        assert (whole.payload, whole.base) == ("full", "")
+        assert (delta.payload, delta.base) == ("delta", "actor@0.0")
+        assert delta.tensors == whole.tensors
+
     def test_a_model_folder_that_is_not_there_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(RelaxError, match="nowhere"):
             self.start(self.make(), str(tmp_path / "nowhere"))

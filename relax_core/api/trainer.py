@@ -130,7 +130,10 @@ class Trainer(Configurable[OptionsT], Generic[OptionsT]):
 
     @abstractmethod
     def accumulate(self, chunk: Chunk, last: bool) -> None:
-        """Forward and backward of this rank's micro-batches. Raises ValueError where a row's lag is out of bounds."""
+        """Forward and backward of this rank's micro-batches. Raises ValueError where a row's lag is out of bounds.
+
+        `last` where no further chunk follows; an update may end without it, as its last rows had no gradient or never came.
+        """
 
     @abstractmethod
     def finish_update(self, denominators: Mapping[str, float]) -> UpdateResult:

@@ -26,6 +26,8 @@ from relax_core.rollout.rows import row_batch
 from relax_core.rollout.sample_record import measures, records
 
 POLL_S = 1.0
+DELIVERIES = 8
+"""Batches of finished groups that are judged and put at once: a slow reward holds back only its own."""
 MAX_FINISH_TURNS = 3
 """Turns of the event loop that the finisher waits for more groups of the same engine batch."""
 
@@ -52,6 +54,7 @@ class Rollout(Role):
         self._over = asyncio.Event()
         self._waves: set[asyncio.Task[None]] = set()
         """Versions on their way to engines; more than one where an engine is slow."""
+        self._deliveries: set[asyncio.Task[None]] = set()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._producer = producer = await Producer.open(context, self._tell)
         context.doing("ready", engines=producer.facts, held=lambda: len(self._held), groups=producer.oldest,
@@ -63,7 +66,7 @@ class Rollout(Role):
         try:
             await _until_over(loops, self._failed)
         finally:
-            owned = (*loops, *self._issues, *self._waves)
+            owned = (*loops, *self._issues, *self._waves, *self._deliveries)
             for task in owned:
                 task.cancel()
             await asyncio.gather(*owned, return_exceptions=True)
@@ -113,21 +116,35 @@ class Rollout(Role):
     # -- finish -------------------------------------------------------------------------------------------------
 
     async def _finish(self) -> None:
+        """Hand finished groups on, several batches at once; one after another where order must not depend on time."""
+        room = asyncio.Semaphore(1 if self._context.run.deterministic else DELIVERIES)
         while True:
-            groups = await self._gather_finished()
-            with self._context.working("judging"):
-                judged = await self._producer.judge(groups)
-            kept, rejected = self._producer.select(judged)
-            if rejected:
-                await self._context.bus.drop(rejected, DropReason.FILTERED, regenerate=False)
-                self._held.difference_update(rejected)
-            batch, sealed = row_batch(kept)
-            await self._put(batch, sealed)
-            self._held.difference_update(seal.attempt for seal in sealed)
-            await self._audit()
-            step = max(group.version.step for group in groups) + 1  # the first that may train them
-            await self._context.board.emit(SamplesScored(step, records(judged)))
-            await self._context.board.emit(RolloutMeasured(step, measures(judged)))
+            await room.acquire()
+            delivery = asyncio.create_task(self._deliver(await self._gather_finished()))
+            self._deliveries.add(delivery)
+            delivery.add_done_callback(self._delivered)
+            delivery.add_done_callback(lambda _: room.release())
+
+    def _delivered(self, delivery: asyncio.Task[None]) -> None:
+        self._deliveries.discard(delivery)
+        if not delivery.cancelled() and (error := delivery.exception()) and not self._failed.done():
+            self._failed.set_exception(error)
+
+    async def _deliver(self, groups: Sequence[FinishedGroup]) -> None:
+        """Judge groups and put their rows on the bus."""
+        with self._context.working("judging"):
+            judged = await self._producer.judge(groups)
+        kept, rejected = self._producer.select(judged)
+        if rejected:
+            await self._context.bus.drop(rejected, DropReason.FILTERED, regenerate=False)
+            self._held.difference_update(rejected)
+        batch, sealed = row_batch(kept)
+        await self._put(batch, sealed)
+        self._held.difference_update(seal.attempt for seal in sealed)
+        await self._audit()
+        step = max(group.version.step for group in groups) + 1  # the first that may train them
+        await self._context.board.emit(SamplesScored(step, records(judged)))
+        await self._context.board.emit(RolloutMeasured(step, measures(judged)))
 
     async def _attend(self) -> None:
         """Audit also while nothing finishes: what still runs may be what nobody waits for."""

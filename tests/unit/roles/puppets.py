@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any, ClassVar
 
@@ -18,6 +19,7 @@ from relax_core.api import (
     Chosen,
     Chunk,
     ChunkPlan,
+    ComeAgain,
     Delta,
     Engine,
     EngineSpec,
@@ -56,6 +58,15 @@ class PuppetReward(Reward):
 
     async def score(self, task: Task, trajectory: Trajectory) -> float:
         return float(len(trajectory.response) % 2 == 0)
+
+
+class PuppetSlowReward(PuppetReward):
+    """Takes long over one task."""
+
+    async def score(self, task: Task, trajectory: Trajectory) -> float:
+        if task.prompt == "p0":
+            await asyncio.sleep(9.0)
+        return await super().score(task, trajectory)
 
 
 class PuppetTransport(WeightTransport):
@@ -154,6 +165,8 @@ class PuppetEngine(Engine[EngineOptions]):
 
     async def update_weights(self, manifest: Manifest, transport: Chosen) -> Receipt:
         await asyncio.sleep(self.options.update_s)
+        if "weights" in self._asleep:
+            raise InfrastructureError(f"{self._name}: asked to load weights that sleep")
         self._version = manifest.version
         return Receipt(self._name, manifest.version, "wire", manifest.wire_fingerprint)
 
@@ -260,3 +273,65 @@ def manifest(version: Version) -> Manifest:
     """One tensor whose bytes change with every step."""
     tensor = TensorInfo("weight", (1,), "F32", str(version.step), 4)
     return Manifest(version, "full", (tensor,), "", fingerprint=combined_fingerprint((tensor,)))
+
+
+# -- live weights: nothing is stored, those who come together hand over and take ------------------------------------
+
+MEETING: dict[Version, list[asyncio.Future[None]]] = {}
+"""Engines that stand at the door, by the version that they want."""
+
+
+class PuppetLiveTransport(PuppetTransport):
+    """Is had only while the trainer hands it out."""
+
+    live: ClassVar[bool] = True
+
+
+class PuppetLiveTrainer(PuppetTrainer):
+    """Hands out what it published last, and refuses once an update has changed it."""
+
+    _moved = False
+
+    def finish_update(self, denominators: Mapping[str, float]) -> UpdateResult:
+        self._moved = True
+        return super().finish_update(denominators)
+
+    async def publish(  # type: ignore[override]
+        self, version: Version, transport: Chosen, location: str, payload: Payload = "full", base: str = ""
+    ) -> Manifest:
+        sent = await super().publish(version, transport, location, payload, base)
+        self._moved = False
+        return replace(sent, live=True)
+
+    async def transfer(  # type: ignore[override]
+        self, manifest: Manifest, transport: Chosen, receivers: int, wait_s: float
+    ) -> int:
+        if self._moved or manifest.version.step != self._step:
+            raise ValueError(f"transfer: these weights are no longer {manifest.version}")
+        guests, deadline = MEETING.setdefault(manifest.version, []), asyncio.get_running_loop().time() + wait_s
+        while len(guests) < receivers and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(self.options.publish_s)
+        seated = [guest for guest in guests if not guest.done()]
+        for guest in seated:
+            guest.set_result(None)
+        guests.clear()
+        return len(seated)
+
+
+class PuppetLiveEngine(PuppetEngine):
+    """Takes what is handed out, and comes again where nobody does."""
+
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        in_flight_updates=True, seeds=True, transports=frozenset({"puppet-live-transport"})
+    )
+
+    async def update_weights(self, manifest: Manifest, transport: Chosen) -> Receipt:
+        seat: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        MEETING.setdefault(manifest.version, []).append(seat)
+        try:
+            async with asyncio.timeout(5.0):
+                await seat
+        except TimeoutError:
+            raise ComeAgain(f"{manifest.version}: nobody hands it out now; come again") from None
+        return await super().update_weights(manifest, transport)

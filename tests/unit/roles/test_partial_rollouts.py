@@ -13,6 +13,7 @@ import pytest
 
 from relax_core.api.bus import Sealed
 from relax_core.api.errors import InfrastructureError
+from relax_core.api.events import SamplesScored
 from relax_core.bus.report import statistics
 from tests.unit.roles.test_schedule import SAMPLES, Theatre, stragglers, whole
 
@@ -109,3 +110,15 @@ def test_the_length_of_what_was_dropped_half_done_is_told(tmp_path: Path, rule: 
     assert sum(lengths.values()) == played.account.dropped[reason]
     assert lengths.get(-1, 0) <= 8, "but for what the end of the run left no time to tell"
     assert max(lengths) >= 32 > min(length for length in lengths if length > 0), "the long were dropped with the short"
+
+
+def test_a_slow_verdict_holds_back_only_its_own_group(tmp_path: Path) -> None:
+    slow = {"rewards": ["puppet-slow-reward"], "max_staleness": "unbounded", "algorithm": {"name": "grpo"}}
+    played = Theatre(tmp_path, steps=STEPS, **slow).play()
+    assert played.account.balanced
+    scored = [
+        record["group_id"] for event in played.events if isinstance(event, SamplesScored) for record in event.samples
+    ]
+    assert scored != sorted(scored), "groups of a later start came first"
+    plain = Theatre(tmp_path / "plain", steps=STEPS, max_staleness="unbounded").play()
+    assert played.seconds < plain.seconds + 15.0, "verdicts are awaited beside each other"

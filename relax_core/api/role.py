@@ -160,8 +160,11 @@ class Context(Protocol):
         """A component of an installed plugin."""
         ...
 
-    def waiting(self, reason: str, owed_by: str, deadline_s: float) -> AbstractContextManager[Wait]:
-        """Say what is waited for, by whom it is owed and until when; `relax why` prints it."""
+    def waiting(
+        self, reason: str, owed_by: str, deadline_s: float, holds: bool = False
+    ) -> AbstractContextManager[Wait]:
+        """Say what is waited for, by whom it is owed and until when; `relax why` prints it. `holds`: what else the role
+        has begun stands still meanwhile, and its time is the wait's."""
         ...
 
     def working(self, what: str) -> AbstractContextManager[None]:

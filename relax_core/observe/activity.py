@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from relax_core.api.clock import Clock
 from relax_core.api.status import Span, SpanKind
@@ -25,6 +25,8 @@ class _State:
     kind: SpanKind
     name: str
     owed_by: str = ""
+    holds: bool = field(default=False, compare=False)
+    """Nothing else goes on meanwhile."""
 
 
 class Activity:
@@ -66,11 +68,11 @@ class Activity:
             yield
 
     @contextmanager
-    def span(self, kind: SpanKind, name: str, owed_by: str = "") -> Iterator[None]:
-        """Something that lasts from entry to exit."""
+    def span(self, kind: SpanKind, name: str, owed_by: str = "", holds: bool = False) -> Iterator[None]:
+        """Something that lasts from entry to exit. `holds`: no work goes on meanwhile, whatever sections are open."""
         self._numbers += 1
         number = self._numbers
-        self._open[number] = _State(kind, name, owed_by)
+        self._open[number] = _State(kind, name, owed_by, holds)
         self._turn()
         try:
             yield
@@ -91,6 +93,8 @@ class Activity:
             self._now = state
 
     def _state(self) -> _State | None:
+        if held := next((state for state in self._open.values() if state.holds), None):
+            return held
         for kind in _FIRST:
             if found := next((state for state in self._open.values() if state.kind == kind), None):
                 return found

@@ -7,6 +7,7 @@ import asyncio
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -58,21 +59,21 @@ class RoleContext:
         self._going.set()
         self._stopping = False
         owner = owner_of(role, incarnation)
-        self._client = TurnClient(turns or TurnBoard(clock), owner, self.plan.shared, self.waiting)
+        self._client = TurnClient(turns or TurnBoard(clock), owner, self.plan.shared, partial(self.waiting, holds=True))
         self.turns: Turns = self._client
 
     def build(self, chosen: Chosen) -> Any:
         return self._catalogue.build(chosen)
 
     @contextmanager
-    def waiting(self, reason: str, owed_by: str, deadline_s: float) -> Iterator[Wait]:
+    def waiting(self, reason: str, owed_by: str, deadline_s: float, holds: bool = False) -> Iterator[Wait]:
         now = self.clock.now()
         since, ended = self._waited.get((reason, owed_by), (now, now))
         again = since < now <= ended + AGAIN_S
         wait = Wait(self.role, reason, owed_by, since if again else now, now + deadline_s, again)
         self._waits[id(wait)] = wait
         try:
-            with self._activity.span("wait", reason, owed_by):
+            with self._activity.span("wait", reason, owed_by, holds):
                 yield wait
         finally:
             del self._waits[id(wait)]

@@ -100,3 +100,14 @@ def test_spans_are_in_order_and_never_overlap(moves):
     spans += role.take()
     assert all(one.end <= other.start for one, other in zip(spans, spans[1:], strict=False))
     assert all(100.0 <= span.start < span.end <= clock.at for span in spans)
+
+
+def test_a_wait_that_holds_all_work_is_no_work_though_sections_are_open():
+    clock = HandClock()
+    role = lane(clock)
+    with role.section("generating"):
+        clock.at += 1
+        with role.span("wait", "the devices", "actor", holds=True):
+            clock.at += 2
+        clock.at += 1
+    assert told(role) == [("work", "generating", 0, 1), ("wait", "the devices", 1, 3), ("work", "generating", 3, 4)]

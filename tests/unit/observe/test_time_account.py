@@ -68,7 +68,7 @@ def test_a_role_that_died_holds_no_step_back_for_long_and_one_that_ended_not_at_
     account = TimeAccount()
     account.told(TimeSpent("rollout", 1.0, ()))
     account.told(TimeSpent("advantages", 1.0, (), over=True))
-    account.told(TimeSpent("actor", 10.0, (work("actor", 0.0, 10.0),)))
+    account.told(TimeSpent("actor", 4.0 + PATIENCE_S, (work("actor", 0.0, 4.0 + PATIENCE_S),)))
     account.stepped(1, 5.0, 5.0)
     assert list(account.take()) == []
     account.told(TimeSpent("actor", 5.0 + PATIENCE_S, ()))

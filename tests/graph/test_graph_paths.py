@@ -132,3 +132,14 @@ def test_log_probs_agree_over_turns_with_observations_between_them(relax: Relax,
     run = open_run(tmp_path / "run")
     samples = [sample for step in run.sample_steps() for sample in run.samples(step)]
     assert any(len(sample.get("messages", ())) > 4 for sample in samples)
+
+
+def test_colocated_roles_take_turns(relax: Relax, tiny: Path, tmp_path: Path, runner: str) -> None:
+    """Engines, actor and reference on one device; what is half generated at the trainer's turn goes on after it."""
+    settings = ("placement=colocate", "max_staleness=1", "algorithm.kl_coef=0.1", "eval.every=2")
+    run = tmp_path / "run"
+    ran = relax("train", tiny / "recipe.toml", *SMALL, *settings, "--runner", runner, "--run-dir", run, "--json")
+    metrics = trained(ran, run)
+    assert max(metrics.column("lag/max")) <= 1
+    assert len(metrics.column("time/wait_turn_s")) == len(metrics.column("memory/freed_bytes")) == 4
+    assert "take turns on cpu:0" in relax("graph", tiny / "recipe.toml", *settings).out

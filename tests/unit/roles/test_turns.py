@@ -15,6 +15,9 @@ from tests.unit.roles.theatre import Performance, Span, Theatre
 
 STEPS = 6
 SAMPLES = STEPS * 4 * 4
+CPU = {"mode": "colocate"}
+GPU = {**CPU, "rollout": {"gpus_per_engine": 1}, "actor": {"gpus_per_rank": 1}, "reference": {"gpus_per_rank": 1}}
+"""There also weights sleep: engines load them, and start anew, in their own turns only."""
 REFERENCE = {"algorithm": {"name": "grpo", "kl_coef": 0.1}}
 
 
@@ -30,9 +33,10 @@ def training(played: Performance) -> list[Span]:
     return [*played.of("actor-rank", "accumulate"), *played.of("actor-rank", "publish")]
 
 
+@pytest.mark.parametrize("placement", [CPU, GPU], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("staleness", [0, 1, 2])
-def test_colocated_roles_never_work_at_the_same_time(tmp_path: Path, staleness: int) -> None:
-    played = theatre(tmp_path, placement="colocate", max_staleness=staleness, **REFERENCE).play()
+def test_colocated_roles_never_work_at_the_same_time(tmp_path: Path, staleness: int, placement: Any) -> None:
+    played = theatre(tmp_path, placement=placement, max_staleness=staleness, **REFERENCE).play(at_most_s=1e3)
     assert played.account.trained == SAMPLES and played.account.balanced
     assert max(played.metric("lag/max")) <= staleness
     generating, reference = played.of("engine", "generate"), played.of("reference-rank", "forward")
@@ -43,7 +47,7 @@ def test_colocated_roles_never_work_at_the_same_time(tmp_path: Path, staleness: 
 
 def test_partial_rollouts_are_carried_over_a_turn_of_the_trainer(tmp_path: Path) -> None:
     longest = {"engine": {"name": "puppet-engine", "longest": 64}, "rollout": {"max_new_tokens": 64}}
-    played = theatre(tmp_path, placement="colocate", max_staleness=1, **longest).play()
+    played = theatre(tmp_path, placement="colocate", max_staleness=1, **longest).play(at_most_s=1e3)
     assert played.account.trained == SAMPLES and not played.account.dropped
     assert 1 in played.metric("lag/max")
 
@@ -53,7 +57,7 @@ def test_partial_rollouts_are_carried_over_a_turn_of_the_trainer(tmp_path: Path)
     [("hybrid", False), ("async", True), ({"mode": "hybrid", "reference": {"share": "own"}}, True)],
 )
 def test_the_reference_waits_for_the_trainer_only_where_they_share(tmp_path: Path, placement: Any, alone: bool) -> None:
-    played = theatre(tmp_path, placement=placement, **REFERENCE).play()
+    played = theatre(tmp_path, placement=placement, **REFERENCE).play(at_most_s=1e3)
     assert played.account.trained == SAMPLES
     reference = played.of("reference-rank", "forward")
     assert reference and (alone or together(reference, training(played)) == [])
@@ -63,20 +67,25 @@ def test_the_reference_waits_for_the_trainer_only_where_they_share(tmp_path: Pat
 
 def test_an_evaluation_has_its_turn_too(tmp_path: Path) -> None:
     evaluated = {"eval": {"every": 1, "size": 4}}
-    played = theatre(tmp_path, placement="colocate", max_staleness=1, **evaluated).play()
+    played = theatre(tmp_path, placement="colocate", max_staleness=1, **evaluated).play(at_most_s=1e3)
     assert played.account.trained == SAMPLES
     assert together(played.of("engine", "generate"), training(played)) == []
 
 
-def test_an_engine_that_dies_in_its_turn_keeps_nobody_waiting(tmp_path: Path) -> None:
+@pytest.mark.parametrize("placement", [CPU, GPU], ids=["cpu", "gpu"])
+def test_an_engine_that_dies_in_its_turn_keeps_nobody_waiting(tmp_path: Path, placement: Any) -> None:
     async def kill(played: Theatre) -> None:
         while not any(span.method == "accumulate" for span in played.workers.spans):
             await asyncio.sleep(0.1)
         await asyncio.sleep(2.0)
         await played.workers.alive["engine-0"].kill()
 
-    two = {"mode": "colocate", "rollout": {"engines": 2}}
-    played = theatre(tmp_path, placement=two, max_staleness=1).play(kill)
+    two = {
+        **placement,
+        "rollout": {**placement.get("rollout", {}), "engines": 2},
+        "actor": {**placement.get("actor", {}), "ranks": 2},
+    }
+    played = theatre(tmp_path, placement=two, max_staleness=1).play(kill, at_most_s=1e3)
     assert played.account.trained == SAMPLES
     assert any(isinstance(event, RoleRecovered) for event in played.events)
 

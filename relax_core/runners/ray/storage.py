@@ -54,6 +54,9 @@ class StorageActor:
     async def _get(
         self, keys: Sequence[int], columns: Sequence[str], part: Cut | None
     ) -> tuple[Blocks, Mapping[tuple[int, str], Any]]:
+        for key in keys:
+            if key in self._owning:
+                await self._owning[key]
         if part is None:
             found = await self._store.get(keys, columns)
             return found, {at: self._owned[at] for at in _places(found) if at in self._owned}

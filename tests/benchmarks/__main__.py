@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m tests.benchmarks NAME [options]` runs one benchmark; `tox -e bench -- NAME` in an environment of its own."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+NAMES = ("bus", "weights", "overhead")
+
+
+def main() -> int:
+    if len(sys.argv) < 2 or sys.argv[1] not in NAMES:
+        print(f"usage: python -m tests.benchmarks {{{','.join(NAMES)}}} [--help]", file=sys.stderr)
+        return 2
+    name = sys.argv.pop(1)
+    importlib.import_module(f"tests.benchmarks.{name}").main()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Live weights under virtual time: the actor waits for rows, engines for weights, and neither for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from relax_core.api.events import RoleFailed, RoleRecovered, WeightsPublished
+from tests.unit.roles.theatre import Performance, Theatre
+
+STEPS, SAMPLES = 12, 16
+LIVE: dict[str, Any] = {
+    "steps": STEPS, "weights": "puppet-live-transport", "trainer": "puppet-live-trainer", "engine": "puppet-live-engine",
+}  # fmt: skip
+TWO = {"mode": "hybrid", "rollout": {"engines": 2}}
+
+
+def whole(played: Performance, staleness: int) -> None:
+    assert [step.step for step in played.steps] == list(range(1, STEPS + 1))
+    assert all(0 <= lag <= staleness for lag in played.metric("lag/max"))
+    assert played.account.trained == STEPS * SAMPLES
+    assert played.account.balanced, played.account.problem
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+@pytest.mark.parametrize("placement", ["hybrid", "colocate", TWO])
+def test_every_engine_has_every_version_from_the_trainers_memory(
+    tmp_path: Path, staleness: int, placement: Any
+) -> None:
+    played = Theatre(tmp_path, **LIVE, placement=placement, max_staleness=staleness).play()
+    whole(played, staleness)
+    published = [event for event in played.events if isinstance(event, WeightsPublished)]
+    assert [event.version.step for event in published] == list(range(1, STEPS + 1))
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("seed", range(2))
+def test_engines_that_die_at_any_time_are_served_while_the_actor_waits_for_rows(
+    tmp_path: Path, seed: int, staleness: int
+) -> None:
+    """Also the only one: then the actor waits for its rows, and it for the actor's weights."""
+    random, engines = Random(seed), 1 + seed % 2
+
+    async def deaths(theatre: Theatre) -> None:
+        while True:
+            await asyncio.sleep(random.uniform(0.0, 9.0))
+            await theatre.workers.alive[f"engine-{random.randrange(engines)}"].kill()
+
+    placement = {"mode": "hybrid", "rollout": {"engines": engines}}
+    played = Theatre(tmp_path, **LIVE, placement=placement, max_staleness=staleness).play(deaths, at_most_s=2e3)
+    whole(played, staleness)
+    assert any(isinstance(event, RoleRecovered) for event in played.events)
+    assert not any(event.fatal for event in played.events if isinstance(event, RoleFailed))
+
+
+def test_an_engine_that_dies_while_the_weights_come_is_replaced_and_served_alone(tmp_path: Path) -> None:
+    played = Theatre(tmp_path, **LIVE, placement=TWO, max_staleness=1).play(_kill_in_update, at_most_s=2e3)
+    whole(played, 1)
+    assert any(isinstance(event, RoleFailed) for event in played.events)
+
+
+async def _kill_in_update(theatre: Theatre) -> None:
+    meeting = theatre.catalogue.target("trainer", "puppet-live-trainer").transfer.__globals__["MEETING"]
+    for _ in range(3):
+        while not any(meeting.values()):
+            await asyncio.sleep(0.01)
+        await theatre.workers.alive["engine-1"].kill()
+        await asyncio.sleep(5.0)

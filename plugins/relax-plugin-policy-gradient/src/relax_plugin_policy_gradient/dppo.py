@@ -6,7 +6,8 @@
     D_t = |p_t - behaviour_t| (tv), or the kl of the two-point distributions (this token, any other)
 
 The trust region is one of probabilities, not of their ratio, which is volatile for rare tokens and lenient with likely
-ones; it is taken to the policy that sampled. The top-k approximations need distributions that engines do not give.
+ones; it is taken to the policy that sampled. The authors' code also bounds the ratio, at 20,
+which is left out. The top-k approximations need distributions that engines do not give.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     and GRPO's clipped surrogate
 
 Adding rewards first, as GRPO does, gives equal advantages to different combinations; each is normalised in its group
-before. The batch's statistics turn streaming off.
+before. The batch's mean and std are over samples, as the paper writes (verl's over tokens); they turn streaming off.
 """
 
 from __future__ import annotations

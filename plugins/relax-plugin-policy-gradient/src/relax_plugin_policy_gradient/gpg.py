@@ -4,7 +4,8 @@
     J = E[ 1/(sum_i |o_i|) sum_i sum_t log p_it alpha A_i ],   A_i = (r_i - mean(r)) / F_norm, F_norm = 1
     alpha = B / (B - M): B samples in the batch, M of them in groups whose rewards are all equal
 
-alpha makes up for samples without a gradient, which the mean still counts. It belongs to the batch, so streaming is off.
+alpha makes up for samples without a gradient, which the mean still counts (verl counts samples with reward 0 in its place).
+It belongs to the batch, so streaming is off.
 """
 
 from __future__ import annotations

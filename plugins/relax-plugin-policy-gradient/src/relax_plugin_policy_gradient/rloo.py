@@ -4,7 +4,7 @@
     gradient of J = E[ 1/k sum_i (R_i - 1/(k-1) sum_{j != i} R_j) grad log p(y_i | x) ]
 
 The whole answer is one action: log p(y | x) is the sum over its tokens. The paper takes the divergence from the reference
-off the reward: `reward_kl_coef`.
+off the reward: `reward_kl_coef`. (TRL's clips the ratio of the sequence as PPO does; the paper argues against it.)
 """
 
 from __future__ import annotations

@@ -104,9 +104,7 @@ def publish(
     return seconds, manifest
 
 
-def measure(
-    name: str, megabytes: int, versions: tuple[Tensors, Tensors, float], options: argparse.Namespace
-) -> list[report.Row]:
+def measure(name: str, versions: tuple[Tensors, Tensors, float], options: argparse.Namespace) -> list[report.Row]:
     before, after, changed = versions
     sender, taker = _build(name), _build(name)
     size = sum(array.nbytes for _, array, _ in before)

@@ -318,6 +318,21 @@ class PuppetLiveTrainer(PuppetTrainer):
         guests.clear()
         return len(seated)
 
+    async def load_published(self, manifest: Manifest, transport: Chosen) -> None:  # type: ignore[override]
+        await stand_at_the_door(manifest)
+        super().load_published(manifest, transport)
+
+
+async def stand_at_the_door(manifest: Manifest) -> None:
+    """Until it is handed out; ComeAgain where nobody does."""
+    seat: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    MEETING.setdefault(manifest.version, []).append(seat)
+    try:
+        async with asyncio.timeout(5.0):
+            await seat
+    except TimeoutError:
+        raise ComeAgain(f"{manifest.version}: nobody hands it out now; come again") from None
+
 
 class PuppetLiveEngine(PuppetEngine):
     """Takes what is handed out, and comes again where nobody does."""
@@ -327,11 +342,5 @@ class PuppetLiveEngine(PuppetEngine):
     )
 
     async def update_weights(self, manifest: Manifest, transport: Chosen) -> Receipt:
-        seat: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        MEETING.setdefault(manifest.version, []).append(seat)
-        try:
-            async with asyncio.timeout(5.0):
-                await seat
-        except TimeoutError:
-            raise ComeAgain(f"{manifest.version}: nobody hands it out now; come again") from None
+        await stand_at_the_door(manifest)
         return await super().update_weights(manifest, transport)

@@ -71,3 +71,10 @@ async def _kill_in_update(theatre: Theatre) -> None:
             await asyncio.sleep(0.01)
         await theatre.workers.alive["engine-1"].kill()
         await asyncio.sleep(5.0)
+
+
+def test_a_forward_role_of_its_own_takes_live_weights_too(tmp_path: Path) -> None:
+    several = {"placement": "async", "batch": {"updates_per_step": 2}}
+    played = Theatre(tmp_path, **LIVE, max_staleness=1, **several).play(at_most_s=2e3)
+    whole(played, 1)
+    assert len(played.of("actor-fwd", "load_published")) >= STEPS // 3

@@ -91,6 +91,8 @@ def test_on_a_cluster_its_servers_are_actors_that_a_copy_reaches_and_a_dead_one_
     script = Path(__file__).with_name("on_actors.py")
     environment = {**os.environ, "RAY_AUTH_MODE": "disabled"}
     environment.pop("RAY_ADDRESS", None)
-    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=180)
+    done = subprocess.run(
+        [sys.executable, script], env=environment, capture_output=True, text=True, timeout=180, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("bus transferqueue: get of 1 blocks")

@@ -136,7 +136,7 @@ class _Frame:
 
 def nice_ticks(low: float, high: float, wanted: int = 4) -> list[float]:
     """Round numbers that enclose a range."""
-    if high - low < 1e-12 * max(abs(high), 1.0):
+    if high - low < 1e-9 * max(abs(high), 1.0):  # a difference of rounding is none
         low, high = low - (abs(low) * 0.5 or 0.5), high + (abs(high) * 0.5 or 0.5)
     rough = (high - low) / wanted
     power = 10.0 ** math.floor(math.log10(rough))

@@ -99,6 +99,7 @@ def test_long_runs_make_light_pages(tmp_path, write_run):
 def test_ticks_are_round_and_enclose():
     assert nice_ticks(0.31, 0.79) == [0.2, 0.4, 0.6, 0.8]
     assert nice_ticks(0, 0)[0] < 0 < nice_ticks(0, 0)[-1]
+    assert nice_ticks(0.248046875, 0.248046875 + 2e-12)[-1] > 0.25, "a difference of rounding is none"
     for low, high in ((-3.2, 1e5), (0.9999, 1.0), (5, 5), (-1e-9, 1e-9)):
         ticks = nice_ticks(low, high)
         assert ticks[0] <= low + 1e-12 and ticks[-1] >= high - 1e-12 and 2 <= len(ticks) <= 8

@@ -171,6 +171,8 @@ class Devices(RuleBasedStateMachine):
         for order in orders:
             if order.what in ("sleep", "wake"):
                 if order.what == "wake":  # from now on it may be awake
+                    around = [other for other in self.open if self.lives[other.name] & self.lives[order.name]]
+                    assert all(other.what == "wake" for other in around)
                     self.awake[order.name] |= set(order.parts)
                 self.open.append(order)
             elif order.what == "wanted":

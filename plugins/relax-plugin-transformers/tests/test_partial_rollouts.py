@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pool over the real engine: weights land and engines die in mid-generation, and every token is what its version says."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+
+from relax_core.api.clock import SystemClock
+from relax_core.api.engine import Capabilities, Delta, EngineSpec
+from relax_core.api.trainer import Chosen
+from relax_core.api.version import Version
+from relax_core.api.weights import Manifest, Receipt
+from relax_core.api.worker import WorkerSpec
+from relax_core.rollout.completion import Completion, GenerateCall
+from relax_core.rollout.engine_slot import EngineSlot
+from relax_core.rollout.pool import EnginePool, Sampling
+from relax_core.runners.local.workers import LocalWorkers
+from relax_core.testing.engine import PROMPTS
+from relax_core.testing.engine_lab import CONTEXT, DISK, tensors_of, tiny_qwen3
+from relax_core.testing.engine_truth import agrees
+from relax_core.weights.files import Disk
+
+ENGINE = Chosen("engine", "transformers", {"deltas_every": 2, "device": "cpu"})
+LONG = 80
+ROUNDS = 20
+"""A tiny model may be done before the weights land; then it is asked again."""
+
+
+class Stage:
+    """A pool with one engine, and two models that take turns as its weights: step s is of folder s % 2."""
+
+    def __init__(self, folder: Path, can: Capabilities) -> None:
+        self.folders = [tiny_qwen3(str(folder / str(seed)), seed) for seed in (1, 2)]
+        self.location, self.step = str(folder / "weights"), 0
+        self.workers = LocalWorkers()
+        spec = EngineSpec({"path": self.folders[0], "dtype": "float32"}, CONTEXT)
+        slot = EngineSlot("engine-0", ENGINE, spec, WorkerSpec("engine-0", ENGINE), self.workers, can)
+        self.pool = EnginePool([slot], SystemClock(), self, self._tell)
+
+    async def bring(self, slot: EngineSlot, manifest: Manifest, transport: Chosen) -> Receipt:
+        """The pool's feed: what it was told of, believed."""
+        receipt = await slot.update(manifest, transport)
+        slot.version = manifest.version
+        return receipt
+
+    async def forget(self, slot: EngineSlot) -> None:
+        """Nobody remembers."""
+
+    async def _tell(self, what: str, detail: str, seconds: float) -> None:
+        """Nobody listens."""
+
+    async def publish(self) -> None:
+        self.step += 1
+        manifest: Manifest = Disk().send(
+            Version("actor", 0, self.step), "full", "", tensors_of(self.folders[self.step % 2]), self.location
+        )
+        await self.pool.update(manifest, DISK)
+
+    async def kill(self) -> None:
+        os.kill(self.pool.facts()["engine-0"]["pid"], signal.SIGKILL)
+
+    async def sample(self, disturb: Callable[[], object]) -> list[Completion]:
+        """Completions of all prompts, disturbed when the first tokens are there."""
+        begun = asyncio.Event()
+
+        def watch(tokens: Sequence[int]) -> bool:
+            begun.set()
+            return False
+
+        generate = self.pool.generator(Sampling(1.0))
+        calls = [GenerateCall(prompt, LONG, seed=seed, watch=watch) for seed, prompt in enumerate(PROMPTS)]
+        asked = asyncio.gather(*(generate(call) for call in calls))
+        await begun.wait()
+        await disturb()  # type: ignore[misc]
+        return list(await asked)
+
+    def holds(self, prompt: tuple[int, ...], got: Completion) -> None:
+        """Each run of tokens of one version is what a plain forward of that version gives."""
+        assert len(got.tokens) == len(got.log_probs) == len(got.versions) == LONG
+        tokens = zip(got.versions, got.tokens, got.log_probs, strict=True)
+        for version, run in groupby(tokens, key=lambda token: token[0]):
+            _, ids, log_probs = zip(*run, strict=True)
+            agrees(self.folders[version % 2], prompt, Delta("", ids, log_probs, version, version))
+            prompt += ids
+
+
+@pytest.mark.parametrize("can", [Capabilities(in_flight_updates=True), Capabilities()], ids=["in-flight", "let-go"])
+async def test_a_publish_in_mid_generation_changes_the_tokens_after_it_and_no_other(
+    tmp_path: Path, can: Capabilities
+) -> None:
+    stage = Stage(tmp_path, can)
+    await stage.pool.start()
+    try:
+        mixed = 0
+        for _ in range(ROUNDS):
+            for prompt, got in zip(PROMPTS, await stage.sample(stage.publish), strict=True):
+                stage.holds(prompt, got)
+                mixed += len(set(got.versions)) > 1
+            if mixed:
+                break
+        assert mixed
+    finally:
+        await stage.pool.close()
+        await stage.workers.close()
+
+
+async def test_what_a_killed_engine_had_sampled_is_gone_on_with_by_its_successor(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, Capabilities(in_flight_updates=True))
+    await stage.pool.start()
+    try:
+        undisturbed = await stage.sample(lambda: asyncio.sleep(0))
+        for prompt, got, whole in zip(PROMPTS, await stage.sample(stage.kill), undisturbed, strict=True):
+            stage.holds(prompt, got)
+            assert got.tokens == whole.tokens, "same seed, same tokens, wherever it was cut"
+    finally:
+        await stage.pool.close()
+        await stage.workers.close()

@@ -66,6 +66,16 @@ def test_a_turn_puts_others_to_sleep_before_it_wakes_its_holders() -> None:
     assert stage.told[-1].freed_bytes == 7
 
 
+def test_nobody_wakes_before_the_others_sleep() -> None:
+    stage = Stage(rollout=BOTH, actor=BOTH)
+    stage.ask("g", "rollout", BOTH, {"rollout": ENGINE})
+    stage.arbiter.let_go("rollout", "g", 1.0)
+    stage.arbiter.ask(Request("t", "actor", BOTH, "train", {"actor": TRAINER}, 9.0), 1.0)
+    assert [(order.what, order.name) for order in stage.arbiter.orders] == [("sleep", "rollout")]
+    stage.obey()
+    assert stage.news("t") == ["granted"]
+
+
 def test_the_same_holder_again_costs_nothing() -> None:
     stage = Stage(rollout=BOTH, actor=BOTH)
     stage.ask("one", "rollout", BOTH, {"rollout": ENGINE})

@@ -127,6 +127,6 @@ class Logged:
 
 
 Event = (
-    RunStarted | SamplesScored | StepFinished | StepMeasured | TimeSpent | RolloutMeasured | WeightsPublished | CheckpointSaved | EvalFinished
-    | RoleFailed | RoleRecovered | RunFinished | Logged
+    RunStarted | SamplesScored | StepFinished | StepMeasured | TimeSpent | RolloutMeasured | WeightsPublished
+    | CheckpointSaved | EvalFinished | RoleFailed | RoleRecovered | RunFinished | Logged
 )  # fmt: skip

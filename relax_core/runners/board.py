@@ -32,7 +32,7 @@ class BoardService:
         self._beats: dict[str, Beat] = {}
         self._events: deque[tuple[int, Event]] = deque(maxlen=KEPT_EVENTS)
         self._spent: deque[tuple[int, Event]] = deque(maxlen=KEPT_EVENTS)
-        """Beside the others: every beat brings one, and no other is pushed out by that."""
+        """Beside the others: every beat brings one, which pushes no other out and wakes no reader: it goes along."""
         self._commands: dict[str, list[Command]] = {}
         self._numbers = 0
         self._changed = asyncio.Event()
@@ -40,7 +40,7 @@ class BoardService:
     async def beat(self, beat: Beat) -> None:
         told = self._clocks.translate(beat, self._clock.now())
         self._beats[beat.role] = replace(told, spans=())
-        if told.sent:
+        if beat.sent:
             self._tell(self._spent, TimeSpent(told.role, told.sent, told.spans, told.state in ("stopped", "failed")))
 
     async def beats(self) -> tuple[Beat, ...]:
@@ -50,16 +50,16 @@ class BoardService:
         if isinstance(event, StepFinished):
             event = replace(event, at=self._clock.now())
         self._tell(self._events, event)
+        self._notify()
 
     def _tell(self, kept: deque[tuple[int, Event]], event: Event) -> None:
         self._numbers += 1
         kept.append((self._numbers, event))
-        self._notify()
 
     async def events(self, after: int, wait_s: float) -> tuple[tuple[int, Event], ...]:
         # Not `_numbers`, which commands raise too: a reader would never wait, nor let anyone else go on.
         kinds = (self._events, self._spent)
-        await self._until(lambda: any(kind and kind[-1][0] > after for kind in kinds), wait_s)
+        await self._until(lambda: bool(self._events) and self._events[-1][0] > after, wait_s)
         return tuple(merge(*([each for each in kind if each[0] > after] for kind in kinds), key=itemgetter(0)))
 
     async def command(self, role: str, name: CommandName, argument: str = "") -> None:

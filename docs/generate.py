@@ -165,10 +165,11 @@ algorithm adds or sets otherwise. Every one is tested against plain loops over n
 **Corrections.** A token may have been sampled by older weights, or by an engine that rounds otherwise. By default every
 algorithm weighs it by `min(w, 2)`, w the policy that starts the step over the one that sampled (truncated importance
 sampling within the decoupled objective); without lag w is 1 apart from rounding. `correction = "mask"` drops what lies
-outside a band (IcePop with 0.5 and 5), `"behaviour"` takes the ratio to the policy that sampled, so that the clip bounds the
-lag too, and `"none"` does nothing. With `top_p` below 1 an engine's log-probs are of the distribution it drew from, so w
-corrects for that as well, as far as a token could be drawn at all. `policy/importance_weight`, `..._max` and
-`policy/importance_clipped` show what it does; [benchmarks](benchmarks.md) have what it is worth.
+outside a band (IcePop with 0.5 and 5), `"reject"` does so and weighs nothing, `"behaviour"` takes the ratio to the policy that
+sampled, so that the clip bounds the lag too, and `"none"` does nothing. With `top_p` below 1 an engine's log-probs are of the
+distribution it drew from, so w corrects for that as well, as far as a token could be drawn at all. The metrics
+`policy/importance_weight`, `..._max` and `policy/importance_clipped` show what it does; [benchmarks](benchmarks.md) have what
+it is worth.
 
 **Not here yet.** ReMax needs a greedy sample of every task, which no role gives. M2PO masks by a statistic of the whole
 batch at the policy in training, for which the loss, which sees one chunk, has no pass. PPO needs the critic."""

@@ -40,6 +40,8 @@ from relax_core.learn.aggregation import DENOMINATOR, Aggregation
 if TYPE_CHECKING:
     from torch import Tensor
 
+WEIGHS = ("truncate", "mask", "reject")
+"""Corrections that weigh a token by the step's start over what sampled."""
 Sums = dict[str, tuple["Tensor", "Tensor"]]
 
 
@@ -52,16 +54,16 @@ class PolicyGradientOptions(Options):
     (`trajectory`)."""
     fixed_length: int = Field(0, ge=0)
     """Tokens that every sequence counts as, with `aggregation = "fixed"`."""
-    correction: Literal["truncate", "mask", "behaviour", "none"] = "truncate"
+    correction: Literal["truncate", "mask", "reject", "behaviour", "none"] = "truncate"
     """For samples of an older version or of an engine that rounds otherwise: weigh by `min(w, cap)`, w the step's starting
-    policy over the one that sampled (`truncate`); by w, 0 outside `floor .. cap` (`mask`); take the ratio to the policy
-    that sampled, so that its clip bounds the lag as well (`behaviour`); or nothing."""
+    policy over the one that sampled (`truncate`); by w, 0 outside `floor .. cap` (`mask`); by 1 there (`reject`); take the
+    ratio to the policy that sampled, so that its clip bounds the lag as well (`behaviour`); or nothing."""
     correction_level: Literal["token", "sequence", "geometric"] = "token"
     """w of the token, of its sequence (the product), or the sequence's geometric mean."""
     correction_cap: float = Field(2.0, gt=0.0)
-    """Largest w; with `mask` those above it count nothing."""
+    """Largest w; with `mask` and `reject` those above it count nothing."""
     correction_floor: float = Field(0.0, ge=0.0)
-    """With `mask`: a w below it counts nothing. IcePop is `mask` with 0.5 and a cap of 5."""
+    """With `mask` and `reject`: a w below it counts nothing. IcePop is `mask` with 0.5 and a cap of 5."""
     sequence_mask_delta: float = Field(0.0, ge=0.0)
     """Leave out sequences with a negative advantage whose mean log of behaviour over policy is above this; 0: none."""
     kl_coef: float = Field(0.0, ge=0.0)
@@ -83,10 +85,13 @@ class PolicyGradientOptions(Options):
             for name in ("correction_level", "correction_cap"):
                 if getattr(self, name) != type(self).model_fields[name].default:
                     raise ValueError(f'{name}: got {getattr(self, name)} with correction = "{self.correction}"; '
-                                     'it has no effect there, leave it out or use "truncate" or "mask"')  # fmt: skip
-        if self.correction != "mask" and self.correction_floor:
-            raise ValueError(f'correction_floor: got {self.correction_floor}; it only acts with correction = "mask"')
-        if self.correction == "mask" and self.correction_floor >= self.correction_cap:
+                                     'it has no effect there, leave it out or use "truncate"')  # fmt: skip
+        bands = self.correction in ("mask", "reject")
+        if self.correction_floor and not bands:
+            raise ValueError(
+                f'correction_floor: got {self.correction_floor}; it only acts with correction = "mask" or "reject"'
+            )
+        if bands and self.correction_floor >= self.correction_cap:
             raise ValueError(f"correction_floor: got {self.correction_floor}; set it below {self.correction_cap}")
         if self.kl_coef and self.reward_kl_coef:
             raise ValueError(f"reward_kl_coef: got {self.reward_kl_coef} beside kl_coef = {self.kl_coef}; keep one")
@@ -123,7 +128,7 @@ class PolicyGradient(Algorithm[PolicyGradientOptionsT], Generic[PolicyGradientOp
 
     def columns(self) -> frozenset[Column]:
         options, columns = self.options, {ADVANTAGES}
-        weighs = options.correction in ("truncate", "mask")
+        weighs = options.correction in WEIGHS
         if weighs or options.correction == "behaviour" or options.sequence_mask_delta:
             columns.add(ROLLOUT_LOG_PROBS)
         if weighs or (self.has_ratio and options.correction != "behaviour") or self._unbiased:
@@ -196,18 +201,20 @@ class PolicyGradient(Algorithm[PolicyGradientOptionsT], Generic[PolicyGradientOp
         """The correction's weight of each token, and what it did."""
         options, mask = self.options, batch.loss_mask
         weight, metrics = None, Sums()
-        if options.correction in ("truncate", "mask"):
+        if options.correction in WEIGHS:
             old, rollout = batch.column("old_log_probs"), batch.column("rollout_log_probs")
             ratio = learn.importance_ratio(batch, old, rollout, options.correction_level)
             if options.correction == "mask":
                 weight = learn.mask_outside(ratio, options.correction_floor, options.correction_cap)
+            elif options.correction == "reject":
+                weight = learn.within(ratio, options.correction_floor, options.correction_cap).to(ratio.dtype)
             else:
                 weight = learn.truncate(ratio, options.correction_cap)
             count = mask.sum()
             metrics = {
                 "policy/importance_weight": ((weight * mask).sum(), count),
                 "policy/importance_weight_max": ((ratio * mask).max(), count.clamp(max=1)),
-                "policy/importance_clipped": (((weight != ratio) & mask).sum(), count),
+                "policy/importance_clipped": ((((weight == 0) | (ratio > options.correction_cap)) & mask).sum(), count),
             }
         if options.sequence_mask_delta:
             kept = learn.off_policy_sequence_mask(

@@ -30,6 +30,7 @@ CASES = [
     ("gspo", {"clip_low": 0.1, "clip_high": 0.1}),
     ("gspo", {"correction": "mask", "correction_cap": 1.5, "correction_floor": 0.5}),
     ("sapo", {}),
+    ("sapo", {"correction": "reject", "correction_floor": 0.5, "correction_level": "geometric", "correction_cap": 1.5}),
     ("sapo", {"correction": "behaviour", "tau_negative": 1.5}),
     ("cispo", {}),
     ("cispo", {"clip_low": 0.2, "clip_high": 0.2, "kl_coef": 0.1}),

@@ -67,6 +67,8 @@ def test_the_correction_weighs_by_start_over_behaviour():
     sample[0]["rollout"][1] = HALF - math.log(3)  # w = 3
     assert learnt(build("grpo"), sample)[0] == exactly(-2 * A)
     assert learnt(build("grpo", {"correction": "mask"}), sample)[0] == exactly(0)
+    assert learnt(build("grpo", {"correction": "reject"}), sample)[0] == exactly(0)
+    assert learnt(build("grpo", {"correction": "reject", "correction_cap": 4}), sample)[0] == exactly(-A)
     assert learnt(build("grpo", {"correction": "none"}), sample)[0] == exactly(-A)
     assert learnt(build("grpo", {"correction": "behaviour"}), sample)[0] == exactly(-1.2 * A)
 

@@ -70,7 +70,8 @@ def weight(row, t, options):
     w = exp(level[options["correction_level"]]).real
     if options["correction"] == "truncate":
         return min(w, options["correction_cap"])
-    return w if options["correction_floor"] <= w <= options["correction_cap"] else 0.0
+    inside = options["correction_floor"] <= w <= options["correction_cap"]
+    return (w if options["correction"] == "mask" else 1.0) if inside else 0.0
 
 
 def kept(row, t, options):

@@ -31,9 +31,10 @@ class DPPOOptions(PolicyGradientOptions):
     """Total variation or Kullback-Leibler, of the two-point distributions."""
     delta: float = Field(0.15, gt=0.0)
     """Largest divergence at which a step may lead away; 0.05 is the paper's for `kl`."""
-    correction: Literal["truncate", "mask", "behaviour", "none"] = "behaviour"
+    correction: Literal["truncate", "mask", "reject", "behaviour", "none"] = "behaviour"
     """The ratio and the trust region are taken to the policy that sampled (`behaviour`, the paper); the others take them to
-    the step's start, and weigh by the step's start over the policy that sampled (`truncate`, `mask`) or do not (`none`)."""
+    the step's start, and weigh by the step's start over the policy that sampled (`truncate`, `mask`, `reject`) or do
+    not (`none`)."""
 
 
 class DPPO(PolicyGradient[DPPOOptions]):

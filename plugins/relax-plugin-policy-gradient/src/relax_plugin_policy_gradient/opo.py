@@ -25,9 +25,10 @@ class OPOOptions(PolicyGradientOptions):
 
     aggregation: Aggregation = "sum"
     """As in every algorithm: `sequence`, `token`, `sum`, `fixed` or `trajectory`."""
-    correction: Literal["truncate", "mask", "none"] = "truncate"
+    correction: Literal["truncate", "mask", "reject", "none"] = "truncate"
     """For samples of an older version or of an engine that rounds otherwise: weigh by `min(w, cap)`, w the step's starting
-    policy over the one that sampled (`truncate`); by w, 0 outside `floor .. cap` (`mask`); or nothing."""
+    policy over the one that sampled (`truncate`); by w, 0 outside `floor .. cap` (`mask`); by 1 there (`reject`); or
+    nothing."""
 
 
 class OPO(PolicyGradient[OPOOptions]):

@@ -93,6 +93,8 @@ class PolicyGradientOptions(Options):
             )
         if bands and self.correction_floor >= self.correction_cap:
             raise ValueError(f"correction_floor: got {self.correction_floor}; set it below {self.correction_cap}")
+        if not self.kl_coef and self.kl_estimator != type(self).model_fields["kl_estimator"].default:
+            raise ValueError(f"kl_estimator: got {self.kl_estimator} with kl_coef = 0; it only acts above 0")
         if self.kl_coef and self.reward_kl_coef:
             raise ValueError(f"reward_kl_coef: got {self.reward_kl_coef} beside kl_coef = {self.kl_coef}; keep one")
         if self.aggregation == "trajectory" and (self.kl_coef or self.entropy_coef):

@@ -80,6 +80,7 @@ def test_only_bad_sequences_that_are_too_far_are_left_out(batch):
         ({"correction_floor": 0.5}, "correction_floor"),
         ({"correction": "mask", "correction_floor": 2.0}, "correction_floor"),
         ({"kl_coef": 0.1, "reward_kl_coef": 0.1}, "reward_kl_coef"),
+        ({"kl_estimator": "k2"}, "kl_estimator"),
         ({"fixed_length": 5}, "fixed_length"),
         ({"aggregation": "fixed"}, "fixed_length"),
         ({"aggregation": "trajectory", "kl_coef": 0.1}, "aggregation"),

@@ -57,7 +57,7 @@ class Rollout(Role):
         self._deliveries: set[asyncio.Task[None]] = set()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._producer = producer = await Producer.open(context, self._tell)
-        context.doing("ready", engines=producer.facts, held=lambda: len(self._held), groups=producer.oldest,
+        context.doing("ready", engines=producer.facts, held=lambda: len(self._held), under_way=producer.oldest,
                       judging=producer.judging)  # fmt: skip
         self._undisturbed = asyncio.Lock()
         turns = generate_in_turns(context, producer.engines, self._undisturbed)

@@ -70,7 +70,7 @@ def oldest_wait(role: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def _parts(name: str, role: Mapping[str, Any], age: float) -> Iterator[Link]:
     """A rollout with groups under way is waited for because of its oldest one. Nothing where its own wait is why."""
     facts = role.get("facts") or {}
-    groups = facts.get("groups") or ()
+    groups = facts.get("under_way") or ()
     if not groups:
         return
     group = groups[0]

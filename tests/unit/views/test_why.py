@@ -128,7 +128,7 @@ def waiting_for_rollout(facts, *more, waits=(LEAVE,), state="busy"):
 
 
 def test_the_chain_ends_at_the_engine_that_has_been_silent_for_longest():
-    answer = why(waiting_for_rollout({"engines": ENGINES, "groups": [GROUP | {"at": "engines"}]}), RUNNING, 5001.0)
+    answer = why(waiting_for_rollout({"engines": ENGINES, "under_way": [GROUP | {"at": "engines"}]}), RUNNING, 5001.0)
     assert answer.culprit == "engine-1" and answer.ring == ()
     assert list(answer.lines()) == [
         "running, step 7 of 20; 3 waits",
@@ -144,7 +144,7 @@ def test_the_chain_ends_at_the_engine_that_has_been_silent_for_longest():
 
 def test_the_chain_ends_at_the_reward_that_owes_verdicts():
     judging = {"rewards": {"maths": 8}, "for_s": 30.0}
-    facts = {"engines": ENGINES, "groups": [GROUP | {"missing": 0, "at": "rewards"}], "judging": judging}
+    facts = {"engines": ENGINES, "under_way": [GROUP | {"missing": 0, "at": "rewards"}], "judging": judging}
     answer = why(waiting_for_rollout(facts), RUNNING, 5000.0)
     assert answer.culprit == "reward maths"
     assert "reward maths owes 8 verdicts: 30.0 s so far" in list(answer.lines())[3]
@@ -154,7 +154,7 @@ def test_paused_engines_lead_to_whoever_holds_their_devices():
     paused = {name: engine | {"paused": True} for name, engine in ENGINES.items()}
     devices = wait("rollout", "the devices, to generate", "reference", 80.0, 3680.0)
     said = waiting_for_rollout(
-        {"engines": paused, "groups": [GROUP | {"at": "engines"}]}, Beat("reference", "busy", "filling ref_log_probs"),
+        {"engines": paused, "under_way": [GROUP | {"at": "engines"}]}, Beat("reference", "busy", "filling ref_log_probs"),
         waits=(devices,),
     )  # fmt: skip
     answer = why(said, RUNNING, 5000.0)
@@ -162,17 +162,17 @@ def test_paused_engines_lead_to_whoever_holds_their_devices():
 
 
 def test_a_rollout_with_nothing_under_way_passes_the_question_on_to_whoever_is_busy():
-    credit = Beat("advantages", "busy", "crediting")
+    credit = Beat("advantages", "busy", "crediting", facts={"groups": 8})
     said = status(
         Beat("actor", "waiting", waits=(wait("actor", "4 groups", "rollout, then advantages", 60.0, 660.0),)),
         credit,
-        Beat("rollout", "waiting", waits=(LEAVE,), facts={"groups": [], "engines": ENGINES}),
+        Beat("rollout", "waiting", waits=(LEAVE,), facts={"under_way": [], "engines": ENGINES}),
     )
     assert why(said, RUNNING, 5000.0).culprit == "advantages"
 
 
 def test_a_lost_run_is_told_as_it_was_at_its_last_word():
-    facts = {"engines": ENGINES, "groups": [GROUP | {"at": "engines"}]}
+    facts = {"engines": ENGINES, "under_way": [GROUP | {"at": "engines"}]}
     answer = why(waiting_for_rollout(facts), Health("lost", 400.0, "its process 7 is gone"), 5400.0)
     assert answer.headline.startswith("this is stale: the run last spoke 6 min 40 s ago")
     assert answer.culprit == "engine-1" and answer.chain[0].for_s == 40.0

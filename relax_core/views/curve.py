@@ -17,6 +17,8 @@ LEFT, RIGHT, TOP, BOTTOM = 56, 14, 12, 36
 _EVAL_COLOURS = ("#d9730d", "#1a8f5a", "#c62f2f")
 MOST = 600
 """More points than pixels only make the page heavy."""
+TINIEST = 1e-100
+"""Below it there is no room to divide a range."""
 
 
 def smoothed(points: Points, share: float = 0.05) -> list[tuple[float, float]]:
@@ -136,13 +138,16 @@ class _Frame:
 
 def nice_ticks(low: float, high: float, wanted: int = 4) -> list[float]:
     """Round numbers that enclose a range."""
-    if high - low < 1e-9 * max(abs(high), 1.0):  # a difference of rounding is none
-        low, high = low - (abs(low) * 0.5 or 0.5), high + (abs(high) * 0.5 or 0.5)
+    size = max(abs(low), abs(high))
+    if high - low <= max(1e-9 * size, TINIEST):  # a difference of rounding is none
+        half = size * 0.5 if size > TINIEST else 0.5
+        low, high = low - half, high + half
     rough = (high - low) / wanted
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(at * step, 12) for at in range(first, last + 1)]
+    digits = 9 - math.floor(math.log10(step))
+    return [round(at * step, digits) for at in range(first, last + 1)]
 
 
 def _mean(values: Sequence[float]) -> float:

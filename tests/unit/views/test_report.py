@@ -4,6 +4,8 @@
 import re
 from html.parser import HTMLParser
 
+import pytest
+
 from relax_core.observe.run_directory import RunDirectory
 from relax_core.views.curve import nice_ticks, svg, thin
 from relax_core.views.report import write_report
@@ -103,6 +105,14 @@ def test_ticks_are_round_and_enclose():
     for low, high in ((-3.2, 1e5), (0.9999, 1.0), (5, 5), (-1e-9, 1e-9)):
         ticks = nice_ticks(low, high)
         assert ticks[0] <= low + 1e-12 and ticks[-1] >= high - 1e-12 and 2 <= len(ticks) <= 8
+
+
+@pytest.mark.parametrize("size", [1e-320, 1e-200, 1e-18, 1e-13, 1.0, 1e12, 1e250])
+def test_values_of_any_size_are_drawn(size):
+    for low, high in ((0.05, 1.2), (1.0, 1.0), (-1.0, 1.0), (-1.2, -0.05), (0.0, 0.0)):
+        ticks = nice_ticks(low * size, high * size)
+        assert 2 <= len(set(ticks)) == len(ticks) <= 9 and ticks[0] <= low * size and ticks[-1] >= high * size
+        assert "nan" not in svg({"x": [(1, low * size), (2, high * size)]}, {}, "x")
 
 
 def test_a_transcript_takes_what_it_gets():

@@ -61,6 +61,8 @@ class EngineSlot:
         self._up = False
         self.asleep: frozenset[Part] = frozenset()
         self.restarts = 0
+        self.loading = ""
+        """The version it is asked to load now."""
         self.heard_at = 0.0
         """When it last said something, or began to run requests."""
         self.running: dict[str, Pending] = {}
@@ -79,8 +81,12 @@ class EngineSlot:
         """Load a version; `version` changes when the receipt was accepted, and not before."""
         if self.worker is None:
             raise RuntimeError(f"engine {self.name} was never started")
-        with self._lane.span("overhead", f"loading {manifest.version}"):
-            receipt: Receipt = await self.worker.call("update_weights", manifest, transport, timeout_s=timeout_s)
+        self.loading = str(manifest.version)
+        try:
+            with self._lane.span("overhead", f"loading {manifest.version}"):
+                receipt: Receipt = await self.worker.call("update_weights", manifest, transport, timeout_s=timeout_s)
+        finally:
+            self.loading = ""
         return receipt
 
     async def score(self, canary: Canary, timeout_s: float) -> Sequence[float]:

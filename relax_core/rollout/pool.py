@@ -347,6 +347,7 @@ class EnginePool:
     def facts(self) -> dict[str, Any]:
         return {
             slot.name: {"serving": slot.serving, "version": str(slot.version), "running": len(slot.running),
+                        "loading": slot.loading,
                         "silent_s": round(self._clock.now() - slot.heard_at, 3) if slot.running else 0.0,
                         "paused": slot.paused, "tokens_left": slot.work, "restarts": slot.restarts,
                         "pid": slot.worker.pid if slot.worker else 0}

@@ -71,10 +71,11 @@ def _parts(name: str, role: Mapping[str, Any], age: float) -> Iterator[Link]:
     """A rollout with groups under way is waited for because of its oldest one. Nothing where its own wait is why."""
     facts = role.get("facts") or {}
     groups = facts.get("under_way") or ()
+    engines = facts.get("engines") or {}
     if not groups:
+        yield from _loading(name, role, engines)
         return
     group = groups[0]
-    engines = facts.get("engines") or {}
     held = group["at"] == "engines" and engines and all(engine.get("paused") for engine in engines.values())
     if held and role.get("waits"):
         return
@@ -88,6 +89,14 @@ def _parts(name: str, role: Mapping[str, Any], age: float) -> Iterator[Link]:
         yield Link("environments", f"have {group['missing']} of its samples")
 
 
+def _loading(name: str, role: Mapping[str, Any], engines: Mapping[str, Mapping[str, Any]]) -> Iterator[Link]:
+    """No leave to start groups while the engines have yet to load what was published."""
+    late = next((engine for engine in engines if engines[engine].get("loading")), "")
+    if late and role.get("waits"):
+        yield Link(name, "has no group under way, as its engines have older weights")
+        yield Link(late, engine_says(engines[late]))
+
+
 def group_says(group: Mapping[str, Any]) -> str:
     """One group under way, in words."""
     missing, samples = group["missing"], group["samples"]
@@ -97,6 +106,8 @@ def group_says(group: Mapping[str, Any]) -> str:
 
 def engine_says(engine: Mapping[str, Any]) -> str:
     """One engine, in words."""
+    if engine.get("loading"):
+        return f"(version {engine['version']}) loads {engine['loading']}"
     if engine.get("paused"):
         return f"(version {engine['version']}) is paused with {engine['running']} requests"
     if not engine.get("serving"):

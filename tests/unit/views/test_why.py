@@ -171,6 +171,12 @@ def test_a_rollout_with_nothing_under_way_passes_the_question_on_to_whoever_is_b
     assert why(said, RUNNING, 5000.0).culprit == "advantages"
 
 
+def test_an_engine_that_does_not_finish_loading_is_who_owes_it():
+    late = {"engine-0": ENGINES["engine-0"] | {"running": 0, "loading": "actor@0.7"}}
+    answer = why(waiting_for_rollout({"engines": late, "under_way": []}, state="waiting"), RUNNING, 5000.0)
+    assert answer.culprit == "engine-0" and answer.chain[-1].says == "(version actor@0.6) loads actor@0.7"
+
+
 def test_a_lost_run_is_told_as_it_was_at_its_last_word():
     facts = {"engines": ENGINES, "under_way": [GROUP | {"at": "engines"}]}
     answer = why(waiting_for_rollout(facts), Health("lost", 400.0, "its process 7 is gone"), 5400.0)

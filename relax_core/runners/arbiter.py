@@ -116,8 +116,11 @@ class Arbiter:
         place = self._places.get(request.id)
         return self._in_the_way(place) if place is not None and place.stage != "held" else ""
 
-    def become(self, changed: Request, now: float) -> None:
-        """A turn goes on in another phase, on the devices it has. ValueError where it is not held or needs more."""
+    def become(self, changed: Request, now: float) -> str:
+        """A turn goes on in another phase, on the devices it has; the answer names who has yet to sleep or wake.
+
+        ValueError where it is not held or needs more.
+        """
         place = self._places.get(changed.id)
         if place is None or place.stage not in ("held", "changing") or place.request.owner != changed.owner:
             raise ValueError(f"turn {changed.id}: got a change to {changed.phase}, it is not held; acquire one")
@@ -129,6 +132,7 @@ class Arbiter:
             place.request, place.deadline, place.stage = changed, now + changed.deadline_s, "changing"
             place.freed_bytes = 0
         self._advance(now)
+        return self._in_the_way(place) if place.stage != "held" else ""
 
     def let_go(self, owner: str, turn: str, now: float) -> None:
         """A turn is over, or no longer wanted."""

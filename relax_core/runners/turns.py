@@ -38,7 +38,9 @@ class TurnService(Protocol):
 
     async def become(
         self, owner: str, turn: str, phase: Phase, holders: Mapping[str, Sequence[Part]], deadline_s: float
-    ) -> None: ...
+    ) -> str:
+        """Go on in another phase; the answer names who has yet to sleep or wake."""
+        ...
 
     async def let_go(self, owner: str, turn: str) -> None: ...
 
@@ -80,17 +82,19 @@ class TurnBoard:
         deadline_s: float,
     ) -> str:  # fmt: skip
         self._check(owner)
-        request = Request(turn, owner, devices, phase, _plain(holders), deadline_s)
+        request = Request(turn, owner, devices, phase, plain(holders), deadline_s)
         in_the_way = self._arbiter.ask(request, self._clock.now())
         self._deliver()
         return in_the_way
 
     async def become(
         self, owner: str, turn: str, phase: Phase, holders: Mapping[str, Sequence[Part]], deadline_s: float
-    ) -> None:
+    ) -> str:
         self._check(owner)
-        self._arbiter.become(Request(turn, owner, frozenset(), phase, _plain(holders), deadline_s), self._clock.now())
+        request = Request(turn, owner, frozenset(), phase, plain(holders), deadline_s)
+        in_the_way = self._arbiter.become(request, self._clock.now())
         self._deliver()
+        return in_the_way
 
     async def let_go(self, owner: str, turn: str) -> None:
         self._arbiter.let_go(owner, turn, self._clock.now())
@@ -147,5 +151,5 @@ def role_of(owner: str) -> str:
     return owner.partition("#")[0]
 
 
-def _plain(holders: Mapping[str, Sequence[Part]]) -> dict[str, tuple[Part, ...]]:
+def plain(holders: Mapping[str, Sequence[Part]]) -> dict[str, tuple[Part, ...]]:
     return {name: tuple(parts) for name, parts in holders.items()}

@@ -16,11 +16,13 @@ from typing import Any
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, RelaxError
 from relax_core.api.turn import Part, Phase, Sleeper, Turn
 from relax_core.runners.arbiter import Order
-from relax_core.runners.turns import TurnService, role_of
+from relax_core.runners.turns import TurnService, plain, role_of
 
 POLL_S = 10.0
 GRACE_S = 30.0
 """Beyond a turn's deadline, which the service notices itself: then the service is in trouble."""
+ARBITER = "arbiter"
+"""Owes its word where nobody is in the way."""
 
 Waiting = Callable[[str, str, float], AbstractContextManager[Any]]
 
@@ -40,15 +42,21 @@ class Alone:
 class Held:
     """`api.turn.Turn` on shared devices."""
 
-    def __init__(self, client: TurnClient, name: str) -> None:
+    def __init__(self, client: TurnClient, name: str, phase: Phase, holders: Mapping[str, Sequence[Part]]) -> None:
         self._client, self.name = client, name
+        self._is: tuple[Phase, dict[str, tuple[Part, ...]]] | None = (phase, plain(holders))
+        """What it was asked to be last; None while it changes."""
         self.freed_bytes = 0
         self.answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def become(self, phase: Phase, holders: Mapping[str, Sequence[Part]], deadline_s: float) -> None:
-        self.answer = asyncio.get_running_loop().create_future()
+        """Nothing where it is that already: the arbiter has no news then."""
+        if (wanted := (phase, plain(holders))) == self._is:
+            return
+        self._is, self.answer = None, asyncio.get_running_loop().create_future()
         await self._client.change(self, phase, holders, deadline_s)
+        self._is = wanted
 
     async def wanted(self) -> None:
         """Raises where the arbiter is lost: then the devices are nobody's."""
@@ -111,7 +119,7 @@ class TurnClient:
             return
         await self._enter()
         self._numbers += 1
-        turn = Held(self, f"{self._owner}/{self._numbers}")
+        turn = Held(self, f"{self._owner}/{self._numbers}", phase, holders)
         self._turns[turn.name] = turn
         try:
             owed_by = await self._service.ask(self._owner, turn.name, devices, phase, holders, deadline_s)
@@ -123,8 +131,8 @@ class TurnClient:
 
     async def change(self, turn: Held, phase: Phase, holders: Mapping[str, Sequence[Part]], deadline_s: float) -> None:
         """A turn becomes another."""
-        await self._service.become(self._owner, turn.name, phase, holders, deadline_s)
-        await self._answer(turn, phase, "those who sleep and wake", deadline_s)
+        owed_by = await self._service.become(self._owner, turn.name, phase, holders, deadline_s)
+        await self._answer(turn, phase, owed_by, deadline_s)
 
     async def close(self) -> None:
         """The role ends: all that lived here is gone."""
@@ -140,12 +148,12 @@ class TurnClient:
             raise self._error
         if turn.answer.done() and turn.answer.exception() is None:
             return
-        with self._waiting(f"the devices, to {phase}", owed_by or "nobody", deadline_s):
+        with self._waiting(f"the devices, to {phase}", owed_by or ARBITER, deadline_s):
             try:
                 async with asyncio.timeout(deadline_s + GRACE_S):
                     await turn.answer
             except _Refused as refused:
-                what = f"a turn to {phase} on shared devices; had by {refused or 'nobody'}"
+                what = f"a turn to {phase} on shared devices; had by {str(refused) or 'nobody'}"
                 raise DeadlineExceeded(role_of(self._owner), what, deadline_s) from None
             except TimeoutError:
                 what = f"any word on a turn to {phase}"

@@ -87,6 +87,27 @@ async def test_a_turn_that_does_not_come_is_an_error_at_its_deadline() -> None:
             """Refused once is not refused for ever."""
 
 
+async def test_waits_for_devices_name_roles_and_members() -> None:
+    debtors = list[str]()
+
+    @contextmanager
+    def seen(reason: str, owed_by: str, deadline_s: float) -> Iterator[None]:
+        debtors.append(owed_by)
+        yield
+
+    board = TurnBoard(SystemClock())
+    client = TurnClient(board, "actor#1", DEVICES, seen)
+    await client.join("actor", DEVICES, Body("weights", "optimizer", "gradients"))
+    try:
+        async with client.acquire(DEVICES, "train", {"actor": ("weights",)}, 5.0) as turn:
+            await turn.become("publish", {"actor": ("weights", "optimizer")}, 5.0)
+            await turn.become("publish", {"actor": ("weights", "optimizer")}, 5.0)
+    finally:
+        await client.close()
+    assert debtors[:2] == ["actor (has yet to sleep)", "actor (has yet to wake)"]
+    assert set(debtors[2:]) <= {"arbiter"}
+
+
 async def test_who_holds_the_devices_learns_that_they_are_wanted() -> None:
     async with colocated() as (engines, trainers, engine, _):
         held = engines.acquire(DEVICES, "generate", {"engine": ("weights", "kv")}, 5.0)

@@ -125,8 +125,8 @@ class TurnServiceClient:
 
     async def become(
         self, owner: str, turn: str, phase: Phase, holders: Mapping[str, Sequence[Part]], deadline_s: float
-    ) -> None:
-        await self._hub.call("become", owner, turn, phase, dict(holders), deadline_s)
+    ) -> str:
+        return cast(str, await self._hub.call("become", owner, turn, phase, dict(holders), deadline_s))
 
     async def let_go(self, owner: str, turn: str) -> None:
         await self._hub.call("let_go", owner, turn)

@@ -112,7 +112,8 @@ def test_a_publish_goes_on_from_training_with_both_sides_awake() -> None:
     stage.ask("t", "actor", BOTH, {"actor": TRAINER})
     stage.ask("g", "rollout", BOTH, {"rollout": ENGINE})
     both: dict[str, tuple[Part, ...]] = {"actor": ("weights",), "rollout": ("weights",)}
-    stage.arbiter.become(Request("t", "actor", BOTH, "publish", both, 9.0), 1.0)
+    owing = stage.arbiter.become(Request("t", "actor", BOTH, "publish", both, 9.0), 1.0)
+    assert owing == "actor (has yet to sleep)"
     stage.obey()
     assert stage.awake == {"rollout": {"weights"}, "actor": {"weights"}}
     assert stage.news("t") == ["granted", "wanted", "granted"] and stage.news("g") == []

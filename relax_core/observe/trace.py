@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping
+from itertools import chain, count
 from typing import Any
 
 from relax_core.api.status import Span
@@ -29,11 +30,15 @@ class Trace:
         self._lanes: dict[tuple[str, str], int] = {}
         self._last: dict[str, tuple[tuple[str, str, float], dict[str, Any]]] = {}
         """Of each lane: what it did last, for whom it waited, until when, and its event."""
+        self._ends: dict[tuple[str, str], float] = {}
+        """Of lanes of the run: when the last span ends."""
         self._steps: list[tuple[float, int]] = []
         """(end, number) of every step, in order."""
 
     def span(self, name: str, lane: str, start: float, end: float, process: str = "run", **arguments: Any) -> None:
-        """Something that lasted."""
+        """Something that lasted; beside what the lane has not ended by then, as viewers draw no two on one lane."""
+        lane = self._free(process, lane, start)
+        self._ends[process, lane] = max(end, self._ends.get((process, lane), end))
         self._add("X", name, process, lane, start, dur=max(self._at(end) - self._at(start), 0), args=arguments)
 
     def mark(self, name: str, lane: str, at: float) -> None:
@@ -91,6 +96,11 @@ class Trace:
         if at == len(self._steps):
             return event
         return {**event, "args": {**event["args"], "step": self._steps[at][1]}}
+
+    def _free(self, process: str, lane: str, start: float) -> str:
+        """The lane, or the first beside it where nothing lasts longer than `start`."""
+        lanes = chain((lane,), (f"{lane} {number}" for number in count(2)))
+        return next(name for name in lanes if self._at(self._ends.get((process, name), start)) <= self._at(start))
 
     def _add(self, phase: str, name: str, process: str, lane: str, at: float, **more: Any) -> dict[str, Any]:
         event = {

@@ -42,3 +42,13 @@ def test_a_span_carries_the_step_it_began_in_and_counters_follow_the_steps():
     assert [spans(document, f"training {at}")[0]["args"].get("step") for at in range(3)] == [7, 8, None]
     counters = [(event["ts"], event["args"]) for event in document["traceEvents"] if event["ph"] == "C"]
     assert counters == [(1_000_000, {"lag/max": 1.0}), (2_000_000, {"lag/max": 2.0})]
+
+
+def test_what_lasts_at_the_same_time_stands_on_lanes_beside_each_other():
+    trace = Trace(100.0)
+    for version, start, end in ((1, 100.0, 102.0), (2, 101.0, 102.5), (3, 101.5, 103.0), (4, 102.0, 104.0)):
+        trace.span(f"publish {version}", "weights", start, end)
+    events = trace.document()["traceEvents"]
+    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    lanes = {event["name"]: names[event["tid"]] for event in events if event["ph"] == "X"}
+    assert list(lanes.values()) == ["weights", "weights 2", "weights 3", "weights"]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 from relax_core.api.role import Context
@@ -63,8 +64,8 @@ class Publisher:
         """Free what no route leads over and no receiver may still be reading."""
         needed = await self._context.weights.needed(self._kept[-1].version.model)
         for manifest in self._kept:
-            if manifest.version not in needed:
-                self._transport.release(manifest)
+            if manifest.version not in needed:  # a disk or a sender may be slow to answer
+                await asyncio.to_thread(self._transport.release, manifest)
         self._kept = [manifest for manifest in self._kept if manifest.version in needed]
 
     async def serve(self) -> None:

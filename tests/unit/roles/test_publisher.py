@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -70,12 +72,12 @@ class Stage:
         return sorted(os.listdir(self.directory / "weights"))
 
 
-def stage(directory: Path, **settings: Any) -> Stage:
+def stage(directory: Path, transport: Disk | None = None, **settings: Any) -> Stage:
     keys = {"chosen": DISK, "payload": "delta", "full_every": 3, "proof": "auto", **settings}
     board, trainer = WeightBoard(SystemClock()), OneTensor()
     context: Any = SimpleNamespace(
         run=SimpleNamespace(weights=SimpleNamespace(**keys), rollout=SimpleNamespace(temperature=0.7)),
-        run_id="a", run_dir=str(directory), weights=board, build=lambda chosen: Disk(),
+        run_id="a", run_dir=str(directory), weights=board, build=lambda chosen: transport or Disk(),
     )  # fmt: skip
     group: Any = trainer
     return Stage(Publisher(context, group), trainer, board, directory)
@@ -132,3 +134,19 @@ async def test_a_canary_travels_with_its_temperature_where_behaviour_is_to_be_pr
     assert canary.temperature == 0.7
     assert canary.log_probs == (0.0, *(-float(token) for token in canary.tokens[1:]))
     assert len(canary.tokens) == 20 and set(canary.tokens) <= set(range(9))
+
+
+async def test_a_sender_that_is_slow_to_free_a_version_holds_no_one_up(tmp_path: Path) -> None:
+    loop = asyncio.get_running_loop()
+    went_on = threading.Event()
+
+    class Slow(Disk):
+        def release(self, manifest: Manifest) -> None:
+            loop.call_soon_threadsafe(went_on.set)
+            assert went_on.wait(10.0), "the event loop stood still meanwhile"
+            super().release(manifest)
+
+    on = stage(tmp_path, Slow(), payload="full")
+    await on.publish(1)
+    await on.publish(2)
+    assert went_on.is_set() and on.files() == ["actor@0.2.safetensors"]

@@ -40,4 +40,6 @@ def status(run: RUN = None, json: JSON = False) -> None:
 
 def _row(role: Mapping[str, Any]) -> tuple[str, ...]:
     waits = ", ".join(f"for {wait['reason']} from {wait['owed_by']}" for wait in role.get("waits", ()))
+    if waits and role["state"] != "waiting":  # one of its loops does, others work
+        waits = f"waits {waits}"
     return role["role"], role["state"], waits or role.get("doing", "")

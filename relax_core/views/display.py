@@ -202,7 +202,8 @@ def _doing(beat: Beat, now: float) -> str:
         return beat.doing
     wait = min(beat.waits, key=lambda wait: wait.since)
     owed = f" from {wait.owed_by}" if wait.owed_by else ""
-    return f"for {wait.reason}{owed}, {seconds(now - wait.since)}"
+    waits = "for" if beat.state == "waiting" else "waits for"  # one of its loops does, others work
+    return f"{waits} {wait.reason}{owed}, {seconds(now - wait.since)}"
 
 
 def _number(metrics: Mapping[str, float], key: str, form: str) -> str:

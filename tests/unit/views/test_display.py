@@ -56,6 +56,7 @@ def test_a_terminal_shows_progress_reward_and_what_each_role_waits_for(clock):
     display.beats(
         [
             Beat("rollout", "busy", doing="generating 24 samples"),
+            Beat("critic", "busy", waits=(Wait("critic", "leave", "actor", clock.at - 2, clock.at + 60),)),
             Beat("actor", "waiting", waits=(Wait("actor", "8 groups", "rollout", clock.at - 3, clock.at + 60),)),
         ]
     )
@@ -63,7 +64,8 @@ def test_a_terminal_shows_progress_reward_and_what_each_role_waits_for(clock):
     shown = screen.file.getvalue()
     assert "step 3/10" in shown and "eta 14.0 s" in shown
     assert "reward ▁▄█ 0.300" in shown or "reward ▁▅█ 0.300" in shown
-    assert "for 8 groups from rollout, 3.0 s" in shown and "generating 24 samples" in shown
+    assert "waits for leave from actor, 2.0 s" in shown
+    assert " for 8 groups from rollout, 3.0 s" in shown and "generating 24 samples" in shown
     assert "eval/hold-out 0.625" in shown and "tokens/s 1,234" in shown
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,6 +30,7 @@ from relax_core.api.weights import (
 )
 from relax_core.weights import delta, safetensors_file
 from relax_core.weights.last_sent import LastSent, Tensors
+from relax_core.weights.pages import Maps, Overwritten, lend
 from relax_core.weights.stopwatch import Stopwatch
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -74,7 +76,7 @@ class FileTransport(WeightTransport):
         path = self._placed(path)
         last = self._last.get(version.model)
         unchanged = last.unchanged(infos) if last is not None else ()
-        self._last[version.model] = LastSent(version, payload, infos, path)
+        self._last[version.model] = LastSent(version, payload, infos, path, locked=self.same_host)
         return Manifest(
             version, payload, tuple(infos), str(path), base, combined_fingerprint(infos), unchanged,
             seconds=watch.seconds,
@@ -109,13 +111,21 @@ class FileTransport(WeightTransport):
         unfinished = path.parent / f".{version}.{os.getpid()}.tmp"
         metadata = {"format": "pt", "version": str(version), "payload": payload, "base": base}
         try:
-            with unfinished.open("w+b") as file:
+            with self._opened(unfinished, payload) as file:
                 infos, needed = safetensors_file.write(file, tensors, metadata, self._header_bytes, watch)
             self._header_bytes = max(needed, self._header_bytes)
             unfinished.rename(path)
         finally:
             unfinished.unlink(missing_ok=True)
         return infos
+
+    def _opened(self, unfinished: Path, payload: Payload) -> safetensors_file.Seekable:
+        """Where a version is written."""
+        return unfinished.open("w+b")
+
+    def _held(self, path: Path) -> np.ndarray | None:
+        """All bytes of a version's file, where they must be kept from being written over."""
+        return None
 
     def _placed(self, path: Path) -> Path:
         """Where a version that was written is to be found from now on."""
@@ -131,9 +141,10 @@ class FileTransport(WeightTransport):
             raise ValueError(f"{manifest.version}: the manifest contradicts its own fingerprint; publish again")
         path = Path(manifest.location)
         if not path.is_file():
-            raise InfrastructureError(f"{manifest.version}: {path} is not there; it was released or never written")
+            raise _not_there(path)
+        held = self._held(path)
         _check_header(manifest, path)
-        arrays = safetensors_file.read(path, [info.name for info in manifest.sent])
+        arrays = safetensors_file.read(path, [info.name for info in manifest.sent], held)
         if manifest.payload == "delta":
             arrays = _applied(manifest, arrays, resident)
         for info, array in zip(manifest.sent, arrays, strict=True):
@@ -159,6 +170,35 @@ class SharedMemory(FileTransport):
     """A directory under /dev/shm: pages are shared by sender and receivers of one host and never reach a disk."""
 
     same_host: ClassVar[bool] = True
+
+    def __init__(self, options: Any = None) -> None:
+        super().__init__(options)
+        self._read, self._written = Maps(writable=False), Maps(writable=True)
+
+    def _opened(self, unfinished: Path, payload: Payload) -> safetensors_file.Seekable:
+        """A full version goes into the pages of one that was released, where nobody reads that any more."""
+        if payload == "full":
+            model = unfinished.name.partition("@")[0].removeprefix(".")
+            with suppress(FileNotFoundError, BlockingIOError):
+                _spare(unfinished.parent, model).rename(unfinished)
+                return Overwritten(unfinished, self._written)
+            unfinished.unlink(missing_ok=True)
+        return super()._opened(unfinished, payload)
+
+    def _held(self, path: Path) -> np.ndarray:
+        try:
+            return lend(path, self._read)
+        except FileNotFoundError as error:
+            raise _not_there(path) from error
+
+    def release(self, manifest: Manifest) -> None:
+        """A full version's pages stay for the next one; those of the one released before it go."""
+        if manifest.payload != "full":
+            return super().release(manifest)
+        path = Path(manifest.location)
+        with suppress(FileNotFoundError):
+            path.replace(_spare(path.parent, manifest.version.model))
+        return None
 
     def _directory(self, location: str) -> Path:
         directory = super()._directory(location)
@@ -205,6 +245,14 @@ def _check_header(manifest: Manifest, path: Path) -> None:
         if (entry.dtype, entry.shape) != (info.dtype, info.shape):
             have, want = f"{entry.dtype} {entry.shape}", f"{info.dtype} {info.shape}"
             raise ValueError(f"{manifest.version} {info.name}: have {have}, want {want}; publish again")
+
+
+def _spare(directory: Path, model: str) -> Path:
+    return directory / f".{model}.spare"
+
+
+def _not_there(path: Path) -> InfrastructureError:
+    return InfrastructureError(f"{path} is not there; it was released or never written")
 
 
 def _unwritable(version: Version, directory: Path, error: OSError) -> InfrastructureError:

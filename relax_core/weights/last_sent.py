@@ -22,8 +22,11 @@ Tensors = Iterable[tuple[str, np.ndarray, str]]
 class LastSent:
     """Of one model; a full version begins it, deltas move it on."""
 
-    def __init__(self, version: Version, payload: Payload, infos: Iterable[TensorInfo], path: Path) -> None:
-        self.version, self._payload, self._path = version, payload, path
+    def __init__(
+        self, version: Version, payload: Payload, infos: Iterable[TensorInfo], path: Path, locked: bool
+    ) -> None:
+        """`locked`: the file may be written over once it is released, unless it is read."""
+        self.version, self._payload, self._path, self._locked = version, payload, path, locked
         self.infos = {info.name: info for info in infos}
         self._arrays: dict[str, np.ndarray] = {}
 
@@ -43,7 +46,8 @@ class LastSent:
         """Deltas of the tensors that changed; fills `infos` with what all of them are now."""
         if not self._arrays:
             names = list(self.infos)
-            self._arrays = dict(zip(names, safetensors_file.read(self._path, names, mode="c"), strict=True))
+            arrays = safetensors_file.read(self._path, names, safetensors_file.private(self._path, self._locked))
+            self._arrays = dict(zip(names, arrays, strict=True))
         for name, array, dtype in watch.each("gather", tensors):
             data = safetensors_file.checked(name, array, dtype)
             with watch.timing("hash"):

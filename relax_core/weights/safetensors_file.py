@@ -7,13 +7,15 @@ reader opens the result. bf16 and fp8 travel as their bits.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from types import TracebackType
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -40,8 +42,24 @@ class Entry:
     end: int
 
 
+class Seekable(Protocol):
+    """As much of a file as writing one needs."""
+
+    def seek(self, at: int, /) -> int: ...
+
+    def read(self, size: int, /) -> bytes: ...
+
+    def write(self, data: bytes | memoryview, /) -> int: ...
+
+    def __enter__(self) -> Seekable: ...
+
+    def __exit__(
+        self, failed: type[BaseException] | None, error: BaseException | None, where: TracebackType | None, /
+    ) -> None: ...
+
+
 def write(
-    file: IO[bytes],
+    file: Seekable,
     tensors: Iterable[tuple[str, np.ndarray, str]],
     metadata: Mapping[str, str],
     header_bytes: int,
@@ -77,7 +95,7 @@ def write(
     return infos, needed
 
 
-def _write_tensor(file: IO[bytes], name: str, array: np.ndarray, dtype: str, watch: Stopwatch) -> TensorInfo:
+def _write_tensor(file: Seekable, name: str, array: np.ndarray, dtype: str, watch: Stopwatch) -> TensorInfo:
     data = checked(name, array, dtype)
     with watch.timing("write"):
         file.write(data.reshape(-1).view(np.uint8).data)
@@ -99,7 +117,7 @@ def described(name: str, array: np.ndarray, dtype: str) -> TensorInfo:
     return TensorInfo(name, tuple(int(n) for n in array.shape), dtype, tensor_fingerprint(array), int(array.nbytes))
 
 
-def _move_up(file: IO[bytes], old: int, new: int, size: int) -> None:
+def _move_up(file: Seekable, old: int, new: int, size: int) -> None:
     for begin in reversed(range(0, size, _COPY_BYTES)):
         file.seek(old + begin)
         block = file.read(min(_COPY_BYTES, size - begin))
@@ -135,12 +153,22 @@ def _entry(item: Mapping[str, Any]) -> Entry:
     return Entry(dtype, shape, begin, end)
 
 
-def read(path: Path, names: Iterable[str], mode: Literal["r", "c"] = "r") -> Iterator[np.ndarray]:
-    """Views of the named tensors, read-only or (mode c) copied page by page where written to; the mapping, and with it
-    the bytes of a file that was removed, lives as long as any of them."""
+def read(path: Path, names: Iterable[str], mapped: np.ndarray | None = None) -> Iterator[np.ndarray]:
+    """Views of the named tensors, read-only where nothing else was `mapped`; the mapping, and with it the bytes of a
+    file that was removed, lives as long as any of them."""
     entries, _, start = read_header(path)
-    mapped = np.memmap(path, dtype=np.uint8, mode=mode)
+    if mapped is None:
+        mapped = np.memmap(path, dtype=np.uint8, mode="r")
     for name in names:
         entry = entries[name]
         raw = mapped[start + entry.begin : start + entry.end]
         yield np.frombuffer(raw, dtype=NUMPY[entry.dtype]).reshape(entry.shape)
+
+
+def private(path: Path, locked: bool) -> np.ndarray:
+    """All bytes of a file, copied page by page where written to; where `locked`, nobody writes over the file while
+    they live: the mapping holds its shared lock."""
+    with path.open("rb") as file:
+        if locked:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return np.memmap(file, dtype=np.uint8, mode="c")

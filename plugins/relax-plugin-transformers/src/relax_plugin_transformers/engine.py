@@ -50,6 +50,7 @@ class TransformersEngine(Engine[TransformersOptions]):
         self._decoder: Decoder | None = None
         self._weights: Resident | None = None
         self._adapters: Adapters
+        self._transports: dict[str, WeightTransport] = {}
         self._base = ""
         """Fingerprint of the whole model below any adapter."""
         self._spec = EngineSpec(model={}, max_context=0)
@@ -189,10 +190,13 @@ class TransformersEngine(Engine[TransformersOptions]):
             raise ValueError(f"transport {chosen.name!r}: this engine takes {sorted(self.capabilities.transports)}")
         if self.build is None:
             raise RuntimeError("TransformersEngine.build is not set; its host must set it before start")
-        built = self.build(chosen)
-        if not isinstance(built, WeightTransport):
-            raise TypeError(f"transport {chosen.name!r} built a {type(built).__name__}, not a WeightTransport")
-        return built
+        key = f"{chosen.name} {sorted(chosen.options.items())}"
+        if key not in self._transports:  # kept: one may have mapped what the next version is written into
+            built = self.build(chosen)
+            if not isinstance(built, WeightTransport):
+                raise TypeError(f"transport {chosen.name!r} built a {type(built).__name__}, not a WeightTransport")
+            self._transports[key] = built
+        return self._transports[key]
 
     def _swap(
         self, decoder: Decoder, manifest: Manifest, load: Callable[[], None], times: dict[str, float]

@@ -3,17 +3,21 @@
 
 Tensors are a decoder's in bf16. Two consecutive versions are one AdamW step on fp32 masters apart, at a learning rate of
 reinforcement learning; a delta's bytes are against those of a full version. A publish ends when the receiver has all
-tensors in memory of its own, checked. Sender and receiver are two threads of this process.
+tensors in memory of its own, checked. Sender and receiver are two processes, each on a core of its own where there are
+two; the copy that publishes are held against is measured between them, into memory that is warm.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import os
 import shutil
+import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +33,8 @@ SPREAD = 0.02
 ADAM = (0.9, 0.95, 1e-8)
 WARM_STEPS = 4
 WAIT_S = 60.0
+WARM_PUBLISHES = 4
+"""Not counted: they make and map the memory that later ones use again."""
 
 
 def shapes(megabytes: int) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -76,73 +82,128 @@ def _bits(master: Any) -> np.ndarray:
 
 
 class Receiver:
-    """A model's memory: what arrives is copied over what is there."""
+    """A model's memory in a process of its own: what arrives is copied over what is there."""
 
-    def __init__(self, tensors: Tensors) -> None:
+    def __init__(self, name: str, tensors: Tensors) -> None:
+        self._transport, self.hashing = _build(name), HashTime()
         self.arrays = {name: array.copy() for name, array, _ in tensors}
 
-    def take(self, transport: WeightTransport, manifest: Manifest) -> None:
-        for info, array in transport.receive(manifest, lambda name: self.arrays[name]):
+    def take(self, manifest: Manifest) -> tuple[float, float]:
+        """When it was done, and the seconds of it spent on hashing."""
+        before = self.hashing.seconds
+        for info, array in self._transport.receive(manifest, lambda name: self.arrays[name]):
             np.copyto(self.arrays[info.name], array.reshape(self.arrays[info.name].shape))
+        return time.perf_counter(), self.hashing.seconds - before
+
+    def fingerprints(self) -> dict[str, str]:
+        return {name: tensor_fingerprint(array) for name, array in self.arrays.items()}
+
+
+class HashTime:
+    """Seconds that this process spends in fingerprints of tensors; at most one a process."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        for module in [module for name, module in sys.modules.items() if name.startswith("relax_core.weights")]:
+            if hasattr(module, "tensor_fingerprint"):
+                module.tensor_fingerprint = self._timed
+
+    def _timed(self, array: np.ndarray) -> str:
+        begun = time.perf_counter()
+        try:
+            return tensor_fingerprint(array)
+        finally:
+            self.seconds += time.perf_counter() - begun
+
+
+def receive(name: str, tensors: Tensors, core: int | None, asked: Connection) -> None:
+    """The receiver's process: takes manifests until there are no more, then says what it has."""
+    _stay_on(core)
+    receiver = Receiver(name, tensors)
+    asked.send("ready")
+    while (manifest := asked.recv()) is not None:
+        asked.send(receiver.take(manifest))
+    asked.send(receiver.fingerprints())
+
+
+def _stay_on(core: int | None) -> None:
+    if core is not None:
+        os.sched_setaffinity(0, {core})
 
 
 def publish(
-    sender: WeightTransport, taker: WeightTransport, step: int, payload: str, tensors: Tensors, location: str,
-    receiver: Receiver,
-) -> tuple[float, Manifest]:  # fmt: skip
-    """Seconds from the first byte read to the last one in the receiver's memory."""
+    sender: WeightTransport, step: int, payload: str, tensors: Tensors, location: str, receiver: Connection
+) -> tuple[float, float, Manifest]:
+    """Seconds from the first byte read to the last one in the receiver's memory, those of them that went into hashing."""
     base = str(Version("actor", 0, step - 1)) if payload == "delta" else ""
     begun = time.perf_counter()
     manifest = sender.send(Version("actor", 0, step), payload, base, tensors, location)  # type: ignore[arg-type]
-    handing = threading.Thread(target=sender.transfer, args=(manifest, tensors, 1, WAIT_S)) if sender.live else None
-    if handing is not None:
-        handing.start()
-    receiver.take(taker, manifest)
-    seconds = time.perf_counter() - begun
-    if handing is not None:
-        handing.join()
-    return seconds, manifest
+    receiver.send(manifest)
+    if sender.live:
+        sender.transfer(manifest, tensors, 1, WAIT_S)
+    done, hashing = receiver.recv()  # perf_counter is one clock for all processes of a host
+    return done - begun, hashing + manifest.seconds.get("hash", 0.0), manifest
 
 
 def measure(name: str, versions: tuple[Tensors, Tensors, float], options: argparse.Namespace) -> list[report.Row]:
-    before, after, changed = versions
-    sender, taker = _build(name), _build(name)
-    size = sum(array.nbytes for _, array, _ in before)
-    copy_s, hash_s = _copy_seconds(before, options.repeats), _hash_seconds(before)
+    before, after, _ = versions
+    sender, own, rows = _build(name), os.sched_getaffinity(0), list[report.Row]()
+    cores = sorted(own)[-2:] if len(own) > 1 else [None, None]
     location = tempfile.mkdtemp(
         prefix="relax-bench-", dir="/dev/shm" if sender.same_host and Path("/dev/shm").is_dir() else None
     )
-    receiver, rows, step = Receiver(before), list[report.Row](), 0
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    child = context.Process(target=receive, args=(name, before, cores[1], there), daemon=True)
+    child.start()
     try:
-        for payload in ("full", "delta") if "delta" in sender.payloads else ("full",):
-            report.say(f"{name}: {payload} of {size / 1e6:.0f} MB")
-            times, manifests = [], []
-            for _ in range(options.repeats):
-                step += 1
-                seconds, manifest = publish(
-                    sender, taker, step, payload, after if step % 2 else before, location, receiver
-                )
-                times.append(seconds)
-                manifests.append(manifest)
-                if len(manifests) > 1:
-                    sender.release(manifests[-2])
-            _check(receiver, after if step % 2 else before)
-            rows.append(_row(name, payload, size, copy_s, hash_s, times, manifests[-1], changed))
+        _stay_on(cores[0])
+        here.recv()
+        rows += _payloads(name, sender, versions, location, here, options)
+        here.send(None)
+        last = before if rows[-1]["step"] % 2 == 0 else after
+        if here.recv() != {name: tensor_fingerprint(array) for name, array, _ in last}:
+            raise RuntimeError(f"{name}: what arrived is not what was published")
     finally:
+        os.sched_setaffinity(0, own)
+        child.kill()
+        child.join()
         shutil.rmtree(location)
     return rows
 
 
+def _payloads(
+    name: str, sender: WeightTransport, versions: tuple[Tensors, Tensors, float], location: str, receiver: Connection,
+    options: argparse.Namespace,
+) -> list[report.Row]:  # fmt: skip
+    before, after, changed = versions
+    copy, rows, step = Copy(before), list[report.Row](), 0
+    last: Manifest | None = None
+    for payload in ("full", "delta") if "delta" in sender.payloads else ("full",):
+        report.say(f"{name}: {payload} of {copy.size / 1e6:.0f} MB")
+        found = []
+        for _ in range(options.repeats + WARM_PUBLISHES):
+            step += 1
+            seconds, hashing, manifest = publish(
+                sender, step, payload, after if step % 2 else before, location, receiver
+            )
+            found.append((seconds, hashing, copy.seconds()))
+            if last is not None:
+                sender.release(last)
+            last = manifest
+        rows.append(_row(name, payload, copy.size, found[WARM_PUBLISHES:], manifest, changed) | {"step": step})
+    return rows
+
+
 def _row(
-    name: str, payload: str, size: int, copy_s: float, hash_s: float, times: list[float], manifest: Manifest, changed: float
-) -> report.Row:  # fmt: skip
-    seconds = sorted(times)[len(times) // 2]
+    name: str, payload: str, size: int, found: list[tuple[float, float, float]], manifest: Manifest, changed: float
+) -> report.Row:
+    seconds, hashing, copy_s = (sorted(values)[len(values) // 2] for values in zip(*found, strict=True))
+    moving = sorted(max(0.0, whole - hashing) for whole, hashing, _ in found)[len(found) // 2]
     sent = manifest.wire_bytes or size
-    sender_hash_s = manifest.seconds.get("hash", hash_s)
-    moving_s = max(0.0, seconds - sender_hash_s - hash_s)
     return {
         "transport": name, "payload": payload, "MB": size / 1e6, "one copy s": copy_s, "publish s": seconds,
-        "of it hashing s": sender_hash_s + hash_s, "copies without hashing": moving_s / copy_s, "copies": seconds / copy_s,
+        "of it hashing s": hashing, "copies without hashing": moving / copy_s, "copies": seconds / copy_s,
         "wire MB": sent / 1e6, "of full": sent / size, "values changed": changed,
     }  # fmt: skip
 
@@ -154,30 +215,18 @@ def _build(name: str) -> WeightTransport:
     return Catalogue.load(()).build(Chosen("weight-transport", name))  # type: ignore[return-value]
 
 
-def _copy_seconds(tensors: Tensors, repeats: int) -> float:
-    target = [np.zeros_like(array) for _, array, _ in tensors]
+class Copy:
+    """One copy of a version, into memory that is there."""
 
-    def once() -> float:
+    def __init__(self, tensors: Tensors) -> None:
+        self._pairs = [(np.ones_like(array), array) for _, array, _ in tensors]
+        self.size = sum(array.nbytes for _, array, _ in tensors)
+
+    def seconds(self) -> float:
         begun = time.perf_counter()
-        for into, (_, array, _) in zip(target, tensors, strict=True):
+        for into, array in self._pairs:
             np.copyto(into, array)
         return time.perf_counter() - begun
-
-    return report.median(repeats, once)
-
-
-def _hash_seconds(tensors: Tensors) -> float:
-    """One pass; both sides make one."""
-    begun = time.perf_counter()
-    for _, array, _ in tensors:
-        tensor_fingerprint(array)
-    return time.perf_counter() - begun
-
-
-def _check(receiver: Receiver, want: Tensors) -> None:
-    for name, array, _ in want:
-        if not np.array_equal(receiver.arrays[name], array):
-            raise RuntimeError(f"{name}: what arrived is not what was published")
 
 
 def main() -> None:

@@ -23,8 +23,8 @@ from relax_core.runners.launch import RoleEnd, Runner
 from relax_core.weights.location import sweep
 
 WATCH_S = 0.25
-HISTOGRAMS = ("lag_histogram", "dropped_lengths", "trained_lengths")
-"""Of the bus's statistics: what the summary keeps."""
+HISTOGRAMS = ("dropped_lengths", "trained_lengths")
+"""Of the bus's statistics: what the summary keeps. They begin anew with a resumed run."""
 GRACE_S = 8.0
 """How long roles may take to save and stop before they are ended."""
 

@@ -17,6 +17,7 @@ WINDOW = 10
 """Steps that `reward_first` and `reward_last` are means of."""
 _DROPPED = "samples/dropped/"
 _RESTARTS = "restarts/"
+_LAGS = "lag/samples/"
 
 
 @dataclass(slots=True)
@@ -31,6 +32,8 @@ class Totals:
     evals: dict[str, tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=dict)
     """First and last judgement of each set."""
     max_lag: float = 0
+    lags: Counter[int] = field(default_factory=Counter)
+    """Trained samples by lag."""
     tokens_generated: float = 0
     publishes: int = 0
     restarts: Counter[str] = field(default_factory=Counter)
@@ -64,6 +67,9 @@ class Totals:
             if len(self.rewards_first) < WINDOW:
                 self.rewards_first.append(reward)
         self.max_lag = max(self.max_lag, metrics.get("lag/max", 0))
+        for key in metrics:
+            if key.startswith(_LAGS):
+                self.lags[int(key.removeprefix(_LAGS))] += int(metrics[key])
         self.tokens_generated += metrics.get("tokens/generated", 0)
 
     def measured(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -102,6 +108,7 @@ class Totals:
             "samples_dropped": self._dropped(),
             "samples_in_flight": self._count("samples/in_flight"),
             "max_lag": int(self.max_lag),
+            "lag_histogram": {str(lag): count for lag, count in sorted(self.lags.items())},
             "tokens_generated": int(self.tokens_generated),
             "weight_publishes": self.publishes,
             "restarts": dict(self.restarts),

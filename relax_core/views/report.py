@@ -62,7 +62,7 @@ def render(run: RunView, metrics: Metrics, wall: float) -> str:
         evals=list(_eval_rows(summary, metrics)),
         account=list(_account(summary, metrics)),
         balance=_balance(summary, metrics),
-        lag_bars=Markup(curve.bars(_lags(summary, metrics), "lag of trained samples")),
+        lag_bars=Markup(curve.bars(_lags(metrics), "lag of trained samples")),
         lengths=[(what, Markup(drawing)) for what, drawing in _lengths(summary)],
         time_bars=Markup(time_spent.stacked(spent)),
         waits=list(_waits(spent)),
@@ -160,10 +160,8 @@ def _dropped(summary: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, f
     return dict(summary.get("samples_dropped") or found)
 
 
-def _lags(summary: Mapping[str, Any], metrics: Metrics) -> dict[str, float]:
-    """By completed steps; the bus's own count where the run has ended."""
-    if told := summary.get("lag_histogram"):
-        return {lag: float(told[lag]) for lag in sorted(told, key=int)}
+def _lags(metrics: Metrics) -> dict[str, float]:
+    """Trained samples by completed steps."""
     keys = sorted((key for key in metrics.names() if key.startswith(_LAG)), key=lambda key: int(key[len(_LAG) :]))
     return {key[len(_LAG) :]: sum(metrics.column(key)) for key in keys}
 

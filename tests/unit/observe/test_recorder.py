@@ -158,9 +158,8 @@ def test_a_resumed_run_goes_on_counting(run_dir, clock):
     first.write(EvalFinished(0, "hold-out", 0.25, 64, 0.5))
     for step in range(1, 6):
         clock.at += 1
-        first.write(
-            StepFinished(step, {"reward/mean": step / 10, "tokens/generated": 10.0, "lag/max": 2.0 * (step == 5)})
-        )
+        lags = {"lag/max": 2.0, "lag/samples/2": 8.0} if step == 5 else {"lag/samples/0": 5.0, "lag/samples/1": 3.0}
+        first.write(StepFinished(step, {"reward/mean": step / 10, "tokens/generated": 10.0, **lags}))
         first.write(WeightsPublished(Version("policy", 0, step), 0.1, 10))
     first.close()
     clock.at += 1000
@@ -169,8 +168,9 @@ def test_a_resumed_run_goes_on_counting(run_dir, clock):
     second = recorder(again, clock)
     second.write(RunStarted("r", "", {}))
     clock.at += 2
-    second.write(StepFinished(5, {"reward/mean": 0.9, "tokens/generated": 10.0}))
+    second.write(StepFinished(5, {"reward/mean": 0.9, "tokens/generated": 10.0, "lag/samples/1": 8.0}))
     summary = second.summary()
+    assert summary["lag_histogram"] == {"0": 20, "1": 20}
     assert (summary["steps"], summary["tokens_generated"], summary["max_lag"]) == (5, 50, 0)
     assert summary["reward_first"] == pytest.approx((0.1 + 0.2 + 0.3 + 0.4 + 0.9) / 5)
     assert summary["wall_seconds"] == pytest.approx(6.0) and summary["tokens_per_second"] == pytest.approx(5.0)

@@ -78,7 +78,8 @@ def two_versions(megabytes: int, lr: float) -> tuple[Tensors, Tensors, float]:
 def _bits(master: Any) -> np.ndarray:
     import torch
 
-    return master.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16).copy()
+    bits: np.ndarray = master.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16).copy()
+    return bits
 
 
 class Receiver:
@@ -106,7 +107,7 @@ class HashTime:
         self.seconds = 0.0
         for module in [module for name, module in sys.modules.items() if name.startswith("relax_core.weights")]:
             if hasattr(module, "tensor_fingerprint"):
-                module.tensor_fingerprint = self._timed
+                setattr(module, "tensor_fingerprint", self._timed)
 
     def _timed(self, array: np.ndarray) -> str:
         begun = time.perf_counter()
@@ -191,7 +192,7 @@ def _payloads(
             if last is not None:
                 sender.release(last)
             last = manifest
-        rows.append(_row(name, payload, copy.size, found[WARM_PUBLISHES:], manifest, changed) | {"step": step})
+        rows.append({**_row(name, payload, copy.size, found[WARM_PUBLISHES:], manifest, changed), "step": step})
     return rows
 
 

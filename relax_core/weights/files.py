@@ -2,7 +2,8 @@
 """Transports through files: one safetensors file a version, in a directory or in memory-backed files of one host.
 
 A file appears whole or not at all (written beside, then renamed), so a receiver never maps half a version; what
-it reads is checked against the manifest's fingerprints, tensor by tensor. Files are never changed once visible.
+it reads is checked against the manifest's fingerprints, tensor by tensor. Nothing changes while it is visible or read;
+in memory, the pages of a released version are used for a later one (`pages.py`).
 A delta's file holds the encoded changes of the tensors that changed.
 """
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from relax_core.bus import gate
+
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
@@ -22,5 +24,5 @@ class EngineLoad:
 
 def choose(engines: Iterable[EngineLoad], floor: int) -> str | None:
     """The name of the least loaded engine at or above the group's floor; None where no engine may serve it now."""
-    able = [engine for engine in engines if engine.serving and engine.step >= floor]
+    able = [engine for engine in engines if engine.serving and gate.may_continue(engine.step, floor)]
     return min(able, key=lambda engine: (engine.work, engine.name)).name if able else None

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hand-overs between roles cost no waiting: as long as a step lasts, some worker works."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.roles.theatre import Span, Theatre
+
+STEPS = 6
+REFERENCE = {"algorithm": {"name": "grpo", "kl_coef": 0.1}}
+FORWARD = {"batch": {"updates_per_step": 2}}
+GPU = {"mode": "colocate", "rollout": {"gpus_per_engine": 1}, "actor": {"gpus_per_rank": 1}}
+
+
+def gaps(spans: Iterable[Span]) -> list[tuple[float, float]]:
+    """When nobody worked, between the first call and the last."""
+    found, until = list[tuple[float, float]](), None
+    for span in sorted(spans, key=lambda span: span.start):
+        if until is not None and span.start > until + 1e-6:
+            found.append((until, span.start))
+        until = span.end if until is None else max(until, span.end)
+    return found
+
+
+@pytest.mark.parametrize("roles", [{}, REFERENCE, FORWARD], ids=["few", "reference", "two-updates"])
+@pytest.mark.parametrize("placement", ["colocate", GPU, "hybrid", "async"], ids=["colocate", "gpu", "hybrid", "async"])
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_at_every_moment_of_a_run_somebody_works(
+    tmp_path: Path, placement: Any, roles: dict[str, Any], staleness: int
+) -> None:
+    played = Theatre(tmp_path, steps=STEPS, placement=placement, max_staleness=staleness, **roles).play(at_most_s=1e3)
+    assert len(played.steps) == STEPS
+    assert gaps(span for span in played.spans if span.end > span.start) == []

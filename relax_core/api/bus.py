@@ -187,7 +187,11 @@ class Bus(Protocol):
         ...
 
     async def report_held(
-        self, holder: str, attempts: frozenset[AttemptId], admitted: int, given_up: Mapping[AttemptId, int] | None = None
+        self,
+        holder: str,
+        attempts: frozenset[AttemptId],
+        admitted: int,
+        given_up: Mapping[AttemptId, int] | None = None,
     ) -> frozenset[AttemptId]:
         """The holder's own count of what it works on; `admitted`: attempts admitted to it so far, as it saw them.
 

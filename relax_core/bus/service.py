@@ -76,7 +76,11 @@ class BusService:
         self._wake()
 
     async def report_held(
-        self, holder: str, attempts: frozenset[AttemptId], admitted: int, given_up: Mapping[AttemptId, int] | None = None
+        self,
+        holder: str,
+        attempts: frozenset[AttemptId],
+        admitted: int,
+        given_up: Mapping[AttemptId, int] | None = None,
     ) -> frozenset[AttemptId]:
         return self.queue.report_held(holder, attempts, admitted, given_up)
 

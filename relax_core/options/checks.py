@@ -86,7 +86,9 @@ def live_weights(config: RunConfig, catalogue: Catalogue) -> Errors:
     transport = cast(type[WeightTransport], catalogue.target("weight-transport", config.weights.name))
     trainer = cast(type[Trainer], catalogue.target("trainer", config.trainer.name))
     if transport.live and trainer.transfer is Trainer.transfer:
-        fix = f'trainer {config.trainer.name} hands out no live weights: use a stored transport, such as "shared-memory"'
+        fix = (
+            f'trainer {config.trainer.name} hands out no live weights: use a stored transport, such as "shared-memory"'
+        )
         yield ConfigError("weights.name", config.weights.name, fix)
 
 

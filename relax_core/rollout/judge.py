@@ -83,7 +83,9 @@ class Judge:
     def owing(self) -> dict[str, Any]:
         """Rewards with samples that they were asked about and did not answer, and for how long somebody has waited."""
         owed = {reward.name: reward.owed for reward in self._rewards if reward.owed}
-        return {"rewards": owed, "for_s": round(self._clock.now() - min(self._asked), 3)} if owed and self._asked else {}
+        return (
+            {"rewards": owed, "for_s": round(self._clock.now() - min(self._asked), 3)} if owed and self._asked else {}
+        )
 
     def _judgement(self, trajectory: Trajectory, verdicts: Mapping[str, Verdict]) -> Judgement:
         if not trajectory.outcome.judged:

@@ -120,7 +120,9 @@ LEAVE = wait("rollout", "leave to start groups", "actor (its version bounds stal
 
 def waiting_for_rollout(facts, *more, waits=(LEAVE,), state="busy"):
     return status(
-        Beat("actor", "waiting", waits=(wait("actor", "4 groups for step 7", "rollout, then advantages", 60.0, 660.0),)),
+        Beat(
+            "actor", "waiting", waits=(wait("actor", "4 groups for step 7", "rollout, then advantages", 60.0, 660.0),)
+        ),
         Beat("advantages", "waiting", waits=(wait("advantages", "finished groups", "rollout", 60.0, 101.0),)),
         Beat("rollout", state, "generating", waits, facts, at=100.0),
         *more,

@@ -211,7 +211,7 @@ class EngineSlot:
 
     @property
     def work(self) -> int:
-        return sum(p.request.max_new_tokens - len(p.tokens) for p in self.running.values())
+        return sum(pending.left for pending in self.running.values())
 
     async def end(self) -> None:
         self.serving = False

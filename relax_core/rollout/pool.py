@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from relax_core.api.clock import Clock
@@ -207,11 +207,19 @@ class EnginePool:
         for name, ids in self._requests.give_up(running).items():
             self._own(_abort(self._slots[name], ids))
         if not self._paused:
-            for name, batch in self._requests.place(self._loads, self._give):
+            loads = self._loads()  # counted once: once a request would be quadratic
+
+            def give(engine: str, pending: Pending) -> None:
+                self._give(engine, pending)
+                loads[engine] = replace(loads[engine], work=loads[engine].work + pending.left)
+
+            for name, batch in self._requests.place(lambda: tuple(loads.values()), give):
                 self._own(self._serve(self._slots[name], batch))
 
-    def _loads(self) -> list[EngineLoad]:
-        return [EngineLoad(slot.name, slot.able, slot.version.step, slot.work) for slot in self._slots.values()]
+    def _loads(self) -> dict[str, EngineLoad]:
+        return {
+            slot.name: EngineLoad(slot.name, slot.able, slot.version.step, slot.work) for slot in self._slots.values()
+        }
 
     def _give(self, engine: str, pending: Pending) -> None:
         slot = self._slots[engine]

@@ -66,8 +66,13 @@ class Pending:
         return self.request.floor if self.request.floor >= 0 else min(self.versions, default=-1)
 
     @property
+    def left(self) -> int:
+        """Tokens it may still get."""
+        return self.request.max_new_tokens - len(self.tokens)
+
+    @property
     def complete(self) -> bool:
-        return len(self.tokens) >= self.request.max_new_tokens
+        return self.left <= 0
 
     def completion(self) -> Completion:
         versions, oldest = tuple(self.versions), tuple(self.oldest_cache)

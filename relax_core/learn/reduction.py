@@ -8,7 +8,8 @@ end. One buffer can be rescaled once, so every term must then share that factor.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,6 +38,16 @@ class Denominators:
         """A chunk's share of the algorithm's own denominators."""
         for name, share in counts.items():
             self._own[name] = self._own.get(name, 0.0) + float(share)
+
+    def share(self) -> dict[str, Any]:
+        """What this rank knows, as plain data for `join`."""
+        return {"own": self._own, "used": sorted(self._used)}
+
+    def join(self, shares: Sequence[Mapping[str, Any]]) -> None:
+        """The shares of all ranks, this one's too, take the place of its own."""
+        self._used = {name for share in shares for name in share["used"]}
+        names = sorted({name for share in shares for name in share["own"]})
+        self._own = {name: sum(share["own"].get(name, 0.0) for share in shares) for name in names}
 
     def rescale(self, true: Mapping[str, float]) -> float:
         """The one factor from nominal to true counts. Raises ValueError where terms would need different ones."""

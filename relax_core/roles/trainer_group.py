@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from relax_core.api.batch import Ragged, RowBatch
-from relax_core.api.errors import InfrastructureError
+from relax_core.api.errors import DeadlineExceeded, InfrastructureError, WorkerDied
 from relax_core.api.role import Context, Lane
 from relax_core.api.trainer import Chosen, Chunk, OptimizerSpec, Trainer, TrainerSpec, UpdateOutcome, UpdateResult
 from relax_core.api.turn import Part
@@ -22,6 +22,9 @@ START_S = 600.0
 CALL_S = 3600.0
 """A training call may be long, but a rank that died is noticed at once by its connection."""
 
+
+GRACE_S = 3.0
+"""After one rank failed, for the others to answer: what they say may name the cause."""
 
 WORK = frozenset({"begin_step", "begin_update", "accumulate", "finish_update", "forward"})
 """Methods that are what a step is for; others move weights, save, sleep and wake."""
@@ -67,9 +70,25 @@ class TrainerGroup:
         return made
 
     async def call(self, method: str, *args: Any, timeout_s: float = CALL_S) -> list[Any]:
-        """One method on every rank; the first failure is raised."""
+        """One method on every rank. A failure ends the call on all of them, and its cause is raised.
+
+        Ranks meet in collectives: where one is gone the others may wait for it, so those that do not answer are killed.
+        """
         ranks = zip(self._lanes, self._workers, strict=True)
-        return list(await asyncio.gather(*(_ask(lane, worker, method, args, timeout_s) for lane, worker in ranks)))
+        calls = [asyncio.ensure_future(_ask(lane, worker, method, args, timeout_s)) for lane, worker in ranks]
+        try:
+            ended, left = await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
+            if left:
+                ended, left = await asyncio.wait(calls, timeout=GRACE_S)
+            failures = [error for call in calls if call in ended and (error := call.exception())]
+            await asyncio.gather(*(self._workers[calls.index(call)].kill() for call in left))
+            if failures:
+                raise min(failures, key=_remoteness)
+            return [call.result() for call in calls]
+        finally:
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
 
     @property
     def size(self) -> int:
@@ -127,6 +146,13 @@ class TrainerGroup:
 
     async def stop(self) -> None:
         await asyncio.gather(*(worker.stop() for worker in self._workers))
+
+
+def _remoteness(error: BaseException) -> int:
+    """From the cause of a failure: a rank that died, one that raised, one that lost another, one that only waited."""
+    if isinstance(error, WorkerDied):
+        return 0
+    return 1 + isinstance(error, InfrastructureError) + isinstance(error, DeadlineExceeded)
 
 
 async def _ask(lane: Lane, worker: Worker, method: str, args: Sequence[Any], timeout_s: float) -> Any:

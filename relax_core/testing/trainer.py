@@ -132,10 +132,21 @@ class TrainerSuite(Suite):
     deadline_s: ClassVar[float] = 120.0
     tolerance: ClassVar[float] = 1e-5
     """Relative, of a loss or a norm computed in another order."""
+    ranks: ClassVar[int] = 1
+    """Processes; several of them are driven as one trainer."""
     algorithm: ClassVar[Chosen] = Chosen("algorithm", "reinforce")
     transport: ClassVar[Chosen] = Chosen("weight-transport", "in-memory")
 
     # -- building -----------------------------------------------------------------------------------------------
+
+    @classmethod
+    def make(cls) -> Any:
+        """A new instance; of several ranks where the suite has them."""
+        if cls.ranks == 1:
+            return super().make()
+        from relax_core.testing.crew import RankedTrainer
+
+        return RankedTrainer(cls.target(), cls.options, cls.ranks)  # type: ignore[arg-type]
 
     @classmethod
     def start(cls, trainer: Trainer, folder: str, **changes: Any) -> Trainer:

@@ -1,8 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The torch trainer conforms."""
+"""The torch trainer conforms, alone and on several ranks."""
 
 from relax_core.testing.trainer import TrainerSuite
 
 
 class TestTorch(TrainerSuite):
     component = "torch"
+
+
+class Ranked(TrainerSuite):
+    """That processes agree is asked of one rank: here it would start six more. Checkpoints continue bit for bit here too."""
+
+    component = "torch"
+    ranks = 2
+    test_the_same_input_gives_the_same_result = None
+    test_every_process_gives_the_same_result = None
+
+
+class TestTorchOnTwoRanks(Ranked):
+    options = {"sharding": "none"}
+
+
+class TestTorchSharded(Ranked):
+    options = {"sharding": "fsdp"}

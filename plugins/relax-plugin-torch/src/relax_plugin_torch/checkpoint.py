@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that a rank needs to continue bit for bit: weights and moments as safetensors, the rest as JSON. No pickle."""
+"""All that ranks need to continue bit for bit: weights and moments as safetensors, the rest as JSON. No pickle.
+
+What lies on disk is whole, gathered from all ranks and written by the first, so it loads on any number of them. The
+random state is the first rank's: everyone continues with it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,9 @@ from torch import Tensor
 
 from relax_core.api import ConfigError
 from relax_plugin_torch.atomic import new_directory
+from relax_plugin_torch.model import own_tensors
 from relax_plugin_torch.random_state import random_state, restore_random_state
+from relax_plugin_torch.sharding import gathered, share_like
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -26,11 +32,16 @@ _FIELD = "checkpoint"
 
 
 def save_checkpoint(
-    directory: str, model: PreTrainedModel, optimizer: torch.optim.Optimizer, state: dict[str, Any]
+    directory: str, model: PreTrainedModel, optimizer: torch.optim.Optimizer, state: dict[str, Any], first: bool = True
 ) -> None:
+    """All ranks call; the first one writes."""
+    weights = gathered(own_tensors(model), first)
+    moments = gathered(_moments(model, optimizer), first)
+    if not first:
+        return
     with new_directory(directory) as path:
-        save_file(_own_tensors(model), path / _WEIGHTS)
-        save_file(_moments(model, optimizer), path / _MOMENTS)
+        save_file(weights, path / _WEIGHTS)
+        save_file(moments, path / _MOMENTS)
         text = json.dumps({"schema": SCHEMA, "random": random_state(), **state})
         (path / _STATE).write_text(text, encoding="utf-8")
 
@@ -38,7 +49,7 @@ def save_checkpoint(
 def load_checkpoint(directory: str, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Restore weights, moments and random state; returns what else was saved."""
     state, weights, moments = _read(Path(directory))
-    own = _own_tensors(model)
+    own = own_tensors(model)
     have, want = ({name: tuple(t.shape) for name, t in tensors.items()} for tensors in (weights, own))
     if have != want:
         differing = sorted(name for name in have.keys() | want.keys() if have.get(name) != want.get(name))
@@ -47,7 +58,7 @@ def load_checkpoint(directory: str, model: PreTrainedModel, optimizer: torch.opt
         )
     with torch.no_grad():
         for name, tensor in own.items():
-            tensor.copy_(weights[name])
+            tensor.copy_(share_like(tensor, weights[name]))
     _restore_moments(model, optimizer, moments)
     restore_random_state(state["random"])
     return state
@@ -66,11 +77,6 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tens
     return state, weights, moments
 
 
-def _own_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
-    tied = getattr(model, "all_tied_weights_keys", None) or {}
-    return {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
-
-
 def _moments(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """`<parameter>/<moment>`: by name, so that it does not hang on the optimizer's order."""
     named = {parameter: name for name, parameter in model.named_parameters()}
@@ -87,5 +93,4 @@ def _restore_moments(model: PreTrainedModel, optimizer: torch.optim.Optimizer, m
     for key, value in moments.items():
         name, _, moment = key.rpartition("/")
         parameter = parameters[name]
-        place = value if value.dim() == 0 and parameter.device.type == "cpu" else value.to(parameter.device)
-        optimizer.state[parameter][moment] = place
+        optimizer.state[parameter][moment] = share_like(parameter, value.to(parameter.device))

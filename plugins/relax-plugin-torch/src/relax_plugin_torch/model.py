@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from relax_core.api import ConfigError
 from relax_plugin_torch.folder import FIELD, TOKENIZER_FILES, check_folder
+from relax_plugin_torch.sharding import gathered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -62,18 +63,30 @@ def _check_complete(path: str, report: dict[str, Any]) -> None:
         raise ConfigError(FIELD, path, f"{name} is {shapes}; save the model again")
 
 
+def own_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Weights under the model's own names; tied ones once."""
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
+
+
 def named_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Weights under the names of a Hugging Face folder; tied ones once."""
+    """Weights under the names of a Hugging Face folder."""
     from transformers.core_model_loading import revert_weight_conversion
 
-    tied = getattr(model, "all_tied_weights_keys", None) or {}
-    own = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
-    return dict(revert_weight_conversion(model, own))
+    return dict(revert_weight_conversion(model, own_tensors(model)))
 
 
-def published_tensors(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str, np.ndarray, str]]:
+def whole_tensors(model: PreTrainedModel, keep: bool = True) -> dict[str, Tensor]:
+    """As `named_tensors`, gathered from all ranks, which all call; empty for those who only help."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    own = gathered(own_tensors(model), keep)
+    return dict(revert_weight_conversion(model, own)) if keep else {}
+
+
+def published_arrays(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Iterator[tuple[str, np.ndarray, str]]:
     """(name, array, dtype) as transports take them; bf16 as its bits."""
-    for name, tensor in named_tensors(model).items():
+    for name, tensor in tensors.items():
         yield name, *published_array(tensor, dtype)
 
 
@@ -84,11 +97,11 @@ def published_array(tensor: Tensor, dtype: torch.dtype) -> tuple[np.ndarray, str
     return bits.numpy(), SAFETENSORS[value.dtype]
 
 
-def export_folder(model: PreTrainedModel, source: str, directory: Path, dtype: torch.dtype) -> None:
-    """A folder that AutoModelForCausalLM and AutoTokenizer load."""
-    state = {
-        name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in model.state_dict().items()
-    }
+def export_folder(
+    model: PreTrainedModel, state: Mapping[str, Tensor], source: str, directory: Path, dtype: torch.dtype
+) -> None:
+    """A folder that AutoModelForCausalLM and AutoTokenizer load; `state` is the model's own, whole."""
+    state = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in state.items()}
     before = model.config.dtype
     model.config.dtype = dtype
     try:

@@ -6,6 +6,7 @@ Only trained tokens go through the head, so neither prompts nor padding cost log
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _PROBE_TOLERANCE = 1e-4
+Scores = dict[str, Tensor]
 _MAX_MASK = 2**24
 """Elements of a mask; beyond it making the mask costs more than shared prompts save."""
 
@@ -38,10 +40,22 @@ class Policy:
         self._weights_flops, self._attention_flops = _flops(model)
         self._apart = self._head_stands_apart()
         self._shares = share_prefixes and self._sees_by_mask()
+        self._enter: Callable[[Callable[[], Scores]], Scores] = _at_once
 
     def score(self, batch: learn.PackedBatch, *, entropy: bool = False) -> dict[str, Tensor]:
         """`log_probs` (and `entropy`), [tokens]; 0 without gradient where `loss_mask` is 0."""
-        return self._score(batch, self._layout(batch), entropy)
+        return self._enter(lambda: self._score(batch, self._layout(batch), entropy))
+
+    def through(self, enter: Callable[[Callable[[], Scores]], Scores]) -> None:
+        """Score within `enter` from now on: there the model's weights are whole."""
+        self._enter = enter
+
+    def attend(self) -> Tensor:
+        """0, computed: a rank without rows meets the others in every block, forward and backward of the result."""
+        row = RowBatch((RowId(0, 0, 0, 0),), {
+            "tokens": Ragged.of([np.zeros(2, np.int32)]), "loss_mask": Ragged.of([np.array([0, 1], np.uint8)]),
+        })  # fmt: skip
+        return self.score(learn.PackedBatch(row, device=str(self.device)))["log_probs"].sum() * 0.0
 
     def _score(self, batch: learn.PackedBatch, layout: Layout, entropy: bool) -> dict[str, Tensor]:
         trained = batch.loss_mask.nonzero().squeeze(1)
@@ -112,6 +126,10 @@ class Policy:
         layouts = (by_row(batch), PrefixTree(batch).layout())
         plain, shared = (self._score(batch, layout, False)["log_probs"] for layout in layouts)
         return torch.allclose(plain, shared, atol=0.1 if self._autocast else _PROBE_TOLERANCE)
+
+
+def _at_once(work: Callable[[], Scores]) -> Scores:
+    return work()
 
 
 def _flops(model: PreTrainedModel) -> tuple[float, float]:

@@ -15,28 +15,36 @@ import torch
 
 from relax_core.api import Chosen, InfrastructureError, Manifest, Version, WeightTransport
 from relax_core.api.weights import Payload
-from relax_plugin_torch.model import named_tensors, published_array, published_tensors
+from relax_plugin_torch.model import named_tensors, published_array, published_arrays, whole_tensors
+from relax_plugin_torch.sharding import share_like, whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
 class Publication:
-    """Of one rank; `build` makes transports."""
+    """Of one rank; `build` makes transports. All ranks gather what is shared out, the first one sends."""
 
-    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, build: Callable[[Chosen], Any]) -> None:
-        self._model, self._dtype, self._build = model, dtype, build
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, build: Callable[[Chosen], Any], first: bool) -> None:
+        self._model, self._dtype, self._build, self._first = model, dtype, build, first
         self._transports: dict[str, WeightTransport] = {}
         self._loaded: Version | None = None
         self._torn = ""
 
     def send(self, version: Version, transport: Chosen, location: str, payload: Payload, base: str) -> Manifest:
-        tensors = published_tensors(self._model, self._dtype)
-        return self._transport(transport).send(version, payload, base, tensors, location)
+        tensors = whole_tensors(self._model, self._first)
+        if not self._first:
+            return Manifest(version, payload, (), location, base, "")
+        arrays = published_arrays(tensors, self._dtype)
+        return self._transport(transport).send(version, payload, base, arrays, location)
 
     def transfer(self, manifest: Manifest, transport: Chosen, receivers: int, wait_s: float) -> int:
-        tensors = published_tensors(self._model, self._dtype)
-        return self._transport(transport).transfer(manifest, tensors, receivers, wait_s)
+        """How many receivers took all of it; 0 on ranks that do not send."""
+        tensors = whole_tensors(self._model, self._first)
+        if not self._first:
+            return 0
+        arrays = published_arrays(tensors, self._dtype)
+        return self._transport(transport).transfer(manifest, arrays, receivers, wait_s)
 
     def check_whole(self) -> None:
         """Raises where half of two versions lies in memory."""
@@ -50,7 +58,7 @@ class Publication:
         self._refuse(manifest, own)
 
         def resident(name: str) -> np.ndarray:
-            return published_array(own[name], self._dtype)[0]
+            return published_array(whole(own[name]), self._dtype)[0]
 
         arriving = transport.receive(manifest, resident)
         if not transport.live:
@@ -64,7 +72,8 @@ class Publication:
         self._torn = f"{manifest.version} broke off while it was loaded"
         for info, array in arriving:
             value = torch.from_numpy(np.array(array))
-            own[info.name].copy_(value.view(torch.bfloat16) if info.dtype == "BF16" else value)
+            value = value.view(torch.bfloat16) if info.dtype == "BF16" else value
+            own[info.name].copy_(share_like(own[info.name], value))
             missing.discard(info.name)
         if missing:
             raise ValueError(f"{manifest.version}: {sorted(missing)[:3]} did not arrive; publish again")

@@ -31,15 +31,17 @@ from relax_core.api.weights import Payload, combined_fingerprint, tensor_fingerp
 from relax_core.learn.packed import columns_of
 from relax_plugin_torch.atomic import new_directory
 from relax_plugin_torch.checkpoint import load_checkpoint, save_checkpoint
-from relax_plugin_torch.model import export_folder, load_model, published_tensors
+from relax_plugin_torch.model import export_folder, load_model, own_tensors, published_arrays, whole_tensors
 from relax_plugin_torch.optimizer import make_optimizer
 from relax_plugin_torch.policy import Policy
 from relax_plugin_torch.progress import Progress
 from relax_plugin_torch.publication import Publication
 from relax_plugin_torch.random_state import seed_all
+from relax_plugin_torch.ranks import Ranks, met
 from relax_plugin_torch.rest import Rest
 from relax_plugin_torch.rows import check_rows
 from relax_plugin_torch.setup import TRAINED_ROLES, check_outputs, check_spec, choose_device, set_up
+from relax_plugin_torch.sharding import gathered, shard, suits, whole
 from relax_plugin_torch.update import Update
 
 if TYPE_CHECKING:
@@ -55,33 +57,51 @@ class Rank:
         check_spec(spec)
         self._spec, self._build = spec, build
         self._undo_set_up = set_up(spec)
-        self._device = choose_device(options.device)
+        self._device = choose_device(options.device, spec.rank)
         self._dtype = torch.bfloat16 if spec.model.get("dtype") == "bfloat16" else torch.float32
         self._model = load_model(str(spec.model["path"]), options.attention, self._device)
         self._policy = Policy(
             self._model, temperature=spec.temperature, autocast=self._dtype == torch.bfloat16,
             max_logits=options.logits_mb * 2**18, share_prefixes=options.share_prefixes,
         )  # fmt: skip
-        self._publication = Publication(self._model, self._dtype, build)
         self.progress = Progress()
         self._update: Update | None = None
-        self._prepare_training()
-        self._rest = Rest(self._model, getattr(self, "_optimizer", None), self._device)
+        self._choose_algorithm()
+        self.ranks = Ranks(spec, self._device, options.collective_timeout_s)
+        with self.ranks.meeting("start"):
+            self._sharded = self._shard(options.sharding)
+        self._publication = Publication(self._model, self._dtype, build, self.ranks.first)
+        self._make_optimizer()
+        self._rest = Rest(self._model, getattr(self, "_optimizer", None), self._device, self._sharded)
         seed_all(spec.seed)
 
-    def _prepare_training(self) -> None:
+    def _choose_algorithm(self) -> None:
         if self._spec.role not in TRAINED_ROLES:
             self._model.requires_grad_(False)
             return
         self._algorithm: Algorithm = self._build(self._spec.algorithm)
         check_outputs(self._algorithm)
+
+    def _shard(self, wanted: str) -> bool:
+        """Alone there is nothing to share; else all ranks do the same, also where their GPUs differ."""
+        if self.ranks.size == 1:
+            return False
+        if wanted == "none" or (wanted == "auto" and not any(self.ranks.tell(suits(self._model, self._device)))):
+            return False
+        self._policy.through(shard(self._model, self._device, self.ranks.size))
+        return True
+
+    def _make_optimizer(self) -> None:
+        if self._spec.role not in TRAINED_ROLES:
+            return
         self._parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         self._optimizer = make_optimizer(self._model, self._spec.optimizer)
 
+    @met
     def facts(self) -> dict[str, Any]:
         infos = [
             TensorInfo(name, array.shape, dtype, tensor_fingerprint(array), array.nbytes)
-            for name, array, dtype in published_tensors(self._model, self._dtype)
+            for name, array, dtype in published_arrays(whole_tensors(self._model, self.ranks.first), self._dtype)
         ]
         return {
             "parameters": sum(parameter.numel() for parameter in self._model.parameters()),
@@ -91,6 +111,8 @@ class Rank:
             "device": str(self._device),
             "sleeps": self._rest.able,
             "threads": torch.get_num_threads(),
+            "ranks": self.ranks.size,
+            "sharding": "fsdp" if self._sharded else "none",
         }
 
     # -- updates ------------------------------------------------------------------------------------------------
@@ -105,16 +127,22 @@ class Rank:
         self._optimizer.zero_grad(set_to_none=True)
         self._update = Update(self._policy, self._algorithm, denominators)
 
+    @met
     def accumulate(self, chunk: Chunk) -> None:
         update = self._open_update()
         self._check_lag(chunk.rows)
         step_start = None if self.progress.updated else self.progress.step
-        for batch in self._micro_batches(chunk, self._algorithm.zero_advantage_skips):
-            if bool(batch.loss_mask.any()):
+        wanted = self._with_gradient(chunk.rows)
+        for batch in self._micro_batches(chunk, wanted, wanted & _trained(chunk.rows)):
+            if batch is None:
+                update.attend()
+            else:
                 update.add(batch, step_start)
 
+    @met
     def finish_update(self, denominators: Mapping[str, float]) -> UpdateResult:
         update = self._open_update()
+        update.join(self.ranks.tell(update.share()))
         factor = update.denominators.rescale(denominators)
         norm = self._finish_gradient(factor)
         self._update = None
@@ -130,17 +158,19 @@ class Rank:
         return UpdateResult(UpdateOutcome.APPLIED, update.metrics(factor), norm, lr)
 
     def _finish_gradient(self, factor: float) -> float:
-        """Rescale, measure and clip. A parameter that no row touched has gradient 0, so that its moments still decay."""
+        """Add up, rescale, measure and clip. What no row touched has gradient 0, so that its moments still decay."""
         for parameter in self._parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        if not self._sharded:  # those of shares were added up as they came
+            self.ranks.add_up(gradients)
         if factor != 1.0:
             torch._foreach_mul_(gradients, factor)
         norm = torch.nn.utils.get_total_norm(gradients)
         if self._spec.optimizer.grad_clip > 0:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, self._spec.optimizer.grad_clip, norm)
-        return float(norm)
+        return float(whole(norm))
 
     def abort_update(self) -> None:
         self._update = None
@@ -160,27 +190,33 @@ class Rank:
                 f"accumulate: rows have no weight_versions, only {', '.join(rows.columns)}; their lag is unknown"
             )
 
-    def _micro_batches(self, chunk: Chunk, skip: bool) -> Iterator[learn.PackedBatch]:
-        rows, config = chunk.rows, self._model.config
+    def _with_gradient(self, rows: RowBatch) -> set[int]:
+        skip = self._algorithm.zero_advantage_skips and "advantages" in rows.columns
+        return set(learn.rows_with_gradient(rows)) if skip else set(range(len(rows)))
+
+    def _micro_batches(self, chunk: Chunk, wanted: set[int], needed: set[int]) -> Iterator[learn.PackedBatch | None]:
+        """This rank's, of wanted rows, where one is needed; None where only other ranks have such rows, but need this one's
+        share of the weights."""
+        rows, config, plan = chunk.rows, self._model.config, chunk.plan.micro_batches
         check_rows(rows, config.vocab_size, getattr(config, "max_position_embeddings", 0))
-        wanted = set(learn.rows_with_gradient(rows)) if skip and "advantages" in rows.columns else set(range(len(rows)))
-        for planned in chunk.plan.micro_batches[self._spec.rank]:
-            indices = [index for index in planned if index in wanted]
-            if indices:
+        for turn, planned in enumerate(plan[self._spec.rank]):
+            if not needed.isdisjoint(planned):
+                indices = [index for index in planned if index in wanted]
                 yield learn.PackedBatch(rows.take(indices), device=str(self._device))
+            elif self._sharded and any(not needed.isdisjoint(rank[turn]) for rank in plan):
+                yield None
 
     # -- forward ------------------------------------------------------------------------------------------------
 
-    @torch.inference_mode()
+    @met
     def forward(self, chunk: Chunk, columns: Sequence[str]) -> RowBatch:
         unknown = [name for name in columns if name not in FORWARD_COLUMNS]
         if unknown:
             raise ValueError(f"forward: got columns {unknown}; this trainer fills {', '.join(FORWARD_COLUMNS)}")
         self._rest.need("weights")
         self._publication.check_whole()
-        parts: list[dict[str, Ragged]] = []
-        for batch in self._micro_batches(chunk, skip=False):
-            parts.append(columns_of(batch, self._policy.score(batch, entropy="entropy" in columns)))
+        with torch.inference_mode(not self._sharded), torch.no_grad():  # shares that were gathered are trained later
+            parts = list(self._filled(chunk, columns))
         indices = [index for planned in chunk.plan.micro_batches[self._spec.rank] for index in planned]
         order = sorted(range(len(indices)), key=lambda place: indices[place])
         ids = tuple(chunk.rows.ids[indices[place]] for place in order)
@@ -188,34 +224,50 @@ class Rank:
             return RowBatch((), {name: Ragged.of([]) for name in columns})
         return RowBatch(ids, {name: Ragged.concatenate([part[name] for part in parts]).take(order) for name in columns})
 
+    def _filled(self, chunk: Chunk, columns: Sequence[str]) -> Iterator[dict[str, Ragged]]:
+        everything = set(range(len(chunk.rows)))
+        for batch in self._micro_batches(chunk, everything, everything):
+            if batch is None:
+                self._policy.attend()
+            else:
+                yield columns_of(batch, self._policy.score(batch, entropy="entropy" in columns))
+
     # -- weights ------------------------------------------------------------------------------------------------
 
+    @met
     def publish(
         self, version: Version, transport: Chosen, location: str, payload: Payload = "full", base: str = ""
     ) -> Manifest:
         self.progress.check_publish(version)
         return self._publication.send(version, transport, location, payload, base)
 
+    @met
     def transfer(self, manifest: Manifest, transport: Chosen, receivers: int, wait_s: float) -> int:
         self.progress.check_transfer(manifest.version)
         return self._publication.transfer(manifest, transport, receivers, wait_s)
 
+    @met
     def load_published(self, manifest: Manifest, transport: Chosen) -> None:
         self._publication.load(manifest, transport)
 
     # -- checkpoints --------------------------------------------------------------------------------------------
 
+    @met
     def save(self, directory: str) -> None:
         self._refuse_within_update("save")
-        save_checkpoint(directory, self._model, self._optimizer, {"progress": self.progress.state()})
+        state = {"progress": self.progress.state()}
+        save_checkpoint(directory, self._model, self._optimizer, state, self.ranks.first)
 
     def load(self, directory: str) -> None:
         self._refuse_within_update("load")
         self.progress = Progress(**load_checkpoint(directory, self._model, self._optimizer)["progress"])
 
+    @met
     def export(self, directory: str) -> None:
-        with new_directory(directory) as path:
-            export_folder(self._model, str(self._spec.model["path"]), path, self._dtype)
+        state = gathered(own_tensors(self._model), self.ranks.first)
+        if self.ranks.first:
+            with new_directory(directory) as path:
+                export_folder(self._model, state, str(self._spec.model["path"]), path, self._dtype)
 
     def _refuse_within_update(self, call: str) -> None:
         if self._spec.role not in TRAINED_ROLES:
@@ -235,4 +287,10 @@ class Rank:
 
     def stop(self) -> None:
         self._update = None
+        self.ranks.leave()
         self._undo_set_up()
+
+
+def _trained(rows: RowBatch) -> set[int]:
+    """Rows with a token that is trained."""
+    return {index for index, mask in enumerate(rows.columns["loss_mask"].rows()) if mask.any()}

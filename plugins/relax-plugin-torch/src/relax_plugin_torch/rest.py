@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank's memory while others have its GPU: weights and optimizer lie in pinned host memory, gradients are gone.
 
-A CPU has no lower tier: there only gradients are freed. It moves memory and looks at none of its contents.
+A CPU has no lower tier, and weights that are shared out over ranks stay where they are: there only gradients are freed.
+It moves memory and looks at none of its contents.
 """
 
 from __future__ import annotations
@@ -12,14 +13,22 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from relax_plugin_torch.sharding import local
+
 PARTS = frozenset({"weights", "optimizer", "gradients"})
 
 
 class Rest:
     """Which parts of a rank sleep."""
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device) -> None:
-        self._model, self._optimizer, self._device = model, optimizer, device
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        device: torch.device,
+        sharded: bool = False,
+    ) -> None:
+        self._model, self._optimizer, self._device, self._sharded = model, optimizer, device, sharded
         self.asleep: set[str] = set()
         self._host: dict[tuple[int, str], Tensor] = {}
         """Pinned buffers, kept: pinning is slow."""
@@ -27,7 +36,7 @@ class Rest:
     @property
     def able(self) -> tuple[str, ...]:
         """Parts whose sleep gives memory to others."""
-        return tuple(sorted(PARTS)) if self._device.type == "cuda" else ("gradients",)
+        return tuple(sorted(PARTS)) if self._device.type == "cuda" and not self._sharded else ("gradients",)
 
     def need(self, part: str) -> None:
         """Raises ValueError where the part sleeps."""
@@ -42,9 +51,9 @@ class Rest:
         freed = self._drop_gradients() if "gradients" in wanted else 0
         if self._device.type != "cuda":
             return freed
-        if "weights" in wanted:
+        if "weights" in wanted and "weights" in self.able:
             self._move_weights(to_host=True)
-        if "optimizer" in wanted:
+        if "optimizer" in wanted and "optimizer" in self.able:
             self._move_optimizer(to_host=True)
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
@@ -53,9 +62,9 @@ class Rest:
     def wake(self, parts: Sequence[str]) -> None:
         wanted = _known(parts) & self.asleep
         if self._device.type == "cuda":
-            if "weights" in wanted:
+            if "weights" in wanted and "weights" in self.able:
                 self._move_weights(to_host=False)
-            if "optimizer" in wanted:
+            if "optimizer" in wanted and "optimizer" in self.able:
                 self._move_optimizer(to_host=False)
             torch.cuda.synchronize(self._device)
         self.asleep -= wanted
@@ -68,7 +77,7 @@ class Rest:
         held = []
         for parameter in self._model.parameters():
             if parameter.grad is not None:
-                storage = parameter.grad.untyped_storage()
+                storage = local(parameter.grad).untyped_storage()
                 held.append((StorageWeakRef(storage), storage.nbytes()))
                 del storage
                 parameter.grad = None

@@ -17,10 +17,6 @@ ROLES = (*TRAINED_ROLES, "reference", "actor_fwd")
 
 def check_spec(spec: TrainerSpec) -> None:
     """Refuse what this trainer does not do, in the words of the configuration."""
-    if spec.world_size != 1:
-        raise ConfigError(
-            "placement.actor", f"{spec.world_size} ranks", "the torch trainer runs on one rank; ask for 1"
-        )
     if spec.role not in ROLES:
         raise ConfigError("trainer.name", f"torch for role {spec.role}", f"it serves {', '.join(ROLES)}")
     dtype = spec.model.get("dtype", "float32")
@@ -64,8 +60,13 @@ def _nothing(*_: Any) -> None:
     """Nothing was changed."""
 
 
-def choose_device(wanted: str) -> torch.device:
+def choose_device(wanted: str, rank: int = 0) -> torch.device:
+    """Ranks that see all GPUs of a machine take one each; one that sees its own alone takes that."""
     available = torch.cuda.is_available()
     if wanted == "cuda" and not available:
         raise ConfigError("trainer.device", wanted, "torch sees no GPU here; use cpu or auto")
-    return torch.device("cuda" if available and wanted != "cpu" else "cpu")
+    if not available or wanted == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `torch` trainer: Hugging Face causal language models, one rank.
+"""The `torch` trainer: Hugging Face causal language models, as one of any number of ranks.
 
 This module is light: a shell plans chunks with it and never loads torch. What works is in `rank.py`, loaded at start.
 """
@@ -42,6 +42,11 @@ class TorchOptions(Options):
     """Implementation of attention, by its name in transformers."""
     share_prefixes: bool = True
     """Compute a prompt that rows of a group have in common once, where that costs less than computing it for each."""
+    sharding: Literal["auto", "none", "fsdp"] = "auto"
+    """Of several ranks: `none` keeps a copy on each, `fsdp` a share of weights and optimizer; `auto` is `fsdp` where copies
+    would take half of a GPU."""
+    collective_timeout_s: float = Field(600.0, gt=0)
+    """Longest time that ranks wait for each other within one call."""
     logits_mb: int = Field(128, gt=0)
     """Most memory of float32 logits at once; the backward pass computes larger ones again, slice by slice."""
 

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One update between begin and finish: what its micro-batches have added up so far. The gradient is in the parameters."""
+"""One update between begin and finish: what its micro-batches have added up so far. The gradient is in the parameters.
+
+At the end each rank gives its `share` and all `join` the shares of all, so that every rank knows the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +30,8 @@ class Update:
         self.denominators = learn.Denominators(denominators)
         self._terms: dict[str, Tensor] = {}
         self._metrics: list[Mapping[str, tuple[Tensor, Tensor]]] = []
+        self._totals: dict[str, float] = {}
+        self._merged: dict[str, Metric] = {}
 
     def add(self, batch: learn.PackedBatch, step_start: int | None) -> None:
         """Forward and backward of one micro-batch; `step_start` where the policy is still that of the step's start."""
@@ -42,14 +48,32 @@ class Update:
         if step_start is not None and batch.has("rollout_log_probs"):
             self._metrics.append(_rollout_difference(batch, log_probs, step_start))
 
-    def metrics(self, factor: float) -> dict[str, Metric]:
-        """(sum, count) of everything; terms are scaled like the gradient."""
-        terms = {name: float(value) * factor for name, value in self._terms.items()}
-        losses = {f"train/loss/{name}": (value, 1.0) for name, value in terms.items()}
+    def attend(self) -> None:
+        """Take part in a micro-batch of other ranks."""
+        self._policy.attend().backward()
+
+    def share(self) -> dict[str, Any]:
+        """What this rank adds, as plain data."""
         parts = [
             {name: (float(total), float(count)) for name, (total, count) in part.items()} for part in self._metrics
         ]
-        return learn.merge_metrics({"train/loss": (sum(terms.values()), 1.0)}, losses, *parts)
+        terms = {name: float(value) for name, value in self._terms.items()}
+        return {"counts": self.denominators.share(), "terms": terms, "metrics": learn.merge_metrics(*parts)}
+
+    def join(self, shares: Sequence[Mapping[str, Any]]) -> None:
+        """The shares of all ranks, this one's too, take the place of its own."""
+        self.denominators.join([share["counts"] for share in shares])
+        for share in shares:
+            for name, value in share["terms"].items():
+                self._totals[name] = self._totals.get(name, 0.0) + value
+        parts = [{name: (total, count) for name, (total, count) in share["metrics"].items()} for share in shares]
+        self._merged = learn.merge_metrics(*parts)
+
+    def metrics(self, factor: float) -> dict[str, Metric]:
+        """(sum, count) of everything that was joined; terms are scaled like the gradient."""
+        terms = {name: value * factor for name, value in self._totals.items()}
+        losses = {f"train/loss/{name}": (value, 1.0) for name, value in terms.items()}
+        return learn.merge_metrics({"train/loss": (sum(terms.values()), 1.0)}, losses, self._merged)
 
 
 def _rollout_difference(batch: learn.PackedBatch, log_probs: Tensor, step_start: int) -> Sums:

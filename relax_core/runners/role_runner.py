@@ -14,6 +14,7 @@ from relax_core.api.events import RoleFailed, RoleRecovered
 from relax_core.api.role import Role
 from relax_core.api.status import Beat, RoleState
 from relax_core.runners.context import RoleContext
+from relax_core.runners.garbage import collected_seldom
 
 BEAT_S = 0.5
 MAX_RESTARTS = 3
@@ -33,7 +34,8 @@ async def run_role(role: Role, make_context: Callable[[int], RoleContext], witho
         registration = await first.bus.register(role.name)
         context = make_context(registration.incarnation)
         try:
-            await _attended(role, context, lost_at)
+            with collected_seldom():
+                await _attended(role, context, lost_at)
             return
         except Exception as error:
             fatal = not (role.stateless and isinstance(error, InfrastructureError)) or restart == MAX_RESTARTS

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Garbage is collected seldom while roles work, and as before when the last one has ended, in whatever order they end."""
+
+import gc
+import weakref
+from contextlib import ExitStack
+
+from relax_core.runners.garbage import SELDOM, collected_seldom
+
+
+class Loop:
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_the_last_role_leaves_the_process_as_the_first_one_found_it() -> None:
+    before = gc.get_threshold()
+    first, second = ExitStack(), ExitStack()
+    first.enter_context(collected_seldom())
+    second.enter_context(collected_seldom())
+    first.close()
+    assert gc.get_threshold() == SELDOM
+    second.close()
+    assert gc.get_threshold() == before
+    assert gc.get_freeze_count() == 0
+
+
+def test_cycles_are_collected_meanwhile_and_those_from_before_afterwards() -> None:
+    earlier = Loop()
+    old = weakref.ref(earlier)
+    with collected_seldom():
+        del earlier
+        new = weakref.ref(Loop())
+        gc.collect()
+        assert new() is None
+        assert old() is not None
+    gc.collect()
+    assert old() is None

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from relax_core.api.errors import RelaxError
 
@@ -32,6 +34,20 @@ class RowId(NamedTuple):
     @property
     def attempt_id(self) -> AttemptId:
         return AttemptId(self.group, self.sample, self.attempt)
+
+
+class RowIds(tuple[RowId, ...]):
+    """Rows as they travel between processes: pickled as one array of numbers, not as so many objects."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RowIds._of, (array("q", chain.from_iterable(self)).tobytes(),)
+
+    @classmethod
+    def _of(cls, packed: bytes) -> RowIds:
+        numbers = iter(memoryview(packed).cast("q"))
+        return cls(map(RowId, numbers, numbers, numbers, numbers))
 
 
 @dataclass(frozen=True, slots=True)

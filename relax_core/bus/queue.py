@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from relax_core.api.batch import AttemptId, RowId
+from relax_core.api.batch import AttemptId, RowId, RowIds
 from relax_core.api.bus import Account, BusSettings, Claim, ClaimRequest, Issue, Registration, Sealed
 from relax_core.api.errors import RelaxError, StaleFence
 from relax_core.api.outcome import DropReason
@@ -224,7 +224,7 @@ class TransferQueue:
         if not picked or len(picked) < min(request.min_groups, left):
             return None
         picked.sort(key=lambda group: group.number)
-        rows = tuple(row for group in picked for row in group.ordered_rows())
+        rows = RowIds(row for group in picked for row in group.ordered_rows())
         groups = tuple(group.number for group in picked)
         lease = self.leases.grant(request.task, groups, rows, request.trains, now)
         samples = {m.id: m.sealed for group in picked for m in group.valid if m.sealed is not None}

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from pydantic import PositiveInt
 
-from relax_core.api.batch import AttemptId, Cut, Ragged, RowBatch, RowId
+from relax_core.api.batch import AttemptId, Cut, Ragged, RowBatch, RowId, RowIds
 from relax_core.api.bus import Account, BusComponent, Claim, ClaimRequest, Issue, PayloadStore, Registration, Sealed
 from relax_core.api.errors import StaleFence
 from relax_core.api.options import Options
@@ -17,7 +18,7 @@ from relax_core.api.version import Version
 from relax_core.bus.checks import check_columns, check_cut
 from relax_core.bus.store import read
 from relax_core.runners.ray.remote import Remote
-from relax_core.runners.ray.storage import RemoteStore, StorageActor
+from relax_core.runners.ray.storage import RemoteStore
 
 
 class RayBusOptions(Options):
@@ -31,7 +32,7 @@ class RayBus(BusComponent[RayBusOptions]):
     """Opened inside the hub; its storage actors belong to the hub, not to any role."""
 
     async def open_store(self) -> PayloadStore:
-        return RemoteStore([StorageActor.remote() for _ in range(self.options.storages)])  # type: ignore[attr-defined]
+        return await RemoteStore.open(self.options.storages)
 
 
 class BusClient:
@@ -55,8 +56,8 @@ class BusClient:
     async def put(self, batch: RowBatch, sealed: Sequence[Sealed], wait_s: float) -> bool:
         if self._store is None:
             return cast(bool, await self._hub.call("put", batch, sealed, wait_s))
-        size, names = batch.size_bytes, tuple(batch.columns)
-        key = await self._hub.call("begin_put", batch.ids, size, sealed, wait_s)
+        ids, size, names = RowIds(batch.ids), batch.size_bytes, tuple(batch.columns)
+        key = await self._hub.call("begin_put", ids, size, sealed, wait_s)
         if key is None:
             return False
         try:
@@ -64,7 +65,11 @@ class BusClient:
         except BaseException:
             await self._hub.call("cancel_put", key)
             raise
-        await self._hub.call("end_put", key, batch.ids, names, size, sealed)
+        try:
+            await self._hub.call("end_put", key, ids, names, size, sealed)
+        except StaleFence:
+            await self._store.free([key])
+            raise
         return True
 
     async def drop(self, attempts: Sequence[AttemptId], reason: DropReason, regenerate: bool = False) -> None:
@@ -76,39 +81,39 @@ class BusClient:
     async def read(self, claim: Claim, columns: Sequence[str]) -> RowBatch:
         if self._store is None:
             return cast(RowBatch, await self._hub.call("read", claim, columns))
-        return await read(self._store, claim, await self._hub.call("locate", claim, columns), columns)
+        return await read(self._store, claim, await self._hub.call("locate", _ticket(claim), columns), columns)
 
     async def read_slice(self, claim: Claim, columns: Sequence[str], part: Cut) -> RowBatch:
         if self._store is None:
             return cast(RowBatch, await self._hub.call("read_slice", claim, columns, part))
         check_cut(part)
-        return await read(self._store, claim, await self._hub.call("locate", claim, columns), columns, part)
+        return await read(self._store, claim, await self._hub.call("locate", _ticket(claim), columns), columns, part)
 
     async def write(self, claim: Claim, columns: Mapping[str, Ragged], version: Version | None = None) -> None:
         if self._store is None:
             await self._hub.call("write", claim, columns, version)
             return
         check_columns(claim, columns)
-        key = await self._hub.call("begin_write", claim)
+        key = await self._hub.call("begin_write", _ticket(claim))
         await self._store.put(key, columns)
         size = sum(column.size_bytes for column in columns.values())
         try:
-            await self._hub.call("end_write", claim, key, tuple(columns), size, version)
+            await self._hub.call("end_write", _ticket(claim), key, tuple(columns), size, version)
         except StaleFence:
             await self._store.free([key])
             raise
 
     async def verify(self, claim: Claim) -> None:
-        await self._hub.call("verify", claim)
+        await self._hub.call("verify", _ticket(claim))
 
     async def acknowledge(self, claim: Claim) -> None:
-        await self._hub.call("acknowledge", claim)
+        await self._hub.call("acknowledge", _ticket(claim))
 
     async def release(self, claim: Claim) -> None:
-        await self._hub.call("release", claim)
+        await self._hub.call("release", _ticket(claim))
 
     async def trained(self, claims: Sequence[Claim], step: int, without_gradient: Sequence[RowId] = ()) -> Version:
-        return cast(Version, await self._hub.call("trained", claims, step, without_gradient))
+        return cast(Version, await self._hub.call("trained", list(map(_ticket, claims)), step, without_gradient))
 
     async def version(self) -> Version:
         return cast(Version, await self._hub.call("version"))
@@ -117,7 +122,11 @@ class BusClient:
         return cast(Version, await self._hub.call("rollback", step))
 
     async def report_held(
-        self, holder: str, attempts: frozenset[AttemptId], admitted: int, given_up: Mapping[AttemptId, int] | None = None
+        self,
+        holder: str,
+        attempts: frozenset[AttemptId],
+        admitted: int,
+        given_up: Mapping[AttemptId, int] | None = None,
     ) -> frozenset[AttemptId]:
         return cast(frozenset[AttemptId], await self._hub.call("report_held", holder, attempts, admitted, given_up))
 
@@ -132,3 +141,8 @@ class BusClient:
 
     async def close(self) -> None:
         """The hub closes the bus; a client holds nothing."""
+
+
+def _ticket(claim: Claim) -> Claim:
+    """What the bus knows a lease by; its rows it knows itself."""
+    return replace(claim, rows=(), samples={})

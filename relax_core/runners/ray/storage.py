@@ -1,24 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """Storage actors own the payloads of the bus: a writer may die, and its rows can still be read.
 
-What comes in lies in Ray's shared memory under its writer's name. A large column is put there once more under the
-storage's own, beside its work; from then on a reader gets a reference, and reads in place what was written once.
+On a storage's machine a writer puts a block as a file into the storage's folder in memory and hands it over; readers
+there map it, and need no call. From elsewhere, and where there is no room, blocks travel by Ray: what comes in lies in
+Ray's shared memory under its writer's name, and a large column is put there once more under the storage's own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import ray
 
 from relax_core.api.batch import Cut, Ragged
-from relax_core.bus.store import Blocks, MemoryStore
+from relax_core.api.errors import DeadlineExceeded, InfrastructureError, WorkerDied
+from relax_core.bus.store import Blocks, MemoryStore, cut
 from relax_core.runners.ray.answer import answered, asked
+from relax_core.runners.ray.block_folder import BlockFolder
 
 CALL_S = 120.0
+CLOSE_S = 5.0
+BESIDE_BYTES = 1 << 20
+"""From here on a block is written beside the event loop."""
 BY_REFERENCE_BYTES = 1 << 20
 """Smaller columns travel within the answer: a reference costs a call of its own."""
 
@@ -32,6 +39,22 @@ class StorageActor:
         self._owned: dict[tuple[int, str], Any] = {}
         """References to the values of large columns, by block and name."""
         self._owning: dict[int, asyncio.Task[None]] = {}
+        self._folder: BlockFolder | None = None
+        self._files: set[int] = set()
+
+    async def open(self) -> BlockFolder | None:
+        """Where those on this machine may write to."""
+        self._folder = await asyncio.to_thread(BlockFolder.make)
+        return self._folder
+
+    async def adopt(self, key: int) -> Any:
+        """Keep a file that a writer has put into the folder."""
+        return await answered(self._adopt(key))
+
+    async def _adopt(self, key: int) -> None:
+        if self._folder is None or not self._folder.has(key):
+            raise InfrastructureError(f"bus storage: got block {key}, but no file of it; put it again")
+        self._files.add(key)
 
     async def put(self, key: int, columns: Mapping[str, Ragged]) -> None:
         await self._store.put(key, columns)
@@ -54,13 +77,19 @@ class StorageActor:
     async def _get(
         self, keys: Sequence[int], columns: Sequence[str], part: Cut | None
     ) -> tuple[Blocks, Mapping[tuple[int, str], Any]]:
-        for key in keys:
-            if key in self._owning:
-                await self._owning[key]
+        files = {key: self._filed(key, columns, part) for key in keys if key in self._files}
+        kept = [key for key in keys if key not in files]
+        await self._settled(kept)
         if part is None:
-            found = await self._store.get(keys, columns)
-            return found, {at: self._owned[at] for at in _places(found) if at in self._owned}
-        return {key: await self._cut(key, columns, part) for key in keys}, {}
+            found = await self._store.get(kept, columns)
+            return {**files, **found}, {at: self._owned[at] for at in _places(found) if at in self._owned}
+        return {**files, **{key: await self._cut(key, columns, part) for key in kept}}, {}
+
+    def _filed(self, key: int, columns: Sequence[str], part: Cut | None) -> Mapping[str, Ragged]:
+        found = None if self._folder is None else self._folder.read(key, columns, part is None)
+        if found is None:
+            raise InfrastructureError(f"bus storage: the file of block {key} is gone; its rows are lost")
+        return found if part is None else cut(found, part)
 
     async def _cut(self, key: int, columns: Sequence[str], part: Cut) -> Mapping[str, Ragged]:
         """Here, so that only the part travels."""
@@ -72,12 +101,22 @@ class StorageActor:
         return await self._owned[key, name] if (key, name) in self._owned else column.values
 
     async def free(self, keys: Sequence[int]) -> None:
-        for key in keys:
-            if key in self._owning:
-                await self._owning[key]
+        if self._folder is not None:
+            self._folder.free(keys)
+            self._files.difference_update(keys)
+        await self._settled(keys)
         await self._store.free(keys)
         gone = frozenset(keys)
         self._owned = {at: ref for at, ref in self._owned.items() if at[0] not in gone}
+
+    async def _settled(self, keys: Sequence[int]) -> None:
+        for key in keys:
+            if key in self._owning:
+                await self._owning[key]
+
+    async def close(self) -> None:
+        if self._folder is not None:
+            await asyncio.to_thread(self._folder.remove)
 
 
 class RemoteStore:
@@ -85,16 +124,51 @@ class RemoteStore:
 
     shared = True
 
-    def __init__(self, actors: Sequence[Any]) -> None:
-        self._actors = tuple(actors)
+    def __init__(self, actors: Sequence[Any], folders: Sequence[BlockFolder | None]) -> None:
+        self._actors, self._folders = tuple(actors), tuple(folders)
+
+    @classmethod
+    async def open(cls, count: int) -> Self:
+        actors = [StorageActor.remote() for _ in range(count)]  # type: ignore[attr-defined]
+        return cls(actors, [await asked(actor.open.remote(), "bus storage", "open", CALL_S) for actor in actors])
 
     async def put(self, key: int, columns: Mapping[str, Ragged]) -> None:
-        actor = self._actors[key % len(self._actors)]
-        await asked(actor.put.remote(key, columns), "bus storage", "put", CALL_S)
+        actor = self._actor(key)
+        try:
+            if await self._written(key, columns):
+                await asked(actor.adopt.remote(key), "bus storage", "put", CALL_S)
+            else:
+                await asked(actor.put.remote(key, columns), "bus storage", "put", CALL_S)
+        except BaseException:
+            await self.free([key])
+            raise
+
+    async def _written(self, key: int, columns: Mapping[str, Ragged]) -> bool:
+        """Whether the block lies in its storage's folder now."""
+        folder = self._folder(key)
+        if folder is None or not folder.here:
+            return False
+        if sum(column.size_bytes for column in columns.values()) < BESIDE_BYTES:
+            return folder.write(key, columns)
+        writing = asyncio.ensure_future(asyncio.to_thread(folder.write, key, columns))
+        try:
+            return await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            writing.add_done_callback(lambda _: folder.free([key]))
+            raise
 
     async def get(self, keys: Sequence[int], columns: Sequence[str], part: Cut | None = None) -> Blocks:
-        parts = await asyncio.gather(*(_fetched(a, mine, columns, part) for a, mine in self._by_actor(keys)))
-        return {key: block for part_ in parts for key, block in part_.items()}
+        found = {key: block for key in keys if (block := self._mapped(key, columns, part)) is not None}
+        left = self._by_actor([key for key in keys if key not in found])
+        for blocks in await asyncio.gather(*(_fetched(actor, mine, columns, part) for actor, mine in left)):
+            found.update(blocks)
+        return found
+
+    def _mapped(self, key: int, columns: Sequence[str], part: Cut | None) -> Mapping[str, Ragged] | None:
+        """A block that lies on this machine."""
+        folder = self._folder(key)
+        block = None if folder is None else folder.read(key, columns, part is None)
+        return block if block is None or part is None else cut(block, part)
 
     async def free(self, keys: Sequence[int]) -> None:
         for actor, mine in self._by_actor(keys):
@@ -102,7 +176,22 @@ class RemoteStore:
 
     async def close(self) -> None:
         for actor in self._actors:
+            with contextlib.suppress(WorkerDied, DeadlineExceeded):
+                await asked(actor.close.remote(), "bus storage", "close", CLOSE_S)
             ray.kill(actor)
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Remove what dead storages of this machine have left."""
+        for folder in self._folders:
+            if folder is not None:
+                folder.remove()
+
+    def _actor(self, key: int) -> Any:
+        return self._actors[key % len(self._actors)]
+
+    def _folder(self, key: int) -> BlockFolder | None:
+        return self._folders[key % len(self._folders)]
 
     def _by_actor(self, keys: Sequence[int]) -> list[tuple[Any, list[int]]]:
         count = len(self._actors)

@@ -15,6 +15,7 @@ import pytest
 
 from relax_core.api.bus import Bus, BusComponent, BusSettings
 from relax_core.api.errors import InfrastructureError
+from relax_core.api.outcome import DropReason
 from relax_core.api.version import Version
 from relax_core.testing.bus import BusSuite
 from relax_core.testing.bus_lab import SETTINGS, START, Lab, Open, Scenario, run_on
@@ -134,6 +135,7 @@ def test_rows_lost_with_their_storage_are_an_error_and_no_wait(joined: None, tmp
         await lab.produce(1)
         claim = await lab.claim()
         ray.kill(store._actors[0])
+        store.sweep()
         async with asyncio.timeout(20):
             with pytest.raises(InfrastructureError, match="bus storage"):
                 await bus.read(claim, ("tokens",))
@@ -154,24 +156,61 @@ def test_a_dead_hub_is_an_error_and_no_wait(joined: None, tmp_path: Path) -> Non
             for call in (waiting, bus.version()):
                 with pytest.raises(InfrastructureError, match="hub died"):
                     await call
+        store.sweep()
 
     _with_bus(tmp_path, scenario, closes=False)
 
 
-def test_large_columns_come_back_bit_for_bit(joined: None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("reach", ["same machine", "another machine", "reader elsewhere"])
+def test_large_columns_come_back_bit_for_bit(joined: None, tmp_path: Path, reach: str) -> None:
     async def scenario(bus: Any, hub: Any, store: Any) -> None:
-        from relax_core.api.batch import Ragged
+        from relax_core.api.batch import Cut, Ragged
 
+        bus = _client(hub, _elsewhere(store)) if reach == "another machine" else bus
         lab = Lab(bus)
         await lab.produce(1)
         claim = await lab.claim()
         values = np.arange(1 << 20, dtype=np.float32).reshape(-1, 4)
         half = len(values) // 2
         await bus.write(claim, {"hidden": Ragged(values, np.array([half, half]))})
+        bus = bus if reach == "same machine" else _client(hub, _elsewhere(store))
         again = await lab.claim("other", needs=("hidden",))
         np.testing.assert_array_equal((await bus.read(again, ("hidden",))).columns["hidden"].values, values)
+        part = (await bus.read_slice(again, ("hidden",), Cut((1, 3)))).columns["hidden"]
+        np.testing.assert_array_equal(part.values, values[[1, 2, half + 1, half + 2]])
 
     _with_bus(tmp_path, scenario)
+
+
+def test_what_is_read_outlives_its_block_and_a_closed_bus_leaves_no_file(joined: None, tmp_path: Path) -> None:
+    folders = []
+
+    async def scenario(bus: Any, hub: Any, store: Any) -> None:
+        lab = Lab(bus)
+        (folder,) = store._folders
+        folders.append(Path(folder.path))
+        (issue,) = await lab.produce(1)
+        read = (await bus.read(await lab.claim(), ("tokens",))).columns["tokens"]
+        assert _blocks(folder.path) == 1
+        await bus.drop(issue.attempts, DropReason.FILTERED)
+        async with asyncio.timeout(20):
+            while _blocks(folder.path):
+                await asyncio.sleep(0.01)
+        assert [row.tolist() for row in read.rows()] == [[0] * 4, [10] * 5]
+
+    _with_bus(tmp_path, scenario)
+    assert not folders[0].exists()
+
+
+def _elsewhere(store: Any) -> Any:
+    """The store as it is seen from a machine without its folders."""
+    from relax_core.runners.ray.storage import RemoteStore
+
+    return RemoteStore(store._actors, [None for _ in store._folders])
+
+
+def _blocks(folder: str) -> int:
+    return len([name for name in os.listdir(folder) if name.isdigit()])
 
 
 def _with_bus(directory: Path, scenario: Callable[[Any, Any, Any], Awaitable[None]], closes: bool = True) -> None:

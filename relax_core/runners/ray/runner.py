@@ -25,6 +25,7 @@ from relax_core.runners.ray.cluster import NAMESPACE, Cluster
 from relax_core.runners.ray.hub import CONCURRENCY, Hub, hub_name
 from relax_core.runners.ray.remote import BoardClient, Remote
 from relax_core.runners.ray.shell import app_name, deployment
+from relax_core.runners.ray.storage import RemoteStore
 
 OPEN_S = 120.0
 CLOSE_S = 20.0
@@ -41,6 +42,7 @@ class RayRunner:
         self._catalogue = catalogue
         self._cluster = Cluster()
         self._hub: Any = None
+        self._store: Any = None
         self._apps: list[str] = []
         self._ended = 0
 
@@ -52,8 +54,8 @@ class RayRunner:
         self._hub = Hub.options(  # type: ignore[attr-defined]
             name=hub_name(launch.run_id), namespace=NAMESPACE, max_concurrency=CONCURRENCY
         ).remote()
-        store = await asked(self._hub.open.remote(launch), "hub", "open", OPEN_S)
-        self.bus = BusClient(Remote(self._hub, "bus"), store)
+        self._store = await asked(self._hub.open.remote(launch), "hub", "open", OPEN_S)
+        self.bus = BusClient(Remote(self._hub, "bus"), self._store)
         self.board = BoardClient(Remote(self._hub, "board"))
         await asyncio.to_thread(self._deploy, launch)
         await asked(self._hub.gathered.remote(), "runner", "every role's process to start", OPEN_S)
@@ -90,6 +92,8 @@ class RayRunner:
             with contextlib.suppress(WorkerDied, DeadlineExceeded):
                 await asked(hub.close.remote(), "hub", "close", CLOSE_S)
             ray.kill(hub)
+        if isinstance(self._store, RemoteStore):  # a hub that died has not
+            await asyncio.to_thread(self._store.sweep)
         await self._cluster.close()
 
 

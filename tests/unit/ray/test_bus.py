@@ -202,6 +202,20 @@ def test_what_is_read_outlives_its_block_and_a_closed_bus_leaves_no_file(joined:
     assert not folders[0].exists()
 
 
+async def test_a_runner_removes_what_storages_left_whose_hub_is_dead(tmp_path: Path) -> None:
+    from relax_core.plugins.catalogue import Catalogue
+    from relax_core.runners.ray.block_folder import BlockFolder
+    from relax_core.runners.ray.runner import RayRunner
+    from relax_core.runners.ray.storage import RemoteStore
+
+    folder = BlockFolder.make(tmp_path)
+    assert folder is not None
+    runner = RayRunner(Catalogue.load())
+    runner._store = RemoteStore([], [folder])
+    await runner.close()
+    assert not folder.here
+
+
 def _elsewhere(store: Any) -> Any:
     """The store as it is seen from a machine without its folders."""
     from relax_core.runners.ray.storage import RemoteStore

@@ -25,6 +25,8 @@ class WorkerSpec:
     python: str = ""
     """Another interpreter; empty: this one."""
     env: Mapping[str, str] = field(default_factory=dict)
+    run_env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The run's own variables (`[run] env`), secrets read: over `env`, and never in logs."""
     num_gpus: float = 0.0
     memory_mb: int = 0
     """Address-space limit of a child process; 0: none."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import Any
@@ -18,7 +19,7 @@ from relax_core.api.role import WeightService
 from relax_core.api.status import Beat, Board, RoleState, Wait
 from relax_core.api.trainer import Chosen
 from relax_core.api.turn import Turns
-from relax_core.api.worker import Workers
+from relax_core.api.worker import Worker, Workers, WorkerSpec
 from relax_core.observe.activity import Activity
 from relax_core.options.run_config import RunConfig
 from relax_core.plugins.catalogue import Catalogue
@@ -29,6 +30,16 @@ from relax_core.runners.turns_client import TurnClient
 
 AGAIN_S = 0.5
 """A wait that is said again within this goes on, unless something was done between."""
+
+
+class Furnished:
+    """Workers that get the run's own environment variables."""
+
+    def __init__(self, workers: Workers, env: Mapping[str, str]) -> None:
+        self._workers, self._env = workers, env
+
+    async def start(self, specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[Worker, ...]:
+        return await self._workers.start([replace(spec, run_env=self._env) for spec in specs], timeout_s)
 
 
 class RoleContext:
@@ -43,7 +54,10 @@ class RoleContext:
         self.functions = launch.functions
         self.run = RunConfig.parse(launch.config, catalogue)
         self.bus, self.weights, self.board = bus, weights, board
-        self.workers, self.children, self.clock = workers, children, clock
+        env = self.run.run.revealed_env()
+        self.workers: Workers = Furnished(workers, env)
+        self.children: Workers = Furnished(children, env)
+        self.clock = clock
         self.random = Random(f"{self.run.seed}/{role}/{incarnation}")
         self.incarnation, self.resume = incarnation, launch.resume
         self._catalogue = catalogue

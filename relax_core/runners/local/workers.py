@@ -169,7 +169,8 @@ class LocalWorkers:
             raise
 
     def _spawn(self, spec: WorkerSpec, report: int) -> Child:
-        env = {**os.environ, "OMP_NUM_THREADS": str(self._threads), "TOKENIZERS_PARALLELISM": "false", **spec.env}
+        settled = {"OMP_NUM_THREADS": str(self._threads), "TOKENIZERS_PARALLELISM": "false"}
+        env = {**os.environ, **settled, **spec.env, **spec.run_env}
         log = self._log(spec)
         try:
             return Child.start(

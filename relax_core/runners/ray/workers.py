@@ -41,6 +41,7 @@ class WorkerActor:
 
     async def _open(self, spec: WorkerSpec, plugin_files: tuple[str, ...], resolved: tuple[Any, ...]) -> int:
         self._child: Worker | None = None
+        os.environ.update(spec.run_env)  # not by Ray's runtime environment, which is logged
         if spec.python:
             (self._child,) = await LocalWorkers(plugin_files).start([spec])
             return self._child.pid

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import time
@@ -21,6 +22,9 @@ class Hosted:
 
     def double(self, array: np.ndarray) -> np.ndarray:
         return array * 2
+
+    def variable(self, name: str) -> str:
+        return os.environ.get(name, "")
 
     def chatter(self) -> str:
         print("loud", flush=True)

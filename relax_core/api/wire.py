@@ -56,7 +56,7 @@ def _encode(value: Any) -> Any:
     if isinstance(value, Enum):
         return msgpack.ExtType(_TYPE, encode((cls.__name__, (value.value,))))
     if isinstance(value, tuple):
-        if cls is tuple:
+        if not hasattr(cls, "_fields"):  # no named one: RowIds differ from plain tuples in how they are pickled only
             return list(value)
         return msgpack.ExtType(_TYPE, encode((cls.__name__, tuple(value))))
     if isinstance(value, (set, frozenset)):

@@ -204,14 +204,11 @@ class WeightTransportSuite(Suite):
 
     # -- lies ---------------------------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize("payload", PAYLOADS)
-    @pytest.mark.parametrize("lie", LIES)
+    @pytest.mark.parametrize(("lie", "payload"), [(lie, payload) for payload in PAYLOADS for lie in lies_of(payload)])
     def test_every_lie_is_caught_within_one_publish(
         self, sender: WeightTransport, location: str, lie: str, payload: Payload
     ) -> None:
         self.needs(sender, payload)
-        if lie not in lies_of(payload):
-            pytest.skip("another payload's")
         chain = Chain.begin(sender, self.build(), location, payload, tensors_of(payload))
         with pytest.raises(REFUSED):
             LIES[lie](chain)

@@ -31,6 +31,7 @@ from relax_core.api import (
     WeightTransport,
     wire,
 )
+from relax_core.api.status import Span
 from relax_core.api.weights import Payload, Resident, combined_fingerprint, tensor_fingerprint
 
 
@@ -192,7 +193,7 @@ def example(kind: Any) -> Any:
         return list(kind)[-1]
     if dataclasses.is_dataclass(kind) or hasattr(kind, "_fields"):
         names = [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else kind._fields
-        hints = typing.get_type_hints(kind, localns={"np": np})
+        hints = typing.get_type_hints(kind, localns={"np": np, "Span": Span})
         return kind(**{name: example(hints[name]) for name in names})
     simple: dict[Any, Any] = {
         int: 2**40, float: 0.25, str: "é", bool: True, bytes: b"\xff", np.ndarray: np.arange(3, dtype=np.uint16), Any: (1, "a"),

@@ -61,6 +61,9 @@ class ScriptedRunner:
     async def account(self) -> Account:
         return Account(8, 6, 0, {"filtered": 1}, 1, True)
 
+    async def statistics(self) -> dict[str, Any]:
+        return {}
+
     async def close(self) -> None:
         self.closed += 1
         for task in self._tasks:

@@ -120,7 +120,9 @@ def _register_all() -> None:
 
 
 def _travels(cls: type) -> bool:
-    return dataclasses.is_dataclass(cls) or issubclass(cls, Enum) or (issubclass(cls, tuple) and hasattr(cls, "_fields"))
+    return (
+        dataclasses.is_dataclass(cls) or issubclass(cls, Enum) or (issubclass(cls, tuple) and hasattr(cls, "_fields"))
+    )
 
 
 _pending.append(_register_all)

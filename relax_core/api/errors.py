@@ -55,6 +55,7 @@ class StaleFence(RelaxError):
 class DeadlineExceeded(InfrastructureError):
     """Decide what to do with the wait that ran out: it had this owner and this reason."""
 
-    def __init__(self, owner: str, reason: str, waited_s: float) -> None:
-        super().__init__(f"{owner} waited {waited_s:.1f} s for {reason}; see `relax why`")
+    def __init__(self, owner: str, reason: str, waited_s: float, fix: str = "") -> None:
+        advice = f"; {fix}" if fix else ""
+        super().__init__(f"{owner} waited {waited_s:.1f} s for {reason}{advice}; see `relax why`")
         self.owner, self.reason, self.waited_s = owner, reason, waited_s

@@ -176,8 +176,8 @@ class Context(Protocol):
         """The account of a worker's time: an engine's, a rank's. Asked again, it goes on."""
         ...
 
-    def check(self, wait: Wait) -> None:
-        """Raise DeadlineExceeded when a wait ran out."""
+    def check(self, wait: Wait, fix: str = "") -> None:
+        """Raise DeadlineExceeded when a wait ran out; `fix` says what a person may do about it."""
         ...
 
     def doing(self, what: str, **facts: Any) -> None:

@@ -30,6 +30,7 @@ MAX_CHUNKS = 8
 """Of a streamed step: each costs a call of every rank and a micro-batch that is not full."""
 MAX_LOST = 3
 """Times that a step is begun anew after a lost lease."""
+LATE = "raise rollout.step_timeout_s, or let late groups go with rollout.late = drop or regenerate"
 MAX_NOT_FINITE = 5
 """Updates in a row that may be skipped for NaN or infinity before the run stops."""
 
@@ -106,7 +107,7 @@ class Fit:
                 if claim is not None or (late and step.claims):
                     return claim
                 if late:
-                    context.check(wait)
+                    context.check(wait, LATE)
         return None
 
     async def _take_devices(self, claim: Claim | None) -> None:
@@ -159,7 +160,9 @@ class Fit:
             yield
         finally:
             renewal.cancel()
-            await asyncio.gather(renewal, return_exceptions=True)
+            (ended,) = await asyncio.gather(renewal, return_exceptions=True)
+        if isinstance(ended, Exception):
+            raise ended
 
     async def _renew(self, step: Step) -> None:
         with contextlib.suppress(StaleFence):  # the look before the update says so

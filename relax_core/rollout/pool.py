@@ -313,7 +313,7 @@ class EnginePool:
         slot.clear()
         self._flush_soon()
         await self._feed.forget(slot)
-        await self._tell("failed", f"{slot.name}: {error}", 0.0)
+        await self._tell("failed", str(error) if slot.name in str(error) else f"{slot.name}: {error}", 0.0)
         self._failures[slot.name] = self._failures.get(slot.name, 0) + 1
         if self._failures[slot.name] > MAX_RESTARTS:
             self._break(InfrastructureError(f"{slot.name} failed {MAX_RESTARTS} times in a row, last: {error}"))

@@ -99,11 +99,11 @@ class RoleContext:
     def lane(self, name: str, devices: tuple[str, ...] = ()) -> Activity:
         return self._lanes.setdefault(name, Activity(name, self.clock, devices))
 
-    def check(self, wait: Wait) -> None:
+    def check(self, wait: Wait, fix: str = "") -> None:
         """Raise when a wait ran out."""
         now = self.clock.now()
         if now > wait.deadline:
-            raise DeadlineExceeded(wait.owner, f"{wait.reason} (owed by {wait.owed_by})", now - wait.since)
+            raise DeadlineExceeded(wait.owner, f"{wait.reason} (owed by {wait.owed_by})", now - wait.since, fix)
 
     def doing(self, what: str, **facts: Any) -> None:
         self._state, self._doing = "busy", what

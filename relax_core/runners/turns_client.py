@@ -166,10 +166,12 @@ class TurnClient:
         if self._error is not None:
             raise self._error
         if self._entered is None:
-            self._entered = asyncio.ensure_future(self._service.enter(self._owner))
-            await self._entered
-            self._own(self._listen())
-        await self._entered
+            self._entered = asyncio.ensure_future(self._begin())
+        await asyncio.shield(self._entered)  # of whoever is cancelled, the others still wait
+
+    async def _begin(self) -> None:
+        await self._service.enter(self._owner)
+        self._own(self._listen())
 
     async def _listen(self) -> None:
         after = 0
@@ -178,7 +180,7 @@ class TurnClient:
                 for order in await self._service.poll(self._owner, after, POLL_S):
                     after = order.number
                     self._take(order)
-        except RelaxError as error:
+        except Exception as error:
             self._fail(error)
 
     def _take(self, order: Order) -> None:

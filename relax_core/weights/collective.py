@@ -30,6 +30,7 @@ from relax_core.api.weights import (
     WeightTransport,
     combined_fingerprint,
 )
+from relax_core.weights.address import Host
 from relax_core.weights.collective_door import Door, Guest, knock
 from relax_core.weights.collective_kept import Kept
 from relax_core.weights.collective_pair import Incoming, Pair, Sending, on_gpu
@@ -41,7 +42,7 @@ class CollectiveOptions(Options):
 
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     """`auto`: nccl where sender and receiver work on different GPUs, else gloo."""
-    host: str = "127.0.0.1"
+    host: Host = "127.0.0.1"
     """Address of the sender's host that receivers reach; the default serves one host."""
     port: NonNegativeInt = Field(0, le=65535)
     """Of the sender's door; 0: any free one."""

@@ -22,6 +22,7 @@ from relax_core.api.errors import ConfigError, InfrastructureError
 from relax_core.api.options import Options
 from relax_core.api.version import Version
 from relax_core.api.weights import Manifest, Payload, Resident, TensorInfo, WeightTransport
+from relax_core.weights.address import Host
 from relax_core.weights.files import FileTransport
 from relax_core.weights.http_server import FileServer, Nameless
 from relax_core.weights.safetensors_file import MAX_HEADER_BYTES
@@ -30,7 +31,7 @@ from relax_core.weights.safetensors_file import MAX_HEADER_BYTES
 class HttpOptions(Options):
     """How versions are served. It is for networks whose hosts trust each other: what travels is not encrypted."""
 
-    host: str = "127.0.0.1"
+    host: Host = "127.0.0.1"
     """Address of the sender's host that receivers reach; the default serves one host."""
     port: NonNegativeInt = Field(0, le=65535)
     """Of the sender's server; 0: any free one."""

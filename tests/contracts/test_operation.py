@@ -108,6 +108,20 @@ async def test_waits_for_devices_name_roles_and_members() -> None:
     assert set(debtors[2:]) <= {"arbiter"}
 
 
+async def test_of_two_who_enter_one_may_be_cancelled() -> None:
+    class Slow(TurnBoard):
+        async def enter(self, owner: str) -> None:
+            await asyncio.sleep(0.05)
+            await super().enter(owner)
+
+    client = TurnClient(Slow(SystemClock()), "actor", DEVICES, unseen)
+    first, second = (asyncio.ensure_future(client.join(name, DEVICES, Body("weights"))) for name in ("a", "b"))
+    await asyncio.sleep(0.01)
+    first.cancel()
+    await second
+    await client.close()
+
+
 async def test_who_holds_the_devices_learns_that_they_are_wanted() -> None:
     async with colocated() as (engines, trainers, engine, _):
         held = engines.acquire(DEVICES, "generate", {"engine": ("weights", "kv")}, 5.0)

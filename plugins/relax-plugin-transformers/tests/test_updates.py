@@ -269,3 +269,13 @@ async def test_an_engine_that_disagrees_with_the_canary_does_not_arrive(
         assert await board.receivers("actor") == {"engine-0": at(2)}
     finally:
         await workers.close()
+
+
+def test_weights_asleep_on_disk_have_no_name(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that nothing is left of them when the process is killed."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before = weights(lab)
+    lab.run(lab.engine.sleep(["weights"]))
+    assert not list(tmp_path.iterdir())
+    lab.run(lab.engine.wake(["weights"]))
+    assert all(np.array_equal(before[name], array) for name, array in weights(lab).items())

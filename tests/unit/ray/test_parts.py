@@ -107,6 +107,7 @@ def test_a_loop_that_stands_still_is_reported_and_one_that_turns_again_is_well()
         ValueError("no"),
         WorkerDied("gone"),
         DeadlineExceeded("a", "b", 2.0),
+        DeadlineExceeded("a", "b", 2.0, "raise c"),
     ],
 )
 async def test_an_error_comes_back_as_its_own_type(error: Exception) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from relax_core.api.errors import StaleFence
+from relax_core.api.bus import Claim
+from relax_core.api.errors import InfrastructureError, StaleFence
 from relax_core.bus.leases import Lease
 from tests.unit.roles.theatre import Performance, Theatre
 
@@ -123,6 +124,25 @@ def test_a_lease_that_is_lost_again_and_again_ends_the_run(tmp_path: Path) -> No
     with pytest.raises(BaseExceptionGroup) as failed:
         theatre(tmp_path).play(expiry, at_most_s=1e4)
     assert failed.group_contains(StaleFence)
+
+
+def test_a_lease_that_can_not_be_renewed_is_an_error(tmp_path: Path) -> None:
+    """The step was trained all the same, but a bus that answers so is not to be trusted."""
+
+    async def silence(played: Theatre) -> None:
+        verify = played.bus.verify
+
+        async def broken(claim: Claim) -> None:
+            if waiting(played) is not None:
+                raise InfrastructureError("no answer")
+            await verify(claim)
+
+        played.bus.verify = broken  # type: ignore[method-assign]
+
+    slow = {**HALF, "token_s": 10.0}
+    with pytest.raises(BaseExceptionGroup) as failed:
+        theatre(tmp_path, engine=slow).play(silence)
+    assert failed.group_contains(InfrastructureError, match="no answer")
 
 
 def test_a_stop_between_chunks_gives_the_rows_back(tmp_path: Path) -> None:

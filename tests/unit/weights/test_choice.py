@@ -65,6 +65,8 @@ def test_every_transport_in_the_box_serves_the_engine_and_the_trainer_in_the_box
         (["weights=http", "weights.bucket_mb=0"], "weights.bucket_mb"),
         (["weights=collective", "weights.backend=mpi"], "weights.backend"),
         (["weights=collective", "weights.port=70000"], "weights.port"),
+        (["weights=collective", "weights.host=0.0.0.0"], "weights.host"),
+        (["weights=http", "weights.host=::"], "weights.host"),
     ],
 )
 def test_what_does_not_fit_is_refused(catalogue: Catalogue, overrides: list[str], message: str) -> None:

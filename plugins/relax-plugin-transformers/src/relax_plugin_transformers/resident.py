@@ -9,8 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from pathlib import Path
-from typing import TypeAlias
+from typing import IO, TypeAlias
 
 import numpy as np
 import torch
@@ -53,7 +52,7 @@ class Resident:
     def __init__(self, module: torch.nn.Module) -> None:
         self.tensors = dict(_once(module))
         self._specs = {name: (_DTYPES[tensor.dtype], tuple(tensor.shape)) for name, tensor in self.tensors.items()}
-        self._aside: Path | dict[str, torch.Tensor] | None = None
+        self._aside: IO[bytes] | dict[str, torch.Tensor] | None = None
 
     def stage(self, manifest: Manifest, transport: WeightTransport) -> Staged:
         """What arrives, beside the running version; ValueError where it is not exactly this model.
@@ -137,35 +136,41 @@ class Resident:
                 tensor.data = tensor.new_empty(0)
         return sum(size for storage, size in held if storage.expired())
 
-    def _to_disk(self) -> Path:
-        with tempfile.NamedTemporaryFile(prefix="relax-asleep-", delete=False) as file:
+    def _to_disk(self) -> IO[bytes]:
+        """A nameless file: it ends with the process, also with one that is killed."""
+        file = tempfile.TemporaryFile(prefix="relax-asleep-")  # noqa: SIM115  # open until the weights are back
+        try:
             for tensor in self.tensors.values():
                 file.write(_bytes(tensor).reshape(-1).view(np.uint8).data)
-        return Path(file.name)
+            file.flush()
+        except OSError:
+            file.close()
+            raise
+        return file
 
     def restore(self) -> None:
         """Undo `release`."""
         if self._aside is None:
             return
         with torch.inference_mode(False):
-            if isinstance(self._aside, Path):
-                self._from_disk(self._aside)
-            else:
+            if isinstance(self._aside, dict):
                 for name, tensor in self.tensors.items():
                     tensor.data = self._aside[name].to(tensor.device)
+            else:
+                self._from_disk(self._aside)
         self.forget_aside()
 
-    def _from_disk(self, path: Path) -> None:
-        with path.open("rb") as file:
-            for name, tensor in self.tensors.items():
-                filled = tensor.new_empty(self._specs[name][1])
-                file.readinto(_bytes(filled).reshape(-1).view(np.uint8).data)
-                tensor.data = filled
+    def _from_disk(self, file: IO[bytes]) -> None:
+        file.seek(0)
+        for name, tensor in self.tensors.items():
+            filled = tensor.new_empty(self._specs[name][1])
+            file.readinto(_bytes(filled).reshape(-1).view(np.uint8).data)  # type: ignore[attr-defined]
+            tensor.data = filled
 
     def forget_aside(self) -> None:
         """Remove what `release` kept."""
-        if isinstance(self._aside, Path):
-            self._aside.unlink(missing_ok=True)
+        if self._aside is not None and not isinstance(self._aside, dict):
+            self._aside.close()
         self._aside = None
 
 

@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar, Generic, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Generic, Literal, Protocol, cast
 
 from relax_core.api.column import Column
 from relax_core.api.component import Configurable, OptionsT
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Reduction = Literal["token", "row", "pair"]
+Name = Literal["log_probs", "entropy", "values", "top_k", "log_probs_at", "rewards"]
 
 
 class Source(StrEnum):
@@ -43,14 +44,32 @@ class Scope(StrEnum):
 class Output:
     """Something the forward must give; `k` for top-k, `ids` names the column of token ids to score."""
 
-    name: Literal["log_probs", "entropy", "values", "top_k", "log_probs_at", "rewards"]
+    name: Name
     k: int = 0
     ids: str = ""
 
     @property
     def key(self) -> str:
-        """What `PolicyOutputs.output` and `Trainer.forward` call it: `entropy`, `log_probs_at:<column>`."""
-        return f"{self.name}:{self.ids}" if self.ids else self.name
+        """What `PolicyOutputs.output` and `Trainer.forward` call it: `entropy`, `log_probs_at:<column>`; a forward is asked
+        for `top_k:<k>`."""
+        return f"{self.name}:{self.ids or self.k}" if self.ids or self.k else self.name
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        """Names of what it becomes, in outputs and in the columns of a forward: one, but two of `top_k`."""
+        return ("top_k_ids", "top_k_log_probs") if self.name == "top_k" else (self.key,)
+
+    @classmethod
+    def parse(cls, key: str) -> Output:
+        """The output that has this key. Raises ValueError."""
+        name, _, detail = key.partition(":")
+        if name == "top_k" and detail.isdecimal() and int(detail):
+            return cls("top_k", k=int(detail))
+        if name == "log_probs_at" and detail:
+            return cls("log_probs_at", ids=detail)
+        if name not in ("log_probs", "entropy", "values", "rewards") or detail:
+            raise ValueError(f"output {key!r}: give log_probs, entropy, values, rewards, top_k:<k> or log_probs_at:<column>")
+        return cls(cast(Name, name))
 
 
 LOG_PROBS = Output("log_probs")
@@ -188,6 +207,8 @@ class Algorithm(Configurable[OptionsT], Generic[OptionsT]):
     denominators: frozenset[str] = frozenset()
     """Names that the loss's terms divide by, where they are few: with one alone a step may be trained while it is still
     being generated. Empty: not told, so each step waits for all of its rows."""
+    reads_rewards: bool = True
+    """False: a run without rewards trains all the same. A class that says so may have instances that do read them."""
     zero_advantage_skips: bool = False
     """True where a row whose advantages are all 0 has no gradient, so that its forward can be left out."""
 

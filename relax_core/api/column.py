@@ -45,6 +45,26 @@ def routed_experts(layers: int, top_k: int, wide: bool = False) -> Column:
     return Column("routed_experts", "uint16" if wide else "uint8", shape=(layers, top_k), by_reference=True)
 
 
+def student_top_k_ids(k: int) -> Column:
+    """The likeliest tokens at every trained position under the policy, about when the row was sampled: [tokens, k]."""
+    return Column("student_top_k_ids", "int32", shape=(k,))
+
+
+def teacher_top_k(k: int) -> tuple[Column, Column]:
+    """The likeliest tokens under the teacher, and their log-probs: [tokens, k] each."""
+    return (
+        Column("teacher_top_k_ids", "int32", shape=(k,)),
+        Column("teacher_top_k_log_probs", shape=(k,)),
+    )
+
+
+def teacher_log_probs_at(k: int) -> Column:
+    """The teacher's log-probs of `student_top_k_ids`: [tokens, k]."""
+    return Column("teacher_log_probs_at", shape=(k,))
+
+
+TEACHER_INDEX = Column("teacher_index", "int32", per="row")
+"""Which of the run's teachers teaches the row, by its place in the configuration."""
 ROUTED_VALID = Column("routed_valid", "uint8", per="row")
 
 STANDARD: dict[str, Column] = {

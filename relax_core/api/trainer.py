@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Generic
 
 from relax_core.api.batch import RowBatch
 from relax_core.api.component import Configurable, OptionsT
+from relax_core.api.estimate import Estimate, Workload
 from relax_core.api.version import Version
 from relax_core.api.weights import Manifest, Payload
 
@@ -50,7 +51,7 @@ class TrainerSpec:
     algorithm: Chosen
     optimizer: OptimizerSpec
     role: str = "actor"
-    """actor, critic, reference, actor_fwd: forward-only roles never see begin_update."""
+    """actor, critic, reference, actor_fwd, teacher: forward-only roles never see begin_update."""
     seed: int = 0
     deterministic: bool = False
     max_staleness: int = 0
@@ -121,6 +122,13 @@ class Trainer(Configurable[OptionsT], Generic[OptionsT]):
         `tokens_per_micro_batch` 0 is the trainer's own choice.
         """
 
+    def estimate(self, spec: TrainerSpec, work: Workload) -> Estimate:
+        """What this rank will need; of an instance that was not started, without the model's weights. Optional."""
+        raise NotImplementedError
+
+    async def ping(self) -> None:
+        """Answers while its process lives, however busy its work is: what does not answer hangs, and is killed."""
+
     def begin_step(self, version: Version) -> None:
         """The version at the start of the step: what `lag` is counted from. Raises where it is not the trainer's own."""
 
@@ -144,7 +152,8 @@ class Trainer(Configurable[OptionsT], Generic[OptionsT]):
 
     @abstractmethod
     def forward(self, chunk: Chunk, columns: Sequence[str]) -> RowBatch:
-        """Without gradient: fill columns (`log_probs`, `entropy`, `values`) for this rank's rows."""
+        """Without gradient: fill columns for this rank's rows, each named by the key of an `Output`: `log_probs`, `entropy`,
+        `values`, `log_probs_at:<column of the rows>`; `top_k:<k>` gives the columns `top_k_ids` and `top_k_log_probs`."""
 
     @abstractmethod
     def publish(
@@ -165,9 +174,16 @@ class Trainer(Configurable[OptionsT], Generic[OptionsT]):
     def save(self, directory: str) -> None:
         """Model, optimizer, schedule and random state; all ranks call."""
 
+    def snapshot(self, directory: str) -> None:
+        """As `save` into a new directory, but returns as soon as training may go on; it counts once `saved` returned."""
+        self.save(directory)
+
+    async def saved(self) -> None:
+        """Until all that `snapshot` took is on disk. Raises what went wrong with it."""
+
     @abstractmethod
     def load(self, directory: str) -> None:
-        """Continue from `save`, bit for bit."""
+        """Continue from `save` or `snapshot`, bit for bit, on any number of ranks."""
 
     @abstractmethod
     def export(self, directory: str) -> None:

@@ -24,6 +24,8 @@ _HOME = {
     ),
     "aggregation": ("aggregate", "per_trajectory"),
     "counts": ("count",),
+    "distribution": ("Wanted", "score_distribution"),
+    "divergence": ("divergence", "sampled_credit", "sampled_divergence", "with_rest"),
     "gradient": ("rows_with_gradient",),
     "groups": ("Grouping",),
     "kl": ("kl_k1", "kl_k2", "kl_k3", "kl_unbiased", "less_divergence"),
@@ -85,6 +87,12 @@ if TYPE_CHECKING:
     from relax_core.learn.aggregation import aggregate as aggregate
     from relax_core.learn.aggregation import per_trajectory as per_trajectory
     from relax_core.learn.counts import count as count
+    from relax_core.learn.distribution import Wanted as Wanted
+    from relax_core.learn.distribution import score_distribution as score_distribution
+    from relax_core.learn.divergence import divergence as divergence
+    from relax_core.learn.divergence import sampled_credit as sampled_credit
+    from relax_core.learn.divergence import sampled_divergence as sampled_divergence
+    from relax_core.learn.divergence import with_rest as with_rest
     from relax_core.learn.gradient import rows_with_gradient as rows_with_gradient
     from relax_core.learn.groups import Grouping as Grouping
     from relax_core.learn.kl import kl_k1 as kl_k1

@@ -108,4 +108,10 @@ def _torch_dtype(values: np.ndarray) -> np.ndarray:
 def columns_of(batch: PackedBatch, values: Mapping[str, Tensor]) -> dict[str, Ragged]:
     """[tokens] tensors back as columns that travel."""
     lengths = np.asarray(batch.rows.columns["tokens"].lengths)
-    return {name: Ragged(value.detach().float().cpu().numpy(), lengths) for name, value in values.items()}
+    return {name: Ragged(_numbers(value.detach()), lengths) for name, value in values.items()}
+
+
+def _numbers(values: Tensor) -> np.ndarray:
+    """float32, or int32 of ids."""
+    own = values.float() if values.is_floating_point() else values.int()
+    return np.asarray(own.cpu().numpy())

@@ -83,7 +83,7 @@ def _values(column: Column, shape: tuple[int, ...], random: np.random.Generator)
     if not column.dtype.startswith(("float", "bfloat")):
         return random.integers(0, 2, shape).astype("int64" if column.dtype == "object" else column.dtype)
     values = random.normal(size=shape)
-    return -np.abs(values) - 0.1 if column.name.endswith("log_probs") else values
+    return -np.abs(values) - 0.1 if "log_probs" in column.name else values
 
 
 def _per_row(values: np.ndarray) -> Ragged:

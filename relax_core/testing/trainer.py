@@ -38,7 +38,9 @@ VOCAB = 64
 
 
 class Reinforce(Algorithm):
-    """`-A log p` over all tokens; with option `skips` rows of advantage 0 may be left out."""
+    """`-A log p` over all tokens, and a critic's `(V - A)^2`; with option `skips` rows of advantage 0 may be left out."""
+
+    fits = ("critic",)
 
     def __init__(self, options: Any = None) -> None:
         super().__init__(options)
@@ -46,6 +48,9 @@ class Reinforce(Algorithm):
 
     def loss(self, batch: LossBatch, policy: PolicyOutputs) -> Loss:
         return Loss({"policy": Term(policy.log_probs, -batch.advantages, "tokens")})
+
+    def fit_loss(self, fit: str, batch: LossBatch, outputs: PolicyOutputs) -> Loss:
+        return Loss({"value": Term((outputs.output("values") - batch.advantages).square())})
 
 
 class InMemory(WeightTransport):

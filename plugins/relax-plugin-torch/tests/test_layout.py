@@ -39,7 +39,7 @@ def batch_of(rows):
 
 def score(policy, batch, layout):
     policy.model.zero_grad(set_to_none=True)
-    log_probs = policy._score(batch, layout, False)["log_probs"]
+    log_probs = policy._probe(batch, layout)
     (log_probs * torch.arange(len(log_probs))).sum().backward()
     gradients = [p.grad.clone() if p.grad is not None else torch.zeros_like(p) for p in policy.model.parameters()]
     return log_probs.detach(), gradients

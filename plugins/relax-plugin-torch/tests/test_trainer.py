@@ -277,7 +277,7 @@ def test_a_broken_model_folder_says_what_is_wrong(folder, tmp_path, start, chang
 
 @pytest.mark.parametrize(("changes", "field"), [
     ({"world_size": 2}, "rendezvous"),
-    ({"role": "critic"}, "trainer.name"),
+    ({"role": "genrm"}, "trainer.name"),
     ({"temperature": 0.0}, "rollout.temperature"),
     ({"algorithm_class": Values}, "algorithm.name"),
     ({"model_extra": {"dtype": "float16"}}, "model.dtype"),

@@ -49,6 +49,16 @@ def by_row(batch: PackedBatch) -> Layout:
     return Layout(ids.view(batch.num_rows, width), place - 1)
 
 
+def whole_rows(batch: PackedBatch) -> Layout:
+    """As `by_row`, each row's last token with it: for what is said of a whole row."""
+    offset = _offsets(batch)
+    width = max(1, int(batch.lengths.max()))
+    place = batch.row_of_token * width + offset
+    ids = batch.tokens.new_zeros(batch.num_rows * width)
+    ids[place] = batch.tokens
+    return Layout(ids.view(batch.num_rows, width), place - 1)
+
+
 class PrefixTree:
     """Rows of a group as a tree of tokens: a node a distinct prefix, numbered along the line of its group.
 

@@ -12,12 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from relax_core.api import ConfigError
+from relax_core.api import ConfigError, TensorInfo
+from relax_core.api.weights import combined_fingerprint, tensor_fingerprint
 from relax_plugin_torch.folder import FIELD, TOKENIZER_FILES, check_folder
 from relax_plugin_torch.sharding import gathered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from relax_plugin_torch.adapters import Adapters
 
 
 SAFETENSORS = {
@@ -40,17 +43,17 @@ def load_model(path: str, attention: str, device: torch.device) -> PreTrainedMod
         )  # fmt: skip
     except Exception as error:  # whatever a foreign loader raises is about this folder
         raise ConfigError(
-            FIELD, path, f"transformers can't load it ({_first_line(error)}); check the folder"
+            FIELD, path, f"transformers can't load it ({first_line(error)}); check the folder"
         ) from error
-    _check_complete(path, report)
+    check_complete(path, report)
     return model.to(device).eval()  # type: ignore[no-any-return]
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _check_complete(path: str, report: dict[str, Any]) -> None:
+def check_complete(path: str, report: Mapping[str, Any]) -> None:
     """transformers fills what a file lacks with random numbers and only warns."""
     missing = sorted(report["missing_keys"])
     if missing:
@@ -69,19 +72,30 @@ def own_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
 
 
-def named_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Weights under the names of a Hugging Face folder."""
+def named_tensors(model: PreTrainedModel, adapters: Adapters | None = None) -> dict[str, Tensor]:
+    """Weights under the names of a Hugging Face folder, without adapters."""
     from transformers.core_model_loading import revert_weight_conversion
 
-    return dict(revert_weight_conversion(model, own_tensors(model)))
+    own = own_tensors(model)
+    return dict(revert_weight_conversion(model, own if adapters is None else adapters.below(own)))
 
 
-def whole_tensors(model: PreTrainedModel, keep: bool = True) -> dict[str, Tensor]:
-    """As `named_tensors`, gathered from all ranks, which all call; empty for those who only help."""
+def whole_tensors(model: PreTrainedModel, keep: bool = True, adapters: Adapters | None = None) -> dict[str, Tensor]:
+    """As `named_tensors`, with adapters folded in, gathered from all ranks, which all call; empty for those who only help."""
     from transformers.core_model_loading import revert_weight_conversion
 
     own = gathered(own_tensors(model), keep)
-    return dict(revert_weight_conversion(model, own)) if keep else {}
+    if not keep:
+        return {}
+    return dict(revert_weight_conversion(model, own if adapters is None else adapters.folded(own)))
+
+
+def fingerprint(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> str:
+    """Of what would be published of these."""
+    return combined_fingerprint(
+        TensorInfo(name, array.shape, kind, tensor_fingerprint(array), array.nbytes)
+        for name, array, kind in published_arrays(tensors, dtype)
+    )
 
 
 def published_arrays(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Iterator[tuple[str, np.ndarray, str]]:

@@ -6,7 +6,7 @@ Only trained tokens go through the head, so neither prompts nor padding cost log
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from relax_core import learn
-from relax_core.api import Ragged, RowBatch, RowId
+from relax_core.api import LOG_PROBS, Output, Ragged, RowBatch, RowId
+from relax_plugin_torch.asked import wanted
 from relax_plugin_torch.layout import Layout, PrefixTree, by_row
 
 if TYPE_CHECKING:
@@ -42,9 +43,9 @@ class Policy:
         self._shares = share_prefixes and self._sees_by_mask()
         self._enter: Callable[[Callable[[], Scores]], Scores] = _at_once
 
-    def score(self, batch: learn.PackedBatch, *, entropy: bool = False) -> dict[str, Tensor]:
-        """`log_probs` (and `entropy`), [tokens]; 0 without gradient where `loss_mask` is 0."""
-        return self._enter(lambda: self._score(batch, self._layout(batch), entropy))
+    def score(self, batch: learn.PackedBatch, outputs: Collection[Output] = (LOG_PROBS,)) -> dict[str, Tensor]:
+        """`log_probs` and what else is asked for, [tokens, ...]; 0 without gradient where `loss_mask` is 0."""
+        return self._enter(lambda: self._score(batch, self._layout(batch), outputs))
 
     def through(self, enter: Callable[[Callable[[], Scores]], Scores]) -> None:
         """Score within `enter` from now on: there the model's weights are whole."""
@@ -55,19 +56,31 @@ class Policy:
         row = RowBatch((RowId(0, 0, 0, 0),), {
             "tokens": Ragged.of([np.zeros(2, np.int32)]), "loss_mask": Ragged.of([np.array([0, 1], np.uint8)]),
         })  # fmt: skip
-        return self.score(learn.PackedBatch(row, device=str(self.device)))["log_probs"].sum() * 0.0
+        scored = self.score(learn.PackedBatch(row, device=str(self.device)))
+        return torch.stack([values.sum() for values in scored.values()]).sum() * 0.0
 
-    def _score(self, batch: learn.PackedBatch, layout: Layout, entropy: bool) -> dict[str, Tensor]:
+    def _score(self, batch: learn.PackedBatch, layout: Layout, outputs: Collection[Output]) -> dict[str, Tensor]:
         trained = batch.loss_mask.nonzero().squeeze(1)
         with self._precision():
             features = self._features(layout).index_select(0, layout.before[trained])
-            log_probs, entropies = learn.score_tokens(
-                features, self._head, batch.tokens[trained], vocab_size=self._vocab_size, temperature=self._temperature,
-                entropy=entropy, max_logits=self._max_logits,
+            scored = self._read(features, batch.tokens[trained], wanted(outputs, batch, trained, self._vocab_size))
+        return {
+            name: values.new_zeros(len(batch.tokens), *values.shape[1:]).index_put((trained,), values)
+            for name, values in scored.items()
+        }
+
+    def _read(self, features: Tensor, ids: Tensor, asked: learn.Wanted) -> dict[str, Tensor]:
+        """Through the head; a token's own log-prob alone has a cheaper way."""
+        if asked.top_k or asked.at:
+            return learn.score_distribution(
+                features, self._head, ids, asked, vocab_size=self._vocab_size, temperature=self._temperature,
+                max_logits=self._max_logits,
             )  # fmt: skip
-        scored = {"log_probs": log_probs} if entropies is None else {"log_probs": log_probs, "entropy": entropies}
-        empty = log_probs.new_zeros(len(batch.tokens))
-        return {name: empty.index_put((trained,), values) for name, values in scored.items()}
+        log_probs, entropies = learn.score_tokens(
+            features, self._head, ids, vocab_size=self._vocab_size, temperature=self._temperature, entropy=asked.entropy,
+            max_logits=self._max_logits,
+        )  # fmt: skip
+        return {"log_probs": log_probs} if entropies is None else {"log_probs": log_probs, "entropy": entropies}
 
     def _layout(self, batch: learn.PackedBatch) -> Layout:
         """The cheaper one: sharing saves tokens, but its mask pays attention for the whole square of a group."""
@@ -124,8 +137,12 @@ class Policy:
             return False
         batch = learn.PackedBatch(_family(self._vocab_size), device=str(self.device))
         layouts = (by_row(batch), PrefixTree(batch).layout())
-        plain, shared = (self._score(batch, layout, False)["log_probs"] for layout in layouts)
+        plain, shared = (self._probe(batch, layout) for layout in layouts)
         return torch.allclose(plain, shared, atol=0.1 if self._autocast else _PROBE_TOLERANCE)
+
+    def _probe(self, batch: learn.PackedBatch, layout: Layout) -> Tensor:
+        """What two layouts of the same rows must agree in."""
+        return self._score(batch, layout, ())["log_probs"]
 
 
 def _at_once(work: Callable[[], Scores]) -> Scores:

@@ -18,20 +18,23 @@ from relax_core.api import (
     Chosen,
     Chunk,
     Manifest,
+    Output,
     Ragged,
     RowBatch,
     Source,
-    TensorInfo,
     TrainerSpec,
     UpdateOutcome,
     UpdateResult,
     Version,
 )
-from relax_core.api.weights import Payload, combined_fingerprint, tensor_fingerprint
+from relax_core.api.weights import Payload
 from relax_core.learn.packed import columns_of
+from relax_plugin_torch.adapters import FOLDER, settle
 from relax_plugin_torch.atomic import new_directory
 from relax_plugin_torch.checkpoint import load_checkpoint, save_checkpoint
-from relax_plugin_torch.model import export_folder, load_model, own_tensors, published_arrays, whole_tensors
+from relax_plugin_torch.dropout import Dropout
+from relax_plugin_torch.head import ScalarPolicy, load_scalar_model, scalars
+from relax_plugin_torch.model import export_folder, fingerprint, load_model, own_tensors, whole_tensors
 from relax_plugin_torch.optimizer import make_optimizer
 from relax_plugin_torch.policy import Policy
 from relax_plugin_torch.progress import Progress
@@ -40,14 +43,12 @@ from relax_plugin_torch.random_state import seed_all
 from relax_plugin_torch.ranks import Ranks, met
 from relax_plugin_torch.rest import Rest
 from relax_plugin_torch.rows import check_rows
-from relax_plugin_torch.setup import TRAINED_ROLES, check_outputs, check_spec, choose_device, set_up
+from relax_plugin_torch.setup import HEAD_OUTPUTS, TRAINED_ROLES, check_outputs, check_spec, choose_device, set_up
 from relax_plugin_torch.sharding import gathered, shard, suits, whole
 from relax_plugin_torch.update import Update
 
 if TYPE_CHECKING:
     from relax_plugin_torch.trainer import TorchOptions
-
-FORWARD_COLUMNS = ("log_probs", "entropy")
 
 
 class Rank:
@@ -59,28 +60,41 @@ class Rank:
         self._undo_set_up = set_up(spec)
         self._device = choose_device(options.device, spec.rank)
         self._dtype = torch.bfloat16 if spec.model.get("dtype") == "bfloat16" else torch.float32
-        self._model = load_model(str(spec.model["path"]), options.attention, self._device)
-        self._policy = Policy(
-            self._model, temperature=spec.temperature, autocast=self._dtype == torch.bfloat16,
-            max_logits=options.logits_mb * 2**18, share_prefixes=options.share_prefixes,
-        )  # fmt: skip
+        self._scalars = scalars(spec, build)
+        self._load(options)
         self.progress = Progress()
         self._update: Update | None = None
+        self._adapters = settle(self._model, spec, self._dtype)
         self._choose_algorithm()
         self.ranks = Ranks(spec, self._device, options.collective_timeout_s)
         with self.ranks.meeting("start"):
             self._sharded = self._shard(options.sharding)
-        self._publication = Publication(self._model, self._dtype, build, self.ranks.first)
+        self._publication = Publication(self._model, self._dtype, build, self.ranks.first, self._adapters)
+        self._dropout = Dropout(self._model, spec.rank, self._device, self._adapters)
         self._make_optimizer()
         self._rest = Rest(self._model, getattr(self, "_optimizer", None), self._device, self._sharded)
         seed_all(spec.seed)
+
+    def _load(self, options: TorchOptions) -> None:
+        path, autocast = str(self._spec.model["path"]), self._dtype == torch.bfloat16
+        if self._scalars:
+            self._model = load_scalar_model(path, options.attention, self._device)
+            self._policy: Policy = ScalarPolicy(
+                self._model, self._scalars, autocast=autocast, share_prefixes=options.share_prefixes
+            )
+            return
+        self._model = load_model(path, options.attention, self._device)
+        self._policy = Policy(
+            self._model, temperature=self._spec.temperature, autocast=autocast, max_logits=options.logits_mb * 2**18,
+            share_prefixes=options.share_prefixes,
+        )  # fmt: skip
 
     def _choose_algorithm(self) -> None:
         if self._spec.role not in TRAINED_ROLES:
             self._model.requires_grad_(False)
             return
         self._algorithm: Algorithm = self._build(self._spec.algorithm)
-        check_outputs(self._algorithm)
+        check_outputs(self._algorithm, self._spec.role)
 
     def _shard(self, wanted: str) -> bool:
         """Alone there is nothing to share; else all ranks do the same, also where their GPUs differ."""
@@ -99,15 +113,14 @@ class Rank:
 
     @met
     def facts(self) -> dict[str, Any]:
-        infos = [
-            TensorInfo(name, array.shape, dtype, tensor_fingerprint(array), array.nbytes)
-            for name, array, dtype in published_arrays(whole_tensors(self._model, self.ranks.first), self._dtype)
-        ]
+        base = self._adapters.base if self._adapters is not None else ""
         return {
             "parameters": sum(parameter.numel() for parameter in self._model.parameters()),
+            "trainable": sum(parameter.numel() for parameter in self._model.parameters() if parameter.requires_grad),
             "max_context": getattr(self._model.config, "max_position_embeddings", 0),
             "vocab_size": self._model.config.vocab_size,
-            "fingerprint": combined_fingerprint(infos),
+            "fingerprint": base or fingerprint(whole_tensors(self._model, self.ranks.first), self._dtype),
+            "base": base,
             "device": str(self._device),
             "sleeps": self._rest.able,
             "threads": torch.get_num_threads(),
@@ -125,7 +138,8 @@ class Rank:
         for part in ("weights", "optimizer", "gradients"):
             self._rest.need(part)
         self._optimizer.zero_grad(set_to_none=True)
-        self._update = Update(self._policy, self._algorithm, denominators)
+        self._dropout.begin()
+        self._update = Update(self._policy, self._algorithm, denominators, self._spec.role)
 
     @met
     def accumulate(self, chunk: Chunk) -> None:
@@ -133,11 +147,12 @@ class Rank:
         self._check_lag(chunk.rows)
         step_start = None if self.progress.updated else self.progress.step
         wanted = self._with_gradient(chunk.rows)
-        for batch in self._micro_batches(chunk, wanted, wanted & _trained(chunk.rows)):
-            if batch is None:
-                update.attend()
-            else:
-                update.add(batch, step_start)
+        with self._dropout.on():
+            for batch in self._micro_batches(chunk, wanted, wanted & _trained(chunk.rows)):
+                if batch is None:
+                    update.attend()
+                else:
+                    update.add(batch, step_start)
 
     @met
     def finish_update(self, denominators: Mapping[str, float]) -> UpdateResult:
@@ -183,6 +198,8 @@ class Rank:
         return self._update
 
     def _check_lag(self, rows: RowBatch) -> None:
+        if self._spec.role != "actor":
+            return  # what the policy may be trained on does not bind those who judge it
         if "weight_versions" in rows.columns:
             learn.check_lag(rows, self.progress.step, self._spec.max_staleness)
         elif self._algorithm.source is Source.ROLLOUT:
@@ -191,7 +208,7 @@ class Rank:
             )
 
     def _with_gradient(self, rows: RowBatch) -> set[int]:
-        skip = self._algorithm.zero_advantage_skips and "advantages" in rows.columns
+        skip = self._spec.role == "actor" and self._algorithm.zero_advantage_skips and "advantages" in rows.columns
         return set(learn.rows_with_gradient(rows)) if skip else set(range(len(rows)))
 
     def _micro_batches(self, chunk: Chunk, wanted: set[int], needed: set[int]) -> Iterator[learn.PackedBatch | None]:
@@ -210,27 +227,30 @@ class Rank:
 
     @met
     def forward(self, chunk: Chunk, columns: Sequence[str]) -> RowBatch:
-        unknown = [name for name in columns if name not in FORWARD_COLUMNS]
+        able = sorted(self._scalars or HEAD_OUTPUTS)
+        outputs = [Output.parse(key) for key in columns]
+        unknown = [output.key for output in outputs if output.name not in able]
         if unknown:
-            raise ValueError(f"forward: got columns {unknown}; this trainer fills {', '.join(FORWARD_COLUMNS)}")
+            raise ValueError(f"forward: got columns {unknown}; this trainer fills {', '.join(able)}")
+        filled = [name for output in outputs for name in output.gives]
         self._rest.need("weights")
         self._publication.check_whole()
         with torch.inference_mode(not self._sharded), torch.no_grad():  # shares that were gathered are trained later
-            parts = list(self._filled(chunk, columns))
+            parts = list(self._filled(chunk, outputs))
         indices = [index for planned in chunk.plan.micro_batches[self._spec.rank] for index in planned]
         order = sorted(range(len(indices)), key=lambda place: indices[place])
         ids = tuple(chunk.rows.ids[indices[place]] for place in order)
         if not parts:
-            return RowBatch((), {name: Ragged.of([]) for name in columns})
-        return RowBatch(ids, {name: Ragged.concatenate([part[name] for part in parts]).take(order) for name in columns})
+            return RowBatch((), {name: Ragged.of([]) for name in filled})
+        return RowBatch(ids, {name: Ragged.concatenate([part[name] for part in parts]).take(order) for name in filled})
 
-    def _filled(self, chunk: Chunk, columns: Sequence[str]) -> Iterator[dict[str, Ragged]]:
+    def _filled(self, chunk: Chunk, outputs: Sequence[Output]) -> Iterator[dict[str, Ragged]]:
         everything = set(range(len(chunk.rows)))
         for batch in self._micro_batches(chunk, everything, everything):
             if batch is None:
                 self._policy.attend()
             else:
-                yield columns_of(batch, self._policy.score(batch, entropy="entropy" in columns))
+                yield columns_of(batch, self._policy.score(batch, outputs))
 
     # -- weights ------------------------------------------------------------------------------------------------
 
@@ -256,18 +276,22 @@ class Rank:
     def save(self, directory: str) -> None:
         self._refuse_within_update("save")
         state = {"progress": self.progress.state()}
-        save_checkpoint(directory, self._model, self._optimizer, state, self.ranks.first)
+        save_checkpoint(directory, self._model, self._optimizer, state, self.ranks.first, self._adapters)
 
     def load(self, directory: str) -> None:
         self._refuse_within_update("load")
-        self.progress = Progress(**load_checkpoint(directory, self._model, self._optimizer)["progress"])
+        self.progress = Progress(**load_checkpoint(directory, self._model, self._optimizer, self._adapters)["progress"])
 
     @met
     def export(self, directory: str) -> None:
-        state = gathered(own_tensors(self._model), self.ranks.first)
+        own, source = gathered(own_tensors(self._model), self.ranks.first), str(self._spec.model["path"])
+        adapters = self._adapters
         if self.ranks.first:
             with new_directory(directory) as path:
-                export_folder(self._model, state, str(self._spec.model["path"]), path, self._dtype)
+                state = own if adapters is None else adapters.folded(own)
+                export_folder(self._model, state, source, path, self._dtype)
+                if adapters is not None and adapters.table.export_adapter:
+                    adapters.write(own, source, path / FOLDER)
 
     def _refuse_within_update(self, call: str) -> None:
         if self._spec.role not in TRAINED_ROLES:

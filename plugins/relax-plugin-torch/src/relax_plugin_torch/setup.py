@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 
-from relax_core.api import ENTROPY, LOG_PROBS, Algorithm, ConfigError, TrainerSpec
+from relax_core.api import Algorithm, ConfigError, TrainerSpec
 
-TRAINED_ROLES = ("actor",)
-ROLES = (*TRAINED_ROLES, "reference", "actor_fwd")
+TRAINED_ROLES = ("actor", "critic")
+ROLES = (*TRAINED_ROLES, "reference", "actor_fwd", "teacher")
+HEAD_OUTPUTS = frozenset({"log_probs", "entropy", "top_k", "log_probs_at"})
+"""What the model's own head gives."""
 
 
 def check_spec(spec: TrainerSpec) -> None:
@@ -22,24 +24,20 @@ def check_spec(spec: TrainerSpec) -> None:
     dtype = spec.model.get("dtype", "float32")
     if dtype not in ("float32", "bfloat16"):
         raise ConfigError("model.dtype", repr(dtype), "the torch trainer has float32 and bfloat16")
-    for name in ("lora", "freeze"):
-        if spec.model.get(name):
-            raise ConfigError(f"model.{name}", spec.model[name], "the torch trainer trains all weights; leave it out")
     if spec.temperature <= 0:
         raise ConfigError("rollout.temperature", spec.temperature, "log-probs need a temperature above 0")
 
 
-def check_outputs(algorithm: Algorithm) -> None:
-    beyond = sorted(output.name for output in algorithm.outputs() - {LOG_PROBS, ENTROPY})
-    if beyond:
-        name = type(algorithm).__name__
-        raise ConfigError(
-            "algorithm.name", name, f"it needs {', '.join(beyond)}; the torch trainer gives log_probs, entropy"
-        )
-    if algorithm.fits:
-        raise ConfigError(
-            "algorithm.name", type(algorithm).__name__, f"the torch trainer can't fit {', '.join(algorithm.fits)}"
-        )
+def check_outputs(algorithm: Algorithm, role: str = "actor") -> None:
+    """Log-probs and entropy come from the model's own head, `rewards` from a scalar one: not both from one model."""
+    name, wanted = type(algorithm).__name__, {output.name for output in algorithm.outputs()}
+    if role != "actor":
+        if role not in algorithm.fits:
+            raise ConfigError("algorithm.name", name, f"it has no loss for a {role}; choose one that does, such as ppo")
+        return
+    if wanted != {"rewards"} and (beyond := sorted(wanted - HEAD_OUTPUTS)):
+        able = f"the torch trainer gives {', '.join(sorted(HEAD_OUTPUTS))}, or rewards alone"
+        raise ConfigError("algorithm.name", name, f"it needs {', '.join(beyond)}; {able}")
 
 
 def set_up(spec: TrainerSpec) -> Callable[[], None]:

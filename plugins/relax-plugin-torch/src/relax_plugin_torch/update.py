@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from relax_core import learn
-from relax_core.api import ENTROPY, Algorithm
+from relax_core.api import Algorithm, Loss
 from relax_core.learn.metrics import Metric
 from relax_plugin_torch.policy import Policy
 
@@ -25,8 +25,10 @@ _MOST = 20.0
 class Update:
     """Accumulates gradients, term values and metrics over micro-batches."""
 
-    def __init__(self, policy: Policy, algorithm: Algorithm, denominators: Mapping[str, float]) -> None:
-        self._policy, self._algorithm = policy, algorithm
+    def __init__(
+        self, policy: Policy, algorithm: Algorithm, denominators: Mapping[str, float], role: str = "actor"
+    ) -> None:
+        self._policy, self._algorithm, self._role = policy, algorithm, role
         self.denominators = learn.Denominators(denominators)
         self._terms: dict[str, Tensor] = {}
         self._metrics: list[Mapping[str, tuple[Tensor, Tensor]]] = []
@@ -35,18 +37,22 @@ class Update:
 
     def add(self, batch: learn.PackedBatch, step_start: int | None) -> None:
         """Forward and backward of one micro-batch; `step_start` where the policy is still that of the step's start."""
-        outputs = self._policy.score(batch, entropy=ENTROPY in self._algorithm.outputs())
-        log_probs = outputs["log_probs"].detach()
-        if not batch.has("old_log_probs") and step_start is not None:
-            batch.put("old_log_probs", log_probs)
-        loss = self._algorithm.loss(batch, learn.Outputs(outputs))
+        outputs = self._policy.score(batch, self._algorithm.outputs())
+        if "log_probs" in outputs and not batch.has("old_log_probs") and step_start is not None:
+            batch.put("old_log_probs", outputs["log_probs"].detach())
+        loss = self._loss(batch, learn.Outputs(outputs))
         terms = learn.reduce(loss, batch, self.denominators)
         torch.stack(tuple(terms.values())).sum().backward()
         for name, value in terms.items():
             self._terms[name] = self._terms.get(name, 0.0) + value.detach()
         self._metrics.append(loss.metrics)
-        if step_start is not None and batch.has("rollout_log_probs"):
-            self._metrics.append(_rollout_difference(batch, log_probs, step_start))
+        if "log_probs" in outputs and step_start is not None and batch.has("rollout_log_probs"):
+            self._metrics.append(_rollout_difference(batch, outputs["log_probs"].detach(), step_start))
+
+    def _loss(self, batch: learn.PackedBatch, outputs: learn.Outputs) -> Loss:
+        if self._role == "actor":
+            return self._algorithm.loss(batch, outputs)
+        return self._algorithm.fit_loss(self._role, batch, outputs)
 
     def attend(self) -> None:
         """Take part in a micro-batch of other ranks."""
@@ -72,8 +78,9 @@ class Update:
     def metrics(self, factor: float) -> dict[str, Metric]:
         """(sum, count) of everything that was joined; terms are scaled like the gradient."""
         terms = {name: value * factor for name, value in self._totals.items()}
-        losses = {f"train/loss/{name}": (value, 1.0) for name, value in terms.items()}
-        return learn.merge_metrics({"train/loss": (sum(terms.values()), 1.0)}, losses, self._merged)
+        group = "train" if self._role == "actor" else self._role
+        losses = {f"{group}/loss/{name}": (value, 1.0) for name, value in terms.items()}
+        return learn.merge_metrics({f"{group}/loss": (sum(terms.values()), 1.0)}, losses, self._merged)
 
 
 def _rollout_difference(batch: learn.PackedBatch, log_probs: Tensor, step_start: int) -> Sums:

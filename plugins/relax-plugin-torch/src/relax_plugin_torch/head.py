@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model with a scalar head: a critic's `values` [tokens], or a reward model's `rewards` [rows].
+
+It is transformers' sequence classification with one label, so what is exported loads as such, and a folder that holds
+such a head (a reward model) continues with it; any other causal language model gets one of zeros. The body is scored
+as `Policy` does it; the head computes in float32 whatever the body's format is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from relax_core import learn
+from relax_core.api import Algorithm, ConfigError, Output, TrainerSpec
+from relax_plugin_torch.folder import FIELD, check_folder
+from relax_plugin_torch.layout import Layout, whole_rows
+from relax_plugin_torch.model import check_complete, first_line
+from relax_plugin_torch.policy import Policy
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+HEAD = "score.weight"
+SCALARS = frozenset({"values", "rewards"})
+
+
+def scalars(spec: TrainerSpec, build: Callable[..., Algorithm]) -> frozenset[str]:
+    """What a head gives in this role; empty: log-probs come from the model's own head."""
+    if spec.role == "critic":
+        return frozenset({"values"})
+    if spec.role != "actor":
+        return frozenset()
+    return SCALARS & {output.name for output in build(spec.algorithm).outputs()}
+
+
+def load_scalar_model(path: str, attention: str, device: torch.device) -> PreTrainedModel:
+    """The body of a causal language model, or of a sequence classifier with one label, under a scalar head."""
+    folder = check_folder(path)
+    from transformers import AutoModelForSequenceClassification
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    try:
+        model, report = AutoModelForSequenceClassification.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation=attention, local_files_only=True, use_safetensors=True,
+            num_labels=1, output_loading_info=True, ignore_mismatched_sizes=True,  # refused below, by name
+        )  # fmt: skip
+    except Exception as error:  # whatever a foreign loader raises is about this folder
+        raise ConfigError(
+            FIELD, path, f"transformers can't load it with a scalar head ({first_line(error)}); choose another model"
+        ) from error
+    if HEAD not in model.state_dict():
+        raise ConfigError(FIELD, path, f"{type(model).__name__} has no {HEAD}; choose a model whose family has one")
+    fresh = HEAD in report["missing_keys"]
+    check_complete(path, {**report, "missing_keys": set(report["missing_keys"]) - {HEAD}})
+    if fresh:
+        torch.nn.init.zeros_(model.score.weight)
+    return model.to(device).eval()  # type: ignore[no-any-return]
+
+
+class ScalarPolicy(Policy):
+    """Scores tokens and rows instead of choosing tokens."""
+
+    def __init__(
+        self, model: PreTrainedModel, outputs: frozenset[str], *, autocast: bool, share_prefixes: bool
+    ) -> None:
+        self._outputs = outputs
+        super().__init__(model, temperature=1.0, autocast=autocast, max_logits=1, share_prefixes=share_prefixes)
+
+    def _score(self, batch: learn.PackedBatch, layout: Layout, outputs: Collection[Output]) -> dict[str, Tensor]:
+        """`values` before each trained token, 0 elsewhere; `rewards` behind the last token of each row."""
+        scored = {}
+        if "values" in self._outputs:
+            trained = batch.loss_mask.nonzero().squeeze(1)
+            values = self._scalar(layout, layout.before[trained])
+            scored["values"] = values.new_zeros(len(batch.tokens)).index_put((trained,), values)
+        if "rewards" in self._outputs:
+            whole = whole_rows(batch)
+            scored["rewards"] = self._scalar(whole, whole.before[batch.lengths.cumsum(0) - 1] + 1)
+        return scored
+
+    def _scalar(self, layout: Layout, places: Tensor) -> Tensor:
+        with self._precision():
+            features = self._features(layout).index_select(0, places)
+        with torch.autocast(self.device.type, enabled=False):
+            return linear(features.float(), self.model.score.weight.float()).squeeze(-1)
+
+    def _layout(self, batch: learn.PackedBatch) -> Layout:
+        return super()._layout(batch) if "values" in self._outputs else whole_rows(batch)
+
+    def _probe(self, batch: learn.PackedBatch, layout: Layout) -> Tensor:
+        """Features: the head may be all zeros."""
+        with self._precision():
+            return self._features(layout).index_select(0, layout.before[batch.loss_mask.nonzero().squeeze(1)])
+
+    def _head_stands_apart(self) -> bool:
+        return True

@@ -154,6 +154,14 @@ class Bus(Protocol):
 
     async def claim(self, request: ClaimRequest, wait_s: float) -> Claim | None: ...
 
+    async def let_go(self, step: int) -> tuple[int, ...]:
+        """The deadline of this step has passed and no group of it was to be had: end those that it was waiting for.
+
+        Of the groups that come first those that are not finished, whole, as the `late` rule says; their places go to
+        others. Returns their numbers; empty where it is not they who are late.
+        """
+        ...
+
     async def read(self, claim: Claim, columns: Sequence[str]) -> RowBatch:
         """Columns of the claimed rows, in claim order. Raises StaleFence."""
         ...
@@ -208,6 +216,14 @@ class Bus(Protocol):
 
     async def checkpoint(self, step: int, directory: str) -> None:
         """Copy the ledger into a checkpoint of version `step`; what was trained to get there is final, its payloads go."""
+        ...
+
+    async def keep(self, name: str, value: Mapping[str, Any]) -> None:
+        """A producer's own state, JSON, kept with the ledger as of the current version instead of what it kept before."""
+        ...
+
+    async def kept(self, name: str) -> Mapping[str, Any] | None:
+        """What was kept last under this name; in a run that continues at a version, what was kept before that one."""
         ...
 
     async def statistics(self) -> Mapping[str, Any]:

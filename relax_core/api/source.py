@@ -54,14 +54,19 @@ class Sampler(Configurable[OptionsT], Generic[OptionsT]):
 
     kind: ClassVar[str] = "sampler"
 
+    def open(self, tasks: Sequence[Task]) -> None:
+        """The tasks it picks from, before the first pick. Each look at one reads its row; ConfigError where one lacks a
+        column that it needs."""
+
     @abstractmethod
     def pick(self, group: int, num_tasks: int, seed: int) -> int:
-        """Index of the task for this group."""
+        """Index of the task for this group; asked once a group."""
 
     def learned(self, group: int, task: int, rewards: Sequence[float]) -> None:
         """A group finished with these rewards."""
 
     def state(self) -> Mapping[str, Any]:
+        """What it has learned, as JSON; empty where it learns nothing. It is part of every checkpoint."""
         return {}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -77,4 +82,4 @@ class Filter(Configurable[OptionsT], Generic[OptionsT]):
     def reject(
         self, task: Task, attempts: Sequence[AttemptId], trajectories: Sequence[Trajectory], rewards: Sequence[float]
     ) -> str:
-        """The reason to drop the group, or an empty string."""
+        """The reason to drop the group, or an empty string. A sample without a verdict has the reward NaN."""

@@ -25,6 +25,7 @@ from relax_core.bus.records import (
     Checkpointed,
     Ended,
     Issued,
+    Noted,
     Pending,
     Record,
     Registered,
@@ -46,6 +47,7 @@ CREATE TABLE IF NOT EXISTS ended (number INTEGER, sample INTEGER, issue INTEGER,
 CREATE TABLE IF NOT EXISTS steps (step INTEGER PRIMARY KEY, incarnation INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS checkpoints (step INTEGER PRIMARY KEY, incarnation INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS roles (role TEXT PRIMARY KEY, incarnation INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS notes (name TEXT, step INTEGER, value TEXT NOT NULL, PRIMARY KEY (name, step)) WITHOUT ROWID;
 """
 
 STATEMENTS: dict[type, tuple[str, ...]] = {
@@ -59,9 +61,16 @@ STATEMENTS: dict[type, tuple[str, ...]] = {
         "UPDATE groups SET step = NULL WHERE step > ?1 AND ?2 IS NOT NULL",
         "DELETE FROM steps WHERE step > ?1 AND ?2 IS NOT NULL",
         "DELETE FROM checkpoints WHERE step > ?1 AND ?2 IS NOT NULL",
+        "DELETE FROM notes WHERE step >= ?1 AND ?2 IS NOT NULL",
     ),
     Registered: ("INSERT OR REPLACE INTO roles VALUES (?1, ?2)",),
-    Checkpointed: ("INSERT OR REPLACE INTO checkpoints VALUES (?1, ?2)",),
+    Checkpointed: (
+        "INSERT OR REPLACE INTO checkpoints VALUES (?1, ?2)",
+        # The newest checkpoint may yet fail to appear: what the one before it needs stays.
+        """DELETE FROM notes WHERE ?2 IS NOT NULL AND step < (SELECT max(n.step) FROM notes n
+            WHERE n.name = notes.name AND n.step < (SELECT max(step) FROM checkpoints WHERE step < ?1))""",
+    ),
+    Noted: ("INSERT OR REPLACE INTO notes VALUES (?1, ?2, ?3)",),
 }
 
 
@@ -177,6 +186,7 @@ class Journal:
         self._db.execute("UPDATE groups SET pending = 1, step = NULL WHERE step > ?", (version.step,))
         for table in ("steps", "checkpoints"):
             self._db.execute(f"DELETE FROM {table} WHERE step > ?", (version.step,))
+        self._db.execute("DELETE FROM notes WHERE step >= ?", (version.step,))
 
     def _end_in_flight(self) -> None:
         """A group is over when it was trained, or all its members have ended and nobody stopped it or put it off."""
@@ -202,8 +212,10 @@ class Journal:
         cursor = ask("SELECT coalesce(max(number) + 1, 0) FROM groups").fetchone()[0]
         pending = ask("SELECT number, issue + 1, retry FROM groups WHERE pending = 1 ORDER BY number").fetchall()
         roles = ask("SELECT role, incarnation FROM roles").fetchall()
+        notes = ask("SELECT name, value FROM notes n WHERE step = (SELECT max(step) FROM notes WHERE name = n.name)")
         issued = trained + sum(counts.values())
-        return Remembered(cursor, tuple(pending), issued, trained, idle, tuple(sorted(counts.items())), tuple(roles))
+        dropped = tuple(sorted(counts.items()))
+        return Remembered(cursor, tuple(pending), issued, trained, idle, dropped, tuple(roles), tuple(notes.fetchall()))
 
     def close(self) -> None:
         self._db.close()

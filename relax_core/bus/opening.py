@@ -13,6 +13,7 @@ from relax_core.api.clock import Clock, SystemClock
 from relax_core.api.version import Version
 from relax_core.bus.journal import Journal
 from relax_core.bus.queue import TransferQueue
+from relax_core.bus.records import Remembered
 from relax_core.bus.service import BusService
 
 
@@ -20,20 +21,21 @@ async def open_bus(
     component: BusComponent, settings: BusSettings, directory: str, version: Version, clock: Clock | None = None
 ) -> BusService:
     """The whole bus of a run, in this process."""
-    queue, journal = await asyncio.to_thread(_restored, settings, directory, version)
+    journal, remembered = await asyncio.to_thread(_restored, directory, version)
     try:
+        queue = TransferQueue(settings, version, remembered)
         store = await component.open_store()
     except BaseException:
         journal.close()
         raise
-    return BusService(queue, store, journal, clock or SystemClock())
+    return BusService(queue, store, journal, clock or SystemClock(), dict(remembered.notes))
 
 
-def _restored(settings: BusSettings, directory: str, version: Version) -> tuple[TransferQueue, Journal]:
+def _restored(directory: str, version: Version) -> tuple[Journal, Remembered]:
     """With what the ledger remembers as of `version`."""
     journal = Journal(directory)
     try:
-        return TransferQueue(settings, version, journal.remember(version)), journal
+        return journal, journal.remember(version)
     except BaseException:
         journal.close()
         raise

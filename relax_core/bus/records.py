@@ -72,7 +72,15 @@ class Checkpointed(NamedTuple):
     incarnation: int
 
 
-Record = Issued | Ended | Trained | Pending | Stepped | RolledBack | Registered | Checkpointed
+class Noted(NamedTuple):
+    """A producer's own state at a version."""
+
+    name: str
+    step: int
+    value: str
+
+
+Record = Issued | Ended | Trained | Pending | Stepped | RolledBack | Registered | Checkpointed | Noted
 
 
 class Remembered(NamedTuple):
@@ -86,3 +94,4 @@ class Remembered(NamedTuple):
     trained_without_gradient: int = 0
     dropped: tuple[tuple[str, int], ...] = ()
     roles: tuple[tuple[str, int], ...] = ()
+    notes: tuple[tuple[str, str], ...] = ()

@@ -9,6 +9,7 @@ a host whose clients reach the payload store themselves calls the metadata halve
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ from relax_core.api.version import Version
 from relax_core.bus.checks import check_columns, check_cut, check_seals
 from relax_core.bus.journal import Journal
 from relax_core.bus.queue import TransferQueue
+from relax_core.bus.records import Noted
 from relax_core.bus.report import statistics
 from relax_core.bus.store import read
 from relax_core.bus.table import Place
@@ -32,8 +34,11 @@ T = TypeVar("T")
 class BusService:
     """`api.bus.Bus`, whole."""
 
-    def __init__(self, queue: TransferQueue, store: PayloadStore, journal: Journal, clock: Clock) -> None:
+    def __init__(
+        self, queue: TransferQueue, store: PayloadStore, journal: Journal, clock: Clock, kept: Mapping[str, str] = {}
+    ) -> None:
         self.queue, self.store = queue, store
+        self._kept = dict(kept)
         self._journal, self._clock = journal, clock
         self._writer = ThreadPoolExecutor(1, "relax-ledger")
         self._committing = asyncio.Lock()
@@ -131,6 +136,11 @@ class BusService:
             await self._changed()
         return claim
 
+    async def let_go(self, step: int) -> tuple[int, ...]:
+        ended = self.queue.let_go(step)
+        await self._changed()
+        return ended
+
     async def read(self, claim: Claim, columns: Sequence[str]) -> RowBatch:
         return await read(self.store, claim, await self.locate(claim, columns), columns)
 
@@ -202,6 +212,13 @@ class BusService:
             await asyncio.get_running_loop().run_in_executor(self._writer, self._journal.copy, directory)
         self.queue.finalize(step)
         await self._changed()
+
+    async def keep(self, name: str, value: Mapping[str, Any]) -> None:
+        self._kept[name] = text = json.dumps(value)
+        self._journal.add([Noted(name, self.queue.version.step, text)])
+
+    async def kept(self, name: str) -> Mapping[str, Any] | None:
+        return json.loads(self._kept[name]) if name in self._kept else None
 
     async def statistics(self) -> Mapping[str, Any]:
         return statistics(self.queue)

@@ -104,6 +104,7 @@ METRICS: tuple[Metric, ...] = (
         "last",
     ),
     Metric("samples/scored", "Samples judged since the last report", "sum"),
+    Metric("samples/filtered/<filter>", "Of those, samples of groups that this filter dropped", "sum"),
     Metric("samples/issued", "Attempts issued so far", "last"),
     Metric("samples/trained", "Attempts trained so far", "last"),
     Metric("samples/no_gradient", "Of those, attempts whose gradient is zero", "last"),

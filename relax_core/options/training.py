@@ -61,7 +61,13 @@ class DataTable(Options):
     max_prompt_tokens: PositiveInt | None = None
     """Longest prompt; absent: what the model's context leaves beside `rollout.max_new_tokens`."""
     too_long: Literal["skip", "truncate", "error"] = "skip"
-    """A task with a longer prompt: `skip` it, counted and reported, `truncate` its beginning, or refuse to start."""
+    """A task with a longer prompt: `skip` it, counted and reported, `truncate` its beginning, or refuse to start. A row of
+    a dataset is cut at its end."""
+    max_row_tokens: PositiveInt | None = None
+    """Longest row of a dataset, prompt and completion together; absent: the model's context."""
+    train_on: Literal["completion", "all"] = "completion"
+    """Which tokens of a dataset's row are trained: its completion (of a conversation, every turn of the assistant), or
+    `all`, the prompt too."""
     shuffle: bool = True
     """Seeded order, another one each epoch; false: the order of the file."""
 
@@ -70,7 +76,7 @@ class RolloutTable(Options):
     """How samples are generated."""
 
     prompts_per_step: PositiveInt = 32
-    """Tasks in one step; each becomes a group."""
+    """Tasks in one step; each becomes a group. From a dataset: rows, or pairs, in one step."""
     group_size: PositiveInt = 8
     """Samples of one task."""
     max_new_tokens: PositiveInt = 1024
@@ -87,6 +93,11 @@ class RolloutTable(Options):
     """Most tokens of one sample, prompt and observations included; absent: the model's context."""
     late: LateRule = "wait"
     """What happens to groups that would miss the staleness bound: `wait` for them, or `mask`, `drop`, `regenerate`."""
+    spare_groups: NonNegativeInt = 0
+    """Groups generated beyond those of a step, so that it need not wait for the slowest: those that end last are dropped.
+    Long answers end last, so the policy sees fewer of them."""
+    refill_limit: NonNegativeInt = 20
+    """Steps' worth of groups in a row that filters may reject and others replace before the run stops; 0: any number."""
     kv_across_versions: bool = False
     """Samples under way keep their KV cache when new weights arrive: faster, and their tokens count as old as the cache.
     Needs `max_staleness` of 1 or more. False: caches are computed again."""

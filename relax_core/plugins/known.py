@@ -9,7 +9,12 @@ _POLICY_GRADIENT = (
 )  # fmt: skip
 
 KNOWN: dict[str, dict[str, str]] = {
-    "algorithm": dict.fromkeys(_POLICY_GRADIENT, "relax-plugin-policy-gradient"),
+    "algorithm": {
+        **dict.fromkeys(_POLICY_GRADIENT, "relax-plugin-policy-gradient"),
+        **dict.fromkeys(("dpo", "reward-model", "sft"), "relax-plugin-supervised"),
+    },
+    "filter": dict.fromkeys(("zero-variance", "reward-band", "truncated"), "relax-plugin-selection"),
+    "sampler": dict.fromkeys(("curriculum", "mixture", "success-rate"), "relax-plugin-selection"),
     "reward": {"exact": "relax-plugin-rewards", "maths": "relax-plugin-rewards"},
     "engine": {
         "transformers": "relax-plugin-transformers",

@@ -49,6 +49,7 @@ class Rollout(Role):
         self._held: set[AttemptId] = set()
         self._issues: dict[asyncio.Task[None], Issue] = {}
         self._admitted = 0
+        self._kept_at = -1
         self._given_up: dict[AttemptId, int] = {}
         """Tokens of attempts that ended while they were generated; told with the next report."""
         self._over = asyncio.Event()
@@ -57,6 +58,8 @@ class Rollout(Role):
         self._deliveries: set[asyncio.Task[None]] = set()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._producer = producer = await Producer.open(context, self._tell)
+        if state := await context.bus.kept("sampler"):
+            producer.selection.load(state)
         context.doing("ready", engines=producer.facts, held=lambda: len(self._held), under_way=producer.oldest,
                       judging=producer.judging)  # fmt: skip
         self._undisturbed = asyncio.Lock()
@@ -134,17 +137,26 @@ class Rollout(Role):
         """Judge groups and put their rows on the bus."""
         with self._context.working("judging"):
             judged = await self._producer.judge(groups)
-        kept, rejected = self._producer.select(judged)
+        await self._keep_state()
+        rejected = [attempt for one in judged if one.rejected_by for attempt in one.group.issue.attempts]
         if rejected:
             await self._context.bus.drop(rejected, DropReason.FILTERED, regenerate=False)
             self._held.difference_update(rejected)
-        batch, sealed = row_batch(kept)
+        batch, sealed = row_batch([sample for one in judged if not one.rejected_by for sample in one.samples])
         await self._put(batch, sealed)
         self._held.difference_update(seal.attempt for seal in sealed)
         await self._audit()
         step = max(group.version.step for group in groups) + 1  # the first that may train them
         await self._context.board.emit(SamplesScored(step, records(judged)))
         await self._context.board.emit(RolloutMeasured(step, measures(judged)))
+
+    async def _keep_state(self) -> None:
+        """What the sampler has learned, before others may train what it learned from: so that a checkpoint has both."""
+        step = self._producer.version().step
+        state = self._producer.selection.state()
+        if state and (step != self._kept_at or self._context.run.deterministic):
+            await self._context.bus.keep("sampler", state)
+            self._kept_at = step
 
     async def _attend(self) -> None:
         """Audit also while nothing finishes: what still runs may be what nobody waits for."""

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from relax_core.api.batch import AttemptId
 from relax_core.api.bus import Issue
 from relax_core.api.task import Task
 from relax_core.api.trajectory import Trajectory
@@ -30,3 +32,10 @@ class JudgedGroup:
 
     group: FinishedGroup
     judgements: tuple[Judgement, ...]
+    rejected_by: str = ""
+    """The filter that drops the group."""
+    reason: str = ""
+
+    @property
+    def samples(self) -> Iterator[tuple[AttemptId, Trajectory, Judgement]]:
+        return zip(self.group.issue.attempts, self.group.trajectories, self.judgements, strict=True)

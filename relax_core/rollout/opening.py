@@ -18,6 +18,8 @@ from relax_core.rollout.engine_slot import EngineSlot
 from relax_core.rollout.evaluation import EvalSet
 from relax_core.rollout.judge import applies
 from relax_core.rollout.pool import EnginePool, Sampling, Tell
+from relax_core.rollout.selection import Selection
+from relax_core.rollout.shuffle import Shuffle, ShuffleOptions
 from relax_core.rollout.tasks import Need, TaskSet
 from relax_core.rollout.weight_feed import WeightFeed
 
@@ -83,6 +85,15 @@ def eval_sampling(run: Any, own: float | None) -> Sampling:
     chosen = own if own is not None else run.eval.temperature
     temperature = run.rollout.temperature if chosen is None else chosen
     return Sampling(temperature, run.rollout.top_p if temperature else 1.0)
+
+
+def make_selection(context: Context, tasks: TaskSet, train: Sequence[int]) -> Selection:
+    """The sampler and the filters of a run."""
+    run = context.run
+    sampler = context.build(run.sampler.chosen) if run.data.shuffle else Shuffle(ShuffleOptions(shuffle=False))
+    filters = {choice.name: context.build(choice.chosen) for choice in run.filters}
+    limit = run.rollout.refill_limit * run.rollout.prompts_per_step
+    return Selection(sampler, filters, tasks, train, run.seed, limit)
 
 
 def context_of(run: Any) -> int:

@@ -18,7 +18,6 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.events import EvalFinished, Logged
 from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.role import Context
-from relax_core.api.source import Filter, Sampler
 from relax_core.api.task import Task
 from relax_core.api.trainer import Chosen
 from relax_core.api.trajectory import Trajectory
@@ -30,11 +29,12 @@ from relax_core.rollout.episode import Limits, run_episode
 from relax_core.rollout.evaluation import EvalSet, Evaluation
 from relax_core.rollout.finished import FinishedGroup, JudgedGroup
 from relax_core.rollout.fuse import FuseTripped
-from relax_core.rollout.judge import Judge, Judgement, RewardChoice
-from relax_core.rollout.opening import make_pool, open_tasks, remarks
+from relax_core.rollout.judge import Judge, RewardChoice
+from relax_core.rollout.opening import make_pool, make_selection, open_tasks, remarks
 from relax_core.rollout.pool import Arrived, EnginePool, Sampling, Tell
 from relax_core.rollout.progress import Progress
 from relax_core.rollout.seeds import sample_seed
+from relax_core.rollout.selection import Selection
 from relax_core.rollout.tasks import TaskSet
 from relax_core.rollout.together import together
 from relax_core.rollout.under_way import GroupUnderWay
@@ -48,14 +48,12 @@ class Producer:
 
     def __init__(
         self, context: Context, family: ModelFamily, pool: EnginePool, environments: EnvironmentPool, judge: Judge,
-        tasks: TaskSet, train: Sequence[int], sets: Sequence[EvalSet],
+        tasks: TaskSet, selection: Selection, sets: Sequence[EvalSet],
     ) -> None:  # fmt: skip
         run = context.run
         self._limits = Limits(0)  # of the engine, once it has started
         self._context, self._family, self._pool = context, family, pool
-        self._environments, self._judge, self._tasks, self._train = environments, judge, tasks, train
-        self._sampler: Sampler = context.build(run.sampler.chosen)
-        self._filters: list[tuple[str, Filter]] = [(c.name, context.build(c.chosen)) for c in run.filters]
+        self._environments, self._judge, self._tasks, self.selection = environments, judge, tasks, selection
         self._generate = pool.generator(Sampling(run.rollout.temperature, run.rollout.top_p))
         self._under_way: dict[Issue, GroupUnderWay] = {}
         self._progress = Progress(context.clock)
@@ -77,7 +75,7 @@ class Producer:
         judge = Judge(rewards, context.children, context.clock)
         environments = EnvironmentPool(run.environment.chosen, context.children, context.clock, build=context.build)
         pool = make_pool(context, await context.bus.version(), tell)
-        made = cls(context, family, pool, environments, judge, tasks, train, sets)
+        made = cls(context, family, pool, environments, judge, tasks, make_selection(context, tasks, train), sets)
         try:
             facts, *_ = await together(pool.start(), judge.start(), environments.start())
             made._limits = _limits(run, facts)
@@ -112,7 +110,7 @@ class Producer:
     async def make(self, issue: Issue, version: Version) -> FinishedGroup:
         start = self._context.clock.now()
         seed: int = self._context.run.seed
-        index = self._train[self._pick(issue.group)]
+        index = self.selection.task(issue.group)
         task, prompt = self._tasks[index], self._tasks.prompt(index)
         group = self._under_way[issue] = GroupUnderWay(version.step)
 
@@ -138,7 +136,7 @@ class Producer:
             return await run_episode(task, prompt, seed, environment, self._family, generate, self._limits)
 
     async def judge(self, groups: Sequence[FinishedGroup]) -> list[JudgedGroup]:
-        """Raises FuseTripped after saving one failing sample for `relax try`."""
+        """Judge and filter. Raises FuseTripped after saving one failing sample for `relax try`."""
         try:
             with self._progress.judging([group.issue.group for group in groups]):
                 found = await self._judge.judge([(group.task, group.trajectories) for group in groups])
@@ -148,38 +146,8 @@ class Producer:
             raise
         judged = [JudgedGroup(group, tuple(js)) for group, js in zip(groups, found, strict=True)]
         for one in judged:
-            self._learned(one)
-        return judged
-
-    def _pick(self, group: int) -> int:
-        """The place of a group's task among those trained on."""
-        run, count = self._context.run, len(self._train)
-        return self._sampler.pick(group, count, run.seed) if run.data.shuffle else group % count
-
-    def _learned(self, judged: JudgedGroup) -> None:
-        issue, rewards = judged.group.issue, [j.value for j in judged.judgements if j.outcome.judged]
-        self._sampler.learned(issue.group, self._pick(issue.group), rewards)
-
-    def select(
-        self, judged: Sequence[JudgedGroup]
-    ) -> tuple[list[tuple[AttemptId, Trajectory, Judgement]], list[AttemptId]]:
-        """Samples of the groups that every filter keeps, and the attempts of the others."""
-        kept: list[tuple[AttemptId, Trajectory, Judgement]] = []
-        rejected: list[AttemptId] = []
-        for one in judged:
-            attempts = one.group.issue.attempts
-            if self._rejected(one):
-                rejected += attempts
-            else:
-                kept += zip(attempts, one.group.trajectories, one.judgements, strict=True)
-        return kept, rejected
-
-    def _rejected(self, judged: JudgedGroup) -> bool:
-        group = judged.group
-        rewards = [judgement.value for judgement in judged.judgements]
-        return any(
-            rule.reject(group.task, group.issue.attempts, group.trajectories, rewards) for _, rule in self._filters
-        )
+            self.selection.learned(one)
+        return [self.selection.filtered(one) for one in judged]
 
     # -- weights and evaluation -----------------------------------------------------------------------------------
 

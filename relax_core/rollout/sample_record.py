@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,19 +37,26 @@ def records(judged: Sequence[JudgedGroup]) -> tuple[dict[str, Any], ...]:
     """Every sample of finished groups, with its place in the ledger."""
     return tuple(
         {"group_id": attempt.group, "sample_index": attempt.sample, "attempt": attempt.attempt,
-         **sample_record(one.group.task, trajectory, judgement)}
+         **sample_record(one.group.task, trajectory, judgement), **_rejection(one)}
         for one in judged
-        for attempt, trajectory, judgement in zip(
-            one.group.issue.attempts, one.group.trajectories, one.judgements, strict=True
-        )
+        for attempt, trajectory, judgement in one.samples
     )  # fmt: skip
+
+
+def _rejection(judged: JudgedGroup) -> dict[str, str]:
+    return {"filtered": f"{judged.rejected_by}: {judged.reason}"} if judged.rejected_by else {}
 
 
 def measures(judged: Sequence[JudgedGroup]) -> dict[str, float]:
     """What rollout knows of these groups and the actor does not."""
     trajectories = [trajectory for one in judged for trajectory in one.group.trajectories]
     truncated = sum(trajectory.outcome == "truncated" for trajectory in trajectories)
+    filtered = Counter[str]()
+    for one in judged:
+        if one.rejected_by:
+            filtered[f"samples/filtered/{one.rejected_by}"] += len(one.judgements)
     return {
+        **filtered,
         "samples/scored": float(len(trajectories)),
         "tokens/generated": float(sum(trajectory.num_sampled for trajectory in trajectories)),
         "length/truncated": truncated / max(1, len(trajectories)),

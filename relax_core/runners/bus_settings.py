@@ -11,10 +11,11 @@ from relax_core.runners.launch import Launch
 def bus_settings(launch: Launch) -> BusSettings:
     rollout, plan = launch.config["rollout"], launch.plan
     return BusSettings(
-        group_size=rollout["group_size"],
+        group_size=plan.group_size,
         groups_per_step=rollout["prompts_per_step"],
         max_staleness=plan.max_staleness,
         late=rollout["late"],
+        spare_groups=rollout["spare_groups"],
         min_valid=plan.min_valid,
         columns=plan.trained_columns,
         steps=launch.config["steps"],

@@ -168,6 +168,15 @@ class BusSuite(TrainingSuite):
 
         on_bus(scenario)
 
+    def test_a_producer_keeps_its_state_with_the_ledger(self, on_bus: Any) -> None:
+        async def scenario(lab: Lab) -> None:
+            assert await lab.bus.kept("sampler") is None
+            for seen in (1, 2):
+                await lab.bus.keep("sampler", {"seen": seen, "rates": {"7": 0.1}})
+            assert await lab.bus.kept("sampler") == {"seen": 2, "rates": {"7": 0.1}}
+
+        on_bus(scenario)
+
     def test_a_repeated_put_changes_nothing(self, on_bus: Any) -> None:
         async def scenario(lab: Lab) -> None:
             (issue,) = await lab.admit(1)

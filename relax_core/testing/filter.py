@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import nan
 from typing import Any, ClassVar
 
 from relax_core.api.batch import AttemptId
@@ -18,8 +19,10 @@ class FilterSuite(Suite):
     kind = "filter"
     task: ClassVar[Task] = Task("sum", "What is 2 + 2?", "4")
     responses: ClassVar[Sequence[str]] = ("4", "5", "The answer is four.", "")
-    rewards: ClassVar[Sequence[Sequence[float]]] = ((1.0, 0.0, 0.5, 0.0), (0.0,) * 4, (1.0,) * 4)
-    """One group each, a reward a response."""
+    rewards: ClassVar[Sequence[Sequence[float]]] = (
+        (1.0, 0.0, 0.5, 0.0), (0.0,) * 4, (1.0,) * 4, (nan, 1.0, 0.0, nan), (nan,) * 4,
+    )  # fmt: skip
+    """One group each, a reward a response; NaN has no verdict."""
 
     @classmethod
     def exercise(cls, component: Any) -> Any:

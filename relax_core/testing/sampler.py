@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from relax_core.api.task import Task
 from relax_core.testing.suite import Suite
 
 SEED = 11
@@ -19,17 +20,29 @@ class SamplerSuite(Suite):
     num_tasks: ClassVar[int] = 7
     picks: ClassVar[int] = 25
     """Groups that are issued; more than there are tasks."""
+    columns: ClassVar[Mapping[str, Sequence[Any]]] = {}
+    """Values of metadata columns that the sampler reads, in turn: `{"difficulty": (1, 2, 3)}`."""
 
     @classmethod
     def exercise(cls, component: Any) -> Any:
-        return [cls.picked(component, range(cls.picks)), cls.picked(component, range(cls.picks), num_tasks=1)]
+        return [cls.picked(component, range(cls.picks), tasks) for tasks in (cls.tasks(cls.num_tasks), cls.tasks(1))]
 
     @classmethod
-    def picked(cls, sampler: Any, groups: Iterable[int], num_tasks: int = 0) -> list[int]:
+    def tasks(cls, count: int) -> list[Task]:
+        """So many tasks with the columns."""
+        return [
+            Task(str(n), f"task {n}", metadata={name: values[n % len(values)] for name, values in cls.columns.items()})
+            for n in range(count)
+        ]
+
+    @classmethod
+    def picked(cls, sampler: Any, groups: Iterable[int], tasks: Sequence[Task] = ()) -> list[int]:
         """Indices for these groups, each followed by the group's rewards."""
+        tasks = tasks or cls.tasks(cls.num_tasks)
+        sampler.open(tasks)
         indices = []
         for group in groups:
-            index = sampler.pick(group, num_tasks or cls.num_tasks, SEED)
+            index = sampler.pick(group, len(tasks), SEED)
             sampler.learned(group, index, [float(index % 2), 1.0])
             indices.append(index)
         return indices

@@ -78,6 +78,9 @@ class BusClient:
     async def claim(self, request: ClaimRequest, wait_s: float) -> Claim | None:
         return cast(Claim | None, await self._hub.call("claim", request, wait_s))
 
+    async def let_go(self, step: int) -> tuple[int, ...]:
+        return cast(tuple[int, ...], await self._hub.call("let_go", step))
+
     async def read(self, claim: Claim, columns: Sequence[str]) -> RowBatch:
         if self._store is None:
             return cast(RowBatch, await self._hub.call("read", claim, columns))
@@ -135,6 +138,12 @@ class BusClient:
 
     async def checkpoint(self, step: int, directory: str) -> None:
         await self._hub.call("checkpoint", step, directory)
+
+    async def keep(self, name: str, value: Mapping[str, Any]) -> None:
+        await self._hub.call("keep", name, value)
+
+    async def kept(self, name: str) -> Mapping[str, Any] | None:
+        return cast(Mapping[str, Any] | None, await self._hub.call("kept", name))
 
     async def statistics(self) -> Mapping[str, Any]:
         return cast(Mapping[str, Any], await self._hub.call("statistics"))

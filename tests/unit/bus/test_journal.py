@@ -17,7 +17,7 @@ from relax_core.bus.in_process import InProcessBus
 from relax_core.bus.journal import Journal
 from relax_core.bus.opening import open_bus
 from relax_core.bus.queue import TransferQueue
-from relax_core.bus.records import Ended, Issued, Pending, Registered, Remembered, Stepped, Trained
+from relax_core.bus.records import Checkpointed, Ended, Issued, Noted, Pending, Registered, Remembered, Stepped, Trained
 from relax_core.bus.service import BusService
 from relax_core.bus.store import MemoryStore
 
@@ -164,3 +164,14 @@ async def test_an_admission_that_can_not_be_written_is_not_lost(tmp_path):
     account = await bus.account()
     assert account.balanced and account.dropped == {DropReason.REGENERATED: 4000}
     await bus.close()
+
+
+def test_of_a_producers_state_the_journal_keeps_what_the_last_two_checkpoints_need(tmp_path) -> None:
+    journal = Journal(str(tmp_path))
+    for step in range(7):
+        write(journal, [Noted("sampler", step, f"at {step}")])
+        if step in (2, 4, 6):
+            write(journal, [Checkpointed(step, 0)])
+    rows = journal._db.execute("SELECT step FROM notes ORDER BY step").fetchall()
+    assert [row[0] for row in rows] == [3, 4, 5, 6]
+    assert journal.remember(Version("actor", 1, 4)).notes == (("sampler", "at 3"),)

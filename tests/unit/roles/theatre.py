@@ -166,16 +166,16 @@ Happening = Callable[["Theatre"], Coroutine[Any, Any, None]]
 class Theatre:
     """One run of the roles that the plan names."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(self, folder: Path, more: Sequence[str] = (), **settings: Any) -> None:
+        """`more`: single-file plugins beside the puppets."""
         folder.mkdir(parents=True, exist_ok=True)
         tasks = folder / "tasks.jsonl"
         tasks.write_text("".join(json.dumps({"prompt": f"p{number}"}) + "\n" for number in range(16)))
-        self.catalogue = Catalogue.load([str(PUPPETS)])
-        layers = [_settings(folder, tasks), settings]
+        plugins = (str(PUPPETS), *more)
+        self.catalogue = Catalogue.load(list(plugins))
+        layers = [_settings(folder, tasks), {"plugins": list(plugins)}, settings]
         self.config = compose(layers, (), self.catalogue, on_disk=False).config
-        self._launch = Launch(
-            "play", str(folder), self.config.dump(), plan(self.config, self.catalogue), (str(PUPPETS),)
-        )
+        self.launch = Launch("play", str(folder), self.config.dump(), plan(self.config, self.catalogue), plugins)
         self.clock = VirtualClock()
 
     def play(self, *happenings: Happening, at_most_s: float = 1e5) -> Performance:
@@ -183,7 +183,7 @@ class Theatre:
         return play(self._perform(happenings), at_most_s)
 
     async def _perform(self, happenings: Sequence[Happening]) -> Performance:
-        launch, clock = self._launch, self.clock
+        launch, clock = self.launch, self.clock
         self.bus = await open_bus(InProcessBus(), bus_settings(launch), launch.run_dir, Version("actor", 0, 0), clock)
         self.board, weights, self.workers = Audience(clock), WeightBoard(clock), Puppeteer(self.catalogue)
 

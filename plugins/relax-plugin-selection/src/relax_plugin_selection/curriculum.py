@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `curriculum` sampler: from a window of the easiest tasks that grows until it holds all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+from random import Random
+
+from pydantic import Field, PositiveInt
+
+from relax_core.api import ConfigError, Options, Sampler, Task
+
+
+class CurriculumOptions(Options):
+    column: str = "difficulty"
+    """A number of each task: the smaller, the earlier it comes."""
+    start: float = Field(0.2, gt=0.0, le=1.0)
+    """Share of the tasks that the first groups are drawn from."""
+    groups: PositiveInt = 1000
+    """Groups until all tasks take part."""
+
+
+class Curriculum(Sampler[CurriculumOptions]):
+    """A function of the group's number: easy to hard at a fixed pace (curriculum learning, Bengio et al. 2009)."""
+
+    _order: Sequence[int] = ()
+
+    def open(self, tasks: Sequence[Task]) -> None:
+        ranks = [self._difficulty(tasks[index]) for index in range(len(tasks))]
+        self._order = sorted(range(len(tasks)), key=ranks.__getitem__)
+
+    def pick(self, group: int, num_tasks: int, seed: int) -> int:
+        done = min(1.0, group / self.options.groups)
+        share = self.options.start + (1.0 - self.options.start) * done
+        place = Random(f"curriculum {seed} {group}").randrange(max(1, ceil(share * num_tasks)))
+        return self._order[place] if self._order else place
+
+    def _difficulty(self, task: Task) -> float:
+        value = task.column(self.options.column)
+        try:
+            return float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            fix = "give each task a number there, or choose another sampler.column"
+            raise ConfigError(
+                f"sampler.column = {self.options.column!r}", f"{value!r} in task {task.id}", fix
+            ) from None

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Filters of finished groups. What is dropped is replaced by other groups, so that a step has its full number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from pydantic import Field, NonNegativeFloat
+
+from relax_core.api import AttemptId, Filter, Options, Outcome, Task, Trajectory
+
+
+class ZeroVarianceOptions(Options):
+    tolerance: NonNegativeFloat = 0.0
+    """Largest difference of rewards that counts as none."""
+
+
+class ZeroVariance(Filter[ZeroVarianceOptions]):
+    """Dynamic sampling of DAPO (arXiv 2503.14476, section 3.2): a group without differences has no advantages."""
+
+    def reject(
+        self, task: Task, attempts: Sequence[AttemptId], trajectories: Sequence[Trajectory], rewards: Sequence[float]
+    ) -> str:
+        valid = _valid(rewards)
+        if not valid or max(valid) - min(valid) > self.options.tolerance:
+            return ""
+        return f"all rewards are {valid[0]:g}"
+
+
+class RewardBandOptions(Options):
+    low: float = 0.1
+    """Smallest mean reward of a group that is kept."""
+    high: float = 0.9
+    """Largest one."""
+
+
+class RewardBand(Filter[RewardBandOptions]):
+    """Keeps what is neither too hard nor too easy (online difficulty filtering, arXiv 2502.01456)."""
+
+    def reject(
+        self, task: Task, attempts: Sequence[AttemptId], trajectories: Sequence[Trajectory], rewards: Sequence[float]
+    ) -> str:
+        valid = _valid(rewards)
+        if not valid:
+            return ""
+        mean = sum(valid) / len(valid)
+        if mean < self.options.low:
+            return "too hard"
+        return "too easy" if mean > self.options.high else ""
+
+
+class TruncatedOptions(Options):
+    most: float = Field(0.5, ge=0.0, lt=1.0)
+    """Largest share of samples that a limit may have cut off."""
+
+
+class Truncated(Filter[TruncatedOptions]):
+    """Drops groups whose rewards say more of the length limit than of the task."""
+
+    def reject(
+        self, task: Task, attempts: Sequence[AttemptId], trajectories: Sequence[Trajectory], rewards: Sequence[float]
+    ) -> str:
+        cut = sum(trajectory.outcome is Outcome.TRUNCATED for trajectory in trajectories)
+        return "cut off" if cut > self.options.most * len(trajectories) else ""
+
+
+def _valid(rewards: Sequence[float]) -> list[float]:
+    """Without samples that have no verdict."""
+    return [reward for reward in rewards if not math.isnan(reward)]

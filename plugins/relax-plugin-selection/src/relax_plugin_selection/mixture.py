@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `mixture` sampler: tasks of several kinds, each in its share, each kind's tasks once an epoch of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any
+
+from pydantic import Field
+
+from relax_core.api import ConfigError, Options, Sampler, Task
+
+
+class MixtureOptions(Options):
+    column: str = "source"
+    """The column that tells kinds apart."""
+    weights: dict[str, float] = Field(default_factory=dict)
+    """Weight by the column's value, such as `{ maths = 2, code = 1 }`; a kind that is not named weighs 1, 0 leaves it out."""
+
+
+class Mixture(Sampler[MixtureOptions]):
+    """Draws a kind by weight, then its next task in a seeded order."""
+
+    def __init__(self, options: MixtureOptions | None = None) -> None:
+        super().__init__(options)
+        self._kinds: dict[str, list[int]] = {}
+        self._taken: dict[str, int] = {}
+
+    def open(self, tasks: Sequence[Task]) -> None:
+        self._kinds = {}
+        for index in range(len(tasks)):
+            self._kinds.setdefault(str(tasks[index].column(self.options.column)), []).append(index)
+        unknown = sorted(set(self.options.weights) - set(self._kinds))
+        if unknown or not any(self._weight(kind) > 0 for kind in self._kinds):
+            got = f"weights {dict(self.options.weights)} of kinds {sorted(self._kinds)}"
+            raise ConfigError("sampler.weights", got, f"name values that {self.options.column!r} has, one above 0")
+
+    def pick(self, group: int, num_tasks: int, seed: int) -> int:
+        kinds = [kind for kind in sorted(self._kinds) if self._weight(kind) > 0]
+        if not kinds:
+            return Random(f"mixture {seed} {group}").randrange(num_tasks)
+        kind = Random(f"mixture {seed} {group}").choices(kinds, [self._weight(kind) for kind in kinds])[0]
+        members = self._kinds[kind]
+        epoch, place = divmod(self._taken.get(kind, 0), len(members))
+        self._taken[kind] = self._taken.get(kind, 0) + 1
+        return Random(f"mixture {seed} {kind} {epoch}").sample(members, len(members))[place]
+
+    def state(self) -> Mapping[str, Any]:
+        return {"taken": self._taken} if self._taken else {}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._taken = dict(state.get("taken", {}))
+
+    def _weight(self, kind: str) -> float:
+        return self.options.weights.get(kind, 1.0)

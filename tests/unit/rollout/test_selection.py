@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Filters and samplers in a run: dropped groups are replaced and told, and what a sampler learned survives a stop."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from relax_core.api.clock import SystemClock
+from relax_core.api.errors import RelaxError
+from relax_core.api.events import RolloutMeasured, SamplesScored
+from relax_core.api.version import Version
+from relax_core.bus.in_process import InProcessBus
+from relax_core.bus.opening import open_bus
+from relax_core.runners.bus_settings import bus_settings
+from tests.unit.roles.theatre import Theatre
+
+CHOOSY = '''
+# SPDX-License-Identifier: Apache-2.0
+"""A filter and a sampler."""
+from relax_core.api import Filter, Options, Sampler
+
+
+class ChoosyOptions(Options):
+    every: int = 3
+
+
+class Choosy(Filter[ChoosyOptions]):
+    def reject(self, task, attempts, trajectories, rewards):
+        return "" if attempts[0].group % self.options.every else "not to my taste"
+
+
+class Counting(Sampler):
+    seen = 0
+
+    def open(self, tasks):
+        self.tasks = tasks
+
+    def pick(self, group, num_tasks, seed):
+        assert len(self.tasks) == num_tasks
+        return group % num_tasks
+
+    def learned(self, group, task, rewards):
+        self.seen += 1
+
+    def state(self):
+        return {"seen": self.seen}
+
+    def load(self, state):
+        self.seen = state["seen"]
+
+'''
+STEPS, SAMPLES = 6, 16
+
+
+@pytest.fixture
+def choosy(tmp_path: Path) -> str:
+    path = tmp_path / "choosy.py"
+    path.write_text(CHOOSY)
+    return str(path)
+
+
+def theatre(folder: Path, plugin: str, **settings: object) -> Theatre:
+    return Theatre(folder / "run", more=(plugin,), **{"steps": STEPS, **settings})
+
+
+def test_rejected_groups_are_replaced_counted_and_told(tmp_path: Path, choosy: str) -> None:
+    played = theatre(tmp_path, choosy, filters=["choosy"]).play()
+    assert played.account.trained == STEPS * SAMPLES and played.account.balanced
+    assert played.account.dropped["filtered"] >= STEPS * SAMPLES // 3
+    told = sum(e.metrics.get("samples/filtered/choosy", 0.0) for e in played.events if isinstance(e, RolloutMeasured))
+    records = [record for event in played.events if isinstance(event, SamplesScored) for record in event.samples]
+    filtered = [record for record in records if "filtered" in record]
+    assert told == len(filtered) == played.account.dropped["filtered"]
+    assert {record["filtered"] for record in filtered} == {"choosy: not to my taste"}
+    assert all(record["group_id"] % 3 == 0 for record in filtered)
+
+
+def test_a_run_whose_groups_are_all_rejected_ends_with_the_reason(tmp_path: Path, choosy: str) -> None:
+    settings = {"filters": [{"name": "choosy", "every": 1}], "rollout": {"refill_limit": 2, "prompts_per_step": 4}}
+    with pytest.raises(BaseExceptionGroup) as failed:
+        theatre(tmp_path, choosy, **settings).play()
+    assert failed.group_contains(RelaxError, match=r"rejected the last 8 groups \(choosy \(not to my taste\): 8\)")
+
+
+def test_spare_groups_are_dropped_and_never_waited_for(tmp_path: Path, choosy: str) -> None:
+    engine = {"name": "puppet-engine", "straggler": 40}
+    rollout = {"prompts_per_step": 4, "group_size": 4, "max_new_tokens": 64}
+    plain = theatre(tmp_path / "plain", choosy, engine=engine, max_staleness=0, rollout=rollout).play()
+    spared = theatre(
+        tmp_path / "spare", choosy, engine=engine, max_staleness=0, rollout={**rollout, "spare_groups": 2}
+    ).play()
+    assert spared.account.trained == plain.account.trained == STEPS * SAMPLES
+    assert spared.account.dropped.get("spare", 0) > 0 and spared.account.balanced
+    assert spared.seconds < plain.seconds
+
+
+def test_what_a_sampler_learned_is_there_when_the_run_continues(tmp_path: Path, choosy: str) -> None:
+    """As of the version that it continues at: what was learned later is learned again."""
+    theatre_ = theatre(tmp_path, choosy, sampler="counting", deterministic=True, max_staleness=0)
+    groups = theatre_.play().account.trained // 4
+
+    async def seen(step: int) -> int:
+        settings = bus_settings(theatre_.launch)
+        bus = await open_bus(
+            InProcessBus(), settings, theatre_.launch.run_dir, Version("actor", 0, step), SystemClock()
+        )
+        state = await bus.kept("sampler")
+        await bus.close()
+        return state["seen"] if state else 0
+
+    found = [asyncio.run(seen(step)) for step in (STEPS, STEPS - 2, 0)]
+    assert found == [groups, groups - 2 * groups // STEPS, 0]

@@ -25,6 +25,8 @@ from relax_plugin_torch.sharding import gathered, share_like
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from relax_plugin_torch.adapters import Adapters
+
 
 SCHEMA = 1
 _WEIGHTS, _MOMENTS, _STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
@@ -32,24 +34,29 @@ _FIELD = "checkpoint"
 
 
 def save_checkpoint(
-    directory: str, model: PreTrainedModel, optimizer: torch.optim.Optimizer, state: dict[str, Any], first: bool = True
-) -> None:
-    """All ranks call; the first one writes."""
-    weights = gathered(own_tensors(model), first)
+    directory: str, model: PreTrainedModel, optimizer: torch.optim.Optimizer, state: dict[str, Any], first: bool = True,
+    adapters: Adapters | None = None,
+) -> None:  # fmt: skip
+    """All ranks call; the first one writes. Of adapters nothing below them: only which base that is."""
+    weights = gathered(_kept(model, adapters), first)
     moments = gathered(_moments(model, optimizer), first)
     if not first:
         return
     with new_directory(directory) as path:
         save_file(weights, path / _WEIGHTS)
         save_file(moments, path / _MOMENTS)
-        text = json.dumps({"schema": SCHEMA, "random": random_state(), **state})
+        base = adapters.base if adapters is not None else ""
+        text = json.dumps({"schema": SCHEMA, "random": random_state(), "base": base, **state})
         (path / _STATE).write_text(text, encoding="utf-8")
 
 
-def load_checkpoint(directory: str, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def load_checkpoint(
+    directory: str, model: PreTrainedModel, optimizer: torch.optim.Optimizer, adapters: Adapters | None = None
+) -> dict[str, Any]:
     """Restore weights, moments and random state; returns what else was saved."""
     state, weights, moments = _read(Path(directory))
-    own = own_tensors(model)
+    own = _kept(model, adapters)
+    _check_base(directory, state.get("base", ""), adapters)
     have, want = ({name: tuple(t.shape) for name, t in tensors.items()} for tensors in (weights, own))
     if have != want:
         differing = sorted(name for name in have.keys() | want.keys() if have.get(name) != want.get(name))
@@ -62,6 +69,22 @@ def load_checkpoint(directory: str, model: PreTrainedModel, optimizer: torch.opt
     _restore_moments(model, optimizer, moments)
     restore_random_state(state["random"])
     return state
+
+
+def _kept(model: PreTrainedModel, adapters: Adapters | None) -> dict[str, Tensor]:
+    own = own_tensors(model)
+    return own if adapters is None else adapters.kept(own)
+
+
+def _check_base(directory: str, saved: str, adapters: Adapters | None) -> None:
+    base = adapters.base if adapters is not None else ""
+    if saved == base:
+        return
+    if not (saved and base):
+        has, needs = ("adapters", "no [model.lora]") if saved else ("a whole model", "[model.lora]")
+        raise ConfigError(_FIELD, directory, f"it holds {has} and this run has {needs}; train as it was trained")
+    fix = f"its adapters lie on model {saved}, and model.path holds {base}; name the model it was trained from"
+    raise ConfigError(_FIELD, directory, fix)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:

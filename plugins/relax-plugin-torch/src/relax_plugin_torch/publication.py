@@ -7,7 +7,7 @@ middle, the rank computes nothing until a whole one came.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,36 +15,58 @@ import torch
 
 from relax_core.api import Chosen, InfrastructureError, Manifest, Version, WeightTransport
 from relax_core.api.weights import Payload
-from relax_plugin_torch.model import named_tensors, published_array, published_arrays, whole_tensors
-from relax_plugin_torch.sharding import share_like, whole
+from relax_plugin_torch.model import named_tensors, own_tensors, published_array, published_arrays, whole_tensors
+from relax_plugin_torch.sharding import gathered, share_like, whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from relax_plugin_torch.adapters import Adapters
 
 
 class Publication:
     """Of one rank; `build` makes transports. All ranks gather what is shared out, the first one sends."""
 
-    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, build: Callable[[Chosen], Any], first: bool) -> None:
+    def __init__(
+        self, model: PreTrainedModel, dtype: torch.dtype, build: Callable[[Chosen], Any], first: bool,
+        adapters: Adapters | None = None,
+    ) -> None:  # fmt: skip
         self._model, self._dtype, self._build, self._first = model, dtype, build, first
+        self._adapters = adapters
         self._transports: dict[str, WeightTransport] = {}
         self._loaded: Version | None = None
         self._torn = ""
 
     def send(self, version: Version, transport: Chosen, location: str, payload: Payload, base: str) -> Manifest:
-        tensors = whole_tensors(self._model, self._first)
-        if not self._first:
+        arrays = self._arrays(payload, base)
+        if arrays is None:
             return Manifest(version, payload, (), location, base, "")
-        arrays = published_arrays(tensors, self._dtype)
         return self._transport(transport).send(version, payload, base, arrays, location)
 
     def transfer(self, manifest: Manifest, transport: Chosen, receivers: int, wait_s: float) -> int:
         """How many receivers took all of it; 0 on ranks that do not send."""
-        tensors = whole_tensors(self._model, self._first)
-        if not self._first:
+        arrays = self._arrays(manifest.payload, manifest.base)
+        if arrays is None:
             return 0
-        arrays = published_arrays(tensors, self._dtype)
         return self._transport(transport).transfer(manifest, arrays, receivers, wait_s)
+
+    def _arrays(self, payload: Payload, base: str) -> Iterator[tuple[str, np.ndarray, str]] | None:
+        """What goes out, gathered; None on ranks that do not send. Adapters go in their own format, and alone."""
+        if payload == "lora":
+            adapters = self._own_adapters(base)
+            own = gathered(adapters.kept(own_tensors(self._model)), self._first)
+            return published_arrays(adapters.alone(own), torch.float32) if self._first else None
+        tensors = whole_tensors(self._model, self._first, self._adapters)
+        return published_arrays(tensors, self._dtype) if self._first else None
+
+    def _own_adapters(self, base: str) -> Adapters:
+        """ValueError where there are none that can go alone, or where they lie on another base."""
+        adapters = self._adapters
+        if adapters is None or not adapters.table.plain:
+            raise ValueError("payload lora: this trainer has no adapters that are pairs A and B alone; send it whole")
+        if base != adapters.base:
+            raise ValueError(f"payload lora: on top of {base or 'nothing'}; these adapters lie on {adapters.base}")
+        return adapters
 
     def check_whole(self) -> None:
         """Raises where half of two versions lies in memory."""
@@ -54,11 +76,11 @@ class Publication:
     @torch.no_grad()
     def load(self, manifest: Manifest, chosen: Chosen) -> None:
         """Take a version of another trainer."""
-        own, transport = named_tensors(self._model), self._transport(chosen)
+        own, transport = self._own(manifest), self._transport(chosen)
         self._refuse(manifest, own)
 
         def resident(name: str) -> np.ndarray:
-            return published_array(whole(own[name]), self._dtype)[0]
+            return published_array(whole(own[name]), torch.float32 if manifest.payload == "lora" else self._dtype)[0]
 
         arriving = transport.receive(manifest, resident)
         if not transport.live:
@@ -70,6 +92,8 @@ class Publication:
                 arriving = iter(list(arriving))
         missing = {info.name for info in manifest.sent}
         self._torn = f"{manifest.version} broke off while it was loaded"
+        if self._adapters is not None and manifest.payload != "lora":
+            self._adapters.base = ""
         for info, array in arriving:
             value = torch.from_numpy(np.array(array))
             value = value.view(torch.bfloat16) if info.dtype == "BF16" else value
@@ -77,12 +101,20 @@ class Publication:
             missing.discard(info.name)
         if missing:
             raise ValueError(f"{manifest.version}: {sorted(missing)[:3]} did not arrive; publish again")
+        if self._adapters is not None and manifest.payload != "lora":  # that is the base now, and nothing lies on it
+            self._adapters.clear(self._model)
+            self._adapters.base = manifest.fingerprint
         self._torn, self._loaded = "", manifest.version
+
+    def _own(self, manifest: Manifest) -> dict[str, torch.Tensor]:
+        """Where it goes: an adapter into the adapters, everything else below them."""
+        if manifest.payload != "lora":
+            return named_tensors(self._model, self._adapters)
+        adapters = self._own_adapters(manifest.base)
+        return adapters.alone(adapters.kept(own_tensors(self._model)))
 
     def _refuse(self, manifest: Manifest, own: Mapping[str, torch.Tensor]) -> None:
         """ValueError where it is not for this model, or on top of what this rank has not."""
-        if manifest.payload not in ("full", "delta"):
-            raise ValueError(f"{manifest.version}: payload {manifest.payload}; this trainer takes full and delta")
         if manifest.payload == "delta" and (self._torn or manifest.base != str(self._loaded)):
             raise ValueError(f"{manifest.version}: a delta on top of {manifest.base}; this trainer has {self._loaded}")
         shapes = {info.name: info.shape for info in manifest.tensors}

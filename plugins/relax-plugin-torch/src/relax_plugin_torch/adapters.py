@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Low-rank adapters in a model, laid by peft: what is trained, under which names it travels, and folded into the base.
+
+The base is frozen. Folding works on whole tensors by name, so it is the same for copies and for gathered shares, and the
+same arithmetic as an engine's that lays the adapter over its own base: base + scale * B A in float32, rounded once.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from relax_core.api import ConfigError, TrainerSpec
+from relax_plugin_torch.freezing import found, freeze, frozen_in, hold_frozen_in
+from relax_plugin_torch.model import fingerprint, named_tensors
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+    from transformers import PreTrainedModel
+
+FIELD = "model.lora"
+FOLDER = "adapter"
+_PEFT, _NAME, _BASE = "base_model.model.", "default", "base_layer."
+
+
+@dataclass(frozen=True, slots=True)
+class LoraTable:
+    """`[model.lora]` as plain data."""
+
+    rank: int
+    alpha: float
+    dropout: float = 0.0
+    targets: tuple[str, ...] = ()
+    rslora: bool = False
+    dora: bool = False
+    modules_to_save: tuple[str, ...] = ()
+    export_adapter: bool = True
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> Self:
+        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in table.items()})
+
+    @property
+    def scale(self) -> float:
+        return float(self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank))
+
+    @property
+    def plain(self) -> bool:
+        """Whether pairs A and B are all of it, so that it can travel without the base."""
+        return not self.dora and not self.modules_to_save
+
+
+class Adapters:
+    """Of one rank's model."""
+
+    def __init__(self, model: PreTrainedModel, table: Mapping[str, Any], seed: int) -> None:
+        """Lay them; every rank draws the same. What was frozen before stays without any."""
+        self.table = LoraTable.of(table)
+        self.modules = _targets(model, self.table.targets)
+        whole = _saved(model, self.table.modules_to_save, self.modules)
+        _refuse_tied(model, self.modules, whole)
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(seed)
+            _inject(_peft_config(self.table, self.modules), model)
+        self._names = frozenset(name for name, parameter in model.named_parameters() if parameter.requires_grad)
+        for part in whole:
+            part.requires_grad_(True)
+        trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self._whole = frozenset(trained - self._names)
+        self.base = ""
+        """Fingerprint of the model below, as published; the rank sets it before anything is trained."""
+
+    # -- names ----------------------------------------------------------------------------------------------------
+
+    def below(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The base under the names that it has without adapters."""
+        return {_plain(name): tensor for name, tensor in own.items() if name not in self._names}
+
+    def kept(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What training changes."""
+        return {name: tensor for name, tensor in own.items() if name in self._names or name in self._whole}
+
+    def alone(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The same under peft's names."""
+        return {_peft_name(name): tensor for name, tensor in self.kept(own).items()}
+
+    # -- folding --------------------------------------------------------------------------------------------------
+
+    def folded(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """One model without adapters; what was folded lies in host memory, so that no second model is on the device."""
+        state, modules = self.below(own), frozenset(self.modules)
+        for name, weight in state.items():
+            module = name.removesuffix(".weight")
+            if name.endswith(".weight") and module in modules:
+                state[name] = self._fold(own, module, weight).cpu()
+        return state
+
+    @torch.no_grad()
+    def _fold(self, own: Mapping[str, Tensor], module: str, weight: Tensor) -> Tensor:
+        low_rank = own[f"{module}.lora_B.{_NAME}.weight"] @ own[f"{module}.lora_A.{_NAME}.weight"]
+        whole = weight.float() + self.table.scale * low_rank
+        if self.table.dora:
+            magnitude = own[f"{module}.lora_magnitude_vector.{_NAME}.weight"]
+            whole = (magnitude / torch.linalg.norm(whole, dim=1))[:, None] * whole
+        return whole.to(weight.dtype)
+
+    @torch.no_grad()
+    def clear(self, model: nn.Module) -> None:
+        """The base alone: what A and B add is 0."""
+        for name, parameter in model.named_parameters():
+            if name in self._names and ".lora_B." in name:
+                parameter.zero_()
+
+    # -- export ---------------------------------------------------------------------------------------------------
+
+    def write(self, own: Mapping[str, Tensor], base_path: str, directory: Path) -> None:
+        """peft's own folder: `PeftModel.from_pretrained` lays it over the model it was trained on."""
+        from safetensors.torch import save_file
+
+        directory.mkdir()
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.alone(own).items()}
+        save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+        config = _peft_config(self.table, self._short_names(own))
+        config.modules_to_save = list(self.table.modules_to_save) or None
+        config.base_model_name_or_path, config.inference_mode = base_path, True
+        config.save_pretrained(str(directory))
+
+    def _short_names(self, own: Mapping[str, Tensor]) -> tuple[str, ...]:
+        """What modules end in, where that means exactly those that have adapters."""
+        ends = {module.rpartition(".")[2] for module in self.modules}
+        weights = (name.removesuffix(".weight") for name in self.below(own) if name.endswith(".weight"))
+        meant = {module for module in weights if module.rpartition(".")[2] in ends}
+        return tuple(sorted(ends)) if meant == set(self.modules) else self.modules
+
+
+def choose_trained(model: PreTrainedModel, spec: TrainerSpec) -> Adapters | None:
+    """Freeze what `[model]` says and lay its adapters. An actor_fwd has those that can come to it alone, no other role any."""
+    table = spec.model.get("lora")
+    if spec.role == "actor":
+        freeze(model, tuple(spec.model.get("freeze") or ()))
+        if table and model.get_output_embeddings() is None:
+            raise ConfigError(FIELD, "set", "a model with a scalar head is trained whole; leave it out")
+    elif spec.role != "actor_fwd" or not (table and LoraTable.of(table).plain):
+        return None
+    return Adapters(model, table, spec.seed) if table else None
+
+
+def settle(model: PreTrainedModel, spec: TrainerSpec, dtype: torch.dtype) -> Adapters | None:
+    """`choose_trained` for a model that holds the folder's weights: what lies below is known from now on, and held small."""
+    adapters = choose_trained(model, spec)
+    if adapters is not None:
+        adapters.base = fingerprint(named_tensors(model, adapters), dtype)
+    if not all(parameter.requires_grad for parameter in model.parameters()):
+        hold_frozen_in(model, dtype)
+    return adapters
+
+
+def _targets(model: PreTrainedModel, patterns: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of the linear layers that are meant; by default all that are trained in the decoder, not its head."""
+    linear = {module: name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    if not patterns:
+        inside = model.get_decoder().modules()
+        names = [linear[module] for module in inside if module in linear and module.weight.requires_grad]
+        if not names:
+            raise ConfigError(FIELD, type(model).__name__, "its decoder has no linear layer to train; leave lora out")
+        return tuple(names)
+    meant: dict[str, None] = {}
+    for pattern in patterns:
+        parts = [part for _, part in found(model, pattern, f"{FIELD}.targets") if isinstance(part, nn.Module)]
+        layers = [(linear[m], m) for part in parts for m in part.modules() if m in linear]
+        if not layers:
+            raise ConfigError(f"{FIELD}.targets", repr(pattern), "there is no linear layer in it; name one that has")
+        _refuse_frozen(frozen_in(layers), f"{FIELD}.targets", pattern)
+        meant |= dict.fromkeys(name for name, _ in layers)
+    return tuple(meant)
+
+
+def _saved(model: PreTrainedModel, patterns: tuple[str, ...], adapted: tuple[str, ...]) -> list[nn.Module]:
+    """Modules that are trained whole beside the adapters."""
+    field, modules = f"{FIELD}.modules_to_save", []
+    layers = {id(model.get_submodule(name)): name for name in adapted}
+    for pattern in patterns:
+        parts = found(model, pattern, field)
+        _refuse_frozen(frozen_in(parts), field, pattern)
+        for name, part in parts:
+            if not isinstance(part, nn.Module):
+                raise ConfigError(field, name, "that is a parameter; name the module that it belongs to")
+            if both := [layers[id(module)] for module in part.modules() if id(module) in layers]:
+                fix = f"{both[0]} gets an adapter; name in model.lora.targets the modules that shall"
+                raise ConfigError(field, repr(pattern), fix)
+            modules.append(part)
+    return modules
+
+
+def _refuse_frozen(frozen: list[str], field: str, got: str) -> None:
+    if frozen:
+        raise ConfigError(field, repr(got), f"model.freeze keeps {frozen[0]} as it is; name it in one of the two")
+
+
+def _refuse_tied(model: PreTrainedModel, modules: tuple[str, ...], whole: list[nn.Module]) -> None:
+    """A weight in two places can't have an adapter in one of them, and peft would save it under one name only."""
+    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings()
+    if head is None or head.weight is not embedding:
+        return
+    saved = any(parameter is embedding for part in whole for parameter in part.parameters())
+    field = "modules_to_save" if saved else "targets"
+    if saved or any(model.get_submodule(name) is head for name in modules):
+        fix = "the head's weight is the input embedding's too and would come apart; leave it out"
+        raise ConfigError(f"{FIELD}.{field}", "the head or the embedding", fix)
+
+
+def _inject(config: LoraConfig, model: PreTrainedModel) -> None:
+    from peft import inject_adapter_in_model
+
+    inject_adapter_in_model(config, model, _NAME)
+
+
+def _peft_config(table: LoraTable, modules: tuple[str, ...]) -> LoraConfig:
+    from peft import LoraConfig
+
+    alpha: Any = int(table.alpha) if float(table.alpha).is_integer() else table.alpha
+    return LoraConfig(
+        r=table.rank, lora_alpha=alpha, lora_dropout=table.dropout, target_modules=list(modules), bias="none",
+        use_rslora=table.rslora, use_dora=table.dora, task_type="CAUSAL_LM",
+    )  # fmt: skip
+
+
+def _plain(name: str) -> str:
+    return name.replace(_BASE, "")
+
+
+def _peft_name(name: str) -> str:
+    name = re.sub(rf"\.lora_magnitude_vector\.{_NAME}\.weight$", ".lora_magnitude_vector", name)
+    return _PEFT + _plain(name.replace(f".{_NAME}.", "."))

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adapters and frozen parts: what is trained, what travels, what is folded and kept, and what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from relax_plugin_torch.trainer import TorchTrainer
+from safetensors.torch import load_file
+
+from relax_core.api import Chosen, ConfigError, OptimizerSpec, TrainerSpec, Version
+from relax_core.learn.counts import count
+from relax_core.testing.trainer import InMemory, Reinforce, chunk, forward, make_rows, tiny_model
+from relax_core.weights.files import Disk
+
+ALGORITHM, TRANSPORT = Chosen("algorithm", "reinforce"), Chosen("weight-transport", "in-memory")
+LORA = {"rank": 4, "alpha": 8.0}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def untied(tmp_path_factory):
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(3)
+    config = Qwen3Config(
+        vocab_size=64, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
+        intermediate_size=32, max_position_embeddings=128, tie_word_embeddings=False, initializer_range=0.3,
+    )  # fmt: skip
+    directory = tmp_path_factory.mktemp("untied")
+    Qwen3ForCausalLM(config).save_pretrained(directory)
+    return str(directory)
+
+
+@pytest.fixture
+def start():
+    started = []
+
+    def start_one(path, transport=None, **changes):
+        trainer = TorchTrainer(TorchTrainer.options_model()())
+        held = transport or InMemory()
+        trainer.build = lambda chosen: Reinforce(chosen.options) if chosen.kind == "algorithm" else held
+        started.append(trainer)
+        model = {"path": path, **changes.pop("model", {})}
+        trainer.facts = trainer.start(TrainerSpec(model, ALGORITHM, OptimizerSpec(1e-2), seed=5, **changes))
+        return trainer
+
+    yield start_one
+    for trainer in started:
+        trainer.stop()
+
+
+def train(trainer, *steps):
+    results = []
+    for step in steps:
+        rows = make_rows(step, version=step)
+        trainer.begin_step(Version("actor", 0, step))
+        trainer.begin_update(count(rows))
+        for part in (rows.take(range(8)), rows.take(range(8, len(rows)))):
+            trainer.accumulate(chunk(trainer, part, 40), False)
+        results.append(trainer.finish_update(count(rows)))
+    return results
+
+
+def publish(trainer, step, payload="full", base="", location=""):
+    return trainer.publish(Version("actor", 0, step), TRANSPORT, location, payload, base)
+
+
+def state(trainer):
+    return {name: tensor.clone() for name, tensor in trainer._rank._model.state_dict().items()}
+
+
+KINDS = pytest.mark.parametrize("kind", [{}, {"dora": True}, {"rslora": True, "targets": ["q_proj", "layers.1.mlp"]}])
+
+
+@KINDS
+def test_an_export_is_the_model_with_its_adapters_folded_in(folder, start, tmp_path, kind):
+    """peft itself, from the adapter's own folder over the base, says what the log-probs must be."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    trainer, rows = start(folder, model={"lora": {**LORA, **kind}}), make_rows(9)
+    train(trainer, 0, 1)
+    trainer.export(str(tmp_path / "export"))
+    want = forward(trainer, rows, 0).values
+    exported = start(str(tmp_path / "export"), role="reference")
+    np.testing.assert_allclose(forward(exported, rows, 0).values, want, atol=2e-5)
+    assert np.abs(want - forward(start(folder, role="reference"), rows, 0).values).max() > 0.01
+    peft = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), tmp_path / "export" / "adapter").eval()
+    ids = torch.tensor(np.array(list(rows.columns["tokens"].rows())[0]), dtype=torch.long)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(peft(ids).logits, exported._rank._model(ids).logits, atol=1e-4, rtol=1e-4)
+
+
+def test_before_any_update_it_scores_bit_for_bit_as_the_base_does(folder, start):
+    rows = make_rows(2)
+    for dtype in ("float32", "bfloat16"):
+        reference = forward(start(folder, role="reference", model={"dtype": dtype}), rows, 0).values
+        trainer = start(folder, model={"dtype": dtype, "lora": LORA})
+        assert np.array_equal(forward(trainer, rows, 0).values, reference)
+
+
+def test_only_adapters_are_trained(folder, start):
+    trainer = start(folder, model={"lora": LORA})
+    before = state(trainer)
+    train(trainer, 0, 1)
+    changed = {name for name, tensor in state(trainer).items() if not torch.equal(tensor, before[name])}
+    assert changed == {name for name in before if ".lora_" in name}
+    assert trainer.facts["trainable"] == sum(before[name].numel() for name in changed) < trainer.facts["parameters"]
+    assert len(trainer._rank._optimizer.state) == len(changed) == 2 * 7 * 2
+
+
+def test_in_bf16_what_is_frozen_takes_half_the_memory_and_adapters_are_float32(folder, start):
+    trainer = start(folder, model={"dtype": "bfloat16", "lora": LORA})
+    for name, tensor in state(trainer).items():
+        linear = name.endswith("base_layer.weight")
+        assert tensor.dtype == (torch.bfloat16 if linear else torch.float32), name
+    train(trainer, 0)
+    assert {info.dtype for info in publish(trainer, 1, "lora", trainer.facts["base"]).tensors} == {"F32"}
+    assert {info.dtype for info in publish(trainer, 1).tensors} == {"BF16"}
+
+
+def test_an_adapter_travels_alone_under_pefts_names_and_a_follower_has_the_same_policy(folder, start):
+    transport, rows = InMemory(), make_rows(4)
+    trainer = start(folder, transport, model={"lora": LORA})
+    follower = start(folder, transport, role="actor_fwd", model={"lora": LORA})
+    base = trainer.facts["base"]
+    assert base == trainer.facts["fingerprint"] == publish(start(folder), 0).fingerprint
+    train(trainer, 0)
+    manifest = publish(trainer, 1, "lora", base)
+    assert (manifest.payload, manifest.base) == ("lora", base)
+    assert len(manifest.tensors) == 2 * 7 * 2
+    assert "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight" in {info.name for info in manifest.tensors}
+    follower.load_published(manifest, TRANSPORT)
+    assert np.array_equal(forward(follower, rows, 0).values, forward(trainer, rows, 0).values)
+    follower.load_published(publish(trainer, 1), TRANSPORT)
+    np.testing.assert_allclose(forward(follower, rows, 0).values, forward(trainer, rows, 0).values, atol=2e-5)
+    with pytest.raises(ValueError, match="these adapters lie on"):
+        follower.load_published(manifest, TRANSPORT)
+
+
+def test_an_adapter_over_another_base_or_one_that_is_more_than_pairs_is_not_sent_alone(folder, start):
+    for model, base, says in (
+        ({"lora": LORA}, "elsewhere", "on top of elsewhere; these adapters lie on"),
+        ({"lora": {**LORA, "dora": True}}, "", "no adapters that are pairs"),
+        ({}, "", "no adapters that are pairs"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            publish(start(folder, model=model), 0, "lora", base)
+
+
+@pytest.mark.parametrize("kind", [{}, {"dora": True, "dropout": 0.3}])
+def test_a_checkpoint_holds_the_adapter_alone_and_continues_bit_for_bit(folder, start, tmp_path, kind):
+    model = {"lora": {**LORA, **kind}}
+    trainer = start(folder, model=model, deterministic=True)
+    train(trainer, 0, 1)
+    trainer.save(str(tmp_path / "checkpoint"))
+    assert all(".lora_" in name for name in load_file(tmp_path / "checkpoint" / "weights.safetensors"))
+    want = train(trainer, 2, 3), publish(trainer, 4).fingerprint
+    other = start(folder, model=model, deterministic=True)
+    other.load(str(tmp_path / "checkpoint"))
+    assert (train(other, 2, 3), publish(other, 4).fingerprint) == want
+
+
+def test_a_checkpoint_over_another_base_or_of_another_kind_is_refused(folder, untied, start, tmp_path):
+    lora = {"lora": LORA}
+    start(folder, model=lora).save(str(tmp_path / "adapters"))
+    start(folder).save(str(tmp_path / "whole"))
+    moved = tiny_model(tmp_path / "moved", seed=1)
+    for trainer, saved, says in (
+        (start(moved, model=lora), "adapters", "its adapters lie on model"),
+        (start(folder), "adapters", r"it holds adapters and this run has no \[model.lora\]"),
+        (start(folder, model=lora), "whole", r"it holds a whole model and this run has \[model.lora\]"),
+        (start(folder, model={"lora": {**LORA, "rank": 2}}), "adapters", "another architecture"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            trainer.load(str(tmp_path / saved))
+
+
+def test_dropout_is_on_while_training_only(folder, start):
+    rows = make_rows(1)
+    plain, dropping = (start(folder, model={"lora": {**LORA, "dropout": drop}}) for drop in (0.0, 0.5))
+    train(plain, 0), train(dropping, 0)
+    assert not np.array_equal(forward(plain, rows, 0).values, forward(dropping, rows, 0).values)
+    assert np.array_equal(forward(dropping, rows, 0).values, forward(dropping, rows, 0).values)
+    again = start(folder, model={"lora": {**LORA, "dropout": 0.5}})
+    assert train(again, 0) == train(start(folder, model={"lora": {**LORA, "dropout": 0.5}}), 0)
+
+
+def test_a_module_beside_the_adapters_is_trained_whole(untied, start, tmp_path):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    trainer = start(untied, model={"lora": {**LORA, "modules_to_save": ["lm_head"]}})
+    before = state(trainer)
+    train(trainer, 0)
+    changed = {name for name, tensor in state(trainer).items() if not torch.equal(tensor, before[name])}
+    assert "lm_head.weight" in changed and all(".lora_" in name or name == "lm_head.weight" for name in changed)
+    trainer.export(str(tmp_path / "export"))
+    peft = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(untied), tmp_path / "export" / "adapter").eval()
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
+    ids = torch.arange(9)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(peft(ids).logits, exported(ids).logits, atol=1e-4, rtol=1e-4)
+
+
+# -- freezing -------------------------------------------------------------------------------------------------------
+
+
+def test_frozen_parts_stay_and_a_delta_sends_nothing_of_them(folder, start, tmp_path):
+    trainer = start(folder, Disk(), model={"freeze": ["embed_tokens", "layers.0.*", "norm"]})
+    before = state(trainer)
+    publish(trainer, 0, location=str(tmp_path))
+    train(trainer, 0)
+    delta = publish(trainer, 1, "delta", "actor@0.0", str(tmp_path))
+    moved = {name for name, tensor in state(trainer).items() if not torch.equal(tensor, before[name])}
+    assert moved == {name for name in before if "layers.1." in name} == {info.name for info in delta.sent}
+    assert len(trainer._rank._optimizer.state) == len(moved)
+
+
+@pytest.mark.parametrize(("model", "field", "says"), [
+    ({"freeze": ["vision"]}, "model.freeze", "this model has no such part; it has"),
+    ({"freeze": ["layers.7"]}, "model.freeze", "got 'layers.7'"),
+    ({"freeze": ["model"]}, "model.freeze", "that is the whole model"),
+    ({"lora": {**LORA, "targets": ["q_prj"]}}, "model.lora.targets", "it has q_proj"),
+    ({"lora": {**LORA, "targets": ["embed_tokens"]}}, "model.lora.targets", "no linear layer"),
+    ({"lora": {**LORA, "targets": ["lm_head"]}}, "model.lora.targets", "the input embedding's too"),
+    ({"lora": {**LORA, "targets": ["q_proj"]}, "freeze": ["layers.0"]}, "model.lora.targets", "keeps model.layers.0"),
+    ({"lora": {**LORA, "modules_to_save": ["head"]}}, "model.lora.modules_to_save", "no such part; it has lm_head"),
+    ({"lora": {**LORA, "modules_to_save": ["embed_tokens"]}}, "model.lora.modules_to_save", "would come apart"),
+    ({"lora": {**LORA, "modules_to_save": ["mlp"]}}, "model.lora.modules_to_save", "gets an adapter"),
+])  # fmt: skip
+def test_parts_that_are_not_there_are_refused_at_start(folder, start, model, field, says):
+    with pytest.raises(ConfigError, match=says) as raised:
+        start(folder, model=model)
+    assert raised.value.field == field
+
+
+def test_frozen_layers_get_no_adapters(folder, start):
+    trainer = start(folder, model={"lora": LORA, "freeze": ["layers.0"]})
+    assert all("layers.1." in name for name in state(trainer) if ".lora_" in name)
+
+
+def test_the_adapters_folder_names_what_modules_end_in_or_each_one(folder, start, tmp_path):
+    for number, (targets, want) in enumerate(((["q_proj"], ["q_proj"]), (["layers.1.mlp"], 3))):
+        start(folder, model={"lora": {**LORA, "targets": targets}}).export(str(tmp_path / str(number)))
+        config = json.loads((tmp_path / str(number) / "adapter" / "adapter_config.json").read_text())
+        names = config["target_modules"]
+        assert names == want if isinstance(want, list) else len(names) == want
+        assert (config["r"], config["lora_alpha"], config["base_model_name_or_path"]) == (4, 8, folder)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks import report
+from tests.benchmarks.quickstart import built
 
 HERE = Path(__file__).parent
 RUN_S = 900.0
@@ -114,7 +115,7 @@ def main() -> None:
     set_up = report.begin(options)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory(prefix="relax-bench-") as folder:
-        recipes = options.recipes or [_built(Path(folder) / str(seed), seed) for seed in options.seeds]
+        recipes = options.recipes or [built(Path(folder) / str(seed), seed) for seed in options.seeds]
         rows, width = tune(recipes[0], options.sweep)
         runs = _runs(options, recipes, [f"engine.max_batch_rows={width}"])
     colocate = runs["colocate", 0]
@@ -138,15 +139,6 @@ def _runs(
         ]
         for mode, staleness in kinds
     }
-
-
-def _built(folder: Path, seed: int) -> Path:
-    from relax_core.control.recipes import find
-
-    report.say(f"building the quickstart's model and data, seed {seed}")
-    folder.mkdir(parents=True)
-    find("quickstart").build(folder, seed)
-    return folder / "recipe.toml"
 
 
 if __name__ == "__main__":

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The quickstart's model and data, built for a benchmark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from relax_core.control.recipes import find
+from tests.benchmarks import report
+
+
+def built(folder: Path, seed: int) -> Path:
+    """The recipe in a new folder, with what it names beside it."""
+    report.say(f"building the quickstart's model and data, seed {seed}")
+    folder.mkdir(parents=True)
+    find("quickstart").build(folder, seed)
+    return folder / "recipe.toml"

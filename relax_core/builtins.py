@@ -49,7 +49,10 @@ def relax_weight_transports() -> list[Component]:
 def relax_roles() -> list[Component]:
     return [
         Component("rollout", "relax_core.roles.rollout:Rollout", "Generates and judges samples"),
+        Component("source", "relax_core.roles.rows:RowSource", "Hands out rows of a dataset"),
         Component("advantages", "relax_core.roles.advantages:AdvantagesRole", "Credits samples within their groups"),
+        Component("teacher", "relax_core.roles.teacher:Teacher", "What fixed models think of the policy's rows"),
+        Component("critic", "relax_core.roles.critic:Critic", "Values tokens and learns from the actor's rows"),
         Component("reference", "relax_core.roles.reference:Reference", "Log-probs under fixed weights"),
         Component(
             "actor-fwd", "relax_core.roles.actor_fwd:ActorForward", "Log-probs under the step's starting weights"

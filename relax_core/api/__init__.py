@@ -21,8 +21,9 @@ _HOME = {
     ),
     "clock": ("Clock", "SystemClock"),
     "column": (
-        "ADVANTAGES", "Column", "LOSS_MASK", "OLD_LOG_PROBS", "OUTCOME", "REF_LOG_PROBS", "RETURNS", "REWARDS",
-        "ROLLOUT_LOG_PROBS", "ROUTED_VALID", "TEACHER_LOG_PROBS", "TOKENS", "VALUES", "WEIGHT_VERSIONS", "routed_experts",
+        "ADVANTAGES", "Column", "LOSS_MASK", "MARGINS", "OLD_LOG_PROBS", "OUTCOME", "REF_LOG_PROBS", "RETURNS", "REWARDS",
+        "ROLLOUT_LOG_PROBS", "ROUTED_VALID", "TEACHER_INDEX", "TEACHER_LOG_PROBS", "TOKENS", "VALUES", "WEIGHT_VERSIONS",
+        "routed_experts", "student_top_k_ids", "teacher_log_probs_at", "teacher_top_k",
     ),
     "component": ("Component", "Configurable"),
     "engine": ("Capabilities", "Delta", "Engine", "EngineSpec", "GenerateRequest", "Health"),
@@ -31,6 +32,7 @@ _HOME = {
         "ComeAgain", "ConfigError", "DeadlineExceeded", "InfrastructureError", "PluginError", "RelaxError", "StaleFence",
         "WorkerDied",
     ),
+    "estimate": ("Estimate", "Workload"),
     "events": (
         "CheckpointSaved", "EvalFinished", "Event", "Logged", "RoleFailed", "RoleRecovered", "RolloutMeasured", "RunFinished",
         "RunStarted", "SamplesScored", "StepFinished", "WeightsPublished",
@@ -110,6 +112,7 @@ if TYPE_CHECKING:
     from relax_core.api.clock import SystemClock as SystemClock
     from relax_core.api.column import ADVANTAGES as ADVANTAGES
     from relax_core.api.column import LOSS_MASK as LOSS_MASK
+    from relax_core.api.column import MARGINS as MARGINS
     from relax_core.api.column import OLD_LOG_PROBS as OLD_LOG_PROBS
     from relax_core.api.column import OUTCOME as OUTCOME
     from relax_core.api.column import REF_LOG_PROBS as REF_LOG_PROBS
@@ -117,12 +120,16 @@ if TYPE_CHECKING:
     from relax_core.api.column import REWARDS as REWARDS
     from relax_core.api.column import ROLLOUT_LOG_PROBS as ROLLOUT_LOG_PROBS
     from relax_core.api.column import ROUTED_VALID as ROUTED_VALID
+    from relax_core.api.column import TEACHER_INDEX as TEACHER_INDEX
     from relax_core.api.column import TEACHER_LOG_PROBS as TEACHER_LOG_PROBS
     from relax_core.api.column import TOKENS as TOKENS
     from relax_core.api.column import VALUES as VALUES
     from relax_core.api.column import WEIGHT_VERSIONS as WEIGHT_VERSIONS
     from relax_core.api.column import Column as Column
     from relax_core.api.column import routed_experts as routed_experts
+    from relax_core.api.column import student_top_k_ids as student_top_k_ids
+    from relax_core.api.column import teacher_log_probs_at as teacher_log_probs_at
+    from relax_core.api.column import teacher_top_k as teacher_top_k
     from relax_core.api.component import Component as Component
     from relax_core.api.component import Configurable as Configurable
     from relax_core.api.engine import Capabilities as Capabilities
@@ -145,6 +152,8 @@ if TYPE_CHECKING:
     from relax_core.api.errors import RelaxError as RelaxError
     from relax_core.api.errors import StaleFence as StaleFence
     from relax_core.api.errors import WorkerDied as WorkerDied
+    from relax_core.api.estimate import Estimate as Estimate
+    from relax_core.api.estimate import Workload as Workload
     from relax_core.api.events import CheckpointSaved as CheckpointSaved
     from relax_core.api.events import EvalFinished as EvalFinished
     from relax_core.api.events import Event as Event

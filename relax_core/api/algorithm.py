@@ -68,7 +68,9 @@ class Output:
         if name == "log_probs_at" and detail:
             return cls("log_probs_at", ids=detail)
         if name not in ("log_probs", "entropy", "values", "rewards") or detail:
-            raise ValueError(f"output {key!r}: give log_probs, entropy, values, rewards, top_k:<k> or log_probs_at:<column>")
+            raise ValueError(
+                f"output {key!r}: give log_probs, entropy, values, rewards, top_k:<k> or log_probs_at:<column>"
+            )
         return cls(cast(Name, name))
 
 
@@ -232,6 +234,10 @@ class Algorithm(Configurable[OptionsT], Generic[OptionsT]):
     def loss(self, batch: LossBatch, policy: PolicyOutputs) -> Loss:
         """Per-token, per-row or per-pair terms of one chunk."""
         raise NotImplementedError
+
+    def fit_columns(self, fit: str) -> frozenset[Column]:
+        """Bus columns that `fit_loss` reads, beyond tokens and loss_mask."""
+        return frozenset()
 
     def fit_loss(self, fit: str, batch: LossBatch, outputs: PolicyOutputs) -> Loss:
         """The loss of a further model named in `fits`."""

@@ -14,6 +14,7 @@ from relax_core.api.engine import Engine
 from relax_core.api.errors import ConfigError
 from relax_core.api.turn import Part
 from relax_core.api.weights import WeightTransport
+from relax_core.control.teachers import teacher_groups
 from relax_core.options.operation import RankPlacement
 from relax_core.options.run_config import RunConfig
 from relax_core.plugins.catalogue import Catalogue
@@ -21,7 +22,7 @@ from relax_core.roles.plan import WorkerGroup
 
 SHARED = 1
 """Threads of a process that was given none: several share the cores, and spinning threads would fight for them."""
-TABLES = {"actor": "actor", "rollout": "rollout", "reference": "reference", "actor-fwd": "actor_fwd"}
+TABLES = {"actor": "actor", "rollout": "rollout", "reference": "reference", "actor-fwd": "actor_fwd", "teacher": "teacher"}
 """Roles that work on devices, and their tables in `[placement]`."""
 
 
@@ -29,20 +30,24 @@ def worker_groups(
     config: RunConfig, catalogue: Catalogue, roles: Collection[str], on_gpus: bool
 ) -> dict[str, WorkerGroup]:
     """The groups of a run by role. `on_gpus`: where a table does not say, a process has a GPU."""
-    placed = [role for role in TABLES if role in roles or role in ("actor", "rollout")]
+    placed = [role for role in TABLES if role in roles or role == "actor"]
     counts = {role: _gpus(_table(config, role), on_gpus) for role in placed}
     names = _names(config, counts)
-    return {
+    groups = {
         role: WorkerGroup(
             role, _size(_table(config, role)), _table(config, role).threads or SHARED, devices=names[role],
             sleeps=_sleeps(config, catalogue, role, counts[role] > 0),
         )
         for role in placed
     }  # fmt: skip
+    taught = teacher_groups(groups.pop("teacher"), config) if "teacher" in groups else {}
+    return {**groups, **taught}
 
 
 def check_live(config: RunConfig, catalogue: Catalogue, groups: Mapping[str, WorkerGroup]) -> None:
     """Weights from memory to memory need both sides awake at once: refused where one sleeps for the other."""
+    if "rollout" not in groups:
+        return
     chosen, rollout = config.weights.chosen, groups["rollout"]
     live = cast(type[WeightTransport], catalogue.target(chosen.kind, chosen.name)).live
     if live and "weights" in rollout.sleeps and rollout.devices & groups["actor"].devices:

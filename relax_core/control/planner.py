@@ -6,22 +6,31 @@ Nothing here or below looks at the placement mode: it is a preset of who shares 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import cast
 
 from relax_core.api.algorithm import Algorithm, Scope, Source
+from relax_core.api.environment import Environment
 from relax_core.api.errors import ConfigError
 from relax_core.api.role import Operation, Role
 from relax_core.api.trainer import Trainer
 from relax_core.control.graph import select
 from relax_core.control.machine import has_gpus
 from relax_core.control.placing import check_live, on_own_devices, remarks, worker_groups
+from relax_core.control.publishing import adapters_alone
+from relax_core.control.teachers import taught
 from relax_core.options.run_config import RunConfig
 from relax_core.plugins.catalogue import Catalogue
 from relax_core.roles.plan import Plan, WorkerGroup
 
 METER = "rollout_log_probs"
 """Always read, so that every run measures how far the engine's log-probs are from the trainer's."""
+MEMBERS = {Source.DATASET: 1, Source.PAIRS: 2}
+"""Samples of a group that nobody generates."""
+ROWS_AHEAD = 1
+"""Steps by which rows of a dataset are ready before they are trained: nothing grows old, so it is only a buffer."""
+PRODUCERS = {Source.ROLLOUT: "source", Source.DATASET: "rollout", Source.PAIRS: "rollout"}
+"""By where rows come from, the role that has no part in it."""
 
 
 def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -> Plan:
@@ -29,19 +38,18 @@ def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -
     algorithm = catalogue.build(config.algorithm.chosen)
     if not isinstance(algorithm, Algorithm):
         raise ConfigError("algorithm.name", config.algorithm.chosen.name, "it is no algorithm")
-    if algorithm.source is not Source.ROLLOUT:
-        raise ConfigError("algorithm.name", f"{config.algorithm.chosen.name} (learns from a {algorithm.source})",
-                          "this version trains from rollout only")  # fmt: skip
     own_pass = _old_log_probs(config, algorithm)
     columns = _columns(algorithm, config, own_pass)
-    credited = {column.name for column in algorithm.advantage_columns()}
-    operations = select(_operations(catalogue), {"actor.fit": columns, "advantages.compute": credited})
+    _check_rewards(config, catalogue, algorithm)
+    operations = taught(select(_operations(catalogue, algorithm.source), _goals(algorithm, columns)), config)
     trainer = cast(type[Trainer], catalogue.target("trainer", config.trainer.chosen.name))
     roles = tuple(dict.fromkeys(operation.role for operation in operations))
     groups = worker_groups(config, catalogue, roles, has_gpus() if on_gpus is None else on_gpus)
     check_live(config, catalogue, groups)
     waits = _why_whole_steps(config, algorithm, trainer, groups)
-    not_streamed = (f"no streaming, each step waits for all of its rows: {waits}",) if waits else ()
+    told = waits and algorithm.source is Source.ROLLOUT
+    not_streamed = (f"no streaming, each step waits for all of its rows: {waits}",) if told else ()
+    alone, form = adapters_alone(config, catalogue, roles)
     return Plan(
         mode=config.placement.mode,
         operations=operations,
@@ -52,10 +60,22 @@ def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -
         batch_statistics=algorithm.statistics is Scope.BATCH,
         streams=not waits,
         needs_old_log_probs=own_pass,
-        max_staleness=config.staleness,
-        min_valid=algorithm.min_group_size,
-        notes=(*not_streamed, *remarks(groups)),
+        max_staleness=config.staleness if algorithm.source is Source.ROLLOUT else ROWS_AHEAD,
+        min_valid=MEMBERS.get(algorithm.source, algorithm.min_group_size),
+        source=algorithm.source,
+        group_size=MEMBERS.get(algorithm.source, config.rollout.group_size),
+        adapters_alone=alone,
+        notes=(*not_streamed, *form, *remarks(groups)),
     )
+
+
+def _check_rewards(config: RunConfig, catalogue: Catalogue, algorithm: Algorithm) -> None:
+    """Of an algorithm that reads rewards as it is set, where its class alone does not tell."""
+    judged = config.rewards or cast(type[Environment], catalogue.target("environment", config.environment.name)).gives_reward
+    if algorithm.source is Source.ROLLOUT and algorithm.reads_rewards and not judged:
+        names = ", ".join(catalogue.names("reward")) or "none is installed"
+        fix = f'{config.algorithm.name}, as it is set, learns from them: write rewards = ["NAME"] ({names})'
+        raise ConfigError("rewards", "nothing", fix)
 
 
 def _old_log_probs(config: RunConfig, algorithm: Algorithm) -> bool:
@@ -73,6 +93,7 @@ def _why_whole_steps(
     """
     name, counts = config.algorithm.chosen.name, sorted(algorithm.denominators)
     reasons = {
+        "rows of a dataset are there at once": algorithm.source is not Source.ROLLOUT,
         "batch.stream is false": not config.batch.stream,
         "the run is deterministic": config.deterministic,
         f"{name} takes statistics over the whole batch": algorithm.statistics is Scope.BATCH,
@@ -91,7 +112,9 @@ def _has_neighbours(role: str, groups: Mapping[str, WorkerGroup]) -> bool:
 
 def _columns(algorithm: Algorithm, config: RunConfig, own_pass: bool) -> tuple[str, ...]:
     """What the actor claims; the old policy's log-probs only where another role can have filled them."""
-    names = {"tokens", "loss_mask", "weight_versions", "advantages", METER}
+    names = {"tokens", "loss_mask"}
+    if algorithm.source is Source.ROLLOUT:
+        names |= {"weight_versions", "advantages", METER}
     names |= {column.name for column in algorithm.columns()} - {"old_log_probs"}
     if own_pass and on_own_devices(config, "actor-fwd"):
         names.add("old_log_probs")
@@ -104,10 +127,18 @@ def _advantage_columns(algorithm: Algorithm) -> tuple[str, ...]:
     return tuple(sorted({"tokens", "loss_mask", "rewards"} | asked))
 
 
-def _operations(catalogue: Catalogue) -> list[Operation]:
+def _goals(algorithm: Algorithm, columns: tuple[str, ...]) -> dict[str, Collection[str]]:
+    """What the step needs; rows that were written beforehand are not credited."""
+    if algorithm.source is not Source.ROLLOUT:
+        return {"actor.fit": columns}
+    return {"actor.fit": columns, "advantages.compute": {column.name for column in algorithm.advantage_columns()}}
+
+
+def _operations(catalogue: Catalogue, source: Source) -> list[Operation]:
+    """Of every role but the one that would bring rows from elsewhere."""
     found: list[Operation] = []
     for name in catalogue.names("role"):
         role = catalogue.target("role", name)
-        if issubclass(role, Role):
+        if issubclass(role, Role) and name != PRODUCERS[source]:
             found += role.operations()
     return found

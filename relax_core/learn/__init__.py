@@ -43,6 +43,7 @@ _HOME = {
     "packed": ("PackedBatch",),
     "plan": ("plan_micro_batches",),
     "policy_gradient": ("PolicyGradient", "PolicyGradientOptions", "Surrogate"),
+    "preference": ("pair_metrics", "preference"),
     "ratio": ("log_ratio",),
     "reduction": ("Denominators", "reduce"),
     "returns": ("at_last_token", "gae", "reward_to_go", "turn_returns"),
@@ -115,6 +116,8 @@ if TYPE_CHECKING:
     from relax_core.learn.policy_gradient import PolicyGradient as PolicyGradient
     from relax_core.learn.policy_gradient import PolicyGradientOptions as PolicyGradientOptions
     from relax_core.learn.policy_gradient import Surrogate as Surrogate
+    from relax_core.learn.preference import pair_metrics as pair_metrics
+    from relax_core.learn.preference import preference as preference
     from relax_core.learn.ratio import log_ratio as log_ratio
     from relax_core.learn.reduction import Denominators as Denominators
     from relax_core.learn.reduction import reduce as reduce

@@ -31,6 +31,8 @@ def combination_errors(config: RunConfig, catalogue: Catalogue) -> list[ConfigEr
 
 def group_size(config: RunConfig, catalogue: Catalogue) -> Errors:
     """Some algorithms compare samples of one task."""
+    if not _samples(config, catalogue):
+        return
     least = _algorithm(config, catalogue).min_group_size
     if config.rollout.group_size < least:
         fix = f"{config.algorithm.name} compares the samples of a task: set {least} or more"
@@ -39,7 +41,7 @@ def group_size(config: RunConfig, catalogue: Catalogue) -> Errors:
 
 def staleness_of_algorithm(config: RunConfig, catalogue: Catalogue) -> Errors:
     """An algorithm may be right only near the policy."""
-    most = _algorithm(config, catalogue).max_staleness
+    most = _algorithm(config, catalogue).max_staleness if _samples(config, catalogue) else None
     if most is not None and (config.staleness is None or config.staleness > most):
         fix = f"{config.algorithm.name} is right up to {most}: set max_staleness = {most}"
         yield ConfigError("max_staleness", config.max_staleness, fix)
@@ -115,7 +117,7 @@ def updates(config: RunConfig, catalogue: Catalogue) -> Errors:
 def rewards(config: RunConfig, catalogue: Catalogue) -> Errors:
     """Someone has to judge the samples."""
     environment = cast(type[Environment], catalogue.target("environment", config.environment.name))
-    judged = config.rewards or environment.gives_reward
+    judged = config.rewards or environment.gives_reward or not _algorithm(config, catalogue).reads_rewards
     if _algorithm(config, catalogue).source is Source.ROLLOUT and not judged:
         names = ", ".join(catalogue.names("reward")) or "none is installed"
         fix = f'environment {config.environment.name} gives no reward: write rewards = ["NAME"] ({names})'
@@ -189,6 +191,11 @@ CHECKS: tuple[Check, ...] = (
     token_budget,
     forward_placement,
 )
+
+
+def _samples(config: RunConfig, catalogue: Catalogue) -> bool:
+    """Whether the run generates what it trains on."""
+    return _algorithm(config, catalogue).source is Source.ROLLOUT
 
 
 def _algorithm(config: RunConfig, catalogue: Catalogue) -> type[Algorithm]:

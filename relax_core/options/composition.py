@@ -14,6 +14,7 @@ from relax_core.options.model_folder import file_errors
 from relax_core.options.problems import located, origin_at, refuse
 from relax_core.options.resolve import resolve
 from relax_core.options.run_config import RunConfig
+from relax_core.options.teachers import teacher_errors
 from relax_core.options.tree import Origin, Tree
 from relax_core.plugins.catalogue import Catalogue
 
@@ -56,7 +57,7 @@ def compose(
     tree, notices = read_layers([base or {}, *files], overrides, Path.cwd())
     config = resolve(tree, catalogue)
     problems = combination_errors(config, catalogue) if checked else []
-    problems += file_errors(config) if checked and on_disk else []
+    problems += [*file_errors(config), *teacher_errors(config, catalogue)] if checked and on_disk else []
     refuse(located(problem, tree) for problem in problems)
     return Composed(config, Origins(tree), tuple(notices))
 

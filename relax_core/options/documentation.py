@@ -50,7 +50,7 @@ def core_documentation() -> Iterator[TableDoc]:
     own = tuple(field_doc(name, Core.model_fields[name]) for name in top_level_keys())
     yield TableDoc("", False, "Keys before the first table.", own)
     for name, model in core_tables().items():
-        yield from table_docs(name, model)
+        yield from table_docs(name, model, is_tables(Core.model_fields[name].annotation))
 
 
 def table_docs(name: str, model: type[BaseModel], many: bool = False) -> Iterator[TableDoc]:

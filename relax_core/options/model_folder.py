@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from relax_core.api.errors import ConfigError
-from relax_core.options.run_config import RunConfig
+
+if TYPE_CHECKING:
+    from relax_core.options.run_config import RunConfig
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length")
@@ -38,6 +40,17 @@ def model_context(folder: Path) -> int | None:
 
 def _model_errors(config: RunConfig) -> Iterator[ConfigError]:
     folder, key = config.model.path, "model.path"
+    yield from folder_errors(folder, key)
+    if not folder.is_dir():
+        return
+    home, field = (config.model.tokenizer, "model.tokenizer") if config.model.tokenizer else (folder, key)
+    if not (home / "tokenizer.json").is_file():
+        fix = "save it there with transformers, or name another folder as model.tokenizer"
+        yield ConfigError(field, f"{home} without tokenizer.json", fix)
+
+
+def folder_errors(folder: Path, key: str) -> Iterator[ConfigError]:
+    """What is missing or broken in a model's folder, by its configuration and weights."""
     if not folder.is_dir():
         what = "a file" if folder.exists() else "a folder that does not exist"
         yield ConfigError(key, f"{folder}, {what}", "name the folder of a Hugging Face model")
@@ -56,10 +69,6 @@ def _model_errors(config: RunConfig) -> Iterator[ConfigError]:
         for file in sorted(folder.glob("*.safetensors")):
             if said := _damage(file):
                 yield ConfigError(key, f"{file}, which {said}", "download the model again")
-    home, field = (config.model.tokenizer, "model.tokenizer") if config.model.tokenizer else (folder, key)
-    if not (home / "tokenizer.json").is_file():
-        fix = "save it there with transformers, or name another folder as model.tokenizer"
-        yield ConfigError(field, f"{home} without tokenizer.json", fix)
 
 
 def _context_errors(config: RunConfig) -> Iterator[ConfigError]:

@@ -19,10 +19,11 @@ CREDENTIALS = frozenset({"TOKEN", "SECRET", "PASSWORD", "KEY"})
 
 Share = Literal["", "own", "actor", "rollout"]
 SHARES: dict[str, dict[str, Share]] = {
-    "colocate": {"rollout": "actor", "actor_fwd": "actor", "reference": "actor"},
-    "hybrid": {"actor_fwd": "actor", "reference": "actor"},
+    "colocate": {"rollout": "actor", "actor_fwd": "actor", "reference": "actor", "teacher": "actor",
+                 "critic": "actor"},
+    "hybrid": {"actor_fwd": "actor", "reference": "actor", "teacher": "actor", "critic": "actor"},
     "async": {},
-}
+}  # fmt: skip
 """Modes are presets: whose devices each role uses; one that is not named has its own."""
 
 
@@ -66,6 +67,10 @@ class PlacementTable(Options):
     """Ranks that compute log-probs under the step's starting weights; on the actor's devices it does so itself."""
     reference: RankPlacement = RankPlacement()
     """Ranks that compute log-probs under the reference."""
+    critic: RankPlacement = RankPlacement()
+    """Ranks that train the critic and compute values."""
+    teacher: RankPlacement = RankPlacement()
+    """Ranks of each teacher; several teachers take turns on the same devices."""
 
     def home(self, role: str) -> str:
         """The role whose devices a role is on: its own name where they are its own."""

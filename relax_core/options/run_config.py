@@ -17,7 +17,8 @@ from relax_core.api.options import Options
 from relax_core.options.annotation import models_in
 from relax_core.options.choice import BackendChoice, Choice, RewardChoice, WeightChoice
 from relax_core.options.operation import CheckpointTable, NotifyTable, PlacementTable, RunTable
-from relax_core.options.training import BatchTable, DataTable, EvalTable, ModelTable, OptimizerTable, RolloutTable
+from relax_core.options.teachers import TeacherTable
+from relax_core.options.training import BatchTable, CriticTable, DataTable, EvalTable, ModelTable, OptimizerTable, RolloutTable
 
 if TYPE_CHECKING:
     from relax_core.plugins.catalogue import Catalogue
@@ -43,10 +44,14 @@ class Core(Options):
     """The policy."""
     data: DataTable
     """The tasks."""
+    teachers: tuple[TeacherTable, ...] = ()
+    """Models to learn from."""
     rollout: RolloutTable = RolloutTable()
     """Generation."""
     optimizer: OptimizerTable = OptimizerTable()
     """The optimizer."""
+    critic: CriticTable = CriticTable()
+    """The critic, where the algorithm trains one."""
     batch: BatchTable = BatchTable()
     """Updates of a step."""
     eval: EvalTable = EvalTable()

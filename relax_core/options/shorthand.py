@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,9 +17,15 @@ def written_out(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def expand(path: KeyPath, value: Any) -> Any:
-    """`grpo` at `algorithm` is `{name = "grpo"}`, `async` at `placement` is `{mode = "async"}`."""
+    """`grpo` at `algorithm` is `{name = "grpo"}`, `async` at `placement` is `{mode = "async"}`, a folder at `teachers` one
+    teacher."""
     if path == ("placement",) and isinstance(value, str):
         return {"mode": value}
+    if path == ("teachers",):
+        teachers = [value] if isinstance(value, str | os.PathLike | Mapping) else value
+        if not isinstance(teachers, list | tuple):
+            return value
+        return [{"path": teacher} if isinstance(teacher, str | os.PathLike) else teacher for teacher in teachers]
     kind = BY_TABLE.get(path[0])
     if kind is None or len(path) > 1 + kind.many:
         return value

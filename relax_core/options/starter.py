@@ -40,7 +40,7 @@ def _file(docs: list[TableDoc], given: Mapping[str, Mapping[str, Any]], reward: 
     yield "# A Relax run. `relax config explain KEY THIS_FILE` says more about a key; a commented line shows the default."
     for doc in docs:
         yield ""
-        if doc.name.count("."):
+        if doc.name.count(".") or doc.many:
             yield from _nested(doc)
             continue
         if doc.name:

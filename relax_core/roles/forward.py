@@ -1,8 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What reference and actor_fwd share: claim rows, run them forward without gradient, write one column."""
+"""What roles that only read a model share: claim rows, run them forward without gradient, write columns.
+
+`Filling` says which; who fills them, and under which weights, is the role's own.
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from relax_core.api.batch import Ragged, RowBatch
 from relax_core.api.bus import Claim, ClaimRequest
 from relax_core.api.errors import StaleFence
 from relax_core.api.role import Context
@@ -12,43 +20,91 @@ from relax_core.roles.turn import forwarding
 
 POLL_S = 1.0
 INPUTS = ("tokens", "loss_mask")
+Filled = tuple[Mapping[str, Ragged], Version | None]
+"""Columns, and the weights that computed them; None for fixed ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """Columns of the bus and what they are made of."""
+
+    columns: Mapping[str, str]
+    """By column of the bus, its name in what a forward gives."""
+    asks: tuple[str, ...] = ("log_probs",)
+    """Keys of the outputs that a forward is asked for."""
+    inputs: tuple[str, ...] = INPUTS
+
+    def of(self, given: Mapping[str, Ragged]) -> dict[str, Ragged]:
+        return {column: given[name] for column, name in self.columns.items()}
+
+
+def width_of(context: Context, column: str) -> int:
+    """k of a column [tokens, k] that the run's algorithm reads."""
+    algorithm = context.build(context.run.algorithm.chosen)
+    return int(next(known.shape[0] for known in algorithm.columns() if known.name == column))
 
 
 class ForwardLoop:
-    """Fills `column` with the log-probs of one model."""
+    """Claims rows as they are ready and writes what `fill` makes of them."""
 
-    def __init__(self, context: Context, role: str, column: str) -> None:
-        self._context, self._role, self._column = context, role, column
+    def __init__(self, context: Context, role: str, filling: Filling, owed_by: str = "") -> None:
+        self.context, self.role, self.filling = context, role, filling
+        self._names, self._owed_by = ", ".join(filling.columns), owed_by or context.plan.producer
         self._most = context.run.rollout.prompts_per_step
-        self._least = self._most if "rollout" in context.plan.neighbours(role) else 1
-        """On the engines' devices only whole steps are worth an interruption."""
+        self._least = self._most if self._interrupts() else 1
         self._patience_s = context.run.rollout.step_timeout_s / 2
 
-    async def run(self, trainer: TrainerGroup) -> None:
-        context, last = self._context, self._context.clock.now()
+    async def run(self) -> None:
+        context, last = self.context, self.context.clock.now()
         while not context.stopping:
             await context.pause_point()
             late = context.clock.now() - last > self._patience_s  # the actor closes its step short at its deadline
-            request = ClaimRequest(self._role, INPUTS, self._most, 1 if late else self._least)
-            with context.waiting(f"rows that lack {self._column}", "rollout", POLL_S):
+            request = ClaimRequest(self.role, self.filling.inputs, self._most, 1 if late else self._least)
+            with context.waiting(f"rows that lack {self._names}", self._owed_by, POLL_S):
                 claim = await context.bus.claim(request, POLL_S)
             if claim is not None:
-                async with forwarding(context, self._role):
-                    context.doing(f"filling {self._column}", groups=len(claim.groups))
-                    await self._fill(trainer, claim, await self.version(trainer))
+                await self._work(claim)
                 last = context.clock.now()
             elif (await context.bus.version()).step >= context.run.steps:
                 return
 
-    async def version(self, trainer: TrainerGroup) -> Version | None:
-        """The weights that fill the column; None for fixed ones."""
-        return None
+    @abstractmethod
+    async def fill(self, rows: RowBatch) -> Filled:
+        """The columns of these rows; takes the turns that it needs."""
+        raise NotImplementedError
 
-    async def _fill(self, trainer: TrainerGroup, claim: Claim, version: Version | None) -> None:
+    def lives(self) -> tuple[str, ...]:
+        """Worker groups that do the work."""
+        return (self.role,)
+
+    def _interrupts(self) -> bool:
+        """On the engines' devices only whole steps are worth an interruption."""
+        return any("rollout" in self.context.plan.neighbours(group) for group in self.lives())
+
+    async def _work(self, claim: Claim) -> None:
+        bus = self.context.bus
         try:
-            rows = await self._context.bus.read(claim, INPUTS)
-            columns = await trainer.forward(rows, ("log_probs",))
-            await self._context.bus.write(claim, {self._column: columns["log_probs"]}, version)
-            await self._context.bus.acknowledge(claim)
+            rows = await bus.read(claim, self.filling.inputs)
+            columns, version = await self.fill(rows)
+            await bus.write(claim, columns, version)
+            await bus.acknowledge(claim)
         except StaleFence:
             return  # another incarnation has these rows now and will fill them
+
+
+class OneModel(ForwardLoop):
+    """Fills its columns with one model's outputs."""
+
+    def __init__(self, context: Context, role: str, filling: Filling, trainer: TrainerGroup) -> None:
+        super().__init__(context, role, filling)
+        self.trainer = trainer
+
+    async def fill(self, rows: RowBatch) -> Filled:
+        async with forwarding(self.context, self.role):
+            self.context.doing(f"filling {self._names}", groups=len({row.group for row in rows.ids}))
+            version = await self.version()
+            return self.filling.of(await self.trainer.forward(rows, self.filling.asks)), version
+
+    async def version(self) -> Version | None:
+        """The weights that fill the columns; None for fixed ones."""
+        return None

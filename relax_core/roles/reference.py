@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from relax_core.api.role import Context, Operation, Reads, Role
-from relax_core.roles.forward import ForwardLoop
+from relax_core.roles.forward import Filling, OneModel
 from relax_core.roles.trainer_group import TrainerGroup
 
 
@@ -21,6 +21,6 @@ class Reference(Role):
     async def run(self, context: Context) -> None:
         trainer = await TrainerGroup.start(context, self.name)
         try:
-            await ForwardLoop(context, self.name, "ref_log_probs").run(trainer)
+            await OneModel(context, self.name, Filling({"ref_log_probs": "log_probs"}), trainer).run()
         finally:
             await trainer.stop()

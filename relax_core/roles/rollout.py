@@ -24,6 +24,7 @@ from relax_core.rollout.finished import FinishedGroup
 from relax_core.rollout.producer import Producer
 from relax_core.rollout.rows import row_batch
 from relax_core.rollout.sample_record import measures, records
+from relax_core.rollout.teaching import with_teacher
 
 POLL_S = 1.0
 DELIVERIES = 8
@@ -40,7 +41,7 @@ class Rollout(Role):
 
     @classmethod
     def operations(cls) -> tuple[Operation, ...]:
-        produced = frozenset({"tokens", "loss_mask", "rollout_log_probs", "weight_versions", "rewards"})
+        produced = frozenset({"tokens", "loss_mask", "rollout_log_probs", "weight_versions", "rewards", "teacher_index"})
         return (Operation("rollout.generate", cls.name, frozenset(), produced, Reads.LATEST, trigger="admission"),)
 
     async def run(self, context: Context) -> None:
@@ -143,12 +144,19 @@ class Rollout(Role):
             await self._context.bus.drop(rejected, DropReason.FILTERED, regenerate=False)
             self._held.difference_update(rejected)
         batch, sealed = row_batch([sample for one in judged if not one.rejected_by for sample in one.samples])
-        await self._put(batch, sealed)
+        await self._put(self._with_teacher(batch, groups), sealed)
         self._held.difference_update(seal.attempt for seal in sealed)
         await self._audit()
         step = max(group.version.step for group in groups) + 1  # the first that may train them
         await self._context.board.emit(SamplesScored(step, records(judged)))
         await self._context.board.emit(RolloutMeasured(step, measures(judged)))
+
+    def _with_teacher(self, batch: RowBatch, groups: Sequence[FinishedGroup]) -> RowBatch:
+        """Where there are several, the rows say which one theirs is: their tasks stay here."""
+        teachers = self._context.run.teachers
+        if len(teachers) < 2 or "teacher" not in self._context.plan.roles:
+            return batch
+        return with_teacher(batch, {group.issue.group: group.task for group in groups}, teachers)
 
     async def _keep_state(self) -> None:
         """What the sampler has learned, before others may train what it learned from: so that a checkpoint has both."""

@@ -8,10 +8,20 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from relax_core.api.algorithm import Output, Source
 from relax_core.api.batch import Ragged, RowBatch
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, WorkerDied
 from relax_core.api.role import Context, Lane
-from relax_core.api.trainer import Chosen, Chunk, OptimizerSpec, Trainer, TrainerSpec, UpdateOutcome, UpdateResult
+from relax_core.api.trainer import (
+    Chosen,
+    Chunk,
+    ChunkPlan,
+    OptimizerSpec,
+    Trainer,
+    TrainerSpec,
+    UpdateOutcome,
+    UpdateResult,
+)
 from relax_core.api.turn import Part
 from relax_core.api.version import Version
 from relax_core.api.weights import Manifest, Payload
@@ -39,21 +49,27 @@ class TrainerGroup:
     ) -> None:  # fmt: skip
         self._trainer, self._workers, self._lanes, self.facts = trainer, workers, lanes, facts
         self._tokens_per_micro_batch = tokens_per_micro_batch
+        self._whole_groups = False
         self._sleeps: tuple[Part, ...] = ()
 
     @classmethod
-    async def start(cls, context: Context, role: str) -> TrainerGroup:
-        """Start every rank and let it load the model; nothing stays behind when one fails."""
-        group, chosen = context.plan.groups[role], context.run.trainer.chosen
+    async def start(
+        cls, context: Context, name: str, role: str = "", model: Mapping[str, Any] | None = None
+    ) -> TrainerGroup:
+        """Start every rank of the worker group and let it load the model; nothing stays behind when one fails.
+
+        Where a role has several groups, `role` names it; `model` in place of the run's own, as the `[model]` table.
+        """
+        group, chosen = context.plan.groups[name], context.run.trainer.chosen
         specs = [
-            WorkerSpec(f"{role}-rank-{rank}", chosen, context.run.trainer.python, {"OMP_NUM_THREADS": str(group.threads)},
+            WorkerSpec(f"{name}-rank-{rank}", chosen, context.run.trainer.python, {"OMP_NUM_THREADS": str(group.threads)},
                        num_gpus=group.gpus_each)
             for rank in range(group.size)
         ]  # fmt: skip
         lanes = [context.lane(spec.name, group.devices_of(rank)) for rank, spec in enumerate(specs)]
         workers = await context.workers.start(specs, START_S)
         rendezvous = f"127.0.0.1:{_free_port()}" if group.size > 1 else ""
-        ranks = [_spec(context, role, rank, group.size, rendezvous) for rank in range(group.size)]
+        ranks = [trainer_spec(context, role or name, rank, group.size, rendezvous, model) for rank in range(group.size)]
         try:
             facts = await together(
                 *(
@@ -62,8 +78,8 @@ class TrainerGroup:
                 )
             )
             made = cls(context.build(chosen), workers, lanes, facts[0], context.run.batch.tokens_per_micro_batch)
-            made._sleeps = group.sleeps
-            await context.turns.join(role, group.devices, made)
+            made._sleeps, made._whole_groups = group.sleeps, context.plan.source is Source.PAIRS
+            await context.turns.join(name, group.devices, made)
         except BaseException:
             await asyncio.gather(*(worker.kill() for worker in workers))
             raise
@@ -108,20 +124,22 @@ class TrainerGroup:
         return {worker.name: worker.pid for worker in self._workers}
 
     def chunk(self, rows: RowBatch, skipped: int = 0) -> Chunk:
-        lengths = [int(length) for length in rows.columns["tokens"].lengths]
-        plan = self._trainer.plan(lengths, len(self._workers), self._tokens_per_micro_batch)
-        return Chunk(rows, plan, skipped)
+        """Where groups are compared in the loss, one is never split."""
+        units = whole_groups(rows) if self._whole_groups else [(index,) for index in range(len(rows))]
+        lengths = rows.columns["tokens"].lengths
+        padded = [len(unit) * max(int(lengths[index]) for index in unit) for unit in units]
+        plan = self._trainer.plan(padded, len(self._workers), self._tokens_per_micro_batch)
+        return Chunk(rows, _spread(plan, units), skipped)
 
     async def forward(self, rows: RowBatch, columns: Sequence[str]) -> dict[str, Ragged]:
-        """Columns filled without gradient, in the order of `rows`."""
+        """Columns filled without gradient, in the order of `rows`; asked for by the keys of outputs."""
         parts: list[RowBatch] = await self.call("forward", self.chunk(rows), tuple(columns))
+        names = [name for key in columns for name in Output.parse(key).gives]
         place = {row: (part, index) for part in parts for index, row in enumerate(part.ids)}
         if len(parts) == 1 and parts[0].ids == rows.ids:
-            return {name: parts[0].columns[name] for name in columns}
-        views = {id(part): {name: list(part.columns[name].rows()) for name in columns} for part in parts}
-        return {
-            name: Ragged.of([views[id(place[row][0])][name][place[row][1]] for row in rows.ids]) for name in columns
-        }
+            return {name: parts[0].columns[name] for name in names}
+        views = {id(part): {name: list(part.columns[name].rows()) for name in names} for part in parts}
+        return {name: Ragged.of([views[id(place[row][0])][name][place[row][1]] for row in rows.ids]) for name in names}
 
     async def finish_update(self, denominators: Mapping[str, float]) -> UpdateResult:
         """One result for all ranks; that they disagree is a fault of the machine."""
@@ -148,6 +166,24 @@ class TrainerGroup:
         await asyncio.gather(*(worker.stop() for worker in self._workers))
 
 
+def whole_groups(rows: RowBatch) -> list[tuple[int, ...]]:
+    """Indices of the rows of each group."""
+    found: dict[int, list[int]] = {}
+    for index, row in enumerate(rows.ids):
+        found.setdefault(row.group, []).append(index)
+    return [tuple(indices) for indices in found.values()]
+
+
+def _spread(plan: ChunkPlan, units: Sequence[tuple[int, ...]]) -> ChunkPlan:
+    """From a plan over units to one over their rows."""
+    return ChunkPlan(
+        tuple(
+            tuple(tuple(index for unit in planned for index in units[unit]) for planned in rank)
+            for rank in plan.micro_batches
+        )
+    )
+
+
 def _remoteness(error: BaseException) -> int:
     """From the cause of a failure: a rank that died, one that raised, one that lost another, one that only waited."""
     if isinstance(error, WorkerDied):
@@ -161,11 +197,13 @@ async def _ask(lane: Lane, worker: Worker, method: str, args: Sequence[Any], tim
         return await worker.call(method, *args, timeout_s=timeout_s)
 
 
-def _spec(context: Context, role: str, rank: int, world_size: int, rendezvous: str) -> TrainerSpec:
+def trainer_spec(
+    context: Context, role: str, rank: int, world_size: int, rendezvous: str, model: Mapping[str, Any] | None
+) -> TrainerSpec:
     run = context.run
     optimizer = run.optimizer
     return TrainerSpec(
-        model=run.model.model_dump(mode="json"),
+        model=_policy(context) if model is None else model,
         algorithm=run.algorithm.chosen,
         optimizer=OptimizerSpec(
             optimizer.lr, optimizer.schedule, optimizer.warmup_steps, tuple(optimizer.betas), optimizer.weight_decay,
@@ -174,8 +212,17 @@ def _spec(context: Context, role: str, rank: int, world_size: int, rendezvous: s
         role=role.replace("-", "_"), seed=run.seed, deterministic=run.deterministic,
         max_staleness=-1 if context.plan.max_staleness is None else context.plan.max_staleness,
         tokens_per_micro_batch=run.batch.tokens_per_micro_batch, rank=rank, world_size=world_size, rendezvous=rendezvous,
-        temperature=run.rollout.temperature,
+        temperature=run.rollout.temperature if context.plan.source is Source.ROLLOUT else 1.0,
     )  # fmt: skip
+
+
+def _policy(context: Context) -> dict[str, Any]:
+    """The `[model]` table; parts that the family has names for are named as its modules are."""
+    table = context.run.model.model_dump(mode="json")
+    if table["freeze"]:
+        parts = context.build(context.run.family.chosen).modules
+        table["freeze"] = [pattern for name in table["freeze"] for pattern in parts.get(name, (name,))]
+    return dict(table)
 
 
 def _free_port() -> int:

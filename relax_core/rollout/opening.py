@@ -21,6 +21,7 @@ from relax_core.rollout.pool import EnginePool, Sampling, Tell
 from relax_core.rollout.selection import Selection
 from relax_core.rollout.shuffle import Shuffle, ShuffleOptions
 from relax_core.rollout.tasks import Need, TaskSet
+from relax_core.rollout.teaching import check_taught
 from relax_core.rollout.weight_feed import WeightFeed
 
 HOLD_OUT = "held-out"
@@ -31,6 +32,8 @@ def open_tasks(context: Context, family: ModelFamily) -> tuple[TaskSet, Sequence
     """The training tasks, which of them may be issued, and the evaluation sets."""
     run = context.run
     tasks = task_set(context, family, "data.train", str(run.data.train), run.data.columns)
+    if "teacher" in context.plan.roles:
+        check_taught(tasks, range(len(tasks)), run.teachers)
     if not run.eval.every:
         return tasks, range(len(tasks)), []
     if run.eval.sets:
@@ -101,14 +104,18 @@ def context_of(run: Any) -> int:
     return model_context(run.model.path) or NO_BOUND
 
 
-def make_pool(context: Context, now: Version, tell: Tell) -> EnginePool:
-    """Engines for the run at version `now`; they start with the model folder, and serve as they are only at step 0."""
-    run, group = context.run, context.plan.groups["rollout"]
-    version = now._replace(step=0)
-    spec = EngineSpec(
+def engine_spec(run: Any, version: Version) -> EngineSpec:
+    """What each engine of a run is started with; its pool names it."""
+    return EngineSpec(
         run.model.model_dump(mode="json"), context_of(run), run.seed, run.deterministic, version,
         kv_across_versions=run.rollout.kv_across_versions,
     )  # fmt: skip
+
+
+def make_pool(context: Context, now: Version, tell: Tell) -> EnginePool:
+    """Engines for the run at version `now`; they start with the model folder, and serve as they are only at step 0."""
+    run, group = context.run, context.plan.groups["rollout"]
+    spec = engine_spec(run, now._replace(step=0))
     can = type(context.build(run.engine.chosen)).capabilities
     slots = []
     for number in range(group.size):

@@ -91,7 +91,9 @@ def plainly(folder, rows, temperature):
     return torch.cat(rows_of), model
 
 
-@pytest.mark.parametrize(("temperature", "budget", "logits"), [(1.0, 0, None), (0.6, 40, None), (1.3, 10**6, 7 * VOCAB)])
+@pytest.mark.parametrize(
+    ("temperature", "budget", "logits"), [(1.0, 0, None), (0.6, 40, None), (1.3, 10**6, 7 * VOCAB)]
+)
 def test_columns_equal_those_of_a_plain_forward(folder, start, temperature, budget, logits):
     rows = rows_with_ids()
     everything, _ = plainly(folder, rows, temperature)

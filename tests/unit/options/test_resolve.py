@@ -86,6 +86,8 @@ def test_unknown_keys_are_always_refused_with_a_hint(catalogue: Catalogue, table
         data[key] = 1
     elif table in ("rewards", "sinks"):
         data[table] = [{"name": chosen[table], key: 1}]
+    elif table == "teachers":
+        data[table] = [{"path": "/t", key: 1}]
     else:
         data[table] = {**data.get(table, {}), key: 1, **({"train": "/t"} if table == "data" else {})}
     with pytest.raises(ConfigError) as caught:

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The teacher role: what other, fixed models think of the rows that the policy sampled. Stateless.
+
+Each row has one teacher. Where there are several, the rollout wrote down which; they live on the same devices in turns.
+Their log-probs are of logits / `rollout.temperature`, as the policy's own are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from relax_core.api.algorithm import log_probs_at, top_k
+from relax_core.api.batch import Ragged, RowBatch
+from relax_core.api.column import TEACHER_INDEX, student_top_k_ids
+from relax_core.api.role import Context, Operation, Reads, Role
+from relax_core.options.teachers import TeacherTable
+from relax_core.roles.forward import INPUTS, Filled, Filling, ForwardLoop, width_of
+from relax_core.roles.trainer_group import TrainerGroup
+from relax_core.roles.turn import forwarding
+
+INDEX = TEACHER_INDEX.name
+
+
+class Teacher(Role):
+    """What fixed models think of the policy's rows."""
+
+    name = "teacher"
+
+    @classmethod
+    def operations(cls) -> tuple[Operation, ...]:
+        rows, ids = frozenset({"tokens", "loss_mask"}), frozenset({"student_top_k_ids"})
+        top = frozenset({"teacher_top_k_ids", "teacher_top_k_log_probs"})
+        return (
+            Operation("teacher.log_probs", cls.name, rows, frozenset({"teacher_log_probs"}), Reads.FIXED),
+            Operation("teacher.top_k", cls.name, rows, top, Reads.FIXED),
+            Operation("teacher.log_probs_at", cls.name, rows | ids, frozenset({"teacher_log_probs_at"}), Reads.FIXED),
+        )
+
+    async def run(self, context: Context) -> None:
+        groups = groups_of(context)
+        trainers: list[TrainerGroup] = []
+        try:
+            for group, teacher in zip(groups, context.run.teachers, strict=True):
+                trainers.append(await TrainerGroup.start(context, group, self.name, _model(context, teacher)))
+            await _Lesson(context, groups, trainers).run()
+        finally:
+            for trainer in trainers:
+                await trainer.stop()
+
+
+def groups_of(context: Context) -> tuple[str, ...]:
+    """The worker groups of the teachers, in the order of the configuration."""
+    known = context.plan.groups
+    return tuple(name for name in known if name == Teacher.name or name.startswith(f"{Teacher.name}-"))
+
+
+def _model(context: Context, teacher: TeacherTable) -> dict[str, str]:
+    """As a `[model]` table: nothing of it is trained, so there are no adapters."""
+    return {"path": str(teacher.path), "dtype": teacher.dtype or context.run.model.dtype}
+
+
+def _filling(context: Context, several: bool) -> Filling:
+    """What the algorithm needs of a teacher, in one pass."""
+    columns: dict[str, str] = {}
+    asks: list[str] = []
+    inputs = [*INPUTS, *([INDEX] if several else [])]
+    needed = {column for operation in context.plan.operations if operation.role == Teacher.name
+              for column in operation.produces}  # fmt: skip
+    if "teacher_log_probs" in needed:
+        columns["teacher_log_probs"] = "log_probs"
+        asks.append("log_probs")
+    if "teacher_top_k_ids" in needed:
+        columns |= {"teacher_top_k_ids": "top_k_ids", "teacher_top_k_log_probs": "top_k_log_probs"}
+        asks.append(top_k(width_of(context, "teacher_top_k_ids")).key)
+    if "teacher_log_probs_at" in needed:
+        wanted = log_probs_at(student_top_k_ids(width_of(context, "student_top_k_ids"))).key
+        columns["teacher_log_probs_at"] = wanted
+        asks.append(wanted)
+        inputs.append("student_top_k_ids")
+    return Filling(columns, tuple(asks), tuple(inputs))
+
+
+class _Lesson(ForwardLoop):
+    """Rows go to their teachers, one after another; then all of their columns are written at once."""
+
+    def __init__(self, context: Context, groups: Sequence[str], trainers: Sequence[TrainerGroup]) -> None:
+        self._groups, self._trainers = tuple(groups), tuple(trainers)
+        filling = _filling(context, len(groups) > 1)
+        first = "actor-fwd" if "student_top_k_ids" in filling.inputs else ""
+        super().__init__(context, Teacher.name, filling, first)
+
+    def lives(self) -> tuple[str, ...]:
+        return self._groups
+
+    async def fill(self, rows: RowBatch) -> Filled:
+        pupils = _pupils(rows, len(self._trainers))
+        parts = [await self._taught(number, rows.take(own)) for number, own in enumerate(pupils) if own]
+        order = [index for own in pupils for index in own]
+        if len(parts) == 1:
+            return parts[0], None
+        back = sorted(range(len(order)), key=order.__getitem__)
+        return {name: Ragged.concatenate([part[name] for part in parts]).take(back) for name in parts[0]}, None
+
+    async def _taught(self, number: int, rows: RowBatch) -> dict[str, Ragged]:
+        group = self._groups[number]
+        async with forwarding(self.context, group):
+            self.context.doing(f"scoring with {group}", rows=len(rows))
+            return self.filling.of(await self._trainers[number].forward(rows, self.filling.asks))
+
+
+def _pupils(rows: RowBatch, teachers: int) -> list[list[int]]:
+    """Indices of the rows of each teacher."""
+    if teachers == 1:
+        return [list(range(len(rows)))]
+    who = rows.columns[INDEX].values.tolist()
+    return [[index for index, own in enumerate(who) if own == teacher] for teacher in range(teachers)]

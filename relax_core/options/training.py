@@ -24,10 +24,19 @@ class Lora(Options):
     """Rank of the adapters."""
     alpha: PositiveFloat = 32.0
     """Scale: adapters count alpha / rank."""
-    dropout: float = Field(0.0, ge=0.0, lt=1.0)
-    """Dropout before the adapters."""
     targets: tuple[str, ...] = ()
-    """Module names that get adapters; empty: every linear layer of the language model."""
+    """Modules whose linear layers get adapters, by the end of their names, such as `q_proj` or `layers.0.mlp`; `*` stands
+    for anything. Empty: every linear layer of the language model except its head."""
+    dropout: float = Field(0.0, ge=0.0, lt=1.0)
+    """Dropout before the adapters, while training only: trained log-probs then differ from sampled ones."""
+    rslora: bool = False
+    """Scale by alpha / sqrt(rank), which keeps high ranks learning (rsLoRA)."""
+    dora: bool = False
+    """Train the length of each weight's rows too (DoRA); published folded into whole weights."""
+    modules_to_save: tuple[str, ...] = ()
+    """Modules that are trained whole beside the adapters; published folded into whole weights."""
+    export_adapter: bool = True
+    """Beside the exported model, whose weights have the adapters folded in, write them in peft's own folder, `adapter`."""
 
 
 class ModelTable(Options):
@@ -46,7 +55,8 @@ class ModelTable(Options):
     lora: Lora | None = None
     """Adapters instead of all weights; absent: all weights are trained."""
     freeze: tuple[str, ...] = ()
-    """Parts of the model that stay as they are, by the names its family gives them, such as `vision`."""
+    """Parts of the model that stay as they are: names that its family gives (`vision`), or ends of module names, such as
+    `embed_tokens` or `layers.0.*`; `*` stands for anything."""
 
 
 class DataTable(Options):

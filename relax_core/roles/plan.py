@@ -55,6 +55,8 @@ class Plan:
     """Several updates a step: all of the old policy's log-probs come before the first one."""
     max_staleness: int | None = 0
     min_valid: int = 1
+    adapters_alone: bool = False
+    """What is published are adapters, which engines lay over the model that they started with."""
     notes: tuple[str, ...] = field(default=())
     """What the planner turned off or chose, in words."""
 

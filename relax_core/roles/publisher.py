@@ -54,8 +54,11 @@ class Publisher:
         return manifest
 
     def _payload(self) -> tuple[Payload, str]:
-        """What to send, and on top of what: deltas on what was sent last, a full version now and then."""
+        """What to send, and on top of what: adapters on their base; deltas on what was sent last, a full version now and
+        then."""
         settings = self._context.run.weights
+        if self._context.plan.adapters_alone:
+            return "lora", str(self._trainer.facts["base"])
         if settings.payload == "full" or self._newest is None or self._deltas is None:
             return "full", ""
         return ("full", "") if self._deltas + 1 >= settings.full_every else ("delta", str(self._newest.version))

@@ -164,6 +164,16 @@ def test_a_wrong_adapter_is_refused_and_changes_nothing(lab: Lab, fault: str, me
     assert all(np.array_equal(before[name], array) for name, array in weights(lab).items())
 
 
+def test_a_rank_stabilised_adapter_counts_by_the_root_of_its_rank(lab: Lab) -> None:
+    lab.engine._adapters._table |= {"rslora": True}  # type: ignore[attr-defined]
+    tensors = adapter(1, lab=lab)
+    lab.update(send(lab, 1, tensors, "lora", lab.facts["fingerprint"]))
+    base = {name: array for name, array, _ in tensors_of(lab.model)}
+    for name, want in merged(lab, tensors).items():
+        rescaled = base[name] + (want - base[name]) * np.sqrt(RANK)
+        np.testing.assert_allclose(weights(lab)[name], rescaled, atol=1e-6)
+
+
 def test_a_delta_over_an_adapter_is_refused_and_a_whole_model_ends_it(lab: Lab) -> None:
     first = list(tensors_of(lab.other))
     lab.update(send(lab, 1, first))

@@ -72,15 +72,24 @@ class Stage:
         return sorted(os.listdir(self.directory / "weights"))
 
 
-def stage(directory: Path, transport: Disk | None = None, **settings: Any) -> Stage:
+def stage(directory: Path, transport: Disk | None = None, alone: bool = False, **settings: Any) -> Stage:
     keys = {"chosen": DISK, "payload": "delta", "full_every": 3, "proof": "auto", **settings}
     board, trainer = WeightBoard(SystemClock()), OneTensor()
     context: Any = SimpleNamespace(
         run=SimpleNamespace(weights=SimpleNamespace(**keys), rollout=SimpleNamespace(temperature=0.7)),
-        run_id="a", run_dir=str(directory), weights=board, build=lambda chosen: transport or Disk(),
+        plan=SimpleNamespace(adapters_alone=alone), run_id="a", run_dir=str(directory), weights=board,
+        build=lambda chosen: transport or Disk(),
     )  # fmt: skip
     group: Any = trainer
     return Stage(Publisher(context, group), trainer, board, directory)
+
+
+async def test_adapters_go_out_alone_on_their_base_every_time(tmp_path: Path) -> None:
+    on = stage(tmp_path, alone=True)
+    on.trainer.facts["base"] = "the base model"
+    for step in (1, 2, 3, 4, 5):
+        manifest = await on.publish(step)
+        assert (manifest.payload, manifest.base) == ("lora", "the base model")
 
 
 async def test_every_so_often_a_full_version_and_deltas_between(tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Low-rank adapters laid over a model's weights: base + alpha / rank * B A, computed in float32, rounded once.
+"""Low-rank adapters laid over a model's weights: base + scale * B A, computed in float32, rounded once.
 
 The base of the modules that have adapters is kept, so that each version is laid over it anew and nothing adds up.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -83,8 +84,7 @@ class Adapters:
 
     def load(self, staged: StagedAdapter) -> None:
         """Lay it over the base; called between two iterations."""
-        table = self._table or {}
-        scale = float(table["alpha"]) / int(table["rank"])
+        scale = _scale(self._table or {})
         for weight, pair in staged.pairs.items():
             tensor = self._resident.tensors[weight]
             base = self._base.setdefault(weight, tensor.detach().clone())
@@ -94,6 +94,11 @@ class Adapters:
     def forget(self) -> None:
         """A whole model was loaded: that is the base now."""
         self._base.clear()
+
+
+def _scale(table: Mapping[str, Any]) -> float:
+    rank = int(table["rank"])
+    return float(table["alpha"]) / (math.sqrt(rank) if table.get("rslora") else rank)
 
 
 def _tensor(manifest: Manifest, info: TensorInfo, array: np.ndarray) -> torch.Tensor:

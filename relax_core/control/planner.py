@@ -19,7 +19,6 @@ from relax_core.control.machine import has_gpus
 from relax_core.control.placing import check_live, on_own_devices, remarks, worker_groups
 from relax_core.control.publishing import adapters_alone
 from relax_core.control.teachers import taught
-from relax_core.control.publishing import adapters_alone
 from relax_core.options.run_config import RunConfig
 from relax_core.plugins.catalogue import Catalogue
 from relax_core.roles.plan import Plan, WorkerGroup

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from relax_core.api.delta_stream import Stream
 from relax_core.api.engine import Delta, FinishReason, GenerateRequest
 from relax_plugin_transformers.cache import RowsCache
 from relax_plugin_transformers.counter import SEED_MASK, uniforms
 from relax_plugin_transformers.model import CausalModel, aligned
 from relax_plugin_transformers.sampling import CHOICES, Drawn, Rules, draw
-from relax_plugin_transformers.stream import Stream
 
 _ROW = np.dtype(
     [

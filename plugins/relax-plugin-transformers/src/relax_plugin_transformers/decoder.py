@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 
 import torch
 
+from relax_core.api.delta_stream import Stream
 from relax_core.api.engine import Delta, FinishReason
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.version import Version
 from relax_plugin_transformers.batch import Batch, Finished, Running
 from relax_plugin_transformers.model import CausalModel, by_length
 from relax_plugin_transformers.options import TransformersOptions
-from relax_plugin_transformers.stream import Stream
 
 T = TypeVar("T")
 _SEND_EVERY = 4

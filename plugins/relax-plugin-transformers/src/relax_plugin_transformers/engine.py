@@ -16,17 +16,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from relax_core.api.component import Configurable
 from relax_core.api.engine import Capabilities, Delta, Engine, EngineSpec, GenerateRequest, Health
 from relax_core.api.errors import InfrastructureError
+from relax_core.api.estimate import Estimate, Workload
+from relax_core.api.request_checks import check_ids, check_requests
 from relax_core.api.trainer import Chosen
 from relax_core.api.weights import PLAIN, Manifest, Receipt, TensorInfo, WeightTransport, combined_fingerprint
+from relax_plugin_transformers.estimate import estimate
 from relax_plugin_transformers.loading import context_limit, load_model, read_config
 from relax_plugin_transformers.options import TransformersOptions
-from relax_plugin_transformers.request import check_ids, check_requests
 
 if TYPE_CHECKING:
+    from relax_core.api.delta_stream import Stream
     from relax_plugin_transformers.adapter import Adapters
     from relax_plugin_transformers.decoder import Decoder
     from relax_plugin_transformers.resident import Resident
-    from relax_plugin_transformers.stream import Stream
 
 T = TypeVar("T")
 _PARTS = frozenset({"weights", "kv"})
@@ -57,6 +59,9 @@ class TransformersEngine(Engine[TransformersOptions]):
         self._max_context = 0
         # One update or sleep at a time: what is staged must still fit when it is swapped in.
         self._changing = asyncio.Lock()
+
+    def estimate(self, spec: EngineSpec, work: Workload) -> Estimate:
+        return estimate(spec, self.options, work)
 
     async def start(self, spec: EngineSpec) -> Mapping[str, Any]:
         began = time.monotonic()
@@ -101,12 +106,12 @@ class TransformersEngine(Engine[TransformersOptions]):
 
     def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Sequence[Delta]]:
         decoder = self._running()
-        check_requests(requests, decoder.model.vocab_size, self._max_context, decoder.version.step)
+        check_requests(requests, self.capabilities, decoder.model.vocab_size, self._max_context, decoder.version.step)
         return self._generate(decoder, requests)
 
     async def _generate(self, decoder: Decoder, requests: Sequence[GenerateRequest]) -> AsyncIterator[Sequence[Delta]]:
+        from relax_core.api.delta_stream import Stream
         from relax_plugin_transformers.batch import Running
-        from relax_plugin_transformers.stream import Stream
 
         stream = Stream(request.id for request in requests)
         call = [Running(request, stream) for request in requests]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one `generate` call waits on: deltas cross from the decoding thread to the event loop, in order."""
+"""What one `generate` call waits on, for engines that decode in a thread: deltas cross to the event loop, in order."""
 
 from __future__ import annotations
 

@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request may ask, checked before anything runs."""
+"""What a request may ask of an engine, checked before anything runs: for those who write engines."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from relax_core.api.engine import GenerateRequest
+from relax_core.api.engine import Capabilities, GenerateRequest
 
 
-def check_requests(requests: Sequence[GenerateRequest], vocab_size: int, max_context: int, step: int) -> None:
+def check_requests(
+    requests: Sequence[GenerateRequest], can: Capabilities, vocab_size: int, max_context: int, step: int
+) -> None:
     """Raise ValueError naming the request, the field, what it got and the limit."""
     seen: set[str] = set()
     for request in requests:
         if request.id in seen:
             raise ValueError(f"request {request.id!r} comes twice in one call; ids are unique")
         seen.add(request.id)
-        fault = _fault(request, vocab_size, max_context, step)
+        fault = _fault(request, can, vocab_size, max_context, step)
         if fault:
             raise ValueError(f"request {request.id!r}: {fault}")
 
@@ -28,7 +30,7 @@ def check_ids(tokens: Sequence[int], vocab_size: int) -> str:
     return ""
 
 
-def _fault(request: GenerateRequest, vocab_size: int, max_context: int, step: int) -> str:
+def _fault(request: GenerateRequest, can: Capabilities, vocab_size: int, max_context: int, step: int) -> str:
     total = len(request.tokens) + request.max_new_tokens
     if not request.tokens:
         return "no prompt tokens; give at least one"
@@ -39,7 +41,7 @@ def _fault(request: GenerateRequest, vocab_size: int, max_context: int, step: in
     if request.floor > step:
         return f"its floor is step {request.floor}, these weights are of step {step}; route it to a newer engine"
     ids = (*request.tokens, *request.stop_tokens, *request.suppress_tokens)
-    return check_ids(ids, vocab_size) or _sampling_fault(request, vocab_size) or _unsupported(request)
+    return check_ids(ids, vocab_size) or _sampling_fault(request, vocab_size) or _unsupported(request, can)
 
 
 def _sampling_fault(request: GenerateRequest, vocab_size: int) -> str:
@@ -54,7 +56,9 @@ def _sampling_fault(request: GenerateRequest, vocab_size: int) -> str:
     return ""
 
 
-def _unsupported(request: GenerateRequest) -> str:
-    if request.media:
+def _unsupported(request: GenerateRequest, can: Capabilities) -> str:
+    if request.media and not can.media:
         return "media given, this engine takes text only"
-    return "routed_experts asked for, this engine does not record them" if request.routed_experts else ""
+    if request.routed_experts and not can.routed_experts:
+        return "routed_experts asked for, this engine does not record them"
+    return ""

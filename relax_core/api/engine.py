@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal
 
 from relax_core.api.component import Configurable, OptionsT
+from relax_core.api.estimate import Estimate, Workload
 from relax_core.api.trainer import Chosen
 from relax_core.api.version import Version
 from relax_core.api.weights import Manifest, Receipt, ReceiptLevel
@@ -160,6 +161,10 @@ class Engine(Configurable[OptionsT], Generic[OptionsT]):
     @abstractmethod
     async def stop(self) -> None:
         """End without orphans."""
+
+    def estimate(self, spec: EngineSpec, work: Workload) -> Estimate:
+        """What one engine will need for its part of a step; of an instance that was not started. Optional."""
+        raise NotImplementedError
 
     def check(self, model: Mapping[str, Any]) -> Any:
         """Refuse at plan time what the options or the model can't do; raise ConfigError."""

@@ -16,6 +16,7 @@ VERBS = (
     "train",
     "try_",
     "graph",
+    "plan",
     "config",
     "doctor",
     "init",

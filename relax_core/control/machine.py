@@ -87,5 +87,28 @@ def has_gpus(devices: Path = Path("/dev")) -> bool:
     return not hidden and any(devices.glob("nvidia[0-9]*"))
 
 
+def host_memory(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
+    """Bytes that the processes of this machine, or of this container, may have."""
+    total: int = psutil.virtual_memory().total
+    try:
+        return min(total, int(limit.read_text()))
+    except (OSError, ValueError):  # no container, or one without a limit
+        return total
+
+
+def device_memory() -> dict[str, int]:
+    """Bytes of each GPU that torch sees, by its name in a plan; empty where there is no torch or none."""
+    try:
+        import torch
+    except ImportError:
+        return {}
+    if not has_gpus():
+        return {}
+    return {
+        f"gpu:{number}": int(torch.cuda.get_device_properties(number).total_memory)
+        for number in range(torch.cuda.device_count())
+    }
+
+
 def _gib(size: int) -> str:
     return f"{size / GIB:.1f} GiB"

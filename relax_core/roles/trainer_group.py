@@ -36,6 +36,9 @@ CALL_S = 3600.0
 GRACE_S = 3.0
 """After one rank failed, for the others to answer: what they say may name the cause."""
 
+MAX_OVERFLOWS = 32
+"""Times that one update is computed again at a lower loss scale; halving, 2^32 is brought down to 1."""
+
 WORK = frozenset({"begin_step", "begin_update", "accumulate", "finish_update", "forward"})
 """Methods that are what a step is for; others move weights, save, sleep and wake."""
 
@@ -51,6 +54,8 @@ class TrainerGroup:
         self._tokens_per_micro_batch = tokens_per_micro_batch
         self._whole_groups = False
         self._sleeps: tuple[Part, ...] = ()
+        self._chunks: list[Chunk] = []
+        """Of the open update."""
 
     @classmethod
     async def start(
@@ -141,7 +146,35 @@ class TrainerGroup:
         views = {id(part): {name: list(part.columns[name].rows()) for name in names} for part in parts}
         return {name: Ragged.of([views[id(place[row][0])][name][place[row][1]] for row in rows.ids]) for name in names}
 
-    async def finish_update(self, denominators: Mapping[str, float]) -> UpdateResult:
+    async def begin_update(self, denominators: Mapping[str, float]) -> None:
+        self._chunks = []
+        await self.call("begin_update", denominators)
+
+    async def accumulate(self, rows: RowBatch, skipped: int, last: bool) -> None:
+        """Forward and backward of these rows; they are kept while the update is open."""
+        self._chunks.append(self.chunk(rows, skipped))
+        await self.call("accumulate", self._chunks[-1], last)
+
+    async def finish_update(
+        self, denominators: Mapping[str, float], verify: Callable[[], Awaitable[None]] | None = None
+    ) -> UpdateResult:
+        """The update's end. Gradients that were too large for fp16 are computed again, at the lower scale that the trainer
+        took meanwhile; `verify` is called before weights can change again."""
+        result, overflows = await self._finish(denominators), 0
+        while result.outcome is UpdateOutcome.OVERFLOW and overflows < MAX_OVERFLOWS:
+            overflows += 1
+            await self.call("begin_update", denominators)
+            for chunk in self._chunks:
+                await self.call("accumulate", chunk, chunk is self._chunks[-1])
+            if verify is not None:
+                await verify()
+            result = await self._finish(denominators)
+        self._chunks = []
+        if not overflows:
+            return result
+        return replace(result, metrics={**result.metrics, "train/overflows": (float(overflows), 1.0)})
+
+    async def _finish(self, denominators: Mapping[str, float]) -> UpdateResult:
         """One result for all ranks; that they disagree is a fault of the machine."""
         results: list[UpdateResult] = await self.call("finish_update", denominators)
         outcomes = {result.outcome for result in results}
@@ -206,7 +239,7 @@ def trainer_spec(
         model=_policy(context) if model is None else model,
         algorithm=run.algorithm.chosen,
         optimizer=OptimizerSpec(
-            optimizer.lr, optimizer.schedule, optimizer.warmup_steps, tuple(optimizer.betas), optimizer.weight_decay,
+            (role == "critic" and run.critic.lr) or optimizer.lr, optimizer.schedule, optimizer.warmup_steps, tuple(optimizer.betas), optimizer.weight_decay,
             optimizer.grad_clip, run.steps,
         ),
         role=role.replace("-", "_"), seed=run.seed, deterministic=run.deterministic,

@@ -15,6 +15,7 @@ from relax_core.api import (
     Chosen,
     Chunk,
     ChunkPlan,
+    Estimate,
     Manifest,
     Options,
     RowBatch,
@@ -22,6 +23,7 @@ from relax_core.api import (
     TrainerSpec,
     UpdateResult,
     Version,
+    Workload,
 )
 from relax_core.api.weights import Payload
 from relax_core.learn import plan_micro_batches
@@ -59,6 +61,12 @@ class TorchTrainer(Trainer[TorchOptions]):
 
     def plan(self, lengths: Sequence[int], world_size: int, tokens_per_micro_batch: int = 0) -> ChunkPlan:
         return plan_micro_batches(lengths, world_size, tokens_per_micro_batch or TOKENS_PER_MICRO_BATCH)
+
+    def estimate(self, spec: TrainerSpec, work: Workload) -> Estimate:
+        from relax_plugin_torch.estimate import estimate
+
+        plan = self.plan([work.row_tokens] * work.rows, spec.world_size, spec.tokens_per_micro_batch)
+        return estimate(spec, self.options, work, plan.micro_batches[spec.rank])
 
     def start(self, spec: TrainerSpec) -> Mapping[str, Any]:
         from relax_plugin_torch.rank import Rank

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rank will need, from the model's configuration alone: an update is played on fake tensors, which have shapes
+but no memory, and what would be alive is counted.
+
+So it holds for any architecture, layout and optimizer that the trainer itself can run. Deep models are played with a
+few layers and continued in a straight line; the shares and buffers of several ranks are arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from relax_core import learn
+from relax_core.api import ConfigError, Estimate, TrainerSpec, Workload
+from relax_plugin_torch.folder import FIELD, check_folder
+from relax_plugin_torch.live_bytes import LiveBytes
+from relax_plugin_torch.optimizer import make_optimizer
+from relax_plugin_torch.ranks import BUCKET
+from relax_plugin_torch.setup import TRAINED_ROLES
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+    from relax_plugin_torch.trainer import TorchOptions
+
+SHALLOW = (2, 4)
+"""Layers of the models that a deeper one is continued from."""
+BLOCKS_AT_ONCE = 2
+"""Of weights in parts: whole ones beside each other, as the next block is gathered while one computes."""
+
+Parts = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A micro-batch as the model gets it."""
+
+    lines: int
+    width: int
+    trained: int
+    masked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Bytes that are alive at the peak of an update or a forward pass, and the work of one micro-batch."""
+
+    peak: Parts
+    parameters: float
+    optimizer: float
+    flops: float
+    block: float
+    """Parameters of one layer."""
+
+    def to(self, deeper: Trace, times: float) -> Trace:
+        """On the straight line through both, `times` as far as `deeper`."""
+
+        def along(name: str) -> float:
+            start: float = getattr(self, name)
+            return float(start + (getattr(deeper, name) - start) * times)
+
+        peak = {
+            kind: self.peak.get(kind, 0) + (deeper.peak.get(kind, 0) - self.peak.get(kind, 0)) * times
+            for kind in {*self.peak, *deeper.peak}
+        }
+        return Trace(peak, along("parameters"), along("optimizer"), along("flops"), self.block)
+
+
+def estimate(
+    spec: TrainerSpec, options: TorchOptions, work: Workload, micro_batches: Sequence[Sequence[int]]
+) -> Estimate:
+    """`micro_batches`: rows of each that this rank computes in a step."""
+    config = _config(spec, options)
+    rows = max((len(rows) for rows in micro_batches), default=0)
+    shape = _shape(config, options, work, rows)
+    trace = _traced(config, spec, options, shape, passes=min(2, len(micro_batches)))
+    share = sum(map(len, micro_batches)) / max(1, rows)
+    phases, notes = _phases(trace, spec, options)
+    where = "train" if spec.role in TRAINED_ROLES else "forward"
+    return Estimate(phases, {where: trace.flops * share}, notes)
+
+
+def _config(spec: TrainerSpec, options: TorchOptions) -> PretrainedConfig:
+    from transformers import AutoConfig
+
+    path = str(spec.model["path"])
+    try:
+        return AutoConfig.from_pretrained(check_folder(path), local_files_only=True)
+    except (ValueError, KeyError, OSError) as error:
+        raise ConfigError(
+            FIELD, path, f"transformers can't read its config.json ({error}); check the folder"
+        ) from error
+
+
+# -- layout -----------------------------------------------------------------------------------------------------------
+
+
+def _shape(config: PretrainedConfig, options: TorchOptions, work: Workload, rows: int) -> Shape:
+    """The larger of what the policy may choose: a line a row, or a line a group with its prompt once under a mask."""
+    plain = Shape(rows, max(1, work.row_tokens - 1), rows * work.new_tokens)
+    kinds = getattr(config.get_text_config(), "layer_types", None) or ()
+    if not options.share_prefixes or work.group_size == 1 or any(kind != "full_attention" for kind in kinds):
+        return plain
+    groups = -(-rows // work.group_size)
+    width = work.prompt_tokens + min(rows, work.group_size) * max(0, work.new_tokens - 1)
+    shared = Shape(groups, width, plain.trained, masked=True)
+    return shared if shared.lines * shared.width < plain.lines * plain.width / 2 else plain
+
+
+# -- an update on fake tensors ----------------------------------------------------------------------------------------
+
+
+def _traced(config: PretrainedConfig, spec: TrainerSpec, options: TorchOptions, shape: Shape, passes: int) -> Trace:
+    text = config.get_text_config()
+    layers, kinds = int(text.num_hidden_layers), set(getattr(text, "layer_types", None) or ())
+    if layers <= SHALLOW[1] or len(kinds) > 1 or text is not config:
+        return _trace(config, spec, options, shape, passes)
+    fewer, more = (_trace(_cut(config, depth), spec, options, shape, passes) for depth in SHALLOW)
+    return fewer.to(more, (layers - SHALLOW[0]) / (SHALLOW[1] - SHALLOW[0]))
+
+
+def _cut(config: PretrainedConfig, layers: int) -> PretrainedConfig:
+    changes: dict[str, Any] = {"num_hidden_layers": layers}
+    if kinds := getattr(config, "layer_types", None):
+        changes["layer_types"] = kinds[:layers]
+    return type(config).from_dict({**config.to_dict(), **changes})
+
+
+def _trace(config: PretrainedConfig, spec: TrainerSpec, options: TorchOptions, shape: Shape, passes: int) -> Trace:
+    from transformers import AutoModelForCausalLM
+
+    vocab, trains = int(config.get_text_config().vocab_size), spec.role in TRAINED_ROLES
+    live = LiveBytes(lambda tensor: "logits" if tensor.dim() > 1 and tensor.shape[-1] == vocab else "activations")
+    with FakeTensorMode(allow_non_fake_inputs=True), live, torch.set_grad_enabled(trains):
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation=options.attention
+        ).eval()
+        live.belongs("parameters", [*model.parameters(), *model.buffers()])
+        parameters = live.now["parameters"]
+        optimizer = _stepped(model, spec, live) if trains else None
+        held = live.now["optimizer"]
+        live.restart()
+        with FlopCounterMode(display=False) as counter:
+            for _ in range(passes):
+                _pass(model, spec, options, shape)
+        if optimizer is not None:
+            optimizer.step()
+        peak = live.peak
+    flops = counter.get_total_flops() / max(1, passes) + _attention(config, shape) * (3 if trains else 1)
+    return Trace(dict(peak), parameters, held, flops, _block(model))
+
+
+def _stepped(model: PreTrainedModel, spec: TrainerSpec, live: LiveBytes) -> torch.optim.Optimizer:
+    """An optimizer behind its first step: its moments are there."""
+    optimizer = make_optimizer(model, spec.optimizer)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    live.belongs(
+        "optimizer", (v for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor))
+    )
+    for parameter in trained:
+        parameter.register_post_accumulate_grad_hook(lambda one: live.belongs("gradients", [one.grad]))
+    return optimizer
+
+
+def _pass(model: PreTrainedModel, spec: TrainerSpec, options: TorchOptions, shape: Shape) -> None:
+    """As `Policy` computes a micro-batch, and the backward pass of what it gives."""
+    inputs: dict[str, Any] = {"input_ids": torch.zeros(shape.lines, shape.width, dtype=torch.long), "use_cache": False}
+    if shape.masked:
+        inputs["position_ids"] = torch.zeros(shape.lines, shape.width, dtype=torch.long)
+        inputs["attention_mask"] = torch.ones(shape.lines, 1, shape.width, shape.width, dtype=torch.bool)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=spec.model.get("dtype") == "bfloat16"):
+        hidden = model.base_model(**inputs).last_hidden_state
+        features = hidden.reshape(shape.lines * shape.width, -1).index_select(
+            0, torch.zeros(shape.trained, dtype=torch.long)
+        )
+        log_probs, _ = learn.score_tokens(
+            features, model.get_output_embeddings(), torch.zeros(shape.trained, dtype=torch.long),
+            vocab_size=model.config.get_text_config().vocab_size, temperature=spec.temperature,
+            max_logits=options.logits_mb * 2**18,
+        )  # fmt: skip
+    if log_probs.requires_grad:
+        log_probs.sum().backward()
+
+
+def _attention(config: PretrainedConfig, shape: Shape) -> float:
+    """Forward, of scores and values, which the counter of torch does not see on a CPU."""
+    text = config.get_text_config()
+    heads = int(text.num_attention_heads)
+    width = heads * int(getattr(text, "head_dim", None) or text.hidden_size // heads)
+    seen = shape.width if shape.masked else shape.width / 2
+    return 4.0 * int(text.num_hidden_layers) * width * shape.lines * shape.width * seen
+
+
+def _block(model: PreTrainedModel) -> float:
+    kinds = set(model._no_split_modules or ())
+    blocks = [module for module in model.modules() if type(module).__name__ in kinds]
+    return float(max((sum(p.nbytes for p in block.parameters()) for block in blocks), default=0))
+
+
+# -- phases -----------------------------------------------------------------------------------------------------------
+
+
+def _phases(
+    trace: Trace, spec: TrainerSpec, options: TorchOptions
+) -> tuple[dict[str, dict[str, int]], tuple[str, ...]]:
+    ranks, notes = spec.world_size, []
+    peak, whole = dict(trace.peak), trace.parameters
+    shared = ranks > 1 and options.sharding == "fsdp"
+    if shared:
+        for kind in ("parameters", "gradients", "optimizer"):
+            peak[kind] = peak.get(kind, 0) / ranks
+        outside = max(0.0, whole - trace.block * round(whole / trace.block)) if trace.block else whole
+        peak["gathered"] = min(whole, outside + BLOCKS_AT_ONCE * trace.block) * (2 if spec.role in TRAINED_ROLES else 1)
+        notes.append("of weights in parts: shares and whole blocks are arithmetic, not played")
+    elif ranks > 1 and spec.role in TRAINED_ROLES:
+        peak["exchange"] = min(whole, 2 * BUCKET * 4)
+    held = {kind: peak[kind] for kind in ("parameters", "optimizer") if peak.get(kind)}
+    if spec.role not in TRAINED_ROLES:
+        return _rounded({"forward": peak}), tuple(notes)
+    first = spec.rank == 0
+    phases: dict[str, Parts] = {"train": peak, "checkpoint": {**held, "snapshot": sum(held.values())}}
+    if not (shared or first):
+        phases["checkpoint"] = held
+    if first:
+        half = 0.5 if spec.model.get("dtype") == "bfloat16" else 1.0
+        phases["publish"] = {**held, "published": whole * half, **({"gathered": whole} if shared else {})}
+    return _rounded(phases), tuple(notes)
+
+
+def _rounded(phases: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, int]]:
+    return {name: {kind: round(size) for kind, size in parts.items() if size >= 1} for name, parts in phases.items()}

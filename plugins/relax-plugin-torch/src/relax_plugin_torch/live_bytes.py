@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts the bytes of tensors that are alive, operation by operation, and remembers by kind what was alive at the peak.
+
+A tensor counts once however many views it has. It sees what torch's dispatcher sees: buffers that a kernel allocates
+for itself, and what an allocator keeps in reserve, are not among it. Works on real tensors and on fake ones alike.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+
+class LiveBytes(TorchDispatchMode):
+    """Use as a context manager around what allocates."""
+
+    def __init__(self, kind_of: Callable[[Tensor], str]) -> None:
+        """`kind_of`: a new tensor's kind."""
+        super().__init__()
+        self._kind_of = kind_of
+        self._kinds: dict[int, tuple[str, int]] = {}
+        self.now: Counter[str] = Counter()
+        self.peak: dict[str, int] = {}
+        self._most = 0
+
+    def belongs(self, kind: str, tensors: Iterable[Tensor | None]) -> None:
+        """Tensors that turned out to be of this kind."""
+        for tensor in tensors:
+            if tensor is not None:
+                self._note(tensor)
+                before, size = self._kinds[_key(tensor)]
+                self._kinds[_key(tensor)] = (kind, size)
+                self.now[before] -= size
+                self.now[kind] += size
+
+    def restart(self) -> None:
+        """Forget the peak."""
+        self._most = 0
+        self._look()
+
+    def __torch_dispatch__(
+        self, function: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        made = function(*args, **(kwargs or {}))
+        for value in tree_iter(made):
+            if isinstance(value, Tensor):
+                self._note(value)
+        return made
+
+    def _note(self, tensor: Tensor) -> None:
+        if (key := _key(tensor)) in self._kinds:
+            return
+        storage, kind = tensor.untyped_storage(), self._kind_of(tensor)
+        self._kinds[key] = (kind, storage.nbytes())
+        self.now[kind] += storage.nbytes()
+        weakref.finalize(storage, self._freed, key)
+        self._look()
+
+    def _look(self) -> None:
+        if (total := self.now.total()) > self._most:
+            self._most, self.peak = total, {kind: size for kind, size in self.now.items() if size}
+
+    def _freed(self, key: int) -> None:
+        kind, size = self._kinds.pop(key)
+        self.now[kind] -= size
+
+
+def _key(tensor: Tensor) -> int:
+    key: int = tensor.untyped_storage()._cdata
+    return key

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `relax plan` foretells of a configuration: bytes of each process and memory, and the least time of a step.
+
+Nothing of the run is started. A recipe's files are built in a folder of their own, and the machine is asked how fast
+it multiplies matrices, for a moment.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from relax_core.control.machine import device_memory, host_memory
+from relax_core.control.needs import Need, needs
+from relax_core.control.prepare import Source, launch_of
+from relax_core.control.sizing import Room, rooms
+from relax_core.options.run_config import RunConfig
+from relax_core.plugins.catalogue import Catalogue
+from relax_core.roles.plan import Plan
+from relax_core.rollout.opening import open_tasks
+
+LOOKED_AT = 256
+"""Prompts whose length is taken; the longest may be among others."""
+SLOWER = 4.0
+"""Measured steps take up to this many times the least time (docs/benchmarks.md): small models pay for everything but
+multiplying, and cores are shared."""
+SIDE, RATE_S = 1024, 0.3
+"""Of the matrices that the rate is measured with, and for how long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """Of one phase of one worker group in a step."""
+
+    group: str
+    phase: str
+    flops: float
+    """Of its busiest process."""
+    least_s: float
+    """At the measured rate, with nothing else to do."""
+
+    @property
+    def most_s(self) -> float:
+        return self.least_s * SLOWER
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Everything that is foretold."""
+
+    plan: Plan
+    prompt_tokens: int
+    needs: tuple[Need, ...]
+    rooms: tuple[Room, ...]
+    flops_per_s: float
+    """Of float32, of one process; 0: not measured."""
+    durations: tuple[Duration, ...]
+
+    def check(self) -> None:
+        """Raise ConfigError for what can't fit."""
+        for room in self.rooms:
+            room.check()
+
+
+def forecast(sources: Sequence[Source], overrides: Sequence[str]) -> Forecast:
+    """Raises ConfigError for a configuration that can't run; one that can't fit is foretold as such."""
+    with tempfile.TemporaryDirectory(prefix="relax-plan-") as directory:
+        launch, catalogue = launch_of(sources, overrides, directory)
+        config = RunConfig.parse(launch.config, catalogue)
+        longest = _longest_prompt(config, catalogue, launch.plan)
+        known = needs(config, catalogue, launch.plan, longest)
+    rate = measured_rate(max((need.group.threads for need in known), default=1))
+    found = rooms(known, host_memory(), device_memory())
+    return Forecast(launch.plan, longest, known, found, rate, _durations(known, rate))
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """As much of a role's context as opening tasks takes."""
+
+    run: RunConfig
+    plan: Plan
+    build: Callable[..., Any]
+
+
+def _longest_prompt(config: RunConfig, catalogue: Catalogue, plan: Plan) -> int:
+    """Of the first tasks, in tokens."""
+    family: Any = catalogue.build(config.family.chosen)
+    family.open(config.model.model_dump(mode="json"))
+    tasks, _, _ = open_tasks(_Reader(config, plan, catalogue.build), family)  # type: ignore[arg-type]
+    return max((len(tasks.prompt(index).tokens) for index in range(min(LOOKED_AT, len(tasks)))), default=1)
+
+
+def _durations(known: Sequence[Need], rate: float) -> tuple[Duration, ...]:
+    found = []
+    for need in known:
+        busiest: Mapping[str, float] = max(
+            (one.flops for one in need.processes), key=lambda f: sum(f.values()), default={}
+        )
+        found += [
+            Duration(need.group.name, phase, flops, flops / rate if rate else 0.0) for phase, flops in busiest.items()
+        ]
+    return tuple(found)
+
+
+def measured_rate(threads: int) -> float:
+    """Floating-point operations a second of matrix products in float32; 0 where torch is not installed."""
+    try:
+        import torch
+    except ImportError:
+        return 0.0
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    one = torch.rand(SIDE, SIDE, device=device)
+    try:
+        float((one @ one).sum())
+        count, begun = 0, time.perf_counter()
+        while time.perf_counter() - begun < RATE_S:
+            float((one @ one)[0, 0])
+            count += 1
+        return 2.0 * SIDE**3 * count / (time.perf_counter() - begun)
+    finally:
+        torch.set_num_threads(before)

@@ -40,6 +40,8 @@ class BusSettings:
     """Of the run: nothing is admitted that no step is left for."""
     spare_groups: int = 0
     """Over-sampling: groups admitted beyond the grant, dropped when not needed."""
+    followers: tuple[str, ...] = ()
+    """Tasks that train on the actor's rows after it: rows of a trained step stay until each has acknowledged them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +80,16 @@ class ClaimRequest:
     """Must be ready."""
     max_groups: int
     min_groups: int = 1
-    """Fewer than this: keep waiting, then nothing."""
+    """Fewer than this: keep waiting, then nothing; once the step is overdue, what is ready is enough for any task."""
     trains: bool = False
     """The actor's own claim: the staleness claim rule holds and the samples become `claimed`."""
     step: int = 0
     """trains: the step that will train them. Step s starts at version s and completes version s + 1."""
     overdue: bool = False
     """trains: the step's deadline has passed; take what is ready, and end what no longer fits when it is committed."""
+    follows: bool = False
+    """All rows that the actor's step `step` trained, once it is committed and however often: for the task of a follower.
+    Raises RelaxError where they are no longer kept."""
 
 
 @dataclass(frozen=True, slots=True)

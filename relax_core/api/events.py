@@ -40,7 +40,7 @@ class StepFinished:
 
 @dataclass(frozen=True, slots=True)
 class StepMeasured:
-    """What can be told of a step only after its end: where its time went. The recorder makes it."""
+    """What can be told of a step only after its end: where its time went, what a role that follows learnt from it."""
 
     step: int
     metrics: Mapping[str, float]

@@ -55,6 +55,8 @@ class Operation:
     """Two producers of one column need disjoint filters, such as `domain=maths`."""
     trigger: str = "rows"
     """rows, step or admission."""
+    model: str = "actor"
+    """Whose weights it reads."""
 
 
 class WeightService(Protocol):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 from relax_core.api.batch import AttemptId, RowId
 from relax_core.api.bus import Sealed
@@ -121,9 +121,10 @@ class Ledger:
         group.claimed, group.trained_to = False, step
         self.provisional[group.number] = self.live.pop(group.number)
 
-    def finalize(self, step: int) -> list[Group]:
-        """A checkpoint of version `step` exists; returns the groups that nothing can bring back now."""
-        final = [group for group in self.provisional.values() if (group.trained_to or 0) <= step]
+    def finalize(self, step: int, wanted: Set[int] = frozenset()) -> list[Group]:
+        """A checkpoint of version `step` exists; returns the groups that nothing can bring back now and nobody wants."""
+        found = self.provisional.values()
+        final = [group for group in found if (group.trained_to or 0) <= step and group.number not in wanted]
         for group in final:
             del self.provisional[group.number]
             self.forget(group)

@@ -21,9 +21,13 @@ from relax_core.bus.group import Group, State
 from relax_core.bus.holders import Holders
 from relax_core.bus.leases import Lease, Leases, belongs
 from relax_core.bus.ledger import Ledger
+from relax_core.bus.packed import Samples
 from relax_core.bus.records import Checkpointed, Record, Registered, Remembered, Stepped
 from relax_core.bus.report import Report
 from relax_core.bus.table import Place, Table
+
+MAX_RETRIES = 3
+"""`regenerate`: times that a late group is issued again before it is dropped."""
 
 
 class TransferQueue:
@@ -47,6 +51,8 @@ class TransferQueue:
         """Leases of the last step, to know a repeated commit."""
         self._overdue = False
         """Whether the coming step was claimed after its deadline."""
+        self._late = False
+        """Whether it was asked for after its deadline: what is ready is enough then, for whoever prepares it too."""
         self._next_key = 0
 
     # -- roles and holders ----------------------------------------------------------------------------------------
@@ -219,25 +225,32 @@ class TransferQueue:
     def claim(self, request: ClaimRequest, now: float) -> Claim | None:
         """A lease on whole groups whose columns are ready; None where fewer than asked for may be had now."""
         self.expire(now)
+        if request.follows and request.step >= self.version.step:
+            return None
         picked = self._select(request)
         left = self.settings.groups_per_step - self._claimed if request.trains else request.max_groups
-        if not picked or len(picked) < min(request.min_groups, left):
+        if not picked or (len(picked) < min(request.min_groups, left) and not self._late):
             return None
         picked.sort(key=lambda group: group.number)
         rows = RowIds(row for group in picked for row in group.ordered_rows())
         groups = tuple(group.number for group in picked)
         lease = self.leases.grant(request.task, groups, rows, request.trains, now)
-        samples = {m.id: m.sealed for group in picked for m in group.valid if m.sealed is not None}
+        samples = Samples.of(m.sealed for group in picked for m in group.valid if m.sealed is not None)
         before = self._begin_training(picked, request.overdue) if request.trains else 0
+        if request.follows:
+            before = self._mask_before(request.step)
         names = {*request.columns, *(self.settings.columns if request.trains else ())}
         versions = {name: made for name in sorted(names) if (made := _made_by(picked, name))}
         return Claim(lease.number, lease.fence, request.task, rows, samples, groups, before, versions)
 
     def _select(self, request: ClaimRequest) -> list[Group]:
+        if request.follows:
+            return selection.trained_by(request, self.ledger.provisional.values(), self.settings.followers)
         if not request.trains:
             return selection.pick(request, self.ledger.live, self.leases.done.get(request.task, set()))
         if request.step != self.version.step:
             raise StaleFence(f"claim: got step {request.step}, the next is {self.version.step}; ask for the version")
+        self._late |= request.overdue
         columns = frozenset((*request.columns, *self.settings.columns))
         live = self.ledger.live.values()
         return selection.pick_for_step(request, columns, live, self.rule, self.settings.late, self.version.step)
@@ -249,9 +262,23 @@ class TransferQueue:
             self.ledger.claim(group, True)
         if self.settings.late != "wait":
             self._shed(DropReason.EXPIRED)
+        return self._mask_before(self.version.step)
+
+    def _mask_before(self, step: int) -> int:
+        """The oldest step whose tokens this one trains; 0: any."""
         if self.settings.late != "mask" or self.rule.max_staleness is None:
             return 0
-        return max(0, self.version.step - self.rule.max_staleness)
+        return max(0, step - self.rule.max_staleness)
+
+    def let_go(self, step: int) -> tuple[int, ...]:
+        """End the groups that keep this step waiting past its deadline: what is not complete of those that come first."""
+        if step != self.version.step:
+            raise StaleFence(f"let_go: got step {step}, the next is {self.version.step}; ask for the version")
+        slow = selection.waited_for(self.ledger.live.values(), self.settings.groups_per_step)
+        for number in slow:
+            self._end_late(number, DropReason.DEADLINE, most=1)
+        self._late = False
+        return slow
 
     def locate(self, claim: Claim, columns: Sequence[str], now: float) -> Mapping[str, list[Place]]:
         """Where the columns of the claimed rows lie, in claim order."""
@@ -296,6 +323,8 @@ class TransferQueue:
         if lease.trains:
             raise RelaxError(f"bus: acknowledge of task {claim.task}: got a claim that trains; call trained or release")
         self.leases.finish(lease)
+        if claim.task in self.settings.followers:
+            self.finalize(self.final_step)
 
     def release(self, claim: Claim) -> None:
         """Give rows back; nothing to do where the lease is over."""
@@ -332,11 +361,13 @@ class TransferQueue:
     def _next_version(self, committed: frozenset[int], short: bool) -> None:
         for lease in [lease for lease in self.leases.out.values() if lease.trains]:
             self._revoke(lease)
-        self._committed, self._overdue = committed, False
+        late, self._committed, self._overdue, self._late = self._late, committed, False, False
         self.version = self.version.next()
         self.ledger.records.append(Stepped(self.version.step, self.version.incarnation))
         self._forget_stale_columns()
-        if short and self.settings.late == "wait":
+        if late and self.settings.late == "mask":
+            self._shed_unfinished()
+        elif short and self.settings.late == "wait":
             self._shed(DropReason.DEADLINE)
         else:
             self._shed(DropReason.SPARE if self.rule.spare_groups else DropReason.EXPIRED)
@@ -351,9 +382,12 @@ class TransferQueue:
 
     def _evict(self) -> None:
         """Payloads kept for a rollback have a budget; without them a rollback issues the groups again."""
+        wanted = self._to_follow()
         for group in self.ledger.provisional.values():
             if not self.credits.over_kept:
                 return
+            if group.number in wanted:
+                continue
             self.table.remove(group.members, group.rows, kept=True)
             group.rows = {}
 
@@ -361,7 +395,6 @@ class TransferQueue:
         """End the fewest groups so that the others can be trained in time, as the `late` rule says."""
         if self.rule.max_staleness is None or self.settings.late == "mask":
             return
-        again = self.settings.late == "regenerate"
         unclaimed = [
             (group.floor + self.rule.max_staleness, group.complete, group.number)
             for group in self.ledger.live.values()
@@ -369,7 +402,20 @@ class TransferQueue:
         ]
         spare = self.rule.spare_groups
         for number in gate.victims(self.rule, self.version.step, self._claimed, unclaimed, spare):
-            self._end(self.ledger.live[number], DropReason.REGENERATED if again else reason, again, retry=int(again))
+            self._end_late(number, reason)
+
+    def _shed_unfinished(self) -> None:
+        """`mask`: what is too old is trained with less of it, but a step that it kept waiting does not wait for it again."""
+        k = self.rule.max_staleness
+        live = () if k is None else tuple(self.ledger.live.values())
+        for group in [group for group in live if not group.complete and group.floor + (k or 0) < self.version.step]:
+            self._end_late(group.number, DropReason.DEADLINE)
+
+    def _end_late(self, number: int, reason: DropReason, most: int = MAX_RETRIES) -> None:
+        """A task that is late again and again is slow itself: more of it would only take the places of others."""
+        group = self.ledger.live[number]
+        again = self.settings.late == "regenerate" and group.retry < most
+        self._end(group, DropReason.REGENERATED if again else reason, again, retry=int(again))
 
     def rollback(self, step: int, incarnation: int) -> Version:
         """The trainer was restored at version `step`: undo what came later."""
@@ -377,18 +423,22 @@ class TransferQueue:
             raise RelaxError(
                 f"bus: rollback: got step {step}, the actor is at {self.version.step}; restore an earlier one"
             )
-        for lease in [lease for lease in self.leases.out.values() if lease.trains]:
+        for lease in [
+            lease for lease in self.leases.out.values() if lease.trains or lease.task in self.settings.followers
+        ]:
             self._revoke(lease)
         moved = step < self.version.step
         returned, undone, unfinished = self.ledger.rollback(step, incarnation, moved)
         for group in returned:
             self.table.revive([m.sealed for m in group.valid if m.sealed], group.rows)
+            for task in self.settings.followers:
+                self.leases.done.get(task, set()).discard(group.number)
         for group in undone:
             self._clean(group, kept=True)
         for group in unfinished:
             self._clean(group)
         self.version = Version(self.version.model, incarnation, step)
-        self._committed, self._overdue = frozenset(), False
+        self._committed, self._overdue, self._late = frozenset(), False, False
         self._forget_stale_columns()
         return self.version
 
@@ -403,8 +453,18 @@ class TransferQueue:
     def finalize(self, step: int) -> None:
         """A checkpoint of version `step` exists: nothing brings its samples back, their payloads go."""
         self.final_step = max(self.final_step, step)
-        for group in self.ledger.finalize(step):
+        for group in self.ledger.finalize(step, self._to_follow()):
             self._clean(group, kept=True)
+
+    def _to_follow(self) -> set[int]:
+        """Trained groups that some follower has not acknowledged."""
+        held = {number for lease in self.leases.out.values() for number in lease.groups}
+        return {
+            number
+            for number in self.ledger.provisional
+            for task in self.settings.followers
+            if number in held or number not in self.leases.done.get(task, ())
+        }
 
     # -- ends and leases ------------------------------------------------------------------------------------------
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Collection, Iterable, Mapping, Set
 
 from relax_core.api.bus import ClaimRequest, LateRule
+from relax_core.api.errors import RelaxError
 from relax_core.bus import gate
 from relax_core.bus.group import Group
 
@@ -18,6 +19,16 @@ def pick(request: ClaimRequest, live: Mapping[int, Group], seen: Set[int]) -> li
     groups = (live[number] for number in sorted(live.keys() - seen))
     ready = (group for group in groups if group.complete and group.has(columns))
     return [group for group, _ in zip(ready, range(request.max_groups), strict=False)]
+
+
+def trained_by(request: ClaimRequest, trained: Iterable[Group], followers: Collection[str]) -> list[Group]:
+    """All groups that the step trained; RelaxError where they are gone, or the task was not announced."""
+    if request.task not in followers:
+        raise RelaxError(f"bus: claim of task {request.task}: it follows the actor; name it in BusSettings.followers")
+    found = [group for group in trained if group.trained_to == request.step + 1]
+    if not found or any(not group.rows and any(m.sealed and m.sealed.num_rows for m in group.valid) for group in found):
+        raise RelaxError(f"bus: rows of step {request.step} are no longer kept; go on from the newest checkpoint")
+    return found
 
 
 def pick_for_step(
@@ -48,6 +59,12 @@ def _may_join(
     if overdue or late != "wait":
         return gate.may_train(rule, version, claimed, group.floor)
     return gate.may_claim(rule, version, claimed, due, group.floor)
+
+
+def waited_for(live: Iterable[Group], groups_per_step: int) -> tuple[int, ...]:
+    """Groups that a step would take first and that are not complete."""
+    first = sorted((group for group in live if not group.claimed), key=claim_order)[:groups_per_step]
+    return tuple(group.number for group in first if not group.complete)
 
 
 def claim_order(group: Group) -> tuple[float, int, int]:

@@ -89,7 +89,11 @@ def mermaid(operations: Sequence[Operation]) -> str:
                 )
         if consumer.updates:
             targets = [
-                reader for reader in operations if reader.reads in ("latest", "step-start") and reader is not consumer
+                reader
+                for reader in operations
+                if reader.reads in ("latest", "step-start")
+                and reader is not consumer
+                and reader.model == consumer.updates
             ]
             lines += [f"    {_id(consumer)} -. weights .-> {_id(reader)}" for reader in targets]
     return "\n".join(lines)

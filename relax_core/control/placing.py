@@ -22,7 +22,8 @@ from relax_core.roles.plan import WorkerGroup
 
 SHARED = 1
 """Threads of a process that was given none: several share the cores, and spinning threads would fight for them."""
-TABLES = {"actor": "actor", "rollout": "rollout", "reference": "reference", "actor-fwd": "actor_fwd", "teacher": "teacher"}
+TABLES = {"actor": "actor", "rollout": "rollout", "reference": "reference", "actor-fwd": "actor_fwd", "teacher": "teacher",
+          "critic": "critic"}  # fmt: skip
 """Roles that work on devices, and their tables in `[placement]`."""
 
 
@@ -108,7 +109,7 @@ def _names(config: RunConfig, gpus: Mapping[str, int]) -> dict[str, frozenset[st
 
 def _sleeps(config: RunConfig, catalogue: Catalogue, role: str, on_gpu: bool) -> tuple[Part, ...]:
     """A CPU has no lower tier but the disk: only what need not be kept is freed there."""
-    if role == "actor":
+    if role in ("actor", "critic"):
         return ("weights", "optimizer", "gradients") if on_gpu else ("gradients",)
     if role != "rollout":
         return ("weights",) if on_gpu else ()

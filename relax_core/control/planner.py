@@ -65,6 +65,8 @@ def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -
         source=algorithm.source,
         group_size=MEMBERS.get(algorithm.source, config.rollout.group_size),
         adapters_alone=alone,
+        fit_columns={fit: tuple(sorted(_fit_columns(algorithm, fit))) for fit in algorithm.fits},
+        warm_up_steps=config.critic.warmup_steps if "critic" in algorithm.fits else 0,
         notes=(*not_streamed, *form, *remarks(groups)),
     )
 
@@ -131,7 +133,14 @@ def _goals(algorithm: Algorithm, columns: tuple[str, ...]) -> dict[str, Collecti
     """What the step needs; rows that were written beforehand are not credited."""
     if algorithm.source is not Source.ROLLOUT:
         return {"actor.fit": columns}
-    return {"actor.fit": columns, "advantages.compute": {column.name for column in algorithm.advantage_columns()}}
+    credited = {column.name for column in algorithm.advantage_columns()}
+    fits = {f"{fit}.fit": _fit_columns(algorithm, fit) for fit in algorithm.fits}
+    return {"actor.fit": columns, "advantages.compute": credited, **fits}
+
+
+def _fit_columns(algorithm: Algorithm, fit: str) -> set[str]:
+    """What a role reads that trains on the actor's rows."""
+    return {"tokens", "loss_mask", "weight_versions"} | {column.name for column in algorithm.fit_columns(fit)}
 
 
 def _operations(catalogue: Catalogue, source: Source) -> list[Operation]:

@@ -59,6 +59,7 @@ _HOME = {
         "reinforce",
         "soft_gate",
     ),
+    "value": ("clipped_value_loss",),
 }
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
 
@@ -136,3 +137,4 @@ if TYPE_CHECKING:
     from relax_core.learn.surrogate import moves_away as moves_away
     from relax_core.learn.surrogate import reinforce as reinforce
     from relax_core.learn.surrogate import soft_gate as soft_gate
+    from relax_core.learn.value import clipped_value_loss as clipped_value_loss

@@ -199,6 +199,9 @@ class Recorder:
                 self._measured.setdefault(event.step, Measured()).add(event.metrics)
             case events.StepFinished():
                 return self._step(event)
+            case events.StepMeasured():
+                self._totals.measured(event.step, event.metrics)
+                self._metrics(event.step, event.metrics)
             case events.EvalFinished():
                 self._metrics(event.step, self._totals.evaluated(event))
                 self.run_dir.append_samples(event.step, [{"purpose": "eval", **sample} for sample in event.samples])

@@ -18,7 +18,15 @@ from relax_core.options.annotation import models_in
 from relax_core.options.choice import BackendChoice, Choice, RewardChoice, WeightChoice
 from relax_core.options.operation import CheckpointTable, NotifyTable, PlacementTable, RunTable
 from relax_core.options.teachers import TeacherTable
-from relax_core.options.training import BatchTable, CriticTable, DataTable, EvalTable, ModelTable, OptimizerTable, RolloutTable
+from relax_core.options.training import (
+    BatchTable,
+    CriticTable,
+    DataTable,
+    EvalTable,
+    ModelTable,
+    OptimizerTable,
+    RolloutTable,
+)
 
 if TYPE_CHECKING:
     from relax_core.plugins.catalogue import Catalogue

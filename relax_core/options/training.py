@@ -132,6 +132,17 @@ class OptimizerTable(Options):
     """Largest gradient norm; 0: no clipping."""
 
 
+class CriticTable(Options):
+    """The model whose values an algorithm subtracts; the rest of its optimizer is `[optimizer]`."""
+
+    path: Path | None = None
+    """Folder of the model that it starts from, such as a reward model; absent: that of the policy, its head all zeros."""
+    lr: PositiveFloat | None = None
+    """Learning rate at its height; absent: that of the policy."""
+    warmup_steps: NonNegativeInt = 0
+    """First steps in which only the critic is trained and the policy stays as it is."""
+
+
 class BatchTable(Options):
     """How a step's samples become optimizer updates."""
 

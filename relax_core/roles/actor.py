@@ -27,7 +27,7 @@ class Actor(Role):
 
     @classmethod
     def operations(cls) -> tuple[Operation, ...]:
-        consumes = frozenset({"tokens", "loss_mask", "weight_versions", "advantages"})
+        consumes = frozenset({"tokens", "loss_mask"})
         return (
             Operation("actor.fit", cls.name, consumes, frozenset(), Reads.STEP_START, updates="actor", scope="batch",
                       trigger="step"),
@@ -40,7 +40,7 @@ class Actor(Role):
         self._publisher = Publisher(context, self._trainer)
         self._devices = TrainerTurn(context, self.name, self._publisher.live)
         self._fit = Fit(context, self._trainer, self.name, self._serve, self._devices)
-        self._checkpoints = Checkpoints(context, self._trainer)
+        self._checkpoints = Checkpoints(context, self._trainer, self._devices)
         try:
             await self._train()
         finally:
@@ -53,8 +53,9 @@ class Actor(Role):
             async with self._devices:
                 await self._devices.train()
                 await self._trainer.call("load", f"{context.resume.directory}/trainer")
-                await self._devices.publish()
-                await self._publisher.publish(version)
+                if context.plan.publishes:
+                    await self._devices.publish()
+                    await self._publisher.publish(version)
         saved = version.step
         while version.step < context.run.steps and not context.stopping:
             await context.pause_point()
@@ -75,9 +76,7 @@ class Actor(Role):
 
     async def _save(self, version: Version) -> None:
         start = self._context.clock.now()
-        async with self._devices:
-            await self._devices.train()
-            path = await self._checkpoints.save(version)
+        path = await self._checkpoints.save(version)
         await self._context.board.emit(CheckpointSaved(version.step, path, self._context.clock.now() - start))
 
     async def _step(self, version: Version) -> Version | None:
@@ -88,9 +87,10 @@ class Actor(Role):
             if step is None:
                 return None
             after = await self._context.bus.trained(step.claims, version.step, step.without_gradient)
-            await self._devices.publish()
-            await self._publisher.publish(after, applied=any(moved(result) for result in step.results))
-        times.mark("publish")
+            if self._context.plan.publishes:
+                await self._devices.publish()
+                await self._publisher.publish(after, applied=any(moved(result) for result in step.results))
+                times.mark("publish")
         account = await self._context.bus.account()
         statistics = await self._context.bus.statistics()
         metrics = step_metrics(step, times, account, statistics)

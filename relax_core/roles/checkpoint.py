@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -13,15 +14,41 @@ from relax_core.api.errors import ConfigError, InfrastructureError
 from relax_core.api.role import Context, Resume
 from relax_core.api.version import Version
 from relax_core.roles.trainer_group import TrainerGroup
+from relax_core.roles.turn import TrainerTurn
 
 SCHEMA = 1
+PART_S = 900.0
+"""For a role that has the last step still to learn."""
+POLL_S = 0.1
+
+
+class Part:
+    """What another role adds to the checkpoint of a version, when it is at that version too; it asks and is asked by files."""
+
+    def __init__(self, run_dir: str, step: int, role: str) -> None:
+        self._partial, self.directory = _partial(run_dir, step), _partial(run_dir, step) / role
+        self._whole = self._partial / f"{role}.json"
+
+    @property
+    def wanted(self) -> bool:
+        """A checkpoint is being made and lacks it."""
+        return self._partial.is_dir() and not self._whole.exists()
+
+    @property
+    def is_whole(self) -> bool:
+        return self._whole.exists()
+
+    def finish(self) -> None:
+        """All of it is written."""
+        with contextlib.suppress(FileNotFoundError):  # the checkpoint was given up meanwhile
+            self._whole.write_text(json.dumps({"schema": SCHEMA}))
 
 
 class Checkpoints:
     """Writes them when due and keeps the newest few."""
 
-    def __init__(self, context: Context, trainer: TrainerGroup) -> None:
-        self._context, self._trainer = context, trainer
+    def __init__(self, context: Context, trainer: TrainerGroup, devices: TrainerTurn) -> None:
+        self._context, self._trainer, self._devices = context, trainer, devices
         self._root = Path(context.run_dir) / "checkpoints"
 
     def due(self, step: int) -> bool:
@@ -31,11 +58,14 @@ class Checkpoints:
     async def save(self, version: Version) -> str:
         """The directory of the finished checkpoint. A full disk leaves the former ones as they were."""
         final = self._root / f"step-{version.step:06d}"
-        partial = self._root / f".partial-{version.step:06d}"
+        partial = _partial(self._context.run_dir, version.step)
         try:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
-            await self._trainer.call("save", str(partial / "trainer"))
+            async with self._devices:
+                await self._devices.train()
+                await self._trainer.call("save", str(partial / "trainer"))
+            await self._parts(version)
             await self._context.bus.checkpoint(version.step, str(partial))
             self._write_state(partial, version)
             shutil.rmtree(final, ignore_errors=True)
@@ -50,6 +80,15 @@ class Checkpoints:
         self._prune()
         return str(final)
 
+    async def _parts(self, version: Version) -> None:
+        """Those of roles that follow: they hold no turn meanwhile, and neither do we."""
+        for role in self._context.plan.fit_columns:
+            part = Part(self._context.run_dir, version.step, role)
+            with self._context.waiting(f"the {role}'s part of checkpoint {version.step}", role, PART_S) as wait:
+                while not part.is_whole:
+                    self._context.check(wait)
+                    await self._context.clock.sleep(POLL_S)
+
     def _write_state(self, directory: Path, version: Version) -> None:
         state = {"schema": SCHEMA, "step": version.step, "incarnation": version.incarnation}
         (directory / "state.json").write_text(json.dumps(state))
@@ -63,7 +102,17 @@ class Checkpoints:
 def complete(root: Path) -> list[Path]:
     """Finished checkpoints, oldest first."""
     found = [path for path in root.glob("step-*") if (path / "state.json").is_file()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+    return sorted(found, key=step_of)
+
+
+def step_of(path: Path) -> int:
+    """The version that a checkpoint is of."""
+    return int(path.name.removeprefix("step-"))
+
+
+def _partial(run_dir: str, step: int) -> Path:
+    """Where a checkpoint is made."""
+    return Path(run_dir) / "checkpoints" / f".partial-{step:06d}"
 
 
 def newest(run_dir: Path) -> Resume:

@@ -30,7 +30,11 @@ MAX_CHUNKS = 8
 """Of a streamed step: each costs a call of every rank and a micro-batch that is not full."""
 MAX_LOST = 3
 """Times that a step is begun anew after a lost lease."""
-LATE = "raise rollout.step_timeout_s, or let late groups go with rollout.late = drop or regenerate"
+LAST_CALL_S = 3.0
+"""Past the deadline, for those who prepare rows to hear that what is there is enough."""
+MAX_EMPTY = 5
+"""Deadlines in a row that may pass without one group: each time those that were waited for are let go for others."""
+LATE = "raise rollout.step_timeout_s: also what was begun in place of late groups came too late"
 MAX_NOT_FINITE = 5
 """Updates in a row that may be skipped for NaN or infinity before the run stops."""
 
@@ -49,7 +53,9 @@ class Fit:
         self._claimed: Claim | None = None
         """Not part of the step yet: its rows wait for the devices."""
         self._skipped = 0
-        wanted, group_size = context.run.rollout.prompts_per_step, context.run.rollout.group_size
+        self._deadline = 0.0
+        """Of the step."""
+        wanted, group_size = context.run.rollout.prompts_per_step, context.plan.group_size
         ranks = context.plan.groups[task].size
         self._wanted = wanted
         self._least = max(ceil(wanted / MAX_CHUNKS), ceil(ranks / group_size)) if context.plan.streams else wanted
@@ -59,12 +65,12 @@ class Fit:
 
         A lease that is lost before the first update costs the work on the step, which is then begun anew.
         """
-        lost, deadline = 0, self._context.clock.now() + self._context.run.rollout.step_timeout_s
+        lost, self._deadline = 0, self._context.clock.now() + self._context.run.rollout.step_timeout_s
         while True:
             step = Step(version, self._wanted, self._context.run.batch.updates_per_step, self._context.plan.streams)
             try:
                 async with self._renewing(step):
-                    whole = await self._train(step, deadline, times)
+                    whole = await self._train(step, times)
             except StaleFence:
                 lost += 1
                 if step.results or lost > MAX_LOST:
@@ -77,10 +83,10 @@ class Fit:
             if self._context.stopping:
                 return None
 
-    async def _train(self, step: Step, deadline: float, times: StepTimes) -> bool:
+    async def _train(self, step: Step, times: StepTimes) -> bool:
         """All groups of the step as they come; False where the run was told to stop before they were there."""
         while step.left:
-            claim = await self._claim(step, deadline)
+            claim = await self._claim(step)
             times.mark("wait_rows")
             if claim is None and (self._context.stopping or not step.claims):
                 return False
@@ -91,23 +97,36 @@ class Fit:
             times.mark("train")
         return True
 
-    async def _claim(self, step: Step, deadline: float) -> Claim | None:
-        """The next groups; past the deadline those that are ready, none where some came before, else an error."""
-        context, reason = self._context, f"{step.left} groups for step {step.version.step}"
-        with context.waiting(reason, "rollout, then advantages", deadline - context.clock.now()) as wait:
-            while not context.stopping:
-                if not step.results:
-                    await self._meanwhile()
-                late = context.clock.now() > deadline
-                request = ClaimRequest(
-                    self._task, context.plan.trained_columns, step.left, min_groups=1 if late else self._least, trains=True,
-                    step=step.version.step, overdue=late,
-                )  # fmt: skip
-                claim = await context.bus.claim(request, 0.0 if late and step.claims else POLL_S)
-                if claim is not None or (late and step.claims):
+    async def _claim(self, step: Step) -> Claim | None:
+        """The next groups; past the deadline those that are ready, and none where some came before.
+
+        Where there is not one, those that keep the step waiting are let go, and what is begun instead has as long.
+        """
+        context, reason, empty = self._context, f"{step.left} groups for step {step.version.step}", 0
+        while True:
+            with context.waiting(reason, context.plan.owed_rows, self._deadline - context.clock.now()) as wait:
+                claim = await self._claim_in_time(step)
+                if claim is not None or step.claims or context.stopping:
                     return claim
-                if late:
+                empty += 1
+                if empty == MAX_EMPTY or not await context.bus.let_go(step.version.step):
                     context.check(wait, LATE)
+            self._deadline = context.clock.now() + context.run.rollout.step_timeout_s
+
+    async def _claim_in_time(self, step: Step) -> Claim | None:
+        """Groups as soon as there are enough of them; what is ready once the deadline has passed."""
+        context = self._context
+        while not context.stopping:
+            if not step.results:
+                await self._meanwhile()
+            late = context.clock.now() > self._deadline
+            request = ClaimRequest(
+                self._task, context.plan.trained_columns, step.left, min_groups=1 if late else self._least, trains=True,
+                step=step.version.step, overdue=late,
+            )  # fmt: skip
+            claim = await context.bus.claim(request, POLL_S if not late else 0.0 if step.claims else LAST_CALL_S)
+            if claim is not None or late:
+                return claim
         return None
 
     async def _take_devices(self, claim: Claim | None) -> None:
@@ -139,14 +158,23 @@ class Fit:
         return rows
 
     async def _update(self, step: Step, part: StepPart) -> None:
-        """This part of an update; the leases of all rows are looked at right before weights change."""
+        """This part of an update; the leases of all rows are looked at right before weights change.
+
+        While only those who follow learn, the policy stays as it is and its rows count as trained.
+        """
+        if step.version.step < self._context.plan.warm_up_steps:
+            if part.ends:
+                await self._verify(step)
+                step.results.append(UpdateResult(UpdateOutcome.APPLIED))
+            return
         if part.opens:
-            await self._trainer.call("begin_update", part.denominators)
+            await self._trainer.begin_update(part.denominators)
         if len(part.rows):
-            await self._trainer.call("accumulate", self._trainer.chunk(part.rows, part.skipped), part.ends)
+            await self._trainer.accumulate(part.rows, part.skipped, part.ends)
         if part.ends:
             await self._verify(step)
-            step.results.append(self._guard(await self._trainer.finish_update(part.denominators)))
+            result = await self._trainer.finish_update(part.denominators, lambda: self._verify(step))
+            step.results.append(self._guard(result))
 
     async def _verify(self, step: Step) -> None:
         for claim in step.claims:

@@ -8,8 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from relax_core.api import wire
-from relax_core.api.role import Operation
+from relax_core.api.algorithm import Source
+from relax_core.api.role import Operation, Reads
 from relax_core.api.turn import Part
+
+wire.register(Source)
 
 
 @wire.register
@@ -55,10 +58,35 @@ class Plan:
     """Several updates a step: all of the old policy's log-probs come before the first one."""
     max_staleness: int | None = 0
     min_valid: int = 1
+    source: Source = Source.ROLLOUT
+    """Where rows come from; only those of a rollout have versions, rewards and lag."""
+    group_size: int = 1
     adapters_alone: bool = False
     """What is published are adapters, which engines lay over the model that they started with."""
+    fit_columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By role that follows the actor and trains on the same rows: the columns that it reads."""
+    warm_up_steps: int = 0
+    """First steps, in which only those train."""
     notes: tuple[str, ...] = field(default=())
     """What the planner turned off or chose, in words."""
+
+    @property
+    def producer(self) -> str:
+        """The role that puts rows on the bus."""
+        return "rollout" if self.source is Source.ROLLOUT else "source"
+
+    @property
+    def owed_rows(self) -> str:
+        """Who owes the actor its rows, in words."""
+        return f"{self.producer}, then advantages" if self.has("advantages.compute") else self.producer
+
+    @property
+    def publishes(self) -> bool:
+        """Whether another role reads the weights that the actor trains."""
+        return any(
+            operation.reads in (Reads.LATEST, Reads.STEP_START) and operation.model == "actor" and not operation.updates
+            for operation in self.operations
+        )
 
     @property
     def shared(self) -> frozenset[str]:

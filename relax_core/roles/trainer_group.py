@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from relax_core.api.algorithm import Output, Source
@@ -26,6 +27,7 @@ from relax_core.api.turn import Part
 from relax_core.api.version import Version
 from relax_core.api.weights import Manifest, Payload
 from relax_core.api.worker import Worker, WorkerSpec
+from relax_core.roles.heartbeat import Heartbeat
 from relax_core.rollout.together import together
 
 START_S = 600.0
@@ -97,11 +99,14 @@ class TrainerGroup:
         """
         ranks = zip(self._lanes, self._workers, strict=True)
         calls = [asyncio.ensure_future(_ask(lane, worker, method, args, timeout_s)) for lane, worker in ranks]
+        heartbeat = Heartbeat(self._workers)
         try:
-            ended, left = await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
-            if left:
-                ended, left = await asyncio.wait(calls, timeout=GRACE_S)
-            failures = [error for call in calls if call in ended and (error := call.exception())]
+            async with heartbeat.during(method):
+                ended, left = await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
+                if left:
+                    ended, left = await asyncio.wait(calls, timeout=GRACE_S)
+            ends = [call.exception() if call in ended else None for call in calls]
+            failures = [error for rank, end in enumerate(ends) if end and (error := heartbeat.why(rank, end))]
             await asyncio.gather(*(self._workers[calls.index(call)].kill() for call in left))
             if failures:
                 raise min(failures, key=_remoteness)

@@ -19,6 +19,7 @@ def bus_settings(launch: Launch) -> BusSettings:
         min_valid=plan.min_valid,
         columns=plan.trained_columns,
         steps=launch.config["steps"],
+        followers=tuple(f"{role}.fit" for role in plan.fit_columns),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
 
@@ -94,7 +95,9 @@ class EngineOptions(Options):
     refuses: str = ""
     """The engine of this name does not start."""
     straggler: int = 0
-    """Tokens of one request in sixteen; 0: none is special."""
+    """Tokens of a straggling request; 0: none is special."""
+    straggles: float = 1 / 16
+    """Share of requests that straggle, as their seed says; 1: all of some tasks."""
 
 
 class PuppetEngine(Engine[EngineOptions]):
@@ -154,7 +157,8 @@ class PuppetEngine(Engine[EngineOptions]):
     def _length(self, request: GenerateRequest) -> int:
         random = Random(request.seed)
         length = random.randint(1, self.options.longest)
-        if self.options.straggler and random.random() < 1 / 16:
+        share, task = self.options.straggles, sum(token for token in request.tokens if token != ord("x"))
+        if self.options.straggler and (task % 3 == 0 if share == 1 else random.random() < share):
             length = self.options.straggler
         sampled = sum(token == ord("x") for token in request.tokens)
         return min(max(1, length - sampled), request.max_new_tokens)
@@ -202,6 +206,8 @@ class PuppetKeepingEngine(PuppetEngine):
 class TrainerOptions(Options):
     train_s: float = 1.0
     """Virtual seconds of sixteen rows."""
+    critic_s: float = 0.5
+    """The same of a critic."""
     publish_s: float = 0.1
     """Virtual seconds of a publish."""
 
@@ -213,7 +219,7 @@ class PuppetTrainer(Trainer[TrainerOptions]):
         return ChunkPlan(tuple((tuple(range(rank, len(lengths), world_size)),) for rank in range(world_size)))
 
     def start(self, spec: TrainerSpec) -> Mapping[str, Any]:
-        if spec.role not in ("actor", "reference", "actor_fwd"):
+        if spec.role not in ("actor", "reference", "actor_fwd", "critic"):
             raise ValueError(f"start: got role {spec.role}")
         self._spec, self._step = spec, 0
         return {}
@@ -221,6 +227,7 @@ class PuppetTrainer(Trainer[TrainerOptions]):
     def begin_step(self, version: Version) -> None:
         if version.step != self._step:
             raise ValueError(f"begin_step: got {version}, the weights are of step {self._step}")
+        self._begun = version.step
 
     def begin_update(self, denominators: Mapping[str, float]) -> None:
         self._loss, self._denominators = 0.0, Denominators(denominators)
@@ -228,6 +235,9 @@ class PuppetTrainer(Trainer[TrainerOptions]):
     async def accumulate(self, chunk: Chunk, last: bool) -> None:  # type: ignore[override]
         columns = chunk.rows.columns
         trained = columns["loss_mask"].values.astype(bool)
+        if self._spec.role == "critic":
+            await self._learn(chunk)
+            return
         lag = self._step - columns["weight_versions"].values[trained]
         if self._spec.max_staleness >= 0 and not ((lag >= 0) & (lag <= self._spec.max_staleness)).all():
             raise ValueError(f"accumulate: lags {sorted(set(lag.tolist()))} at step {self._step}")
@@ -237,7 +247,16 @@ class PuppetTrainer(Trainer[TrainerOptions]):
         place = np.repeat([row.sample for row in chunk.rows.ids], columns["tokens"].lengths)
         self._loss += float((columns["advantages"].values * place)[trained].sum()) / self._denominators.nominal("rows")
 
+    async def _learn(self, chunk: Chunk) -> None:
+        if missing := {"values", "returns"} - set(chunk.rows.columns):
+            raise ValueError(f"accumulate: a critic's rows lack {missing}")
+        await asyncio.sleep(self.options.critic_s * len(chunk.rows) / 16)
+        self._loss += float(len(chunk.rows))
+
     def finish_update(self, denominators: Mapping[str, float]) -> UpdateResult:
+        if self._spec.role == "critic":
+            self._step = self._begun + 1
+            return UpdateResult(UpdateOutcome.APPLIED, {"critic/loss": (self._loss, 1.0)}, 1.0, self._spec.optimizer.lr)
         loss = self._loss * self._denominators.rescale(denominators)
         return UpdateResult(UpdateOutcome.APPLIED, {"train/loss": (loss, 1.0)}, 1.0, self._spec.optimizer.lr)
 
@@ -260,10 +279,12 @@ class PuppetTrainer(Trainer[TrainerOptions]):
         self._step = manifest.version.step
 
     def save(self, directory: str) -> None:
-        """Nothing to keep."""
+        """The step is all there is."""
+        Path(directory).mkdir(parents=True)
+        (Path(directory) / "step").write_text(str(self._step))
 
     def load(self, directory: str) -> None:
-        """Nothing was kept."""
+        self._step = int((Path(directory) / "step").read_text())
 
     def export(self, directory: str) -> None:
         """Nothing to show."""

@@ -122,15 +122,18 @@ async def ours_on_ray(component: Any, name: str, options: argparse.Namespace) ->
     from relax_core.runners.ray.answer import asked
     from relax_core.runners.ray.bus import BusClient
     from relax_core.runners.ray.hub import CONCURRENCY, Hub
+    from relax_core.runners.ray.line import Reach
     from relax_core.runners.ray.remote import Remote
 
     hub = Hub.options(max_concurrency=CONCURRENCY).remote()  # type: ignore[attr-defined]
     with tempfile.TemporaryDirectory() as directory:
         store = await asked(hub.open_bus.remote(component, _settings(), directory, START), "hub", "open_bus", 120.0)
-        bus = BusClient(Remote(hub, "bus"), store)
+        reach = Reach(hub)
+        bus = BusClient(Remote(reach, "bus"), store)
         try:
             return await measure(name, lambda values, rows: on_bus(bus, values, rows), options)
         finally:
+            await reach.close()
             await asked(hub.close.remote(), "hub", "close", 60.0)
             ray.kill(hub)
 

@@ -28,7 +28,7 @@ async def asked(call: Awaitable[Any], name: str, what: str, timeout_s: float) ->
             value = await call
     except TimeoutError:
         raise DeadlineExceeded(name, f"{what} to return", timeout_s) from None
-    except RayError as error:
+    except (RayError, ConnectionError) as error:
         raise WorkerDied(f"{name} died during {what}: {_first_line(error)}") from error
     if isinstance(value, Failure):
         raise raised(value, name)

@@ -28,6 +28,7 @@ from relax_core.runners.host import Failure
 from relax_core.runners.launch import Launch, launch_component
 from relax_core.runners.ray.answer import answered
 from relax_core.runners.ray.cluster import NAMESPACE
+from relax_core.runners.ray.line import Exchange
 from relax_core.runners.ray.presence import Presence
 from relax_core.runners.turns import TurnBoard
 from relax_core.weights.service import WeightBoard
@@ -63,6 +64,9 @@ def find_hub(run_id: str) -> Any:
 class Hub:
     """Services of one run."""
 
+    def __init__(self) -> None:
+        self._exchange = Exchange(self._serve)
+
     async def open(self, launch: Launch) -> Any:
         return await answered(self._open(launch))
 
@@ -89,13 +93,23 @@ class Hub:
     ) -> PayloadStore | None:
         self._bus = await open_bus(component, settings, directory, version)
         self._services: dict[str, Any] = {"bus": self._bus}
+        await self._exchange.open()
         return self._bus.store if self._bus.store.shared else None
 
+    async def address(self) -> str:
+        """Of its lines; empty where it has none."""
+        return self._exchange.address
+
     async def call(self, service: str, method: str, args: tuple[Any, ...]) -> Any:
-        return await answered(getattr(self._services[service], method)(*args))
+        return await answered(self._serve(service, method, args))
+
+    async def _serve(self, service: str, method: str, args: tuple[Any, ...]) -> Any:
+        return await getattr(self._services[service], method)(*args)
 
     async def close(self) -> Any:
-        return await answered(self._bus.close())
+        closed = await answered(self._bus.close())
+        self._exchange.close()
+        return closed
 
     # -- roles --------------------------------------------------------------------------------------------------
 

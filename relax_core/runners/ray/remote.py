@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One service of the hub, called by method name; and the two services that need nothing but that."""
+"""One service of the hub, called by method name; and the services that need nothing but that."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from relax_core.api.version import Version
 from relax_core.api.weights import Manifest, Receipt
 from relax_core.runners.arbiter import Order
 from relax_core.runners.ray.answer import asked
+from relax_core.runners.ray.line import Reach
 
 CALL_S = 120.0
 """Beyond any `wait_s` that a call carries: then the hub itself is in trouble."""
@@ -22,13 +23,11 @@ CALL_S = 120.0
 class Remote:
     """Calls one service."""
 
-    def __init__(self, hub: Any, service: str) -> None:
+    def __init__(self, hub: Reach, service: str) -> None:
         self._hub, self._service = hub, service
 
     async def call(self, method: str, *args: Any) -> Any:
-        return await asked(
-            self._hub.call.remote(self._service, method, args), "hub", f"{self._service}.{method}", CALL_S
-        )
+        return await asked(self._hub.call(self._service, method, args), "hub", f"{self._service}.{method}", CALL_S)
 
 
 class BoardClient:

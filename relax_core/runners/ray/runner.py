@@ -23,6 +23,7 @@ from relax_core.runners.ray.answer import asked
 from relax_core.runners.ray.bus import BusClient
 from relax_core.runners.ray.cluster import NAMESPACE, Cluster
 from relax_core.runners.ray.hub import CONCURRENCY, Hub, hub_name
+from relax_core.runners.ray.line import Reach
 from relax_core.runners.ray.remote import BoardClient, Remote
 from relax_core.runners.ray.shell import app_name, deployment
 from relax_core.runners.ray.storage import RemoteStore
@@ -42,6 +43,7 @@ class RayRunner:
         self._catalogue = catalogue
         self._cluster = Cluster()
         self._hub: Any = None
+        self._reach: Reach | None = None
         self._store: Any = None
         self._apps: list[str] = []
         self._ended = 0
@@ -55,8 +57,9 @@ class RayRunner:
             name=hub_name(launch.run_id), namespace=NAMESPACE, max_concurrency=CONCURRENCY
         ).remote()
         self._store = await asked(self._hub.open.remote(launch), "hub", "open", OPEN_S)
-        self.bus = BusClient(Remote(self._hub, "bus"), self._store)
-        self.board = BoardClient(Remote(self._hub, "board"))
+        self._reach = Reach(self._hub)
+        self.bus = BusClient(Remote(self._reach, "bus"), self._store)
+        self.board = BoardClient(Remote(self._reach, "board"))
         await asyncio.to_thread(self._deploy, launch)
         await asked(self._hub.gathered.remote(), "runner", "every role's process to start", OPEN_S)
 
@@ -86,6 +89,8 @@ class RayRunner:
     async def close(self) -> None:
         """A cluster of our own ends with all that is on it; from another the run's own things are taken away."""
         hub, self._hub = self._hub, None
+        if self._reach is not None:
+            await self._reach.close()
         if hub is not None:
             if not self._cluster.ours:
                 await asyncio.gather(*(asyncio.to_thread(_delete, name) for name in self._apps))

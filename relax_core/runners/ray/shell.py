@@ -26,6 +26,7 @@ from relax_core.runners.host import describe
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.runners.ray.bus import BusClient
 from relax_core.runners.ray.hub import Part, find_hub
+from relax_core.runners.ray.line import Reach
 from relax_core.runners.ray.pulse import Pulse
 from relax_core.runners.ray.remote import BoardClient, Remote, TurnServiceClient, WeightClient
 from relax_core.runners.ray.workers import RayWorkers
@@ -106,9 +107,10 @@ class RoleShell:
         catalogue = Catalogue.load(launch.plugin_files)
         catalogue.verify(launch.resolved)
         role = cast(Role, catalogue.build(Chosen("role", self._role)))
-        bus = BusClient(Remote(hub, "bus"), part.store)
-        weights, board = WeightClient(Remote(hub, "weights")), BoardClient(Remote(hub, "board"))
-        turns = TurnServiceClient(Remote(hub, "turns"))
+        reach = Reach(hub)
+        bus = BusClient(Remote(reach, "bus"), part.store)
+        weights, board = WeightClient(Remote(reach, "weights")), BoardClient(Remote(reach, "board"))
+        turns = TurnServiceClient(Remote(reach, "turns"))
         children = LocalWorkers(launch.plugin_files, launch.resolved, Path(launch.run_dir) / "logs", self._clock)
 
         def context(incarnation: int) -> RoleContext:
@@ -121,6 +123,7 @@ class RoleShell:
             await run_role(role, context, part.without_s)
         finally:
             await children.close()
+            await reach.close()
 
     async def _lease(self, hub: Any) -> None:
         """Returns when the hub is dead, or silent for the length of the lease; beats for the health check."""

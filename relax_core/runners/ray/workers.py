@@ -26,6 +26,7 @@ from relax_core.runners.launch import Launch
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.runners.ray.answer import answered, asked
 from relax_core.runners.ray.cluster import NAMESPACE
+from relax_core.runners.ray.line import Exchange, Reach
 
 CONCURRENCY = 64
 BUNDLE_CPUS = 0.001
@@ -41,19 +42,29 @@ class WorkerActor:
 
     async def _open(self, spec: WorkerSpec, plugin_files: tuple[str, ...], resolved: tuple[Any, ...]) -> int:
         self._child: Worker | None = None
+        self._exchange = Exchange(self._call)
         os.environ.update(spec.run_env)  # not by Ray's runtime environment, which is logged
         if spec.python:
             (self._child,) = await LocalWorkers(plugin_files).start([spec])
+            await self._exchange.open()
             return self._child.pid
         catalogue = await asyncio.to_thread(Catalogue.load, plugin_files)
         catalogue.verify(resolved)
         self._host = await asyncio.to_thread(Host.make, spec.component, spec.target, catalogue)
+        await self._exchange.open()
         return os.getpid()
 
+    async def address(self) -> str:
+        """Of its lines; empty where it has none."""
+        return self._exchange.address
+
     async def call(self, method: str, args: tuple[Any, ...], timeout_s: float) -> Any:
+        return await answered(self._call(method, args, timeout_s))
+
+    async def _call(self, method: str, args: tuple[Any, ...], timeout_s: float) -> Any:
         if self._child is not None:
-            return await answered(self._child.call(method, *args, timeout_s=timeout_s))
-        return await answered(self._host.call(method, args))
+            return await self._child.call(method, *args, timeout_s=timeout_s)
+        return await self._host.call(method, args)
 
     async def stream(self, method: str, args: tuple[Any, ...], timeout_s: float) -> AsyncIterator[Any]:
         items = (
@@ -72,9 +83,10 @@ class RayWorker:
     def __init__(self, name: str, actor: Any, pid: int, group: PlacementGroup) -> None:
         self.name, self.pid = name, pid
         self._actor, self._group = actor, group
+        self._reach = Reach(actor)
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
-        return await asked(self._actor.call.remote(method, args, timeout_s), self.name, method, timeout_s)
+        return await asked(self._reach.call(method, args, timeout_s), self.name, method, timeout_s)
 
     async def stream(self, method: str, *args: Any, timeout_s: float) -> AsyncIterator[Any]:
         items = self._actor.stream.options(num_returns="streaming").remote(method, args, timeout_s)
@@ -99,6 +111,7 @@ class RayWorker:
         await self.kill()
 
     async def kill(self) -> None:
+        await self._reach.close()
         ray.kill(self._actor)
         with contextlib.suppress(RayError):
             remove_placement_group(self._group)

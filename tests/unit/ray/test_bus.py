@@ -46,9 +46,10 @@ def _hub() -> Any:
 
 def _client(hub: Any, store: Any) -> Any:
     from relax_core.runners.ray.bus import BusClient
+    from relax_core.runners.ray.line import Reach
     from relax_core.runners.ray.remote import Remote
 
-    return BusClient(Remote(hub, "bus"), store)
+    return BusClient(Remote(Reach(hub), "bus"), store)
 
 
 class _Owned:

@@ -7,7 +7,7 @@ import asyncio
 import os
 import subprocess
 import sys
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -21,6 +21,7 @@ from relax_core.api.errors import (
 )
 from relax_core.runners.host import Failure
 from relax_core.runners.ray.answer import answered, asked
+from relax_core.runners.ray.line import Reach
 from relax_core.runners.ray.presence import REFILL_S, Presence
 from relax_core.runners.ray.pulse import LIMIT_S, Pulse
 from relax_core.runners.ray.remote import BoardClient, Remote
@@ -146,13 +147,12 @@ async def test_no_answer_is_a_deadline_and_a_dead_actor_a_death() -> None:
 async def test_a_client_calls_its_service_by_name() -> None:
     calls: list[Any] = []
 
-    class Call:
-        def remote(self, *call: Any) -> Any:
+    class Hub:
+        async def call(self, *call: Any) -> Any:
             calls.append(call)
-            return _value(("command",))
+            return ("command",)
 
-    hub = type("Hub", (), {"call": Call()})()
-    assert await BoardClient(Remote(hub, "board")).commands("actor", 3, 1.0) == ("command",)
+    assert await BoardClient(Remote(cast(Reach, Hub()), "board")).commands("actor", 3, 1.0) == ("command",)
     assert calls == [("board", "commands", ("actor", 3, 1.0))]
 
 

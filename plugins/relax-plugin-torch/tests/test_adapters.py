@@ -91,7 +91,9 @@ def test_an_export_is_the_model_with_its_adapters_folded_in(folder, start, tmp_p
     exported = start(str(tmp_path / "export"), role="reference")
     np.testing.assert_allclose(forward(exported, rows, 0).values, want, atol=2e-5)
     assert np.abs(want - forward(start(folder, role="reference"), rows, 0).values).max() > 0.01
-    peft = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), tmp_path / "export" / "adapter").eval()
+    peft = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(folder), tmp_path / "export" / "adapter"
+    ).eval()
     ids = torch.tensor(np.array(list(rows.columns["tokens"].rows())[0]), dtype=torch.long)[None]
     with torch.no_grad():
         torch.testing.assert_close(peft(ids).logits, exported._rank._model(ids).logits, atol=1e-4, rtol=1e-4)
@@ -202,7 +204,9 @@ def test_a_module_beside_the_adapters_is_trained_whole(untied, start, tmp_path):
     changed = {name for name, tensor in state(trainer).items() if not torch.equal(tensor, before[name])}
     assert "lm_head.weight" in changed and all(".lora_" in name or name == "lm_head.weight" for name in changed)
     trainer.export(str(tmp_path / "export"))
-    peft = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(untied), tmp_path / "export" / "adapter").eval()
+    peft = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(untied), tmp_path / "export" / "adapter"
+    ).eval()
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
     ids = torch.arange(9)[None]
     with torch.no_grad():

@@ -23,3 +23,13 @@ class TestTorchOnTwoRanks(Ranked):
 
 class TestTorchSharded(Ranked):
     options = {"sharding": "fsdp"}
+
+
+class TestTorchInBfloat16(TrainerSuite):
+    component = "torch"
+    dtype, tolerance, rounding = "bfloat16", 0.05, 0.15
+
+
+class TestTorchInFloat16(TrainerSuite):
+    component = "torch"
+    dtype, tolerance, rounding = "float16", 0.01, 0.02

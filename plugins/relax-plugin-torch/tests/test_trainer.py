@@ -280,7 +280,7 @@ def test_a_broken_model_folder_says_what_is_wrong(folder, tmp_path, start, chang
     ({"role": "genrm"}, "trainer.name"),
     ({"temperature": 0.0}, "rollout.temperature"),
     ({"algorithm_class": Values}, "algorithm.name"),
-    ({"model_extra": {"dtype": "float16"}}, "model.dtype"),
+    ({"model_extra": {"dtype": "float8"}}, "model.dtype"),
 ])  # fmt: skip
 def test_what_it_cannot_do_is_refused_at_start(folder, start, changes, field):
     extra, algorithm = changes.pop("model_extra", {}), changes.pop("algorithm_class", Ratio)

@@ -23,29 +23,31 @@ ANSWER_TOKENS = 8
 IGNORED = -100
 
 
-def build(folder: Path, seed: int) -> float:
-    """Everything the recipe's TOML names; returns the sampled pass rate of the warm start."""
+def build(folder: Path, seed: int, policy: Any = None, rate: float = RATE) -> float:
+    """Everything the recipe's TOML names; returns the sampled pass rate of the warm start. `policy`: another model."""
     items = split(seed)
     tokenizer = tiny.save_tokenizer(folder / "model")
     write(items.train, folder / "train.jsonl")
     write(items.held_out, folder / "eval.jsonl")
-    policy = tiny.build_model(seed)
+    policy = policy or tiny.build_model(seed)
     random = Random(f"warm start {seed}")
-    reached = warm_up(policy, tokenizer, [random.choice(items.train) for _ in range(DRAWS)], items.check, random)
+    reached = warm_up(policy, tokenizer, [random.choice(items.train) for _ in range(DRAWS)], items.check, random, rate)
     policy.save_pretrained(folder / "model")
     return reached
 
 
-def warm_up(policy: Any, tokenizer: Any, shown: list[Item], check: list[Item], random: Random) -> float:
+def warm_up(
+    policy: Any, tokenizer: Any, shown: list[Item], check: list[Item], random: Random, rate: float = RATE
+) -> float:
     """Supervised steps until the sampled pass rate on `check` reaches the target."""
     import torch
 
     rows = [encode(tokenizer, item) for item in shown]
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=RATE, betas=(0.9, 0.99), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=rate, betas=(0.9, 0.99), weight_decay=0.0)
     reached = 0.0
     for step in range(1, MAX_STEPS + 1):
         for group in optimizer.param_groups:
-            group["lr"] = RATE * min(1.0, step / WARMUP_STEPS)
+            group["lr"] = rate * min(1.0, step / WARMUP_STEPS)
         inputs, labels = collate(random.choices(rows, k=BATCH))
         policy(**inputs, labels=labels).loss.backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)

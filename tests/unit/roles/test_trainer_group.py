@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
 
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, WorkerDied
-from relax_core.roles.trainer_group import TrainerGroup
+from relax_core.api.trainer import ChunkPlan, UpdateOutcome, UpdateResult
+from relax_core.roles.trainer_group import MAX_OVERFLOWS, TrainerGroup
+from relax_core.testing.trainer import make_rows
 from tests.unit.roles.virtual_time import play
 
 Answer = Callable[[], Any]
@@ -76,3 +78,92 @@ def test_who_waits_for_a_rank_that_failed_is_killed(error: Exception) -> None:
 def test_the_cause_is_told_whoever_speaks_first(cause: Exception, first: float) -> None:
     with pytest.raises(type(cause), match=str(cause)):
         called(Rank(0, first, LOST), Rank(1, 1, cause), Rank(2, 0.1, DeadlineExceeded("rank-2", "the others", 9)))
+
+
+class Frozen(Rank):
+    """A rank that was stopped: its work and its pings hang until somebody kills it."""
+
+    async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        if method != "ping":
+            return await super().call(method, *args, timeout_s=timeout_s)
+        await asyncio.sleep(timeout_s)
+        raise DeadlineExceeded(self.name, method, timeout_s)
+
+
+class Busy(Rank):
+    """A rank that works, and answers pings meanwhile."""
+
+    async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        return None if method == "ping" else await super().call(method, *args, timeout_s=timeout_s)
+
+
+def test_a_rank_that_hangs_alone_is_killed_and_named() -> None:
+    waiting, frozen = Busy(0, None), Frozen(1, None)
+    with pytest.raises(WorkerDied, match=r"rank-1 .* no sign of life for 15 s during accumulate"):
+        called(waiting, frozen)
+    assert (waiting.killed, frozen.killed) == (True, True)
+
+
+def test_a_long_call_of_ranks_that_answer_is_left_alone() -> None:
+    assert called(Busy(0, 50, "a"), Busy(1, 55, "b")) == ["a", "b"]
+
+
+class Scaled(Rank):
+    """Overflows some times; notes what it is asked."""
+
+    def __init__(self, overflows: int) -> None:
+        super().__init__(0, 0)
+        self.overflows, self.asked = overflows, list[tuple[str, Any]]()
+
+    async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        self.asked.append((method, args[0] if method != "accumulate" else len(args[0].rows)))
+        if method != "finish_update":
+            return None
+        self.overflows -= 1
+        return UpdateResult(UpdateOutcome.OVERFLOW if self.overflows >= 0 else UpdateOutcome.APPLIED)
+
+
+class Plans:
+    def plan(self, lengths: Sequence[int], world_size: int, tokens: int) -> ChunkPlan:
+        return ChunkPlan(((tuple(range(len(lengths))),),))
+
+
+def updated(rank: Scaled) -> tuple[UpdateResult, int]:
+    group = TrainerGroup(Plans(), [rank], [Quiet()], {}, 0)  # type: ignore[arg-type, list-item]
+    verified = 0
+
+    async def verify() -> None:
+        nonlocal verified
+        verified += 1
+
+    async def scene() -> UpdateResult:
+        async with asyncio.timeout(60):
+            await group.begin_update({"tokens": 9.0})
+            await group.accumulate(make_rows(0, groups=1, size=3), 0, False)
+            await group.accumulate(make_rows(1, groups=1, size=2), 0, True)
+            return await group.finish_update({"tokens": 10.0}, verify)
+
+    return play(scene()), verified  # type: ignore[return-value]
+
+
+ALL_OF_IT = [
+    ("begin_update", {"tokens": 10.0}),
+    ("accumulate", 3),
+    ("accumulate", 2),
+    ("finish_update", {"tokens": 10.0}),
+]
+
+
+def test_an_update_that_overflows_is_computed_again_under_leases_that_hold() -> None:
+    rank = Scaled(2)
+    result, verified = updated(rank)
+    assert result.outcome is UpdateOutcome.APPLIED
+    assert result.metrics["train/overflows"] == (2.0, 1.0)
+    assert rank.asked[4:] == ALL_OF_IT * 2
+    assert verified == 2
+
+
+def test_an_update_that_overflows_at_every_scale_ends() -> None:
+    rank = Scaled(1000)
+    assert updated(rank)[0].outcome is UpdateOutcome.OVERFLOW
+    assert len(rank.asked) == 4 * (MAX_OVERFLOWS + 1)

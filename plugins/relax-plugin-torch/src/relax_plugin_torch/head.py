@@ -67,7 +67,7 @@ class ScalarPolicy(Policy):
     """Scores tokens and rows instead of choosing tokens."""
 
     def __init__(
-        self, model: PreTrainedModel, outputs: frozenset[str], *, autocast: bool, share_prefixes: bool
+        self, model: PreTrainedModel, outputs: frozenset[str], *, autocast: torch.dtype | None, share_prefixes: bool
     ) -> None:
         self._outputs = outputs
         super().__init__(model, temperature=1.0, autocast=autocast, max_logits=1, share_prefixes=share_prefixes)

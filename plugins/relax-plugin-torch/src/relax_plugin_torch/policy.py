@@ -32,8 +32,14 @@ class Policy:
     """The model and how to get log-probs from it."""
 
     def __init__(
-        self, model: PreTrainedModel, *, temperature: float, autocast: bool, max_logits: int, share_prefixes: bool
-    ) -> None:
+        self,
+        model: PreTrainedModel,
+        *,
+        temperature: float,
+        autocast: torch.dtype | None,
+        max_logits: int,
+        share_prefixes: bool,
+    ) -> None:  # fmt: skip
         self.model = model
         self.device = next(model.parameters()).device
         self._temperature, self._autocast, self._max_logits = temperature, autocast, max_logits
@@ -112,7 +118,7 @@ class Policy:
         return self.model.get_output_embeddings()(features) if self._apart else features
 
     def _precision(self) -> AbstractContextManager[None]:
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._autocast)
+        return torch.autocast(self.device.type, dtype=self._autocast, enabled=self._autocast is not None)
 
     # -- what the model can do, found out by trying --------------------------------------------------------------
 

@@ -34,9 +34,11 @@ from relax_plugin_torch.atomic import new_directory
 from relax_plugin_torch.checkpoint import load_checkpoint, save_checkpoint
 from relax_plugin_torch.dropout import Dropout
 from relax_plugin_torch.head import ScalarPolicy, load_scalar_model, scalars
+from relax_plugin_torch.loss_scale import LossScale
 from relax_plugin_torch.model import export_folder, fingerprint, load_model, own_tensors, whole_tensors
 from relax_plugin_torch.optimizer import make_optimizer
 from relax_plugin_torch.policy import Policy
+from relax_plugin_torch.precision import choose_format, rounded
 from relax_plugin_torch.progress import Progress
 from relax_plugin_torch.publication import Publication
 from relax_plugin_torch.random_state import seed_all
@@ -59,7 +61,8 @@ class Rank:
         self._spec, self._build = spec, build
         self._undo_set_up = set_up(spec)
         self._device = choose_device(options.device, spec.rank)
-        self._dtype = torch.bfloat16 if spec.model.get("dtype") == "bfloat16" else torch.float32
+        self._dtype = choose_format(spec.model.get("dtype", "float32"), self._device)
+        self._scale = LossScale.of(self._dtype, options.loss_scale, options.loss_scale_window)
         self._scalars = scalars(spec, build)
         self._load(options)
         self.progress = Progress()
@@ -76,7 +79,7 @@ class Rank:
         seed_all(spec.seed)
 
     def _load(self, options: TorchOptions) -> None:
-        path, autocast = str(self._spec.model["path"]), self._dtype == torch.bfloat16
+        path, autocast = str(self._spec.model["path"]), rounded(self._dtype)
         if self._scalars:
             self._model = load_scalar_model(path, options.attention, self._device)
             self._policy: Policy = ScalarPolicy(
@@ -139,7 +142,7 @@ class Rank:
             self._rest.need(part)
         self._optimizer.zero_grad(set_to_none=True)
         self._dropout.begin()
-        self._update = Update(self._policy, self._algorithm, denominators, self._spec.role)
+        self._update = Update(self._policy, self._algorithm, denominators, self._spec.role, self._scale.value)
 
     @met
     def accumulate(self, chunk: Chunk) -> None:
@@ -159,18 +162,21 @@ class Rank:
         update = self._open_update()
         update.join(self.ranks.tell(update.share()))
         factor = update.denominators.rescale(denominators)
-        norm = self._finish_gradient(factor)
+        norm = self._finish_gradient(factor / self._scale.value)
         self._update = None
         lr = self._spec.optimizer.lr * learn.lr_factor(self._spec.optimizer, self.progress.step)
         if not np.isfinite(norm):
             self._optimizer.zero_grad(set_to_none=True)
-            return UpdateResult(UpdateOutcome.NOT_FINITE, grad_norm=norm, lr=lr)
+            lower = update.finite and self._scale.overflowed()
+            return UpdateResult(UpdateOutcome.OVERFLOW if lower else UpdateOutcome.NOT_FINITE, grad_norm=norm, lr=lr)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._optimizer.step()
         self.progress.updated = True
         self._optimizer.zero_grad(set_to_none=True)
-        return UpdateResult(UpdateOutcome.APPLIED, update.metrics(factor), norm, lr)
+        scale = {"train/loss_scale": (self._scale.value, 1.0)} if self._scale.dynamic else {}
+        self._scale.applied()
+        return UpdateResult(UpdateOutcome.APPLIED, {**update.metrics(factor), **scale}, norm, lr)
 
     def _finish_gradient(self, factor: float) -> float:
         """Add up, rescale, measure and clip. What no row touched has gradient 0, so that its moments still decay."""
@@ -275,12 +281,14 @@ class Rank:
     @met
     def save(self, directory: str) -> None:
         self._refuse_within_update("save")
-        state = {"progress": self.progress.state()}
+        state = {"progress": self.progress.state(), "loss_scale": self._scale.state()}
         save_checkpoint(directory, self._model, self._optimizer, state, self.ranks.first, self._adapters)
 
     def load(self, directory: str) -> None:
         self._refuse_within_update("load")
-        self.progress = Progress(**load_checkpoint(directory, self._model, self._optimizer, self._adapters)["progress"])
+        state = load_checkpoint(directory, self._model, self._optimizer, self._adapters)
+        self.progress = Progress(**state["progress"])
+        self._scale.restore(state.get("loss_scale"))
 
     @met
     def export(self, directory: str) -> None:

@@ -21,9 +21,6 @@ def check_spec(spec: TrainerSpec) -> None:
     """Refuse what this trainer does not do, in the words of the configuration."""
     if spec.role not in ROLES:
         raise ConfigError("trainer.name", f"torch for role {spec.role}", f"it serves {', '.join(ROLES)}")
-    dtype = spec.model.get("dtype", "float32")
-    if dtype not in ("float32", "bfloat16"):
-        raise ConfigError("model.dtype", repr(dtype), "the torch trainer has float32 and bfloat16")
     if spec.temperature <= 0:
         raise ConfigError("rollout.temperature", spec.temperature, "log-probs need a temperature above 0")
 

@@ -49,6 +49,10 @@ class TorchOptions(Options):
     would take half of a GPU."""
     collective_timeout_s: float = Field(600.0, gt=0)
     """Longest time that ranks wait for each other within one call."""
+    loss_scale: float = Field(65536.0, ge=1.0)
+    """float16: what losses are multiplied by at first, so that small gradients are not rounded to 0; an overflow halves it."""
+    loss_scale_window: int = Field(200, ge=1)
+    """float16: updates without overflow until the scale is doubled."""
     logits_mb: int = Field(128, gt=0)
     """Most memory of float32 logits at once; the backward pass computes larger ones again, slice by slice."""
 
@@ -56,7 +60,7 @@ class TorchOptions(Options):
 class TorchTrainer(Trainer[TorchOptions]):
     """Trains what `transformers.AutoModelForCausalLM` loads."""
 
-    dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16")
+    dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
     _rank: Rank | None = None
 
     def plan(self, lengths: Sequence[int], world_size: int, tokens_per_micro_batch: int = 0) -> ChunkPlan:

@@ -6,6 +6,7 @@ At the end each rank gives its `share` and all `join` the shares of all, so that
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,9 +27,11 @@ class Update:
     """Accumulates gradients, term values and metrics over micro-batches."""
 
     def __init__(
-        self, policy: Policy, algorithm: Algorithm, denominators: Mapping[str, float], role: str = "actor"
-    ) -> None:
-        self._policy, self._algorithm, self._role = policy, algorithm, role
+        self, policy: Policy, algorithm: Algorithm, denominators: Mapping[str, float], role: str = "actor",
+        scale: float = 1.0,
+    ) -> None:  # fmt: skip
+        """Gradients are those of the loss times `scale`; terms and metrics are not."""
+        self._policy, self._algorithm, self._role, self._scale = policy, algorithm, role, scale
         self.denominators = learn.Denominators(denominators)
         self._terms: dict[str, Tensor] = {}
         self._metrics: list[Mapping[str, tuple[Tensor, Tensor]]] = []
@@ -42,7 +45,7 @@ class Update:
             batch.put("old_log_probs", outputs["log_probs"].detach())
         loss = self._loss(batch, learn.Outputs(outputs))
         terms = learn.reduce(loss, batch, self.denominators)
-        torch.stack(tuple(terms.values())).sum().backward()
+        (torch.stack(tuple(terms.values())).sum() * self._scale).backward()
         for name, value in terms.items():
             self._terms[name] = self._terms.get(name, 0.0) + value.detach()
         self._metrics.append(loss.metrics)
@@ -74,6 +77,11 @@ class Update:
                 self._totals[name] = self._totals.get(name, 0.0) + value
         parts = [{name: (total, count) for name, (total, count) in share["metrics"].items()} for share in shares]
         self._merged = learn.merge_metrics(*parts)
+
+    @property
+    def finite(self) -> bool:
+        """Whether the loss of all that was joined is a number, whatever its gradient is."""
+        return all(math.isfinite(value) for value in self._totals.values())
 
     def metrics(self, factor: float) -> dict[str, Metric]:
         """(sum, count) of everything that was joined; terms are scaled like the gradient."""

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The number format of matrix products. Weights that are trained, their gradients and the optimizer's state are float32
+whatever it is, so that small steps add up; what is published and exported is in the format of the run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from relax_core.api import ConfigError
+
+FIELD = "model.dtype"
+FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def choose_format(name: Any, device: torch.device) -> torch.dtype:
+    """Of `[model] dtype`. Raises ConfigError for one that this device does not compute in."""
+    if name not in FORMATS:
+        raise ConfigError(FIELD, repr(name), f"the torch trainer has {', '.join(FORMATS)}")
+    lacking = bfloat16_lacks(device) if name == "bfloat16" else ""
+    if lacking:
+        raise ConfigError(FIELD, repr(name), f"{lacking} does not compute in bfloat16; use float16 or float32")
+    return FORMATS[name]
+
+
+def bfloat16_lacks(device: torch.device) -> str:
+    """The GPU that would only imitate bfloat16, at a fraction of its speed; a CPU computes in every format."""
+    if device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False):
+        return ""
+    return torch.cuda.get_device_name(device)
+
+
+def rounded(dtype: torch.dtype) -> torch.dtype | None:
+    """What matrix products are rounded to; None where that is how the weights are."""
+    return None if dtype == torch.float32 else dtype

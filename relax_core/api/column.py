@@ -37,6 +37,8 @@ ADVANTAGES = Column("advantages")
 WEIGHT_VERSIONS = Column("weight_versions", "int32")
 """Step of the weights that sampled the token; -1 for given tokens."""
 REWARDS = Column("rewards", per="row")
+MARGINS = Column("margins", per="row")
+"""Of a pair's rows: by how much the chosen one should be ahead."""
 OUTCOME = Column("outcome", "uint8", per="row")
 
 

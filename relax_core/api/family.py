@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Generic
 
 from relax_core.api.component import Configurable, OptionsT
 from relax_core.api.environment import Tool
+from relax_core.api.errors import ConfigError
 from relax_core.api.task import Message, ToolCall
 
 
@@ -50,6 +51,13 @@ class ModelFamily(Configurable[OptionsT], Generic[OptionsT]):
         `before` ends with the policy's turn. An end-of-turn token is not repeated where `last_token`, the policy's
         last sampled one, already ended the turn; None: it did.
         """
+
+    def turn(self, before: str | Sequence[Message], message: Message) -> tuple[int, ...]:
+        """Ids of a policy's turn that was written for it, its end token included; `before` is what it answers."""
+        if message.tool_calls:
+            raise ConfigError("data.train", "an assistant's turn with tool calls", f"{type(self).__name__} writes none")
+        ids = self.encode(message.text)
+        return ids if ids[-1:] and ids[-1] in self.stop_tokens else ids + tuple(self.stop_tokens[:1])
 
     @abstractmethod
     def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str: ...

@@ -51,14 +51,16 @@ def _encode(value: Any) -> Any:
     import msgpack
 
     cls = type(value)
-    if cls in _fields:
-        return msgpack.ExtType(_TYPE, encode((cls.__name__, tuple(getattr(value, name) for name in _fields[cls]))))
+    if cls in _fields:  # tuples as lists: each that msgpack has to ask about is a call of this
+        values = [getattr(value, name) for name in _fields[cls]]
+        plain = [list(each) if type(each) is tuple else each for each in values]
+        return msgpack.ExtType(_TYPE, encode([cls.__name__, plain]))
     if isinstance(value, Enum):
         return msgpack.ExtType(_TYPE, encode((cls.__name__, (value.value,))))
     if isinstance(value, tuple):
         if not hasattr(cls, "_fields"):  # no named one: RowIds differ from plain tuples in how they are pickled only
             return list(value)
-        return msgpack.ExtType(_TYPE, encode((cls.__name__, tuple(value))))
+        return msgpack.ExtType(_TYPE, encode([cls.__name__, list(value)]))
     if isinstance(value, (set, frozenset)):
         return msgpack.ExtType(_SET, encode(list(value)))
     if isinstance(value, dict) or hasattr(value, "keys"):

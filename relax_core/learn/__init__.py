@@ -25,7 +25,7 @@ _HOME = {
     "aggregation": ("aggregate", "per_trajectory"),
     "counts": ("count",),
     "distribution": ("Wanted", "score_distribution"),
-    "divergence": ("divergence", "sampled_credit", "sampled_divergence", "with_rest"),
+    "divergence": ("sampled_credit", "sampled_divergence", "token_divergence", "with_rest"),
     "gradient": ("rows_with_gradient",),
     "groups": ("Grouping",),
     "kl": ("kl_k1", "kl_k2", "kl_k3", "kl_unbiased", "less_divergence"),
@@ -91,9 +91,9 @@ if TYPE_CHECKING:
     from relax_core.learn.counts import count as count
     from relax_core.learn.distribution import Wanted as Wanted
     from relax_core.learn.distribution import score_distribution as score_distribution
-    from relax_core.learn.divergence import divergence as divergence
     from relax_core.learn.divergence import sampled_credit as sampled_credit
     from relax_core.learn.divergence import sampled_divergence as sampled_divergence
+    from relax_core.learn.divergence import token_divergence as token_divergence
     from relax_core.learn.divergence import with_rest as with_rest
     from relax_core.learn.gradient import rows_with_gradient as rows_with_gradient
     from relax_core.learn.groups import Grouping as Grouping

@@ -3,18 +3,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from relax_core.api.batch import RowBatch
 
 
 def count(rows: RowBatch) -> dict[str, float]:
-    """Trained tokens, rows, samples and groups."""
+    """Trained tokens, rows, samples and groups; pairs are groups of two samples."""
+    members = Counter(group for group, _ in {(row.group, row.sample) for row in rows.ids})
     return {
         "tokens": float(rows.columns["loss_mask"].values.astype(bool).sum()),
         "rows": float(len(rows)),
         "samples": float(len({row.attempt_id for row in rows.ids})),
-        "groups": float(len({row.group for row in rows.ids})),
+        "groups": float(len(members)),
+        "pairs": float(sum(size == 2 for size in members.values())),
     }
 
 

@@ -106,9 +106,12 @@ def _torch_dtype(values: np.ndarray) -> np.ndarray:
 
 
 def columns_of(batch: PackedBatch, values: Mapping[str, Tensor]) -> dict[str, Ragged]:
-    """[tokens] tensors back as columns that travel."""
-    lengths = np.asarray(batch.rows.columns["tokens"].lengths)
-    return {name: Ragged(_numbers(value.detach()), lengths) for name, value in values.items()}
+    """[tokens, ...] or [rows, ...] tensors back as columns that travel."""
+    per_token, per_row = np.asarray(batch.rows.columns["tokens"].lengths), np.ones(batch.num_rows, np.int64)
+    return {
+        name: Ragged(_numbers(value.detach()), per_token if len(value) == len(batch.tokens) else per_row)
+        for name, value in values.items()
+    }
 
 
 def _numbers(values: Tensor) -> np.ndarray:

@@ -112,7 +112,7 @@ class RolloutTable(Options):
     """Samples under way keep their KV cache when new weights arrive: faster, and their tokens count as old as the cache.
     Needs `max_staleness` of 1 or more. False: caches are computed again."""
     step_timeout_s: PositiveFloat = 3600.0
-    """Deadline of a step; with `wait` it is closed short then."""
+    """Deadline of a step: it is closed short then, with what is ready; where nothing is, those that it waits for are let go."""
 
 
 class OptimizerTable(Options):

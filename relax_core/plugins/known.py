@@ -11,6 +11,7 @@ _POLICY_GRADIENT = (
 KNOWN: dict[str, dict[str, str]] = {
     "algorithm": {
         **dict.fromkeys(_POLICY_GRADIENT, "relax-plugin-policy-gradient"),
+        "distillation": "relax-plugin-distillation",
         **dict.fromkeys(("dpo", "reward-model", "sft"), "relax-plugin-supervised"),
     },
     "filter": dict.fromkeys(("zero-variance", "reward-band", "truncated"), "relax-plugin-selection"),

@@ -7,12 +7,14 @@ All before the commit is in `fit`.
 
 from __future__ import annotations
 
+from relax_core.api.errors import InfrastructureError, RelaxError
 from relax_core.api.events import CheckpointSaved, StepFinished
-from relax_core.api.role import Context, Operation, Reads, Role
+from relax_core.api.role import Context, Operation, Reads, Resume, Role
 from relax_core.api.version import Version
 from relax_core.roles.checkpoint import Checkpoints
 from relax_core.roles.fit import Fit
 from relax_core.roles.publisher import Publisher
+from relax_core.roles.recovery import GoBack, Recovery
 from relax_core.roles.step import moved
 from relax_core.roles.step_metrics import StepTimes, step_metrics
 from relax_core.roles.trainer_group import TrainerGroup
@@ -36,35 +38,43 @@ class Actor(Role):
     async def run(self, context: Context) -> None:
         self._context = context
         self._trainer = await TrainerGroup.start(context, self.name)
-        context.doing("ready", ranks=self._trainer.pids())
         self._publisher = Publisher(context, self._trainer)
         self._devices = TrainerTurn(context, self.name, self._publisher.live)
-        self._fit = Fit(context, self._trainer, self.name, self._serve, self._devices)
-        self._checkpoints = Checkpoints(context, self._trainer, self._devices)
+        self._equip()
         try:
             await self._train()
         finally:
             await self._trainer.stop()
 
+    def _equip(self) -> None:
+        """With ranks that were just started."""
+        context = self._context
+        context.doing("ready", ranks=self._trainer.pids())
+        self._fit = Fit(context, self._trainer, self.name, self._serve, self._devices)
+        self._checkpoints = Checkpoints(context, self._trainer, self._devices)
+
     async def _train(self) -> None:
         context = self._context
         version = await context.bus.version()
+        self._recovery = Recovery(context, self.name, version)
         if context.resume is not None:
-            async with self._devices:
-                await self._devices.train()
-                await self._trainer.call("load", f"{context.resume.directory}/trainer")
-                if context.plan.publishes:
-                    await self._devices.publish()
-                    await self._publisher.publish(version)
+            await self._restore(context.resume, version)
         saved = version.step
         while version.step < context.run.steps and not context.stopping:
             await context.pause_point()
-            trained = await self._step(version)
-            if trained is None:
-                break
-            version = trained
-            if self._checkpoints.due(version.step):
-                await self._save(version)
+            try:
+                trained = await self._step(version)
+                if trained is None:
+                    break
+                version = trained
+                self._recovery.reached(version.step)
+                if self._checkpoints.due(version.step):
+                    await self._save(version)
+                    saved = version.step
+            except (GoBack, InfrastructureError) as error:
+                if not isinstance(error, GoBack) and not self._trainer.lost:
+                    raise
+                version = await self._go_back(error)
                 saved = version.step
         if saved != version.step:
             await self._save(version)
@@ -73,6 +83,29 @@ class Actor(Role):
             async with self._devices:
                 await self._devices.train()
                 await self._trainer.call("export", f"{context.run_dir}/export")
+
+    async def _restore(self, checkpoint: Resume | None, version: Version) -> None:
+        """The ranks take up a checkpoint, or are as they started, and the engines get what they are."""
+        async with self._devices:
+            await self._devices.train()
+            if checkpoint is not None:
+                await self._trainer.call("load", f"{checkpoint.directory}/trainer")
+            if self._context.plan.publishes:
+                await self._devices.publish()
+                await self._publisher.publish(version)
+
+    async def _go_back(self, error: RelaxError) -> Version:
+        """Other ranks from the last checkpoint, while rollout goes on up to its bound. What came after it is undone."""
+        await self._trainer.give_up()
+        checkpoint = await self._recovery.begin(error)
+        await self._context.turns.leave(self.name)
+        self._trainer = await TrainerGroup.start(self._context, self.name)
+        self._publisher.follow(self._trainer)
+        self._equip()
+        version = await self._context.bus.rollback(0 if checkpoint is None else checkpoint.step)
+        await self._restore(checkpoint, version)
+        await self._recovery.end(version, error)
+        return version
 
     async def _save(self, version: Version) -> None:
         start = self._context.clock.now()

@@ -120,5 +120,10 @@ def newest(run_dir: Path) -> Resume:
     found = complete(run_dir / "checkpoints")
     if not found:
         raise ConfigError("run", str(run_dir), "it has no complete checkpoint to resume from; start it anew")
-    state: dict[str, Any] = json.loads((found[-1] / "state.json").read_text())
-    return Resume(state["step"], str(found[-1]), state)
+    return read_state(found[-1])
+
+
+def read_state(checkpoint: Path) -> Resume:
+    """Of a complete one."""
+    state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
+    return Resume(state["step"], str(checkpoint), state)

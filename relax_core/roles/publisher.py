@@ -30,6 +30,12 @@ class Publisher:
         live = self._transport.live
         self._door = Doorkeeper(context, trainer, context.run.weights.chosen) if live else None
 
+    def follow(self, trainer: TrainerGroup) -> None:
+        """Publish for ranks that took the place of others: nothing they send is on top of what those sent."""
+        self._trainer, self._newest, self._deltas = trainer, None, None
+        if self._door is not None:
+            self._door = Doorkeeper(self._context, trainer, self._context.run.weights.chosen)
+
     @property
     def live(self) -> bool:
         """Weights go from the trainer's memory to the engines', without a copy between."""

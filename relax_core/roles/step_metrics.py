@@ -43,11 +43,13 @@ class StepTimes:
 
 
 def step_metrics(step: Step, times: StepTimes, account: Account, statistics: Mapping[str, Any]) -> dict[str, float]:
-    """The documented keys of one step, over all of its rows however they came."""
+    """The documented keys of one step, over all of its rows however they came. Rows that nobody sampled have neither
+    rewards nor lag."""
     rows = step.rows
+    sampled = "weight_versions" in rows.columns
     return {
-        **_reward_metrics(step.samples),
-        **_lag_metrics(rows, step.version),
+        **(_reward_metrics(step.samples) if sampled else {}),
+        **(_lag_metrics(rows, step.version) if sampled else {}),
         **_length_metrics(rows),
         **_trainer_metrics(step.results),
         **times.seconds(),

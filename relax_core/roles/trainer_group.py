@@ -55,6 +55,8 @@ class TrainerGroup:
         self._trainer, self._workers, self._lanes, self.facts = trainer, workers, lanes, facts
         self._tokens_per_micro_batch = tokens_per_micro_batch
         self._whole_groups = False
+        self.lost = False
+        """A rank died or hung: the others are of no use without it, and gone too."""
         self._sleeps: tuple[Part, ...] = ()
         self._chunks: list[Chunk] = []
         """Of the open update."""
@@ -107,8 +109,9 @@ class TrainerGroup:
                     ended, left = await asyncio.wait(calls, timeout=GRACE_S)
             ends = [call.exception() if call in ended else None for call in calls]
             failures = [error for rank, end in enumerate(ends) if end and (error := heartbeat.why(rank, end))]
-            await asyncio.gather(*(self._workers[calls.index(call)].kill() for call in left))
             if failures:
+                if left or any(isinstance(error, WorkerDied | DeadlineExceeded) for error in failures):
+                    await self.give_up()
                 raise min(failures, key=_remoteness)
             return [call.result() for call in calls]
         finally:
@@ -123,10 +126,16 @@ class TrainerGroup:
     async def sleep(self, parts: Sequence[Part]) -> int:
         """Free these parts on every rank, as far as they may sleep; bytes really freed."""
         able = [part for part in self._sleeps if part in parts]
-        return sum(map(int, await self.call("sleep", able))) if able else 0
+        try:
+            return sum(map(int, await self.call("sleep", able))) if able and not self.lost else 0
+        except InfrastructureError:
+            if not self.lost:
+                raise
+            return 0  # who is gone holds nothing
 
     async def wake(self, parts: Sequence[Part]) -> None:
-        if able := [part for part in self._sleeps if part in parts]:
+        able = [part for part in self._sleeps if part in parts]
+        if able and not self.lost:
             await self.call("wake", able)
 
     def pids(self) -> dict[str, int]:
@@ -199,6 +208,11 @@ class TrainerGroup:
         """Live: hand out what was published last; how many receivers took all of it."""
         took: list[int] = await self.call("transfer", manifest, transport, receivers, wait_s)
         return max(took)
+
+    async def give_up(self) -> None:
+        """End all ranks at once."""
+        self.lost = True
+        await asyncio.gather(*(worker.kill() for worker in self._workers))
 
     async def stop(self) -> None:
         await asyncio.gather(*(worker.stop() for worker in self._workers))

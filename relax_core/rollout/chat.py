@@ -65,6 +65,15 @@ class ChatFamily(ModelFamily[Options]):
             ids = self._without_end(ids, last_token)
         return Rendered(ids, _media(appended))
 
+    def turn(self, before: str | Sequence[Message], message: Message) -> tuple[int, ...]:
+        """As the template writes it behind `before`, so that it is what the policy would have sampled."""
+        said = None if isinstance(before, str) else self._template().turn(before, message)
+        if said is None:
+            return super().turn(before, message)
+        ids = self._after_anchor(said)
+        end = next((place for place, number in enumerate(ids) if number in self._stop), None)
+        return ids + self._stop[:1] if end is None else ids[: end + 1]
+
     def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special))
 

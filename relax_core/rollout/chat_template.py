@@ -65,6 +65,12 @@ class ChatTemplate:
             raise ConfigError(FIELD, got, "name a template that shows every turn once, or use one turn")
         return text.partition(mark)[2]
 
+    def turn(self, before: Sequence[Message], message: Message) -> str | None:
+        """What the policy has to say for the conversation to go on with `message`; None where the template rewrites what
+        came before it."""
+        opened, closed = self.render(before), self.render((*before, message), speak=False)
+        return closed.removeprefix(opened) if closed.startswith(opened) else None
+
 
 def message_fields(message: Message) -> dict[str, Any]:
     """A message as templates know it; empty fields are left out because templates test for their presence."""

@@ -10,6 +10,8 @@ from typing import Any, get_args
 from relax_core.api.task import Media, MediaKind, Message, Part, Task, ToolCall
 
 FIELDS = ("prompt", "answer", "id", "environment")
+CONVERSATION = "messages"
+"""What datasets call a prompt that goes on to the assistant's own turns."""
 MEDIA_KINDS = get_args(MediaKind)
 
 
@@ -23,13 +25,15 @@ def row_task(row: object, columns: Mapping[str, str], default_id: str, folder: P
         raise RowError(f"the row is {_kind(row)}, not an object")
     values: dict[str, Any] = row
     known = {name: columns.get(name, name) for name in FIELDS}
+    if known["prompt"] not in row and CONVERSATION in row:
+        known["prompt"] = CONVERSATION
     if known["prompt"] not in row:
         raise RowError(f"no column {known['prompt']!r} for the prompt; it has {', '.join(map(repr, row)) or 'none'}")
     given = {source: name for name, source in columns.items() if name not in FIELDS}
     taken = set(known.values())
     return Task(
         id=_text(row.get(known["id"]), known["id"], default_id),
-        prompt=_prompt(row[known["prompt"]], known["prompt"], folder),
+        prompt=text_or_messages(row[known["prompt"]], known["prompt"], folder),
         answer=row.get(known["answer"]),
         metadata={given.get(key, key): value for key, value in values.items() if key not in taken},
         environment=_text(row.get(known["environment"]), known["environment"], ""),
@@ -44,7 +48,8 @@ def _text(value: object, column: str, default: str) -> str:
     raise RowError(f"{column!r} is {_kind(value)}, not text")
 
 
-def _prompt(value: object, column: str, folder: Path) -> str | tuple[Message, ...]:
+def text_or_messages(value: object, column: str, folder: Path) -> str | tuple[Message, ...]:
+    """The words of a column that may hold either. Raises RowError."""
     if isinstance(value, str):
         if not value:
             raise RowError(f"{column!r} is empty")

@@ -87,10 +87,7 @@ class TaskSet:
 
     def hold_out(self, size: int, seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """(train, eval) indices in order of the file; the same for the same seed and tasks."""
-        if not 0 < size < len(self):
-            raise ConfigError("eval.size", f"{size} of {len(self)} tasks", "leave at least one task to train on")
-        held = frozenset(random.Random(f"hold-out {seed}").sample(range(len(self)), size))
-        return tuple(index for index in range(len(self)) if index not in held), tuple(sorted(held))
+        return hold_out(len(self), size, seed)
 
     def examine(self, row: int) -> Rendered | None:
         """A row of the source, checked and rendered; None where it is skipped. Raises ConfigError for a bad one."""
@@ -179,3 +176,11 @@ class TaskSet:
     def _too_long_error(self, row: int, length: int) -> ConfigError:
         got = f"{self._limit}, but the prompt at {self._source.where(row)} has {length} tokens"
         return ConfigError("data.max_prompt_tokens", got, 'raise it, or set data.too_long = "skip" or "truncate"')
+
+
+def hold_out(count: int, size: int, seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(train, eval) indices out of `count`, in order."""
+    if not 0 < size < count:
+        raise ConfigError("eval.size", f"{size} of {count} tasks", "leave at least one task to train on")
+    held = frozenset(random.Random(f"hold-out {seed}").sample(range(count), size))
+    return tuple(index for index in range(count) if index not in held), tuple(sorted(held))

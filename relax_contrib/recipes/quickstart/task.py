@@ -38,4 +38,21 @@ def split(seed: int) -> Split:
 
 
 def write(items: list[Item], path: Path) -> None:
-    path.write_text("".join(json.dumps(item._asdict()) + "\n" for item in items))
+    """Rows for every kind of algorithm: with an answer to verify, one to imitate, and a worse one to compare it with."""
+    path.write_text("".join(json.dumps(row(item)) + "\n" for item in items))
+
+
+def row(item: Item) -> dict[str, str]:
+    return {**item._asdict(), "completion": item.answer, "chosen": item.answer, "rejected": mistaken(item)}
+
+
+def mistaken(item: Item) -> str:
+    """Its digits in a wrong order; where they have only one order, one digit is another. Always the same one."""
+    random = Random(f"mistake {item.prompt}")
+    digits = list(item.answer)
+    if len(set(digits)) == 1:
+        place = random.randrange(len(digits))
+        digits[place] = str((int(digits[place]) + random.randint(1, 9)) % 10)
+    while "".join(digits) == item.answer:
+        random.shuffle(digits)
+    return "".join(digits)

@@ -15,7 +15,7 @@ from relax_core.plugins.catalogue import Catalogue
 from relax_core.roles.plan import Plan
 
 SCRIPT = """
-from relax_core.api import (ADVANTAGES, ROLLOUT_LOG_PROBS, VALUES, Algorithm, Scope, Source, WEIGHT_VERSIONS)
+from relax_core.api import (ADVANTAGES, ROLLOUT_LOG_PROBS, Algorithm, Column, Scope, Source, WEIGHT_VERSIONS)
 
 class _Base(Algorithm):
     source = Source.ROLLOUT
@@ -34,10 +34,14 @@ class TwoCounts(_Base):
 class TokenCredit(_Base):
     def advantage_columns(self): return frozenset({ROLLOUT_LOG_PROBS, WEIGHT_VERSIONS})
 
-class NeedsCritic(_Base):
-    def columns(self): return frozenset({ADVANTAGES, VALUES})
+class NeedsMore(_Base):
+    def columns(self): return frozenset({ADVANTAGES, Column("unheard_of")})
 
 class FromFile(_Base):
+    source = Source.DATASET
+    def columns(self): return frozenset()
+
+class CreditedFile(_Base):
     source = Source.DATASET
 """
 
@@ -128,11 +132,32 @@ def test_columns_that_crediting_reads_are_those_the_algorithm_asks_for(catalogue
     assert asked == ("loss_mask", "rewards", "rollout_log_probs", "tokens", "weight_versions")
 
 
-def test_a_column_without_a_role_and_an_algorithm_without_rollout_are_refused(catalogue: Catalogue) -> None:
-    with pytest.raises(ConfigError, match="'values'"):
-        planned(catalogue, algorithm="needs-critic")
-    with pytest.raises(ConfigError, match="learns from a dataset"):
-        planned(catalogue, algorithm="from-file")
+def test_columns_without_a_role_are_refused_also_where_nothing_is_credited(catalogue: Catalogue) -> None:
+    with pytest.raises(ConfigError, match="'unheard_of'"):
+        planned(catalogue, algorithm="needs-more")
+    with pytest.raises(ConfigError, match="'rewards'"):
+        planned(catalogue, algorithm="credited-file")
+
+
+@pytest.mark.parametrize("mode", ["colocate", "hybrid", "async"])
+def test_rows_of_a_file_need_no_engines_no_credit_and_no_publishing(catalogue: Catalogue, mode: str) -> None:
+    made = planned(catalogue, f"placement={mode}", algorithm="from-file")
+    assert made.roles == ("source", "actor") and set(made.groups) == {"actor"}
+    assert made.trained_columns == ("loss_mask", "tokens") and not made.publishes and not made.streams
+    assert (made.group_size, made.min_valid, made.producer) == (1, 1, "source")
+    assert made.notes == ()
+
+
+def test_pairs_are_groups_of_two_and_may_ask_for_the_reference(catalogue: Catalogue) -> None:
+    made = planned(catalogue, algorithm="dpo")
+    assert made.roles == ("source", "reference", "actor") and not made.publishes
+    assert made.trained_columns == ("loss_mask", "ref_log_probs", "tokens")
+    assert (made.group_size, made.min_valid) == (2, 2)
+
+
+def test_how_far_rows_are_ahead_does_not_hang_on_staleness(catalogue: Catalogue) -> None:
+    ahead = [planned(catalogue, f"max_staleness={k}", algorithm="from-file").max_staleness for k in (0, 4)]
+    assert ahead == [1, 1]
 
 
 def test_every_mode_plans_the_same_operations(catalogue: Catalogue) -> None:

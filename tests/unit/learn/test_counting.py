@@ -11,7 +11,7 @@ from relax_core.api import ConfigError, OptimizerSpec
 
 
 def test_counts_are_of_tokens_rows_samples_and_groups(rows):
-    assert learn.count(rows) == {"tokens": 7, "rows": 5, "samples": 4, "groups": 2}
+    assert learn.count(rows) == {"tokens": 7, "rows": 5, "samples": 4, "groups": 2, "pairs": 2}
 
 
 def test_a_row_has_gradient_where_a_trained_token_has_an_advantage(rows):

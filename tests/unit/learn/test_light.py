@@ -10,7 +10,7 @@ from relax_core.plugins import Catalogue
 catalogue = Catalogue.load()
 for name in catalogue.names("algorithm"):
     made = catalogue.target("algorithm", name)()
-    assert made.columns() and made.outputs() is not None and made.denominators, name
+    assert made.columns() is not None and made.outputs() and made.denominators, name
 print("torch" in sys.modules)
 """
 

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Supervised fine-tuning: the negative log-likelihood of given tokens.
+
+    L = - sum_i sum_t m_it log p(y_it | x_i, y_i<t) / sum_i sum_t m_it          (`token`)
+    L = - 1/N sum_i 1/|m_i| sum_t m_it log p(y_it | x_i, y_i<t)                 (`sequence`)
+
+Which tokens have m = 1 is `data.train_on`. Sums go over the whole step, whatever micro-batches and ranks it is split into.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from relax_core import learn
+from relax_core.api import Algorithm, Loss, LossBatch, Options, PolicyOutputs, Source
+from relax_core.learn.aggregation import DENOMINATOR
+
+
+class SFTOptions(Options):
+    """A mean over tokens, as everywhere."""
+
+    aggregation: Literal["token", "sequence"] = "token"
+    """Mean over all trained tokens of the step, so that long answers weigh more; or over each row's, then over rows."""
+
+
+class SFT(Algorithm[SFTOptions]):
+    """Imitates the answers of a dataset."""
+
+    source = Source.DATASET
+
+    def __init__(self, options: SFTOptions | None = None) -> None:
+        super().__init__(options)
+        self.denominators = frozenset({DENOMINATOR[self.options.aggregation]})
+
+    def loss(self, batch: LossBatch, policy: PolicyOutputs) -> Loss:
+        return Loss({"nll": learn.aggregate(batch, -policy.log_probs, self.options.aggregation)})

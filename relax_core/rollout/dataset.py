@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A dataset: the rows of a task source as examples to train on as they stand, one a row or two a pair.
+
+It decides what may be issued; in which order is the sampler's. Every row is looked at once when it is opened, and
+tokenized when it is asked for.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from relax_core.api.algorithm import Source
+from relax_core.api.errors import ConfigError
+from relax_core.api.family import ModelFamily, Rendered
+from relax_core.api.source import TaskSource
+from relax_core.api.task import Message, Task
+from relax_core.rollout.example import Example, Text, TrainOn, example
+from relax_core.rollout.jsonl_row import RowError, text_or_messages
+from relax_core.rollout.tasks import PROBE_SLACK, TaskSet, hold_out
+
+COLUMNS = {Source.DATASET: ("completion",), Source.PAIRS: ("chosen", "rejected")}
+"""What is trained, by what the algorithm learns from; a dataset's row may be a conversation instead."""
+
+MARGIN = "margin"
+
+
+class Dataset:
+    """Usable rows by number."""
+
+    def __init__(
+        self, source: TaskSource, family: ModelFamily, form: Source, *, system_prompt: str = "",
+        max_row_tokens: int | None = None, too_long: str = "skip", train_on: TrainOn = "completion", check: bool = True,
+    ) -> None:  # fmt: skip
+        """`source` and `family` are open. Raises ConfigError at the first row that can't be used, unless not `check`."""
+        self._tasks = TaskSet(source, family, system_prompt=system_prompt, check=False)
+        self._source, self._family, self._form = source, family, form
+        self._limit, self._too_long, self._train_on = max_row_tokens, too_long, train_on
+        self._overheads: dict[tuple[str, ...], int] = {}
+        self._kept = array("q", range(len(source)))
+        self.num_skipped = 0
+        if check:
+            self._check()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __getitem__(self, index: int) -> Task:
+        return self._tasks[self._kept[index]]
+
+    def where(self, index: int) -> str:
+        """`file:line` of a row."""
+        return self._source.where(self._kept[index])
+
+    def examples(self, index: int) -> tuple[Example, ...]:
+        """One, or the chosen and the rejected one of a pair."""
+        return tuple(self._fitted(found) for found in self._examples(self._kept[index]))
+
+    def margin(self, index: int) -> float:
+        """By how much a pair's chosen completion should be ahead."""
+        value = self[index].column(MARGIN)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(
+                "data.train", f"{self.where(index)} without a number in {MARGIN!r}", "write it, or set margins = false"
+            )
+        return float(value)
+
+    def prompt(self, index: int) -> Rendered:
+        """The tokens of the first example, for people."""
+        return Rendered(self.examples(index)[0].tokens)
+
+    def hold_out(self, size: int, seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(train, eval) indices in order of the file; the same for the same seed and rows."""
+        return hold_out(len(self), size, seed)
+
+    def examine(self, row: int) -> Rendered | None:
+        """The tokens of a row of the source; None where it is skipped. Raises ConfigError for a bad one."""
+        if not self._usable(row):
+            return None
+        longest = max((self._fitted(found) for found in self._examples(row)), key=lambda found: len(found.tokens))
+        return Rendered(longest.tokens)
+
+    # -- what a row says ----------------------------------------------------------------------------------------
+
+    def _texts(self, task: Task, row: int) -> tuple[Text | None, ...]:
+        """The completions of a row; one of None is a conversation that holds its own."""
+        names = COLUMNS[self._form]
+        found = tuple(self._text(task, name, row) for name in names)
+        conversation = self._form is Source.DATASET and not isinstance(task.prompt, str)
+        if None in found and not conversation:
+            name, others = names[found.index(None)], ", ".join(sorted(task.metadata)) or "none beside the prompt"
+            fix = f"write it, or point to another column: columns = {{{name} = ...}} (there are {others})"
+            raise ConfigError("data.train", f"{self._source.where(row)} without {name!r}", fix)
+        return found
+
+    def _text(self, task: Task, name: str, row: int) -> Text | None:
+        value: Any = task.column(name)
+        if value is None:
+            return None
+        try:
+            return text_or_messages(value, name, Path())
+        except RowError as error:
+            raise ConfigError("data.train", f"{self._source.where(row)}: {error}", "correct the row") from error
+
+    def _examples(self, row: int) -> Iterator[Example]:
+        task = self._tasks[row]
+        for text in self._texts(task, row):
+            try:
+                yield example(self._family, task.prompt, text, self._train_on)
+            except ConfigError as error:
+                raise ConfigError(error.field, f"{error.got} at {self._source.where(row)}", error.fix) from error
+
+    # -- lengths ------------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        """Read every row once: what is trained, and lengths."""
+        kept = array("q", (row for row in range(len(self._source)) if self._usable(row)))
+        self.num_skipped = len(self._kept) - len(kept)
+        self._kept = kept
+        if not kept:
+            got = f"{self._limit}, which leaves nothing to train of any row"
+            raise ConfigError("data.max_row_tokens", got, "raise it, or shorten the rows")
+
+    def _usable(self, row: int) -> bool:
+        """False where it is skipped; raises where it must not be."""
+        task = self._tasks[row]
+        texts = self._texts(task, row)
+        if self._limit is None or all(self._surely_fits(task, text, row) for text in texts):
+            return True
+        found = list(self._examples(row))
+        longest = max(len(one.tokens) for one in found)
+        if longest > self._limit and self._too_long == "error":
+            got = f"{self._limit}, but {self._source.where(row)} has {longest} tokens"
+            raise ConfigError("data.max_row_tokens", got, 'raise it, or set data.too_long = "skip" or "truncate"')
+        if self._too_long == "truncate":
+            return all(self._fitted(one).num_trained for one in found)
+        return longest <= self._limit
+
+    def _fitted(self, found: Example) -> Example:
+        return found if self._limit is None else found.cut(self._limit)
+
+    def _surely_fits(self, task: Task, text: Text | None, row: int) -> bool:
+        """Whether its characters alone say so, which spares most tokenizing: a token of ASCII has one or more."""
+        parts = [part for part in (task.prompt, text) if part is not None]
+        messages = [m for part in parts for m in ((Message("", part),) if isinstance(part, str) else part)]
+        if any(m.tool_calls or not isinstance(m.content, str) or not m.content.isascii() for m in messages):
+            return False
+        length = sum(len(m.text) for m in messages)
+        return length + self._overhead(task, text, row) + PROBE_SLACK <= (self._limit or 0)
+
+    def _overhead(self, task: Task, text: Text | None, row: int) -> int:
+        """Tokens of the template around words under these roles, as the first row with them shows."""
+        shape = tuple(
+            "text" if isinstance(part, str) else ",".join(m.role for m in part or ()) for part in (task.prompt, text)
+        )
+        if shape not in self._overheads:
+            blank = (_blank(part) for part in (task.prompt, text))
+            try:
+                self._overheads[shape] = len(example(self._family, *blank).tokens)  # type: ignore[arg-type]
+            except ConfigError as error:
+                raise ConfigError(error.field, f"{error.got} at {self._source.where(row)}", error.fix) from error
+        return self._overheads[shape]
+
+
+def _blank(part: Text | None) -> Text | None:
+    """The same roles with one letter each."""
+    if part is None or isinstance(part, str):
+        return part and "x"
+    return tuple(Message(message.role, "x") for message in part)

@@ -85,13 +85,14 @@ class Lab:
 
     async def claim_step(self, overdue: bool = False) -> Claim:
         """The actor's groups for its next step, which must be there."""
-        return _found(await self.bus.claim(await self._step_request(overdue), WAIT_S))
+        return _found(await self.bus.claim(await self.step_request(overdue), WAIT_S))
 
     async def step_waits(self) -> bool:
         """Whether the actor gets nothing for its next step now."""
-        return await self.bus.claim(await self._step_request(False), SHORT_S) is None
+        return await self.bus.claim(await self.step_request(False), SHORT_S) is None
 
-    async def _step_request(self, overdue: bool) -> ClaimRequest:
+    async def step_request(self, overdue: bool) -> ClaimRequest:
+        """What the actor asks for next."""
         step = (await self.bus.version()).step
         return ClaimRequest("actor", FIRST, 2, 1, trains=True, step=step, overdue=overdue)
 

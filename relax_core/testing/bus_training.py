@@ -137,6 +137,50 @@ class TrainingSuite(Suite):
 
         assert on_bus(scenario, max_staleness=0, late="regenerate") == [0, 2]
 
+    @pytest.mark.parametrize("late", ["wait", "mask", "drop", "regenerate"])
+    def test_a_step_that_waited_in_vain_lets_go_of_what_keeps_it(self, on_bus: Any, late: str) -> None:
+        async def scenario(lab: Lab) -> None:
+            stuck = await lab.admit(4)
+            assert await lab.bus.let_go(0) == (0, 1), "a step's worth, the oldest"
+            gone = await lab.bus.report_held("rollout", frozenset(lab.held), lab.admitted)
+            assert gone == {attempt for issue in stuck[:2] for attempt in issue.attempts}
+            lab.held -= gone
+            for issue in await lab.admit(4):
+                assert (issue.group in (0, 1), issue.retry) == ((True, 1) if late == "regenerate" else (False, 0))
+                await lab.put(issue.attempts)
+            await lab.credit()
+            assert len((await lab.claim_step(overdue=True)).groups) == 2
+            assert await lab.bus.let_go(0) == (2, 3), "what the step has is not ended"
+            assert await lab.problem() == ""
+
+        on_bus(scenario, late=late)
+
+    def test_a_task_that_is_late_again_and_again_is_issued_no_more(self, on_bus: Any) -> None:
+        async def scenario(lab: Lab) -> list[int]:
+            tries = []
+            for step in range(6):
+                slow, *_ = issues = await lab.admit(2)
+                tries.append((slow.group, slow.retry))
+                await lab.put(issues[1].attempts)
+                await lab.credit()
+                await lab.bus.trained([await lab.claim_step()], step)
+                lab.held.clear()
+            return tries
+
+        tries = on_bus(scenario, late="regenerate", max_staleness=0)
+        assert tries[:4] == [(0, 0), (0, 1), (0, 2), (0, 3)] and 0 not in dict(tries[4:])
+
+    def test_a_step_that_is_overdue_is_prepared_with_what_is_ready(self, on_bus: Any) -> None:
+        async def scenario(lab: Lab) -> None:
+            await lab.produce(1)
+            request = ClaimRequest("advantages", FIRST, 2, min_groups=2)
+            assert await lab.bus.claim(request, SHORT_S) is None
+            assert await lab.bus.claim(await lab.step_request(True), SHORT_S) is None
+            claim = await lab.bus.claim(request, SHORT_S)
+            assert claim is not None and claim.groups == (0,)
+
+        on_bus(scenario)
+
     # -- lineage and persistence ------------------------------------------------------------------------------------
 
     def test_a_rollback_returns_what_the_surviving_weights_sampled(self, on_bus: Any) -> None:

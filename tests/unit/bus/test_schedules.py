@@ -112,7 +112,7 @@ class Schedule(RuleBasedStateMachine):
             self.sample_token(attempt)
 
     @rule(engine=st.integers(0, ENGINES - 1), to=st.integers(0, ENGINES - 1))
-    def let_go(self, engine, to):
+    def leave_engine(self, engine, to):
         """A pause, an update that drains, or its death: what it had goes on at another where it may."""
         for attempt in [attempt for attempt, own in self.held.items() if own == engine]:
             self.caches.pop(attempt, None)
@@ -229,6 +229,16 @@ class Schedule(RuleBasedStateMachine):
                 assert oldest < claim.mask_before or 0 <= step - oldest <= self.settings.max_staleness
 
     @rule()
+    def let_go(self):
+        """The step waited in vain: what it waited for makes room."""
+        step, live = self.queue.version.step, len(self.queue.ledger.live)
+        ended = self.queue.let_go(step)
+        assert len(ended) <= self.settings.groups_per_step
+        assert len(self.queue.ledger.live) == live - len(ended) and not any(
+            number in self.queue.ledger.live for number in ended
+        )
+
+    @rule()
     def release(self):
         if not self.claims:
             return
@@ -326,8 +336,7 @@ class Schedule(RuleBasedStateMachine):
     def nothing_grows(self):
         if hasattr(self, "queue"):
             k, groups = self.settings.max_staleness, self.settings.groups_per_step
-            if self.settings.late != "mask":
-                assert len(self.queue.ledger.live) <= (k + 1) * groups + self.settings.spare_groups
+            assert len(self.queue.ledger.live) <= (k + 1) * groups + self.settings.spare_groups
             known = {key for places in self.queue.table.rows.values() for key, _ in places}
             assert known == self.queue.table.blocks.keys()
             assert self.queue.credits.bytes >= 0 and self.queue.credits.kept_bytes >= 0
@@ -361,7 +370,8 @@ TestSchedules.settings = settings(max_examples=40, stateful_step_count=30, **SET
 ACTIONS = {
     "admit": 6, "load": 3, "publish": 2, "generate": 8, "abort": 1, "rollout_dies": 0.3, "report": 1, "credit": 5,
     "claim": 5, "release": 0.3, "time_passes": 0.3, "train": 4, "checkpoint": 0.5, "trainer_dies": 0.3,
-    "machine_dies": 0.2, "smooth": 0.5, "sample": 8, "let_go": 1,
+    "machine_dies": 0.2, "smooth": 0.5, "sample": 8, "leave_engine": 1,
+    "let_go": 0.3,
 }  # fmt: skip
 
 
@@ -391,7 +401,7 @@ def _arguments(name: str, draw: random.Random) -> dict[str, object]:
         "load": lambda: {"engine": draw.randrange(ENGINES)},
         "generate": lambda: {"many": draw.randint(1, 9), "which": draw, "sick": draw.randrange(8)},
         "sample": lambda: {"many": draw.randint(1, 9), "which": draw},
-        "let_go": lambda: {"engine": draw.randrange(ENGINES), "to": draw.randrange(ENGINES)},
+        "leave_engine": lambda: {"engine": draw.randrange(ENGINES), "to": draw.randrange(ENGINES)},
         "abort": lambda: {"which": draw, "regenerate": draw.random() < 0.5},
         "rollout_dies": lambda: {"sure": 0},
         "credit": lambda: {"many": draw.randint(1, 4), "dies": draw.random() < 0.1},

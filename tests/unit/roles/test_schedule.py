@@ -6,11 +6,14 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import example, given, settings
 
-from relax_core.api.errors import InfrastructureError
+from relax_core.api.errors import DeadlineExceeded, InfrastructureError
 from relax_core.api.events import RoleFailed, RoleRecovered
 from tests.unit.roles.theatre import Performance, Theatre
 
@@ -74,25 +77,51 @@ def test_engines_that_die_at_any_time_lose_no_sample(tmp_path: Path, seed: int) 
     assert any(isinstance(event, RoleRecovered) for event in played.events)
 
 
-ENDED = {"wait": {"deadline"}, "drop": {"expired"}, "regenerate": {"regenerated"}, "mask": set()}
+ENDED = {"wait": {"deadline"}, "drop": {"expired"}, "regenerate": {"regenerated"}, "mask": {"deadline"}}
 
 
-def stragglers(rule: str) -> dict[str, Any]:
+def stragglers(rule: str, tokens: int = 200, share: float = 1 / 16) -> dict[str, Any]:
     """One sample in sixteen takes five times the step's deadline."""
     return {
-        "rollout": {"prompts_per_step": 4, "group_size": 4, "max_new_tokens": 400, "late": rule, "step_timeout_s": 4.0},
-        "engine": {"name": "puppet-engine", "straggler": 200},
-    }
+        "rollout": {
+            "prompts_per_step": 4, "group_size": 4, "max_new_tokens": 2 * tokens, "late": rule, "step_timeout_s": 4.0
+        },
+        "engine": {"name": "puppet-engine", "straggler": tokens, "straggles": share},
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("rule", ["wait", "drop", "regenerate", "mask"])
-@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("staleness", [0, 2])
 def test_every_late_rule_keeps_the_bound_and_the_account(tmp_path: Path, rule: str, staleness: int) -> None:
     played = Theatre(tmp_path, steps=STEPS, max_staleness=staleness, **stragglers(rule)).play()
     whole(played, staleness=staleness)
     assert played.seconds < STEPS * 7.0  # a step's deadline, a poll and the update: nobody waits for a straggler
     reasons = {name.rpartition("/")[2] for step in played.steps for name in step.metrics if "dropped/" in name}
     assert reasons == ENDED[rule]
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    st.sampled_from(["wait", "mask", "drop", "regenerate"]), st.integers(0, 3), st.sampled_from([30, 90, 1000, 10**5]),
+    st.sampled_from([1 / 16, 1 / 8, 1.0]), st.booleans(), st.booleans(),
+)  # fmt: skip
+@example("mask", 2, 200, 1 / 8, False, False)
+@example("regenerate", 1, 1000, 1.0, False, True)
+def test_no_straggler_however_long_keeps_a_run_from_its_end(
+    rule: str, staleness: int, tokens: int, share: float, streams: bool, whole_batches: bool
+) -> None:
+    """Single samples that straggle, and tasks that always do."""
+    algorithm = {"name": "reinforce-plus-plus" if whole_batches else "grpo"}
+    late = {**stragglers(rule, tokens, share), "batch": {"stream": streams}, "algorithm": algorithm}
+    with TemporaryDirectory() as folder:
+        whole(Theatre(Path(folder), steps=6, max_staleness=staleness, **late).play(), 6, staleness)
+
+
+def test_where_everything_is_too_late_the_run_ends_and_says_so(tmp_path: Path) -> None:
+    late = stragglers("drop") | {"engine": {"name": "puppet-engine", "token_s": 100.0}}
+    with pytest.raises(BaseExceptionGroup) as failed:
+        Theatre(tmp_path, steps=4, max_staleness=1, **late).play()
+    assert failed.group_contains(DeadlineExceeded, match="raise rollout.step_timeout_s")
 
 
 def test_engines_stop_generating_what_was_dropped(tmp_path: Path) -> None:

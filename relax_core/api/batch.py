@@ -23,6 +23,20 @@ class AttemptId(NamedTuple):
     attempt: int
 
 
+class AttemptIds(tuple[AttemptId, ...]):
+    """Samples as they travel between processes: pickled as one array of numbers, not as so many objects."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return AttemptIds._of, (array("q", chain.from_iterable(self)).tobytes(),)
+
+    @classmethod
+    def _of(cls, packed: bytes) -> AttemptIds:
+        numbers = iter(memoryview(packed).cast("q"))
+        return cls(map(AttemptId, numbers, numbers, numbers))
+
+
 class RowId(NamedTuple):
     """One training sequence of a sample."""
 
@@ -37,7 +51,7 @@ class RowId(NamedTuple):
 
 
 class RowIds(tuple[RowId, ...]):
-    """Rows as they travel between processes: pickled as one array of numbers, not as so many objects."""
+    """Rows as they travel, like `AttemptIds`."""
 
     __slots__ = ()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from relax_core.api.batch import AttemptId, RowId
+from relax_core.api.batch import AttemptId, AttemptIds, RowId
 from relax_core.api.bus import Issue, Sealed
 from relax_core.api.outcome import DropReason
 from relax_core.api.version import Version
@@ -72,7 +72,7 @@ class Group:
         return Group(number, issue, retry, holder, granted, {i: Attempt(i) for i in ids}, size, floor=granted)
 
     def as_issue(self) -> Issue:
-        return Issue(self.number, tuple(self.members), self.retry)
+        return Issue(self.number, AttemptIds(self.members), self.retry)
 
     @property
     def complete(self) -> bool:

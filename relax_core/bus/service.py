@@ -92,7 +92,8 @@ class BusService:
     # -- rows -----------------------------------------------------------------------------------------------------
 
     async def put(self, batch: RowBatch, sealed: Sequence[Sealed], wait_s: float) -> bool:
-        key = await self.begin_put(batch.ids, batch.size_bytes, sealed, wait_s)
+        check_seals(batch.ids, sealed)
+        key = await self.begin_put([seal.attempt for seal in sealed], len(batch), batch.size_bytes, wait_s)
         if key is None:
             return False
         try:
@@ -103,13 +104,9 @@ class BusService:
         await self.end_put(key, batch.ids, tuple(batch.columns), batch.size_bytes, sealed)
         return True
 
-    async def begin_put(
-        self, ids: Sequence[RowId], size_bytes: int, sealed: Sequence[Sealed], wait_s: float
-    ) -> int | None:
-        """Credit for a put and the key to store its payloads under; None after `wait_s` without."""
-        check_seals(ids, sealed)
-        attempts = [seal.attempt for seal in sealed]
-        return await self._until(lambda now: self.queue.reserve(attempts, len(ids), size_bytes, now), wait_s)
+    async def begin_put(self, attempts: Sequence[AttemptId], rows: int, size_bytes: int, wait_s: float) -> int | None:
+        """Credit for a put of these samples and the key to store its payloads under; None after `wait_s` without."""
+        return await self._until(lambda now: self.queue.reserve(attempts, rows, size_bytes, now), wait_s)
 
     async def end_put(
         self, key: int, ids: Sequence[RowId], columns: Sequence[str], size_bytes: int, sealed: Sequence[Sealed]

@@ -9,13 +9,14 @@ from typing import Any, cast
 
 from pydantic import PositiveInt
 
-from relax_core.api.batch import AttemptId, Cut, Ragged, RowBatch, RowId, RowIds
+from relax_core.api.batch import AttemptId, AttemptIds, Cut, Ragged, RowBatch, RowId, RowIds
 from relax_core.api.bus import Account, BusComponent, Claim, ClaimRequest, Issue, PayloadStore, Registration, Sealed
 from relax_core.api.errors import StaleFence
 from relax_core.api.options import Options
 from relax_core.api.outcome import DropReason
 from relax_core.api.version import Version
-from relax_core.bus.checks import check_columns, check_cut
+from relax_core.bus.checks import check_columns, check_cut, check_seals
+from relax_core.bus.packed import Seals
 from relax_core.bus.store import read
 from relax_core.runners.ray.remote import Remote
 from relax_core.runners.ray.storage import RemoteStore
@@ -56,8 +57,10 @@ class BusClient:
     async def put(self, batch: RowBatch, sealed: Sequence[Sealed], wait_s: float) -> bool:
         if self._store is None:
             return cast(bool, await self._hub.call("put", batch, sealed, wait_s))
-        ids, size, names = RowIds(batch.ids), batch.size_bytes, tuple(batch.columns)
-        key = await self._hub.call("begin_put", ids, size, sealed, wait_s)
+        check_seals(batch.ids, sealed)
+        ids, seals, size, names = RowIds(batch.ids), Seals(sealed), batch.size_bytes, tuple(batch.columns)
+        attempts = AttemptIds(seal.attempt for seal in seals)
+        key = await self._hub.call("begin_put", attempts, len(batch), size, wait_s)
         if key is None:
             return False
         try:
@@ -66,7 +69,7 @@ class BusClient:
             await self._hub.call("cancel_put", key)
             raise
         try:
-            await self._hub.call("end_put", key, ids, names, size, sealed)
+            await self._hub.call("end_put", key, ids, names, size, seals)
         except StaleFence:
             await self._store.free([key])
             raise
@@ -116,7 +119,8 @@ class BusClient:
         await self._hub.call("release", _ticket(claim))
 
     async def trained(self, claims: Sequence[Claim], step: int, without_gradient: Sequence[RowId] = ()) -> Version:
-        return cast(Version, await self._hub.call("trained", list(map(_ticket, claims)), step, without_gradient))
+        skipped = RowIds(without_gradient)
+        return cast(Version, await self._hub.call("trained", list(map(_ticket, claims)), step, skipped))
 
     async def version(self) -> Version:
         return cast(Version, await self._hub.call("version"))

@@ -164,7 +164,7 @@ async def test_a_host_whose_clients_hold_the_store_needs_only_places(bus):
     ids = tuple(RowId(*attempt, 0) for attempt in issue.attempts)
     sealed = [Sealed(attempt, 1, Outcome.FINISHED) for attempt in issue.attempts]
     payload = columns(ids, 3)
-    key = await bus.begin_put(ids, 100, sealed, 0.0)
+    key = await bus.begin_put([seal.attempt for seal in sealed], len(ids), 100, 0.0)
     await clients_store.put(key, payload)
     await bus.end_put(key, ids, tuple(payload), 100, sealed)
     claim = await lab.claim("one")
@@ -190,7 +190,7 @@ async def _begun(bus, lab) -> int:
     """A put that its producer will not end."""
     (issue,) = await lab.admit(1)
     ids = tuple(RowId(*attempt, 0) for attempt in issue.attempts)
-    key = await bus.begin_put(ids, 100, [Sealed(a, 1, Outcome.FINISHED) for a in issue.attempts], 0.0)
+    key = await bus.begin_put(issue.attempts, len(ids), 100, 0.0)
     await bus.store.put(key, columns(ids, 3))
     assert (bus.queue.credits.rows, bus.queue.credits.bytes, len(bus.store)) == (2, 100, 1)
     return key

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Seals that travel by columns arrive as they were, whatever their fields hold."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import fields, replace
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from relax_core.api.batch import AttemptId, AttemptIds
+from relax_core.api.bus import Claim, Sealed
+from relax_core.api.outcome import Outcome
+from relax_core.bus.packed import Samples, Seals
+
+numbers = st.integers(0, 1 << 40)
+seals = st.builds(
+    Sealed, attempt=st.builds(AttemptId, numbers, numbers, numbers), num_rows=numbers, outcome=st.sampled_from(Outcome),
+    reward=st.floats(allow_nan=False) | st.integers(-3, 3), floor=numbers, trained_tokens=numbers,
+    parts=st.dictionaries(st.text(max_size=3), st.floats(allow_nan=False), max_size=2), newest=st.none() | numbers,
+)  # fmt: skip
+
+
+@given(st.lists(seals, max_size=6))
+def test_seals_and_the_samples_of_a_claim_arrive_as_they_were(made: list[Sealed]) -> None:
+    claim = Claim(1, 2, "actor", (), Samples.of(made), (3,))
+    sent = pickle.loads(pickle.dumps((Seals(made), claim, AttemptIds(seal.attempt for seal in made))))
+    assert sent == (tuple(made), claim, tuple(seal.attempt for seal in made))
+    assert all(type(seal.attempt) is AttemptId for seal in (*sent[0], *sent[1].samples.values()))
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Sealed)])
+def test_no_field_of_a_seal_is_lost(name: str) -> None:
+    plain = Sealed(AttemptId(1, 2, 3), 4, Outcome.FINISHED)
+    other = {"attempt": AttemptId(7, 7, 7), "outcome": Outcome.TRUNCATED, "parts": {"a": 1.0}, "reward": 0.5}
+    seal = replace(plain, **{name: other.get(name, 9)})
+    (sent,) = pickle.loads(pickle.dumps(Seals([seal])))
+    assert getattr(sent, name) == getattr(seal, name) != getattr(plain, name)

@@ -34,7 +34,7 @@ _HOME = {
     ),
     "estimate": ("Estimate", "Workload"),
     "events": (
-        "CheckpointSaved", "EvalFinished", "Event", "Logged", "RoleFailed", "RoleRecovered", "RolloutMeasured", "RunFinished",
+        "CheckpointSaved", "EvalFinished", "Event", "Logged", "RoleFailed", "RoleRecovered", "RolledBack", "RolloutMeasured", "RunFinished",
         "RunStarted", "SamplesScored", "StepFinished", "WeightsPublished",
     ),
     "family": ("ModelFamily", "Rendered"),
@@ -160,6 +160,7 @@ if TYPE_CHECKING:
     from relax_core.api.events import Logged as Logged
     from relax_core.api.events import RoleFailed as RoleFailed
     from relax_core.api.events import RoleRecovered as RoleRecovered
+    from relax_core.api.events import RolledBack as RolledBack
     from relax_core.api.events import RolloutMeasured as RolloutMeasured
     from relax_core.api.events import RunFinished as RunFinished
     from relax_core.api.events import RunStarted as RunStarted

@@ -111,6 +111,14 @@ class RoleRecovered:
 
 
 @dataclass(frozen=True, slots=True)
+class RolledBack:
+    """The trainer went back to a version: what was told of later steps is undone, and comes again."""
+
+    version: Version
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class RunFinished:
     status: str
     summary: Mapping[str, Any]
@@ -128,5 +136,5 @@ class Logged:
 
 Event = (
     RunStarted | SamplesScored | StepFinished | StepMeasured | TimeSpent | RolloutMeasured | WeightsPublished
-    | CheckpointSaved | EvalFinished | RoleFailed | RoleRecovered | RunFinished | Logged
+    | CheckpointSaved | EvalFinished | RoleFailed | RoleRecovered | RolledBack | RunFinished | Logged
 )  # fmt: skip

@@ -209,6 +209,10 @@ class Recorder:
                 self._trace.spent(event.spans)
                 self._time.told(event)
                 self._account()
+            case events.RolledBack(version, reason):
+                self.rewind(version.step)
+                self._facts["step"] = version.step
+                self._log.write("warning", "rolled back", version=str(version), reason=reason)
             case events.RunFinished():
                 return events.RunFinished(event.status, self.finish(event.status, event.summary))
             case _:

@@ -125,18 +125,20 @@ class TrainerGroup:
 
     async def sleep(self, parts: Sequence[Part]) -> int:
         """Free these parts on every rank, as far as they may sleep; bytes really freed."""
+        return sum(map(int, await self._rest("sleep", parts)))
+
+    async def wake(self, parts: Sequence[Part]) -> None:
+        await self._rest("wake", parts)
+
+    async def _rest(self, method: str, parts: Sequence[Part]) -> list[Any]:
+        """Ranks that are gone hold nothing: that they are, the next work on them says, not the arbiter's order."""
         able = [part for part in self._sleeps if part in parts]
         try:
-            return sum(map(int, await self.call("sleep", able))) if able and not self.lost else 0
+            return await self.call(method, able) if able and not self.lost else []
         except InfrastructureError:
             if not self.lost:
                 raise
-            return 0  # who is gone holds nothing
-
-    async def wake(self, parts: Sequence[Part]) -> None:
-        able = [part for part in self._sleeps if part in parts]
-        if able and not self.lost:
-            await self.call("wake", able)
+            return []
 
     def pids(self) -> dict[str, int]:
         """Of the ranks' processes, by their names."""

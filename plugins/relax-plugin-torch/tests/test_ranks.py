@@ -4,7 +4,7 @@
 import asyncio
 import os
 import signal
-from contextlib import contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 
 import numpy as np
 import pytest
@@ -120,9 +120,9 @@ class Quiet:
         pass
 
 
-@SHARDINGS
-async def test_a_rank_that_is_killed_ends_the_call_of_all(folder, tmp_path, sharding):
-    """It is stopped first, so that the other one surely waits for it."""
+@asynccontextmanager
+async def working(folder, tmp_path, sharding):
+    """Two ranks in processes of their own, in the middle of an update, as one group."""
     from relax_core.api.worker import WorkerSpec
 
     options = {"sharding": sharding}
@@ -139,6 +139,15 @@ async def test_a_rank_that_is_killed_ends_the_call_of_all(folder, tmp_path, shar
         )
         await group.call("begin_step", Version("actor", 0, 0))
         await group.call("begin_update", count(make_rows()))
+        yield group, ranks
+    finally:
+        await workers.close()
+
+
+@SHARDINGS
+async def test_a_rank_that_is_killed_ends_the_call_of_all(folder, tmp_path, sharding):
+    """It is stopped first, so that the other one surely waits for it."""
+    async with working(folder, tmp_path, sharding) as (group, ranks):
         os.kill(ranks[1].pid, signal.SIGSTOP)
         call = asyncio.create_task(group.call("accumulate", group.chunk(make_rows()), True, timeout_s=120))
         await asyncio.sleep(0)
@@ -148,8 +157,16 @@ async def test_a_rank_that_is_killed_ends_the_call_of_all(folder, tmp_path, shar
                 await call
             with pytest.raises(InfrastructureError):  # the other one is of no use alone
                 await group.finish_update(count(make_rows()))
-    finally:
-        await workers.close()
+
+
+async def test_a_rank_that_hangs_in_a_collective_is_found_and_ends_the_call_of_all(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("relax_core.roles.heartbeat.EVERY_S", 0.2)
+    async with working(folder, tmp_path, "fsdp") as (group, ranks):
+        os.kill(ranks[1].pid, signal.SIGSTOP)
+        async with asyncio.timeout(100):
+            with pytest.raises(WorkerDied, match=r"rank-1 .* no sign of life .* during accumulate"):
+                await group.call("accumulate", group.chunk(rows_of(0)), True, timeout_s=120)
+        assert group.lost
 
 
 def free_port():

@@ -66,11 +66,11 @@ def test_answers_come_in_the_order_of_the_ranks() -> None:
 
 
 @pytest.mark.parametrize("error", [DIED, ValueError("row 3 is empty")])
-def test_who_waits_for_a_rank_that_failed_is_killed(error: Exception) -> None:
+def test_where_one_is_waited_for_that_failed_all_are_ended(error: Exception) -> None:
     waiting, well = Rank(0, None), Rank(2, 1, "done")
     with pytest.raises(type(error), match=str(error)):
         called(waiting, Rank(1, 2, error), well)
-    assert (waiting.killed, well.killed) == (True, False)
+    assert (waiting.killed, well.killed) == (True, True)
 
 
 @pytest.mark.parametrize("cause", [DIED, ValueError("row 3 is empty")])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, field_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 from pydantic_core import PydanticCustomError
 
 from relax_core.api.options import Options
@@ -38,6 +38,8 @@ class EnginePlacement(Options):
     """CPU threads of one engine; 0: an equal share of the cores."""
     share: Share = ""
     """Whose devices the engines use, in turns: a role's, or `own`; empty: as the mode says."""
+    silence_s: PositiveFloat = 20.0
+    """An engine that does not answer for so long is asked whether it lives; one that does not say so in as long is replaced."""
 
 
 class RankPlacement(Options):

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from relax_core.api.engine import Capabilities, Delta, EngineSpec, Health
-from relax_core.api.errors import DeadlineExceeded
+from relax_core.api.errors import DeadlineExceeded, InfrastructureError
 from relax_core.api.role import Lane
 from relax_core.api.trainer import Chosen
 from relax_core.api.turn import Part
@@ -26,8 +26,10 @@ ABORT_S = 60.0
 PAUSE_S = 120.0
 """An engine answers between two tokens of everything it runs."""
 REST_S = 300.0
-SILENCE_S = 180.0
-"""An engine that yields nothing for this long while it runs requests, and is not paused, is taken for dead."""
+STUCK_S = 180.0
+"""An engine that yields nothing for this long while it runs requests, and is not paused, is stuck, whatever else it answers."""
+SILENCE_S = 20.0
+"""After so long without an answer an engine is asked whether it lives; where it does not say so in as long, it hangs."""
 LONGEST_S = 1e9
 """Of a stream's own deadline: silence is watched here, where a pause is known."""
 
@@ -40,9 +42,9 @@ class EngineSlot:
 
     def __init__(
         self, name: str, chosen: Chosen, spec: EngineSpec, worker: WorkerSpec, workers: Workers,
-        capabilities: Capabilities = NOTHING_SAID, lane: Lane | None = None,
+        capabilities: Capabilities = NOTHING_SAID, lane: Lane | None = None, silence_s: float = SILENCE_S,
     ) -> None:  # fmt: skip
-        self._lane = lane or Unwatched()
+        self._lane, self._silence_s = lane or Unwatched(), silence_s
         self.name, self.chosen, self.capabilities = name, chosen, capabilities
         self._spec, self._worker_spec, self._workers = replace(spec, name=name), worker, workers
         self.worker: Worker | None = None
@@ -79,22 +81,18 @@ class EngineSlot:
 
     async def update(self, manifest: Manifest, transport: Chosen, timeout_s: float = UPDATE_S) -> Receipt:
         """Load a version; `version` changes when the receipt was accepted, and not before."""
-        if self.worker is None:
-            raise RuntimeError(f"engine {self.name} was never started")
         self.loading = str(manifest.version)
         try:
             with self._lane.span("overhead", f"loading {manifest.version}"):
-                receipt: Receipt = await self.worker.call("update_weights", manifest, transport, timeout_s=timeout_s)
+                receipt: Receipt = await self._call("update_weights", manifest, transport, timeout_s=timeout_s)
         finally:
             self.loading = ""
         return receipt
 
     async def score(self, canary: Canary, timeout_s: float) -> Sequence[float]:
         """What the engine makes of a canary."""
-        if self.worker is None:
-            raise RuntimeError(f"engine {self.name} was never started")
         with self._lane.span("overhead", "scoring a canary"):
-            (log_probs,) = await self.worker.call("score", [canary.tokens], canary.temperature, timeout_s=timeout_s)
+            (log_probs,) = await self._call("score", [canary.tokens], canary.temperature, timeout_s=timeout_s)
         found: Sequence[float] = log_probs
         return found
 
@@ -117,43 +115,63 @@ class EngineSlot:
             yield self._take(deltas)
 
     async def _next(self, stream: AsyncIterator[Sequence[Delta]]) -> Sequence[Delta] | None:
-        """What the engine says next; None at its end. A paused engine may be silent for as long as it is paused."""
-        word = asyncio.ensure_future(anext(stream, None))
+        """What the engine says next; None at its end. A paused engine may be silent for as long as it is paused and lives."""
+        word, silent_s = asyncio.ensure_future(anext(stream, None)), 0.0
         try:
             while True:
                 resumed = self._resumed
-                if (await asyncio.wait({word}, timeout=SILENCE_S))[0]:
+                if (await asyncio.wait({word}, timeout=self._silence_s))[0]:
                     return word.result()
-                if not self.paused and resumed == self._resumed:
-                    raise DeadlineExceeded(self.name, "the next item of generate", SILENCE_S)
+                silent_s = 0.0 if self.paused or resumed != self._resumed else silent_s + self._silence_s
+                if silent_s >= STUCK_S:
+                    raise DeadlineExceeded(self.name, "the next item of generate", silent_s)
+                await self._live("generate")
         finally:
             word.cancel()
             await asyncio.gather(word, return_exceptions=True)
 
+    async def _call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        """A call that may be long: an engine that meanwhile shows no life is not waited for."""
+        if self.worker is None:
+            raise RuntimeError(f"engine {self.name} was never started")
+        answer = asyncio.ensure_future(self.worker.call(method, *args, timeout_s=timeout_s))
+        try:
+            while not (await asyncio.wait({answer}, timeout=self._silence_s))[0]:
+                await self._live(method)
+            return answer.result()
+        finally:
+            answer.cancel()
+            await asyncio.gather(answer, return_exceptions=True)
+
+    async def _live(self, method: str) -> None:
+        """Raise where the engine does not say that it is well."""
+        try:
+            health = await self.health(self._silence_s)
+        except DeadlineExceeded:
+            raise DeadlineExceeded(self.name, f"a sign of life during {method}", 2 * self._silence_s) from None
+        if not health.ok:
+            raise InfrastructureError(f"{self.name}: not well during {method}: {health.facts.get('failure', '')}")
+
     async def abort(self, ids: Sequence[str]) -> None:
         """End requests that nobody wants any more, or not here. NotImplementedError where the engine can't."""
         if self.worker is not None:
-            await self.worker.call("abort", list(ids), timeout_s=ABORT_S)
+            await self._call("abort", list(ids), timeout_s=ABORT_S)
 
     async def pause(self) -> bool:
         """Sample nothing more. False where the engine can't hold requests: they must leave it."""
         self.paused = True
         self._changed()
         with suppress(NotImplementedError):
-            await self._call("pause")
+            await self._call("pause", timeout_s=PAUSE_S)
             return True
         return False
 
     async def resume(self) -> None:
         with suppress(NotImplementedError):  # then it was never told to pause
-            await self._call("resume")
+            await self._call("resume", timeout_s=PAUSE_S)
         self.paused = False
         self._resumed += 1
         self._changed()
-
-    async def _call(self, method: str) -> None:
-        if self.worker is not None:
-            await self.worker.call(method, timeout_s=PAUSE_S)
 
     async def rest(self, asleep: frozenset[Part]) -> int:
         """Let exactly these parts of its memory sleep, where it has started; bytes really freed. What runs is paused."""
@@ -162,10 +180,10 @@ class EngineSlot:
         freed = 0
         if to_sleep := sorted(asleep - self.asleep):
             with self._lane.span("overhead", f"putting {' and '.join(to_sleep)} to sleep"):
-                freed = int(await self.worker.call("sleep", to_sleep, timeout_s=REST_S))
+                freed = int(await self._call("sleep", to_sleep, timeout_s=REST_S))
         if to_wake := sorted(self.asleep - asleep):
             with self._lane.span("overhead", f"waking {' and '.join(to_wake)}"):
-                await self.worker.call("wake", to_wake, timeout_s=REST_S)
+                await self._call("wake", to_wake, timeout_s=REST_S)
         self.asleep = asleep
         return freed
 

@@ -117,7 +117,7 @@ def make_pool(context: Context, now: Version, tell: Tell) -> EnginePool:
     run, group = context.run, context.plan.groups["rollout"]
     spec = engine_spec(run, now._replace(step=0))
     can = type(context.build(run.engine.chosen)).capabilities
-    slots = []
+    slots, silence_s = [], run.placement.rollout.silence_s
     for number in range(group.size):
         name = f"engine-{number}"
         worker = WorkerSpec(
@@ -125,7 +125,7 @@ def make_pool(context: Context, now: Version, tell: Tell) -> EnginePool:
             num_gpus=group.gpus_each,
         )  # fmt: skip
         lane = context.lane(name, group.devices_of(number))
-        slots.append(EngineSlot(name, run.engine.chosen, spec, worker, context.workers, can, lane=lane))
+        slots.append(EngineSlot(name, run.engine.chosen, spec, worker, context.workers, can, lane, silence_s))
     weights = run.weights
     feed = WeightFeed(context.weights, context.clock, weights.proof, weights.tolerance, weights.timeout_s)
     return EnginePool(slots, context.clock, feed, tell, now.step == 0, run.deterministic, group.sleeps)

@@ -130,7 +130,8 @@ class EnginePool:
         while slot.running:
             if not self._requests.whole:  # what was begun again would not be the same bits
                 self._requests.interrupt(list(slot.running))
-                await _abort(slot, list(slot.running))
+                with contextlib.suppress(NotImplementedError):  # it runs them to their end
+                    await slot.abort(list(slot.running))
             await slot.stirred(INTERRUPT_S)
 
     # -- sleeping -----------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def test_the_engine_and_then_the_reward_that_hangs_is_named(
     (tmp_path / "stuck.py").write_text(STUCK)
     run = start.train(
         tmp_path / "run", tiny / "recipe.toml", "steps=500", "run.runner=local", f"plugins=['{tmp_path / 'stuck.py'}']",
-        'rewards=[{name="stuck", timeout_s=200}]',
+        'rewards=[{name="stuck", timeout_s=200}]', "placement.rollout.silence_s=300",
     )  # fmt: skip
     run.until_steps(2)
 

@@ -90,6 +90,24 @@ def test_an_engine_that_dies_in_its_turn_keeps_nobody_waiting(tmp_path: Path, pl
     assert any(isinstance(event, RoleRecovered) for event in played.events)
 
 
+@pytest.mark.parametrize("wait_s", [0.05, 0.3, 1.1, 2.0])
+def test_an_engine_that_hangs_in_or_between_turns_costs_seconds(tmp_path: Path, wait_s: float) -> None:
+    """It is silent when it is to pause, to wake, to load weights or to generate."""
+
+    async def hang(played: Theatre) -> None:
+        while not any(span.method == "accumulate" for span in played.workers.spans):
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(wait_s)
+        played.workers.alive["engine-0"].hang()
+
+    placement = {"mode": "colocate", "rollout": {"silence_s": 2.0}}
+    plain = theatre(tmp_path / "plain", placement=placement, max_staleness=1).play(at_most_s=1e3)
+    played = theatre(tmp_path / "hung", placement=placement, max_staleness=1).play(hang, at_most_s=1e3)
+    assert played.account.trained == SAMPLES
+    assert any(isinstance(event, RoleRecovered) for event in played.events)
+    assert played.seconds < plain.seconds + 3 * 2.0, "silence, a question, a new one"
+
+
 def test_an_actor_that_dies_in_its_turn_ends_the_run(tmp_path: Path) -> None:
     async def kill(played: Theatre) -> None:
         while not any(span.method == "begin_update" for span in played.workers.spans):

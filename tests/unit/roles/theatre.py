@@ -57,7 +57,7 @@ class Puppet:
 
     def __init__(self, spec: WorkerSpec, host: Host, spans: list[Span]) -> None:
         self.name, self.pid, self._host, self._spans = spec.name, 0, host, spans
-        self._dead = asyncio.Event()
+        self._dead, self._hangs = asyncio.Event(), False
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
         start = asyncio.get_running_loop().time()
@@ -79,7 +79,7 @@ class Puppet:
                 self._spans.append(Span(self.name, method, start, asyncio.get_running_loop().time()))
 
     async def _alive(self, work: Any, method: str, timeout_s: float) -> Any:
-        task, dead = asyncio.ensure_future(_awaited(work)), asyncio.ensure_future(self._dead.wait())
+        task, dead = asyncio.ensure_future(self._answer(work)), asyncio.ensure_future(self._dead.wait())
         try:
             await asyncio.wait({task, dead}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if self._dead.is_set():
@@ -94,6 +94,16 @@ class Puppet:
             for one in (task, dead):
                 one.cancel()
             await asyncio.gather(task, dead, return_exceptions=True)
+
+    async def _answer(self, work: Any) -> Any:
+        answer = await _awaited(work)
+        while self._hangs:
+            await asyncio.sleep(1.0)
+        return answer
+
+    def hang(self) -> None:
+        """It lives and says nothing any more."""
+        self._hangs = True
 
     async def stop(self, timeout_s: float = 5.0) -> None:
         await self.kill()

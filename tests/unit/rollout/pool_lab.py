@@ -23,7 +23,7 @@ KINDS = {"ScriptedEngine": Capabilities(in_flight_updates=True), "AbortingEngine
 
 @asynccontextmanager
 async def engines(
-    count: int, serve: bool = True, kind: str = "ScriptedEngine", deterministic: bool = False
+    count: int, serve: bool = True, kind: str = "ScriptedEngine", deterministic: bool = False, silence_s: float = 60.0
 ) -> AsyncIterator[tuple[EnginePool, list[Receipt], list[str]]]:
     workers, receipts, told = LocalWorkers(), [], []
     spec = EngineSpec({}, 64)
@@ -31,8 +31,14 @@ async def engines(
     target = f"tests.unit.rollout.scripted_engine:{kind}"
     slots = [
         EngineSlot(
-            f"engine-{n}", ENGINE, spec, WorkerSpec(f"engine-{n}", ENGINE, env=env, target=target), workers, KINDS[kind]
-        )
+            f"engine-{n}",
+            ENGINE,
+            spec,
+            WorkerSpec(f"engine-{n}", ENGINE, env=env, target=target),
+            workers,
+            KINDS[kind],
+            silence_s=silence_s,
+        )  # fmt: skip
         for n in range(count)
     ]
 

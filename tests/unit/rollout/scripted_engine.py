@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from relax_core.api import Delta, EngineSpec, GenerateRequest, Manifest, Receipt
+from relax_core.api import Delta, EngineSpec, GenerateRequest, Health, Manifest, Receipt, Version
 from relax_core.api.engine import FinishReason
 
 TOKEN_S = 0.01
@@ -63,6 +63,9 @@ class DrainingEngine:
             raise RuntimeError(f"updated while it runs {sorted(self._left)}")
         self._step = manifest.version.step
         return Receipt(self._name, manifest.version, "wire", manifest.wire_fingerprint)
+
+    async def health(self) -> Health:
+        return Health(True, Version("actor", 0, self._step))
 
     async def pause(self) -> None:
         raise NotImplementedError

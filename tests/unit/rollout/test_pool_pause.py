@@ -72,6 +72,30 @@ async def test_an_engine_that_dies_while_paused_comes_back_paused(kind: str) -> 
         assert (await asked)[0].tokens == tuple(range(1, LONG + 1))
 
 
+@pytest.mark.parametrize(
+    ("kind", "asked"),
+    [
+        (KINDS[0], "generate"),
+        (KINDS[0], "pause"),
+        (KINDS[0], "update"),
+        (KINDS[1], "pause"),
+        ("DrainingEngine", "pause"),
+    ],
+)
+async def test_an_engine_that_hangs_is_noticed_by_its_silence_whatever_it_is_asked(kind: str, asked: str) -> None:
+    async with engines(1, kind=kind, silence_s=1.0) as (pool, _, told):
+        answers = asyncio.create_task(ask(pool, [call(0, LONG)]))
+        await under_way(pool, 1)
+        os.kill(pool.facts()["engine-0"]["pid"], signal.SIGSTOP)
+        if asked == "pause":
+            await pool.pause()
+            await pool.resume()
+        elif asked == "update":
+            await pool.update(manifest(3), NONE)
+        assert (await answers)[0].tokens == tuple(range(1, LONG + 1))
+        await until(lambda: "recovered" in told)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_weights_that_land_while_paused_sample_only_what_comes_after(kind: str) -> None:
     async with engines(1, kind=kind) as (pool, receipts, _told):

@@ -31,7 +31,7 @@ def with_rest(log_probs: Tensor) -> Tensor:
     return torch.cat([log_probs, rest.log()], dim=-1)
 
 
-def divergence(kind: Divergence, student: Tensor, teacher: Tensor, beta: float = 0.5) -> Tensor:
+def token_divergence(kind: Divergence, student: Tensor, teacher: Tensor, beta: float = 0.5) -> Tensor:
     """[tokens, k] log-probs of both -> [tokens]; differentiable by both."""
     if kind == "reverse":
         return _kl(student, teacher)
@@ -52,11 +52,11 @@ def sampled_credit(kind: Divergence, student: Tensor, teacher: Tensor, beta: flo
     return (1 - beta) * torch.logaddexp(ratio + math.log(beta), torch.full_like(ratio, math.log1p(-beta)))
 
 
-def sampled_divergence(kind: Literal["reverse", "forward"], student: Tensor, teacher: Tensor) -> Tensor:
-    """[tokens], whose gradient has in its mean over the student's samples that of the divergence: the square for `reverse`,
-    k3 for `forward`."""
+def sampled_divergence(student: Tensor, teacher: Tensor, reverse: bool) -> Tensor:
+    """[tokens], whose gradient is in the mean over the student's samples that of the divergence: half the square of the log
+    ratio for `reverse`, k3 for `forward`."""
     ratio = (teacher - student).clamp(max=MOST)
-    return ratio.square() / 2 if kind == "reverse" else ratio.expm1() - ratio
+    return ratio.square() / 2 if reverse else ratio.expm1() - ratio
 
 
 def _kl(one: Tensor, other: Tensor) -> Tensor:

@@ -166,17 +166,21 @@ class PolicyGradient(Algorithm[PolicyGradientOptionsT], Generic[PolicyGradientOp
         return Advantages(learn.per_trajectory(values, groups) if self.options.aggregation == "trajectory" else values)
 
     def loss(self, batch: LossBatch, policy: PolicyOutputs) -> Loss:
-        options = self.options
         anchor = self._anchor(batch, policy)
         surrogate = self.surrogate(batch, policy, anchor)
         weight, metrics = self._weight(batch, policy)
         terms = {"policy": self._term(batch, surrogate.values if weight is None else surrogate.values * weight)}
-        if options.kl_coef:
-            terms["kl"] = self._term(batch, self._divergence(batch, policy), options.kl_coef)
-        if options.entropy_coef:
-            terms["entropy"] = self._term(batch, policy.output("entropy"), -options.entropy_coef)
         metrics |= self._metrics(batch, policy, anchor, surrogate)
-        return Loss(terms, metrics | dict(surrogate.metrics))
+        return Loss(terms | self._regularisers(batch, policy), metrics | dict(surrogate.metrics))
+
+    def _regularisers(self, batch: LossBatch, policy: PolicyOutputs) -> dict[str, Term]:
+        """What is asked for beside the surrogate: divergence from the reference, entropy."""
+        terms = {}
+        if self.options.kl_coef:
+            terms["kl"] = self._term(batch, self._divergence(batch, policy), self.options.kl_coef)
+        if self.options.entropy_coef:
+            terms["entropy"] = self._term(batch, policy.output("entropy"), -self.options.entropy_coef)
+        return terms
 
     def _term(self, batch: LossBatch, values: Tensor, weight: float = 1.0) -> Term:
         return learn.aggregate(batch, values, self.options.aggregation, weight, self.options.fixed_length)

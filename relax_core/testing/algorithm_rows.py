@@ -68,7 +68,8 @@ def _filler(name: str, row: np.ndarray, width: int, random: np.random.Generator)
 
 
 def _wanted(algorithm: Any) -> Sequence[Column]:
-    named = {column.name: column for column in algorithm.columns() | algorithm.advantage_columns()}
+    asked = algorithm.columns() | algorithm.advantage_columns()
+    named = {column.name: column for column in sorted(asked, key=lambda column: column.name)}
     return list({**{name: STANDARD[name] for name in _ALWAYS}, **named}.values())
 
 

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""On-policy distillation (Agarwal et al., GKD, arXiv 2306.13649): a policy q learns from a teacher p on its own samples.
+
+    L(q) = E_{y ~ q} [ 1/|y| sum_t D(p || q)(y_t | y_<t, x) ]                                          (eq. 2, lambda = 1)
+
+D is KL(q || p), KL(p || q) or the generalised JSD (eq. 1). As a loss it is over the k likeliest tokens of either model; of
+the sampled token alone it is credit: with KL(q || p) the advantage is log p - log q, as in MiniLLM (arXiv 2306.08543, eq. 4,
+whose sum over later tokens is `discount = 1`) and in Thinking Machines' "On-Policy Distillation" (2025, `discount = 0`).
+All log-probs are of logits / `rollout.temperature`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+from relax_core import learn
+from relax_core.api import (
+    ADVANTAGES,
+    OLD_LOG_PROBS,
+    REF_LOG_PROBS,
+    ROLLOUT_LOG_PROBS,
+    TEACHER_LOG_PROBS,
+    Column,
+    Groups,
+    Loss,
+    LossBatch,
+    Output,
+    PolicyOutputs,
+    log_probs_at,
+    student_top_k_ids,
+    teacher_log_probs_at,
+    teacher_top_k,
+)
+from relax_core.learn.policy_gradient import PolicyGradient, Sums, Surrogate
+from relax_plugin_distillation.options import DistillationOptions
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Distillation(PolicyGradient[DistillationOptions]):
+    """What the policy samples is judged by another model, token by token."""
+
+    paper = "arXiv 2306.13649"
+    reads_rewards = False
+
+    def __init__(self, options: DistillationOptions | None = None) -> None:
+        super().__init__(options)
+        self.reads_rewards = self.options.reward_coef > 0
+        self.zero_advantage_skips = self.zero_advantage_skips and self.options.mode == "advantage"
+
+    def columns(self) -> frozenset[Column]:
+        own = {ADVANTAGES, *self._teacher()}
+        if self.options.samples:
+            return super().columns() | own
+        unbiased = {OLD_LOG_PROBS} if self._unbiased else set()
+        return frozenset(own | unbiased | ({REF_LOG_PROBS} if self.options.kl_coef else set()))
+
+    def advantage_columns(self) -> frozenset[Column]:
+        compared = {ROLLOUT_LOG_PROBS, TEACHER_LOG_PROBS} if self.options.mode == "advantage" else set()
+        return super().advantage_columns() | compared
+
+    def outputs(self) -> frozenset[Output]:
+        ids = self._ids()
+        return super().outputs() | ({log_probs_at(ids)} if ids else set())
+
+    # -- the teacher as credit -----------------------------------------------------------------------------------
+
+    def credit(self, groups: Groups) -> Tensor:
+        """Of each token what the teacher gives it, and of each sample its reward within the group."""
+        options = self.options
+        rewards = options.reward_coef * learn.group_mean_std(groups.rewards, groups.valid)
+        if options.mode == "loss":
+            return rewards
+        of_sample = cast("Tensor", groups.row_sample).repeat_interleave(cast("Tensor", groups.row_lengths))
+        columns = groups.token_columns
+        mask = columns["loss_mask"].bool() & groups.valid.reshape(-1)[of_sample]
+        student, teacher = columns["rollout_log_probs"].double(), columns["teacher_log_probs"].double()
+        credit = mask * learn.sampled_credit(options.divergence, student, teacher, options.beta)
+        if options.discount:
+            credit = learn.reward_to_go(credit, mask, cast("Tensor", groups.row_lengths), options.discount)
+        return options.coef * credit + mask * rewards.reshape(-1)[of_sample]
+
+    def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
+        """The clipped surrogate: the ratio is 1 but for later updates of a step."""
+        options, ratio = self.options, learn.log_ratio(batch, policy.log_probs, anchor).exp()
+        values = learn.clipped_surrogate(ratio, batch.advantages, options.clip_low, options.clip_high)
+        return Surrogate(values, learn.clipped(ratio.detach(), batch.advantages, options.clip_low, options.clip_high))
+
+    # -- the teacher as loss -------------------------------------------------------------------------------------
+
+    def loss(self, batch: LossBatch, policy: PolicyOutputs) -> Loss:
+        if self.options.mode == "advantage":
+            loss = super().loss(batch, policy)
+            return replace(loss, metrics={**loss.metrics, **_of_samples(batch, policy)})
+        values, metrics = self._divergences(batch, policy)
+        loss = super().loss(batch, policy) if self.options.reward_coef else Loss(self._regularisers(batch, policy))
+        terms = {**loss.terms, "distillation": self._term(batch, values, self.options.coef)}
+        return Loss(terms, {**loss.metrics, **metrics})
+
+    def _divergences(self, batch: LossBatch, policy: PolicyOutputs) -> tuple[Tensor, Sums]:
+        """[tokens] from the policy to the teacher."""
+        options, ids = self.options, self._ids()
+        if ids is None:
+            values = learn.sampled_divergence(
+                policy.log_probs, batch.column("teacher_log_probs"), reverse=options.divergence == "reverse"
+            )
+            weight, metrics = self._weight(batch, policy)
+            return values if weight is None else values * weight, {**metrics, **_of_samples(batch, policy)}
+        theirs = "teacher_log_probs_at" if options.tokens == "student-top-k" else "teacher_top_k_log_probs"
+        student = self._over(policy.output(log_probs_at(ids).key))
+        teacher = self._over(batch.column(theirs))
+        values = learn.token_divergence(options.divergence, student, teacher, options.beta)
+        return values, _of_support(batch, student.detach(), teacher, values.detach())
+
+    def _over(self, log_probs: Tensor) -> Tensor:
+        """[tokens, k] of the vocabulary -> a distribution."""
+        if self.options.rest == "bucket":
+            return learn.with_rest(log_probs)
+        return log_probs - log_probs.logsumexp(-1, keepdim=True)
+
+    def _ids(self) -> Column | None:
+        """Of the tokens that are looked at; none where it is the sampled one alone."""
+        columns = {
+            "student-top-k": student_top_k_ids(self.options.k),
+            "teacher-top-k": teacher_top_k(self.options.k)[0],
+        }
+        return columns.get(self.options.tokens)
+
+    def _teacher(self) -> tuple[Column, ...]:
+        """What the teacher gives."""
+        k = self.options.k
+        if self.options.tokens == "student-top-k":
+            return student_top_k_ids(k), teacher_log_probs_at(k)
+        return teacher_top_k(k) if self.options.tokens == "teacher-top-k" else (TEACHER_LOG_PROBS,)
+
+
+def _of_samples(batch: LossBatch, policy: PolicyOutputs) -> Sums:
+    """Estimates from the policy's own samples: KL(q || p), and the probability that both give to the same tokens."""
+    mask, count = batch.loss_mask, batch.loss_mask.sum()
+    ratio = batch.column("teacher_log_probs") - policy.log_probs.detach()
+    return {
+        "distill/kl": ((-ratio * mask).sum(), count),
+        "distill/agreement": ((ratio.clamp(max=0.0).exp() * mask).sum(), count),
+    }
+
+
+def _of_support(batch: LossBatch, student: Tensor, teacher: Tensor, values: Tensor) -> Sums:
+    """The same over the tokens that are looked at, and the divergence that is trained."""
+    mask, count = batch.loss_mask, batch.loss_mask.sum()
+    agreement = student.exp().minimum(teacher.exp()).sum(-1)
+    return {
+        "distill/kl": ((learn.token_divergence("reverse", student, teacher) * mask).sum(), count),
+        "distill/agreement": ((agreement * mask).sum(), count),
+        "distill/divergence": ((values * mask).sum(), count),
+    }

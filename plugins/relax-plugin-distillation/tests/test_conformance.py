@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The suite for each way to learn from a teacher. What the numbers are is in `tests/golden/test_distillation.py`."""
+
+from relax_core.testing.algorithm import AlgorithmSuite
+
+
+class TestAdvantages(AlgorithmSuite):
+    component = "distillation"
+
+
+class TestMixedWithRewards(AlgorithmSuite):
+    component = "distillation"
+    options = {"reward_coef": 0.5, "discount": 0.9}
+
+
+class TestJSDOfTheStudentsLikeliestTokens(AlgorithmSuite):
+    component = "distillation"
+    options = {"mode": "loss", "tokens": "student-top-k", "divergence": "jsd", "k": 2, "rest": "renormalise"}
+
+
+class TestForwardOfTheTeachersLikeliestTokens(AlgorithmSuite):
+    component = "distillation"
+    options = {"mode": "loss", "tokens": "teacher-top-k", "divergence": "forward", "k": 2, "reward_coef": 0.5}
+
+
+class TestLossOfSampledTokens(AlgorithmSuite):
+    component = "distillation"
+    options = {"mode": "loss", "divergence": "forward", "kl_coef": 0.1}

@@ -34,8 +34,8 @@ _HOME = {
     ),
     "estimate": ("Estimate", "Workload"),
     "events": (
-        "CheckpointSaved", "EvalFinished", "Event", "Logged", "RoleFailed", "RoleRecovered", "RolledBack", "RolloutMeasured", "RunFinished",
-        "RunStarted", "SamplesScored", "StepFinished", "WeightsPublished",
+        "CheckpointSaved", "EvalFinished", "Event", "Logged", "RoleFailed", "RoleRecovered", "RolledBack", "RolloutMeasured",
+        "RunFinished", "RunStarted", "SamplesScored", "StepFinished", "WeightsPublished",
     ),
     "family": ("ModelFamily", "Rendered"),
     "hooks": ("hook",),

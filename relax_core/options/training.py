@@ -130,6 +130,10 @@ class OptimizerTable(Options):
     """Decoupled weight decay."""
     grad_clip: NonNegativeFloat = 1.0
     """Largest gradient norm; 0: no clipping."""
+    not_finite: Literal["skip", "roll-back", "stop"] = "skip"
+    """An update whose loss or gradient is NaN or infinite is never applied: `skip` it, and go on with the next rows; start
+    the trainer again from its last checkpoint (`roll-back`; one that comes out the same again is skipped); or `stop` the
+    run. Several in a row stop it anyway."""
 
 
 class CriticTable(Options):

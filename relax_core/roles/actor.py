@@ -13,6 +13,7 @@ from relax_core.api.role import Context, Operation, Reads, Resume, Role
 from relax_core.api.version import Version
 from relax_core.roles.checkpoint import Checkpoints
 from relax_core.roles.fit import Fit
+from relax_core.roles.guard import Guard
 from relax_core.roles.publisher import Publisher
 from relax_core.roles.recovery import GoBack, Recovery
 from relax_core.roles.step import moved
@@ -36,7 +37,7 @@ class Actor(Role):
         )  # fmt: skip
 
     async def run(self, context: Context) -> None:
-        self._context = context
+        self._context, self._guard = context, Guard(context, self.name)
         self._trainer = await TrainerGroup.start(context, self.name)
         self._publisher = Publisher(context, self._trainer)
         self._devices = TrainerTurn(context, self.name, self._publisher.live)
@@ -50,7 +51,7 @@ class Actor(Role):
         """With ranks that were just started."""
         context = self._context
         context.doing("ready", ranks=self._trainer.pids())
-        self._fit = Fit(context, self._trainer, self.name, self._serve, self._devices)
+        self._fit = Fit(context, self._trainer, self.name, self._serve, self._devices, self._guard)
         self._checkpoints = Checkpoints(context, self._trainer, self._devices)
 
     async def _train(self) -> None:

@@ -13,11 +13,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from math import ceil
 
 from relax_core.api.bus import Claim, ClaimRequest
-from relax_core.api.errors import RelaxError, StaleFence
+from relax_core.api.errors import StaleFence
 from relax_core.api.role import Context
 from relax_core.api.trainer import UpdateOutcome, UpdateResult
 from relax_core.api.version import Version
 from relax_core.roles.claimed import ClaimedRows
+from relax_core.roles.guard import Guard
 from relax_core.roles.step import Step, StepPart
 from relax_core.roles.step_metrics import StepTimes
 from relax_core.roles.trainer_group import TrainerGroup
@@ -35,8 +36,6 @@ LAST_CALL_S = 3.0
 MAX_EMPTY = 5
 """Deadlines in a row that may pass without one group: each time those that were waited for are let go for others."""
 LATE = "raise rollout.step_timeout_s: also what was begun in place of late groups came too late"
-MAX_NOT_FINITE = 5
-"""Updates in a row that may be skipped for NaN or infinity before the run stops."""
 
 
 class Fit:
@@ -44,7 +43,7 @@ class Fit:
 
     def __init__(
         self, context: Context, trainer: TrainerGroup, task: str, meanwhile: Callable[[], Awaitable[None]],
-        devices: TrainerTurn,
+        devices: TrainerTurn, guard: Guard | None = None,
     ) -> None:  # fmt: skip
         """`meanwhile` is called again and again while rows are waited for and the weights are those of the step's start."""
         self._context, self._trainer, self._task, self._meanwhile = context, trainer, task, meanwhile
@@ -52,7 +51,7 @@ class Fit:
         self._devices = devices
         self._claimed: Claim | None = None
         """Not part of the step yet: its rows wait for the devices."""
-        self._skipped = 0
+        self._guard = guard or Guard(context, task)
         self._deadline = 0.0
         """Of the step."""
         wanted, group_size = context.run.rollout.prompts_per_step, context.plan.group_size
@@ -174,7 +173,7 @@ class Fit:
         if part.ends:
             await self._verify(step)
             result = await self._trainer.finish_update(part.denominators, lambda: self._verify(step))
-            step.results.append(self._guard(result))
+            step.results.append(await self._guard.judge(result, step.version))
 
     async def _verify(self, step: Step) -> None:
         for claim in step.claims:
@@ -206,13 +205,3 @@ class Fit:
             await self._trainer.call("abort_update")
         for claim in step.claims:
             await self._context.bus.release(claim)
-
-    def _guard(self, result: UpdateResult) -> UpdateResult:
-        """A skipped update is counted; several in a row stop the run before more rows are spent."""
-        self._skipped = 0 if result.outcome is UpdateOutcome.APPLIED else self._skipped + 1
-        if self._skipped > MAX_NOT_FINITE:
-            raise RelaxError(
-                f"actor: {self._skipped} updates in a row had a NaN or infinite gradient; lower optimizer.lr or look at the "
-                f"rewards of the last steps in samples/"
-            )
-        return result

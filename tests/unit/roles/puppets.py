@@ -210,6 +210,8 @@ class TrainerOptions(Options):
     """The same of a critic."""
     publish_s: float = 0.1
     """Virtual seconds of a publish."""
+    not_finite: tuple[int, ...] = ()
+    """Steps whose update is NaN, every time."""
 
 
 class PuppetTrainer(Trainer[TrainerOptions]):
@@ -257,6 +259,8 @@ class PuppetTrainer(Trainer[TrainerOptions]):
         if self._spec.role == "critic":
             self._step = self._begun + 1
             return UpdateResult(UpdateOutcome.APPLIED, {"critic/loss": (self._loss, 1.0)}, 1.0, self._spec.optimizer.lr)
+        if self._step + 1 in self.options.not_finite:
+            return UpdateResult(UpdateOutcome.NOT_FINITE, grad_norm=float("nan"))
         loss = self._loss * self._denominators.rescale(denominators)
         return UpdateResult(UpdateOutcome.APPLIED, {"train/loss": (loss, 1.0)}, 1.0, self._spec.optimizer.lr)
 

@@ -72,5 +72,6 @@ def test_one_that_gets_no_further_ends_the_run(tmp_path: Path) -> None:
             if any(isinstance(event, StepFinished) and event.step >= 3 for event in theatre.board.heard):
                 await theatre.workers.alive["actor-rank-0"].kill()
 
-    with pytest.RaisesGroup(WorkerDied) if hasattr(pytest, "RaisesGroup") else pytest.raises(ExceptionGroup):
+    with pytest.raises(ExceptionGroup) as caught:
         played(tmp_path, again_and_again)
+    assert [type(error) for error in caught.value.exceptions] == [WorkerDied]

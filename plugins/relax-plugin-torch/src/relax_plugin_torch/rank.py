@@ -36,7 +36,7 @@ from relax_plugin_torch.dropout import Dropout
 from relax_plugin_torch.head import ScalarPolicy, load_scalar_model, scalars
 from relax_plugin_torch.loss_scale import LossScale
 from relax_plugin_torch.model import export_folder, fingerprint, load_model, own_tensors, whole_tensors
-from relax_plugin_torch.optimizer import make_optimizer
+from relax_plugin_torch.optimizer import advance, check_whole, make_optimizer
 from relax_plugin_torch.policy import Policy
 from relax_plugin_torch.precision import choose_format, rounded
 from relax_plugin_torch.progress import Progress
@@ -58,7 +58,7 @@ class Rank:
 
     def __init__(self, spec: TrainerSpec, options: TorchOptions, build: Callable[[Chosen], Any]) -> None:
         check_spec(spec)
-        self._spec, self._build = spec, build
+        self._spec, self._options, self._build = spec, options, build
         self._undo_set_up = set_up(spec)
         self._device = choose_device(options.device, spec.rank)
         self._dtype = choose_format(spec.model.get("dtype", "float32"), self._device)
@@ -112,7 +112,8 @@ class Rank:
         if self._spec.role not in TRAINED_ROLES:
             return
         self._parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
-        self._optimizer = make_optimizer(self._model, self._spec.optimizer)
+        check_whole(self._options.optimizer, self._sharded)
+        self._optimizer = make_optimizer(self._model, self._spec.optimizer, self._options.optimizer)
 
     @met
     def facts(self) -> dict[str, Any]:
@@ -165,13 +166,11 @@ class Rank:
         norm = self._finish_gradient(factor / self._scale.value)
         self._update = None
         lr = self._spec.optimizer.lr * learn.lr_factor(self._spec.optimizer, self.progress.step)
-        if not np.isfinite(norm):
+        if not (np.isfinite(norm) and update.finite):
             self._optimizer.zero_grad(set_to_none=True)
             lower = update.finite and self._scale.overflowed()
             return UpdateResult(UpdateOutcome.OVERFLOW if lower else UpdateOutcome.NOT_FINITE, grad_norm=norm, lr=lr)
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
-        self._optimizer.step()
+        advance(self._optimizer, lr)
         self.progress.updated = True
         self._optimizer.zero_grad(set_to_none=True)
         scale = {"train/loss_scale": (self._scale.value, 1.0)} if self._scale.dynamic else {}
@@ -282,11 +281,13 @@ class Rank:
     def save(self, directory: str) -> None:
         self._refuse_within_update("save")
         state = {"progress": self.progress.state(), "loss_scale": self._scale.state()}
+        state["optimizer"] = self._options.optimizer
         save_checkpoint(directory, self._model, self._optimizer, state, self.ranks.first, self._adapters)
 
     def load(self, directory: str) -> None:
         self._refuse_within_update("load")
-        state = load_checkpoint(directory, self._model, self._optimizer, self._adapters)
+        kind = self._options.optimizer
+        state = load_checkpoint(directory, self._model, self._optimizer, self._adapters, kind)
         self.progress = Progress(**state["progress"])
         self._scale.restore(state.get("loss_scale"))
 

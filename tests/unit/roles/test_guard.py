@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An update that is NaN is skipped, undone with what came before it, or the end: as the configuration says, and told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from relax_core.api.errors import RelaxError
+from relax_core.api.events import Logged, RolledBack
+from tests.unit.roles.theatre import Performance, Theatre
+
+STEPS = 6
+
+
+def played(folder: Path, rule: str, *steps: int) -> Performance:
+    trainer = {"name": "puppet-trainer", "not_finite": list(steps)}
+    optimizer = {"lr": 0.1, "not_finite": rule}
+    return Theatre(folder, steps=STEPS, trainer=trainer, optimizer=optimizer, checkpoint={"every": 2}).play()
+
+
+def skipped(performance: Performance) -> list[int]:
+    return [step.step for step in performance.steps if step.metrics["train/skipped_updates"]]
+
+
+def told(performance: Performance) -> list[int]:
+    return [
+        event.fields["step"] for event in performance.events if isinstance(event, Logged) and "NaN" in event.message
+    ]
+
+
+def test_it_is_skipped_counted_and_told(tmp_path: Path) -> None:
+    performance = played(tmp_path, "skip", 2, 4)
+    assert skipped(performance) == told(performance) == [2, 4]
+    assert performance.account.balanced and performance.steps[-1].step == STEPS
+
+
+def test_the_trainer_goes_back_once_and_then_skips_it(tmp_path: Path) -> None:
+    performance = played(tmp_path, "roll-back", 4)
+    (back,) = [event for event in performance.events if isinstance(event, RolledBack)]
+    assert (back.version.step, back.version.incarnation) == (2, 1) and "step 4" in back.reason
+    assert [step.step for step in performance.steps] == [1, 2, 3, 3, 4, 5, 6]
+    assert skipped(performance) == told(performance) == [4]
+    assert performance.account.balanced and performance.account.trained == STEPS * 16
+
+
+def test_it_stops_the_run(tmp_path: Path) -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        played(tmp_path, "stop", 3)
+    (error,) = [error for error in caught.value.exceptions if isinstance(error, RelaxError)]
+    assert "step 3" in str(error) and "optimizer.not_finite is stop" in str(error)
+
+
+def test_one_after_another_stops_the_run_too(tmp_path: Path) -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        played(tmp_path, "skip", *range(1, 7))
+    assert "5 before it had in a row" in str(caught.value.exceptions[0])

@@ -47,6 +47,8 @@ CASES = [
     ("dppo", {}),
     ("dppo", {"divergence": "kl", "delta": 0.05}),
     ("dppo", {"correction": "truncate", "delta": 0.02}),
+    ("ppo", {}),
+    ("ppo", {"gamma": 0.9, "lam": 0.7, "normalise": False, "reward_kl_coef": 0.1, "aggregation": "trajectory"}),
     ("max-rl", {}),
     ("gdpo", {}),
     ("gdpo", {"weights": {"form": 0.25}, "aggregation": "trajectory"}),
@@ -56,7 +58,10 @@ IDS = [name + "".join(f" {key}={value}" for key, value in options.items()) for n
 STOPS_GRADIENTS = {"cispo"}
 """Whose surrogate has a factor without derivative: finite differences of the loss are something else on purpose."""
 CATALOGUE = Catalogue.load()
-COLUMNS = {"old": "old_log_probs", "rollout": "rollout_log_probs", "ref": "ref_log_probs", "advantage": "advantages"}
+COLUMNS = {
+    "old": "old_log_probs", "rollout": "rollout_log_probs", "ref": "ref_log_probs", "advantage": "advantages",
+    "values": "values", "returns": "returns",
+}  # fmt: skip
 
 
 def build(name, options=None):
@@ -92,7 +97,8 @@ def _row(source):
             (("old", 0.3), ("rollout", 0.5), ("ref", 0.5))}  # fmt: skip
     near = {name: [min(x, -0.01) for x in values] for name, values in near.items()}
     mask = [0] + [int(source.random() < 0.8) for _ in range(length - 2)] + [1]
-    return {"log_probs": exact, "mask": mask, "entropy": [source.random() for _ in exact], **near}
+    values = [math.sin(7 * x) for x in exact]
+    return {"log_probs": exact, "mask": mask, "entropy": [source.random() for _ in exact], "values": values, **near}
 
 
 def rows_of(groups, advantages):
@@ -141,13 +147,15 @@ def learnt(algorithm, rows, parts=None, dtype=torch.float64):
     return total, [slope.double().tolist() for slope in slopes], metrics
 
 
-def credited(algorithm, groups):
-    """Our advantages in the form of the references: of members, or [row][token] of members."""
+def credited(algorithm, groups, returns=False):
+    """Our advantages (or returns) in the form of the references: of members, or [row][token] of members."""
     everyone = [(g, s, member) for g, group in enumerate(groups) for s, member in enumerate(group)]
     rows = [{**row, "id": RowId(g, s, 0, r)} for g, s, m in everyone for r, row in enumerate(m["rows"])]
-    grouping = learn.Grouping(batch_of(rows), {AttemptId(g, s, 0): _sealed(g, s, m) for g, s, m in everyone}, (
-        "loss_mask", "rollout_log_probs", "ref_log_probs"))  # fmt: skip
-    values = algorithm.advantages(grouping.groups).values
+    asked = ("loss_mask", "rollout_log_probs", "ref_log_probs", *(("values",) if "values" in rows[0] else ()))
+    samples = {AttemptId(g, s, 0): _sealed(g, s, m) for g, s, m in everyone}
+    grouping = learn.Grouping(batch_of(rows), samples, asked)
+    found = algorithm.advantages(grouping.groups)
+    values = found.returns if returns else found.values
     if values.shape == grouping.groups.rewards.shape:
         return values.tolist()
     by_row = iter(values.split([len(row["mask"]) for row in rows]))

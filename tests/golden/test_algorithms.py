@@ -105,7 +105,8 @@ def test_padding_and_what_stands_in_it_change_nothing(name, options):
     for row in rows:
         for key in ("old", "rollout", "ref", "advantage"):
             row[key] = [x if m else math.nan for x, m in zip(row[key], row["mask"])] + [math.inf, math.nan]
-        row["log_probs"], row["entropy"] = row["log_probs"] + [0.0, 0.0], row["entropy"] + [0.0, 0.0]
+        for key in ("log_probs", "entropy", "values"):
+            row[key] = row[key] + [0.0, 0.0]
         row["mask"] = row["mask"] + [0, 0]
     padded, slopes, metrics = learnt(algorithm, rows)
     assert padded == pytest.approx(loss, abs=1e-12)
@@ -127,7 +128,7 @@ def test_empty_and_equal_groups_are_defined(name, options):
         values = of_tokens(groups, credited(algorithm, groups))
         assert all(math.isfinite(x) for x in flat(values))
         assert not any(flat(values[1]))
-        if not (algorithm.options.reward_kl_coef or getattr(algorithm.options, "overlong_length", 0)):
+        if not (algorithm.options.reward_kl_coef or algorithm.fits or getattr(algorithm.options, "overlong_length", 0)):
             earned = reward - algorithm.options.baseline if name == "reinforce" else 0.0
             mask = [m for member in groups[0] for row in member["rows"] for m in row["mask"]]
             assert flat(values[0]) == pytest.approx([earned * m for m in mask], abs=1e-12)

@@ -7,6 +7,7 @@ import pytest
 
 from relax_core.api import RowId
 from tests.golden.bench import build, credited, learnt
+from tests.golden.test_critic import fitted
 
 A = 0.5 / (math.sqrt(0.5) + 1e-6)
 """GRPO's advantage of rewards 1 and 0: mean 1/2, unbiased standard deviation 1/sqrt(2). 0.7071058, and minus that."""
@@ -217,3 +218,29 @@ def test_every_algorithm_is_worked():
     from tests.golden.bench import NAMES
 
     assert {f"test_{name.replace('-', '_')}" for name in NAMES} <= set(globals())
+
+
+def test_ppo():
+    # Three tokens, a reward of 1 at the last, values 0.5, 0.25, 0.75; gamma = 1, lambda = 1/2. The errors of the values are
+    # 0.25 - 0.5, 0.75 - 0.25 and 1 - 0.75, so A = -0.25 + 0.3125, 0.5 + 0.125 and 0.25; the returns are A + V.
+    (sample,) = group(1, lengths=[3])
+    sample["rows"][0]["values"] = [9.0, 0.5, 0.25, 0.75]
+    ours = build("ppo", {"lam": 0.5, "normalise": False})
+    assert credited(ours, [[sample]]) == [[[exactly([0, 0.0625, 0.625, 0.25])]]]
+    assert credited(ours, [[sample]], returns=True) == [[[exactly([0, 0.5625, 0.875, 1.0])]]]
+    # Over tokens: 1.5 is clipped to 1.2 above, 0.5 to 0.8 below.
+    loss, slopes = learn_by("ppo", (1, [1.5, 1.0]), (-1, [0.5]))
+    assert loss == exactly(-(1.2 + 1.0 - 0.8) / 3)
+    assert slopes == [exactly([0, -1 / 3]), exactly([0])]
+    # The critic: returns of 1, an old value of 0. At 0.1 it counts as it is, 0.9^2; at 0.5 it has gone beyond 0.2: 0.8^2,
+    # without a gradient; at -0.5 going back is what it should: 1.5^2.
+    columns = {
+        "values": [0.0] * 4,
+        "returns": [0.0, 1.0, 1.0, 1.0],
+        "mask": [0, 1, 1, 1],
+        "value": [0.0, 0.1, 0.5, -0.5],
+    }
+    loss, slopes, metrics = fitted(build("ppo"), [{**columns, "id": RowId(0, 0, 0, 0)}])
+    assert loss == exactly((0.81 + 0.64 + 2.25) / 6)
+    assert slopes == [exactly([0, -0.9 / 3, 0, -1.5 / 3])]
+    assert metrics == {"critic/clip_fraction": (1.0, 3.0)}

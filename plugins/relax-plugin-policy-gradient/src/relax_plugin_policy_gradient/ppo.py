@@ -65,9 +65,10 @@ class PPO(PolicyGradient[PPOOptions]):
             earned = earned - self.options.reward_kl_coef * divergence
         values = columns["values"].to(earned.dtype)
         advantages, returns = learn.gae(earned, values, mask, lengths, self.options.gamma, self.options.lam)
+        judged = mask & groups.valid.reshape(-1)[groups.row_sample].repeat_interleave(lengths)
+        advantages, returns = advantages * judged, values.where(mask & ~judged, returns)
         if self.options.normalise:
-            valid = groups.valid.reshape(-1)[groups.row_sample].repeat_interleave(lengths)
-            advantages = learn.whiten(advantages, mask & valid)
+            advantages = learn.whiten(advantages, judged)
         spread = self.options.aggregation == "trajectory"
         return Advantages(learn.per_trajectory(advantages, groups) if spread else advantages, returns)
 

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A critic's targets and loss against plain loops, and against themselves where nothing may differ."""
+
+import math
+import random
+
+import pytest
+import torch
+
+from relax_core import learn
+from tests.golden.bench import batch_of, build, credited, draw_groups, flat, of_tokens, rows_of
+from tests.golden.reference import plain, ppo
+
+SETTINGS = [{}, {"value_clip": 0.0}, {"gamma": 0.9, "lam": 0.6, "value_clip": 0.5}, {"lam": 1.0}]
+each = pytest.mark.parametrize("options", SETTINGS)
+
+
+def prepared(options, seed=0):
+    """PPO, and rows with what the critic says now, what it said, and what it should have said."""
+    algorithm, groups, source = build("ppo", options), draw_groups(seed), random.Random(seed)
+    chosen = algorithm.options.model_dump()
+    rows, targets = rows_of(groups, ppo.advantages(groups, chosen)), ppo.returns(groups, chosen)
+    for row in rows:
+        group, member, _, place = row["id"]
+        row["returns"] = targets[group][member][place]
+        row["value"] = [value + source.gauss(0, 0.4) for value in row["values"]]
+    return algorithm, rows, chosen
+
+
+def fitted(algorithm, rows, parts=None, dtype=torch.float64):
+    """(loss, d loss / d value by row, metrics)."""
+    leaves = [torch.tensor(row["value"], dtype=dtype, requires_grad=True) for row in rows]
+    denominators = learn.Denominators(learn.count(batch_of(rows)))
+    total, metrics = 0.0, {}
+    for part in parts or [range(len(rows))]:
+        batch = learn.PackedBatch(batch_of([rows[i] for i in part]), dtype=dtype)
+        outputs = learn.Outputs({"values": torch.cat([leaves[i] for i in part])})
+        loss = algorithm.fit_loss("critic", batch, outputs)
+        value = sum(learn.reduce(loss, batch, denominators).values())
+        value.backward()
+        total += float(value.detach())
+        metrics = learn.merge_metrics(metrics, {name: (float(a), float(b)) for name, (a, b) in loss.metrics.items()})
+    return total, [leaf.grad.double().tolist() for leaf in leaves], metrics
+
+
+@each
+def test_returns_equal_the_reference(options):
+    algorithm = build("ppo", options)
+    for seed in range(6):
+        groups = draw_groups(seed)
+        want = ppo.returns(groups, algorithm.options.model_dump())
+        have = of_tokens(groups, credited(algorithm, groups, returns=True))
+        assert flat(have) == pytest.approx(flat(of_tokens(groups, want)), abs=1e-9)
+
+
+@each
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-9), (torch.float32, 2e-6)])
+def test_loss_and_gradient_equal_the_reference(options, dtype, bound):
+    for seed in range(6):
+        algorithm, rows, chosen = prepared(options, seed)
+        loss, gradient, _ = fitted(algorithm, rows, dtype=dtype)
+        assert loss == pytest.approx(plain.constant(ppo.value_loss(rows, chosen)), abs=bound)
+        assert flat(gradient) == pytest.approx(flat(ppo.value_gradient(rows, chosen)), abs=bound)
+
+
+@each
+def test_gradient_agrees_with_finite_differences(options):
+    algorithm, rows, _ = prepared(options, 1)
+    _, gradient, _ = fitted(algorithm, rows)
+    for row, slopes in zip(rows, gradient, strict=True):
+        for t, slope in enumerate(slopes):
+            losses = []
+            for by in (1e-6, -1e-6):
+                row["value"][t] += by
+                losses.append(fitted(algorithm, rows)[0])
+                row["value"][t] -= by
+            assert (losses[0] - losses[1]) / 2e-6 == pytest.approx(slope, abs=1e-7)
+
+
+@each
+def test_micro_batches_order_and_padding_change_nothing(options):
+    algorithm, rows, _ = prepared(options, 2)
+    loss, gradient, metrics = fitted(algorithm, rows)
+    order = list(range(len(rows)))
+    random.Random(0).shuffle(order)
+    for row in rows:
+        row["mask"], row["value"] = row["mask"] + [0, 0], row["value"] + [0.0, 0.0]
+        for key in ("values", "returns", "advantage", "old", "rollout", "ref"):
+            row[key] = [x if m else math.nan for x, m in zip(row[key], row["mask"])] + [math.inf, math.nan]
+    for parts in ([order], [order[:2], order[2:]], [[i] for i in order]):
+        again, slopes, sums = fitted(algorithm, rows, parts)
+        assert again == pytest.approx(loss, abs=1e-12)
+        assert flat([row[:-2] for row in slopes]) == pytest.approx(flat(gradient), abs=1e-12)
+        assert sums == {name: pytest.approx(value) for name, value in metrics.items()}
+    masked = [slope for row, own in zip(rows, slopes) for m, slope in zip(row["mask"], own) if not m]
+    assert masked == [0.0] * len(masked)

@@ -26,7 +26,8 @@ HEAD = struct.Struct("<QQ")
 PEER = struct.Struct("3i")
 BY_RAY_BYTES = 1 << 20
 """A larger call goes by Ray, which need not copy it through a socket."""
-HELLO_S = 5.0
+HELLO_S = 60.0
+"""Of a busy actor; where nobody listens the socket says so at once."""
 
 Take = Callable[["Frames", int, bytes], None]
 
@@ -132,12 +133,16 @@ class Line:
         """None where no such socket is on this machine, or it is not for us."""
         line = cls()
         hello = line._open[0] = asyncio.get_running_loop().create_future()
+        own = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             async with asyncio.timeout(HELLO_S):
-                await asyncio.get_running_loop().create_unix_connection(lambda: line._end, f"\0{address}")
+                await asyncio.to_thread(own.connect, f"\0{address}")  # not every loop knows names without a file
+                await asyncio.get_running_loop().create_unix_connection(lambda: line._end, sock=own)
                 await hello
         except OSError:  # a timeout is one too
             line.close()
+            if line._end.transport is None:  # else it is the transport's to close
+                own.close()
             return None
         return line
 

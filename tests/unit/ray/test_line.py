@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import uvloop
 
 from relax_core.api.errors import StaleFence, WorkerDied
 from relax_core.runners.ray.answer import answered, asked
@@ -76,6 +77,20 @@ async def test_calls_side_by_side_get_their_own_answers_by_the_line(actor: Actor
         await _ask(reach, "refuse")
     waiting.cancel()
     assert actor.by_ray == []
+
+
+def test_lines_work_on_the_loop_that_serve_gives_its_replicas() -> None:
+    async def talk() -> Any:
+        actor = Actor()
+        await actor.exchange.open()
+        reach = Reach(actor)
+        answer = await _ask(reach, "say", 1), actor.by_ray
+        await reach.close()
+        actor.exchange.close()
+        return answer
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(talk()) == (("say", 1), [])
 
 
 async def test_what_can_not_be_pickled_is_told_to_who_asked_for_it(reach: Reach) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from relax_core.api.events import RoleFailed, RoleRecovered, WeightsPublished
+from relax_core.roles.doorkeeper import GATHER_S
 from tests.unit.roles.theatre import Performance, Theatre
 
 STEPS, SAMPLES = 12, 16
@@ -62,6 +63,24 @@ def test_an_engine_that_dies_while_the_weights_come_is_replaced_and_served_alone
     played = Theatre(tmp_path, **LIVE, placement=TWO, max_staleness=1).play(_kill_in_update, at_most_s=2e3)
     whole(played, 1)
     assert any(isinstance(event, RoleFailed) for event in played.events)
+
+
+def test_a_receiver_that_hangs_is_waited_for_once(tmp_path: Path) -> None:
+    async def hang(theatre: Theatre) -> None:
+        while not theatre.workers.spans or theatre.workers.spans[-1].method != "finish_update":
+            await asyncio.sleep(0.01)
+        theatre.workers.alive["engine-1"].hang()
+
+    two = {"mode": "hybrid", "rollout": {"engines": 2, "silence_s": 6.0}}
+    played = Theatre(tmp_path, **LIVE, placement=two, max_staleness=2).play(hang, at_most_s=2e3)
+    whole(played, 2)
+    assert any(isinstance(event, RoleRecovered) for event in played.events)
+    back = [span.end for span in played.of("engine-1", "start")][-1]
+    handed = [span for span in played.of("actor-rank", "transfer") if span.start < back]
+    assert [span.end - span.start > GATHER_S for span in handed].count(True) == 1
+    assert handed[-1].end - handed[-1].start < GATHER_S and len(handed) > 3
+    late = [span for span in played.of("actor-rank", "transfer") if span.start > back]
+    assert all(span.end - span.start < GATHER_S for span in late)
 
 
 async def _kill_in_update(theatre: Theatre) -> None:

@@ -7,6 +7,7 @@ Only worker processes are replaced: each is an object of this process that may b
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
@@ -36,6 +37,7 @@ from relax_core.runners.turns import TurnBoard
 from relax_core.weights.service import WeightBoard
 from tests.unit.roles.virtual_time import VirtualClock, play
 
+FOR_EVER_S = 1e9
 PUPPETS = Path(__file__).with_name("puppets.py")
 
 
@@ -96,9 +98,13 @@ class Puppet:
             await asyncio.gather(task, dead, return_exceptions=True)
 
     async def _answer(self, work: Any) -> Any:
+        if self._hangs:
+            with contextlib.suppress(AttributeError):
+                work.close()  # nobody will do it
+            await asyncio.sleep(FOR_EVER_S)
         answer = await _awaited(work)
-        while self._hangs:
-            await asyncio.sleep(1.0)
+        if self._hangs:
+            await asyncio.sleep(FOR_EVER_S)
         return answer
 
     def hang(self) -> None:

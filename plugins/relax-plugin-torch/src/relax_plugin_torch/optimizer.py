@@ -1,22 +1,98 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AdamW as the experiment's optimizer table says; weight decay leaves vectors (norms, biases) alone."""
+"""The experiment's optimizer table as an optimizer of a kept library; weight decay leaves vectors (norms, biases) alone.
+
+What they hold of a parameter, in bytes of its float32 number: adamw 8; adamw-8bit 2; sgd 4; adafactor next to none.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch import Tensor
 
-from relax_core.api import OptimizerSpec
+from relax_core.api import ConfigError, OptimizerSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+Kind = Literal["adamw", "adamw-8bit", "adafactor", "sgd"]
+FIELD = "trainer.optimizer"
+LOW_BIT = "pip install 'relax-plugin-torch[low-bit]'"
+WHOLE = ("adamw-8bit", "adafactor")
+"""Their state is of whole tensors: blocks of numbers, sums of rows and columns."""
 
-def make_optimizer(model: PreTrainedModel, spec: OptimizerSpec) -> torch.optim.AdamW:
+
+def make_optimizer(model: PreTrainedModel, spec: OptimizerSpec, kind: Kind = "adamw") -> torch.optim.Optimizer:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in trained if p.dim() >= 2], "weight_decay": spec.weight_decay},
         {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=spec.lr, betas=spec.betas, fused=True)
+    return _made(kind, [group for group in groups if group["params"]], spec)
+
+
+def _made(kind: Kind, groups: list[dict[str, Any]], spec: OptimizerSpec) -> torch.optim.Optimizer:
+    if kind == "adamw":
+        return torch.optim.AdamW(groups, lr=spec.lr, betas=spec.betas, fused=True)
+    if kind == "sgd":
+        return torch.optim.SGD(groups, lr=spec.lr, momentum=spec.betas[0], fused=True)
+    if kind == "adafactor":
+        return torch.optim.Adafactor(groups, lr=spec.lr)
+    try:
+        from torchao.optim import AdamW8bit
+    except ImportError as error:
+        raise ConfigError(FIELD, repr(kind), f"it needs torchao: {LOW_BIT}") from error
+    made: torch.optim.Optimizer = AdamW8bit(groups, lr=spec.lr, betas=spec.betas)
+    return made
+
+
+def check_whole(kind: Kind, shared_out: bool) -> None:
+    """Refuse an optimizer whose state can't be shared out."""
+    if shared_out and kind in WHOLE:
+        fix = "its state is of whole tensors; set trainer.sharding = none, or choose adamw or sgd"
+        raise ConfigError(FIELD, f"{kind} on weights in parts", fix)
+
+
+def advance(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """One step at this rate."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
+    with _uncompiled(optimizer):
+        optimizer.step()
+
+
+def _uncompiled(optimizer: torch.optim.Optimizer) -> AbstractContextManager[Any]:
+    """torchao compiles each shape it meets: on a CPU that takes minutes and saves nothing."""
+    on_gpu = optimizer.param_groups[0]["params"][0].is_cuda
+    if on_gpu or not type(optimizer).__module__.startswith("torchao."):
+        return nullcontext()
+    return torch.compiler.set_stance("force_eager")
+
+
+def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """What it holds."""
+    values = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+    return sum(part.nbytes for value in values for part in parts(value).values())
+
+
+def parts(value: Any) -> dict[str, Tensor]:
+    """A tensor as plain ones by name; that of 8 bits is codes with scales."""
+    if isinstance(value, Tensor) and type(value).__module__.startswith("torchao."):
+        return {name: getattr(value, name) for name in value.tensor_attrs}
+    return {"": torch.as_tensor(value)}
+
+
+def joined(plain: dict[str, Tensor], moment: str) -> Tensor:
+    """The opposite of `parts`."""
+    if "" in plain:
+        return plain[""]
+    from torchao.optim.subclass_8bit import OptimState8bit
+
+    signed = moment == "exp_avg"
+    whole: Tensor = OptimState8bit(plain["codes"], plain["scale"], plain["qmap"], signed, torch.float32)
+    return whole

@@ -31,7 +31,7 @@ from relax_core.api.weights import Payload
 from relax_core.learn.packed import columns_of
 from relax_plugin_torch.adapters import FOLDER, settle
 from relax_plugin_torch.atomic import new_directory
-from relax_plugin_torch.checkpoint import load_checkpoint, save_checkpoint
+from relax_plugin_torch.checkpoint import Snapshot, load_checkpoint, save_checkpoint
 from relax_plugin_torch.dropout import Dropout
 from relax_plugin_torch.head import ScalarPolicy, load_scalar_model, scalars
 from relax_plugin_torch.loss_scale import LossScale
@@ -48,6 +48,7 @@ from relax_plugin_torch.rows import check_rows
 from relax_plugin_torch.setup import HEAD_OUTPUTS, TRAINED_ROLES, check_outputs, check_spec, choose_device, set_up
 from relax_plugin_torch.sharding import gathered, shard, suits, whole
 from relax_plugin_torch.update import Update
+from relax_plugin_torch.writing import Writing
 
 if TYPE_CHECKING:
     from relax_plugin_torch.trainer import TorchOptions
@@ -76,6 +77,7 @@ class Rank:
         self._dropout = Dropout(self._model, spec.rank, self._device, self._adapters)
         self._make_optimizer()
         self._rest = Rest(self._model, getattr(self, "_optimizer", None), self._device, self._sharded)
+        self._writing = Writing()
         seed_all(spec.seed)
 
     def _load(self, options: TorchOptions) -> None:
@@ -279,10 +281,20 @@ class Rank:
 
     @met
     def save(self, directory: str) -> None:
-        self._refuse_within_update("save")
+        save_checkpoint(self._copied("save"), directory, self.ranks)
+
+    def snapshot(self, directory: str) -> None:
+        """Copy all that is saved; a thread writes it."""
+        self._writing.write(self._copied("snapshot"), directory)
+
+    async def saved(self) -> None:
+        await self._writing.over()
+
+    def _copied(self, call: str) -> Snapshot:
+        self._refuse_within_update(call)
         state = {"progress": self.progress.state(), "loss_scale": self._scale.state()}
         state["optimizer"] = self._options.optimizer
-        save_checkpoint(directory, self._model, self._optimizer, state, self.ranks.first, self._adapters)
+        return Snapshot.take(self._model, self._optimizer, state, self.ranks, self._adapters)
 
     def load(self, directory: str) -> None:
         self._refuse_within_update("load")
@@ -320,6 +332,7 @@ class Rank:
 
     def stop(self) -> None:
         self._update = None
+        self._writing.stop()
         self.ranks.leave()
         self._undo_set_up()
 

@@ -49,6 +49,9 @@ class TorchOptions(Options):
     would take half of a GPU."""
     collective_timeout_s: float = Field(600.0, gt=0)
     """Longest time that ranks wait for each other within one call."""
+    optimizer: Literal["adamw", "adamw-8bit", "adafactor", "sgd"] = "adamw"
+    """What applies the `[optimizer]` table: `adamw`; `adamw-8bit`, its moments in blocks of 8 bits (needs torchao); `adafactor`,
+    sums of rows and columns in place of moments, `betas` without effect; `sgd` with the first of `betas` as momentum."""
     loss_scale: float = Field(65536.0, ge=1.0)
     """float16: what losses are multiplied by at first, so that small gradients are not rounded to 0; an overflow halves it."""
     loss_scale_window: int = Field(200, ge=1)
@@ -109,6 +112,12 @@ class TorchTrainer(Trainer[TorchOptions]):
 
     def save(self, directory: str) -> None:
         self._started.save(directory)
+
+    def snapshot(self, directory: str) -> None:
+        self._started.snapshot(directory)
+
+    async def saved(self) -> None:
+        await self._started.saved()
 
     def load(self, directory: str) -> None:
         self._started.load(directory)

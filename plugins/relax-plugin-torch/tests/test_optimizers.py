@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizers of kept libraries under the same table: what they compute, hold and continue. torchao's where it is installed."""
+
+import importlib.util
+import sys
+
+import pytest
+import torch
+from relax_plugin_torch.optimizer import advance, make_optimizer, state_bytes
+from relax_plugin_torch.trainer import TorchTrainer
+
+from relax_core.api import Chosen, ConfigError, OptimizerSpec, TrainerSpec, UpdateOutcome, Version
+from relax_core.learn.counts import count
+from relax_core.testing.crew import RankedTrainer
+from relax_core.testing.trainer import InMemory, Reinforce, chunk, make_rows, tiny_model, update
+
+KINDS = ("adamw", "adafactor", "sgd", *(["adamw-8bit"] if importlib.util.find_spec("torchao") else []))
+SPEC = OptimizerSpec(1e-2, betas=(0.9, 0.99))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def started(folder, kind, **options):
+    trainer, held = TorchTrainer(TorchTrainer.options_model()(optimizer=kind, **options)), InMemory()
+    trainer.build = lambda chosen: Reinforce(chosen.options) if chosen.kind == "algorithm" else held
+    trainer.start(TrainerSpec({"path": folder}, Chosen("algorithm", "reinforce"), SPEC))
+    return trainer
+
+
+def step(trainer, number):
+    rows = make_rows(number, version=number)
+    trainer.begin_step(Version("actor", 0, number))
+    return update(trainer, [chunk(trainer, rows)], count(rows), count(rows))
+
+
+def weights(trainer):
+    return [tensor.clone() for tensor in trainer._rank._model.state_dict().values()]
+
+
+def wide():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Linear(128, 64))
+
+
+def descended(kind, steps=60):
+    """The loss of a small regression, before and after."""
+    model, losses = wide(), []
+    optimizer = make_optimizer(model, SPEC, kind)
+    torch.manual_seed(1)
+    inputs, wanted = torch.randn(32, 64), torch.randn(32, 64)
+    for _ in range(steps):
+        loss = (model(inputs) - wanted).square().mean()
+        loss.backward()
+        advance(optimizer, 1e-2)
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses[0], losses[-1], state_bytes(optimizer), sum(p.nbytes for p in model.parameters())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_goes_down_and_holds_what_it_says(kind):
+    first, last, held, size = descended(kind)
+    assert last < (0.97 if kind == "sgd" else 0.7) * first
+    most = {"adamw": 2.0, "sgd": 1.0, "adafactor": 0.1, "adamw-8bit": 0.6}[kind]
+    assert held <= most * size + 64
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_rate_is_that_of_the_step(kind):
+    model = wide()
+    optimizer = make_optimizer(model, SPEC, kind)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    model(torch.ones(1, 64)).sum().backward()
+    advance(optimizer, 0.0)
+    assert all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
+    advance(optimizer, 1e-2)
+    assert not any(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_continuing_from_a_checkpoint_is_bit_exact(folder, tmp_path, kind):
+    trainer = started(folder, kind)
+    assert step(trainer, 0).outcome is UpdateOutcome.APPLIED
+    trainer.save(str(tmp_path / "checkpoint"))
+    step(trainer, 1)
+    other = started(folder, kind)
+    other.load(str(tmp_path / "checkpoint"))
+    step(other, 1)
+    assert all(torch.equal(one, two) for one, two in zip(weights(trainer), weights(other), strict=True))
+
+
+if "adamw-8bit" in KINDS:
+
+    def test_eight_bits_come_back_as_they_were():
+        """Where a tensor is large enough for blocks, moments are codes; the tiny model's never are."""
+        from relax_plugin_torch.optimizer import joined, parts
+
+        model = wide()
+        optimizer = make_optimizer(model, SPEC, "adamw-8bit")
+        model(torch.ones(1, 64)).square().sum().backward()
+        advance(optimizer, 1e-2)
+        for moment in ("exp_avg", "exp_avg_sq"):
+            value = optimizer.state[model[0].weight][moment]
+            plain = {name: tensor.clone() for name, tensor in parts(value).items()}
+            assert plain["codes"].dtype == torch.uint8
+            assert torch.equal(joined(plain, moment).dequantize(), value.dequantize())
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused(folder, tmp_path):
+    started(folder, "sgd").save(str(tmp_path / "checkpoint"))
+    with pytest.raises(ConfigError, match=r"the state of sgd and this run has adamw; set trainer\.optimizer = sgd"):
+        started(folder, "adamw").load(str(tmp_path / "checkpoint"))
+
+
+def test_an_optimizer_whose_library_is_missing_says_what_to_install(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchao.optim", None)
+    with pytest.raises(ConfigError, match=r"trainer\.optimizer: got 'adamw-8bit'.*relax-plugin-torch\[low-bit\]"):
+        started(folder, "adamw-8bit")
+
+
+def test_state_of_whole_tensors_is_not_shared_out(folder):
+    trainer = RankedTrainer(TorchTrainer, {"sharding": "fsdp", "optimizer": "adafactor"}, 2)
+    with pytest.raises(ConfigError, match=r"adafactor on weights in parts.*sharding = none"):
+        trainer.start(TrainerSpec({"path": folder}, Chosen("algorithm", "reinforce"), SPEC))

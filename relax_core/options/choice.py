@@ -55,7 +55,8 @@ class WeightKeys(Options):
     """The core's keys of the weight service."""
 
     payload: Literal["full", "delta"] = "full"
-    """What is published: all tensors, or only the bytes that changed. Adapters (`model.lora`) travel as such anyway."""
+    """What is published: all tensors, or only the bytes that changed. Adapters (`model.lora`) travel alone
+    where engine and transport take them, whatever stands here."""
     full_every: PositiveInt = 16
     """delta: a full version this often, so that a new engine has few deltas to load on top of it."""
     proof: Literal["auto", "wire", "resident", "behaviour"] = "auto"

@@ -91,6 +91,8 @@ class EvalFinished:
     temperature: float
     metrics: Mapping[str, float] = field(default_factory=dict)
     samples: tuple[Mapping[str, Any], ...] = ()
+    measure: str = "mean"
+    """What `mean` is: the mean reward, or the `loss` of rows that were given."""
 
 
 @dataclass(frozen=True, slots=True)

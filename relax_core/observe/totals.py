@@ -13,6 +13,8 @@ from typing import Any
 
 from relax_core.api.events import EvalFinished
 
+MEASURES = ("mean", "loss")
+"""What a held-out set is judged by: reward, or the loss of rows that were given."""
 WINDOW = 10
 """Steps that `reward_first` and `reward_last` are means of."""
 _DROPPED = "samples/dropped/"
@@ -44,8 +46,9 @@ class Totals:
         totals = cls()
         for record in records:
             metrics = {key: value for key, value in record.items() if "/" in key and value is not None}
-            for name in {key.split("/")[1] for key in metrics if key.startswith("eval/") and key.endswith("/mean")}:
-                totals._evaluated(name, record["step"], metrics)
+            for name, measure in {tuple(key.split("/")[1:3]) for key in metrics if key.startswith("eval/")}:
+                if measure in MEASURES and f"eval/{name}/count" in metrics:
+                    totals._evaluated(name, record["step"], metrics, measure)
             if totals.steps and record["step"] <= totals.steps:
                 totals.measured(record["step"], metrics)
             elif any(not key.startswith("eval/") for key in metrics):
@@ -81,11 +84,12 @@ class Totals:
         """A set was judged; returns its metrics under their keys."""
         group = f"eval/{event.set_name}"
         metrics = {f"{group}/{key}": float(value) for key, value in event.metrics.items()} | {
-            f"{group}/mean": event.mean,
+            f"{group}/{event.measure}": event.mean,
             f"{group}/count": float(event.count),
-            f"{group}/temperature": event.temperature,
         }
-        self._evaluated(event.set_name, event.step, metrics)
+        if event.measure == "mean":
+            metrics[f"{group}/temperature"] = event.temperature
+        self._evaluated(event.set_name, event.step, metrics, event.measure)
         return metrics
 
     def counters(self) -> dict[str, float]:
@@ -114,12 +118,12 @@ class Totals:
             "restarts": dict(self.restarts),
         }
 
-    def _evaluated(self, name: str, step: int, metrics: Mapping[str, float]) -> None:
+    def _evaluated(self, name: str, step: int, metrics: Mapping[str, float], measure: str = "mean") -> None:
         group = f"eval/{name}"
         judged = {
             "set": name,
             "step": step,
-            "mean": metrics[f"{group}/mean"],
+            measure: metrics[f"{group}/{measure}"],
             "n": int(metrics.get(f"{group}/count", 0)),
             "temperature": metrics.get(f"{group}/temperature"),
         }

@@ -11,6 +11,7 @@ from relax_core.api.errors import InfrastructureError, RelaxError
 from relax_core.api.events import CheckpointSaved, StepFinished
 from relax_core.api.role import Context, Operation, Reads, Resume, Role
 from relax_core.api.version import Version
+from relax_core.roles.assessment import Assessment
 from relax_core.roles.checkpoint import Checkpoints
 from relax_core.roles.fit import Fit
 from relax_core.roles.guard import Guard
@@ -42,6 +43,7 @@ class Actor(Role):
         self._publisher = Publisher(context, self._trainer)
         self._devices = TrainerTurn(context, self.name, self._publisher.live)
         self._equip()
+        self._assessment = await Assessment.open(context)
         try:
             await self._train()
         finally:
@@ -60,6 +62,8 @@ class Actor(Role):
         self._recovery = Recovery(context, self.name, version)
         if context.resume is not None:
             await self._restore(context.resume, version)
+        else:
+            await self._assess(version.step)
         saved = version.step
         while version.step < context.run.steps and not context.stopping:
             await context.pause_point()
@@ -69,6 +73,7 @@ class Actor(Role):
                     break
                 version = trained
                 self._recovery.reached(version.step)
+                await self._assess(version.step)
                 if self._checkpoints.due(version.step):
                     await self._save(version)
                     saved = version.step
@@ -107,6 +112,13 @@ class Actor(Role):
         await self._restore(checkpoint, version)
         await self._recovery.end(version, error)
         return version
+
+    async def _assess(self, step: int) -> None:
+        """Held-out rows, where they are due."""
+        if self._assessment.due(step):
+            async with self._devices:
+                await self._devices.train()
+                await self._assessment.run(self._trainer, step)
 
     async def _save(self, version: Version) -> None:
         start = self._context.clock.now()

@@ -46,10 +46,7 @@ class Evaluation:
         self._done: set[int] = set()
 
     def due(self, step: int) -> bool:
-        every: int = self._run.eval.every
-        if not every or not self._sets or step in self._done:
-            return False
-        return bool(self._run.eval.at_start) if step == 0 else step % every == 0 or step == self._run.steps
+        return bool(self._sets) and step not in self._done and is_due(self._run, step)
 
     async def run(self, step: int) -> list[EvalFinished]:
         if not self.due(step):
@@ -73,6 +70,14 @@ class Evaluation:
         task, prompt = one.tasks[index], one.tasks.prompt(index)
         seeds = [sample_seed(self._run.seed ^ SEED_STREAM, index, number) for number in range(one.samples)]
         return task, tuple(await asyncio.gather(*(self._sample(task, prompt, seed, generate) for seed in seeds)))
+
+
+def is_due(run: Any, step: int) -> bool:
+    """Whether `[eval]` wants this version of the weights judged."""
+    every: int = run.eval.every
+    if not every:
+        return False
+    return bool(run.eval.at_start) if step == 0 else step % every == 0 or step == run.steps
 
 
 def _at_least(step: int, generate: Generate) -> Generate:

@@ -95,7 +95,8 @@ class LiveDisplay:
                 return ""
             case events.EvalFinished(step, set_name, mean, count, temperature):
                 self._evals[set_name] = mean
-                return f"eval {set_name} at step {step}: {mean:.3f} (n={count}, temperature {temperature:g})"
+                how = f"temperature {temperature:g}" if event.measure == "mean" else event.measure
+                return f"eval {set_name} at step {step}: {mean:.3f} (n={count}, {how})"
             case events.RoleFailed(role, error):
                 self._note = f"{role} failed: {error}"
                 return self._note
@@ -127,6 +128,8 @@ class LiveDisplay:
     def _numbers(self) -> list[str]:
         shown = {
             "reward": _number(self._metrics, "reward/mean", ".3f"),
+            "loss": "" if "reward/mean" in self._metrics else _number(self._metrics, "train/loss", ".4f"),
+            "accuracy": _number(self._metrics, "pairs/accuracy", ".2f"),
             **{f"eval/{name}": f"{mean:.3f}" for name, mean in self._evals.items()},
             "lag": _lag(self._metrics),
             "samples/s": _number(self._metrics, "samples/per_s", ".1f"),

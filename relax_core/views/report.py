@@ -107,11 +107,11 @@ def _cards(summary: Mapping[str, Any], metrics: Metrics) -> Iterator[tuple[str, 
 
 def _evals(metrics: Metrics) -> dict[str, list[tuple[int, float]]]:
     names = [key[len("eval/") : -len("/mean")] for key in metrics.names() if _is_eval(key)]
-    return {name: metrics.points(f"eval/{name}/mean") for name in names}
+    return {name: metrics.points(f"eval/{name}/mean") or metrics.points(f"eval/{name}/loss") for name in names}
 
 
 def _is_eval(key: str) -> bool:
-    return key.startswith("eval/") and key.endswith("/mean") and key.count("/") == 2
+    return key.startswith("eval/") and key.endswith(("/mean", "/loss")) and key.count("/") == 2
 
 
 def _eval_rows(summary: Mapping[str, Any], metrics: Metrics) -> Iterator[tuple[str, ...]]:

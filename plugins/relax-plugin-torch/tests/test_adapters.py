@@ -257,3 +257,24 @@ def test_the_adapters_folder_names_what_modules_end_in_or_each_one(folder, start
         names = config["target_modules"]
         assert names == want if isinstance(want, list) else len(names) == want
         assert (config["r"], config["lora_alpha"], config["base_model_name_or_path"]) == (4, 8, folder)
+
+
+# -- foretold -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", [
+    {"lora": LORA}, {"freeze": ["embed_tokens", "layers.0"]}, {"lora": {**LORA, "dora": True}, "freeze": ["layers.1"]},
+])  # fmt: skip
+def test_a_plan_tells_how_much_is_trained_and_counts_its_memory(folder, start, model):
+    from relax_core.api import Workload
+
+    spec = TrainerSpec({"path": folder, **model}, ALGORITHM, OptimizerSpec(1e-2))
+    work = Workload(prompts=2, group_size=2, prompt_tokens=4, new_tokens=8)
+    part, whole = (
+        TorchTrainer(TorchTrainer.options_model()()).estimate(one, work)
+        for one in (spec, TrainerSpec({"path": folder}, ALGORITHM, OptimizerSpec(1e-2)))
+    )
+    facts = start(folder, model=model).facts
+    assert any(f"trains {facts['trainable']:,} of {facts['parameters']:,} parameters" in note for note in part.notes)
+    assert not any("trains" in note for note in whole.notes)
+    assert 8 * facts["trainable"] <= part.phases["train"]["optimizer"] < 8 * facts["trainable"] + 1000

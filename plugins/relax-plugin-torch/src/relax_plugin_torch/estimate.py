@@ -19,9 +19,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from relax_core import learn
 from relax_core.api import ConfigError, Estimate, TrainerSpec, Workload
+from relax_plugin_torch.adapters import choose_trained
 from relax_plugin_torch.folder import FIELD, check_folder
+from relax_plugin_torch.freezing import hold_frozen_in
 from relax_plugin_torch.live_bytes import LiveBytes
-from relax_plugin_torch.optimizer import make_optimizer
+from relax_plugin_torch.optimizer import Kind, make_optimizer
+from relax_plugin_torch.precision import choose_format, rounded
 from relax_plugin_torch.ranks import BUCKET
 from relax_plugin_torch.setup import TRAINED_ROLES
 
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
 
 SHALLOW = (2, 4)
 """Layers of the models that a deeper one is continued from."""
+OF_ADAMW = {"adamw": 1.0, "sgd": 1.0, "adamw-8bit": 0.26, "adafactor": 0.02}
+"""State of optimizers that do not run on fake tensors, as a share of AdamW's, which is played for them."""
 BLOCKS_AT_ONCE = 2
 """Of weights in parts: whole ones beside each other, as the next block is gathered while one computes."""
 
@@ -58,6 +63,8 @@ class Trace:
     flops: float
     block: float
     """Parameters of one layer."""
+    counts: tuple[float, float]
+    """Parameters that are trained, and all of them."""
 
     def to(self, deeper: Trace, times: float) -> Trace:
         """On the straight line through both, `times` as far as `deeper`."""
@@ -70,7 +77,8 @@ class Trace:
             kind: self.peak.get(kind, 0) + (deeper.peak.get(kind, 0) - self.peak.get(kind, 0)) * times
             for kind in {*self.peak, *deeper.peak}
         }
-        return Trace(peak, along("parameters"), along("optimizer"), along("flops"), self.block)
+        trained, all_of_them = (a + (b - a) * times for a, b in zip(self.counts, deeper.counts, strict=True))
+        return Trace(peak, along("parameters"), along("optimizer"), along("flops"), self.block, (trained, all_of_them))
 
 
 def estimate(
@@ -84,7 +92,8 @@ def estimate(
     share = sum(map(len, micro_batches)) / max(1, rows)
     phases, notes = _phases(trace, spec, options)
     where = "train" if spec.role in TRAINED_ROLES else "forward"
-    return Estimate(phases, {where: trace.flops * share}, notes)
+    part = _part_trained(trace) if where == "train" else ()
+    return Estimate(phases, {where: trace.flops * share}, (*part, *notes))
 
 
 def _config(spec: TrainerSpec, options: TorchOptions) -> PretrainedConfig:
@@ -120,10 +129,17 @@ def _shape(config: PretrainedConfig, options: TorchOptions, work: Workload, rows
 def _traced(config: PretrainedConfig, spec: TrainerSpec, options: TorchOptions, shape: Shape, passes: int) -> Trace:
     text = config.get_text_config()
     layers, kinds = int(text.num_hidden_layers), set(getattr(text, "layer_types", None) or ())
-    if layers <= SHALLOW[1] or len(kinds) > 1 or text is not config:
+    if layers <= SHALLOW[1] or len(kinds) > 1 or text is not config or not _layers_alike(spec):
         return _trace(config, spec, options, shape, passes)
     fewer, more = (_trace(_cut(config, depth), spec, options, shape, passes) for depth in SHALLOW)
     return fewer.to(more, (layers - SHALLOW[0]) / (SHALLOW[1] - SHALLOW[0]))
+
+
+def _layers_alike(spec: TrainerSpec) -> bool:
+    """Whether no layer is named by its number, to be frozen or to have adapters."""
+    lora = spec.model.get("lora") or {}
+    patterns = (spec.model.get("freeze"), lora.get("targets"), lora.get("modules_to_save"))
+    return not any(character.isdigit() for names in patterns for name in names or () for character in name)
 
 
 def _cut(config: PretrainedConfig, layers: int) -> PretrainedConfig:
@@ -134,17 +150,14 @@ def _cut(config: PretrainedConfig, layers: int) -> PretrainedConfig:
 
 
 def _trace(config: PretrainedConfig, spec: TrainerSpec, options: TorchOptions, shape: Shape, passes: int) -> Trace:
-    from transformers import AutoModelForCausalLM
-
     vocab, trains = int(config.get_text_config().vocab_size), spec.role in TRAINED_ROLES
     live = LiveBytes(lambda tensor: "logits" if tensor.dim() > 1 and tensor.shape[-1] == vocab else "activations")
+    skeleton = _skeleton(config, spec, options)
     with FakeTensorMode(allow_non_fake_inputs=True), live, torch.set_grad_enabled(trains):
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, attn_implementation=options.attention
-        ).eval()
+        model = _on_fake_tensors(skeleton)
         live.belongs("parameters", [*model.parameters(), *model.buffers()])
         parameters = live.now["parameters"]
-        optimizer = _stepped(model, spec, live) if trains else None
+        optimizer = _stepped(model, spec, live, options.optimizer) if trains else None
         held = live.now["optimizer"]
         live.restart()
         with FlopCounterMode(display=False) as counter:
@@ -153,13 +166,39 @@ def _trace(config: PretrainedConfig, spec: TrainerSpec, options: TorchOptions, s
         if optimizer is not None:
             optimizer.step()
         peak = live.peak
+    held, peak["optimizer"] = (size * OF_ADAMW[options.optimizer] for size in (held, peak.get("optimizer", 0)))
     flops = counter.get_total_flops() / max(1, passes) + _attention(config, shape) * (3 if trains else 1)
-    return Trace(dict(peak), parameters, held, flops, _block(model))
+    return Trace(dict(peak), parameters, held, flops, _block(model), _counts(model))
 
 
-def _stepped(model: PreTrainedModel, spec: TrainerSpec, live: LiveBytes) -> torch.optim.Optimizer:
+def _skeleton(config: PretrainedConfig, spec: TrainerSpec, options: TorchOptions) -> PreTrainedModel:
+    """The model without any data, what is frozen and its adapters included: peft can't lay them on fake tensors."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        made = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=options.attention)
+        choose_trained(made, spec)
+    hold_frozen_in(made, choose_format(spec.model.get("dtype", "float32"), torch.device("cpu")))
+    return made.eval()  # type: ignore[no-any-return]
+
+
+def _on_fake_tensors(model: PreTrainedModel) -> PreTrainedModel:
+    """Tensors of the mode that is on take the place of those without data; tied ones stay tied."""
+    made: dict[int, Tensor] = {}
+    for module in model.modules():
+        for own in (module._parameters, module._buffers):
+            for name, tensor in own.items():
+                if tensor is not None:
+                    fake = torch.empty_like(tensor, device="cpu")
+                    whole = isinstance(tensor, torch.nn.Parameter)
+                    new = torch.nn.Parameter(fake, tensor.requires_grad) if whole else fake
+                    own[name] = made.setdefault(id(tensor), new)
+    return model
+
+
+def _stepped(model: PreTrainedModel, spec: TrainerSpec, live: LiveBytes, kind: Kind) -> torch.optim.Optimizer:
     """An optimizer behind its first step: its moments are there."""
-    optimizer = make_optimizer(model, spec.optimizer)
+    optimizer = make_optimizer(model, spec.optimizer, "sgd" if kind == "sgd" else "adamw")
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
@@ -179,7 +218,8 @@ def _pass(model: PreTrainedModel, spec: TrainerSpec, options: TorchOptions, shap
     if shape.masked:
         inputs["position_ids"] = torch.zeros(shape.lines, shape.width, dtype=torch.long)
         inputs["attention_mask"] = torch.ones(shape.lines, 1, shape.width, shape.width, dtype=torch.bool)
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=spec.model.get("dtype") == "bfloat16"):
+    low = rounded(choose_format(spec.model.get("dtype", "float32"), torch.device("cpu")))
+    with torch.autocast("cpu", dtype=low, enabled=low is not None):
         hidden = model.base_model(**inputs).last_hidden_state
         features = hidden.reshape(shape.lines * shape.width, -1).index_select(
             0, torch.zeros(shape.trained, dtype=torch.long)
@@ -200,6 +240,18 @@ def _attention(config: PretrainedConfig, shape: Shape) -> float:
     width = heads * int(getattr(text, "head_dim", None) or text.hidden_size // heads)
     seen = shape.width if shape.masked else shape.width / 2
     return 4.0 * int(text.num_hidden_layers) * width * shape.lines * shape.width * seen
+
+
+def _counts(model: PreTrainedModel) -> tuple[float, float]:
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+    return float(sum(size for size, trained in sizes if trained)), float(sum(size for size, _ in sizes))
+
+
+def _part_trained(trace: Trace) -> tuple[str, ...]:
+    """A note where it is not the whole model."""
+    trained, everything = (round(count) for count in trace.counts)
+    share = 100 * trained / everything
+    return (f"trains {trained:,} of {everything:,} parameters ({share:.2g} %)",) if trained < everything else ()
 
 
 def _block(model: PreTrainedModel) -> float:
@@ -233,7 +285,7 @@ def _phases(
     if not (shared or first):
         phases["checkpoint"] = held
     if first:
-        half = 0.5 if spec.model.get("dtype") == "bfloat16" else 1.0
+        half = 1.0 if spec.model.get("dtype", "float32") == "float32" else 0.5
         phases["publish"] = {**held, "published": whole * half, **({"gathered": whole} if shared else {})}
     return _rounded(phases), tuple(notes)
 

@@ -141,9 +141,10 @@ class Catalogue:
         """What was loaded, exactly; classes passed from Python are not in it: they travel themselves."""
         return resolve(self._records)
 
-    def verify(self, resolved: Sequence[ResolvedPlugin | Sequence[str]], subset: bool = False) -> None:
-        """Raise InfrastructureError unless this process has the same; `subset`: it may have more."""
-        compare(self.resolved(), [ResolvedPlugin(*plugin) for plugin in resolved], subset)
+    def verify(self, resolved: Sequence[ResolvedPlugin | Sequence[str]], shared: bool = False) -> None:
+        """Raise InfrastructureError unless this process has the same; `shared`: of what both have, as in an interpreter
+        that holds one engine."""
+        compare(self.resolved(), [ResolvedPlugin(*plugin) for plugin in resolved], shared)
 
     def _offering(self, kind: str, name: str) -> list[Found]:
         return [

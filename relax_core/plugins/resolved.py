@@ -38,10 +38,10 @@ def resolve(records: Iterable[Record]) -> tuple[ResolvedPlugin, ...]:
     return tuple(ResolvedPlugin(name, own[0].version, _hash(own)) for name, own in sorted(groups.items()))
 
 
-def compare(have: Sequence[ResolvedPlugin], want: Sequence[ResolvedPlugin], subset: bool) -> None:
-    """Raise InfrastructureError on the first difference; `subset` allows more than is wanted."""
+def compare(have: Sequence[ResolvedPlugin], want: Sequence[ResolvedPlugin], shared: bool) -> None:
+    """Raise InfrastructureError on the first difference; `shared` compares only what both have."""
     ours, theirs = {p.name: p for p in have}, {p.name: p for p in want}
-    for name in sorted(theirs if subset else ours.keys() | theirs.keys()):
+    for name in sorted(ours.keys() & theirs.keys() if shared else ours.keys() | theirs.keys()):
         if ours.get(name) != theirs.get(name):
             raise InfrastructureError(
                 f"plugin {name} differs on node {platform.node()}: have {ours.get(name) or 'none'}, "

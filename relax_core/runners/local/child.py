@@ -49,7 +49,7 @@ def _host(certificate: dict[str, Any]) -> Host:
 
     catalogue = Catalogue.load(certificate["plugin_files"])
     if certificate["resolved"]:
-        catalogue.verify(certificate["resolved"])
+        catalogue.verify(certificate["resolved"], shared=certificate["own_interpreter"])
     return Host.make(certificate["component"], certificate["target"], catalogue)
 
 

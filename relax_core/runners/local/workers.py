@@ -187,7 +187,10 @@ class LocalWorkers:
 
     def _certified(self, token: str, spec: WorkerSpec) -> bytes:
         """The birth certificate: who it is, what it hosts, which plugins it must have."""
-        own = {"token": token, "component": spec.component, "target": spec.target, "memory_mb": spec.memory_mb}
+        own = {
+            "token": token, "component": spec.component, "target": spec.target, "memory_mb": spec.memory_mb,
+            "own_interpreter": bool(spec.python),
+        }  # fmt: skip
         body = wire.encode({**own, **self._certificate})
         return struct.pack("<I", len(body)) + body
 
@@ -201,8 +204,11 @@ class LocalWorkers:
         where = (
             f"; the end of logs/{spec.name}.log: {_tail(self._log_dir / f'{spec.name}.log')}" if self._log_dir else ""
         )
+        install = (
+            f"; it needs relax-core and the plugin of {spec.component.name}" if spec.python and spec.component else ""
+        )
         return InfrastructureError(
-            f"worker {spec.name} ended before it was ready under {spec.python or sys.executable}{where}"
+            f"worker {spec.name} ended before it was ready under {spec.python or sys.executable}{install}{where}"
         )
 
 

@@ -45,7 +45,7 @@ class WorkerActor:
         self._exchange = Exchange(self._call)
         os.environ.update(spec.run_env)  # not by Ray's runtime environment, which is logged
         if spec.python:
-            (self._child,) = await LocalWorkers(plugin_files).start([spec])
+            (self._child,) = await LocalWorkers(plugin_files, resolved).start([spec])
             await self._exchange.open()
             return self._child.pid
         catalogue = await asyncio.to_thread(Catalogue.load, plugin_files)

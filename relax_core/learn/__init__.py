@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 _HOME = {
     "advantages": (
         "STD_EPS",
+        "beyond_baseline",
         "group_mean",
         "group_mean_relative",
         "group_mean_std",
@@ -43,7 +44,7 @@ _HOME = {
     "packed": ("PackedBatch",),
     "plan": ("plan_micro_batches",),
     "policy_gradient": ("PolicyGradient", "PolicyGradientOptions", "Surrogate"),
-    "preference": ("pair_metrics", "preference"),
+    "pairs": ("pair_metrics", "preference"),
     "ratio": ("log_ratio",),
     "reduction": ("Denominators", "reduce"),
     "returns": ("at_last_token", "gae", "reward_to_go", "turn_returns"),
@@ -78,6 +79,7 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     from relax_core.learn.advantages import STD_EPS as STD_EPS
+    from relax_core.learn.advantages import beyond_baseline as beyond_baseline
     from relax_core.learn.advantages import group_mean as group_mean
     from relax_core.learn.advantages import group_mean_relative as group_mean_relative
     from relax_core.learn.advantages import group_mean_std as group_mean_std
@@ -113,12 +115,12 @@ if TYPE_CHECKING:
     from relax_core.learn.off_policy import within as within
     from relax_core.learn.outputs import Outputs as Outputs
     from relax_core.learn.packed import PackedBatch as PackedBatch
+    from relax_core.learn.pairs import pair_metrics as pair_metrics
+    from relax_core.learn.pairs import preference as preference
     from relax_core.learn.plan import plan_micro_batches as plan_micro_batches
     from relax_core.learn.policy_gradient import PolicyGradient as PolicyGradient
     from relax_core.learn.policy_gradient import PolicyGradientOptions as PolicyGradientOptions
     from relax_core.learn.policy_gradient import Surrogate as Surrogate
-    from relax_core.learn.preference import pair_metrics as pair_metrics
-    from relax_core.learn.preference import preference as preference
     from relax_core.learn.ratio import log_ratio as log_ratio
     from relax_core.learn.reduction import Denominators as Denominators
     from relax_core.learn.reduction import reduce as reduce

@@ -64,13 +64,13 @@ def prepare(
     catalogue = Catalogue.load(plugin_files(_layers(sources), overrides))
     announce(functions or {}, catalogue)
     composed = _composed(sources, overrides, catalogue)
-    plan(composed.config, catalogue)
+    planned = plan(composed.config, catalogue)
     directory = _directory(composed.config, sources, run_dir)
     recipe = _recipe(sources)
     ahead = RunnerAhead(composed.config, catalogue) if recipe is not None else None
     try:
         if recipe is not None:
-            built = recipe.build(directory.path / "recipe", composed.config.seed)
+            built = recipe.build(directory.path / "recipe", composed.config.seed, "teacher" in planned.roles)
             composed = compose([built, *sources[1:]], overrides, catalogue)
         _write(directory, composed.config, catalogue)
         launch = _launch(composed.config, catalogue, str(directory.path), functions or {})
@@ -122,7 +122,8 @@ def launch_of(sources: Sequence[Source], overrides: Sequence[str], directory: st
     catalogue = Catalogue.load(plugin_files(_layers(sources), overrides))
     composed, recipe = _composed(sources, overrides, catalogue), _recipe(sources)
     if recipe is not None:
-        built = recipe.build(Path(directory) / "recipe", composed.config.seed)
+        teacher = "teacher" in plan(composed.config, catalogue).roles
+        built = recipe.build(Path(directory) / "recipe", composed.config.seed, teacher)
         composed = compose([built, *sources[1:]], overrides, catalogue)
     return _launch(composed.config, catalogue, directory, {}), catalogue
 

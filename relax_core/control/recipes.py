@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recipes by name: `relax train quickstart` builds model and data locally, in a child process, then trains on them.
 
-A recipe is a package with `recipe.toml` and a `build` module, registered under the entry-point group `relax.recipes`.
+A recipe is a package with `recipe.toml` and a `build` module, registered under the entry-point group `relax.recipes`. One
+with `[[teachers]]` has a `teacher` module too, which is run only where a run learns from one.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass
 from importlib import resources
 from importlib.metadata import entry_points
@@ -32,14 +34,15 @@ class Recipe:
     def toml(self) -> str:
         return resources.files(self.package).joinpath("recipe.toml").read_text()
 
-    def build(self, folder: Path, seed: int) -> Path:
-        """Make model and data in `folder`; returns the configuration beside them."""
+    def build(self, folder: Path, seed: int, teacher: bool = False) -> Path:
+        """Make model and data in `folder`, and the teacher; returns the configuration beside them."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "recipe.toml").write_text(self.toml())
-        status = _run(f"{self.package}.build", str(folder), "--seed", str(seed))
-        if status:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise RelaxError(f"recipe {self.name}: its build ended with status {status}; see the lines above")
+        for module in ("build", "teacher") if teacher and "teachers" in tomllib.loads(self.toml()) else ("build",):
+            status = _run(f"{self.package}.{module}", str(folder), "--seed", str(seed))
+            if status:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise RelaxError(f"recipe {self.name}: its {module} ended with status {status}; see the lines above")
         return folder / "recipe.toml"
 
 

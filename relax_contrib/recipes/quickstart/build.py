@@ -37,15 +37,16 @@ def build(folder: Path, seed: int, policy: Any = None, rate: float = RATE) -> fl
 
 
 def warm_up(
-    policy: Any, tokenizer: Any, shown: list[Item], check: list[Item], random: Random, rate: float = RATE
-) -> float:
+    policy: Any, tokenizer: Any, shown: list[Item], check: list[Item], random: Random, rate: float = RATE,
+    target: float = TARGET, max_steps: int = MAX_STEPS,
+) -> float:  # fmt: skip
     """Supervised steps until the sampled pass rate on `check` reaches the target."""
     import torch
 
     rows = [encode(tokenizer, item) for item in shown]
     optimizer = torch.optim.AdamW(policy.parameters(), lr=rate, betas=(0.9, 0.99), weight_decay=0.0)
     reached = 0.0
-    for step in range(1, MAX_STEPS + 1):
+    for step in range(1, max_steps + 1):
         for group in optimizer.param_groups:
             group["lr"] = rate * min(1.0, step / WARMUP_STEPS)
         inputs, labels = collate(random.choices(rows, k=BATCH))
@@ -56,7 +57,7 @@ def warm_up(
         if step % CHECK_EVERY == 0:
             reached = pass_rate(policy, tokenizer, check)
             print(f"warm start: step {step}, {reached:.0%} of sampled answers right", file=sys.stderr, flush=True)
-            if reached >= TARGET:
+            if reached >= target:
                 break
     return reached
 

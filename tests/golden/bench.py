@@ -49,6 +49,8 @@ CASES = [
     ("dppo", {"correction": "truncate", "delta": 0.02}),
     ("ppo", {}),
     ("ppo", {"gamma": 0.9, "lam": 0.7, "normalise": False, "reward_kl_coef": 0.1, "aggregation": "trajectory"}),
+    ("remax", {}),
+    ("remax", {"reward_kl_coef": 0.05, "aggregation": "trajectory"}),
     ("max-rl", {}),
     ("gdpo", {}),
     ("gdpo", {"weights": {"form": 0.25}, "aggregation": "trajectory"}),
@@ -80,6 +82,9 @@ def draw_groups(seed, groups=3, members=3):
     source = random.Random(seed)
     drawn = [[_member(source, 2 if (g, s) == (0, 1) else 1) for s in range(members)] for g in range(groups)]
     drawn[1][0]["valid"] = False
+    for group, greedy in zip(drawn, (0.75, 0.0, None), strict=False):
+        for member in group:
+            member["greedy"] = greedy
     for member in drawn[2]:
         member["reward"], member["parts"] = 1.0, {"right": 1.0, "form": 0.0}
     return drawn
@@ -153,6 +158,10 @@ def credited(algorithm, groups, returns=False):
     rows = [{**row, "id": RowId(g, s, 0, r)} for g, s, m in everyone for r, row in enumerate(m["rows"])]
     asked = ("loss_mask", "rollout_log_probs", "ref_log_probs", *(("values",) if "values" in rows[0] else ()))
     samples = {AttemptId(g, s, 0): _sealed(g, s, m) for g, s, m in everyone}
+    greedy = {AttemptId(g, len(group), 0): group[0].get("greedy") for g, group in enumerate(groups)}
+    samples |= {
+        a: Sealed(a, 0, Outcome.FINISHED, reward, baseline=True) for a, reward in greedy.items() if reward is not None
+    }
     grouping = learn.Grouping(batch_of(rows), samples, asked)
     found = algorithm.advantages(grouping.groups)
     values = found.returns if returns else found.values

@@ -128,7 +128,8 @@ def test_empty_and_equal_groups_are_defined(name, options):
         values = of_tokens(groups, credited(algorithm, groups))
         assert all(math.isfinite(x) for x in flat(values))
         assert not any(flat(values[1]))
-        if not (algorithm.options.reward_kl_coef or algorithm.fits or getattr(algorithm.options, "overlong_length", 0)):
+        own = algorithm.fits or algorithm.greedy_baseline
+        if not (own or algorithm.options.reward_kl_coef or getattr(algorithm.options, "overlong_length", 0)):
             earned = reward - algorithm.options.baseline if name == "reinforce" else 0.0
             mask = [m for member in groups[0] for row in member["rows"] for m in row["mask"]]
             assert flat(values[0]) == pytest.approx([earned * m for m in mask], abs=1e-12)

@@ -220,6 +220,20 @@ def test_every_algorithm_is_worked():
     assert {f"test_{name.replace('-', '_')}" for name in NAMES} <= set(globals())
 
 
+def test_remax():
+    # The greedy answer earned 0.25. Sums over the answers' tokens, mean of the two rows.
+    members = group(1, 0)
+    for member in members:
+        member["greedy"] = 0.25
+    assert credited(build("remax"), [members]) == [exactly([0.75, -0.25])]
+    loss, slopes = learn_by("remax", (0.75, [1.0, 1.0]), (-0.25, [1.0]))
+    assert loss == exactly(-(0.75 * 2 * HALF - 0.25 * HALF) / 2)
+    assert slopes == [exactly([-0.375, -0.375]), exactly([0.125])]
+    for member in members:
+        member["greedy"] = None  # it has no verdict: nothing to compare with
+    assert credited(build("remax"), [members]) == [exactly([0, 0])]
+
+
 def test_ppo():
     # Three tokens, a reward of 1 at the last, values 0.5, 0.25, 0.75; gamma = 1, lambda = 1/2. The errors of the values are
     # 0.25 - 0.5, 0.75 - 0.25 and 1 - 0.75, so A = -0.25 + 0.3125, 0.5 + 0.125 and 0.25; the returns are A + V.

@@ -144,6 +144,11 @@ def length(member):
     return sum(len(trained(row)) for row in member["rows"])
 
 
+def baseline(members):
+    """Reward of the group's greedy sample; None without a verdict."""
+    return members[0].get("greedy") if members else None
+
+
 def credited(groups, options, rule):
     """`rule(rewards, members)` of each group's valid members, 0 for the others; by length where trajectories weigh alike."""
     result = []

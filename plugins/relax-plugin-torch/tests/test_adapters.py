@@ -9,7 +9,8 @@ import torch
 from relax_plugin_torch.trainer import TorchTrainer
 from safetensors.torch import load_file
 
-from relax_core.api import Chosen, ConfigError, OptimizerSpec, TrainerSpec, Version
+from relax_core.api import Algorithm, Chosen, ConfigError, Loss, OptimizerSpec, Term, TrainerSpec, Version
+from relax_core.api.algorithm import Output
 from relax_core.learn.counts import count
 from relax_core.testing.trainer import InMemory, Reinforce, chunk, forward, make_rows, tiny_model
 from relax_core.weights.files import Disk
@@ -162,7 +163,8 @@ def test_a_checkpoint_holds_the_adapter_alone_and_continues_bit_for_bit(folder, 
     trainer = start(folder, model=model, deterministic=True)
     train(trainer, 0, 1)
     trainer.save(str(tmp_path / "checkpoint"))
-    assert all(".lora_" in name for name in load_file(tmp_path / "checkpoint" / "weights.safetensors"))
+    kept = load_file(tmp_path / "checkpoint" / "shard-00001-model-00001-of-00001.safetensors")
+    assert all(".lora_" in name for name in kept)
     want = train(trainer, 2, 3), publish(trainer, 4).fingerprint
     other = start(folder, model=model, deterministic=True)
     other.load(str(tmp_path / "checkpoint"))
@@ -278,3 +280,50 @@ def test_a_plan_tells_how_much_is_trained_and_counts_its_memory(folder, start, m
     assert any(f"trains {facts['trainable']:,} of {facts['parameters']:,} parameters" in note for note in part.notes)
     assert not any("trains" in note for note in whole.notes)
     assert 8 * facts["trainable"] <= part.phases["train"]["optimizer"] < 8 * facts["trainable"] + 1000
+
+
+# -- models with a scalar head ----------------------------------------------------------------------------------------
+
+
+class Judged(Algorithm):
+    """Rewards of rows are pushed up."""
+
+    fits = ("critic",)
+
+    def outputs(self):
+        return frozenset({Output("rewards")})
+
+    def loss(self, batch, policy):
+        return Loss({"reward": Term(policy.output("rewards"), -1.0, "rows", per="row")})
+
+    def fit_loss(self, fit, batch, outputs):
+        return Loss({"value": Term((outputs.output("values") - 1).square())})
+
+
+@pytest.mark.parametrize("role", ["actor", "critic"])
+def test_a_scalar_head_is_trained_whole_beside_adapters(folder, tmp_path, role):
+    from transformers import AutoModelForSequenceClassification
+
+    model = {"path": folder, "lora": {**LORA, "targets": ["q_proj", "lm_head"] if role == "critic" else []}}
+    trainer = TorchTrainer(TorchTrainer.options_model()())
+    trainer.build = lambda chosen: Judged(Judged.options_model()())
+    trainer.start(TrainerSpec(model, ALGORITHM, OptimizerSpec(1e-2), role=role))
+    before, rows, column = state(trainer), make_rows(), "rewards" if role == "actor" else "values"
+    train(trainer, 0, 1)
+    changed = {name for name, tensor in state(trainer).items() if not torch.equal(tensor, before[name])}
+    assert "score.weight" in changed and all(".lora_" in name or name == "score.weight" for name in changed)
+    trainer.save(str(tmp_path / "checkpoint"))
+    trainer.export(str(tmp_path / "export"))
+    want = forward(trainer, rows, 0, (column,)).values
+    trainer.load(str(tmp_path / "checkpoint"))
+    assert np.array_equal(forward(trainer, rows, 0, (column,)).values, want)
+    exported = AutoModelForSequenceClassification.from_pretrained(tmp_path / "export", num_labels=1)
+    trainer._rank._model.load_state_dict(_unfolded(exported.state_dict(), state(trainer)))
+    np.testing.assert_allclose(forward(trainer, rows, 0, (column,)).values, want, atol=2e-5)
+    trainer.stop()
+
+
+def _unfolded(folded, own):
+    """The folded weights below adapters that add nothing."""
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in own.items() if ".lora_" in name}
+    return {name: zeros[name] if name in zeros else folded[name.replace("base_layer.", "")] for name in own}

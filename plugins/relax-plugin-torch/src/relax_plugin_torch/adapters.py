@@ -10,23 +10,26 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from relax_core.api import ConfigError, TrainerSpec
-from relax_plugin_torch.freezing import found, freeze, frozen_in, hold_frozen_in
+from relax_core.api import TrainerSpec
+from relax_plugin_torch.adapter_places import modules_to_save, refuse_tied, targets
+from relax_plugin_torch.freezing import freeze, hold_frozen_in, named
 from relax_plugin_torch.model import fingerprint, named_tensors
+from relax_plugin_torch.setup import TRAINED_ROLES
 
 if TYPE_CHECKING:
     from peft import LoraConfig
     from transformers import PreTrainedModel
 
-FIELD = "model.lora"
 FOLDER = "adapter"
+SCALAR_HEAD = "score"
+"""It may begin at zero, so it is always trained whole."""
 _PEFT, _NAME, _BASE = "base_model.model.", "default", "base_layer."
 
 
@@ -47,6 +50,9 @@ class LoraTable:
     def of(cls, table: Mapping[str, Any]) -> Self:
         return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in table.items()})
 
+    def with_parts(self, targets: tuple[str, ...], modules_to_save: tuple[str, ...]) -> Self:
+        return replace(self, targets=targets, modules_to_save=modules_to_save)
+
     @property
     def scale(self) -> float:
         return float(self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank))
@@ -60,12 +66,13 @@ class LoraTable:
 class Adapters:
     """Of one rank's model."""
 
-    def __init__(self, model: PreTrainedModel, table: Mapping[str, Any], seed: int) -> None:
+    def __init__(self, model: PreTrainedModel, table: LoraTable, seed: int) -> None:
         """Lay them; every rank draws the same. What was frozen before stays without any."""
-        self.table = LoraTable.of(table)
-        self.modules = _targets(model, self.table.targets)
-        whole = _saved(model, self.table.modules_to_save, self.modules)
-        _refuse_tied(model, self.modules, whole)
+        self.table = table
+        self._task = "SEQ_CLS" if model.get_output_embeddings() is None else "CAUSAL_LM"
+        self.modules = targets(model, self.table.targets)
+        whole = modules_to_save(model, self.table.modules_to_save, self.modules)
+        refuse_tied(model, self.modules, whole)
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(seed)
             _inject(_peft_config(self.table, self.modules), model)
@@ -129,7 +136,7 @@ class Adapters:
         save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
         config = _peft_config(self.table, self._short_names(own))
         config.modules_to_save = list(self.table.modules_to_save) or None
-        config.base_model_name_or_path, config.inference_mode = base_path, True
+        config.base_model_name_or_path, config.inference_mode, config.task_type = base_path, True, self._task
         config.save_pretrained(str(directory))
 
     def _short_names(self, own: Mapping[str, Tensor]) -> tuple[str, ...]:
@@ -141,15 +148,27 @@ class Adapters:
 
 
 def choose_trained(model: PreTrainedModel, spec: TrainerSpec) -> Adapters | None:
-    """Freeze what `[model]` says and lay its adapters. An actor_fwd has those that can come to it alone, no other role any."""
-    table = spec.model.get("lora")
-    if spec.role == "actor":
-        freeze(model, tuple(spec.model.get("freeze") or ()))
-        if table and model.get_output_embeddings() is None:
-            raise ConfigError(FIELD, "set", "a model with a scalar head is trained whole; leave it out")
-    elif spec.role != "actor_fwd" or not (table and LoraTable.of(table).plain):
+    """Freeze what `[model]` says and lay its adapters. An actor_fwd has those that can come to it alone, other roles that only
+    compute have none. A critic's body is the policy's: what is said of the head of tokens does not concern it."""
+    table, frozen = spec.model.get("lora"), tuple(spec.model.get("freeze") or ())
+    if spec.role == "actor_fwd" and table and LoraTable.of(table).plain:
+        return Adapters(model, LoraTable.of(table), spec.seed)
+    if spec.role not in TRAINED_ROLES:
         return None
-    return Adapters(model, table, spec.seed) if table else None
+    chosen = LoraTable.of(table) if table else None
+    if spec.role == "critic":
+        frozen = _there(model, frozen)
+        chosen = chosen and chosen.with_parts(_there(model, chosen.targets), _there(model, chosen.modules_to_save))
+    freeze(model, frozen)
+    if chosen is None:
+        return None
+    if model.get_output_embeddings() is None and SCALAR_HEAD not in chosen.modules_to_save:
+        chosen = chosen.with_parts(chosen.targets, (*chosen.modules_to_save, SCALAR_HEAD))
+    return Adapters(model, chosen, spec.seed)
+
+
+def _there(model: PreTrainedModel, patterns: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(pattern for pattern in patterns if any(named(model, pattern)))
 
 
 def settle(model: PreTrainedModel, spec: TrainerSpec, dtype: torch.dtype) -> Adapters | None:
@@ -160,60 +179,6 @@ def settle(model: PreTrainedModel, spec: TrainerSpec, dtype: torch.dtype) -> Ada
     if not all(parameter.requires_grad for parameter in model.parameters()):
         hold_frozen_in(model, dtype)
     return adapters
-
-
-def _targets(model: PreTrainedModel, patterns: tuple[str, ...]) -> tuple[str, ...]:
-    """Names of the linear layers that are meant; by default all that are trained in the decoder, not its head."""
-    linear = {module: name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    if not patterns:
-        inside = model.get_decoder().modules()
-        names = [linear[module] for module in inside if module in linear and module.weight.requires_grad]
-        if not names:
-            raise ConfigError(FIELD, type(model).__name__, "its decoder has no linear layer to train; leave lora out")
-        return tuple(names)
-    meant: dict[str, None] = {}
-    for pattern in patterns:
-        parts = [part for _, part in found(model, pattern, f"{FIELD}.targets") if isinstance(part, nn.Module)]
-        layers = [(linear[m], m) for part in parts for m in part.modules() if m in linear]
-        if not layers:
-            raise ConfigError(f"{FIELD}.targets", repr(pattern), "there is no linear layer in it; name one that has")
-        _refuse_frozen(frozen_in(layers), f"{FIELD}.targets", pattern)
-        meant |= dict.fromkeys(name for name, _ in layers)
-    return tuple(meant)
-
-
-def _saved(model: PreTrainedModel, patterns: tuple[str, ...], adapted: tuple[str, ...]) -> list[nn.Module]:
-    """Modules that are trained whole beside the adapters."""
-    field, modules = f"{FIELD}.modules_to_save", []
-    layers = {id(model.get_submodule(name)): name for name in adapted}
-    for pattern in patterns:
-        parts = found(model, pattern, field)
-        _refuse_frozen(frozen_in(parts), field, pattern)
-        for name, part in parts:
-            if not isinstance(part, nn.Module):
-                raise ConfigError(field, name, "that is a parameter; name the module that it belongs to")
-            if both := [layers[id(module)] for module in part.modules() if id(module) in layers]:
-                fix = f"{both[0]} gets an adapter; name in model.lora.targets the modules that shall"
-                raise ConfigError(field, repr(pattern), fix)
-            modules.append(part)
-    return modules
-
-
-def _refuse_frozen(frozen: list[str], field: str, got: str) -> None:
-    if frozen:
-        raise ConfigError(field, repr(got), f"model.freeze keeps {frozen[0]} as it is; name it in one of the two")
-
-
-def _refuse_tied(model: PreTrainedModel, modules: tuple[str, ...], whole: list[nn.Module]) -> None:
-    """A weight in two places can't have an adapter in one of them, and peft would save it under one name only."""
-    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings()
-    if head is None or head.weight is not embedding:
-        return
-    saved = any(parameter is embedding for part in whole for parameter in part.parameters())
-    field = "modules_to_save" if saved else "targets"
-    if saved or any(model.get_submodule(name) is head for name in modules):
-        fix = "the head's weight is the input embedding's too and would come apart; leave it out"
-        raise ConfigError(f"{FIELD}.{field}", "the head or the embedding", fix)
 
 
 def _inject(config: LoraConfig, model: PreTrainedModel) -> None:
@@ -228,7 +193,7 @@ def _peft_config(table: LoraTable, modules: tuple[str, ...]) -> LoraConfig:
     alpha: Any = int(table.alpha) if float(table.alpha).is_integer() else table.alpha
     return LoraConfig(
         r=table.rank, lora_alpha=alpha, lora_dropout=table.dropout, target_modules=list(modules), bias="none",
-        use_rslora=table.rslora, use_dora=table.dora, task_type="CAUSAL_LM",
+        use_rslora=table.rslora, use_dora=table.dora,
     )  # fmt: skip
 
 

@@ -31,15 +31,19 @@ def graph(
 def show(sources: Sequence[str], overrides: Sequence[str], form: Literal["text", "mermaid", "json"] = "text") -> None:
     """Print the plan of a configuration that may not have its files yet."""
     from relax_core.control.graph import draw, mermaid
-    from relax_core.control.prepare import plan_of
+    from relax_core.control.prepare import plans_of
 
-    plan = plan_of(sources, overrides)
-    if form == "text":
-        print("\n".join((draw(plan.operations), *(f"note: {note}" for note in plan.notes))))
-    elif form == "mermaid":
-        print(mermaid(plan.operations))
-    else:
-        print(json.dumps([_plain(operation) for operation in plan.operations]))
+    plans = plans_of(sources, overrides)
+    if form == "json":
+        drawn = {name: [_plain(operation) for operation in plan.operations] for name, plan in plans}
+        print(json.dumps(drawn if len(drawn) > 1 else next(iter(drawn.values()))))
+        return
+    for name, plan in plans:
+        if name:
+            print(f"{'stage ' if form == 'text' else '%% stage '}{name}")
+        print(draw(plan.operations) if form == "text" else mermaid(plan.operations))
+        for note in plan.notes if form == "text" else ():
+            print(f"note: {note}")
 
 
 def _plain(operation: object) -> dict[str, object]:

@@ -72,9 +72,8 @@ def _conduct(prepared: Prepared, as_json: bool) -> None:
 
     for notice in prepared.notices:
         print(notice, file=sys.stderr)
-    resume = prepared.launch.resume
     display = None if as_json else LiveDisplay(
-        prepared.config.run.name or prepared.launch.run_id, prepared.config.steps, first_step=resume.step if resume else 0
+        prepared.config.run.name or prepared.launch.run_id, prepared.steps, first_step=prepared.first_step
     )  # fmt: skip
     path = prepared.directory.path
     try:
@@ -111,21 +110,19 @@ def _say(summary: dict[str, Any], path: Path, as_json: bool) -> None:
 
 def _resumable(path: Path) -> str:
     """How a failed run may go on, where it can."""
-    from relax_core.roles.checkpoint import complete
+    from relax_core.control.stages import resumable_step
 
-    found = complete(path / "checkpoints")
-    step = found[-1].name.removeprefix("step-").lstrip("0") if found else ""
-    return f"; continue after step {step} with: relax resume {path}" if found else ""
+    step = resumable_step(path)
+    return "" if step is None else f"; continue after step {step} with: relax resume {path}"
 
 
 def _stopped(summary: dict[str, Any], path: Path) -> str:
     """Where it stands, and how to go on."""
-    from relax_core.roles.checkpoint import complete
+    from relax_core.control.stages import resumable_step
 
-    found = complete(path / "checkpoints")
-    if not found:
+    step = resumable_step(path)
+    if step is None:
         return f"relax: {summary['status']} before there was a checkpoint; start it anew"
-    step = int(found[-1].name.removeprefix("step-"))
     busy = f"; {' and '.join(summary['busy'])} did not finish in time" if summary.get("busy") else ""
     again = f" (done: {summary['steps']}; the later ones are repeated)" if summary.get("steps", step) > step else ""
     return (

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from relax_core.api.clock import Clock, SystemClock
@@ -29,13 +32,29 @@ GRACE_S = 8.0
 """How long roles may take to save and stop before they are ended."""
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Which part of a whole run a conductor plays."""
+
+    first: bool = True
+    last: bool = True
+    first_step: int = 0
+    """Steps of the parts before it."""
+    former: Mapping[str, Any] = field(default_factory=dict)
+    """Their accounts, added up."""
+
+
+WHOLE = Part()
+
+
 class Conductor:
-    """One run under way."""
+    """One run, or one stage of it, under way."""
 
     def __init__(
-        self, prepared: Prepared, runner: Runner, display: Display | None = None, clock: Clock | None = None
-    ) -> None:
-        self._prepared, self._runner, self._display = prepared, runner, display
+        self, prepared: Prepared, runner: Runner, display: Display | None = None, clock: Clock | None = None,
+        part: Part = WHOLE,
+    ) -> None:  # fmt: skip
+        self._prepared, self._runner, self._display, self._part = prepared, runner, display, part
         self._clock = clock or SystemClock()
         self._stop_reason = ""
         self._stopped = asyncio.Event()
@@ -49,36 +68,33 @@ class Conductor:
 
     async def run(self) -> dict[str, Any]:
         """Until the run has ended; returns its summary. Raises what made it fail, after writing it down."""
-        with self._recorder() as recorder:
-            try:
-                ending = await self._attempt(recorder)
-            finally:
-                await self._close(recorder)
-            return ending
+        with make_recorder(self._prepared, self._display, self._clock) as recorder:
+            return await self.play(recorder)
 
-    def _recorder(self) -> Recorder:
-        config, catalogue = self._prepared.config, self._prepared.catalogue
-        sinks = {choice.name: cast(Sink, catalogue.build(choice.chosen)) for choice in config.sinks}
-        observers: dict[str, object] = catalogue.observers().plugins()
-        if config.notify.urls:
-            urls = [url.reveal() for url in config.notify.urls]
-            observers["notify"] = Notifier(urls, config.run.name or self._prepared.launch.run_id)
-        return Recorder(self._prepared.directory, sinks, observers, self._display, clock=self._clock)
+    async def play(self, recorder: Recorder) -> dict[str, Any]:
+        """`run`, written down by a recorder of somebody else."""
+        try:
+            return await self._attempt(recorder)
+        finally:
+            await self._close(recorder)
 
     async def _attempt(self, recorder: Recorder) -> dict[str, Any]:
         launch = self._prepared.launch
         if launch.resume is not None:
-            recorder.rewind(launch.resume.step)
+            recorder.rewind(launch.resume.step + self._part.first_step)
         self._running = set(launch.plan.roles)
         try:
             if not (await self._started() and await self._until_ready(recorder)):
                 return self._ended(recorder, "stopped", {})
-            recorder.write(RunStarted(launch.run_id, launch.run_dir, launch.config))
+            if self._part.first:
+                run_dir = str(self._prepared.directory.path)
+                recorder.write(RunStarted(launch.run_id, run_dir, {**launch.config, "steps": self._prepared.steps}))
             busy = await self._watch(recorder)
         except RelaxError as error:
             with contextlib.suppress(RelaxError):  # what can't be read any more must not hide the reason
                 await self._drain(recorder)
-            recorder.write(RunFinished("failed", {**await self._account(), "error": str(error)}))
+            own = await self._account()
+            recorder.write(RunFinished("failed", {**total([self._part.former, own]), "error": str(error)}))
             raise
         await self._drain(recorder)
         ending = "interrupted" if busy else "stopped" if self._stop_reason else "finished"
@@ -86,9 +102,12 @@ class Conductor:
         return self._ended(recorder, ending, {**await self._account(), **more})
 
     def _ended(self, recorder: Recorder, status: str, more: dict[str, Any]) -> dict[str, Any]:
-        """Write how it ended; the summary is what the file says."""
-        recorder.write(RunFinished(status, more))
-        return self._prepared.directory.read("summary") or {}
+        """Write how it ended, unless others follow; the summary is what the file says."""
+        busy = {"busy": more.pop("busy")} if "busy" in more else {}
+        if self._part.last or status != "finished":
+            recorder.write(RunFinished(status, {**total([self._part.former, more]), **busy}))
+        summary = self._prepared.directory.read("summary") or {}
+        return summary if self._part is WHOLE else {"status": status, "own": more}
 
     async def _started(self) -> bool:
         """Whether the runner came up before somebody stopped the run; what it had started by then, `close` ends."""
@@ -173,3 +192,28 @@ class Conductor:
     async def _close(self, recorder: Recorder) -> None:
         await self._runner.close()
         sweep(self._prepared.launch.run_id)
+
+
+def make_recorder(prepared: Prepared, display: Display | None = None, clock: Clock | None = None) -> Recorder:
+    """Of a run, with its sinks and observers."""
+    config, catalogue = prepared.config, prepared.catalogue
+    sinks = {choice.name: cast(Sink, catalogue.build(choice.chosen)) for choice in config.sinks}
+    observers: dict[str, object] = catalogue.observers().plugins()
+    if config.notify.urls:
+        urls = [url.reveal() for url in config.notify.urls]
+        observers["notify"] = Notifier(urls, config.run.name or prepared.launch.run_id)
+    return Recorder(prepared.directory, sinks, observers, display, clock=clock)
+
+
+def total(accounts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Accounts of several stages as one: numbers and counts added, and balanced where all are."""
+    added: dict[str, Any] = {}
+    for account in accounts:
+        for key, value in account.items():
+            if isinstance(value, bool):
+                added[key] = value and added.get(key, True)
+            elif isinstance(value, Mapping):
+                added[key] = dict(Counter(value) + Counter(added.get(key, {})))
+            elif isinstance(value, int | float):
+                added[key] = value + added.get(key, 0)
+    return added

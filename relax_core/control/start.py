@@ -12,6 +12,7 @@ from typing import Any
 from relax_core.control.conduct import Conductor
 from relax_core.control.prepare import Prepared
 from relax_core.control.runner import make_runner
+from relax_core.control.succession import Succession
 from relax_core.observe.recorder import Display
 from relax_core.runners.launch import Runner
 
@@ -31,13 +32,13 @@ def run(prepared: Prepared, display: Display | None = None, *, signals: bool = T
 
 
 async def _run(prepared: Prepared, runner: Runner, display: Display | None, signals: bool) -> dict[str, Any]:
-    conductor = Conductor(prepared, runner, display)
+    conductor = Succession(prepared, runner, display) if prepared.stages else Conductor(prepared, runner, display)
     with _listening(conductor) if signals else contextlib.nullcontext():
         return await conductor.run()
 
 
 @contextlib.contextmanager
-def _listening(conductor: Conductor) -> Any:
+def _listening(conductor: Conductor | Succession) -> Any:
     """Ctrl-C and SIGTERM ask for a stop; a second one ends at once."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     asked: list[str] = []

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -78,6 +79,8 @@ class Recorder:
         self._published: dict[str, float] = {}
         self._measured: dict[int, Measured] = {}
         self._last_number = -1
+        self._stage, self._first_step = "", 0
+        """Of a run of several: its name, and the steps of those before it."""
         self._facts: dict[str, Any] = {"run_id": run_dir.name, "state": "starting", "step": self._totals.steps}
         self._beats: tuple[Beat, ...] = ()
         self._told: tuple[Any, ...] | None = None
@@ -114,8 +117,20 @@ class Recorder:
         self._last_number = number
         self.write(event)
 
+    def enter(self, stage: str, first_step: int) -> None:
+        """A stage begins, with a board of its own; its steps are counted from here on."""
+        self._account(finish=True)
+        self._stage, self._first_step, self._last_number = stage, first_step, -1
+        self._hub_behind, self._time = None, TimeAccount()
+        self._measured.clear()
+        self._facts["stage"] = stage
+        self._log.write("info", "stage begins", stage=stage, first_step=first_step)
+
     def write(self, event: Event) -> None:
         """Write one event down."""
+        step = getattr(event, "step", None)
+        if self._first_step and step is not None:
+            event = replace(event, step=step + self._first_step)
         told_event = self._record(event)
         self._show(lambda display: display.event(told_event))
         hook = HOOKS.get(type(told_event))
@@ -272,7 +287,8 @@ class Recorder:
         return self._clock.now() - (self._hub_behind or 0.0)
 
     def _metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.run_dir.append_metrics(step, self._wall(), metrics, elapsed_s=round(self._elapsed(), 3))
+        stage = {"stage": self._stage} if self._stage else {}
+        self.run_dir.append_metrics(step, self._wall(), metrics, elapsed_s=round(self._elapsed(), 3), **stage)
         self._to_sinks(lambda sink: sink.metrics(step, dict(metrics)))
 
     def _operation(self, event: Event) -> None:

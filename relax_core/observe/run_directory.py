@@ -122,7 +122,7 @@ class RunDirectory:
         """A document, or None where there is none yet."""
         return read_document(self.path / f"{name}.json")
 
-    def append_metrics(self, step: int, time: float, metrics: Mapping[str, float], **more: float) -> None:
+    def append_metrics(self, step: int, time: float, metrics: Mapping[str, float], **more: float | str) -> None:
         """One flat line: schema, step, time, then the metrics."""
         if self._metrics is None:
             self._metrics = journal.Journal(self.path / "metrics.jsonl", journal.whole_lines)

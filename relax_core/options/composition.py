@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from relax_core.options.checks import combination_errors
 from relax_core.options.layers import Source, plugin_files, read_layers
@@ -14,8 +14,9 @@ from relax_core.options.model_folder import file_errors
 from relax_core.options.problems import located, origin_at, refuse
 from relax_core.options.resolve import resolve
 from relax_core.options.run_config import RunConfig
+from relax_core.options.stages import Stage, name_of, naming, split
 from relax_core.options.teachers import teacher_errors
-from relax_core.options.tree import Origin, Tree
+from relax_core.options.tree import Origin, Tree, merge
 from relax_core.plugins.catalogue import Catalogue
 
 
@@ -35,9 +36,12 @@ class Composed:
     """A configuration with its history."""
 
     config: RunConfig
+    """Of the first stage, where there are several."""
     origins: Origins
     notices: tuple[str, ...] = ()
     """Lines to print: what a change of component dropped."""
+    stages: tuple[Stage, ...] = ()
+    """Runs one after another; empty: only the one."""
 
 
 def compose(
@@ -55,11 +59,24 @@ def compose(
     model folder and the task files too.
     """
     tree, notices = read_layers([base or {}, *files], overrides, Path.cwd())
+    rest, layers = split(tree)
+    if not layers:
+        return Composed(_resolved(rest, catalogue, checked, on_disk), Origins(rest), tuple(notices))
+    stages = []
+    for at, layer in enumerate(layers):
+        own = {key: item for key, item in layer.items() if key != "name"}
+        with naming(at):
+            config = _resolved(cast(Tree, merge(rest, own, notices)), catalogue, checked, on_disk)
+        stages.append(Stage(name_of(layer, at), config))
+    return Composed(stages[0].config, Origins(rest), tuple(notices), tuple(stages))
+
+
+def _resolved(tree: Tree, catalogue: Catalogue, checked: bool, on_disk: bool) -> RunConfig:
     config = resolve(tree, catalogue)
     problems = combination_errors(config, catalogue) if checked else []
     problems += [*file_errors(config), *teacher_errors(config, catalogue)] if checked and on_disk else []
     refuse(located(problem, tree) for problem in problems)
-    return Composed(config, Origins(tree), tuple(notices))
+    return config
 
 
 def load(

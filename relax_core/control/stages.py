@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the stages of a run lie on disk, and how far they have come.
+
+`stages/0-<name>/` is to a stage what the run directory is to a run: ledger, checkpoints, export, and the resolved
+configuration. Metrics, samples and the summary are the run's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from relax_core.api.algorithm import Algorithm, Output
+from relax_core.api.errors import ConfigError
+from relax_core.options.run_config import RunConfig
+from relax_core.options.stages import Stage
+from relax_core.options.toml_text import to_toml
+from relax_core.plugins.catalogue import Catalogue
+from relax_core.roles.checkpoint import complete
+
+FOLDER = "stages"
+DONE = "stage.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One stage of a run on disk."""
+
+    number: int
+    name: str
+    path: Path
+
+    @property
+    def export(self) -> Path:
+        return self.path / "export"
+
+    def account(self) -> dict[str, Any] | None:
+        """What it came to; None until it is finished."""
+        file = self.path / DONE
+        return dict(json.loads(file.read_text())) if file.exists() else None
+
+    def finish(self, account: Mapping[str, Any]) -> None:
+        """It is over, and the next one may begin."""
+        partial = self.path / f".{DONE}"
+        partial.write_text(json.dumps({"schema": "relax.stage/1", "name": self.name, **account}))
+        partial.replace(self.path / DONE)
+
+    def write(self, config: RunConfig) -> None:
+        """Its whole configuration."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        (self.path / "config.toml").write_text(f"# schema: relax.config/1\n{to_toml(config)}")
+
+    def begin_anew(self) -> None:
+        """Forget what a stage that never reached a checkpoint has left behind."""
+        for left in [found for found in self.path.iterdir() if found.name != "config.toml"]:
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+def places(run_dir: Path) -> list[Place]:
+    """Of a run with stages, in order; none of another one."""
+    found = []
+    for path in (run_dir / FOLDER).glob("*-*"):
+        number, _, name = path.name.partition("-")
+        if number.isdecimal():
+            found.append(Place(int(number), name, path))
+    return sorted(found, key=lambda place: place.number)
+
+
+def resumable_step(run_dir: Path) -> int | None:
+    """The step that a run goes on after; None where it has nothing to go on from."""
+    done = 0
+    for place in places(run_dir) or [Place(0, "", run_dir)]:
+        account = place.account()
+        if account is None:
+            found = complete(place.path / "checkpoints")
+            return done + int(found[-1].name.removeprefix("step-")) if found else done or None
+        done += int(account["steps"])
+    return None
+
+
+def lay_out(run_dir: Path, stages: Sequence[Stage]) -> list[tuple[Place, RunConfig]]:
+    """Directories with each stage's whole configuration, the model being the export of the one before."""
+    laid: list[tuple[Place, RunConfig]] = []
+    for number, stage in enumerate(stages):
+        place = Place(number, stage.name, run_dir / FOLDER / f"{number}-{stage.name}")
+        config = stage.config if not laid else _continued(stage.config, laid[-1][0].export)
+        place.write(config)
+        laid.append((place, config))
+    return laid
+
+
+def _continued(config: RunConfig, model: Path) -> RunConfig:
+    return config.model_copy(update={"model": config.model.model_copy(update={"path": model})})
+
+
+def check_order(stages: Sequence[Stage], catalogue: Catalogue) -> None:
+    """What one stage exports must be what the next one trains. Raises ConfigError."""
+    for at, (before, after) in enumerate(pairwise(stages)):
+        if _scores(before, catalogue) and not _scores(after, catalogue):
+            got = f"{after.config.algorithm.name} after {before.config.algorithm.name}, whose model writes nothing any more"
+            raise ConfigError(
+                f"stages[{at + 1}].algorithm.name", got, "train the reward model last, or in a run of its own"
+            )
+        if before.config.model.lora is not None:
+            fix = "leave model.lora out of every stage but the last: adapters are exported apart from their model"
+            raise ConfigError(f"stages[{at}].model.lora", f"adapters before stage {after.name}", fix)
+
+
+def _scores(stage: Stage, catalogue: Catalogue) -> bool:
+    algorithm = catalogue.build(stage.config.algorithm.chosen)
+    return isinstance(algorithm, Algorithm) and algorithm.outputs() == frozenset({Output("rewards")})
+
+
+def point_to_export(run_dir: Path, place: Place) -> None:
+    """The run's export is its last stage's."""
+    link = run_dir / "export"
+    if place.export.is_dir() and not link.exists():
+        link.symlink_to(os.path.relpath(place.export, run_dir))
+
+
+def document(stages: Sequence[Stage]) -> str:
+    """The whole run as one TOML: the first stage, and of each what differs from it."""
+    first = stages[0].config.dump()
+    lines = [to_toml(stages[0].config)]
+    for at, stage in enumerate(stages):
+        own = dict(_differing(stage.config.dump(), first)) if at else {}
+        if at and isinstance(own.get("model"), dict):
+            own["model"].pop("path", None)
+        lines += ["", "[[stages]]", f"name = {json.dumps(stage.name)}", *_assignments(own)]
+    return "\n".join(lines) + "\n"
+
+
+def _assignments(own: Mapping[str, Any]) -> Iterator[str]:
+    from relax_core.options.toml_text import literal, toml_key
+
+    return (f"{toml_key(key)} = {literal(value)}" for key, value in own.items())
+
+
+def _differing(mine: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in mine.items():
+        theirs = other.get(key)
+        if value == theirs:
+            continue
+        if isinstance(value, dict) and isinstance(theirs, dict) and value.get("name") == theirs.get("name"):
+            yield key, dict(_differing(value, theirs))
+        else:
+            yield key, value

@@ -36,8 +36,8 @@ def tiny_qwen3(directory: str, seed: int) -> str:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(
-        vocab_size=VOCABULARY, hidden_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=12, intermediate_size=96, max_position_embeddings=CONTEXT, tie_word_embeddings=True,
+        vocab_size=VOCABULARY, hidden_size=48, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        head_dim=32, intermediate_size=96, max_position_embeddings=CONTEXT, tie_word_embeddings=True,
         initializer_range=0.2, pad_token_id=0, eos_token_id=1, bos_token_id=None,
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM as a thing that takes steps: requests in, new tokens out of each step, weights replaced between two of them.
+
+Everything here runs on one thread. vLLM's scheduler and workers stay as they are; its core runs in this process, so that
+nothing is sampled while weights change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from vllm import EngineArgs, SamplingParams
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from relax_core.api.engine import EngineSpec, FinishReason, GenerateRequest
+from relax_plugin_vllm.environment import on_gpu
+from relax_plugin_vllm.options import VllmOptions
+
+if TYPE_CHECKING:
+    from vllm.outputs import RequestOutput
+
+SEED_MASK = (1 << 63) - 1
+CPU_KV_MB = 256
+SUPPRESSED = -100.0
+"""The strongest bias that vLLM takes: e^-100 of a token's share."""
+_BITS: Mapping[str, torch.dtype] = {
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+
+
+@dataclass(slots=True)
+class New:
+    """What one step gave to one request."""
+
+    tokens: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    finish: FinishReason
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()
+    """The likeliest of each token, and the sampled one where it is none of them, by rank."""
+    prompt: list[dict[int, float]] = field(default_factory=list)
+    """Where asked for, of each prompt token but the first: log-probs by id."""
+
+
+class Vllm:
+    """One model in one process, or in several that it starts where the options ask for more GPUs."""
+
+    def __init__(self, spec: EngineSpec, options: VllmOptions) -> None:
+        self._llm = LLMEngine.from_engine_args(EngineArgs(**_arguments(spec, options)))
+        self._seeds: dict[str, tuple[str, int, int]] = {}
+        """Of requests: their name inside vLLM, their seed, and the tokens before those that they sample."""
+        self._alone = options.tensor_parallel == options.pipeline_parallel == 1
+        config = self._llm.vllm_config.model_config
+        self.max_context: int = min(spec.max_context, config.max_model_len)
+        self.vocab_size: int = config.get_vocab_size()
+        self.dtype = str(config.dtype).removeprefix("torch.")
+        self.model_type: str = config.hf_config.model_type
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._llm.has_unfinished_requests())
+
+    def add(self, request: GenerateRequest) -> None:
+        """Queue a request."""
+        params = SamplingParams(
+            max_tokens=request.max_new_tokens, temperature=request.temperature, top_p=request.top_p,
+            top_k=request.top_k or -1, seed=_place_seed(request.seed, len(request.tokens)),
+            stop_token_ids=list(request.stop_tokens), ignore_eos=True, logprobs=request.num_top,
+            detokenize=False, output_kind=RequestOutputKind.DELTA,
+            logit_bias=dict.fromkeys(request.suppress_tokens, SUPPRESSED) or None,
+        )  # fmt: skip
+        inside = self._add(request.id, request.tokens, params)
+        self._seeds[request.id] = (inside, request.seed, len(request.tokens))
+
+    def add_score(self, name: str, tokens: tuple[int, ...], whole: bool) -> None:
+        """Queue a look at log-probs of the prompt: of its tokens alone, or of the `whole` vocabulary."""
+        params = SamplingParams(
+            max_tokens=1, temperature=0.0, prompt_logprobs=-1 if whole else 0, detokenize=False, ignore_eos=True,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )  # fmt: skip
+        self._add(name, tokens, params)
+
+    def _add(self, name: str, tokens: tuple[int, ...], params: SamplingParams) -> str:
+        return str(self._llm.add_request(name, {"prompt_token_ids": list(tokens)}, params))
+
+    def abort(self, names: Iterable[str]) -> None:
+        gone = list(names)
+        for name in gone:
+            self._seeds.pop(name, None)
+        self._llm.abort_request(gone)
+
+    def step(self) -> dict[str, New]:
+        """One iteration; what it gave, by request."""
+        if self._alone:
+            self._reseed()
+        found = {output.request_id: _new(output) for output in self._llm.step()}
+        for name, new in found.items():
+            if new.finish:
+                self._seeds.pop(name, None)
+        return found
+
+    def _reseed(self) -> None:
+        """Draws of a token depend on the request's seed and the token's place: a continuation draws what the whole would."""
+        requests = self._worker.model_runner.requests
+        for inside, seed, prompt in self._seeds.values():
+            state = requests.get(inside)
+            if state is not None and state.generator is not None:
+                state.generator.manual_seed(_place_seed(seed, prompt + len(state.output_token_ids)))
+
+    @property
+    def _worker(self) -> Any:
+        return self._llm.engine_core.engine_core.model_executor.driver_worker.worker
+
+    # -- weights --------------------------------------------------------------------------------------------------
+
+    def load(self, arrays: Iterable[tuple[str, np.ndarray, str]]) -> None:
+        """Replace the weights by (name, array, dtype), Hugging Face names. Where it raises, the model is half of two."""
+        weights = ((name, tensor(array, dtype)) for name, array, dtype in arrays)
+        self._worker.model_runner.reload_weights(weights_iterator=weights)
+        if not on_gpu():
+            _pack_tied(self._worker.model_runner.get_model())
+
+    def checksums(self) -> dict[str, str]:
+        """Of what lies in memory, in vLLM's own layout."""
+        found: list[dict[str, str]] = self._llm.engine_core.engine_core.compute_weight_checksums()
+        return {name: digest for worker in found for name, digest in worker.items()}
+
+    def forget_caches(self, running: bool) -> None:
+        """No later request meets keys and values of now; where `running`, those under way compute theirs again too."""
+        self._llm.reset_prefix_cache(reset_running_requests=running)
+
+    # -- memory ---------------------------------------------------------------------------------------------------
+
+    def sleep(self) -> None:
+        self._llm.sleep(level=1)
+
+    def wake(self, tags: list[str]) -> None:
+        self._llm.wake_up(tags)
+
+    def stop(self) -> None:
+        """End the processes that it started; what lies in this one ends with it."""
+        if not self._alone:
+            self._llm.engine_core.shutdown()
+
+
+def tensor(array: np.ndarray, dtype: str) -> torch.Tensor:
+    """An array of the wire as a tensor of its own; what numpy has no dtype for comes as bits."""
+    made = torch.from_numpy(np.array(array))
+    return made.view(_BITS[dtype]) if dtype in _BITS else made
+
+
+def _pack_tied(model: torch.nn.Module) -> None:
+    """On a CPU vLLM multiplies by packed copies, and after a reload packs what was sent by its own name only: a head tied to
+    the embedding would go on with its old weights."""
+    seen = set[int]()
+    for module in model.modules():
+        weight, method = module._parameters.get("weight"), getattr(module, "quant_method", None)
+        if id(weight) in seen and method is not None:
+            method.process_weights_after_loading(module)
+        if weight is not None:
+            seen.add(id(weight))
+
+
+def _arguments(spec: EngineSpec, options: VllmOptions) -> dict[str, Any]:
+    gpu = on_gpu()
+    kv_mb = options.kv_cache_mb or (None if gpu else CPU_KV_MB)
+    arguments: dict[str, Any] = {
+        "model": spec.model["path"], "skip_tokenizer_init": True, "dtype": spec.model.get("dtype") or "auto",
+        "seed": spec.seed & 0x7FFFFFFF, "max_model_len": spec.max_context if spec.max_context < 1 << 24 else None,
+        "tensor_parallel_size": options.tensor_parallel, "pipeline_parallel_size": options.pipeline_parallel,
+        "enable_expert_parallel": options.expert_parallel, "enforce_eager": not (gpu and options.graphs),
+        "max_num_seqs": spec.max_concurrency or options.max_batch_rows, "max_num_batched_tokens": options.max_batch_tokens,
+        "gpu_memory_utilization": options.gpu_memory, "enable_sleep_mode": gpu,
+        # A cache that is shared could outlive the weights it was computed with, where running requests keep theirs.
+        "enable_prefix_caching": options.prefix_cache and not spec.kv_across_versions,
+        "logprobs_mode": "processed_logprobs", "max_logprobs": -1, "async_scheduling": False, "disable_log_stats": True,
+    }  # fmt: skip
+    if kv_mb is not None:
+        arguments["kv_cache_memory_bytes"] = kv_mb << 20
+    return {**arguments, **options.engine_args}
+
+
+def _new(output: RequestOutput) -> New:
+    (one,) = output.outputs
+    rows = list(one.logprobs or ())
+    tokens = tuple(one.token_ids)
+    chosen = tuple(row[token].logprob for row, token in zip(rows, tokens, strict=True)) if rows else ()
+    top = tuple(map(_ranked, rows)) if max(map(len, rows), default=0) > 1 else ()
+    prompt = [{token: found.logprob for token, found in row.items()} for row in output.prompt_logprobs or () if row]
+    return New(tokens, chosen, _finish(one.finish_reason), top, prompt)
+
+
+def _ranked(row: Mapping[int, Any]) -> tuple[tuple[int, float], ...]:
+    return tuple((token, found.logprob) for token, found in sorted(row.items(), key=lambda item: item[1].rank))
+
+
+def _finish(reason: str | None) -> FinishReason:
+    return {None: "", "stop": "stop", "length": "length", "abort": "abort"}.get(reason, "error")  # type: ignore[return-value]
+
+
+def _place_seed(seed: int, place: int) -> int:
+    """A seed for one token (the finaliser of splitmix64): neighbours have nothing in common."""
+    mixed = (seed * 0x9E3779B97F4A7C15 + place * 0xD1B54A32D192ED03) & 0xFFFFFFFFFFFFFFFF
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return (mixed ^ (mixed >> 31)) & SEED_MASK

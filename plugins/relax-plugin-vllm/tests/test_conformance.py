@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine contract, held against a tiny Qwen3 in the real vLLM."""
+
+from relax_plugin_vllm.environment import on_gpu
+
+from relax_core.testing.engine import EngineSuite
+
+
+class TestVllm(EngineSuite):
+    component = "vllm"
+    if not on_gpu():  # vLLM lays nothing down on a CPU, and the engine claims nothing
+        test_sleep_frees_and_wake_restores = None
+        test_unknown_part_can_not_sleep = None

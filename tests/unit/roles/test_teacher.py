@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Teachers in whole runs in virtual time: every row is scored by its own, in every placement, with the policy's own ids."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.roles.theatre import Performance, Theatre
+
+TRAINER = '''
+"""A trainer whose forward says who it is, and an actor that checks what it is given."""
+import numpy as np
+from relax_core.api import Ragged
+from relax_core.api.algorithm import Output
+from tests.unit.roles.puppets import PuppetTrainer, TrainerOptions
+
+class TeachingOptions(TrainerOptions):
+    pass
+
+class TeachingTrainer(PuppetTrainer):
+    def start(self, spec):
+        if spec.role == "teacher":
+            assert set(spec.model) == {"path", "dtype"}, spec.model
+            self._spec, self._step, self._number = spec, 0, int(spec.model["path"][-1])
+            return {}
+        self._number = -1
+        return super().start(spec)
+
+    def forward(self, chunk, columns):
+        """Log-probs are the teacher's number; likeliest ids are the row's group, which a teacher must see again."""
+        tokens = chunk.rows.columns["tokens"]
+        group = np.repeat([row.group for row in chunk.rows.ids], tokens.lengths).astype(np.int32)
+        made = {}
+        for output in map(Output.parse, columns):
+            if output.name == "top_k":
+                made["top_k_ids"] = np.repeat(group[:, None], output.k, 1)
+                made["top_k_log_probs"] = np.full((len(group), output.k), float(self._number), np.float32)
+            elif output.name == "log_probs_at":
+                ids = chunk.rows.columns[output.ids].values
+                assert (ids == group[:, None]).all(), "ids of other rows"
+                made[output.key] = np.full(ids.shape, float(self._number), np.float32)
+            else:
+                made[output.key] = np.full(len(group), float(self._number), np.float32)
+        return chunk.rows.with_columns({name: Ragged(values, tokens.lengths) for name, values in made.items()})
+
+    async def accumulate(self, chunk, last):
+        columns = chunk.rows.columns
+        if self._number < 0:
+            for name in ("teacher_log_probs", "teacher_top_k_log_probs", "teacher_log_probs_at"):
+                if name in columns:
+                    self.check(chunk.rows, columns[name].values)
+        await super().accumulate(chunk, last)
+
+    def check(self, rows, values):
+        """By the first token of a prompt: p0 to p7 belong to teacher 1, the others to teacher 2."""
+        starts = rows.columns["tokens"].offsets()[:-1]
+        told = values[starts] if values.ndim == 1 else values[starts, 0]
+        number = rows.columns["tokens"].values[starts + 1]
+        want = np.where(number < WHERE, 1.0, 2.0)
+        assert (told == want).all(), (told, want, number)
+'''
+BY_DOMAIN = [{"path": "/teachers/1", "only": "domain=low"}, {"path": "/teachers/2", "only": "domain=high"}]
+
+
+def theatre(folder: Path, algorithm: dict[str, Any], teachers: Any, tasks: int = 10, **more: Any) -> Theatre:
+    """Tasks p0 to p9, in two domains."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [{"prompt": f"p{number}", "domain": "low" if number < 5 else "high"} for number in range(tasks)]
+    (folder / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "teaching.py").write_text(TRAINER.replace("WHERE", str(ord("5"))))
+    return Theatre(
+        folder, [str(folder / "teaching.py")], data={"train": str(folder / "own.jsonl")}, trainer="teaching",
+        algorithm={"name": "distillation", **algorithm}, teachers=teachers, steps=8, **more,
+    )  # fmt: skip
+
+
+def whole(played: Performance) -> None:
+    assert [step.step for step in played.steps] == list(range(1, 9))
+    assert set(played.metric("samples/balanced")) == {1.0}
+
+
+SAMPLED: dict[str, Any] = {}
+STUDENT = {"mode": "loss", "tokens": "student-top-k", "k": 3}
+TEACHER = {"mode": "loss", "tokens": "teacher-top-k", "k": 3}
+
+
+@pytest.mark.parametrize("placement", ["colocate", "hybrid", "async"])
+@pytest.mark.parametrize("algorithm", [SAMPLED, STUDENT, TEACHER], ids=["sampled", "student", "teacher"])
+def test_every_row_has_the_columns_of_its_own_teacher(tmp_path: Path, placement: str, algorithm: dict[str, Any]) -> None:
+    played = theatre(tmp_path, algorithm, BY_DOMAIN, placement=placement).play()
+    whole(played)
+    assert played.of("teacher-0-rank-0", "forward") and played.of("teacher-1-rank-0", "forward")
+    assert bool(played.of("actor-fwd", "forward")) == (algorithm is STUDENT)
+
+
+def test_one_teacher_scores_all_rows_without_rewards(tmp_path: Path) -> None:
+    """Nobody judges, nobody is asked to."""
+    played = theatre(tmp_path, STUDENT, "/teachers/1", tasks=5, rewards=[], placement="async").play()
+    whole(played)
+    assert {span.worker for span in played.of("teacher", "forward")} == {"teacher-rank-0"}
+    assert set(played.metric("reward/mean")) == {0.0}
+
+
+def test_ranks_of_a_teacher_share_the_rows(tmp_path: Path) -> None:
+    placement = {"mode": "async", "teacher": {"ranks": 2}}
+    whole(played := theatre(tmp_path, TEACHER, "/teachers/1", tasks=5, placement=placement).play())
+    assert {span.worker for span in played.of("teacher", "forward")} == {"teacher-rank-0", "teacher-rank-1"}

@@ -90,7 +90,9 @@ TEACHER = {"mode": "loss", "tokens": "teacher-top-k", "k": 3}
 
 @pytest.mark.parametrize("placement", ["colocate", "hybrid", "async"])
 @pytest.mark.parametrize("algorithm", [SAMPLED, STUDENT, TEACHER], ids=["sampled", "student", "teacher"])
-def test_every_row_has_the_columns_of_its_own_teacher(tmp_path: Path, placement: str, algorithm: dict[str, Any]) -> None:
+def test_every_row_has_the_columns_of_its_own_teacher(
+    tmp_path: Path, placement: str, algorithm: dict[str, Any]
+) -> None:
     played = theatre(tmp_path, algorithm, BY_DOMAIN, placement=placement).play()
     whole(played)
     assert played.of("teacher-0-rank-0", "forward") and played.of("teacher-1-rank-0", "forward")

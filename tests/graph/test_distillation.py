@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole runs that learn from teachers: one on Ray that is the policy itself, two by domain that are asked for its ids."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from relax_core.views.run import open_run
+from tests.graph.conftest import Ran, Relax
+
+SMALL = (
+    "algorithm=distillation",
+    "rollout.prompts_per_step=4",
+    "rollout.group_size=4",
+    "eval.every=0",
+    "checkpoint.every=0",
+)
+
+
+def finished(ran: Ran, steps: int) -> None:
+    assert ran.code == 0, ran.err
+    assert (ran.json["status"], ran.json["samples_trained"]) == ("finished", steps * 16)
+
+
+@pytest.mark.ray
+def test_a_teacher_that_is_the_policy_has_nothing_to_teach_at_first(relax: Relax, tiny: Path, tmp_path: Path) -> None:
+    """Rewards are measured all the same; what it learns from is 0 until its own rounding moves it."""
+    options = ("steps=2", f"teachers={tiny / 'model'}", "optimizer.lr=1e-6")
+    ran = relax(
+        "train", tiny / "recipe.toml", *SMALL, *options, "--runner", "ray", "--run-dir", tmp_path / "run", "--json"
+    )
+    finished(ran, 2)
+    metrics = open_run(tmp_path / "run").metrics()
+    assert metrics.column("distill/kl") == pytest.approx([0.0, 0.0], abs=1e-4)
+    assert metrics.column("distill/agreement") == pytest.approx([1.0, 1.0], abs=1e-3)
+    assert all(0 <= reward <= 1 for reward in metrics.column("reward/mean"))
+
+
+def test_two_teachers_by_domain_see_the_policys_likeliest_tokens(relax: Relax, tiny: Path, tmp_path: Path) -> None:
+    """Without rewards, on the actor's devices in turns; both teach what the policy does not know yet."""
+    tasks = [json.loads(line) for line in (tiny / "train.jsonl").read_text().splitlines()[:64]]
+    for number, task in enumerate(tasks):
+        task["domain"] = "even" if number % 2 == 0 else "odd"
+    data = tmp_path / "domains.jsonl"
+    data.write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    paths = [perturbed(tiny / "model", tmp_path / name, seed) for seed, name in enumerate(("even", "odd"))]
+    teachers = ", ".join(f'{{path = "{path}", only = "domain={path.name}"}}' for path in paths)
+    options = (
+        "steps=3", f"data.train={data}", "rewards=[]", "placement=colocate", "algorithm.mode=loss", "algorithm.divergence=jsd",
+        "algorithm.tokens=student-top-k", "algorithm.k=8", f"teachers=[{teachers}]",
+    )  # fmt: skip
+    ran = relax(
+        "train", tiny / "recipe.toml", *SMALL, *options, "--runner", "local", "--run-dir", tmp_path / "run", "--json"
+    )
+    finished(ran, 3)
+    metrics = open_run(tmp_path / "run").metrics()
+    assert all(value > 0 for value in metrics.column("distill/divergence"))
+    assert metrics.column("train/loss") == pytest.approx(metrics.column("distill/divergence"), rel=1e-4)
+    assert all(0 < share < 1 for share in metrics.column("distill/agreement"))
+    assert all(norm > 0 for norm in metrics.column("train/grad_norm"))
+
+
+def perturbed(model: Path, folder: Path, seed: int) -> Path:
+    """The same model with every weight moved a little, from a seed."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(model, folder)
+    random = torch.Generator().manual_seed(seed)
+    file = folder / "model.safetensors"
+    moved = {
+        name: tensor + 0.05 * torch.randn(tensor.shape, generator=random) for name, tensor in load_file(file).items()
+    }
+    save_file(moved, file, metadata={"format": "pt"})
+    return folder

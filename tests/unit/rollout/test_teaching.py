@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each task has exactly one teacher, and its rows say which."""
+
+import numpy as np
+import pytest
+
+from relax_core.api import ConfigError, Ragged, RowBatch, RowId, Task
+from relax_core.options.teachers import TeacherTable
+from relax_core.rollout.teaching import check_taught, teachers_of, with_teacher
+
+MATHS, CODE = TeacherTable(path="a", only="domain=maths"), TeacherTable(path="b", only="kind.language=python")
+
+
+class Tasks(list):
+    def where(self, index):
+        return f"tasks.jsonl:{index + 1}"
+
+
+def task(**columns):
+    return Task("t", "p", metadata=columns)
+
+
+def test_a_task_is_taught_by_those_whose_filter_it_meets():
+    assert teachers_of(task(domain="maths"), [MATHS, CODE]) == [0]
+    assert teachers_of(task(kind={"language": "python"}), [MATHS, CODE]) == [1]
+    assert teachers_of(task(), [TeacherTable(path="a")]) == [0]
+
+
+def test_tasks_without_a_teacher_or_with_two_are_refused_by_line():
+    check_taught(Tasks([task()]), [0], [TeacherTable(path="a")])
+    fine = Tasks([task(domain="maths"), task(kind={"language": "python"})])
+    check_taught(fine, [0, 1], [MATHS, CODE])
+    with pytest.raises(ConfigError, match=r"teachers: got tasks\.jsonl:3, which none of them teaches"):
+        check_taught(Tasks([*fine, task(domain="law")]), [0, 1, 2], [MATHS, CODE])
+    both = task(domain="maths", kind={"language": "python"})
+    with pytest.raises(ConfigError, match=r"tasks\.jsonl:1, which teachers\.0 \(domain=maths\) and teachers\.1"):
+        check_taught(Tasks([both]), [0], [MATHS, CODE])
+    check_taught(Tasks([both, *fine]), [1, 2], [MATHS, CODE])
+
+
+def test_rows_carry_the_number_of_their_teacher():
+    ids = tuple(RowId(*place) for place in ((3, 0, 0, 0), (3, 1, 0, 0), (5, 0, 0, 0), (5, 0, 0, 1)))
+    rows = RowBatch(ids, {"tokens": Ragged.of([np.zeros(2, np.int32)] * 4)})
+    made = with_teacher(rows, {3: task(kind={"language": "python"}), 5: task(domain="maths")}, [MATHS, CODE])
+    column = made.columns["teacher_index"]
+    assert column.values.tolist() == [1, 1, 0, 0] and column.lengths.tolist() == [1, 1, 1, 1]
+    assert column.values.dtype == np.int32

@@ -68,6 +68,8 @@ class Sealed:
     parts: Mapping[str, float] = field(default_factory=dict)
     newest: int | None = None
     """Newest step among its trained tokens; None: as new as the actor's version when it was put."""
+    baseline: bool = False
+    """A greedy sample: it has no rows, and its reward is what its group is compared with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,8 +221,13 @@ class Bus(Protocol):
 
     async def account(self) -> Account: ...
 
-    async def checkpoint(self, step: int, directory: str) -> None:
-        """Copy the ledger into a checkpoint of version `step`; what was trained to get there is final, its payloads go."""
+    async def checkpoint(self, step: int, directory: str, final: bool = True) -> None:
+        """Copy the ledger into a checkpoint of version `step`. Where it is `final`, what was trained to get there is, too, and
+        its payloads go; else `finalize` says so later."""
+        ...
+
+    async def finalize(self, step: int) -> None:
+        """The checkpoint of version `step` is whole: nothing brings back what was trained to get there."""
         ...
 
     async def keep(self, name: str, value: Mapping[str, Any]) -> None:

@@ -202,11 +202,15 @@ class BusService:
     async def account(self) -> Account:
         return self.queue.account()
 
-    async def checkpoint(self, step: int, directory: str) -> None:
+    async def checkpoint(self, step: int, directory: str, final: bool = True) -> None:
         self.queue.cover(step)
         await self._durable()
         async with self._committing:
             await asyncio.get_running_loop().run_in_executor(self._writer, self._journal.copy, directory)
+        if final:
+            await self.finalize(step)
+
+    async def finalize(self, step: int) -> None:
         self.queue.finalize(step)
         await self._changed()
 

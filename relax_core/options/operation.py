@@ -89,6 +89,9 @@ class CheckpointTable(Options):
     """Steps between checkpoints, and one at the end or at Ctrl-C; 0: only those."""
     keep: PositiveInt = 2
     """Checkpoints kept; older ones are deleted."""
+    background: bool = True
+    """Write them while training goes on, from a copy in the host's memory; false: training waits until they are on disk.
+    With a critic it always waits."""
 
 
 class RunTable(Options):

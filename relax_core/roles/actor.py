@@ -8,7 +8,7 @@ All before the commit is in `fit`.
 from __future__ import annotations
 
 from relax_core.api.errors import InfrastructureError, RelaxError
-from relax_core.api.events import CheckpointSaved, StepFinished
+from relax_core.api.events import StepFinished
 from relax_core.api.role import Context, Operation, Reads, Resume, Role
 from relax_core.api.version import Version
 from relax_core.roles.assessment import Assessment
@@ -47,6 +47,7 @@ class Actor(Role):
         try:
             await self._train()
         finally:
+            await self._checkpoints.give_up()
             await self._trainer.stop()
 
     def _equip(self) -> None:
@@ -74,8 +75,9 @@ class Actor(Role):
                 version = trained
                 self._recovery.reached(version.step)
                 await self._assess(version.step)
+                await self._checkpoints.check()
                 if self._checkpoints.due(version.step):
-                    await self._save(version)
+                    await self._checkpoints.save(version)
                     saved = version.step
             except (GoBack, InfrastructureError) as error:
                 if not isinstance(error, GoBack) and not self._trainer.lost:
@@ -83,7 +85,8 @@ class Actor(Role):
                 version = await self._go_back(error)
                 saved = version.step
         if saved != version.step:
-            await self._save(version)
+            await self._checkpoints.save(version)
+        await self._checkpoints.over()
         if version.step >= context.run.steps:
             context.doing("exporting")
             async with self._devices:
@@ -103,6 +106,7 @@ class Actor(Role):
     async def _go_back(self, error: RelaxError) -> Version:
         """Other ranks from the last checkpoint, while rollout goes on up to its bound. What came after it is undone."""
         await self._trainer.give_up()
+        await self._checkpoints.give_up()
         checkpoint = await self._recovery.begin(error)
         await self._context.turns.leave(self.name)
         self._trainer = await TrainerGroup.start(self._context, self.name)
@@ -119,11 +123,6 @@ class Actor(Role):
             async with self._devices:
                 await self._devices.train()
                 await self._assessment.run(self._trainer, step)
-
-    async def _save(self, version: Version) -> None:
-        start = self._context.clock.now()
-        path = await self._checkpoints.save(version)
-        await self._context.board.emit(CheckpointSaved(version.step, path, self._context.clock.now() - start))
 
     async def _step(self, version: Version) -> Version | None:
         """Train, commit and publish; None when the run was told to stop before the rows were there."""

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from relax_core.api.errors import ConfigError, InfrastructureError
+from relax_core.api.events import CheckpointSaved
 from relax_core.api.role import Context, Resume
 from relax_core.api.version import Version
 from relax_core.roles.trainer_group import TrainerGroup
@@ -45,40 +48,82 @@ class Part:
 
 
 class Checkpoints:
-    """Writes them when due and keeps the newest few."""
+    """Writes them when due and keeps the newest few. Training goes on while one is written, from what was copied."""
 
     def __init__(self, context: Context, trainer: TrainerGroup, devices: TrainerTurn) -> None:
         self._context, self._trainer, self._devices = context, trainer, devices
         self._root = Path(context.run_dir) / "checkpoints"
+        self._behind: bool = context.run.checkpoint.background and not context.plan.fit_columns
+        self._writing: asyncio.Task[None] | None = None
 
     def due(self, step: int) -> bool:
         every: int = self._context.run.checkpoint.every
         return every > 0 and step % every == 0
 
-    async def save(self, version: Version) -> str:
-        """The directory of the finished checkpoint. A full disk leaves the former ones as they were."""
-        final = self._root / f"step-{version.step:06d}"
-        partial = _partial(self._context.run_dir, version.step)
-        try:
+    async def save(self, version: Version) -> None:
+        """Once the one before is whole. A full disk leaves the former ones as they were."""
+        await self.over()
+        start, partial = self._context.clock.now(), _partial(self._context.run_dir, version.step)
+        with self._told(version, partial):
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
             async with self._devices:
                 await self._devices.train()
-                await self._trainer.call("save", str(partial / "trainer"))
+                await self._trainer.call("snapshot", str(partial / "trainer"))
             await self._parts(version)
-            await self._context.bus.checkpoint(version.step, str(partial))
+            await self._context.bus.checkpoint(version.step, str(partial), final=False)
+        self._writing = asyncio.create_task(self._finish(version, partial, start))
+        if not self._behind:
+            await self.over()
+
+    async def over(self) -> None:
+        """Until the last one is whole. Raises why it can't be."""
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            try:
+                await writing
+            except BaseException:
+                writing.cancel()
+                raise
+
+    async def check(self) -> None:
+        """Raise what went wrong with one that was written behind."""
+        if self._writing is not None and self._writing.done():
+            await self.over()
+
+    async def give_up(self) -> None:
+        """The ranks that were writing are gone: what is not whole never will be."""
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
+
+    async def _finish(self, version: Version, partial: Path, start: float) -> None:
+        """It takes its name once all of it is on disk."""
+        final = self._root / f"step-{version.step:06d}"
+        with self._told(version, partial):
+            await self._trainer.call("saved")
             self._write_state(partial, version)
             shutil.rmtree(final, ignore_errors=True)
             os.replace(partial, final)
+            _sync(self._root)
+        await self._context.bus.finalize(version.step)
+        self._prune()
+        seconds = self._context.clock.now() - start
+        await self._context.board.emit(CheckpointSaved(version.step, str(final), seconds))
+
+    @contextlib.contextmanager
+    def _told(self, version: Version, partial: Path) -> Iterator[None]:
+        """Nothing half is left behind, and a person is told what to do."""
+        try:
+            yield
         except (OSError, InfrastructureError) as error:
             shutil.rmtree(partial, ignore_errors=True)
             said = isinstance(error, InfrastructureError)
             why = str(error) if said else f"{getattr(error, 'strerror', None) or error}; free space"
             raise InfrastructureError(
-                f"checkpoint {final}: {why}, then `relax resume {self._context.run_dir}`"
+                f"checkpoint {self._root / f'step-{version.step:06d}'}: {why}, then `relax resume {self._context.run_dir}`"
             ) from error
-        self._prune()
-        return str(final)
 
     async def _parts(self, version: Version) -> None:
         """Those of roles that follow: they hold no turn meanwhile, and neither do we."""
@@ -91,12 +136,25 @@ class Checkpoints:
 
     def _write_state(self, directory: Path, version: Version) -> None:
         state = {"schema": SCHEMA, "step": version.step, "incarnation": version.incarnation}
-        (directory / "state.json").write_text(json.dumps(state))
+        with (directory / "state.json").open("w") as file:
+            file.write(json.dumps(state))
+            file.flush()
+            os.fsync(file.fileno())
+        _sync(directory)
 
     def _prune(self) -> None:
         keep: int = self._context.run.checkpoint.keep
         for old in complete(self._root)[:-keep] if keep else []:
             shutil.rmtree(old, ignore_errors=True)
+
+
+def _sync(directory: Path) -> None:
+    """The names in it survive the machine."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def complete(root: Path) -> list[Path]:

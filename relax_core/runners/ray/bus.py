@@ -140,8 +140,11 @@ class BusClient:
     async def account(self) -> Account:
         return cast(Account, await self._hub.call("account"))
 
-    async def checkpoint(self, step: int, directory: str) -> None:
-        await self._hub.call("checkpoint", step, directory)
+    async def checkpoint(self, step: int, directory: str, final: bool = True) -> None:
+        await self._hub.call("checkpoint", step, directory, final)
+
+    async def finalize(self, step: int) -> None:
+        await self._hub.call("finalize", step)
 
     async def keep(self, name: str, value: Mapping[str, Any]) -> None:
         await self._hub.call("keep", name, value)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import os
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from relax_core.api.errors import ConfigError, InfrastructureError
+from relax_core.api.events import CheckpointSaved
 from relax_core.api.version import Version
 from relax_core.roles.checkpoint import Checkpoints, complete, newest
 
@@ -23,11 +25,42 @@ class Disk:
     def __init__(self, fails: str = "", error: BaseException | None = None) -> None:
         self.fails, self.error = fails, error or OSError(errno.ENOSPC, "No space left on device")
 
-    async def call(self, method: str, directory: str) -> None:
-        self._write(Path(directory) / "weights", "trainer")
+        self.lands = asyncio.Event()
+        """Until then a snapshot is on its way."""
+        self.lands.set()
+        self.final: list[int] = []
+        self.told: list[str] = []
 
-    async def checkpoint(self, step: int, directory: str) -> None:
+    async def call(self, method: str, *directory: str) -> None:
+        if directory:
+            self._target = Path(*directory) / "weights"
+            self._target.parent.mkdir()
+            self._target.write_text("half")
+            return
+        await self.lands.wait()
+        self._write(self._target, "trainer")
+
+    async def checkpoint(self, step: int, directory: str, final: bool = True) -> None:
+        assert not final
         self._write(Path(directory) / "ledger.db", "bus")
+
+    async def finalize(self, step: int) -> None:
+        self.final.append(step)
+
+    async def emit(self, event: CheckpointSaved) -> None:
+        self.told.append(Path(event.path).name)
+
+    def now(self) -> float:
+        return 0.0
+
+    async def train(self) -> None:
+        """The devices are ours."""
+
+    async def __aenter__(self) -> None:
+        """Nobody else has them."""
+
+    async def __aexit__(self, *_: object) -> None:
+        """Nobody wants them."""
 
     def _write(self, path: Path, who: str) -> None:
         path.parent.mkdir(exist_ok=True)
@@ -37,10 +70,16 @@ class Disk:
         path.write_text("whole")
 
 
-def checkpoints(folder: Path, disk: Disk, every: int = 2, keep: int = 2) -> Checkpoints:
-    run: Any = SimpleNamespace(checkpoint=SimpleNamespace(every=every, keep=keep))
-    context: Any = SimpleNamespace(run=run, run_dir=str(folder), bus=disk)
-    return Checkpoints(context, disk)  # type: ignore[arg-type]
+def checkpoints(folder: Path, disk: Disk, every: int = 2, keep: int = 2, background: bool = False) -> Checkpoints:
+    run: Any = SimpleNamespace(checkpoint=SimpleNamespace(every=every, keep=keep, background=background))
+    plan = SimpleNamespace(fit_columns={})
+    context: Any = SimpleNamespace(run=run, run_dir=str(folder), bus=disk, plan=plan, clock=disk, board=disk)
+    return Checkpoints(context, disk, disk)  # type: ignore[arg-type]
+
+
+async def saved(made: Checkpoints, version: Version) -> Path:
+    await made.save(version)
+    return complete(made._root)[-1]
 
 
 def at(step: int, incarnation: int = 0) -> Version:
@@ -48,7 +87,9 @@ def at(step: int, incarnation: int = 0) -> Version:
 
 
 async def test_a_finished_checkpoint_holds_everything(tmp_path: Path) -> None:
-    path = Path(await checkpoints(tmp_path, Disk()).save(at(4, 1)))
+    disk = Disk()
+    path = await saved(checkpoints(tmp_path, disk), at(4, 1))
+    assert (disk.final, disk.told) == ([4], ["step-000004"])
     assert sorted(os.listdir(path)) == ["ledger.db", "state.json", "trainer"]
     assert json.loads((path / "state.json").read_text()) == {"schema": 1, "step": 4, "incarnation": 1}
     found = newest(tmp_path)
@@ -77,7 +118,7 @@ async def test_one_that_was_cut_short_is_no_checkpoint_and_makes_room_for_the_ne
 
 async def test_the_same_step_may_be_saved_again(tmp_path: Path) -> None:
     made = checkpoints(tmp_path, Disk())
-    assert await made.save(at(4)) == await made.save(at(4, 1))
+    assert await saved(made, at(4)) == await saved(made, at(4, 1))
     assert newest(tmp_path).state["incarnation"] == 1
 
 
@@ -98,3 +139,53 @@ def test_they_are_due_every_few_steps(tmp_path: Path, every: int, due: list[int]
 def test_a_run_without_one_says_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no complete checkpoint to resume from"):
         newest(tmp_path)
+
+
+async def test_one_that_is_written_behind_counts_when_all_of_it_is_on_disk(tmp_path: Path) -> None:
+    disk = Disk()
+    made = checkpoints(tmp_path, disk, background=True)
+    await made.save(at(2))
+    await made.over()
+    disk.lands.clear()
+    await made.save(at(4))
+    await asyncio.sleep(0)
+    await made.check()
+    assert (newest(tmp_path).step, disk.final) == (2, [2])
+    disk.lands.set()
+    await made.over()
+    assert (newest(tmp_path).step, disk.final) == (4, [2, 4])
+
+
+async def test_the_next_one_waits_for_the_one_before(tmp_path: Path) -> None:
+    disk = Disk()
+    made = checkpoints(tmp_path, disk, background=True)
+    disk.lands.clear()
+    await made.save(at(2))
+    second = asyncio.create_task(made.save(at(4)))
+    await asyncio.sleep(0)
+    assert not second.done() and complete(tmp_path / "checkpoints") == []
+    disk.lands.set()
+    await second
+    await made.over()
+    assert disk.told == ["step-000002", "step-000004"]
+
+
+async def test_what_went_wrong_behind_is_raised_soon(tmp_path: Path) -> None:
+    made = checkpoints(tmp_path, Disk("trainer"), background=True)
+    await made.save(at(2))
+    with pytest.raises(InfrastructureError, match="No space left on device; free space"):
+        for _ in range(100):
+            await asyncio.sleep(0)
+            await made.check()
+    assert complete(tmp_path / "checkpoints") == []
+
+
+async def test_lost_ranks_leave_the_one_before(tmp_path: Path) -> None:
+    disk = Disk()
+    made = checkpoints(tmp_path, disk, background=True)
+    await made.save(at(2))
+    await made.over()
+    disk.lands.clear()
+    await made.save(at(4))
+    await made.give_up()
+    assert (newest(tmp_path).step, disk.final) == (2, [2])

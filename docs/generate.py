@@ -157,7 +157,8 @@ def _default(option: Any) -> str:
 
 _NONE = object()
 _ALGORITHMS = """\
-Each is one file of `relax-plugin-policy-gradient`, to be read beside its paper; what follows is those files' own words.
+Each is one file, most of them of `relax-plugin-policy-gradient`, to be read beside its paper; what follows is those files'
+own words.
 They share [options](#options-of-the-family); a table below shows only what an
 algorithm adds or sets otherwise. Every one is tested against plain loops over numbers and an example worked by hand
 (`tests/golden`).
@@ -171,8 +172,26 @@ distribution it drew from, so w corrects for that as well, as far as a token cou
 `policy/importance_weight`, `..._max` and `policy/importance_clipped` show what it does; [benchmarks](benchmarks.md) have what
 it is worth.
 
-**Not here yet.** ReMax needs a greedy sample of every task, which no role gives. M2PO masks by a statistic of the whole
-batch at the policy in training, for which the loss, which sees one chunk, has no pass. PPO needs the critic."""
+**A critic.** `ppo` trains a second model on the rows of the first (`[critic]`, `[placement.critic]`);
+`critic.warmup_steps` lets it learn alone first. On the quickstart's task, `relax train quickstart algorithm=ppo
+run.runner=local steps=150` raised the held-out reward from 0.285 to 0.621 (512 answers, one seed), the critic starting
+from the policy's weights with a head of zeros.
+
+**A greedy answer.** `remax` has one more sample of each task drawn at temperature 0, beside the `rollout.group_size`
+others; it is judged and counted, and never trained. `reward/greedy` is its mean reward.
+
+**A teacher.** `distillation` learns from another model (`[[teachers]]`, `[placement.teacher]`) what it thinks of the
+policy's own samples. Of a sampled token it is credit in a policy gradient (`mode = "advantage"`); over the likeliest tokens
+of either model it is the loss (`mode = "loss"`). Rewards are not needed; `reward_coef` mixes them in. Several teachers have
+disjoint tasks, `only = "domain=maths"`, and every task exactly one: others are refused at start with their line, as is a
+teacher whose vocabulary or tokenizer is not the policy's. All log-probs are of logits / `rollout.temperature`. `distill/kl` and
+`distill/agreement` show how near they are. On the quickstart's task, whose recipe trains a teacher to 80 % of right answers,
+`relax train quickstart algorithm=distillation run.runner=local steps=100` brought `distill/kl` from 0.63 (mean of the first ten
+steps) to 0.15 (of the last ten), the agreement from 0.79 to 0.91 and the held-out reward, which it never saw, from 0.285 to
+0.551 (512 answers, one seed, placement `async` with staleness 0).
+
+**Not here yet.** M2PO masks by a statistic of the whole batch at the policy in training, for which the loss, which sees one
+chunk, has no pass. GiGPO credits turns, which rows do not name."""
 _PARTS = """\
 `from relax_core import learn`: what algorithms are made of, for your own as well. `learn.PolicyGradient` is the family's base:
 an algorithm adds `credit` and `surrogate`."""

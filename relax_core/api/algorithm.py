@@ -107,6 +107,8 @@ class Groups:
     """[rows] of the packed token columns."""
     row_sample: Tensor | None = None
     """[rows] flat index (group * samples + sample) that each row belongs to."""
+    baseline: Tensor | None = None
+    """[groups] reward of the greedy sample, which is no member; NaN where it has no verdict; None where nobody asked."""
     step_rewards: Tensor | None = None
     """[groups, samples, turns] where the environment credits turns; NaN where a turn is missing."""
 
@@ -204,6 +206,8 @@ class Algorithm(Configurable[OptionsT], Generic[OptionsT]):
     min_group_size: ClassVar[int] = 1
     max_staleness: ClassVar[int | None] = None
     """The largest staleness it is right for; None: any."""
+    greedy_baseline: ClassVar[bool] = False
+    """One more sample of each task is drawn at temperature 0 and not trained: its reward is `Groups.baseline`."""
     old_log_probs_tolerance: ClassVar[int] = 0
     """Versions by which `old_log_probs` may differ from the step's start before it is recomputed."""
     denominators: frozenset[str] = frozenset()

@@ -65,6 +65,14 @@ def whiten(values: Tensor, valid: Tensor, eps: float = STD_EPS) -> Tensor:
     return torch.where(valid, (values - chosen.mean()) / (chosen.std() + eps), 0.0)
 
 
+def beyond_baseline(rewards: Tensor, valid: Tensor, baseline: Tensor | None) -> Tensor:
+    """`R_i - b`, b [groups]; 0 in a group whose baseline is NaN or missing."""
+    if baseline is None:
+        return torch.zeros_like(rewards)
+    known = valid & torch.isfinite(baseline)[:, None]
+    return torch.where(known, rewards - torch.nan_to_num(baseline)[:, None], 0.0)
+
+
 def informative(rewards: Tensor, valid: Tensor) -> Tensor:
     """[groups] bool: two valid rewards of the group differ."""
     return _spread(rewards, valid).squeeze(1)

@@ -28,13 +28,15 @@ class Grouping:
         self._order = sorted(range(len(rows)), key=lambda row: rows.ids[row])
         ordered = rows.take(self._order)
         self._mask = ordered.columns["loss_mask"]
+        baselines = {attempt.group: sealed for attempt, sealed in samples.items() if sealed.baseline}
+        samples = {attempt: sealed for attempt, sealed in samples.items() if not sealed.baseline}
         self._places = _places(samples)
         size = max((sample for _, sample in self._places.values()), default=0) + 1
         self._shape = (max((group for group, _ in self._places.values()), default=-1) + 1, size)
         places = [self._place(row.attempt_id) for row in ordered.ids]
         self._row_sample = torch.tensor([group * size + sample for group, sample in places], dtype=torch.int64)
         self._row_lengths = torch.from_numpy(self._mask.lengths.astype(np.int64))
-        self.groups = self._groups(samples, ordered, tuple(token_columns))
+        self.groups = self._groups(samples, ordered, tuple(token_columns), self._baseline(baselines))
 
     def columns(self, advantages: Advantages) -> dict[str, Ragged]:
         """`advantages` (and `returns`) as token columns in the order of the rows given; 0 on tokens not trained."""
@@ -48,7 +50,21 @@ class Grouping:
             raise ValueError(f"row of {tuple(attempt)}: its sample is not among the samples given")
         return self._places[attempt]
 
-    def _groups(self, samples: Mapping[AttemptId, Sealed], ordered: RowBatch, token_columns: tuple[str, ...]) -> Groups:
+    def _baseline(self, baselines: Mapping[int, Sealed]) -> Tensor | None:
+        """Of the groups in their order; None where no group has one."""
+        if not baselines:
+            return None
+        values = torch.full((self._shape[0],), torch.nan, dtype=torch.float64)
+        for attempt, (group, _) in self._places.items():
+            greedy = baselines.get(attempt.group)
+            if greedy is not None and greedy.outcome.judged:
+                values[group] = greedy.reward
+        return values
+
+    def _groups(
+        self, samples: Mapping[AttemptId, Sealed], ordered: RowBatch, token_columns: tuple[str, ...],
+        baseline: Tensor | None,
+    ) -> Groups:  # fmt: skip
         rewards = self._rectangle({attempt: sealed.reward for attempt, sealed in samples.items()})
         judged = self._rectangle({attempt: float(sealed.outcome.judged) for attempt, sealed in samples.items()})
         lengths = self._rectangle({attempt: float(sealed.trained_tokens) for attempt, sealed in samples.items()})
@@ -67,6 +83,7 @@ class Grouping:
             },
             row_lengths=self._row_lengths,
             row_sample=self._row_sample,
+            baseline=baseline,
         )
 
     def _rectangle(self, values: Mapping[AttemptId, float]) -> Tensor:

@@ -18,6 +18,7 @@ from relax_core.api.trainer import Trainer
 from relax_core.api.weights import WeightTransport
 from relax_core.options.operation import RankPlacement
 from relax_core.options.run_config import RunConfig
+from relax_core.options.training import CriticTable
 from relax_core.plugins.catalogue import Catalogue
 
 Errors: TypeAlias = Iterator[ConfigError]
@@ -168,6 +169,17 @@ def forward_placement(config: RunConfig, catalogue: Catalogue) -> Errors:
         yield ConfigError("placement.actor_fwd", "ranks of its own", fix)
 
 
+def critic_of_algorithm(config: RunConfig, catalogue: Catalogue) -> Errors:
+    """What is said of a critic has an effect only where one is trained."""
+    if "critic" in _algorithm(config, catalogue).fits:
+        return
+    fix = f"{config.algorithm.name} trains no critic: leave it out, or choose an algorithm that does, such as ppo"
+    if config.critic != CriticTable():
+        yield ConfigError("critic", ", ".join(sorted(config.critic.model_fields_set)), fix)
+    if config.placement.critic != RankPlacement():
+        yield ConfigError("placement.critic", "ranks of its own", fix)
+
+
 def holdout_errors(config: RunConfig, num_tasks: int) -> list[ConfigError]:
     """For whoever has read the data: a hold-out must leave something to train on."""
     if config.eval.sets or not config.eval.every or config.eval.size < num_tasks:
@@ -190,6 +202,7 @@ CHECKS: tuple[Check, ...] = (
     evaluation,
     token_budget,
     forward_placement,
+    critic_of_algorithm,
 )
 
 

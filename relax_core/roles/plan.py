@@ -23,7 +23,6 @@ class WorkerGroup:
     name: str
     size: int
     threads: int = 1
-    gpus_each: float = 0.0
     devices: frozenset[str] = frozenset()
     """Where it lives; groups with devices in common take turns."""
     sleeps: tuple[Part, ...] = ()
@@ -34,6 +33,10 @@ class WorkerGroup:
         names = sorted(self.devices, key=lambda name: (len(name), name)) or [self.name]
         each = len(names) // self.size
         return tuple(names[number * each : (number + 1) * each]) or (f"{names[number % len(names)]}/{number}",)
+
+    def seat(self, number: int) -> tuple[str, ...]:
+        """Devices of one of its processes, shared ones by their names alone."""
+        return tuple(name.partition("/")[0] for name in self.devices_of(number)) if self.devices else ()
 
 
 @wire.register
@@ -61,6 +64,8 @@ class Plan:
     source: Source = Source.ROLLOUT
     """Where rows come from; only those of a rollout have versions, rewards and lag."""
     group_size: int = 1
+    greedy: int | None = None
+    """Place in a group of the sample that is drawn at temperature 0 and not trained."""
     adapters_alone: bool = False
     """What is published are adapters, which engines lay over the model that they started with."""
     fit_columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -98,6 +103,17 @@ class Plan:
         """Roles that it shares devices with."""
         own = self.groups[role].devices
         return tuple(name for name, group in self.groups.items() if name != role and group.devices & own)
+
+    @property
+    def seats(self) -> Counter[tuple[str, ...]]:
+        """How many processes have the same devices, for all devices that somebody has."""
+        groups = {group.name: group for group in self.groups.values()}.values()
+        return Counter(group.seat(number) for group in groups for number in range(group.size))
+
+    def num_gpus(self, seat: tuple[str, ...]) -> float:
+        """Of one of the processes there: an equal part of each of its GPUs, with everybody who has that one too."""
+        on = Counter(device for devices, many in self.seats.items() for device in devices for _ in range(many))
+        return sum(1 / on[device] for device in seat if device.startswith("gpu:"))
 
     def has(self, operation: str) -> bool:
         return any(known.name == operation for known in self.operations)

@@ -143,7 +143,8 @@ class Rollout(Role):
         if rejected:
             await self._context.bus.drop(rejected, DropReason.FILTERED, regenerate=False)
             self._held.difference_update(rejected)
-        batch, sealed = row_batch([sample for one in judged if not one.rejected_by for sample in one.samples])
+        kept = [sample for one in judged if not one.rejected_by for sample in one.samples]
+        batch, sealed = row_batch(kept, self._context.plan.greedy)
         await self._put(self._with_teacher(batch, groups), sealed)
         self._held.difference_update(seal.attempt for seal in sealed)
         await self._audit()

@@ -60,11 +60,13 @@ def step_metrics(step: Step, times: StepTimes, account: Account, statistics: Map
 
 
 def _reward_metrics(samples: Sequence[Sealed]) -> dict[str, float]:
-    seals = [seal for seal in samples if seal.outcome.judged]
+    seals = [seal for seal in samples if seal.outcome.judged and not seal.baseline]
+    greedy = [seal.reward for seal in samples if seal.outcome.judged and seal.baseline]
     rewards = np.array([seal.reward for seal in seals] or [0.0])
     names = sorted({name for seal in seals for name in seal.parts})
     parts = {f"reward/{name}": float(np.mean([s.parts[name] for s in seals if name in s.parts])) for name in names}
-    return {**parts, "reward/mean": float(rewards.mean()), "reward/std": float(rewards.std())}
+    compared = {"reward/greedy": float(np.mean(greedy))} if greedy else {}
+    return {**parts, **compared, "reward/mean": float(rewards.mean()), "reward/std": float(rewards.std())}
 
 
 def _lag_metrics(rows: RowBatch, version: Version) -> dict[str, float]:
@@ -84,14 +86,11 @@ def _lag_metrics(rows: RowBatch, version: Version) -> dict[str, float]:
 
 def _sample_lags(rows: RowBatch, trained: np.ndarray, version: Version) -> Counter[int]:
     """Samples by the lag of their oldest trained token, over all of their rows."""
-    versions, oldest = rows.columns["weight_versions"], dict[tuple[int, int], int]()
-    starts = versions.offsets()
-    for at, row in enumerate(rows.ids):
-        mine = slice(int(starts[at]), int(starts[at]) + int(versions.lengths[at]))
-        if (own := versions.values[mine][trained[mine]]).size:
-            sample = (row.group, row.sample)
-            oldest[sample] = min(int(own.min()), oldest.get(sample, int(own.min())))
-    return Counter(min(version.step - step, MOST_LAG) for step in oldest.values())
+    versions, places = rows.columns["weight_versions"], dict[tuple[int, int], int]()
+    samples = [places.setdefault((row.group, row.sample), len(places)) for row in rows.ids]
+    oldest = np.full(len(places), version.step + 1, np.int64)
+    np.minimum.at(oldest, np.repeat(samples, versions.lengths)[trained], versions.values[trained])
+    return Counter(min(version.step - step, MOST_LAG) for step in oldest.tolist() if step <= version.step)
 
 
 def _length_metrics(rows: RowBatch) -> dict[str, float]:

@@ -55,6 +55,7 @@ class Producer:
         self._context, self._family, self._pool = context, family, pool
         self._environments, self._judge, self._tasks, self.selection = environments, judge, tasks, selection
         self._generate = pool.generator(Sampling(run.rollout.temperature, run.rollout.top_p))
+        self._greedy = pool.generator(Sampling(0.0, 1.0))
         self._under_way: dict[Issue, GroupUnderWay] = {}
         self._progress = Progress(context.clock)
         self._evaluation = Evaluation(sets, run, self.sample, judge, pool)
@@ -116,7 +117,8 @@ class Producer:
 
         def attempted(attempt: AttemptId) -> Awaitable[Trajectory]:
             own = sample_seed(seed, attempt.group, attempt.sample, issue.retry)
-            generate = progress.generator(group.generator(attempt, self._generate))
+            greedy = attempt.sample == self._context.plan.greedy
+            generate = progress.generator(group.generator(attempt, self._greedy if greedy else self._generate))
             return progress.sampled(self.sample(task, prompt, own, generate))
 
         try:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import chain
+from itertools import chain, compress
 from typing import Any
 
 from relax_core.api.batch import AttemptId, Ragged, RowBatch, RowId
@@ -13,26 +13,29 @@ from relax_core.api.trajectory import Row, Trajectory
 from relax_core.rollout.judge import Judgement
 
 
-def row_batch(samples: Sequence[tuple[AttemptId, Trajectory, Judgement]]) -> tuple[RowBatch, list[Sealed]]:
-    """Rows with the columns that rollout produces, and a seal for each sample; samples without a verdict have no rows."""
+def row_batch(
+    samples: Sequence[tuple[AttemptId, Trajectory, Judgement]], greedy: int | None = None
+) -> tuple[RowBatch, list[Sealed]]:
+    """Rows with the columns that rollout produces, and a seal for each sample; samples without a verdict have no rows, nor
+    has the one whose place is `greedy`."""
     ids: list[RowId] = []
     rows: list[Row] = []
     rewards: list[float] = []
     sealed: list[Sealed] = []
     for attempt, trajectory, judgement in samples:
-        own = trajectory.rows() if judgement.outcome.judged else ()
+        own = trajectory.rows() if judgement.outcome.judged and attempt.sample != greedy else ()
         ids += [RowId(*attempt, number) for number in range(len(own))]
         rows += own
         rewards += [judgement.value] * len(own)
-        sealed.append(_seal(attempt, own, judgement, trajectory.newest))
+        sealed.append(_seal(attempt, own, judgement, trajectory.newest, attempt.sample == greedy))
     return RowBatch(tuple(ids), _columns(rows, rewards)), sealed
 
 
-def _seal(attempt: AttemptId, rows: Sequence[Row], judgement: Judgement, newest: int | None) -> Sealed:
-    trained = [version for row in rows for version, mask in zip(row.versions, row.loss_mask, strict=True) if mask]
+def _seal(attempt: AttemptId, rows: Sequence[Row], judgement: Judgement, newest: int | None, greedy: bool) -> Sealed:
+    trained = [*chain.from_iterable(compress(row.versions, row.loss_mask) for row in rows)]
     return Sealed(
         attempt, len(rows), judgement.outcome, judgement.value, min(trained, default=0), len(trained), judgement.parts,
-        max(trained, default=None) if newest is None or not trained else newest,
+        max(trained, default=None) if newest is None or not trained else newest, greedy,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from relax_core.api.algorithm import Advantages, Groups, Output, Scope, Source, 
 from relax_core.api.batch import Ragged, RowBatch
 from relax_core.api.column import Column
 from relax_core.testing.algorithm_loss import Learnt, learn, loss_of, measured, prepared
-from relax_core.testing.algorithm_rows import FAILED, padded, random_rows, sealed
+from relax_core.testing.algorithm_rows import FAILED, greedy, padded, random_rows, sealed
 from relax_core.testing.suite import Suite
 
 
@@ -176,7 +176,8 @@ def _grouping(algorithm: Any, rows: RowBatch) -> Any:
 
     asked = algorithm.columns() | algorithm.advantage_columns()
     names = {"loss_mask", "tokens"} | {column.name for column in asked if column.per == "token"}
-    return Grouping(rows, sealed(rows), sorted(names))
+    samples = sealed(rows) | (greedy(rows) if algorithm.greedy_baseline else {})
+    return Grouping(rows, samples, sorted(names))
 
 
 def _credited(algorithm: Any, rows: RowBatch) -> np.ndarray:

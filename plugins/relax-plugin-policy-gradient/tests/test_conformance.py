@@ -28,6 +28,16 @@ class TestReinforcePlusPlus(AlgorithmSuite):
     test_groups_do_not_touch_each_other = None  # its statistics are over the batch
 
 
+class TestPPO(AlgorithmSuite):
+    component = "ppo"
+    test_groups_do_not_touch_each_other = None  # its statistics are over the batch
+    test_equal_rewards_give_no_advantage = None  # they are compared with the critic's values
+
+
+class TestReMax(AlgorithmSuite):
+    component = "remax"
+
+
 class TestGDPO(AlgorithmSuite):
     component = "gdpo"
     test_groups_do_not_touch_each_other = None  # its statistics are over the batch

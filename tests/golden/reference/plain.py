@@ -34,6 +34,18 @@ def exp(z):
     return cmath.exp(z)
 
 
+def log_sigmoid(z):
+    """Of the smaller exponential, so that neither overflows."""
+    return -cmath.log(1 + exp(-z)) if constant(z) >= 0 else z - cmath.log(1 + exp(z))
+
+
+def pairs(rows):
+    """(chosen, rejected): samples 0 and 1 of each group."""
+    groups = sorted({row["sample"][0] for row in rows})
+    by_sample = {row["sample"]: row for row in rows}
+    return [(by_sample[group, 0], by_sample[group, 1]) for group in groups]
+
+
 def mean(numbers):
     return sum(numbers) / len(numbers)
 

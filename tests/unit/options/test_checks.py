@@ -43,6 +43,8 @@ from relax_core.plugins.catalogue import Catalogue
         (["weights.proof=behaviour"], "got behaviour; engine transformers scores no given tokens"),
         (["weights.proof=resident"], "got resident; engine transformers can't tell what lies in its memory"),
         (["weights.payload=delta"], "weights.payload (command line): got delta; shared-memory moves full"),
+        (["critic.lr=1e-5"], "critic (command line): got lr; grpo trains no critic: leave it out"),
+        (["placement.critic.ranks=2"], "placement.critic (command line): got ranks of its own; grpo trains no critic"),
         (["placement.actor_fwd.ranks=2"], "placement.actor_fwd (command line): got ranks of its own"),
         (["placement.actor.share=rollout"], "placement.actor.share (command line): got 'rollout'"),
     ],

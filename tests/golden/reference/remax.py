@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ReMax, arXiv 2310.10505: the greedy answer is the baseline."""
+
+from tests.golden.reference import plain
+from tests.golden.reference.plain import baseline
+
+
+def advantages(groups, options):
+    return plain.credited(groups, options, beyond)
+
+
+def beyond(rewards, members):
+    greedy = baseline(members)
+    return [0.0 if greedy is None else r - greedy for r in rewards]
+
+
+def surrogate(row, t, options):
+    return -row["advantage"][t] * row["log_probs"][t]
+
+
+def loss(rows, options):
+    return plain.loss(rows, options, surrogate)

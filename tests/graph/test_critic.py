@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole runs with a critic: it learns beside the actor on both runners, and goes on with it from a checkpoint, bit for bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.graph.conftest import Relax
+
+pytestmark = pytest.mark.timeout(600)  # several whole runs, on a machine that others use too
+SMALL = (
+    "algorithm=ppo",
+    "rollout.prompts_per_step=4",
+    "rollout.group_size=4",
+    "eval.every=0",
+    "optimizer.schedule=constant",
+)
+EXACT = (*SMALL, "run.runner=local", "deterministic=true", "max_staleness=0", "placement=colocate")
+
+
+def critics(run: Path) -> list[dict[str, Any]]:
+    """The lines that the critic told, in order."""
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    keys = ("step", "critic/loss", "critic/grad_norm", "critic/value_mean", "critic/explained_variance")
+    return [{key: record[key] for key in keys} for record in records if "critic/loss" in record]
+
+
+def test_actor_and_critic_go_on_together_from_a_checkpoint(relax: Relax, tiny: Path, tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    words = ("train", tiny / "recipe.toml", *EXACT)
+    assert relax(*words, "steps=6", "--run-dir", whole).code == 0
+    assert relax(*words, "steps=3", "--run-dir", parts).code == 0
+    assert [line["step"] for line in critics(parts)] == [1, 2, 3]
+    resumed = relax("resume", parts, "steps=6", "--json")
+    assert resumed.code == 0, resumed.err
+    assert resumed.json["balanced"] and resumed.json["samples_trained"] == 6 * 16
+    assert critics(parts) == critics(whole)
+    files = [f.relative_to(whole) for part in ("export", "checkpoints/step-000006/critic")
+             for f in (whole / part).glob("*.safetensors")]  # fmt: skip
+    assert {file.parent.name for file in files} == {"export", "critic"}
+    for file in files:
+        assert (parts / file).read_bytes() == (whole / file).read_bytes(), file
+
+
+@pytest.mark.ray
+def test_a_critic_of_its_own_devices_learns_on_ray(relax: Relax, tiny: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done = relax(
+        "train",
+        tiny / "recipe.toml",
+        *SMALL,
+        "run.runner=ray",
+        "placement=async",
+        "steps=4",
+        "--run-dir",
+        run,
+        "--json",
+    )
+    assert done.code == 0, done.err
+    assert done.json["balanced"] and done.json["samples_trained"] == 4 * 16
+    assert [line["step"] for line in critics(run)] == [1, 2, 3, 4]
+    assert (run / "checkpoints/step-000004/critic.json").is_file()

@@ -26,8 +26,8 @@ class DistillationOptions(PolicyGradientOptions):
     """Where both distributions are looked at: the sampled token alone; the policy's `k` likeliest ones, about as they were
     when it sampled; or the teacher's. Those of several tokens need `mode = "loss"`."""
     divergence: Literal["reverse", "forward", "jsd"] = "reverse"
-    """From policy q to teacher p: `reverse` KL(q || p) seeks a mode of the teacher, `forward` KL(p || q) covers it, `jsd`
-    is the generalised Jensen-Shannon divergence between them."""
+    """`reverse`: KL from the policy to the teacher, which seeks a mode of the teacher; `forward`: from the teacher to the
+    policy, which covers it; `jsd`: the generalised Jensen-Shannon divergence between them."""
     beta: float = Field(0.5, gt=0.0, lt=1.0)
     """jsd: weight of the teacher in the mixture; near 0 it goes as `forward`, near 1 as `reverse`."""
     k: int = Field(16, ge=1)

@@ -6,17 +6,14 @@ In files, because a second model in memory is what nobody has room for; nameless
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
-from typing import IO
 
 import numpy as np
 
-from relax_core.api.errors import InfrastructureError
 from relax_core.api.version import Version
 from relax_core.weights import delta
 from relax_core.weights.collective_payload import Tensors
+from relax_core.weights.nameless import nameless
 from relax_core.weights.safetensors_file import NUMPY
 
 
@@ -30,7 +27,7 @@ class Kept:
         """By name: bytes of the newest delta; 0 where nothing changed."""
         self._places: dict[str, tuple[int, str, tuple[int, ...]]] = {}
         self._size = 0
-        self._base, self._delta = _nameless(location), _nameless(location)
+        self._base, self._delta = nameless(location), nameless(location)
 
     def replace(self, version: Version, tensors: Tensors, *, whole: bool) -> Iterator[tuple[str, np.ndarray, str]]:
         """Pass tensors on, keep them as the base of the next delta, and (not `whole`) what changed since the last."""
@@ -72,13 +69,3 @@ class Kept:
         self._delta.seek(0)
         while chunk := self._delta.read(chunk_bytes):
             yield np.frombuffer(chunk, np.uint8)
-
-
-def _nameless(location: str) -> IO[bytes]:
-    try:
-        if location:
-            Path(location).mkdir(parents=True, exist_ok=True)
-        return tempfile.TemporaryFile(prefix="relax-weights-", dir=location or None)
-    except OSError as error:
-        raise InfrastructureError(f"weights: can't keep a delta's base in {location or 'the temporary directory'}: "
-                                  f"{error.strerror}") from error  # fmt: skip

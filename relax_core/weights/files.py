@@ -77,7 +77,7 @@ class FileTransport(WeightTransport):
         path = self._placed(path)
         last = self._last.get(version.model)
         unchanged = last.unchanged(infos) if last is not None else ()
-        self._last[version.model] = LastSent(version, payload, infos, path, locked=self.same_host)
+        self._last[version.model] = LastSent(version, payload, infos, path, directory, in_memory=self.same_host)
         return Manifest(
             version, payload, tuple(infos), str(path), base, combined_fingerprint(infos), unchanged,
             seconds=watch.seconds,

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a sender sent last, as the thing that a delta is made against.
 
-It costs nothing until a delta is made: then the last full file is mapped copy-on-write and follows what is sent.
+It costs nothing until a delta is made: then a copy of the last full file follows what is sent. On a disk the copy is a
+nameless file; of a memory-backed one only the pages that change are copied, which in the end are nearly all.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ class LastSent:
     """Of one model; a full version begins it, deltas move it on."""
 
     def __init__(
-        self, version: Version, payload: Payload, infos: Iterable[TensorInfo], path: Path, locked: bool
-    ) -> None:
-        """`locked`: the file may be written over once it is released, unless it is read."""
-        self.version, self._payload, self._path, self._locked = version, payload, path, locked
+        self, version: Version, payload: Payload, infos: Iterable[TensorInfo], path: Path, directory: Path,
+        in_memory: bool,
+    ) -> None:  # fmt: skip
+        """`in_memory`: the file is memory, written over once it is released unless it is read."""
+        self.version, self._payload, self._path = version, payload, path
+        self._directory, self._in_memory = directory, in_memory
         self.infos = {info.name: info for info in infos}
         self._arrays: dict[str, np.ndarray] = {}
 
@@ -45,9 +48,7 @@ class LastSent:
     def changes(self, tensors: Tensors, infos: list[TensorInfo], watch: Stopwatch) -> Iterator[tuple[str, bytes]]:
         """Deltas of the tensors that changed; fills `infos` with what all of them are now."""
         if not self._arrays:
-            names = list(self.infos)
-            arrays = safetensors_file.read(self._path, names, safetensors_file.private(self._path, self._locked))
-            self._arrays = dict(zip(names, arrays, strict=True))
+            self._arrays = self._writable()
         for name, array, dtype in watch.each("gather", tensors):
             data = safetensors_file.checked(name, array, dtype)
             with watch.timing("hash"):
@@ -60,6 +61,11 @@ class LastSent:
                     encoded = delta.encode(old, data)
                     np.copyto(old, data)
                 yield name, encoded
+
+    def _writable(self) -> dict[str, np.ndarray]:
+        names, path = list(self.infos), self._path
+        held = safetensors_file.private(path) if self._in_memory else safetensors_file.copied(path, self._directory)
+        return dict(zip(names, safetensors_file.read(path, names, held), strict=True))
 
     def _alike(self, info: TensorInfo) -> TensorInfo:
         before = self.infos.get(info.name)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from relax_core.api.weights import TensorInfo, tensor_fingerprint
+from relax_core.weights.nameless import nameless
 from relax_core.weights.stopwatch import Stopwatch
 
 NUMPY: Mapping[str, str] = {
@@ -165,10 +167,17 @@ def read(path: Path, names: Iterable[str], mapped: np.ndarray | None = None) -> 
         yield np.frombuffer(raw, dtype=NUMPY[entry.dtype]).reshape(entry.shape)
 
 
-def private(path: Path, locked: bool) -> np.ndarray:
-    """All bytes of a file, copied page by page where written to; where `locked`, nobody writes over the file while
-    they live: the mapping holds its shared lock."""
+def private(path: Path) -> np.ndarray:
+    """All bytes of a memory-backed file, copied page by page where written to. Nobody writes over the file while they
+    live: the mapping holds its shared lock."""
     with path.open("rb") as file:
-        if locked:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return np.memmap(file, dtype=np.uint8, mode="c")
+
+
+def copied(path: Path, directory: Path) -> np.ndarray:
+    """All bytes of a file, in a nameless one in this directory: what is written to them needs no memory for long."""
+    with path.open("rb") as file, nameless(str(directory)) as copy:
+        shutil.copyfileobj(file, copy, _COPY_BYTES)
+        copy.flush()
+        return np.memmap(copy, dtype=np.uint8, mode="r+")

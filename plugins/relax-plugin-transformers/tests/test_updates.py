@@ -164,6 +164,20 @@ def test_a_wrong_adapter_is_refused_and_changes_nothing(lab: Lab, fault: str, me
     assert all(np.array_equal(before[name], array) for name, array in weights(lab).items())
 
 
+def test_the_base_below_an_adapter_sleeps_with_the_weights(lab: Lab) -> None:
+    base = lab.facts["fingerprint"]
+    plain = lab.run(lab.engine.sleep(["weights"]))
+    lab.run(lab.engine.wake(["weights"]))
+    lab.update(send(lab, 1, adapter(1, lab=lab), "lora", base))
+    below = sum(tensor.nbytes for tensor in lab.engine._adapters._base.values())  # type: ignore[attr-defined]
+    assert lab.run(lab.engine.sleep(["weights"])) == plain + below > plain
+    lab.run(lab.engine.wake(["weights"]))
+    tensors = adapter(2, lab=lab)
+    lab.update(send(lab, 2, tensors, "lora", base))
+    for name, want in merged(lab, tensors).items():
+        np.testing.assert_allclose(weights(lab)[name], want, atol=1e-6)
+
+
 def test_a_rank_stabilised_adapter_counts_by_the_root_of_its_rank(lab: Lab) -> None:
     lab.engine._adapters._table |= {"rslora": True}  # type: ignore[attr-defined]
     tensors = adapter(1, lab=lab)

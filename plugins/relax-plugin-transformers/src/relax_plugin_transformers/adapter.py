@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from relax_core.api.weights import Manifest, TensorInfo, WeightTransport, combined_fingerprint, tensor_fingerprint
+from relax_plugin_transformers.aside import Aside
 from relax_plugin_transformers.resident import Resident
 
 LAYOUT = "hugging-face+adapter"
@@ -37,6 +38,7 @@ class Adapters:
     def __init__(self, resident: Resident, table: Mapping[str, Any] | None) -> None:
         self._resident, self._table = resident, table
         self._base: dict[str, torch.Tensor] = {}
+        self._aside = Aside()
 
     @property
     def laid(self) -> bool:
@@ -94,6 +96,15 @@ class Adapters:
     def forget(self) -> None:
         """A whole model was loaded: that is the base now."""
         self._base.clear()
+        self._aside.forget()
+
+    def release(self) -> int:
+        """Free the memory of what lies below; returns the bytes that are really gone."""
+        return self._aside.release(self._base)
+
+    def restore(self) -> None:
+        """Undo `release`."""
+        self._aside.restore(self._base)
 
 
 def _scale(table: Mapping[str, Any]) -> float:

@@ -246,7 +246,7 @@ class TransformersEngine(Engine[TransformersOptions]):
         def fall_asleep() -> int:
             decoder.asleep |= wanted
             freed = decoder.drop_caches() if wanted else 0
-            return freed + (weights.release() if "weights" in wanted else 0)
+            return freed + (weights.release() + self._adapters.release() if "weights" in wanted else 0)
 
         async with self._changing:
             return await self._call(fall_asleep)
@@ -257,6 +257,7 @@ class TransformersEngine(Engine[TransformersOptions]):
         def wake_up() -> None:
             if "weights" in wanted:
                 weights.restore()
+                self._adapters.restore()
             decoder.asleep -= wanted
 
         async with self._changing:
@@ -281,6 +282,7 @@ class TransformersEngine(Engine[TransformersOptions]):
                 f"{self._spec.name}: an iteration runs for over {_STOP_S:.0f} s; kill the process"
             )
         self._resident().forget_aside()
+        self._adapters.forget()
 
     def check(self, model: Mapping[str, Any]) -> None:
         read_config(model)

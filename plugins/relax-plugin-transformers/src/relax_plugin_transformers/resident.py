@@ -6,14 +6,12 @@ Tied weights appear once, under the name `transformers` saves them by. Nothing h
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from typing import IO, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from relax_core.api.weights import (
     Manifest,
@@ -22,6 +20,8 @@ from relax_core.api.weights import (
     combined_fingerprint,
     tensor_fingerprint,
 )
+from relax_plugin_transformers.aside import Aside
+from relax_plugin_transformers.bits import as_bits, as_bytes
 
 _DTYPES: Mapping[torch.dtype, str] = {
     torch.float64: "F64",
@@ -37,11 +37,6 @@ _DTYPES: Mapping[torch.dtype, str] = {
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
 }
-_BITS: Mapping[torch.dtype, torch.dtype] = {
-    torch.bfloat16: torch.uint16,
-    torch.float8_e4m3fn: torch.uint8,
-    torch.float8_e5m2: torch.uint8,
-}
 PAYLOADS = ("full", "delta")
 Staged: TypeAlias = Iterator[tuple[TensorInfo, np.ndarray]]
 
@@ -52,7 +47,7 @@ class Resident:
     def __init__(self, module: torch.nn.Module) -> None:
         self.tensors = dict(_once(module))
         self._specs = {name: (_DTYPES[tensor.dtype], tuple(tensor.shape)) for name, tensor in self.tensors.items()}
-        self._aside: IO[bytes] | dict[str, torch.Tensor] | None = None
+        self._aside = Aside()
 
     def stage(self, manifest: Manifest, transport: WeightTransport) -> Staged:
         """What arrives, beside the running version; ValueError where it is not exactly this model.
@@ -93,13 +88,13 @@ class Resident:
 
     def value(self, name: str) -> np.ndarray:
         """What a tensor is now, as its bits where numpy has no such dtype."""
-        return _bytes(self.tensors[name])
+        return as_bytes(self.tensors[name])
 
     def load(self, manifest: Manifest, staged: Staged) -> None:
         """Replace what is sent; called between two iterations. Where it raises, half of two versions lies in memory."""
         missing = {info.name for info in manifest.sent}
         for info, array in staged:
-            bits = _as_bits(self.tensors[info.name])
+            bits = as_bits(self.tensors[info.name])
             want = torch.empty(0, dtype=bits.dtype).numpy().dtype
             if (array.dtype, array.shape) != (want, tuple(bits.shape)):
                 raise ValueError(f"{manifest.version} {info.name}: got {array.dtype} {array.shape}; publish again")
@@ -115,7 +110,7 @@ class Resident:
         """What lies in memory now."""
         return tuple(
             TensorInfo(
-                name, tuple(tensor.shape), _DTYPES[tensor.dtype], tensor_fingerprint(_bytes(tensor)), tensor.nbytes
+                name, tuple(tensor.shape), _DTYPES[tensor.dtype], tensor_fingerprint(as_bytes(tensor)), tensor.nbytes
             )
             for name, tensor in self.tensors.items()
         )
@@ -126,52 +121,15 @@ class Resident:
 
     def release(self) -> int:
         """Free the weights' memory, keeping their values elsewhere; returns the bytes that are really gone."""
-        if self._aside is not None:
-            return 0
-        on_gpu = next(iter(self.tensors.values())).is_cuda
-        self._aside = {name: tensor.cpu() for name, tensor in self.tensors.items()} if on_gpu else self._to_disk()
-        held = [(StorageWeakRef(t.untyped_storage()), t.untyped_storage().nbytes()) for t in self.tensors.values()]
-        with torch.inference_mode(False):
-            for tensor in self.tensors.values():
-                tensor.data = tensor.new_empty(0)
-        return sum(size for storage, size in held if storage.expired())
-
-    def _to_disk(self) -> IO[bytes]:
-        """A nameless file: it ends with the process, also with one that is killed."""
-        file = tempfile.TemporaryFile(prefix="relax-asleep-")  # noqa: SIM115  # open until the weights are back
-        try:
-            for tensor in self.tensors.values():
-                file.write(_bytes(tensor).reshape(-1).view(np.uint8).data)
-            file.flush()
-        except OSError:
-            file.close()
-            raise
-        return file
+        return self._aside.release(self.tensors)
 
     def restore(self) -> None:
         """Undo `release`."""
-        if self._aside is None:
-            return
-        with torch.inference_mode(False):
-            if isinstance(self._aside, dict):
-                for name, tensor in self.tensors.items():
-                    tensor.data = self._aside[name].to(tensor.device)
-            else:
-                self._from_disk(self._aside)
-        self.forget_aside()
-
-    def _from_disk(self, file: IO[bytes]) -> None:
-        file.seek(0)
-        for name, tensor in self.tensors.items():
-            filled = tensor.new_empty(self._specs[name][1])
-            file.readinto(_bytes(filled).reshape(-1).view(np.uint8).data)  # type: ignore[attr-defined]
-            tensor.data = filled
+        self._aside.restore(self.tensors)
 
     def forget_aside(self) -> None:
         """Remove what `release` kept."""
-        if self._aside is not None and not isinstance(self._aside, dict):
-            self._aside.close()
-        self._aside = None
+        self._aside.forget()
 
 
 def _once(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -185,12 +143,3 @@ def _once(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             # Loaders may leave a parameter in mapped or shared memory, which could be neither freed nor trusted.
             tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
             yield name, tensor
-
-
-def _as_bits(tensor: torch.Tensor) -> torch.Tensor:
-    """numpy has no bf16 and no fp8: their bits."""
-    return tensor.view(_BITS[tensor.dtype]) if tensor.dtype in _BITS else tensor
-
-
-def _bytes(tensor: torch.Tensor) -> np.ndarray:
-    return _as_bits(tensor.detach().cpu()).numpy()

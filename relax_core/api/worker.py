@@ -27,7 +27,10 @@ class WorkerSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     run_env: Mapping[str, str] = field(default_factory=dict, repr=False)
     """The run's own variables (`[run] env`), secrets read: over `env`, and never in logs."""
+    devices: tuple[str, ...] = ()
+    """Of the plan's, `gpu:3`, that are its own or its part of; none named: whatever this process sees."""
     num_gpus: float = 0.0
+    """Its share of them: those on one device have equal parts."""
     memory_mb: int = 0
     """Address-space limit of a child process; 0: none."""
     target: str = ""
@@ -39,6 +42,12 @@ class Worker(Protocol):
 
     name: str
     pid: int
+    host: str
+    """Address of its machine as other machines reach it; loopback where all workers are on one."""
+
+    async def free_port(self, address: str) -> int:
+        """A port of its machine, at this address of it, that was free a moment ago."""
+        ...
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
         """Await one method. Its plain error comes back as the same built-in type, or PluginError with its frames.

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from relax_core.control.finding import MACHINE, Finding, probe
+from relax_core.runners.visible_devices import seen_gpus
 
 GIB = 1 << 30
 LEAST_MEMORY, LEAST_DISK, LEAST_SHARED = 1 * GIB, 1 * GIB, 256 << 20
@@ -85,6 +86,11 @@ def has_gpus(devices: Path = Path("/dev")) -> bool:
     """Whether this process may use an NVIDIA GPU, asked of nobody: no driver is loaded for it."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     return not hidden and any(devices.glob("nvidia[0-9]*"))
+
+
+def count_gpus() -> int:
+    """As `has_gpus` looks."""
+    return len(seen_gpus(os.environ))
 
 
 def host_memory(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:

@@ -61,6 +61,14 @@ def on_own_devices(config: RunConfig, role: str) -> bool:
     return config.placement.home(TABLES[role]) != config.placement.home("actor")
 
 
+def too_many(groups: Mapping[str, WorkerGroup], num_gpus: int) -> Iterator[str]:
+    """In words: that the plan names more GPUs than this machine shows."""
+    named = {name for group in groups.values() for name in group.devices if name.startswith("gpu:")}
+    if 0 < num_gpus < len(named):
+        fix = "placement = colocate takes turns"
+        yield f"{len(named)} GPUs are planned; on this machine {num_gpus} would be shared without turns ({fix})"
+
+
 def remarks(groups: Mapping[str, WorkerGroup]) -> Iterator[str]:
     """In words: who takes turns with whom, and what stays in memory meanwhile."""
     told: set[frozenset[str]] = set()

@@ -15,8 +15,8 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.role import Operation, Role
 from relax_core.api.trainer import Trainer
 from relax_core.control.graph import select
-from relax_core.control.machine import has_gpus
-from relax_core.control.placing import check_live, on_own_devices, remarks, worker_groups
+from relax_core.control.machine import count_gpus, has_gpus
+from relax_core.control.placing import check_live, on_own_devices, remarks, too_many, worker_groups
 from relax_core.control.publishing import adapters_alone
 from relax_core.control.teachers import taught
 from relax_core.options.run_config import RunConfig
@@ -68,7 +68,7 @@ def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -
         adapters_alone=alone,
         fit_columns={fit: tuple(sorted(_fit_columns(algorithm, fit))) for fit in algorithm.fits},
         warm_up_steps=config.critic.warmup_steps if "critic" in algorithm.fits else 0,
-        notes=(*not_streamed, *form, *remarks(groups)),
+        notes=(*not_streamed, *form, *remarks(groups), *too_many(groups, count_gpus())),
     )
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -41,6 +40,7 @@ GRACE_S = 3.0
 MAX_OVERFLOWS = 32
 """Times that one update is computed again at a lower loss scale; halving, 2^32 is brought down to 1."""
 
+LOOPBACK = "127.0.0.1"
 WORK = frozenset({"begin_step", "begin_update", "accumulate", "finish_update", "forward"})
 """Methods that are what a step is for; others move weights, save, sleep and wake."""
 
@@ -70,16 +70,19 @@ class TrainerGroup:
         Where a role has several groups, `role` names it; `model` in place of the run's own, as the `[model]` table.
         """
         group, chosen = context.plan.groups[name], context.run.trainer.chosen
+        seats = [group.seat(rank) for rank in range(group.size)]
         specs = [
             WorkerSpec(f"{name}-rank-{rank}", chosen, context.run.trainer.python, {"OMP_NUM_THREADS": str(group.threads)},
-                       num_gpus=group.gpus_each)
-            for rank in range(group.size)
+                       devices=seat, num_gpus=context.plan.num_gpus(seat))
+            for rank, seat in enumerate(seats)
         ]  # fmt: skip
         lanes = [context.lane(spec.name, group.devices_of(rank)) for rank, spec in enumerate(specs)]
         workers = await context.workers.start(specs, START_S)
-        rendezvous = f"127.0.0.1:{_free_port()}" if group.size > 1 else ""
-        ranks = [trainer_spec(context, role or name, rank, group.size, rendezvous, model) for rank in range(group.size)]
         try:
+            rendezvous = await meeting_place(workers)
+            ranks = [
+                trainer_spec(context, role or name, rank, group.size, rendezvous, model) for rank in range(group.size)
+            ]
             facts = await together(
                 *(
                     _ask(lane, worker, "start", (spec,), START_S)
@@ -256,11 +259,12 @@ def trainer_spec(
 ) -> TrainerSpec:
     run = context.run
     optimizer = run.optimizer
+    lr = (run.critic.lr if role == "critic" else None) or optimizer.lr
     return TrainerSpec(
         model=_policy(context) if model is None else model,
         algorithm=run.algorithm.chosen,
         optimizer=OptimizerSpec(
-            (role == "critic" and run.critic.lr) or optimizer.lr, optimizer.schedule, optimizer.warmup_steps, tuple(optimizer.betas), optimizer.weight_decay,
+            lr, optimizer.schedule, optimizer.warmup_steps, tuple(optimizer.betas), optimizer.weight_decay,
             optimizer.grad_clip, run.steps,
         ),
         role=role.replace("-", "_"), seed=run.seed, deterministic=run.deterministic,
@@ -279,10 +283,13 @@ def _policy(context: Context) -> dict[str, Any]:
     return dict(table)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+async def meeting_place(workers: Sequence[Worker]) -> str:
+    """Where ranks find each other: at the first one's machine, by loopback where all are on it."""
+    if len(workers) < 2:
+        return ""
+    first = workers[0]
+    address = LOOPBACK if all(worker.host == first.host for worker in workers) else first.host
+    return f"{address}:{await first.free_port(address)}"
 
 
 __all__ = ["TrainerGroup", "UpdateOutcome"]

@@ -122,7 +122,7 @@ def make_pool(context: Context, now: Version, tell: Tell) -> EnginePool:
         name = f"engine-{number}"
         worker = WorkerSpec(
             name, run.engine.chosen, str(run.engine.python or ""), {"OMP_NUM_THREADS": str(group.threads or 1)},
-            num_gpus=group.gpus_each,
+            devices=group.seat(number), num_gpus=context.plan.num_gpus(group.seat(number)),
         )  # fmt: skip
         lane = context.lane(name, group.devices_of(number))
         slots.append(EngineSlot(name, run.engine.chosen, spec, worker, context.workers, can, lane, silence_s))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import socket
 import traceback
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -68,6 +69,13 @@ class Host:
         if not callable(function):
             raise ConfigError("worker method", repr(name), f"{type(self._instance).__name__} has no such public method")
         return function  # type: ignore[no-any-return]
+
+
+def free_port(address: str) -> int:
+    """Of this machine, at one of its addresses; another process may be quicker to take it."""
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])
 
 
 def describe(error: BaseException) -> Failure:

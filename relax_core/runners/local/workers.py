@@ -24,8 +24,9 @@ from relax_core.api import wire
 from relax_core.api.clock import Clock, SystemClock
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, WorkerDied
 from relax_core.api.worker import Worker, WorkerSpec
-from relax_core.runners.host import Failure, raised
+from relax_core.runners.host import Failure, free_port, raised
 from relax_core.runners.local.process import Child
+from relax_core.runners.visible_devices import visible_devices
 
 wire.register(Failure)
 REAP_S = 2.0
@@ -36,7 +37,7 @@ class LocalWorker:
     """A handle on one child process."""
 
     def __init__(self, spec: WorkerSpec, process: Child, port: int, token: str, clock: Clock) -> None:
-        self.name, self.pid = spec.name, process.pid
+        self.name, self.pid, self.host = spec.name, process.pid, "127.0.0.1"
         self._process, self._clock = process, clock
         self._session = aiohttp.ClientSession(
             base_url=f"http://127.0.0.1:{port}",
@@ -93,6 +94,9 @@ class LocalWorker:
         return WorkerDied(
             f"worker {self.name} (pid {self.pid}) {state} during {method}; its log is logs/{self.name}.log"
         )
+
+    async def free_port(self, address: str) -> int:
+        return free_port(address)
 
     @property
     def alive(self) -> bool:
@@ -170,6 +174,7 @@ class LocalWorkers:
 
     def _spawn(self, spec: WorkerSpec, report: int) -> Child:
         settled = {"OMP_NUM_THREADS": str(self._threads), "TOKENIZERS_PARALLELISM": "false"}
+        settled |= visible_devices(spec.devices, os.environ)
         env = {**os.environ, **settled, **spec.env, **spec.run_env}
         log = self._log(spec)
         try:

@@ -30,6 +30,7 @@ from relax_core.runners.ray.answer import answered
 from relax_core.runners.ray.cluster import NAMESPACE
 from relax_core.runners.ray.line import Exchange
 from relax_core.runners.ray.presence import Presence
+from relax_core.runners.ray.room import Room, open_room
 from relax_core.runners.turns import TurnBoard
 from relax_core.weights.service import WeightBoard
 
@@ -47,6 +48,8 @@ class Part:
     launch: Launch
     store: PayloadStore | None
     """That of the bus, where the replica reaches it by itself."""
+    room: Room | None
+    """The run's GPUs."""
     without_s: float | None
     """How long the role was without a replica; None for its first one."""
 
@@ -77,7 +80,7 @@ class Hub:
     async def _open(self, launch: Launch) -> PayloadStore | None:
         catalogue = Catalogue.load(launch.plugin_files)
         component = cast(BusComponent, catalogue.build(launch_component(launch, "bus")))
-        self._launch = launch
+        self._launch, self._room = launch, open_room(launch.plan)
         self._store = await self._open_bus(component, bus_settings(launch), launch.run_dir, starting_version(launch))
         self._clock = SystemClock()
         self._board, self._turns = BoardService(self._clock), TurnBoard(self._clock)
@@ -122,7 +125,7 @@ class Hub:
         since = self._presence.enter(role, pid, now)
         self._entered.set()
         self._own(self._watch(role, replica, pid))
-        return Part(self._launch, self._store, None if since is None else now - since)
+        return Part(self._launch, self._store, self._room, None if since is None else now - since)
 
     async def gathered(self) -> None:
         """Returns when every role is played."""

@@ -25,6 +25,7 @@ from relax_core.runners.ray.cluster import NAMESPACE, Cluster
 from relax_core.runners.ray.hub import CONCURRENCY, Hub, hub_name
 from relax_core.runners.ray.line import Reach
 from relax_core.runners.ray.remote import BoardClient, Remote
+from relax_core.runners.ray.room import gpu_seats
 from relax_core.runners.ray.shell import app_name, deployment
 from relax_core.runners.ray.storage import RemoteStore
 
@@ -52,6 +53,7 @@ class RayRunner:
         self._cluster.begin()
 
     async def start(self, launch: Launch) -> None:
+        gpu_seats(launch.plan)
         await self._cluster.connect()
         self._hub = Hub.options(  # type: ignore[attr-defined]
             name=hub_name(launch.run_id), namespace=NAMESPACE, max_concurrency=CONCURRENCY

@@ -114,7 +114,7 @@ class RoleShell:
         children = LocalWorkers(launch.plugin_files, launch.resolved, Path(launch.run_dir) / "logs", self._clock)
 
         def context(incarnation: int) -> RoleContext:
-            workers = RayWorkers(launch, incarnation)
+            workers = RayWorkers(launch, incarnation, part.room)
             return RoleContext(
                 self._role, launch, catalogue, bus, weights, board, workers, children, self._clock, incarnation, turns
             )

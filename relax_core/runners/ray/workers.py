@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -21,16 +22,16 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from relax_core.api.errors import DeadlineExceeded, WorkerDied
 from relax_core.api.worker import Worker, WorkerSpec
 from relax_core.plugins.catalogue import Catalogue
-from relax_core.runners.host import Failure, Host, describe, raised
+from relax_core.runners.host import Failure, Host, describe, free_port, raised
 from relax_core.runners.launch import Launch
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.runners.ray.answer import answered, asked
 from relax_core.runners.ray.cluster import NAMESPACE
 from relax_core.runners.ray.line import Exchange, Reach
+from relax_core.runners.ray.room import BUNDLE_CPUS, Room, part
 
 CONCURRENCY = 64
-BUNDLE_CPUS = 0.001
-"""Ray wants a bundle to hold something; cores are shared by the operating system."""
+PORT_S = 30.0
 
 
 @ray.remote(max_restarts=0)
@@ -45,7 +46,9 @@ class WorkerActor:
         self._exchange = Exchange(self._call)
         os.environ.update(spec.run_env)  # not by Ray's runtime environment, which is logged
         if spec.python:
-            (self._child,) = await LocalWorkers(plugin_files, resolved).start([spec])
+            (self._child,) = await LocalWorkers(plugin_files, resolved).start(
+                [replace(spec, devices=())]
+            )  # this actor sees only those
             await self._exchange.open()
             return self._child.pid
         catalogue = await asyncio.to_thread(Catalogue.load, plugin_files)
@@ -53,6 +56,14 @@ class WorkerActor:
         self._host = await asyncio.to_thread(Host.make, spec.component, spec.target, catalogue)
         await self._exchange.open()
         return os.getpid()
+
+    async def host(self) -> str:
+        """Address of this node."""
+        return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+
+    async def free_port(self, address: str) -> int:
+        """Of this node."""
+        return free_port(address)
 
     async def address(self) -> str:
         """Of its lines; empty where it has none."""
@@ -80,13 +91,18 @@ class WorkerActor:
 class RayWorker:
     """`api.worker.Worker` on one actor."""
 
-    def __init__(self, name: str, actor: Any, pid: int, group: PlacementGroup) -> None:
-        self.name, self.pid = name, pid
+    def __init__(self, name: str, actor: Any, pid: int, host: str, group: PlacementGroup | None) -> None:
+        """`group`: made for it, and gone with it."""
+        self.name, self.pid, self.host = name, pid, host
         self._actor, self._group = actor, group
         self._reach = Reach(actor)
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
         return await asked(self._reach.call(method, args, timeout_s), self.name, method, timeout_s)
+
+    async def free_port(self, address: str) -> int:
+        port: int = await asked(self._actor.free_port.remote(address), self.name, "free_port", PORT_S)
+        return port
 
     async def stream(self, method: str, *args: Any, timeout_s: float) -> AsyncIterator[Any]:
         items = self._actor.stream.options(num_returns="streaming").remote(method, args, timeout_s)
@@ -113,42 +129,44 @@ class RayWorker:
     async def kill(self) -> None:
         await self._reach.close()
         ray.kill(self._actor)
-        with contextlib.suppress(RayError):
-            remove_placement_group(self._group)
+        if self._group is not None:
+            with contextlib.suppress(RayError):
+                remove_placement_group(self._group)
 
 
 class RayWorkers:
     """`api.worker.Workers` for one role."""
 
-    def __init__(self, launch: Launch, incarnation: int) -> None:
-        self._launch, self._incarnation = launch, incarnation
+    def __init__(self, launch: Launch, incarnation: int, room: Room | None = None) -> None:
+        """`room`: where the run's GPUs are."""
+        self._launch, self._incarnation, self._room = launch, incarnation, room
         self._started = 0
 
     async def start(self, specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[Worker, ...]:
-        group = placement_group([_bundle(spec) for spec in specs], strategy="PACK")
+        room = self._room if self._room is not None and all(spec.num_gpus for spec in specs) else None
+        group = room.group if room else placement_group([_bundle(spec) for spec in specs], strategy="PACK")
         await asked(group.ready(), "ray", f"room for {', '.join(spec.name for spec in specs)}", timeout_s)
-        actors = [self._actor(spec, group, bundle) for bundle, spec in enumerate(specs)]
+        bundles = [room.bundle(spec.devices) for spec in specs] if room else range(len(specs))
+        actors = [self._actor(spec, group, bundle) for spec, bundle in zip(specs, bundles, strict=True)]
+        own = None if room else group
         opened = await asyncio.gather(
-            *(self._open(actor, spec, timeout_s) for actor, spec in zip(actors, specs, strict=True)),
+            *(self._open(actor, spec, own, timeout_s) for actor, spec in zip(actors, specs, strict=True)),
             return_exceptions=True,
         )
         for result in opened:
             if isinstance(result, BaseException):
                 for actor in actors:
                     ray.kill(actor)
-                remove_placement_group(group)
+                if own is not None:
+                    remove_placement_group(own)
                 raise result
-        return tuple(
-            RayWorker(spec.name, actor, pid, group)
-            for spec, actor, pid in zip(specs, actors, opened, strict=True)
-            if isinstance(pid, int)
-        )
+        return tuple(worker for worker in opened if isinstance(worker, RayWorker))
 
-    async def _open(self, actor: Any, spec: WorkerSpec, timeout_s: float) -> int:
+    async def _open(self, actor: Any, spec: WorkerSpec, own: PlacementGroup | None, timeout_s: float) -> RayWorker:
         launch = self._launch
         opening = actor.open.remote(spec, launch.plugin_files, launch.resolved)
         pid: int = await asked(opening, spec.name, "start", timeout_s)
-        return pid
+        return RayWorker(spec.name, actor, pid, await asked(actor.host.remote(), spec.name, "host", timeout_s), own)
 
     def _actor(self, spec: WorkerSpec, group: PlacementGroup, bundle: int) -> Any:
         self._started += 1
@@ -157,7 +175,7 @@ class RayWorkers:
             namespace=NAMESPACE,
             num_cpus=0,
             max_concurrency=CONCURRENCY,
-            num_gpus=spec.num_gpus,
+            num_gpus=part(spec.num_gpus),
             runtime_env={"env_vars": dict(spec.env)} if spec.env else None,
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
         ).remote()

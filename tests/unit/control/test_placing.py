@@ -10,6 +10,7 @@ import pytest
 
 import relax_core
 from relax_core.api.errors import ConfigError
+from relax_core.control.placing import too_many
 from relax_core.control.planner import plan
 from relax_core.options.composition import compose
 from relax_core.options.operation import SHARES
@@ -71,6 +72,29 @@ def test_devices_are_named_by_processes_and_gpus(catalogue: Catalogue) -> None:
     assert groups["reference"].devices == {"gpu:8"}
     on_cpu = planned(catalogue, "placement.mode=hybrid").groups
     assert (on_cpu["actor"].devices, on_cpu["rollout"].devices) == ({"cpu:0"}, {"cpu:1"})
+
+
+def test_each_process_has_its_seat_and_its_part_of_the_gpus_there(catalogue: Catalogue) -> None:
+    sized = ("placement.mode=colocate", "placement.rollout.engines=2", "placement.actor.ranks=2")
+    made = planned(catalogue, *sized, on_gpus=True)
+    assert [made.groups["actor"].seat(rank) for rank in range(2)] == [("gpu:0",), ("gpu:1",)]
+    assert made.groups["rollout"].seat(1) == ("gpu:1",) and made.groups["reference"].seat(0) == ("gpu:0",)
+    assert made.num_gpus(("gpu:1",)) == 1 / 2
+    assert made.num_gpus(("gpu:0",)) == pytest.approx(1 / 3)
+    halves = planned(catalogue, "placement.mode=hybrid", "placement.rollout.engines=3",
+                     "placement.rollout.gpus_per_engine=0.5", on_gpus=True)  # fmt: skip
+    seats = [halves.groups["rollout"].seat(number) for number in range(3)]
+    assert seats == [("gpu:1",), ("gpu:2",), ("gpu:1",)]
+    assert [halves.num_gpus(seat) for seat in seats] == [1 / 2, 1, 1 / 2]
+    on_cpu = planned(catalogue, "placement=colocate")
+    assert (on_cpu.groups["rollout"].seat(0), on_cpu.num_gpus(("cpu:0",))) == (("cpu:0",), 0)
+
+
+def test_more_gpus_than_there_are_is_said(catalogue: Catalogue) -> None:
+    groups = planned(catalogue, "placement=hybrid", on_gpus=True).groups
+    assert [*too_many(groups, 2)] == [*too_many(groups, 0)] == []
+    (said,) = too_many(groups, 1)
+    assert said.startswith("2 GPUs are planned; on this machine 1 would be shared without turns")
 
 
 def test_a_cpu_frees_only_what_need_not_be_kept(catalogue: Catalogue) -> None:

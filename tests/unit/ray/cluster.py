@@ -29,7 +29,7 @@ class ForeignCluster:
     def __enter__(self) -> Self:
         self.folder = Path(tempfile.mkdtemp(prefix="rt-", dir="/tmp"))  # sockets have short paths
         arguments = [
-            "start", "--head", "--block", "--port=0", "--num-cpus=32", "--object-store-memory=200000000",
+            "start", "--head", "--block", "--port=0", "--num-cpus=32", "--num-gpus=4", "--object-store-memory=200000000",
             "--include-dashboard=false", "--disable-usage-stats", f"--temp-dir={self.folder}",
         ]  # fmt: skip
         self._log = (self.folder / "start.log").open("w")

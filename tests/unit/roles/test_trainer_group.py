@@ -12,7 +12,7 @@ import pytest
 
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, WorkerDied
 from relax_core.api.trainer import ChunkPlan, UpdateOutcome, UpdateResult
-from relax_core.roles.trainer_group import MAX_OVERFLOWS, TrainerGroup
+from relax_core.roles.trainer_group import MAX_OVERFLOWS, TrainerGroup, meeting_place
 from relax_core.testing.trainer import make_rows
 from tests.unit.roles.virtual_time import play
 
@@ -31,7 +31,7 @@ class Rank:
     """Answers after some seconds, fails, or waits in a collective until it is killed."""
 
     def __init__(self, number: int, seconds: float | None, outcome: Any = None) -> None:
-        self.name, self.pid = f"rank-{number}", number
+        self.name, self.pid, self.host = f"rank-{number}", number, "127.0.0.1"
         self._seconds, self._outcome, self.killed = seconds, outcome, False
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
@@ -59,6 +59,27 @@ def called(*ranks: Rank) -> list[Any]:
 
 
 DIED, LOST = WorkerDied("worker rank-1 ended with status -9"), InfrastructureError("rank 0 of 2 lost another rank")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "place"),
+    [
+        (["10.0.0.1"], ""),
+        (["10.0.0.1", "10.0.0.1"], "127.0.0.1:7001"),
+        (["10.0.0.1", "10.0.0.2"], "10.0.0.1:7001"),
+        (["127.0.0.1", "127.0.0.1"], "127.0.0.1:7001"),
+    ],
+)
+def test_ranks_meet_at_the_first_ones_machine_and_by_loopback_where_all_are_there(hosts: list[str], place: str) -> None:
+    class Housed(Rank):
+        async def free_port(self, address: str) -> int:
+            assert address == place.rpartition(":")[0]
+            return 7000 + self.pid
+
+    ranks = [Housed(1 + number, 0) for number in range(len(hosts))]
+    for rank, host in zip(ranks, hosts, strict=True):
+        rank.host = host
+    assert asyncio.run(meeting_place(ranks)) == place
 
 
 def test_answers_come_in_the_order_of_the_ranks() -> None:

@@ -58,8 +58,11 @@ class Puppet:
     """A worker of this process: its calls pass the wire format and end when it is killed."""
 
     def __init__(self, spec: WorkerSpec, host: Host, spans: list[Span]) -> None:
-        self.name, self.pid, self._host, self._spans = spec.name, 0, host, spans
+        self.name, self.pid, self.host, self._host, self._spans = spec.name, 0, "127.0.0.1", host, spans
         self._dead, self._hangs = asyncio.Event(), False
+
+    async def free_port(self, address: str) -> int:
+        return 1
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
         start = asyncio.get_running_loop().time()

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A child sees the GPUs that the plan gives it, and no others."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from relax_core.api.trainer import Chosen
+from relax_core.api.worker import WorkerSpec
+from relax_core.runners.local.workers import LocalWorkers
+from relax_core.runners.visible_devices import VISIBLE, visible_devices
+
+
+@pytest.mark.parametrize(
+    ("devices", "seen", "given"),
+    [
+        (("gpu:0",), None, "0"),
+        (("gpu:2", "gpu:3"), None, "2,3"),
+        (("gpu:1",), "4,6", "6"),
+        (("gpu:0",), "GPU-5e1f, GPU-77aa", "GPU-5e1f"),
+        (("cpu:0",), None, ""),
+        (("cpu:0",), "4,6", ""),
+    ],
+)
+def test_numbers_are_counted_among_what_this_process_sees(
+    devices: tuple[str, ...], seen: str | None, given: str
+) -> None:
+    nowhere = Path("/nowhere")
+    assert visible_devices(devices, {} if seen is None else {VISIBLE: seen}, nowhere) == {VISIBLE: given}
+
+
+def test_who_has_no_devices_sees_what_its_parent_sees() -> None:
+    assert visible_devices((), {VISIBLE: "4"}) == {}
+
+
+def test_a_plan_of_more_gpus_than_there_are_goes_round(tmp_path: Path) -> None:
+    for number in range(2):
+        (tmp_path / f"nvidia{number}").touch()
+    given = [visible_devices((f"gpu:{number}",), {}, tmp_path)[VISIBLE] for number in range(4)]
+    assert given == ["0", "1", "0", "1"]
+    assert visible_devices(("gpu:1",), {VISIBLE: "4"}) == {VISIBLE: "4"}
+
+
+def test_a_local_worker_is_started_with_its_own_and_the_run_may_say_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VISIBLE, "5,7")
+
+    async def shown(**run_env: str) -> str:
+        spec = WorkerSpec(
+            "w", Chosen("role", "w"), devices=("gpu:1",), run_env=run_env, target="tests.unit.runners.hosted:Hosted",
+            env={"PYTHONPATH": str(Path.cwd())},
+        )  # fmt: skip
+        workers = LocalWorkers(log_dir=tmp_path)
+        try:
+            (worker,) = await workers.start([spec])
+            assert worker.host == "127.0.0.1" and await worker.free_port(worker.host) > 0
+            return str(await worker.call("variable", VISIBLE, timeout_s=60.0))
+        finally:
+            await workers.close()
+
+    assert asyncio.run(shown()) == "7"
+    assert asyncio.run(shown(CUDA_VISIBLE_DEVICES="9")) == "9"

@@ -40,10 +40,7 @@ class Recovery:
         """Where to go on: a checkpoint, or None for the model that the run started with. Raises `error` where it may not."""
         found = complete(Path(self._context.run_dir) / "checkpoints")
         self._returns += 1
-        followed = (
-            "critic" in self._context.plan.roles
-        )  # what it has learnt of the steps that are undone can't be undone
-        if self._returns > MAX_RETURNS or followed or (self._context.resume is not None and not found):
+        if self._returns > MAX_RETURNS or (self._context.resume is not None and not found):
             raise error
         self._began = self._context.clock.now()
         code = error.exit_code if isinstance(error, InfrastructureError) else 1

@@ -104,3 +104,20 @@ def test_nothing_stays_on_the_bus_that_checkpoints_hold(tmp_path):
     theatre = Theatre(tmp_path, algorithm="ppo", steps=6, checkpoint={"every": 2})
     theatre.play()
     assert not theatre.bus.queue.ledger.provisional and not theatre.bus.queue.table.rows
+
+
+@MODES
+@pytest.mark.parametrize("every", [0, 3])
+def test_the_critic_goes_back_with_the_actor(tmp_path, mode, every):
+    theatre = Theatre(tmp_path, algorithm="ppo", placement=mode, steps=9, checkpoint={"every": every})
+
+    async def kill(stage):
+        while not [event for event in stage.board.heard if isinstance(event, StepMeasured) and event.step == 5]:
+            await stage.clock.sleep(0.05)
+        await stage.workers.alive["actor-rank-0"].kill()
+
+    performance = theatre.play(kill)
+    start, again = 3 if every else 0, [step for step, _ in learnt(performance)]
+    back = again.index(start + 1, 5) if start + 1 in again[5:] else len(again)
+    assert again[:back] == list(range(1, back + 1)) and again[back:] == list(range(start + 1, 10))
+    assert performance.account.balanced and performance.account.trained == 9 * 16

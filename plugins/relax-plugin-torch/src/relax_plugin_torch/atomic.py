@@ -24,7 +24,7 @@ def new_directory(directory: str) -> Iterator[Path]:
         unfinished.mkdir(parents=True)
         yield unfinished
         _flush(unfinished)
-        _replace(unfinished, final)
+        replace(unfinished, final)
     except OSError as error:
         raise InfrastructureError(
             f"{directory}: can't be written ({error.strerror or error}); free some room"
@@ -42,7 +42,8 @@ def _flush(directory: Path) -> None:
                 os.fsync(file.fileno())
 
 
-def _replace(unfinished: Path, final: Path) -> None:
+def replace(unfinished: Path, final: Path) -> None:
+    """Put a finished directory in the place of `final`."""
     before = final.with_name(f".{final.name}.{os.getpid()}.old")
     if final.exists():
         final.rename(before)

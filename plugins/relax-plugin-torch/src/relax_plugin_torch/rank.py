@@ -30,8 +30,10 @@ from relax_core.api import (
 from relax_core.api.weights import Payload
 from relax_core.learn.packed import columns_of
 from relax_plugin_torch.adapters import FOLDER, settle
+from relax_plugin_torch.attention import choose_attention
 from relax_plugin_torch.atomic import new_directory
 from relax_plugin_torch.checkpoint import Snapshot, load_checkpoint, save_checkpoint
+from relax_plugin_torch.compiling import compile_blocks
 from relax_plugin_torch.dropout import Dropout
 from relax_plugin_torch.head import ScalarPolicy, load_scalar_model, scalars
 from relax_plugin_torch.loss_scale import LossScale
@@ -46,7 +48,8 @@ from relax_plugin_torch.ranks import Ranks, met
 from relax_plugin_torch.rest import Rest
 from relax_plugin_torch.rows import check_rows
 from relax_plugin_torch.setup import HEAD_OUTPUTS, TRAINED_ROLES, check_outputs, check_spec, choose_device, set_up
-from relax_plugin_torch.sharding import gathered, shard, suits, whole
+from relax_plugin_torch.sharding import alike, gathered, local, shard, suits, whole
+from relax_plugin_torch.tensor_parallel import Team, check_team
 from relax_plugin_torch.update import Update
 from relax_plugin_torch.writing import Writing
 
@@ -70,25 +73,33 @@ class Rank:
         self._update: Update | None = None
         self._adapters = settle(self._model, spec, self._dtype)
         self._choose_algorithm()
+        check_team(self._model, spec.world_size, options.tensor_parallel, self._adapters is not None)
         self.ranks = Ranks(spec, self._device, options.collective_timeout_s)
         with self.ranks.meeting("start"):
+            self._team = Team.of(spec.rank, spec.world_size, options.tensor_parallel, self._device)
+            self._team.cut(self._model)
             self._sharded = self._shard(options.sharding)
+            if options.compile:
+                compile_blocks(self._model, self._policy.attend)
         self._publication = Publication(self._model, self._dtype, build, self.ranks.first, self._adapters)
         self._dropout = Dropout(self._model, spec.rank, self._device, self._adapters)
         self._make_optimizer()
-        self._rest = Rest(self._model, getattr(self, "_optimizer", None), self._device, self._sharded)
+        self._rest = Rest(
+            self._model, getattr(self, "_optimizer", None), self._device, self._sharded or self._team.size > 1
+        )
         self._writing = Writing()
         seed_all(spec.seed)
 
     def _load(self, options: TorchOptions) -> None:
         path, autocast = str(self._spec.model["path"]), rounded(self._dtype)
+        attention = choose_attention(options.attention, self._device, self._dtype, self._spec.deterministic)
         if self._scalars:
-            self._model = load_scalar_model(path, options.attention, self._device)
+            self._model = load_scalar_model(path, attention, self._device)
             self._policy: Policy = ScalarPolicy(
                 self._model, self._scalars, autocast=autocast, share_prefixes=options.share_prefixes
             )
             return
-        self._model = load_model(path, options.attention, self._device)
+        self._model = load_model(path, attention, self._device)
         self._policy = Policy(
             self._model, temperature=self._spec.temperature, autocast=autocast, max_logits=options.logits_mb * 2**18,
             share_prefixes=options.share_prefixes,
@@ -103,11 +114,11 @@ class Rank:
 
     def _shard(self, wanted: str) -> bool:
         """Alone there is nothing to share; else all ranks do the same, also where their GPUs differ."""
-        if self.ranks.size == 1:
+        if self.ranks.size == self._team.size:
             return False
         if wanted == "none" or (wanted == "auto" and not any(self.ranks.tell(suits(self._model, self._device)))):
             return False
-        self._policy.through(shard(self._model, self._device, self.ranks.size))
+        self._policy.through(shard(self._model, self._device, self.ranks.size, self._team.data))
         return True
 
     def _make_optimizer(self) -> None:
@@ -132,6 +143,7 @@ class Rank:
             "threads": torch.get_num_threads(),
             "ranks": self.ranks.size,
             "sharding": "fsdp" if self._sharded else "none",
+            "tensor_parallel": self._team.size,
         }
 
     # -- updates ------------------------------------------------------------------------------------------------
@@ -163,7 +175,7 @@ class Rank:
     @met
     def finish_update(self, denominators: Mapping[str, float]) -> UpdateResult:
         update = self._open_update()
-        update.join(self.ranks.tell(update.share()))
+        update.join(self.ranks.tell(update.share(speaks=self._team.first)))
         factor = update.denominators.rescale(denominators)
         norm = self._finish_gradient(factor / self._scale.value)
         self._update = None
@@ -184,15 +196,20 @@ class Rank:
         for parameter in self._parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        self._team.add_up_partial()
         if not self._sharded:  # those of shares were added up as they came
-            self.ranks.add_up(gradients)
+            self.ranks.add_up([local(p.grad) for p in self._parameters if p.grad is not None], self._team.data)
+        parts = [[self._parameters[index] for index in group] for group in alike(self._parameters)]
+        gradients = [[p.grad for p in part if p.grad is not None] for part in parts]
         if factor != 1.0:
-            torch._foreach_mul_(gradients, factor)
-        norm = torch.nn.utils.get_total_norm(gradients)
+            for part in gradients:
+                torch._foreach_mul_(part, factor)
+        norms = [whole(torch.nn.utils.get_total_norm(part)) for part in gradients]
+        norm = norms[0] if len(norms) == 1 else torch.stack(norms).square().sum().sqrt()
         if self._spec.optimizer.grad_clip > 0:
-            torch.nn.utils.clip_grads_with_norm_(self._parameters, self._spec.optimizer.grad_clip, norm)
-        return float(whole(norm))
+            for some in parts:
+                torch.nn.utils.clip_grads_with_norm_(some, self._spec.optimizer.grad_clip, norm)
+        return float(norm)
 
     def abort_update(self) -> None:
         self._update = None
@@ -242,12 +259,13 @@ class Rank:
         filled = [name for output in outputs for name in output.gives]
         self._rest.need("weights")
         self._publication.check_whole()
-        with torch.inference_mode(not self._sharded), torch.no_grad():  # shares that were gathered are trained later
+        spread = self._sharded or self._team.size > 1
+        with torch.inference_mode(not spread), torch.no_grad():  # shares that were gathered are trained later
             parts = list(self._filled(chunk, outputs))
         indices = [index for planned in chunk.plan.micro_batches[self._spec.rank] for index in planned]
         order = sorted(range(len(indices)), key=lambda place: indices[place])
         ids = tuple(chunk.rows.ids[indices[place]] for place in order)
-        if not parts:
+        if not parts or not self._team.first:
             return RowBatch((), {name: Ragged.of([]) for name in filled})
         return RowBatch(ids, {name: Ragged.concatenate([part[name] for part in parts]).take(order) for name in filled})
 

@@ -40,18 +40,25 @@ class TorchOptions(Options):
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model lives; `auto` is the first GPU, or the CPU where there is none."""
-    attention: Literal["sdpa", "eager"] = "sdpa"
-    """Implementation of attention, by its name in transformers."""
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
+    """Implementation of attention, by its name in transformers. `auto` is flash-attn on rows in one line where a GPU, a
+    format of 16 bits and the package allow it, else `sdpa`."""
+    compile: bool = False
+    """torch.compile of the model's blocks: it pays in long runs of small models or short rows, and costs a minute or more
+    before the first step, on a CPU several; it needs a C++ compiler there."""
     share_prefixes: bool = True
     """Compute a prompt that rows of a group have in common once, where that costs less than computing it for each."""
     sharding: Literal["auto", "none", "fsdp"] = "auto"
     """Of several ranks: `none` keeps a copy on each, `fsdp` a share of weights and optimizer; `auto` is `fsdp` where copies
     would take half of a GPU."""
+    tensor_parallel: int = Field(1, ge=1)
+    """Ranks that compute the same rows together, each a part of every matrix that the model's own plan cuts; it must divide
+    the ranks. For models whose layers are too large for one GPU."""
     collective_timeout_s: float = Field(600.0, gt=0)
     """Longest time that ranks wait for each other within one call."""
     optimizer: Literal["adamw", "adamw-8bit", "adafactor", "sgd"] = "adamw"
-    """What applies the `[optimizer]` table: `adamw`; `adamw-8bit`, its moments in blocks of 8 bits (needs torchao); `adafactor`,
-    sums of rows and columns in place of moments, `betas` without effect; `sgd` with the first of `betas` as momentum."""
+    """What applies the `[optimizer]` table: `adamw`; `adamw-8bit`, its moments in blocks of 8 bits (needs torchao);
+    `adafactor`, sums of rows and columns in place of moments, `betas` without effect; `sgd`, the first of `betas` its momentum."""
     loss_scale: float = Field(65536.0, ge=1.0)
     """float16: what losses are multiplied by at first, so that small gradients are not rounded to 0; an overflow halves it."""
     loss_scale_window: int = Field(200, ge=1)
@@ -67,7 +74,12 @@ class TorchTrainer(Trainer[TorchOptions]):
     _rank: Rank | None = None
 
     def plan(self, lengths: Sequence[int], world_size: int, tokens_per_micro_batch: int = 0) -> ChunkPlan:
-        return plan_micro_batches(lengths, world_size, tokens_per_micro_batch or TOKENS_PER_MICRO_BATCH)
+        """Ranks of a team compute the same rows."""
+        team = self.options.tensor_parallel
+        if world_size % team:
+            return plan_micro_batches(lengths, world_size, tokens_per_micro_batch or TOKENS_PER_MICRO_BATCH)
+        shared = plan_micro_batches(lengths, world_size // team, tokens_per_micro_batch or TOKENS_PER_MICRO_BATCH)
+        return ChunkPlan(tuple(part for part in shared.micro_batches for _ in range(team)))
 
     def estimate(self, spec: TrainerSpec, work: Workload) -> Estimate:
         from relax_plugin_torch.estimate import estimate

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints are torch's distributed ones, written beside the work; they are whole, or nobody takes them for one."""
+
+import asyncio
+import errno
+import threading
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from relax_plugin_torch import checkpoint
+from relax_plugin_torch.trainer import TorchTrainer
+from safetensors.numpy import load_file
+
+from relax_core.api import Chosen, Chunk, ConfigError, OptimizerSpec, TrainerSpec, Version
+from relax_core.api.errors import InfrastructureError
+from relax_core.learn.counts import count
+from relax_core.testing.crew import RankedTrainer
+from relax_core.testing.trainer import InMemory, Reinforce, make_rows, tiny_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def started(folder, **changes):
+    trainer = TorchTrainer(TorchTrainer.options_model()())
+    held = InMemory()
+    trainer.build = lambda chosen: Reinforce(chosen.options) if chosen.kind == "algorithm" else held
+    trainer.start(TrainerSpec({"path": folder}, Chosen("algorithm", "reinforce"), OptimizerSpec(1e-3), **changes))
+    return trainer
+
+
+def train(trainer, step):
+    rows = make_rows(step, version=step)
+    trainer.begin_step(Version("actor", 0, step))
+    trainer.begin_update(count(rows))
+    lengths = [int(length) for length in rows.columns["tokens"].lengths]
+    trainer.accumulate(Chunk(rows, trainer.plan(lengths, 1)), True)
+    return trainer.finish_update(count(rows)).grad_norm
+
+
+def weights(trainer, path):
+    trainer.export(str(path))
+    return {name: value.tobytes() for name, value in load_file(path / "model.safetensors").items()}
+
+
+def test_torch_reads_it_without_us(folder, tmp_path):
+    trainer = started(folder)
+    train(trainer, 0)
+    trainer.save(str(tmp_path / "checkpoint"))
+    reader = dcp.HuggingFaceStorageReader(str(tmp_path / "checkpoint"))
+    known = reader.read_metadata().state_dict_metadata
+    state = {name: torch.zeros(one.size, dtype=one.properties.dtype) for name, one in known.items()}
+    dcp.load(state, storage_reader=reader, no_dist=True)
+    mine = trainer._rank._model.state_dict()
+    assert all(
+        torch.equal(value, mine[name.removeprefix("model.")]) for name, value in state.items() if name[:6] == "model."
+    )
+    assert sum(name.startswith("optimizer.") for name in state) == 3 * len(list(trainer._rank._model.parameters()))
+
+
+async def test_training_goes_on_while_a_snapshot_is_written(folder, tmp_path, monkeypatch):
+    free, write = threading.Event(), checkpoint.write
+    monkeypatch.setattr(checkpoint, "write", lambda *given: (free.wait(60), write(*given)))
+    trainer = started(folder)
+    train(trainer, 0)
+    trainer.snapshot(str(tmp_path / "checkpoint"))
+    before = weights(trainer, tmp_path / "before")
+    want = train(trainer, 1), weights(trainer, tmp_path / "want")
+    assert want[1] != before
+    waiting = asyncio.create_task(trainer.saved())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    free.set()
+    await waiting
+    other = started(folder, seed=7)
+    other.load(str(tmp_path / "checkpoint"))
+    assert weights(other, tmp_path / "have") == before
+    assert (train(other, 1), weights(other, tmp_path / "after")) == want
+
+
+async def test_a_full_disk_is_told_and_leaves_what_was_there(folder, tmp_path, monkeypatch):
+    trainer = started(folder)
+    trainer.save(str(tmp_path / "checkpoint"))
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "write", full)
+    with pytest.raises(InfrastructureError, match="No space left on device.*free some room"):
+        trainer.save(str(tmp_path / "checkpoint"))
+    trainer.snapshot(str(tmp_path / "other"))
+    with pytest.raises(InfrastructureError, match="No space left on device"):
+        await trainer.saved()
+    monkeypatch.undo()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "other"]
+    trainer.load(str(tmp_path / "checkpoint"))
+    with pytest.raises(ConfigError, match="can't be read"):
+        trainer.load(str(tmp_path / "other"))
+
+
+def test_one_that_lacks_a_rank_or_is_cut_short_is_refused(folder, tmp_path):
+    trainer = started(folder)
+    trainer.save(str(tmp_path / "checkpoint"))
+    (file,) = (tmp_path / "checkpoint").glob("shard-*")
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ConfigError, match="can't be read"):
+        trainer.load(str(tmp_path / "checkpoint"))
+    file.unlink()
+    with pytest.raises(ConfigError, match="lacks shard-00001"):
+        trainer.load(str(tmp_path / "checkpoint"))
+
+
+@pytest.mark.parametrize("sharding", ["none", "fsdp"])
+def test_two_deterministic_ranks_give_the_same_bits_killed_or_not(folder, tmp_path, sharding):
+    """Twice from the start, and once more from a checkpoint by ranks that know nothing of it."""
+    ends = []
+    for run in ("one", "two", "restarted"):
+        trainer = RankedTrainer(TorchTrainer, {"sharding": sharding}, 2)
+        spec = TrainerSpec({"path": folder}, Chosen("algorithm", "reinforce"), OptimizerSpec(1e-3), deterministic=True)
+        trainer.start(spec)
+        try:
+            if run == "restarted":
+                trainer.load(str(tmp_path / "one" / "checkpoint"))
+            else:
+                train(trainer, 0)
+                trainer.save(str(tmp_path / run / "checkpoint"))
+            train(trainer, 1)
+            ends.append(weights(trainer, tmp_path / run / "export"))
+        finally:
+            trainer.stop()
+    assert ends[0] == ends[1] == ends[2]

@@ -164,7 +164,7 @@ def forward_placement(config: RunConfig, catalogue: Catalogue) -> Errors:
         yield ConfigError("placement.actor.share", repr(placement.actor.share), fix)
         return
     own = placement.actor_fwd != RankPlacement(share=placement.actor_fwd.share)
-    if own and placement.home("actor_fwd") == "actor":
+    if own and placement.home("actor_fwd") == "actor" and not config.teachers:  # a teacher may need its own pass
         fix = 'on the actor\'s devices the actor does this itself: leave it out, or set share = "own"'
         yield ConfigError("placement.actor_fwd", "ranks of its own", fix)
 

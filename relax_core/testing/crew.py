@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from relax_core.api import wire
+from relax_core.api.algorithm import Output
 from relax_core.api.batch import Ragged, RowBatch
 from relax_core.api.errors import ConfigError, WorkerDied
 from relax_core.api.trainer import Chosen, Chunk, ChunkPlan, Trainer, TrainerSpec, UpdateResult
@@ -74,8 +75,10 @@ class RankedTrainer(Trainer[Any]):
     idle: dict[int, list[Crew]] = {}
     """Of this process, by size: a process holds one trainer at a time."""
 
-    def __init__(self, target: type[Trainer], options: Mapping[str, Any], size: int) -> None:
+    def __init__(self, target: type[Trainer], options: Mapping[str, Any], size: int, team: int = 1) -> None:
+        """`team`: so many ranks that follow each other compute the same rows."""
         super().__init__(target.options_model()(**options))
+        self._team = team
         self._target, self._plain, self._size = target, target(self.options), size
         self._given = dict(options)
 
@@ -112,7 +115,7 @@ class RankedTrainer(Trainer[Any]):
         self._all("begin_update", dict(denominators))
 
     def accumulate(self, chunk: Chunk, last: bool) -> None:
-        self._all("accumulate", spread(chunk, self._size), last)
+        self._all("accumulate", spread(chunk, self._size, self._team), last)
 
     def finish_update(self, denominators: Mapping[str, float]) -> UpdateResult:
         first, *others = self._all("finish_update", dict(denominators))
@@ -124,10 +127,11 @@ class RankedTrainer(Trainer[Any]):
         self._all("abort_update")
 
     def forward(self, chunk: Chunk, columns: Sequence[str]) -> RowBatch:
-        parts: list[RowBatch] = self._all("forward", spread(chunk, self._size), tuple(columns))
+        parts: list[RowBatch] = self._all("forward", spread(chunk, self._size, self._team), tuple(columns))
         place = {row: (part, index) for part in parts for index, row in enumerate(part.ids)}
         rows = [place[row] for row in chunk.rows.ids]
-        filled = {name: Ragged.of([list(part.columns[name].rows())[index] for part, index in rows]) for name in columns}
+        names = [name for key in columns for name in Output.parse(key).gives]
+        filled = {name: Ragged.of([list(part.columns[name].rows())[index] for part, index in rows]) for name in names}
         return RowBatch(chunk.rows.ids, filled)
 
     def publish(
@@ -150,11 +154,11 @@ class RankedTrainer(Trainer[Any]):
             self.idle[self._size].append(self._crew)
 
 
-def spread(chunk: Chunk, size: int) -> Chunk:
-    """A plan for one rank, its micro-batches dealt out: some ranks get fewer rows of one, or none."""
-    (batches,) = chunk.plan.micro_batches
-    ranks = range(size)
-    dealt = (tuple(batch[(rank + at) % size :: size] for at, batch in enumerate(batches)) for rank in ranks)
+def spread(chunk: Chunk, size: int, team: int = 1) -> Chunk:
+    """A plan for one rank, its micro-batches dealt out: some ranks get fewer rows of one, or none; those of a team the same."""
+    batches, teams = chunk.plan.micro_batches[0], size // team
+    ranks = [rank // team for rank in range(size)]
+    dealt = (tuple(batch[(own + at) % teams :: teams] for at, batch in enumerate(batches)) for own in ranks)
     return replace(chunk, plan=ChunkPlan(tuple(dealt)))
 
 

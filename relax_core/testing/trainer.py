@@ -78,13 +78,16 @@ class InMemory(WeightTransport):
         self.sent.pop(manifest.version, None)
 
 
-def tiny_model(directory: Path, seed: int = 0, vocab_size: int = VOCAB, dtype: str = "float32") -> str:
+def tiny_model(
+    directory: Path, seed: int = 0, vocab_size: int = VOCAB, dtype: str = "float32", key_value_heads: int = 1
+) -> str:
     """A Qwen3 of a few thousand random parameters as a Hugging Face folder, the same for the same seed."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(
-        vocab_size=vocab_size, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
+        vocab_size=vocab_size, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=key_value_heads, head_dim=8,
         intermediate_size=32, max_position_embeddings=128, tie_word_embeddings=True, initializer_range=0.3,
     )  # fmt: skip
     with torch.random.fork_rng():
@@ -143,6 +146,8 @@ class TrainerSuite(Suite):
     """`[model] dtype` of all tests."""
     ranks: ClassVar[int] = 1
     """Processes; several of them are driven as one trainer."""
+    team: ClassVar[int] = 1
+    """Ranks that compute the same rows together (tensor parallel)."""
     algorithm: ClassVar[Chosen] = Chosen("algorithm", "reinforce")
     transport: ClassVar[Chosen] = Chosen("weight-transport", "in-memory")
 
@@ -155,7 +160,7 @@ class TrainerSuite(Suite):
             return super().make()
         from relax_core.testing.crew import RankedTrainer
 
-        return RankedTrainer(cls.target(), cls.options, cls.ranks)  # type: ignore[arg-type]
+        return RankedTrainer(cls.target(), cls.options, cls.ranks, cls.team)  # type: ignore[arg-type]
 
     @classmethod
     def start(cls, trainer: Trainer, folder: str, **changes: Any) -> Trainer:
@@ -337,6 +342,22 @@ class TrainerSuite(Suite):
             alone = forward(trainer, rows.take([index]), 0)
             assert np.allclose(list(whole.rows())[index], alone.values, atol=self.rounding)
         assert np.allclose(forward(trainer, rows, 1).values, whole.values, atol=self.rounding)
+
+    def test_likeliest_tokens_and_given_ones_agree_with_log_probs(self, trainer: Trainer) -> None:
+        rows, k = make_rows(), 4
+        tokens = rows.columns["tokens"]
+        own = Ragged(np.repeat(tokens.values[:, None], k, axis=1).astype(np.int32), tokens.lengths)
+        asked = rows.with_columns({"ids": own})
+        filled = trainer.forward(chunk(trainer, asked), (f"top_k:{k}", "log_probs_at:ids", "log_probs")).columns
+        log_probs, mask = filled["log_probs"].values, rows.columns["loss_mask"].values == 1
+        assert np.allclose(filled["log_probs_at:ids"].values, log_probs[:, None], atol=self.rounding)
+        best, ids = filled["top_k_log_probs"].values[mask], filled["top_k_ids"].values[mask]
+        assert best.shape == ids.shape == (int(mask.sum()), k) and ids.dtype == np.int32
+        assert (np.diff(best, axis=1) <= 0).all() and (best[:, 0] >= log_probs[mask] - self.rounding).all()
+        assert all(len(set(row)) == k for row in ids.tolist()) and not filled["top_k_ids"].values[~mask].any()
+        again = rows.with_columns({"ids": filled["top_k_ids"]})
+        found = trainer.forward(chunk(trainer, again), ("log_probs_at:ids",)).columns["log_probs_at:ids"]
+        assert np.allclose(found.values, filled["top_k_log_probs"].values, atol=self.rounding)
 
     def test_no_token_sees_what_follows_it(self, trainer: Trainer) -> None:
         rows = make_rows()

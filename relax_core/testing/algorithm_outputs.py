@@ -37,7 +37,7 @@ class LeafOutputs(Outputs):
 
 
 def _arrays(output: Output, batch: PackedBatch) -> dict[str, np.ndarray]:
-    """[tokens, ...] of one output; log-probs stay near the columns they are compared with."""
+    """[tokens, ...] of one output, [rows] of rewards; log-probs stay near the columns they are compared with."""
     if output.name == "top_k":
         shape = (output.k,)
         return {
@@ -50,6 +50,9 @@ def _arrays(output: Output, batch: PackedBatch) -> dict[str, np.ndarray]:
     if output.name == "log_probs":
         old = batch.rows.columns[STANDARD["old_log_probs"].name].values.astype(np.float64)
         return {"log_probs": old + 0.2 * _noise(batch, "log_probs", ())}
+    if output.name == "rewards":
+        firsts = (batch.lengths.cumsum(0) - batch.lengths).numpy()
+        return {"rewards": _noise(batch, "rewards", ())[firsts]}
     return {output.name: np.abs(_noise(batch, output.name, ()))}
 
 

@@ -63,7 +63,10 @@ class Ledger:
         group.running -= 1
         group.sealed_at = max(group.sealed_at, version)
         group.rows.update(dict.fromkeys(rows))
-        group.settle()
+        if group.complete:
+            group.settle()
+        elif sealed.trained_tokens:  # as `settle` would find it, without a look at every member for each of them
+            group.floor = min(group.floor, sealed.floor)
 
     def drop(self, group: Group, member: Attempt, reason: DropReason) -> None:
         """End one attempt of a live group."""

@@ -67,16 +67,20 @@ class Table:
         return count is not None and all(RowId(*attempt, row) in self.rows for row in range(count))
 
     def places(self, ids: Sequence[RowId], columns: Sequence[str]) -> Mapping[str, list[Place]]:
-        """Where each column of each row lies, its newest block first; KeyError names the row or column without."""
-        found: dict[str, list[Place]] = {name: [] for name in columns}
-        known: dict[tuple[int, ...], list[int]] = {}
-        for row in ids:
-            places = self.rows[row]
-            pattern = tuple([place[0] for place in places])
-            if pattern not in known:
-                known[pattern] = [self._newest(pattern, name) for name in columns]
-            for name, at in zip(columns, known[pattern], strict=True):
-                found[name].append(places[at])
+        """Where each column of each row lies, its newest block first; KeyError names the row or column without.
+
+        Columns that lie side by side have one list.
+        """
+        rows = [self.rows[row] for row in ids]
+        patterns = [tuple([key for key, _ in places]) for places in rows]
+        newest = {pattern: [self._newest(pattern, name) for name in columns] for pattern in dict.fromkeys(patterns)}
+        shared: dict[tuple[int, ...], list[Place]] = {}
+        found: dict[str, list[Place]] = {}
+        for number, name in enumerate(columns):
+            which = tuple(at[number] for at in newest.values())
+            if which not in shared:
+                shared[which] = [places[newest[p][number]] for places, p in zip(rows, patterns, strict=True)]
+            found[name] = shared[which]
         return found
 
     def _newest(self, pattern: tuple[int, ...], name: str) -> int:

@@ -29,6 +29,7 @@ from relax_core.runners.ray.hub import Part, find_hub
 from relax_core.runners.ray.line import Reach
 from relax_core.runners.ray.pulse import Pulse
 from relax_core.runners.ray.remote import BoardClient, Remote, TurnServiceClient, WeightClient
+from relax_core.runners.ray.storage import RemoteStore
 from relax_core.runners.ray.workers import RayWorkers
 from relax_core.runners.role_runner import run_role
 from relax_core.weights.location import sweep
@@ -124,6 +125,8 @@ class RoleShell:
         finally:
             await children.close()
             await reach.close()
+            if isinstance(part.store, RemoteStore):
+                await part.store.let_go()
 
     async def _lease(self, hub: Any) -> None:
         """Returns when the hub is dead, or silent for the length of the lease; beats for the health check."""

@@ -21,6 +21,7 @@ from relax_core.api.errors import DeadlineExceeded, InfrastructureError, WorkerD
 from relax_core.bus.store import Blocks, MemoryStore, cut
 from relax_core.runners.ray.answer import answered, asked
 from relax_core.runners.ray.block_folder import BlockFolder
+from relax_core.runners.ray.line import Exchange, Reach
 
 CALL_S = 120.0
 CLOSE_S = 5.0
@@ -41,17 +42,24 @@ class StorageActor:
         self._owning: dict[int, asyncio.Task[None]] = {}
         self._folder: BlockFolder | None = None
         self._files: set[int] = set()
+        self._exchange = Exchange(self._adopt)
 
     async def open(self) -> BlockFolder | None:
         """Where those on this machine may write to."""
         self._folder = await asyncio.to_thread(BlockFolder.make)
+        await self._exchange.open()
         return self._folder
 
-    async def adopt(self, key: int) -> Any:
-        """Keep a file that a writer has put into the folder."""
+    async def address(self) -> str:
+        """Of its lines; empty where it has none."""
+        return self._exchange.address
+
+    async def call(self, key: int) -> Any:
+        """What is small and waited for: `_adopt`."""
         return await answered(self._adopt(key))
 
     async def _adopt(self, key: int) -> None:
+        """Keep a file that a writer has put into the folder."""
         if self._folder is None or not self._folder.has(key):
             raise InfrastructureError(f"bus storage: got block {key}, but no file of it; put it again")
         self._files.add(key)
@@ -126,6 +134,11 @@ class RemoteStore:
 
     def __init__(self, actors: Sequence[Any], folders: Sequence[BlockFolder | None]) -> None:
         self._actors, self._folders = tuple(actors), tuple(folders)
+        self._reaches = [Reach(actor) for actor in actors]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Each process reaches the storages by lines of its own."""
+        return RemoteStore, (self._actors, self._folders)
 
     @classmethod
     async def open(cls, count: int) -> Self:
@@ -136,7 +149,7 @@ class RemoteStore:
         actor = self._actor(key)
         try:
             if await self._written(key, columns):
-                await asked(actor.adopt.remote(key), "bus storage", "put", CALL_S)
+                await asked(self._reaches[key % len(self._actors)].call(key), "bus storage", "put", CALL_S)
             else:
                 await asked(actor.put.remote(key, columns), "bus storage", "put", CALL_S)
         except BaseException:
@@ -175,11 +188,16 @@ class RemoteStore:
             actor.free.remote(mine)
 
     async def close(self) -> None:
+        await self.let_go()
         for actor in self._actors:
             with contextlib.suppress(WorkerDied, DeadlineExceeded):
                 await asked(actor.close.remote(), "bus storage", "close", CLOSE_S)
             ray.kill(actor)
         self.sweep()
+
+    async def let_go(self) -> None:
+        """This process needs the storages no more."""
+        await asyncio.gather(*(reach.close() for reach in self._reaches))
 
     def sweep(self) -> None:
         """Remove what dead storages of this machine have left."""

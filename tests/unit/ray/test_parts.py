@@ -19,12 +19,14 @@ from relax_core.api.errors import (
     StaleFence,
     WorkerDied,
 )
+from relax_core.api.events import SamplesScored, StepFinished
+from relax_core.runners.board import BoardService
 from relax_core.runners.host import Failure
 from relax_core.runners.ray.answer import answered, asked
 from relax_core.runners.ray.line import Reach
 from relax_core.runners.ray.presence import REFILL_S, Presence
 from relax_core.runners.ray.pulse import LIMIT_S, Pulse
-from relax_core.runners.ray.remote import BoardClient, Remote
+from relax_core.runners.ray.remote import BoardClient, Letter, Remote
 from relax_core.runners.role_runner import MAX_RESTARTS
 
 
@@ -154,6 +156,23 @@ async def test_a_client_calls_its_service_by_name() -> None:
 
     assert await BoardClient(Remote(cast(Reach, Hub()), "board")).commands("actor", 3, 1.0) == ("command",)
     assert calls == [("board", "commands", ("actor", 3, 1.0))]
+
+
+async def test_events_pass_the_hub_unopened_and_arrive_as_they_were() -> None:
+    passed: list[Any] = []
+    board = BoardService(Hands())
+
+    class Hub:
+        async def call(self, service: str, method: str, args: tuple[Any, ...]) -> Any:
+            passed.extend(args)
+            return await getattr(board, method)(*args)
+
+    client = BoardClient(Remote(cast(Reach, Hub()), "board"))
+    scored, finished = SamplesScored(1, ({"response": "a"},)), StepFinished(1, {"reward/mean": 1.0})
+    for event in (scored, finished):
+        await client.emit(event)
+    assert [type(event) for event in passed] == [Letter, StepFinished]
+    assert [event for _, event in await client.events(0, 0.0)] == [scored, finished]
 
 
 async def _value(value: Any) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -206,14 +205,15 @@ def make_recorder(prepared: Prepared, display: Display | None = None, clock: Clo
 
 
 def total(accounts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Accounts of several stages as one: numbers and counts added, and balanced where all are."""
+    """Accounts of several stages as one: numbers and counts added, also those by reason and length, and balanced where all
+    are."""
     added: dict[str, Any] = {}
     for account in accounts:
         for key, value in account.items():
             if isinstance(value, bool):
                 added[key] = value and added.get(key, True)
             elif isinstance(value, Mapping):
-                added[key] = dict(Counter(value) + Counter(added.get(key, {})))
+                added[key] = total((added.get(key, {}), value))
             elif isinstance(value, int | float):
                 added[key] = value + added.get(key, 0)
     return added

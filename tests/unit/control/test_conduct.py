@@ -17,7 +17,7 @@ from relax_core.api.errors import InfrastructureError, RelaxError
 from relax_core.api.events import StepFinished
 from relax_core.api.status import Beat
 from relax_core.control import conduct
-from relax_core.control.conduct import Conductor
+from relax_core.control.conduct import Conductor, total
 from relax_core.control.planner import plan
 from relax_core.control.prepare import Prepared
 from relax_core.observe.run_directory import RunDirectory
@@ -181,3 +181,19 @@ def test_a_stop_before_anything_is_ready_ends_at_once(tmp_path: Path) -> None:
     summary, raised, seconds = conducted(tmp_path, {"actor": deaf}, stop_after_s=0.0)
     assert (summary["status"], raised) == ("stopped", None)
     assert seconds < 2.0
+
+
+def test_accounts_of_stages_are_added_by_reason_and_length() -> None:
+    one = {
+        "samples_dropped": {"expired": 8},
+        "dropped_lengths": {"expired": {"4": 7, "8": 1}},
+        "balanced": True,
+        "seconds": 1.5,
+    }
+    other = {"samples_dropped": {"expired": 4, "deadline": 4}, "dropped_lengths": {"expired": {"4": 4}, "deadline": {"2": 4}},
+             "balanced": False, "seconds": 1}  # fmt: skip
+    assert total([one]) == one
+    assert total([one, other]) == {
+        "samples_dropped": {"expired": 12, "deadline": 4},
+        "dropped_lengths": {"expired": {"4": 11, "8": 1}, "deadline": {"2": 4}}, "balanced": False, "seconds": 2.5,
+    }  # fmt: skip

@@ -156,7 +156,7 @@ class TrainingSuite(Suite):
         on_bus(scenario, late=late)
 
     def test_a_task_that_is_late_again_and_again_is_issued_no_more(self, on_bus: Any) -> None:
-        async def scenario(lab: Lab) -> list[int]:
+        async def scenario(lab: Lab) -> list[tuple[int, int]]:
             tries = []
             for step in range(6):
                 slow, *_ = issues = await lab.admit(2)

@@ -22,7 +22,7 @@ CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length")
 
 def file_errors(config: RunConfig) -> list[ConfigError]:
     """Everything that is missing, broken or too long for the model."""
-    return [*_model_errors(config), *_context_errors(config), *_data_errors(config)]
+    return [*_model_errors(config), *_critic_errors(config), *_context_errors(config), *_data_errors(config)]
 
 
 def model_context(folder: Path) -> int | None:
@@ -47,6 +47,21 @@ def _model_errors(config: RunConfig) -> Iterator[ConfigError]:
     if not (home / "tokenizer.json").is_file():
         fix = "save it there with transformers, or name another folder as model.tokenizer"
         yield ConfigError(field, f"{home} without tokenizer.json", fix)
+
+
+def _critic_errors(config: RunConfig) -> Iterator[ConfigError]:
+    """A critic of its own reads the policy's tokens."""
+    folder, key = config.critic.path, "critic.path"
+    if folder is None:
+        return
+    missing = list(folder_errors(folder, key))
+    yield from missing
+    if missing or not (config.model.path / "config.json").is_file():
+        return
+    own, other = (_read(path).get("vocab_size") for path in (config.model.path, folder))
+    if own != other:
+        fix = f"the policy has {own}, and ids must mean the same to both: name a model with that vocabulary"
+        yield ConfigError(key, f"{folder} with a vocabulary of {other}", fix)
 
 
 def folder_errors(folder: Path, key: str) -> Iterator[ConfigError]:

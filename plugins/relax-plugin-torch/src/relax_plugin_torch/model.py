@@ -42,9 +42,7 @@ def load_model(path: str, attention: str, device: torch.device) -> PreTrainedMod
             output_loading_info=True, ignore_mismatched_sizes=True,  # refused below, by name
         )  # fmt: skip
     except Exception as error:  # whatever a foreign loader raises is about this folder
-        raise ConfigError(
-            FIELD, path, f"transformers can't load it ({first_line(error)}); check the folder"
-        ) from error
+        raise ConfigError(FIELD, path, f"transformers can't load it ({first_line(error)}); check the folder") from error
     check_complete(path, report)
     return model.to(device).eval()  # type: ignore[no-any-return]
 

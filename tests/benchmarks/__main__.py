@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("bus", "weights", "overhead", "modes", "learning", "trl")
+NAMES = ("bus", "weights", "overlap", "overhead", "modes", "learning", "trl")
 
 
 def main() -> int:

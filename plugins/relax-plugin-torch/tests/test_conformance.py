@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The torch trainer conforms, alone and on several ranks."""
 
-from relax_core.testing.trainer import TrainerSuite
+import pytest
+
+from relax_core.testing.trainer import TrainerSuite, tiny_model
 
 
 class TestTorch(TrainerSuite):
@@ -33,3 +35,16 @@ class TestTorchInBfloat16(TrainerSuite):
 class TestTorchInFloat16(TrainerSuite):
     component = "torch"
     dtype, tolerance, rounding = "float16", 0.01, 0.02
+
+
+class TestTorchTensorParallel(Ranked):
+    """Two ranks, one team: the plan gives both the same rows."""
+
+    options = {"tensor_parallel": 2}
+    team = 2
+    test_the_plan_holds_every_row_once_on_an_instance_not_started = None
+
+    @pytest.fixture(scope="class")
+    def folder(self, tmp_path_factory):
+        """With key-value heads for both."""
+        return tiny_model(tmp_path_factory.mktemp("model"), key_value_heads=2)

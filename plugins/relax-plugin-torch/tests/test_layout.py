@@ -22,7 +22,7 @@ VOCAB = 3
 def policy(tmp_path_factory):
     folder = tiny_model(tmp_path_factory.mktemp("model"), vocab_size=VOCAB)
     model = load_model(folder, "sdpa", torch.device("cpu")).double()
-    return Policy(model, temperature=1.0, autocast=False, max_logits=2**20, share_prefixes=True)
+    return Policy(model, temperature=1.0, autocast=None, max_logits=2**20, share_prefixes=True)
 
 
 ROWS = st.lists(
@@ -82,5 +82,5 @@ def test_a_model_with_a_sliding_window_keeps_rows_apart(tmp_path):
     )  # fmt: skip
     MistralForCausalLM(config).save_pretrained(tmp_path)
     model = load_model(str(tmp_path), "sdpa", torch.device("cpu"))
-    policy = Policy(model, temperature=1.0, autocast=False, max_logits=2**20, share_prefixes=True)
+    policy = Policy(model, temperature=1.0, autocast=None, max_logits=2**20, share_prefixes=True)
     assert policy._layout(PackedBatch(make_rows(vocab_size=VOCAB))).mask is None

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
     from relax_plugin_torch.trainer import TorchOptions
 
+UNMASKED = "relax-unmasked-sdpa"
+"""Attention by this name, for estimates alone."""
 SHALLOW = (2, 4)
 """Layers of the models that a deeper one is continued from."""
 OF_ADAMW = {"adamw": 1.0, "sgd": 1.0, "adamw-8bit": 0.26, "adafactor": 0.02}
@@ -171,12 +173,23 @@ def _trace(config: PretrainedConfig, spec: TrainerSpec, options: TorchOptions, s
     return Trace(dict(peak), parameters, held, flops, _block(model), _counts(model))
 
 
+def _unmasked() -> str:
+    """As `sdpa`, but without the causal mask that transformers makes where it can't look at values: real ones get none."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    AttentionInterface.register(UNMASKED, sdpa_attention_forward)
+    AttentionMaskInterface.register(UNMASKED, lambda *_, **__: None)
+    return UNMASKED
+
+
 def _skeleton(config: PretrainedConfig, spec: TrainerSpec, options: TorchOptions) -> PreTrainedModel:
     """The model without any data, what is frozen and its adapters included: peft can't lay them on fake tensors."""
     from transformers import AutoModelForCausalLM
 
+    attention = "eager" if options.attention == "eager" else _unmasked()
     with torch.device("meta"):
-        made = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=options.attention)
+        made = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
         choose_trained(made, spec)
     hold_frozen_in(made, choose_format(spec.model.get("dtype", "float32"), torch.device("cpu")))
     return made.eval()  # type: ignore[no-any-return]

@@ -49,6 +49,17 @@ def by_row(batch: PackedBatch) -> Layout:
     return Layout(ids.view(batch.num_rows, width), place - 1)
 
 
+def one_line(batch: PackedBatch) -> Layout:
+    """All rows one after another; where positions begin anew, attention does too."""
+    offset = _offsets(batch)
+    inputs = offset < batch.lengths[batch.row_of_token] - 1
+    place = inputs.cumsum(0) - inputs.long()
+    ids, positions = batch.tokens[inputs], offset[inputs]
+    if not len(ids):  # rows of one token alone: nothing is read, but a model wants something
+        ids, positions = batch.tokens[:1], offset[:1]
+    return Layout(ids[None], place - 1, positions[None])
+
+
 def whole_rows(batch: PackedBatch) -> Layout:
     """As `by_row`, each row's last token with it: for what is said of a whole row."""
     offset = _offsets(batch)

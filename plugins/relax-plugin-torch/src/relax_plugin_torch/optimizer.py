@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from relax_core.api import ConfigError, OptimizerSpec
+from relax_plugin_torch.sharding import alike
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -27,9 +28,11 @@ WHOLE = ("adamw-8bit", "adafactor")
 def make_optimizer(model: PreTrainedModel, spec: OptimizerSpec, kind: Kind = "adamw") -> torch.optim.Optimizer:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
-        {"params": [p for p in trained if p.dim() >= 2], "weight_decay": spec.weight_decay},
-        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
-    ]
+        {"params": [trained[index] for index in part if (trained[index].dim() >= 2) is decays],
+         "weight_decay": spec.weight_decay if decays else 0.0}
+        for part in alike(trained)
+        for decays in (True, False)
+    ]  # fmt: skip
     return _made(kind, [group for group in groups if group["params"]], spec)
 
 

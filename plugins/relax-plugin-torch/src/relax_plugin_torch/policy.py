@@ -17,7 +17,8 @@ from torch import Tensor
 from relax_core import learn
 from relax_core.api import LOG_PROBS, Output, Ragged, RowBatch, RowId
 from relax_plugin_torch.asked import wanted
-from relax_plugin_torch.layout import Layout, PrefixTree, by_row
+from relax_plugin_torch.attention import FLASH
+from relax_plugin_torch.layout import Layout, PrefixTree, by_row, one_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -45,6 +46,7 @@ class Policy:
         self._temperature, self._autocast, self._max_logits = temperature, autocast, max_logits
         self._vocab_size: int = model.config.vocab_size
         self._weights_flops, self._attention_flops = _flops(model)
+        self._lines_up = model.config._attn_implementation == FLASH
         self._apart = self._head_stands_apart()
         self._shares = share_prefixes and self._sees_by_mask()
         self._enter: Callable[[Callable[[], Scores]], Scores] = _at_once
@@ -90,6 +92,8 @@ class Policy:
 
     def _layout(self, batch: learn.PackedBatch) -> Layout:
         """The cheaper one: sharing saves tokens, but its mask pays attention for the whole square of a group."""
+        if self._lines_up:
+            return one_line(batch)
         plain = by_row(batch)
         alone = len({row.group for row in batch.rows.ids}) == batch.num_rows
         if alone or not self._shares or self._attention_flops * plain.width > self._weights_flops:
@@ -106,8 +110,10 @@ class Policy:
     def _features(self, layout: Layout) -> Tensor:
         """[lines * width, features]: what the head reads, or the logits themselves."""
         inputs = {"input_ids": layout.ids, "use_cache": False}
+        if layout.positions is not None:
+            inputs["position_ids"] = layout.positions
         if layout.mask is not None:
-            inputs |= {"position_ids": layout.positions, "attention_mask": layout.mask}
+            inputs["attention_mask"] = layout.mask
         if self._apart:
             features: Tensor = self.model.base_model(**inputs).last_hidden_state
         else:

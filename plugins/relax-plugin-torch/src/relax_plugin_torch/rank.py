@@ -30,8 +30,8 @@ from relax_core.api import (
 from relax_core.api.weights import Payload
 from relax_core.learn.packed import columns_of
 from relax_plugin_torch.adapters import FOLDER, settle
-from relax_plugin_torch.attention import choose_attention
 from relax_plugin_torch.atomic import new_directory
+from relax_plugin_torch.attention import choose_attention
 from relax_plugin_torch.checkpoint import Snapshot, load_checkpoint, save_checkpoint
 from relax_plugin_torch.compiling import compile_blocks
 from relax_plugin_torch.dropout import Dropout

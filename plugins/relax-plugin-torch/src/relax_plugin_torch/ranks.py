@@ -14,13 +14,16 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from relax_core.api import ConfigError, InfrastructureError, TrainerSpec
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 LOOPBACK = "127.0.0.1"
 BUCKET = 2**24
@@ -59,11 +62,12 @@ class Ranks:
         dist.all_gather(said, torch.nn.functional.pad(own, (0, longest - len(own))))
         return [json.loads(bytes(text[: int(n)].tolist())) for text, n in zip(said, lengths, strict=True)]
 
-    def add_up(self, tensors: Sequence[Tensor]) -> None:
-        """Each becomes its sum over the ranks, in a few flat buckets; all ranks get the same bits."""
+    def add_up(self, tensors: Sequence[Tensor], among: DeviceMesh | None = None) -> None:
+        """Each becomes its sum over the ranks, or `among` some of them, in a few flat buckets; all get the same bits."""
+        group = None if among is None else among.get_group()
         for bucket in _buckets(tensors) if self.size > 1 else ():
             flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
-            dist.all_reduce(flat)
+            dist.all_reduce(flat, group=group)
             for tensor, total in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
                 tensor.copy_(total.view_as(tensor))
 

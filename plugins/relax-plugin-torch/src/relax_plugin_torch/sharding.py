@@ -7,13 +7,14 @@ computed: `Root` runs any function that reads the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from transformers import PreTrainedModel
 
 Sharding = Literal["auto", "none", "fsdp"]
@@ -42,12 +43,13 @@ class Root(nn.Module):
         return work()
 
 
-def shard(model: PreTrainedModel, device: torch.device, size: int) -> Root:
-    """Share out the model's tensors, block by block. Gradients arrive summed over the ranks, not averaged."""
+def shard(model: PreTrainedModel, device: torch.device, size: int, among: DeviceMesh | None = None) -> Root:
+    """Share out the model's tensors, block by block. Gradients arrive summed over the ranks, not averaged. `among`: the
+    ranks that have the same part of it; absent: all of them."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
-    root, mesh = Root(model), init_device_mesh(device.type, (size,))
+    root, mesh = Root(model), among or init_device_mesh(device.type, (size,))
     kinds = set(model._no_split_modules or ())
     for block in [module for module in model.modules() if type(module).__name__ in kinds]:
         fully_shard(block, mesh=mesh, reshard_after_forward=True)
@@ -93,3 +95,14 @@ def gathered(tensors: Mapping[str, Tensor], keep: bool = True) -> dict[str, Tens
         if keep:
             kept[name] = one if one is tensor else one.cpu()
     return kept
+
+
+def alike(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """Indices of tensors that one operation can take together: those that are shared out over the same ranks."""
+    from torch.distributed.tensor import DTensor
+
+    groups: dict[object, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        key = (tensor.device_mesh, len(tensor.placements)) if isinstance(tensor, DTensor) else None
+        groups.setdefault(key, []).append(index)
+    return list(groups.values())

@@ -58,7 +58,7 @@ class TorchOptions(Options):
     """Longest time that ranks wait for each other within one call."""
     optimizer: Literal["adamw", "adamw-8bit", "adafactor", "sgd"] = "adamw"
     """What applies the `[optimizer]` table: `adamw`; `adamw-8bit`, its moments in blocks of 8 bits (needs torchao);
-    `adafactor`, sums of rows and columns in place of moments, `betas` without effect; `sgd`, the first of `betas` its momentum."""
+    `adafactor`, sums of rows and columns in place of moments, without `betas`; `sgd`, the first of `betas` its momentum."""
     loss_scale: float = Field(65536.0, ge=1.0)
     """float16: what losses are multiplied by at first, so that small gradients are not rounded to 0; an overflow halves it."""
     loss_scale_window: int = Field(200, ge=1)

@@ -61,8 +61,10 @@ class Update:
         """Take part in a micro-batch of other ranks."""
         self._policy.attend().backward()
 
-    def share(self) -> dict[str, Any]:
-        """What this rank adds, as plain data."""
+    def share(self, speaks: bool = True) -> dict[str, Any]:
+        """What this rank adds, as plain data; nothing where another one computed the same rows and speaks for both."""
+        if not speaks:
+            return {"counts": learn.Denominators({}).share(), "terms": {}, "metrics": {}}
         parts = [
             {name: (float(total), float(count)) for name, (total, count) in part.items()} for part in self._metrics
         ]

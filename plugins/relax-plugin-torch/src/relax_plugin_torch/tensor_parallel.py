@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Matrices in parts: ranks that follow each other compute the same rows together, each some heads and some columns of the MLP.
+
+Which matrix is cut which way is the model's own plan (transformers' `tp_plan`), carried out by torch's DTensor. Embedding
+and head stay whole, so every rank of a team has all logits of a slice of tokens, and log-probs need no exchange. What a
+rank sees of its own heads only (norms of queries and keys) has a gradient in parts, which is added up once an update.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from relax_core.api import ConfigError
+from relax_plugin_torch.sharding import local
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from transformers import PreTrainedModel
+
+FIELD = "trainer.tensor_parallel"
+WHOLE = frozenset({"embedding_rowwise", "embedding_colwise", "colwise_gather_output", "colwise_rep"})
+"""Styles of embeddings and heads, which are not cut here."""
+PARTIAL = "replicated_with_grad_allreduce"
+
+
+@dataclass(slots=True)
+class Team:
+    """The ranks that compute the same rows, as one of them sees them; alone it does nothing."""
+
+    size: int = 1
+    rank: int = 0
+    """Within the team."""
+    mesh: DeviceMesh | None = None
+    """[data, tensor], where the team is larger than one."""
+    partial: list[nn.Module] = field(default_factory=list)
+    """Those whose gradients are in parts. Sharing out weights puts other parameters into them."""
+
+    @classmethod
+    def of(cls, rank: int, ranks: int, size: int, device: torch.device) -> Team:
+        if size == 1:
+            return cls()
+        from torch.distributed.device_mesh import init_device_mesh
+
+        mesh = init_device_mesh(device.type, (ranks // size, size), mesh_dim_names=("data", "tensor"))
+        return cls(size, rank % size, mesh)
+
+    @property
+    def first(self) -> bool:
+        """The one that speaks for the team."""
+        return self.rank == 0
+
+    @property
+    def data(self) -> DeviceMesh | None:
+        """The ranks that hold the same part, one of each team."""
+        return None if self.mesh is None else self.mesh["data"]
+
+    def cut(self, model: PreTrainedModel) -> None:
+        """Let every rank hold its part of what the model's plan cuts."""
+        if self.mesh is None:
+            return
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+        styles = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+        for module, style in planned(model):
+            if style == PARTIAL:
+                self.partial.append(module)
+            elif style not in WHOLE:
+                parallelize_module(module, self.mesh["tensor"], styles[style]())
+
+    def add_up_partial(self) -> None:
+        """The gradients of what each rank saw in part, summed over the team."""
+        if self.mesh is None:
+            return
+        for parameter in (parameter for module in self.partial for parameter in module.parameters()):
+            if parameter.grad is not None:
+                dist.all_reduce(local(parameter.grad), group=self.mesh.get_group("tensor"))
+
+
+def check_team(model: PreTrainedModel, ranks: int, size: int, adapters: bool) -> None:
+    """Refuse, before ranks meet, what can't be cut."""
+    if size == 1:
+        return
+    check_divides(ranks, size)
+    if adapters:
+        raise ConfigError(FIELD, str(size), "adapters are on whole matrices; leave it or model.lora out")
+    check_heads(model, size)
+    list(planned(model))
+
+
+def check_divides(ranks: int, size: int) -> None:
+    if ranks % size:
+        fix = f"it must divide the ranks; set placement.actor.ranks to a multiple of {size}, {FIELD} to a divisor of {ranks}"
+        raise ConfigError(FIELD, f"{size} with {ranks} ranks", fix)
+
+
+def check_heads(model: PreTrainedModel, size: int) -> None:
+    config = model.config.get_text_config()
+    for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
+        number = getattr(config, name, None)
+        if isinstance(number, int) and number % size:
+            fix = f"the model's {name} is {number}; use a divisor of it"
+            raise ConfigError(FIELD, str(size), fix)
+
+
+def planned(model: PreTrainedModel) -> Iterator[tuple[nn.Module, str]]:
+    """Modules with the style that the model's plan has for them. Raises ConfigError where that can't be carried out."""
+    plan, name = dict(getattr(model, "_tp_plan", None) or {}), type(model).__name__
+    if not set(plan.values()) & {"colwise", "rowwise"}:
+        raise ConfigError(FIELD, f"set for {name}", "transformers has no plan for this model; leave it out")
+    if strange := sorted(set(plan.values()) - WHOLE - {"colwise", "rowwise", PARTIAL}):
+        fix = f"its plan has {', '.join(strange)}, which the torch trainer does not carry out; leave it out"
+        raise ConfigError(FIELD, f"set for {name}", fix)
+    for path, module in model.named_modules():
+        style = plan.get(re.sub(r"\d+", "*", path))
+        if style is not None:
+            yield module, style

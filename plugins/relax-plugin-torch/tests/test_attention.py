@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which attention is chosen where, rows in one line against rows in a rectangle, and compiled blocks against plain ones."""
+
+import pytest
+import torch
+from relax_plugin_torch import attention
+from relax_plugin_torch.attention import FLASH, choose_attention
+from relax_plugin_torch.compiling import compile_blocks
+from relax_plugin_torch.layout import by_row, one_line
+from relax_plugin_torch.model import load_model
+from relax_plugin_torch.policy import Policy
+
+from relax_core.api import ConfigError
+from relax_core.learn import PackedBatch
+from relax_core.testing.trainer import make_rows, tiny_model
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+LOW = torch.bfloat16
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def policy_of(folder):
+    model = load_model(folder, "sdpa", CPU)
+    return Policy(model, temperature=1.0, autocast=None, max_logits=2**20, share_prefixes=False)
+
+
+@pytest.mark.parametrize(("device", "dtype", "deterministic", "installed", "chosen"), [
+    (GPU, torch.bfloat16, False, True, FLASH),
+    (GPU, torch.float16, False, True, FLASH),
+    (GPU, torch.bfloat16, False, False, "sdpa"),
+    (GPU, torch.bfloat16, True, True, "sdpa"),
+    (GPU, torch.float32, False, True, "sdpa"),
+    (CPU, torch.bfloat16, False, True, "sdpa"),
+])  # fmt: skip
+def test_flash_attention_is_taken_where_everything_allows_it(
+    monkeypatch, device, dtype, deterministic, installed, chosen
+):
+    monkeypatch.setattr(attention, "_installed", lambda: installed)
+    assert choose_attention("auto", device, dtype, deterministic) == chosen
+
+
+@pytest.mark.parametrize(("device", "dtype", "installed", "reason"), [
+    (CPU, LOW, True, "it needs a GPU"), (GPU, torch.float32, True, r"model\.dtype"), (GPU, LOW, False, "package flash-attn"),
+])  # fmt: skip
+def test_flash_attention_where_it_does_not_run_is_refused(monkeypatch, device, dtype, installed, reason):
+    monkeypatch.setattr(attention, "_installed", lambda: installed)
+    with pytest.raises(ConfigError, match=rf"trainer\.attention: got 'flash_attention_2'.*{reason}"):
+        choose_attention(FLASH, device, dtype, False)
+
+
+def test_what_is_named_is_taken():
+    assert [choose_attention(name, GPU, LOW, False) for name in ("sdpa", "eager")] == ["sdpa", "eager"]
+
+
+def scores(policy, batch, layout):
+    policy.model.zero_grad()
+    log_probs = policy._score(batch, layout, ())["log_probs"]
+    log_probs.square().sum().backward()
+    return log_probs.detach(), {name: p.grad.clone() for name, p in policy.model.named_parameters()}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_in_one_line_score_as_rows_in_a_rectangle(folder, seed):
+    policy, batch = policy_of(folder), PackedBatch(make_rows(seed))
+    line = one_line(batch)
+    assert line.lines == 1
+    assert line.width == int((batch.lengths - 1).sum())
+    (wanted, wanted_grads), (got, grads) = (scores(policy, batch, layout) for layout in (by_row(batch), line))
+    torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+    for name, gradient in wanted_grads.items():
+        torch.testing.assert_close(grads[name], gradient, atol=1e-4, rtol=1e-4)
+
+
+def test_a_policy_with_flash_attention_lines_its_rows_up(folder):
+    policy, batch = policy_of(folder), PackedBatch(make_rows())
+    assert policy._layout(batch).lines == len(batch.rows)
+    policy.model.config._attn_implementation = FLASH
+    again = Policy.__new__(Policy)
+    again._lines_up = policy.model.config._attn_implementation == FLASH
+    assert again._layout(batch).lines == 1
+
+
+def test_compiled_blocks_score_the_same(folder):
+    plain, compiled, batch = policy_of(folder), policy_of(folder), PackedBatch(make_rows())
+    compile_blocks(compiled.model, compiled.attend, backend="aot_eager")
+    assert all(parameter.grad is None for parameter in compiled.model.parameters())
+    (wanted, wanted_grads), (got, grads) = (scores(policy, batch, by_row(batch)) for policy in (plain, compiled))
+    torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+    for name, gradient in wanted_grads.items():
+        torch.testing.assert_close(grads[name], gradient, atol=1e-4, rtol=1e-4)
+
+
+def test_a_compiler_that_fails_is_told_at_start(folder):
+    def broken(graph, inputs):
+        raise RuntimeError("no g++ here")
+
+    policy = policy_of(folder)
+    with pytest.raises(ConfigError, match=r"trainer\.compile: got true.*torch\.compile fails here.*leave it out"):
+        compile_blocks(policy.model, policy.attend, backend=broken)

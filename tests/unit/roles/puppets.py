@@ -223,10 +223,12 @@ class PuppetTrainer(Trainer[TrainerOptions]):
     def start(self, spec: TrainerSpec) -> Mapping[str, Any]:
         if spec.role not in ("actor", "reference", "actor_fwd", "critic"):
             raise ValueError(f"start: got role {spec.role}")
-        self._spec, self._step = spec, 0
+        self._spec, self._step, self._unpublished = spec, 0, False
         return {}
 
     def begin_step(self, version: Version) -> None:
+        if self._unpublished:
+            self._step, self._unpublished = self._step + 1, False
         if version.step != self._step:
             raise ValueError(f"begin_step: got {version}, the weights are of step {self._step}")
         self._begun = version.step
@@ -239,6 +241,11 @@ class PuppetTrainer(Trainer[TrainerOptions]):
         trained = columns["loss_mask"].values.astype(bool)
         if self._spec.role == "critic":
             await self._learn(chunk)
+            return
+        if "weight_versions" not in columns:  # of a dataset
+            await asyncio.sleep(self.options.train_s * len(chunk.rows) / 16)
+            self._loss += float(trained.sum())
+            self._unpublished = True  # nobody reads what it becomes
             return
         lag = self._step - columns["weight_versions"].values[trained]
         if self._spec.max_staleness >= 0 and not ((lag >= 0) & (lag <= self._spec.max_staleness)).all():

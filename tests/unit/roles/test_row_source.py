@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of a dataset through the real bus and actor, in virtual time: every row once an epoch, in order, and no publishing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from relax_core.api.errors import ConfigError
+from relax_core.api.events import WeightsPublished
+from tests.unit.roles.theatre import Theatre
+
+
+def theatre(folder: Path, algorithm: str, rows: int = 16, **settings: object) -> Theatre:
+    folder.mkdir(parents=True, exist_ok=True)
+    data = folder / "written.jsonl"
+    data.write_text("".join(
+        json.dumps({"prompt": f"p{at}", "completion": "yes", "chosen": "yes", "rejected": "no"}) + "\n" for at in range(rows)
+    ))  # fmt: skip
+    table = {"data": {"train": str(data), "shuffle": False}, "rewards": [], **settings}
+    return Theatre(folder, algorithm=algorithm, **table)
+
+
+@pytest.mark.parametrize(("algorithm", "members"), [("sft", 1), ("dpo", 2), ("reward-model", 2)])
+@pytest.mark.parametrize("placement", ["colocate", "hybrid", "async"])
+def test_every_step_trains_its_rows_and_the_ledger_balances(
+    tmp_path: Path, algorithm: str, members: int, placement: str
+) -> None:
+    played = theatre(tmp_path, algorithm, steps=6, placement=placement).play()
+    assert [step.step for step in played.steps] == [1, 2, 3, 4, 5, 6]
+    assert played.account.balanced and played.account.trained == 6 * 4 * members == played.account.issued
+    assert not played.account.dropped and not played.account.in_flight
+    assert not played.of("engine", "generate") and not played.of("actor", "publish")
+    assert not [event for event in played.events if isinstance(event, WeightsPublished)]
+    assert not any(key.startswith(("lag/", "reward/")) for step in played.steps for key in step.metrics)
+
+
+def test_rows_are_ready_a_step_ahead_and_no_further(tmp_path: Path) -> None:
+    played = theatre(tmp_path, "sft", steps=6).play()
+    assert max(played.metric("samples/in_flight")) == 2 * 4  # the step that is trained, and one more
+    assert max(played.metric("samples/issued")) == 24
+
+
+def test_a_file_without_what_is_trained_ends_the_run_by_name(tmp_path: Path) -> None:
+    play = theatre(tmp_path, "sft", steps=2)
+    (tmp_path / "written.jsonl").write_text('{"prompt": "p"}\n')
+    with pytest.raises(ExceptionGroup) as raised:
+        play.play()
+    assert raised.group_contains(ConfigError, match=r"written\.jsonl:1 without 'completion'")

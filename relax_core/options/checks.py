@@ -115,6 +115,21 @@ def updates(config: RunConfig, catalogue: Catalogue) -> Errors:
         yield ConfigError("batch.updates_per_step", config.batch.updates_per_step, fix)
 
 
+def micro_batches(config: RunConfig, catalogue: Catalogue) -> Errors:
+    """One holds the longest row that is sure to come, and there is a row for each rank."""
+    budget, rollout = config.batch.tokens_per_micro_batch, config.rollout
+    if not _samples(config, catalogue):
+        return
+    longest = rollout.max_new_tokens + (config.data.max_prompt_tokens or 1)
+    if 0 < budget < longest:
+        fix = f"a row has up to {longest} tokens (rollout.max_new_tokens and a prompt): set that or more, or 0"
+        yield ConfigError("batch.tokens_per_micro_batch", budget, fix)
+    ranks, rows = config.placement.actor.ranks, rollout.prompts_per_step * rollout.group_size // config.batch.updates_per_step
+    if ranks > rows > 0:
+        fix = f"an update has {rows} rows, and a rank without any has nothing to do: set {rows} or less"
+        yield ConfigError("placement.actor.ranks", ranks, fix)
+
+
 def rewards(config: RunConfig, catalogue: Catalogue) -> Errors:
     """Someone has to judge the samples."""
     environment = cast(type[Environment], catalogue.target("environment", config.environment.name))
@@ -197,6 +212,7 @@ CHECKS: tuple[Check, ...] = (
     live_weights,
     weight_proof,
     updates,
+    micro_batches,
     rewards,
     reward_weights,
     evaluation,

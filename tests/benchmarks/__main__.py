@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("bus", "weights", "overlap", "overhead", "modes", "learning", "trl")
+NAMES = ("bus", "weights", "overlap", "overhead", "modes", "learning", "trainer", "trl")
 
 
 def main() -> int:

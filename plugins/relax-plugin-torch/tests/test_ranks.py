@@ -4,6 +4,7 @@
 import asyncio
 import os
 import signal
+import socket
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 
 import numpy as np
@@ -170,9 +171,9 @@ async def test_a_rank_that_hangs_in_a_collective_is_found_and_ends_the_call_of_a
 
 
 def free_port():
-    from relax_core.roles.trainer_group import _free_port
-
-    return _free_port()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def test_a_rank_without_the_others_gives_up(folder):

@@ -47,6 +47,11 @@ from relax_core.plugins.catalogue import Catalogue
         (["placement.critic.ranks=2"], "placement.critic (command line): got ranks of its own; grpo trains no critic"),
         (["placement.actor_fwd.ranks=2"], "placement.actor_fwd (command line): got ranks of its own"),
         (["placement.actor.share=rollout"], "placement.actor.share (command line): got 'rollout'"),
+        (
+            ["batch.tokens_per_micro_batch=8"],
+            "batch.tokens_per_micro_batch (command line): got 8; a row has up to 17 tokens",
+        ),
+        (["placement.actor.ranks=5000"], "placement.actor.ranks (command line): got 5000; an update has"),
     ],
 )
 def test_an_impossible_combination_is_refused(

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rank is said to need is what it needs, counted in tensors as it trains; nothing of the model is loaded for it."""
+
+import numpy as np
+import pytest
+from relax_plugin_torch.live_bytes import LiveBytes
+from relax_plugin_torch.trainer import TorchTrainer
+
+from relax_core.api import Chosen, Chunk, OptimizerSpec, Ragged, RowBatch, RowId, TrainerSpec, Version, Workload
+from relax_core.learn.counts import count
+from relax_core.testing.trainer import InMemory, Reinforce, tiny_model
+
+WORK = Workload(prompts=6, group_size=4, prompt_tokens=24, new_tokens=40)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def trainer_of(**options):
+    trainer = TorchTrainer(TorchTrainer.options_model()(**options))
+    trainer.build = lambda chosen: Reinforce(chosen.options) if chosen.kind == "algorithm" else InMemory()
+    return trainer
+
+
+def spec_of(folder, budget=512, **changes):
+    return TrainerSpec({"path": folder}, Chosen("algorithm", "reinforce"), OptimizerSpec(1e-3), tokens_per_micro_batch=budget,
+                       **changes)  # fmt: skip
+
+
+def rows_of(step):
+    made, length = np.random.default_rng(step), WORK.row_tokens
+    prompts = made.integers(0, 64, (WORK.prompts, WORK.prompt_tokens))
+    tokens = [np.r_[prompts[i // 4], made.integers(0, 64, WORK.new_tokens)].astype(np.int32) for i in range(WORK.rows)]
+    mask = np.r_[np.zeros(WORK.prompt_tokens, np.uint8), np.ones(WORK.new_tokens, np.uint8)]
+    columns = {
+        "tokens": Ragged.of(tokens), "loss_mask": Ragged.of([mask] * WORK.rows),
+        "advantages": Ragged.of([made.normal(size=length).astype(np.float32) for _ in tokens]),
+        "rollout_log_probs": Ragged.of([np.full(length, -4, np.float32)] * WORK.rows),
+        "weight_versions": Ragged.of([np.full(length, step, np.int32)] * WORK.rows),
+    }  # fmt: skip
+    return RowBatch(tuple(RowId(i // 4, i % 4, 0, 0) for i in range(WORK.rows)), columns)
+
+
+def step(trainer, number, budget):
+    rows = rows_of(number)
+    trainer.begin_step(Version("actor", 0, number))
+    trainer.begin_update(count(rows))
+    trainer.accumulate(Chunk(rows, trainer.plan([WORK.row_tokens] * WORK.rows, 1, budget)), True)
+    return trainer.finish_update(count(rows))
+
+
+def counted(folder, budget, **options):
+    """Bytes of tensors at the peak of a later step."""
+    trainer = trainer_of(**options)
+    trainer.start(spec_of(folder, budget))
+    step(trainer, 0, budget)
+    live, rank = LiveBytes(lambda tensor: "made"), trainer._rank
+    moments = [value for state in rank._optimizer.state.values() for value in state.values()]
+    live.belongs("held", [*rank._model.parameters(), *rank._model.buffers(), *moments])
+    with live:
+        step(trainer, 1, budget)
+    trainer.stop()
+    return sum(live.peak.values())
+
+
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("budget", [128, 512])
+def test_the_estimate_is_within_a_tenth_of_what_training_holds(folder, budget, share):
+    told = trainer_of(share_prefixes=share).estimate(spec_of(folder, budget), WORK)
+    have = sum(told.phases["train"].values())
+    assert have == pytest.approx(counted(folder, budget, share_prefixes=share), rel=0.1)
+
+
+def test_the_parts_of_state_are_exact(folder):
+    told = trainer_of().estimate(spec_of(folder), WORK)
+    trainer = trainer_of()
+    parameters = trainer.start(spec_of(folder))["parameters"]
+    trainer.stop()
+    parts = told.phases["train"]
+    assert parts["gradients"] == 4 * parameters
+    assert parts["parameters"] == pytest.approx(4 * parameters, rel=0.01)  # and a few buffers
+    assert parts["optimizer"] == pytest.approx(8 * parameters, rel=0.01)
+    assert told.phases["checkpoint"]["snapshot"] == parts["parameters"] + parts["optimizer"]
+
+
+def test_ranks_that_share_weights_hold_less_each(folder):
+    alone = trainer_of().estimate(spec_of(folder), WORK)
+    shared = trainer_of(sharding="fsdp").estimate(spec_of(folder, world_size=2, rank=1), WORK)
+    assert shared.phases["train"]["optimizer"] == pytest.approx(alone.phases["train"]["optimizer"] / 2, rel=0.01)
+    assert shared.flops["train"] < alone.flops["train"]
+    assert "arithmetic" in shared.notes[0]
+
+
+def test_a_role_that_only_reads_has_no_gradients(folder):
+    told = trainer_of().estimate(spec_of(folder, role="reference"), WORK)
+    assert list(told.phases) == ["forward"]
+    assert {"gradients", "optimizer"}.isdisjoint(told.phases["forward"])

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The torch trainer: its step beside the arithmetic's floor and a plain loop, its peak memory beside the estimate, and
+what a second rank brings.
+
+The floor is the step's floating-point operations at the rate at which this machine multiplies matrices, measured between
+the steps. The plain loop is transformers, `cross_entropy` and fused AdamW over the same padded micro-batches, in turns
+with ours in one process. Memory is the peak of resident pages of a process of its own, less what it had once its libraries
+were loaded and had multiplied something, with malloc told to give back what is freed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from relax_core.api import Chosen, Chunk, OptimizerSpec, Ragged, RowBatch, RowId, TrainerSpec, Version, Workload
+from relax_core.learn.counts import count
+from tests.benchmarks import report
+
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+CHILD_S = 1800.0
+
+
+@dataclass(frozen=True)
+class Size:
+    """A Qwen3 of this shape with random weights, and what it trains on in a step."""
+
+    hidden: int
+    inner: int
+    layers: int
+    heads: int
+    vocab: int
+    prompts: int
+    group: int
+    prompt: int
+    new: int
+    budget: int = 2048
+    dtype: str = "float32"
+
+    @property
+    def rows(self) -> int:
+        return self.prompts * self.group
+
+    @property
+    def length(self) -> int:
+        return self.prompt + self.new
+
+
+SIZES = {
+    "1M": Size(128, 512, 4, 2, 2000, 8, 4, 32, 32),
+    "8M": Size(256, 1024, 6, 4, 8000, 8, 4, 128, 128),
+    "35M": Size(512, 1536, 8, 8, 16000, 4, 4, 128, 384),
+    "0.5B": Size(1024, 3072, 24, 16, 151936, 16, 8, 256, 768, 16384, "bfloat16"),
+    "1.7B": Size(2048, 6144, 28, 16, 151936, 16, 8, 256, 768, 16384, "bfloat16"),
+    "4B": Size(2560, 9728, 36, 32, 151936, 16, 8, 256, 768, 8192, "bfloat16"),
+}
+ON_CPU, ON_GPU = ("1M", "8M", "35M"), ("0.5B", "1.7B", "4B")
+
+
+def build(size: Size, folder: Path) -> None:
+    """A model folder."""
+    import torch
+    from transformers import AutoModelForCausalLM, Qwen3Config
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=size.vocab, hidden_size=size.hidden, intermediate_size=size.inner, num_hidden_layers=size.layers,
+        num_attention_heads=size.heads, num_key_value_heads=size.heads, head_dim=size.hidden // size.heads,
+        max_position_embeddings=4096, tie_word_embeddings=True,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+
+
+def rows_of(size: Size, step: int) -> RowBatch:
+    """As long as they may become, of groups that share a prompt."""
+    made = np.random.default_rng(step)
+    prompts = [made.integers(0, size.vocab, size.prompt) for _ in range(size.prompts)]
+    tokens = [np.r_[prompts[i // size.group], made.integers(0, size.vocab, size.new)] for i in range(size.rows)]
+    mask = np.r_[np.zeros(size.prompt, np.uint8), np.ones(size.new, np.uint8)]
+
+    def filled(value: float, dtype: type) -> list[np.ndarray]:
+        return [np.full(size.length, value, dtype) for _ in tokens]
+
+    ids = tuple(RowId(i // size.group, i % size.group, 0, 0) for i in range(size.rows))
+    return RowBatch(ids, {
+        "tokens": Ragged.of([row.astype(np.int32) for row in tokens]), "loss_mask": Ragged.of([mask] * size.rows),
+        "advantages": Ragged.of([np.full(size.length, made.normal(), np.float32) for _ in tokens]),
+        "rollout_log_probs": Ragged.of(filled(-5.0, np.float32)), "weight_versions": Ragged.of(filled(step, np.int32)),
+    })  # fmt: skip
+
+
+def spec_of(size: Size, folder: str) -> TrainerSpec:
+    optimizer = OptimizerSpec(1e-4, grad_clip=1.0)
+    model = {"path": folder, "dtype": size.dtype}
+    return TrainerSpec(model, Chosen("algorithm", "reinforce"), optimizer, tokens_per_micro_batch=size.budget)
+
+
+def trainer_of(ranks: int, share: bool) -> Any:
+    from relax_plugin_torch.trainer import TorchTrainer
+
+    from relax_core.testing.crew import RankedTrainer
+    from relax_core.testing.trainer import InMemory, Reinforce
+
+    if ranks > 1:
+        return RankedTrainer(TorchTrainer, {"sharding": "none", "share_prefixes": share}, ranks)
+    trainer = TorchTrainer(TorchTrainer.options_model()(share_prefixes=share))
+    trainer.build = lambda chosen: Reinforce(chosen.options) if chosen.kind == "algorithm" else InMemory()
+    return trainer
+
+
+def step_of(trainer: Any, size: Size, step: int, ranks: int = 1) -> float:
+    """Seconds of a whole step."""
+    rows = rows_of(size, step)
+    begun = time.perf_counter()
+    trainer.begin_step(Version("actor", 0, step))
+    trainer.begin_update(count(rows))
+    plan = trainer.plan([size.length] * size.rows, 1, size.budget)  # several ranks deal its rows out
+    trainer.accumulate(Chunk(rows, plan), True)
+    trainer.finish_update(count(rows))
+    return time.perf_counter() - begun
+
+
+def plain_step(size: Size, folder: str) -> Callable[[int], float]:
+    """The loop that a person would write."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    each = max(1, size.budget // size.length)
+
+    def step(number: int) -> float:
+        rows = rows_of(size, number)
+        tokens = np.stack(list(rows.columns["tokens"].rows())).astype(np.int64)
+        weights = np.stack(list(rows.columns["advantages"].rows()))[:, size.prompt :]
+        begun = time.perf_counter()
+        for at in range(0, size.rows, each):
+            ids = torch.from_numpy(tokens[at : at + each]).to(device)
+            credit = torch.from_numpy(weights[at : at + each]).to(device)
+            with torch.autocast(device, dtype=torch.bfloat16, enabled=size.dtype == "bfloat16"):
+                logits = model(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=size.new).logits
+            target = ids[:, size.prompt :].reshape(-1)
+            loss = torch.nn.functional.cross_entropy(logits.float().reshape(-1, size.vocab), target, reduction="none")
+            (loss * credit.reshape(-1)).sum().div(size.rows * size.new).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return time.perf_counter() - begun
+
+    return step
+
+
+# -- children: a process for each measurement ---------------------------------------------------------------------------
+
+
+def measure_time(size: Size, folder: str, repeats: int, ranks: int) -> dict[str, float]:
+    """Medians of steps: ours with and without shared prompts, plain ones, and the rate of matrix products between them."""
+    import torch
+
+    from relax_core.control.forecast import measured_rate
+
+    torch.set_num_threads(1)
+    alone, shared, plain = trainer_of(1, False), trainer_of(1, True), plain_step(size, folder)
+    both = trainer_of(ranks, False)
+    for trainer in (alone, shared, both):
+        trainer.start(spec_of(size, folder))
+    found: dict[str, list[float]] = {name: [] for name in ("ours", "shared", "ranks", "plain", "rate")}
+    for step in range(repeats + 1):
+        found["rate"].append(measured_rate(1))
+        found["ours"].append(step_of(alone, size, step))
+        found["plain"].append(plain(step))
+        found["shared"].append(step_of(shared, size, step))
+        found["ranks"].append(step_of(both, size, step, ranks))
+    for trainer in (alone, shared, both):
+        trainer.stop()
+    return {name: sorted(values[1:])[len(values[1:]) // 2] for name, values in found.items()}
+
+
+def measure_memory(size: Size, folder: str, steps: int) -> dict[str, float]:
+    """Bytes beyond the libraries' at the peak of a step, once the optimizer has its moments."""
+    import relax_plugin_torch.rank
+    import torch
+    import transformers.models.qwen3.modeling_qwen3  # noqa: F401
+
+    torch.set_num_threads(1)
+    one = torch.rand(256, 256)
+    float((one @ one).sum())
+    trainer, base, peaks = trainer_of(1, False), _memory("VmRSS"), []
+    trainer.start(spec_of(size, folder))
+    on_gpu = relax_plugin_torch.rank.torch.cuda.is_available()
+    for step in range(steps):
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        Path("/proc/self/clear_refs").write_text("5")
+        step_of(trainer, size, step)
+        peaks.append(torch.cuda.max_memory_allocated() if on_gpu else _memory("VmHWM") - base)
+    trainer.stop()
+    return {"peak": max(peaks[1:])}
+
+
+def estimate(size: Size, folder: str) -> dict[str, float]:
+    work = Workload(size.prompts, size.group, size.prompt, size.new)
+    told = trainer_of(1, False).estimate(spec_of(size, folder), work)
+    return {"peak": sum(told.phases["train"].values()), "flops": told.flops["train"]}
+
+
+def _memory(key: str) -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
+    return int(line.split()[1]) << 10
+
+
+CHILDREN: dict[str, Callable[..., dict[str, float]]] = {
+    "time": measure_time, "memory": measure_memory, "estimate": estimate,
+}  # fmt: skip
+
+
+def asked(what: str, size: Size, *arguments: Any, env: dict[str, str] | None = None) -> dict[str, float]:
+    """One measurement, of a process of its own."""
+    given = json.dumps([what, asdict(size), *arguments])
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **(env or {})}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.benchmarks.trainer", given], env=environ, capture_output=True, text=True,
+        timeout=CHILD_S, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"{what} of {size} failed:\n{done.stderr[-2000:]}")
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def measured(name: str, options: argparse.Namespace) -> report.Row:
+    size = SIZES[name]
+    with tempfile.TemporaryDirectory(prefix="relax-bench-") as directory:
+        folder = f"{directory}/model"
+        build(size, Path(folder))
+        report.say(f"{name}: estimate and peak")
+        told = asked("estimate", size, folder)
+        peak = asked("memory", size, folder, 3, env=MALLOC)["peak"]
+        common = asked("memory", size, folder, 3)["peak"] if options.both_mallocs else None
+        row: dict[str, Any] = {
+            "model": name, "rows": size.rows, "tokens a row": size.length, "estimate MiB": told["peak"] / 2**20,
+            "peak MiB": peak / 2**20, "peak / estimate": peak / told["peak"],
+            "peak, malloc as it is, MiB": common and common / 2**20,
+        }  # fmt: skip
+        if options.memory_only:
+            return row
+        report.say(f"{name}: steps")
+        time_of = asked("time", size, folder, options.repeats, options.ranks)
+        floor = told["flops"] / time_of["rate"]
+        return row | {
+            "GFLOP/s": time_of["rate"] / 1e9, "floor s": floor, "step s": time_of["ours"],
+            "step / floor": time_of["ours"] / floor,
+            "plain loop s": time_of["plain"], "step / plain": time_of["ours"] / time_of["plain"],
+            "shared prompts s": time_of["shared"], f"{options.ranks} ranks s": time_of["ranks"],
+            "speed-up": time_of["ours"] / time_of["ranks"],
+        }  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = report.parser(__doc__ or "")
+    parser.add_argument("--models", nargs="+", choices=tuple(SIZES), default=ON_CPU, help=f"{ON_GPU} want a GPU")
+    parser.add_argument("--ranks", type=int, default=2, help="processes of the last measurement")
+    parser.add_argument("--memory-only", action="store_true", help="no times: these may be measured on a busy machine")
+    parser.add_argument("--both-mallocs", action="store_true", help="the peak also with malloc's own settings")
+    options = parser.parse_args(arguments)
+    set_up = report.begin(options)
+    report.finish(
+        "trainer", {**set_up, "malloc": MALLOC}, [measured(name, options) for name in options.models], options
+    )
+
+
+def child(given: str) -> None:
+    what, size, *arguments = json.loads(given)
+    print(json.dumps(CHILDREN[what](Size(**size), *arguments)))
+
+
+if __name__ == "__main__":
+    child(sys.argv[1])

@@ -48,7 +48,8 @@ class LoraTable:
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Self:
-        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in table.items()})
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
+        return cls(**values)
 
     def with_parts(self, targets: tuple[str, ...], modules_to_save: tuple[str, ...]) -> Self:
         return replace(self, targets=targets, modules_to_save=modules_to_save)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -93,6 +94,7 @@ def _print_report(report: dict[str, Any]) -> None:
 
 def _shown(found: DataFile, index: int) -> dict[str, Any]:
     from relax_core.api.errors import ConfigError
+    from relax_core.rollout.tasks import TaskSet
 
     tasks, family = found.tasks, found.family
     if tasks is None or family is None:
@@ -104,9 +106,11 @@ def _shown(found: DataFile, index: int) -> dict[str, Any]:
     if not 0 <= index < len(tasks):
         raise ConfigError("--index", index, f"choose 0 to {len(tasks) - 1}")
     task, ids = tasks[index], tasks.prompt(index).tokens
+    written = () if isinstance(tasks, TaskSet) else tasks.examples(index)
     return {
         "where": tasks.where(index),
         "id": task.id,
+        **({"trained": ["".join(_trained(family, one)) for one in written]} if written else {}),
         "tokens": [family.decode((number,), skip_special=False) for number in ids],
         "ids": list(ids),
         "answer": task.answer,
@@ -115,10 +119,19 @@ def _shown(found: DataFile, index: int) -> dict[str, Any]:
     }
 
 
+def _trained(family: Any, written: Any) -> Iterator[str]:
+    """The text of the tokens that are trained, one run after another."""
+    for token, mask in zip(written.tokens, written.mask, strict=True):
+        if mask:
+            yield family.decode((token,), skip_special=False)
+
+
 def _print_shown(shown: dict[str, Any]) -> None:
     typer.echo(f"{shown['where']} ({shown['id']}), {len(shown['ids'])} tokens\n")
     typer.echo(SEPARATOR.join(token.replace("\n", "⏎\n") for token in shown["tokens"]) + "\n")
     typer.echo(f"ids       {' '.join(map(str, shown['ids']))}")
+    for text in shown.get("trained", ()):
+        typer.echo(f"trained   {text}")
     typer.echo(f"answer    {json.dumps(shown['answer'], ensure_ascii=False)}")
     for name, value in shown["metadata"].items():
         typer.echo(f"{name:<9} {json.dumps(value, ensure_ascii=False)}")

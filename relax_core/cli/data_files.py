@@ -10,12 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from relax_core.api.algorithm import Algorithm
+from relax_core.api.algorithm import Source as Form
 from relax_core.api.errors import ConfigError
 from relax_core.api.family import ModelFamily
 from relax_core.api.source import BadRow, TaskSource
 from relax_core.api.trainer import Chosen
 from relax_core.options import RunConfig, load
+from relax_core.options.model_folder import model_context
 from relax_core.plugins import Catalogue
+from relax_core.rollout.dataset import Dataset
 from relax_core.rollout.tasks import Need, TaskSet
 
 
@@ -28,7 +32,7 @@ class DataFile:
     refused: ConfigError | None
     """What `open` said of a file with bad rows; the others can be read all the same."""
     family: ModelFamily | None = None
-    tasks: TaskSet | None = None
+    tasks: TaskSet | Dataset | None = None
     """Unchecked; where a model is known."""
 
 
@@ -56,13 +60,19 @@ def data_files(file: Path, model: Path | None) -> Iterator[DataFile]:
     composed, catalogue = load(
         [file], [f"model.path={json.dumps(str(model.absolute()))}"] if model else [], checked=False
     )
-    config = composed.config
+    for config in [stage.config for stage in composed.stages] or [composed.config]:
+        yield from _of_config(config, catalogue)
+
+
+def _of_config(config: RunConfig, catalogue: Catalogue) -> Iterator[DataFile]:
+    """Its training file and its evaluation sets."""
     family = _family(catalogue, config.family.chosen, config.model.model_dump(mode="json"))
-    settings = _settings(config, catalogue)
+    form = cast(type[Algorithm], catalogue.target("algorithm", config.algorithm.name)).source
+    settings = _settings(config, catalogue) if form is Form.ROLLOUT else _dataset_settings(config)
     files = [(config.data.train, config.data.columns), *((found.path, found.columns) for found in config.eval.sets)]
     for path, columns in files:
         source = cast(TaskSource, catalogue.build(config.source.chosen))
-        yield _opened(str(path), columns, source, family, settings)
+        yield _opened(str(path), columns, source, family, settings, form)
 
 
 def survey(found: DataFile) -> Survey:
@@ -96,8 +106,9 @@ def _count_columns(source: TaskSource, row: int, columns: Counter[str]) -> None:
 
 
 def _opened(
-    path: str, columns: Mapping[str, str], source: TaskSource, family: ModelFamily | None, settings: Mapping[str, Any]
-) -> DataFile:
+    path: str, columns: Mapping[str, str], source: TaskSource, family: ModelFamily | None, settings: Mapping[str, Any],
+    form: Form = Form.ROLLOUT,
+) -> DataFile:  # fmt: skip
     refused = None
     try:
         source.open(path, columns)
@@ -105,7 +116,11 @@ def _opened(
         refused = error
         if not any(True for _ in source.problems()):
             raise
-    return DataFile(path, source, refused, family, TaskSet(source, family, check=False, **settings) if family else None)
+    if family is None:
+        return DataFile(path, source, refused)
+    if form is Form.ROLLOUT:
+        return DataFile(path, source, refused, family, TaskSet(source, family, check=False, **settings))
+    return DataFile(path, source, refused, family, Dataset(source, family, form, check=False, **settings))
 
 
 def _family(catalogue: Catalogue, chosen: Chosen, model: Mapping[str, Any]) -> ModelFamily:
@@ -123,6 +138,13 @@ def _source_for(file: Path, catalogue: Catalogue) -> TaskSource:
             return cast(TaskSource, catalogue.build(Chosen("task-source", name)))
         known += suffixes
     raise ConfigError("FILE", file, f"name a .toml or a task file ({', '.join(sorted(known))})")
+
+
+def _dataset_settings(config: RunConfig) -> dict[str, Any]:
+    """How the configured run would take rows that were written beforehand."""
+    data = config.data
+    return {"system_prompt": data.system_prompt, "max_row_tokens": data.max_row_tokens or model_context(config.model.path),
+            "too_long": data.too_long, "train_on": data.train_on}  # fmt: skip
 
 
 def _settings(config: RunConfig, catalogue: Catalogue) -> dict[str, Any]:

@@ -128,7 +128,7 @@ class Totals:
             "temperature": metrics.get(f"{group}/temperature"),
         }
         first = self.evals.get(name, (judged, judged))[0]
-        self.evals[name] = (first, judged)
+        self.evals[name] = (first if measure in first else judged, judged)  # a later stage may judge by something else
 
     def _count(self, key: str) -> int:
         return int(self.latest.get(key, 0))

@@ -26,14 +26,17 @@ def plan(arguments: Arguments, as_json: AsJson = False, anyway: Anyway = False) 
     """Foretell placement, memory and time of a run; exit 2 where it can't fit."""
     from relax_core.cli.runs import print_json
     from relax_core.cli.train import split
-    from relax_core.control.forecast import forecast
+    from relax_core.control.forecast import forecasts
 
-    found = forecast(*split(arguments))
+    stages = forecasts(*split(arguments))
     if as_json:
-        print_json(document(found))
-    else:
+        documents = [{**document(found), **({"stage": name} if name else {})} for name, found in stages]
+        print_json(documents[0] if len(documents) == 1 else {"schema": "relax.plan/1", "stages": documents})
+    for name, found in () if as_json else stages:
+        if name:
+            typer.echo(f"stage {name}")
         _print(found)
-    if not anyway:
+    for _, found in () if anyway else stages:
         found.check()
 
 

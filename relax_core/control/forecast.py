@@ -13,13 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from relax_core.api.algorithm import Source as Form
 from relax_core.control.machine import device_memory, host_memory
 from relax_core.control.needs import Need, needs
-from relax_core.control.prepare import Source, launch_of
+from relax_core.control.prepare import Source, launch_of, plans_of
 from relax_core.control.sizing import Room, rooms
 from relax_core.options.run_config import RunConfig
 from relax_core.plugins.catalogue import Catalogue
 from relax_core.roles.plan import Plan
+from relax_core.rollout.dataset_files import open_training
 from relax_core.rollout.opening import open_tasks
 
 LOOKED_AT = 256
@@ -65,10 +67,16 @@ class Forecast:
             room.check()
 
 
-def forecast(sources: Sequence[Source], overrides: Sequence[str]) -> Forecast:
+def forecasts(sources: Sequence[Source], overrides: Sequence[str]) -> list[tuple[str, Forecast]]:
+    """Of each stage by its name; of a run without stages, one without a name."""
+    names = [name for name, _ in plans_of(sources, overrides)]
+    return [(name, forecast(sources, overrides, at)) for at, name in enumerate(names)]
+
+
+def forecast(sources: Sequence[Source], overrides: Sequence[str], stage: int = 0) -> Forecast:
     """Raises ConfigError for a configuration that can't run; one that can't fit is foretold as such."""
     with tempfile.TemporaryDirectory(prefix="relax-plan-") as directory:
-        launch, catalogue = launch_of(sources, overrides, directory)
+        launch, catalogue = launch_of(sources, overrides, directory, stage)
         config = RunConfig.parse(launch.config, catalogue)
         longest = _longest_prompt(config, catalogue, launch.plan)
         known = needs(config, catalogue, launch.plan, longest)
@@ -87,7 +95,10 @@ class _Reader:
 
 
 def _longest_prompt(config: RunConfig, catalogue: Catalogue, plan: Plan) -> int:
-    """Of the first tasks, in tokens."""
+    """Of the first tasks, or rows of a dataset, in tokens."""
+    if plan.source is not Form.ROLLOUT:
+        rows, _ = open_training(config, catalogue.build, plan.source)
+        return max(len(one.tokens) for index in range(min(LOOKED_AT, len(rows))) for one in rows.examples(index))
     family: Any = catalogue.build(config.family.chosen)
     family.open(config.model.model_dump(mode="json"))
     tasks, _, _ = open_tasks(_Reader(config, plan, catalogue.build), family)  # type: ignore[arg-type]

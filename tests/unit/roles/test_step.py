@@ -92,7 +92,10 @@ def test_a_step_whose_rows_come_at_once_is_divided_by_its_true_counts_from_the_s
 def test_before_its_end_a_step_is_divided_by_what_its_counts_will_probably_be() -> None:
     rows = batch([1, 1])
     (part,) = Step(NOW, 4, streams=True).add(ClaimedRows(claim(rows), rows))
-    assert part.denominators == {"tokens": 16.0, "rows": 8.0, "samples": 8.0, "groups": 4.0, "pairs": 4.0} and not part.ends
+    assert (
+        part.denominators == {"tokens": 16.0, "rows": 8.0, "samples": 8.0, "groups": 4.0, "pairs": 4.0}
+        and not part.ends
+    )
 
 
 def test_a_group_that_comes_twice_tells_that_its_first_lease_was_lost() -> None:

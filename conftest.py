@@ -7,6 +7,11 @@ Fixtures do not belong here; they stand in the `conftest.py` beside the tests th
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes is the machine's matter, and no test's.
+settings.register_profile("relax", deadline=None)
+settings.load_profile("relax")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

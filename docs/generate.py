@@ -163,11 +163,12 @@ They share [options](#options-of-the-family); a table below shows only what an
 algorithm adds or sets otherwise. Every one is tested against plain loops over numbers and an example worked by hand
 (`tests/golden`).
 
-**Corrections.** A token may have been sampled by older weights, or by an engine that rounds otherwise. By default every
-algorithm weighs it by `min(w, 2)`, w the policy that starts the step over the one that sampled (truncated importance
-sampling within the decoupled objective); without lag w is 1 apart from rounding. `correction = "mask"` drops what lies
-outside a band (IcePop with 0.5 and 5), `"reject"` does so and weighs nothing, `"behaviour"` takes the ratio to the policy that
-sampled, so that the clip bounds the lag too, and `"none"` does nothing. With `top_p` below 1 an engine's log-probs are of the
+**Corrections.** A token may have been sampled by older weights, or by an engine that rounds otherwise. By default the ratio
+is taken to the policy that sampled (`correction = "behaviour"`), so that the clip bounds the lag too. `"truncate"` leaves the
+ratio to the policy that starts the step and weighs a token by `min(w, 2)`, w that policy over the one that sampled (truncated
+importance sampling within the decoupled objective); without lag w is 1 apart from rounding. `"mask"` drops what lies outside
+a band (IcePop with 0.5 and 5), `"reject"` does so and weighs nothing, and `"none"` does nothing. Algorithms without a ratio
+truncate by default. With `top_p` below 1 an engine's log-probs are of the
 distribution it drew from, so w corrects for that as well, as far as a token could be drawn at all. The metrics
 `policy/importance_weight`, `..._max` and `policy/importance_clipped` show what it does; [benchmarks](benchmarks.md) have what
 it is worth.
@@ -197,8 +198,10 @@ pairs in order) and that of `reward-model` from 0 to 0.65 (93 %), on one seed. D
 tensors, as are SFT's and the reward model's; IPO takes means over completions, as there. TRL's `sigmoid` knows no
 label smoothing, ours is the conservative one of the DPO authors.
 
-**Not here yet.** M2PO masks by a statistic of the whole batch at the policy in training, for which the loss, which sees one
-chunk, has no pass. GiGPO credits turns, which rows do not name."""
+**A look at the whole step.** `m2po` chooses the tokens that it trusts from all rows of a step before the first update
+(`Algorithm.prepare`), so a step waits for all of its rows and for their log-probs at its start.
+
+**Not here yet.** GiGPO credits turns by the states they start from, and rows do not name their turns."""
 _PARTS = """\
 `from relax_core import learn`: what algorithms are made of, for your own as well. `learn.PolicyGradient` is the family's base:
 an algorithm adds `credit` and `surrogate`."""

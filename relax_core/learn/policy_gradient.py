@@ -54,10 +54,11 @@ class PolicyGradientOptions(Options):
     (`trajectory`)."""
     fixed_length: int = Field(0, ge=0)
     """Tokens that every sequence counts as, with `aggregation = "fixed"`."""
-    correction: Literal["truncate", "mask", "reject", "behaviour", "none"] = "truncate"
-    """For samples of an older version or of an engine that rounds otherwise: weigh by `min(w, cap)`, w the step's starting
-    policy over the one that sampled (`truncate`); by w, 0 outside `floor .. cap` (`mask`); by 1 there (`reject`); take the
-    ratio to the policy that sampled, so that its clip bounds the lag as well (`behaviour`); or nothing."""
+    correction: Literal["truncate", "mask", "reject", "behaviour", "none"] = "behaviour"
+    """For samples of an older version or of an engine that rounds otherwise: take the ratio to the policy that sampled, so
+    that its clip bounds the lag as well (`behaviour`); or leave it to the policy that starts the step and weigh by
+    `min(w, cap)`, w that policy over the one that sampled (`truncate`, the decoupled objective); by w, 0 outside
+    `floor .. cap` (`mask`); by 1 there (`reject`); or nothing (`none`)."""
     correction_level: Literal["token", "sequence", "geometric"] = "token"
     """w of the token, of its sequence (the product), or the sequence's geometric mean."""
     correction_cap: float = Field(2.0, gt=0.0)

@@ -21,13 +21,23 @@ CASES = [
     ("grpo", {}),
     ("grpo", {"normalise": "none", "correction": "none", "aggregation": "fixed", "fixed_length": 7, **EVERYTHING}),
     ("grpo", {"correction": "behaviour", "aggregation": "trajectory", "clip_high": 0.28}),
-    ("grpo", {"correction_level": "sequence", "kl_coef": 0.1, "kl_estimator": "k2", "aggregation": "token"}),
+    (
+        "grpo",
+        {
+            "correction": "truncate",
+            "correction_level": "sequence",
+            "kl_coef": 0.1,
+            "kl_estimator": "k2",
+            "aggregation": "token",
+        },
+    ),
     ("grpo", {"reward_kl_coef": 0.1, **ICEPOP}),
     ("dr-grpo", {}),
     ("dr-grpo", {"aggregation": "fixed", "fixed_length": 9, "clip_high": 0.28}),
     ("dapo", {}),
     ("dapo", {"overlong_length": 5, "overlong_buffer": 3}),
     ("gspo", {"clip_low": 0.1, "clip_high": 0.1}),
+    ("gspo", {"correction": "truncate"}),
     ("gspo", {"correction": "mask", "correction_cap": 1.5, "correction_floor": 0.5}),
     ("sapo", {}),
     ("sapo", {"correction": "reject", "correction_floor": 0.5, "correction_level": "geometric", "correction_cap": 1.5}),
@@ -49,6 +59,8 @@ CASES = [
     ("dppo", {"correction": "truncate", "delta": 0.02}),
     ("ppo", {}),
     ("ppo", {"gamma": 0.9, "lam": 0.7, "normalise": False, "reward_kl_coef": 0.1, "aggregation": "trajectory"}),
+    ("m2po", {}),
+    ("m2po", {"second_moment": 0.2, "kl_coef": 0.1}),
     ("remax", {}),
     ("remax", {"reward_kl_coef": 0.05, "aggregation": "trajectory"}),
     ("max-rl", {}),
@@ -62,7 +74,7 @@ STOPS_GRADIENTS = {"cispo"}
 CATALOGUE = Catalogue.load()
 COLUMNS = {
     "old": "old_log_probs", "rollout": "rollout_log_probs", "ref": "ref_log_probs", "advantage": "advantages",
-    "values": "values", "returns": "returns",
+    "values": "values", "returns": "returns", "trusted": "trusted",
 }  # fmt: skip
 
 
@@ -131,9 +143,19 @@ def batch_of(rows, dtype=np.float64):
     )
 
 
+def with_prepared(algorithm, rows):
+    """The rows with what ours makes of all of them at once."""
+    if not algorithm.prepared():
+        return rows
+    made = learn.prepared_columns(algorithm, batch_of(rows))
+    return [{**row, **{name: list(values) for name, values in zip(made, parts)}}
+            for row, *parts in zip(rows, *(column.rows() for column in made.values()))]  # fmt: skip
+
+
 def learnt(algorithm, rows, parts=None, dtype=torch.float64):
     """(loss, d loss / d log_prob by row, metrics) with the rows split into `parts` as micro-batches are."""
     numpy_dtype = np.float64 if dtype == torch.float64 else np.float32
+    rows = with_prepared(algorithm, rows)
     leaves = [torch.tensor(row["log_probs"], dtype=dtype, requires_grad=True) for row in rows]
     denominators = learn.Denominators(learn.count(batch_of(rows)))
     total, metrics = 0.0, {}

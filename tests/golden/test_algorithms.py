@@ -23,6 +23,7 @@ from tests.golden.bench import (
     of_tokens,
     reference,
     rows_of,
+    with_prepared,
 )
 from tests.golden.reference import plain
 
@@ -161,12 +162,14 @@ def test_terms_divide_by_the_denominators_it_declares(name, options):
     from tests.golden.bench import batch_of
 
     algorithm, rows = prepared(name, options)
+    rows = with_prepared(algorithm, rows)
     batch = learn.PackedBatch(batch_of(rows), dtype=torch.float64)
     outputs = {key: torch.cat([torch.tensor(row[key], dtype=torch.float64) for row in rows])
                for key in ("log_probs", "entropy")}  # fmt: skip
     loss = algorithm.loss(batch, learn.Outputs(outputs))
     assert {term.denominator for term in loss.terms.values()} == algorithm.denominators
-    missing = set(batch.rows.columns) - {c.name for c in algorithm.columns()} - {"tokens", "loss_mask"}
+    read = {c.name for c in algorithm.columns() | algorithm.prepared()}
+    missing = set(batch.rows.columns) - read - {"tokens", "loss_mask"}
     asked = batch.rows.with_columns({}).columns
     for column in missing:
         asked = {key: value for key, value in asked.items() if key != column}

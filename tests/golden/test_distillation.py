@@ -292,7 +292,8 @@ def test_only_what_is_needed_is_asked_for():
         algorithm = build("distillation", options)
         return {c.name for c in algorithm.columns()}, {o.key for o in algorithm.outputs()}, algorithm.reads_rewards
 
-    samples = {"advantages", "old_log_probs", "rollout_log_probs"}
+    samples = {"advantages", "rollout_log_probs"}
+    assert names({"correction": "truncate"})[0] == samples | {"old_log_probs", "teacher_log_probs"}
     assert names({}) == (samples | {"teacher_log_probs"}, {"log_probs"}, False)
     top = {"advantages", "student_top_k_ids", "teacher_log_probs_at"}
     assert names(STUDENT) == (top, {"log_probs", "log_probs_at:student_top_k_ids"}, False)

@@ -217,9 +217,9 @@ def test_fixed_length_is_refused_where_it_has_no_effect():
 
 def test_what_it_asks_for_follows_from_its_options():
     plain, full = GRPO(), GRPO(GRPOOptions(kl_coef=0.1, entropy_coef=0.1))
-    assert {column.name for column in plain.columns()} == {"advantages", "old_log_probs", "rollout_log_probs"}
-    assert {column.name for column in full.columns()} == {
-        "advantages", "old_log_probs", "ref_log_probs", "rollout_log_probs",
-    }  # fmt: skip
+    truncates = GRPO(GRPOOptions(correction="truncate"))
+    assert {column.name for column in plain.columns()} == {"advantages", "rollout_log_probs"}
+    assert {column.name for column in truncates.columns()} == {"advantages", "old_log_probs", "rollout_log_probs"}
+    assert {column.name for column in full.columns()} == {"advantages", "ref_log_probs", "rollout_log_probs"}
     assert {output.name for output in full.outputs()} == {"log_probs", "entropy"}
     assert plain.zero_advantage_skips and not full.zero_advantage_skips

@@ -19,7 +19,7 @@ OURS = {
     "grpo": ("grpo", NONE),
     "grpo with divergence": ("grpo", {**NONE, "kl_coef": 0.04}),
     "grpo with unbiased divergence": ("grpo", {**NONE, "kl_coef": 0.04, "kl_estimator": "unbiased"}),
-    "grpo with truncated weights": ("grpo", {}),
+    "grpo with truncated weights": ("grpo", {"correction": "truncate"}),
     "grpo without far sequences": ("grpo", {**NONE, "sequence_mask_delta": 0.05}),
     "dr-grpo": ("dr-grpo", {**NONE, "aggregation": "fixed", "fixed_length": RECORDED["length"]}),
     "dapo": ("dapo", NONE),

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole runs with real engines: they learn from what it samples, and an engine that is killed costs time only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.engines.conftest import INTERPRETERS
+from tests.graph.conftest import Relax
+from tests.graph.ray_run import Start, kill
+
+
+@pytest.mark.parametrize("engine", INTERPRETERS)
+@pytest.mark.parametrize("runner", ["local", "ray"])
+def test_a_killed_engine_is_replaced_and_the_ledger_balances(
+    start: Start, tiny: Path, tmp_path: Path, engine: str, runner: str
+) -> None:
+    python = INTERPRETERS[engine]
+    assert python, f"RELAX_ENGINE_{engine.upper()} names no interpreter"
+    run = start.train(
+        tmp_path / "run", tiny / "recipe.toml", "steps=14", f"run.runner={runner}", f"engine={engine}",
+        f"engine.python={python}", "placement=async", "max_staleness=2", "eval.every=14", "checkpoint.every=0",
+    )  # fmt: skip
+    run.until_steps(4)
+    kill(run.fact("rollout", "engines")["engine-0"]["pid"])
+    assert run.end(280) == 0, run.err
+    summary, steps = run.summary(), run.steps()
+    assert summary["balanced"] and summary["restarts"].get("engine", 0) >= 1
+    assert summary["max_lag"] <= 2 and len(steps) == 14
+    same = [
+        step["train/rollout_log_prob_diff_lag0_max"] for step in steps if "train/rollout_log_prob_diff_lag0_max" in step
+    ]
+    assert max(same, default=0.0) < 1e-3
+
+
+@pytest.mark.parametrize("engine", INTERPRETERS)
+def test_an_interpreter_without_the_engine_says_what_to_install(relax: Relax, tiny: Path, engine: str) -> None:
+    ran = relax("train", tiny / "recipe.toml", "--runner", "local", f"engine={engine}", "steps=2")
+    assert ran.code in (2, 4), ran.err
+    assert f"pip install 'relax-plugin-{engine}[{engine}]'" in ran.err

@@ -226,6 +226,15 @@ class Algorithm(Configurable[OptionsT], Generic[OptionsT]):
         """Token columns that `advantages` reads beside rewards, tokens and loss_mask: a critic's values."""
         return frozenset()
 
+    def prepared(self) -> frozenset[Column]:
+        """Token columns that `prepare` makes and `loss` reads; asking for any, a step waits for all of its rows and for
+        `old_log_probs`."""
+        return frozenset()
+
+    def prepare(self, batch: LossBatch) -> Mapping[str, Tensor]:
+        """The columns of `prepared`, from all rows of a step at once, before its first update."""
+        raise NotImplementedError
+
     def outputs(self) -> frozenset[Output]:
         """What the forward must give."""
         return frozenset({LOG_PROBS})

@@ -84,7 +84,7 @@ def _check_rewards(config: RunConfig, catalogue: Catalogue, algorithm: Algorithm
 def _old_log_probs(config: RunConfig, algorithm: Algorithm) -> bool:
     """Whether a pass for the old policy runs: with one update a step the ratio is exactly 1 and none does."""
     wants = any(column.name == "old_log_probs" for column in algorithm.columns())
-    return wants and config.batch.updates_per_step > 1
+    return bool(algorithm.prepared()) or (wants and config.batch.updates_per_step > 1)
 
 
 def _why_whole_steps(
@@ -99,7 +99,7 @@ def _why_whole_steps(
         "rows of a dataset are there at once": algorithm.source is not Source.ROLLOUT,
         "batch.stream is false": not config.batch.stream,
         "the run is deterministic": config.deterministic,
-        f"{name} takes statistics over the whole batch": algorithm.statistics is Scope.BATCH,
+        f"{name} takes statistics over the whole batch": algorithm.statistics is Scope.BATCH or bool(algorithm.prepared()),
         f"batch.updates_per_step is {config.batch.updates_per_step}": config.batch.updates_per_step > 1,
         f"{config.trainer.chosen.name} needs all rows of an update at once": not trainer.streams,
         f"{name} does not say what its loss is divided by (Algorithm.denominators)": not counts,

@@ -37,12 +37,14 @@ _HOME = {
         "importance_weight",
         "mask_outside",
         "off_policy_sequence_mask",
+        "second_moment_mask",
         "truncate",
         "within",
     ),
     "outputs": ("Outputs",),
     "packed": ("PackedBatch",),
     "plan": ("plan_micro_batches",),
+    "prepared": ("prepared_columns",),
     "policy_gradient": ("PolicyGradient", "PolicyGradientOptions", "Surrogate"),
     "pairs": ("pair_metrics", "preference"),
     "ratio": ("log_ratio",),
@@ -111,6 +113,7 @@ if TYPE_CHECKING:
     from relax_core.learn.off_policy import importance_weight as importance_weight
     from relax_core.learn.off_policy import mask_outside as mask_outside
     from relax_core.learn.off_policy import off_policy_sequence_mask as off_policy_sequence_mask
+    from relax_core.learn.off_policy import second_moment_mask as second_moment_mask
     from relax_core.learn.off_policy import truncate as truncate
     from relax_core.learn.off_policy import within as within
     from relax_core.learn.outputs import Outputs as Outputs
@@ -121,6 +124,7 @@ if TYPE_CHECKING:
     from relax_core.learn.policy_gradient import PolicyGradient as PolicyGradient
     from relax_core.learn.policy_gradient import PolicyGradientOptions as PolicyGradientOptions
     from relax_core.learn.policy_gradient import Surrogate as Surrogate
+    from relax_core.learn.prepared import prepared_columns as prepared_columns
     from relax_core.learn.ratio import log_ratio as log_ratio
     from relax_core.learn.reduction import Denominators as Denominators
     from relax_core.learn.reduction import reduce as reduce

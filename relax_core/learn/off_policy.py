@@ -68,3 +68,15 @@ def off_policy_sequence_mask(
     arXiv 2512.02556, section 3.1, off-policy sequence masking)."""
     apart = batch.broadcast(batch.sequence_mean(rollout_log_probs - log_probs.detach()))
     return (advantages >= 0) | (apart <= delta)
+
+
+def second_moment_mask(log_ratio: Tensor, chosen: Tensor, bound: float) -> Tensor:
+    """[tokens] bool: all but those of `chosen` with the largest (log r)^2, as few as bring the mean of the others of `chosen`
+    to `bound` (M2PO, arXiv 2510.01161). Equal ones go together, so that their order decides nothing."""
+    squares = log_ratio.square()
+    ordered = squares[chosen].sort().values
+    means = ordered.cumsum(0) / torch.arange(1, len(ordered) + 1, device=ordered.device)
+    fitting = int((means <= bound).sum())
+    if fitting == len(ordered):
+        return torch.ones_like(chosen)
+    return ~chosen | (squares < ordered[fitting])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from math import ceil
 
@@ -47,7 +48,8 @@ class Fit:
     ) -> None:  # fmt: skip
         """`meanwhile` is called again and again while rows are waited for and the weights are those of the step's start."""
         self._context, self._trainer, self._task, self._meanwhile = context, trainer, task, meanwhile
-        self._skips = context.build(context.run.algorithm.chosen).zero_advantage_skips
+        self._algorithm = context.build(context.run.algorithm.chosen)
+        self._skips = self._algorithm.zero_advantage_skips
         self._devices = devices
         self._claimed: Claim | None = None
         """Not part of the step yet: its rows wait for the devices."""
@@ -154,6 +156,9 @@ class Fit:
             self._context.doing(f"log-probs at the start of step {version.step}", rows=len(outdated))
             columns = await self._trainer.forward(rows.take(outdated), ("log_probs",))
             rows.fill("old_log_probs", outdated, columns["log_probs"])
+        if self._algorithm.prepared():
+            learn = await asyncio.to_thread(importlib.import_module, "relax_core.learn.prepared")  # it loads torch
+            rows.rows = rows.rows.with_columns(learn.prepared_columns(self._algorithm, rows.rows))
         return rows
 
     async def _update(self, step: Step, part: StepPart) -> None:

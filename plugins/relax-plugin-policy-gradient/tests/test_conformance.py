@@ -34,6 +34,10 @@ class TestPPO(AlgorithmSuite):
     test_equal_rewards_give_no_advantage = None  # they are compared with the critic's values
 
 
+class TestM2PO(AlgorithmSuite):
+    component = "m2po"
+
+
 class TestReMax(AlgorithmSuite):
     component = "remax"
 

@@ -45,6 +45,7 @@ def relax_algorithms() -> list[Component]:
             "opo", f"{_PACKAGE}.opo:OPO", "On-policy REINFORCE with the optimal reward baseline (arXiv 2505.23585)"
         ),
         Component("dppo", f"{_PACKAGE}.dppo:DPPO", "Divergence Proximal Policy Optimization (arXiv 2602.04879)"),
+        Component("m2po", f"{_PACKAGE}.m2po:M2PO", "A bound on the second moment of log ratios (arXiv 2510.01161)"),
         Component("ppo", f"{_PACKAGE}.ppo:PPO", "Proximal Policy Optimization with a critic (arXiv 1707.06347)"),
         Component("remax", f"{_PACKAGE}.remax:ReMax", "REINFORCE with a greedy answer as baseline (arXiv 2310.10505)"),
         Component("max-rl", f"{_PACKAGE}.max_rl:MaxRL", "Maximum likelihood reinforcement learning (arXiv 2602.02710)"),

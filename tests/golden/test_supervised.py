@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SFT, DPO and the reward model against plain loops, worked examples, TRL's own values, and themselves where nothing may differ."""
+"""SFT, DPO and the reward model against plain loops, worked examples and TRL's own values, and against themselves where
+nothing may differ."""
 
 import json
 import math

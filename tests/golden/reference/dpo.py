@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DPO, arXiv 2305.18290 eq. 7, with smoothed labels; robust DPO, arXiv 2403.00409; SLiC's hinge; IPO, arXiv 2310.12036 eq. 17."""
+"""DPO, arXiv 2305.18290 eq. 7, with smoothed labels; robust DPO, arXiv 2403.00409; SLiC's hinge; IPO, arXiv 2310.12036
+eq. 17."""
 
 from tests.golden.reference.plain import larger, log_sigmoid, mean, pairs, trained
 

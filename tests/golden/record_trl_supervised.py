@@ -65,7 +65,8 @@ def trainer_of(kind, **more):
     trainer = object.__new__(kind)
     vars(trainer).update({"accelerator": Accelerator(), "model": SimpleNamespace(training=True), "aux_loss_enabled": False,
                           "_metrics": defaultdict(lambda: defaultdict(list)), "_total_train_tokens": 0, "_tp_size": 1,
-                          "get_tp_size": lambda: 1, "maybe_activation_offload_context": contextlib.nullcontext(), **more})  # fmt: skip
+                          "get_tp_size": lambda: 1, **more,
+                          "maybe_activation_offload_context": contextlib.nullcontext()})  # fmt: skip
     return trainer
 
 

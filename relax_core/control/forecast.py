@@ -27,8 +27,7 @@ from relax_core.rollout.opening import open_tasks
 LOOKED_AT = 256
 """Prompts whose length is taken; the longest may be among others."""
 SLOWER = 4.0
-"""Measured steps take up to this many times the least time (docs/benchmarks.md): small models pay for everything but
-multiplying, and cores are shared."""
+"""The upper end of what is told, a guess: small models pay for everything but multiplying, and cores are shared."""
 SIDE, RATE_S = 1024, 0.3
 """Of the matrices that the rate is measured with, and for how long."""
 

@@ -236,21 +236,6 @@ def test_m2po():
     assert learnt(build("m2po", {"second_moment": 0.06}), sampled)[0] == exactly(-(first - third - fourth) / 4)
 
 
-def test_m2po():
-    # Logs of ratios 0.1 and 0.5 move away where A > 0, -0.3 and, backwards, 0.4 where A < 0: squares 0.01, 0.25 and 0.09. Of
-    # these the mean is 0.1167, without the largest 0.05, without two 0.01: at a bound of 0.04 only the first is left of
-    # them; the fourth moves back and stays.
-    first, second = math.exp(0.1), math.exp(0.5)
-    third, fourth = math.exp(-0.3), math.exp(0.4)
-    sampled = rows((1.0, [first, second]), (-1.0, [third, fourth]))
-    for row in sampled:
-        row["old"] = list(row["log_probs"])  # the step starts where the policy is
-    loss, slopes, _ = learnt(build("m2po"), sampled)
-    assert loss == exactly(-(first - fourth) / 4)
-    assert [row[1:] for row in slopes] == [exactly([-first / 4, 0]), exactly([0, fourth / 4])]
-    assert learnt(build("m2po", {"second_moment": 0.06}), sampled)[0] == exactly(-(first - third - fourth) / 4)
-
-
 def test_remax():
     # The greedy answer earned 0.25. Sums over the answers' tokens, mean of the two rows.
     members = group(1, 0)

@@ -204,8 +204,8 @@ steps) to 0.15 (of the last ten), the agreement from 0.79 to 0.91 and the held-o
 **Given answers.** `sft`, `dpo` and `reward-model` (`relax-plugin-supervised`) learn from [rows that somebody wrote](data.md):
 no rollout, no credit. On the quickstart's task, whose recipe writes completions and pairs beside its answers, 15 steps at
 `optimizer.lr=1e-3` took the held-out loss of `sft` from 0.363 to 0.294, the held-out margin of `dpo` from 0 to 0.68 (98 %
-of 512 pairs in order) and that of `reward-model` from 0 to 0.65 (93 %), on one seed. DPO's losses and IPO's are TRL's on the same
-tensors, as are SFT's and the reward model's; IPO takes means over completions, as there. TRL's `sigmoid` knows no
+of 512 pairs in order) and that of `reward-model` from 0 to 0.65 (93 %), on one seed. DPO's losses and IPO's are TRL's on the
+same tensors, as are SFT's and the reward model's; IPO takes means over completions, as there. TRL's `sigmoid` knows no
 label smoothing, ours is the conservative one of the DPO authors.
 
 **A look at the whole step.** `m2po` chooses the tokens that it trusts from all rows of a step before the first update

@@ -74,7 +74,9 @@ def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -
 
 def _check_rewards(config: RunConfig, catalogue: Catalogue, algorithm: Algorithm) -> None:
     """Of an algorithm that reads rewards as it is set, where its class alone does not tell."""
-    judged = config.rewards or cast(type[Environment], catalogue.target("environment", config.environment.name)).gives_reward
+    judged = (
+        config.rewards or cast(type[Environment], catalogue.target("environment", config.environment.name)).gives_reward
+    )
     if algorithm.source is Source.ROLLOUT and algorithm.reads_rewards and not judged:
         names = ", ".join(catalogue.names("reward")) or "none is installed"
         fix = f'{config.algorithm.name}, as it is set, learns from them: write rewards = ["NAME"] ({names})'
@@ -99,7 +101,8 @@ def _why_whole_steps(
         "rows of a dataset are there at once": algorithm.source is not Source.ROLLOUT,
         "batch.stream is false": not config.batch.stream,
         "the run is deterministic": config.deterministic,
-        f"{name} takes statistics over the whole batch": algorithm.statistics is Scope.BATCH or bool(algorithm.prepared()),
+        f"{name} takes statistics over the whole batch": algorithm.statistics is Scope.BATCH
+        or bool(algorithm.prepared()),
         f"batch.updates_per_step is {config.batch.updates_per_step}": config.batch.updates_per_step > 1,
         f"{config.trainer.chosen.name} needs all rows of an update at once": not trainer.streams,
         f"{name} does not say what its loss is divided by (Algorithm.denominators)": not counts,

@@ -124,7 +124,10 @@ def micro_batches(config: RunConfig, catalogue: Catalogue) -> Errors:
     if 0 < budget < longest:
         fix = f"a row has up to {longest} tokens (rollout.max_new_tokens and a prompt): set that or more, or 0"
         yield ConfigError("batch.tokens_per_micro_batch", budget, fix)
-    ranks, rows = config.placement.actor.ranks, rollout.prompts_per_step * rollout.group_size // config.batch.updates_per_step
+    ranks, rows = (
+        config.placement.actor.ranks,
+        rollout.prompts_per_step * rollout.group_size // config.batch.updates_per_step,
+    )
     if ranks > rows > 0:
         fix = f"an update has {rows} rows, and a rank without any has nothing to do: set {rows} or less"
         yield ConfigError("placement.actor.ranks", ranks, fix)

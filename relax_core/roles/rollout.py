@@ -41,7 +41,9 @@ class Rollout(Role):
 
     @classmethod
     def operations(cls) -> tuple[Operation, ...]:
-        produced = frozenset({"tokens", "loss_mask", "rollout_log_probs", "weight_versions", "rewards", "teacher_index"})
+        produced = frozenset(
+            {"tokens", "loss_mask", "rollout_log_probs", "weight_versions", "rewards", "teacher_index"}
+        )
         return (Operation("rollout.generate", cls.name, frozenset(), produced, Reads.LATEST, trigger="admission"),)
 
     async def run(self, context: Context) -> None:

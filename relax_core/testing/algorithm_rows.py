@@ -76,7 +76,9 @@ def _filler(name: str, row: np.ndarray, width: int, random: np.random.Generator)
 
 def _wanted(algorithm: Any) -> Sequence[Column]:
     fitted = (algorithm.fit_columns(fit) for fit in algorithm.fits)
-    asked = algorithm.columns() | algorithm.advantage_columns() | algorithm.prepared() | frozenset[Column]().union(*fitted)
+    asked = (
+        algorithm.columns() | algorithm.advantage_columns() | algorithm.prepared() | frozenset[Column]().union(*fitted)
+    )
     named = {column.name: column for column in sorted(asked, key=lambda column: column.name)}
     return list({**{name: STANDARD[name] for name in _ALWAYS}, **named}.values())
 

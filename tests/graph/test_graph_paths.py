@@ -33,7 +33,7 @@ def roles(ran: Ran) -> list[str]:
 
 
 def test_every_forward_role_and_several_updates(relax: Relax, tiny: Path, tmp_path: Path, runner: str) -> None:
-    several = ("placement=async", "batch.updates_per_step=2", "algorithm.kl_coef=0.1")
+    several = ("placement=async", "batch.updates_per_step=2", "algorithm.kl_coef=0.1", "algorithm.correction=truncate")
     graph = roles(relax("graph", tiny / "recipe.toml", *several, "--format", "json"))
     assert set(graph) == {"rollout", "reference", "actor-fwd", "advantages", "actor"}
     ran = relax(
@@ -48,7 +48,10 @@ def test_the_old_policy_is_the_same_whoever_computes_it(relax: Relax, tiny: Path
     """On-policy, both placements see the same samples; log-probs from another process must change nothing."""
     found = {}
     for mode in ("hybrid", "async"):
-        overrides = (f"placement={mode}", "max_staleness=0", "batch.updates_per_step=2", "optimizer.lr=0.01")
+        overrides = (
+            f"placement={mode}", "max_staleness=0", "batch.updates_per_step=2", "optimizer.lr=0.01",
+            "algorithm.correction=truncate",
+        )  # fmt: skip
         run = tmp_path / mode
         ran = relax("train", tiny / "recipe.toml", *SMALL, *overrides, "--runner", "local", "--run-dir", run, "--json")
         found[mode] = trained(ran, run)

@@ -18,7 +18,7 @@ from relax_core.plugins.catalogue import Catalogue
 from relax_core.roles.plan import Plan
 
 ROOT = Path(relax_core.__file__).parent
-ASKS = ("algorithm.kl_coef=0.1", "batch.updates_per_step=2")
+ASKS = ("algorithm.kl_coef=0.1", "batch.updates_per_step=2", "algorithm.correction=truncate")
 """For the reference, and log-probs of the starting policy."""
 
 

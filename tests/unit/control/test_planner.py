@@ -76,7 +76,7 @@ def test_a_divergence_adds_the_reference_role_and_its_column(catalogue: Catalogu
 
 @pytest.mark.parametrize("mode", ["hybrid", "async"])
 def test_several_updates_need_old_log_probs_from_whoever_has_the_devices(catalogue: Catalogue, mode: str) -> None:
-    made = planned(catalogue, "batch.updates_per_step=2", f"placement.mode={mode}")
+    made = planned(catalogue, "batch.updates_per_step=2", "algorithm.correction=truncate", f"placement.mode={mode}")
     assert made.needs_old_log_probs
     assert ("actor-fwd" in made.roles) == (mode == "async")
     assert ("old_log_probs" in made.trained_columns) == (mode == "async")

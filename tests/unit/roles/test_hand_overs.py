@@ -13,7 +13,7 @@ from tests.unit.roles.theatre import Span, Theatre
 
 STEPS = 6
 REFERENCE = {"algorithm": {"name": "grpo", "kl_coef": 0.1}}
-FORWARD = {"batch": {"updates_per_step": 2}}
+FORWARD = {"batch": {"updates_per_step": 2}, "algorithm": {"name": "grpo", "correction": "truncate"}}
 GPU = {"mode": "colocate", "rollout": {"gpus_per_engine": 1}, "actor": {"gpus_per_rank": 1}}
 
 

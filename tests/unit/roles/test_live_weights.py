@@ -93,7 +93,11 @@ async def _kill_in_update(theatre: Theatre) -> None:
 
 
 def test_a_forward_role_of_its_own_takes_live_weights_too(tmp_path: Path) -> None:
-    several = {"placement": "async", "batch": {"updates_per_step": 2}}
+    several = {
+        "placement": "async",
+        "batch": {"updates_per_step": 2},
+        "algorithm": {"name": "grpo", "correction": "truncate"},
+    }
     played = Theatre(tmp_path, **LIVE, max_staleness=1, **several).play(at_most_s=2e3)
     whole(played, 1)
     assert len(played.of("actor-fwd", "load_published")) >= STEPS // 3

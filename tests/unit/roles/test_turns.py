@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from relax_core.api.errors import WorkerDied
 from relax_core.api.events import RoleRecovered
 from tests.unit.roles.theatre import Performance, Span, Theatre
 
@@ -108,15 +107,15 @@ def test_an_engine_that_hangs_in_or_between_turns_costs_seconds(tmp_path: Path, 
     assert played.seconds < plain.seconds + 3 * 2.0, "silence, a question, a new one"
 
 
-def test_an_actor_that_dies_in_its_turn_ends_the_run(tmp_path: Path) -> None:
+def test_an_actor_that_dies_in_its_turn_begins_again_in_another(tmp_path: Path) -> None:
     async def kill(played: Theatre) -> None:
         while not any(span.method == "begin_update" for span in played.workers.spans):
             await asyncio.sleep(0.1)
         await played.workers.alive["actor-rank-0"].kill()
 
-    with pytest.raises(BaseExceptionGroup) as failed:
-        theatre(tmp_path, placement="colocate").play(kill, at_most_s=1000.0)
-    assert failed.group_contains(WorkerDied)
+    played = theatre(tmp_path, placement="colocate").play(kill, at_most_s=1000.0)
+    assert played.account.trained == SAMPLES and played.account.balanced
+    assert [event.role for event in played.events if isinstance(event, RoleRecovered)] == ["actor"]
 
 
 def test_parts_sleep_and_wake_around_turns(tmp_path: Path) -> None:

@@ -291,7 +291,7 @@ class PuppetTrainer(Trainer[TrainerOptions]):
 
     def save(self, directory: str) -> None:
         """The step is all there is."""
-        Path(directory).mkdir(parents=True)
+        Path(directory).mkdir(parents=True, exist_ok=True)
         (Path(directory) / "step").write_text(str(self._step))
 
     def load(self, directory: str) -> None:

@@ -116,7 +116,8 @@ class Exchange:
             packed = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
         except Exception as error:
             packed = pickle.dumps(describe(error), pickle.HIGHEST_PROTOCOL)
-        end.send(number, packed)
+        if end in self._ends:  # else whoever asked has gone
+            end.send(number, packed)
 
 
 class Line:

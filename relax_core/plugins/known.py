@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 _POLICY_GRADIENT = (
-    "cispo", "dapo", "dppo", "dr-grpo", "gdpo", "gpg", "grpo", "gspo", "max-rl", "opo", "reinforce", "reinforce-plus-plus",
-    "reinforce-plus-plus-baseline", "rloo", "sapo",
+    "cispo", "dapo", "dppo", "dr-grpo", "gdpo", "gpg", "grpo", "gspo", "m2po", "max-rl", "opo", "ppo", "reinforce",
+    "reinforce-plus-plus", "reinforce-plus-plus-baseline", "remax", "rloo", "sapo",
 )  # fmt: skip
 
 KNOWN: dict[str, dict[str, str]] = {
@@ -24,5 +24,5 @@ KNOWN: dict[str, dict[str, str]] = {
     },
     "trainer": {"torch": "relax-plugin-torch", "megatron": "relax-plugin-megatron"},
     "sink": {"tensorboard": "relax-plugin-tensorboard"},
-    "bus": {"transfer-queue": "relax-plugin-transfer-queue"},
+    "bus": {"transferqueue": "relax-plugin-transferqueue"},
 }

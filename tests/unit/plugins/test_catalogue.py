@@ -6,6 +6,7 @@ import pytest
 from relax_core.api import Chosen, ConfigError, InfrastructureError, Options, PluginError, Reward
 from relax_core.api.events import RunFinished, StepFinished
 from relax_core.plugins import Catalogue, ResolvedPlugin
+from relax_core.plugins.known import KNOWN
 
 
 def load(*files: str) -> Catalogue:
@@ -50,7 +51,7 @@ def test_two_components_of_one_name_need_their_distribution(half):
     ("kind", "name", "said"),
     [
         ("reward", "haf", "did you mean 'half'"),
-        ("engine", "vllm", "pip install relax-plugin-vllm"),
+        ("engine", "sglang", "pip install relax-plugin-sglang"),
         ("trainer", "megatron", "pip install relax-plugin-megatron"),
         ("environment", "half", "has it as reward; it belongs in .rewards."),
         ("reward", "other-dist:half", "write fake-half:half"),
@@ -215,3 +216,11 @@ def test_of_an_interpreter_of_its_own_only_what_both_have_is_compared(half):
     other = [*want, ResolvedPlugin("fake-half", "2.0")]
     with pytest.raises(InfrastructureError, match="fake-half.*have 1.0, want 2.0"):
         have.verify(other, shared=True)
+
+
+def test_of_every_component_in_the_box_it_is_known_what_to_install():
+    """So that whoever lacks one is told; the plugins of this repository are installed where its tests run."""
+    box = {record.distribution: record for record in load().records if record.distribution.startswith("relax-plugin-")}
+    offered = {(kind, component.name): name for name, record in box.items() for kind, component in record.components}
+    assert len(box) > 5
+    assert {key: KNOWN.get(key[0], {}).get(key[1]) for key in offered} == offered

@@ -21,7 +21,7 @@ from typing import Any
 from relax_core.api import wire
 from relax_core.api.algorithm import Output
 from relax_core.api.batch import Ragged, RowBatch
-from relax_core.api.errors import ConfigError, WorkerDied
+from relax_core.api.errors import WorkerDied
 from relax_core.api.trainer import Chosen, Chunk, ChunkPlan, Trainer, TrainerSpec, UpdateResult
 from relax_core.api.version import Version
 from relax_core.api.weights import Manifest, Payload
@@ -91,10 +91,7 @@ class RankedTrainer(Trainer[Any]):
                  for port in [_free_port()] for r in range(self._size)]  # fmt: skip
         try:
             facts: Mapping[str, Any] = self._each("start", [(rank,) for rank in ranks])[0]
-        except ConfigError:  # refused before anybody met
-            waiting.append(self._crew)
-            raise
-        except BaseException:
+        except BaseException:  # it may have been refused before the ranks met, or after
             self._crew.end()
             raise
         return facts

@@ -11,8 +11,8 @@ from tests.authors.conftest import ROOT, Home, ended
 
 PACKAGES = (
     "relax_core", "relax_contrib", "relax_plugin_distillation", "relax_plugin_policy_gradient",
-    "relax_plugin_rewards", "relax_plugin_selection", "relax_plugin_tensorboard", "relax_plugin_torch",
-    "relax_plugin_transformers", "relax_plugin_vllm",
+    "relax_plugin_rewards", "relax_plugin_selection", "relax_plugin_supervised", "relax_plugin_tensorboard",
+    "relax_plugin_torch", "relax_plugin_transformers",
 )  # fmt: skip
 WHERE = f"import importlib, json; print(json.dumps([importlib.import_module(n).__file__ for n in {PACKAGES!r}]))"
 

@@ -4,14 +4,22 @@
 from relax_core.testing.algorithm import AlgorithmSuite
 
 
-class TestSFT(AlgorithmSuite):
+class GivenRows(AlgorithmSuite):
+    """Nothing is credited here, so nothing is left out for want of credit."""
+
+    test_advantages_have_their_shape = None
+    test_groups_do_not_touch_each_other = None
+    test_rows_without_advantage_have_no_gradient_where_it_says_so = None
+
+
+class TestSFT(GivenRows):
     component = "sft"
 
 
-class TestDPO(AlgorithmSuite):
+class TestDPO(GivenRows):
     component = "dpo"
 
 
-class TestRewardModel(AlgorithmSuite):
+class TestRewardModel(GivenRows):
     component = "reward-model"
     options = {"center_coef": 0.01}

@@ -85,9 +85,18 @@ def _learning() -> Iterator[str]:
         return
     found = json.loads(LEARNED.read_text(encoding="utf-8"))
     yield from ("", "## What they learn", "", _LEARNING.format(**found["options"]), "")
-    yield from ("| name | held-out before | after, by seed | rise | in standard errors | reward |", "|---|---|---|---|---|---|")
+    yield from (
+        "| name | held-out before | after, by seed | rise | in standard errors | reward |",
+        "|---|---|---|---|---|---|",
+    )
     for row in sorted(found["rows"], key=lambda row: row["algorithm"]):
-        cells = (f"{row['before']:.3f}", row["after"], f"{row['rise']:.3f}", f"{row['standard errors']:.1f}", row["curve"])
+        cells = (
+            f"{row['before']:.3f}",
+            row["after"],
+            f"{row['rise']:.3f}",
+            f"{row['standard errors']:.1f}",
+            row["curve"],
+        )
         yield f"| `{row['algorithm']}` | {' | '.join(cells)} |"
 
 

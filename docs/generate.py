@@ -239,8 +239,10 @@ label smoothing, ours is the conservative one of the DPO authors.
 _LEARNING = """\
 The quickstart's task, {steps} steps of 16 x 8 samples by each algorithm's own defaults and the recipe's learning rate, seeds
 {seeds}: right answers on 512 held-out tasks, 4 samples each, before and after; the mean rise over the seeds, and how many of
-its standard errors it is; the mean reward along the run, the lowest mark 0 and the highest 1. It says that each of these
-learns, not which is best; the others have not been run so. `python -m tests.benchmarks learning NAMES` makes it."""
+its standard errors it is; the mean reward along the run, the lowest mark 0 and the highest 1. A rise of more than 3 standard
+errors counts as learnt; with less the run was too short to tell. It does not say which is best: on-policy with one update a
+step the ratio is 1, so that GRPO and GSPO have one gradient. The others have not been run so.
+`python -m tests.benchmarks learning NAMES` makes it."""
 _PARTS = """\
 `from relax_core import learn`: what algorithms are made of, for your own as well. `learn.PolicyGradient` is the family's base:
 an algorithm adds `credit` and `surrogate`."""

@@ -57,7 +57,7 @@ class Room:
             return
         field, fix = FIXES.get(self.largest, FIXES["optimizer"])
         got = f"a plan that needs {gib(self.needed)} of {self.name}, which has {gib(self.available)}"
-        raise ConfigError(field, got, f"most of it is {self.largest}: {fix}; or start it all the same with --anyway")
+        raise ConfigError(field, got, f"most of it is {self.largest}: {fix}; with --anyway this is no error")
 
 
 def rooms(needs: Iterable[Need], host_bytes: int, device_bytes: Mapping[str, int]) -> tuple[Room, ...]:

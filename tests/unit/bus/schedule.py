@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The real queue under long random schedules and a virtual clock: slow engines, late publishes, deaths, rollbacks.
+
+Samples get token after token from whatever weights their engine has then, are let go and go on elsewhere, so that they
+and their groups mix versions; of every trained token it is remembered which weights it depends on.
+"""
+
+from __future__ import annotations
+
+import tempfile
+
+import hypothesis.strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from relax_core.api.batch import AttemptId, RowId
+from relax_core.api.bus import BusSettings, Claim, ClaimRequest, Sealed
+from relax_core.api.errors import StaleFence
+from relax_core.api.outcome import DropReason, Outcome
+from relax_core.api.version import Version
+from relax_core.bus import gate
+from relax_core.bus.journal import Journal
+from relax_core.bus.queue import TransferQueue
+
+SIZE = 2
+ENGINES = 3
+LEASE_S = 10.0
+FIRST = ("tokens",)
+DERIVED = ("advantages",)
+
+
+def write(journal: Journal, records) -> None:
+    journal.add(records)
+    journal.commit()
+
+
+class Schedule(RuleBasedStateMachine):
+    """A run in miniature: what engines, roles and the trainer would do, in any order."""
+
+    @initialize(
+        k=st.integers(0, 3),
+        groups=st.integers(1, 3),
+        late=st.sampled_from(["wait", "wait", "drop", "regenerate", "mask"]),
+        spare=st.sampled_from([0, 0, 1]),
+        min_valid=st.integers(1, 2),
+        kv=st.booleans(),
+    )
+    def begin(self, k, groups, late, spare, min_valid, kv=False):
+        self.kv = kv and k > 0
+        """Caches outlive updates: tokens are as old as the weights that began the request."""
+        self.settings = BusSettings(
+            SIZE, groups, k, late, min_valid, DERIVED, lease_s=LEASE_S, spare_groups=spare, max_bytes=4000
+        )
+        self.directory = tempfile.TemporaryDirectory()
+        self.journal = Journal(self.directory.name)
+        self.now = 0.0
+        self.covered = 0
+        self.lineage: dict[int, list[AttemptId]] = {}
+        self.open(Version("actor", 0, 0))
+
+    def open(self, version):
+        """A process starts: nothing but the journal is left of an earlier one."""
+        self.queue = TransferQueue(self.settings, version, self.journal.remember(version))
+        self.published = version
+        self.engines: list[Version | None] = [version] * ENGINES
+        self.held: dict[AttemptId, int] = {}
+        self.begun: dict[int, int] = {}
+        self.tokens: dict[AttemptId, list[tuple[int, int]]] = {}
+        """Of each token the step that sampled it, and the oldest that it depends on."""
+        self.caches: dict[AttemptId, Version] = {}
+        self.given_up: dict[AttemptId, int] = {}
+        self.admitted = 0
+        self.overdue = False
+        self.claims: list[Claim] = []
+
+    def teardown(self):
+        if hasattr(self, "journal"):
+            self.finish_a_step()
+            self.journal.close()
+            self.directory.cleanup()
+
+    # -- rollout ------------------------------------------------------------------------------------------------
+
+    @rule(engine=st.integers(0, ENGINES - 1), limit=st.integers(1, 4))
+    def admit(self, engine, limit):
+        if (version := self.engines[engine]) is None:
+            return
+        for issue in self.queue.admit("rollout", version, limit):
+            self.admitted += len(issue.attempts)
+            self.held.update(dict.fromkeys(issue.attempts, engine))
+            self.begun[issue.group] = version.step
+
+    @rule(engine=st.integers(0, ENGINES - 1))
+    def load(self, engine):
+        self.engines[engine] = self.published
+
+    @rule()
+    def publish(self):
+        self.published = self.queue.version
+
+    @rule(many=st.integers(1, 9), which=st.randoms(use_true_random=False), sick=st.integers(0, 7))
+    def generate(self, many, which, sick):
+        for attempt in which.sample(sorted(self.held), min(many, len(self.held))):
+            rows = which.choice([0, 1, 1, 2])
+            self.seal(attempt, failed=sick == 0 and which.random() < 0.5, rows=rows)
+
+    @rule(many=st.integers(1, 9), which=st.randoms(use_true_random=False))
+    def sample(self, many, which):
+        for attempt in which.sample(sorted(self.held), min(many, len(self.held))):
+            self.sample_token(attempt)
+
+    @rule(engine=st.integers(0, ENGINES - 1), to=st.integers(0, ENGINES - 1))
+    def leave_engine(self, engine, to):
+        """A pause, an update that drains, or its death: what it had goes on at another where it may."""
+        for attempt in [attempt for attempt, own in self.held.items() if own == engine]:
+            self.caches.pop(attempt, None)
+            if self.able(to, attempt.group):
+                self.held[attempt] = to
+
+    def able(self, engine, group):
+        """The continue rule, on weights that were not given up."""
+        version = self.engines[engine]
+        given_up = version is None or version.incarnation != self.queue.version.incarnation
+        return not given_up and gate.may_continue(version.step, self.floor(group))
+
+    def floor(self, group):
+        known = [oldest for attempt, told in self.tokens.items() if attempt.group == group for _, oldest in told]
+        return min(known, default=self.begun[group])
+
+    def sample_token(self, attempt):
+        """Whether its engine, or else the first that may go on with it, gave it one."""
+        for engine in (self.held[attempt], *range(ENGINES)):
+            if self.able(engine, attempt.group):
+                break
+        else:
+            return False
+        if engine != self.held[attempt]:
+            self.caches.pop(attempt, None)
+        self.held[attempt], version = engine, self.engines[engine]
+        cache = self.caches.setdefault(attempt, version)
+        kept = self.kv and cache.incarnation == version.incarnation
+        oldest = min(version.step, cache.step) if kept else version.step
+        self.tokens.setdefault(attempt, []).append((version.step, oldest))
+        return True
+
+    @rule(slow=st.integers(0, ENGINES), turns=st.integers(1, 4))
+    def smooth(self, slow, turns):
+        """All goes well for a while, but for one slow engine; weights land in mid-generation."""
+        for _ in range(turns):
+            for engine in range(ENGINES):
+                self.admit(engine, 2)
+            self.report()
+            for attempt in self.held:
+                self.sample_token(attempt)
+            self.publish()
+            for engine in range(ENGINES):
+                self.load(engine)
+            for attempt in [attempt for attempt, engine in self.held.items() if engine != slow]:
+                self.seal(attempt)
+            self.credit(4, dies=False)
+            self.claim(3, overdue=False)
+            self.train(short=False)
+
+    def seal(self, attempt, failed=False, rows=1):
+        """Its last token, then its rows; it goes on being held where no engine may give it one, or no credit is left."""
+        if not self.sample_token(attempt):
+            return
+        told = self.tokens[attempt]
+        floor, newest = min(oldest for _, oldest in told), max(sampled for sampled, _ in told)
+        outcome = Outcome.ENGINE_ERROR if failed else Outcome.FINISHED
+        count = 0 if failed else rows
+        ids = [RowId(*attempt, row) for row in range(count)]
+        sealed = [Sealed(attempt, count, outcome, 1.0, floor, len(told) if count else 0, newest=newest)]
+        key = self.queue.reserve([attempt], count, 100)
+        if key is not None:
+            self.queue.put(key, ids, FIRST, 100, sealed)
+            del self.held[attempt]
+
+    @rule(which=st.randoms(use_true_random=False), regenerate=st.booleans())
+    def abort(self, which, regenerate):
+        if not self.held:
+            return
+        attempt = which.choice(sorted(self.held))
+        self.queue.drop([attempt], DropReason.FILTERED, regenerate)
+        self.held.pop(attempt)
+
+    @rule(sure=st.integers(0, 3))
+    def rollout_dies(self, sure):
+        if sure:
+            return
+        self.queue.register("rollout", self.now)
+        self.held, self.admitted = {}, 0
+        self.caches.clear()
+
+    @rule()
+    def report(self):
+        told, self.given_up = self.given_up, {}
+        for attempt in self.queue.report_held("rollout", frozenset(self.held), self.admitted, told):
+            self.held.pop(attempt)
+            self.given_up[attempt] = len(self.tokens.get(attempt, ()))
+
+    # -- the roles after it -------------------------------------------------------------------------------------
+
+    @rule(many=st.integers(1, 4), dies=st.sampled_from([False, False, True]))
+    def credit(self, many, dies):
+        claim = self.queue.claim(ClaimRequest("advantages", FIRST, many), self.now)
+        if claim is None or dies:
+            return
+        self.queue.write(claim, self.queue.new_key(), DERIVED, 10, self.queue.version, self.now)
+        self.queue.acknowledge(claim, self.now)
+
+    @rule(many=st.integers(1, 3), overdue=st.sampled_from([False, False, True]))
+    def claim(self, many, overdue):
+        request = ClaimRequest("actor", FIRST, many, 1, True, self.queue.version.step, overdue)
+        claim = self.queue.claim(request, self.now)
+        if claim is not None:
+            self.overdue |= overdue
+            self.claims.append(claim)
+            self.check_lag(claim)
+
+    def check_lag(self, claim):
+        """Of every token that this step will train."""
+        step = self.queue.version.step
+        for attempt, seal in claim.samples.items():
+            for sampled, oldest in self.tokens[attempt] if seal.trained_tokens else ():
+                assert sampled <= step
+                assert oldest < claim.mask_before or 0 <= step - oldest <= self.settings.max_staleness
+
+    @rule()
+    def let_go(self):
+        """The step waited in vain: what it waited for makes room."""
+        step, live = self.queue.version.step, len(self.queue.ledger.live)
+        ended = self.queue.let_go(step)
+        assert len(ended) <= self.settings.groups_per_step
+        assert len(self.queue.ledger.live) == live - len(ended) and not any(
+            number in self.queue.ledger.live for number in ended
+        )
+
+    @rule()
+    def release(self):
+        if not self.claims:
+            return
+        self.queue.release(self.claims.pop())
+
+    @rule(seconds=st.sampled_from([1.0, LEASE_S]))
+    def time_passes(self, seconds):
+        self.now += seconds
+
+    @rule(short=st.sampled_from([False, False, True]))
+    def train(self, short):
+        count = sum(len(claim.groups) for claim in self.claims)
+        bounded = self.queue.version.step - self.published.step <= self.settings.max_staleness
+        if self.claims and (short or count == self.settings.groups_per_step) and bounded:
+            self.commit()
+
+    def commit(self):
+        claims, self.claims, self.overdue = self.claims, [], False
+        step = self.queue.version.step
+        try:
+            version = self.queue.trained(claims, step, [], self.now)
+        except StaleFence:
+            for claim in claims:
+                self.queue.release(claim)
+            return
+        assert self.queue.trained(claims, step, [], self.now) == version, "repeating it changes nothing"
+        self.lineage[version.step] = [attempt for claim in claims for attempt in claim.samples]
+
+    # -- lineage ------------------------------------------------------------------------------------------------
+
+    @rule()
+    def checkpoint(self):
+        self.covered = self.queue.version.step
+        self.queue.cover(self.covered)
+        write(self.journal, self.queue.take_records())
+        self.queue.finalize(self.covered)
+
+    @rule()
+    def trainer_dies(self):
+        self.forget_steps()
+        self.queue.register("actor", self.now)
+        self.published = self.queue.rollback(self.covered, self.queue.version.incarnation + 1)
+        self.engines = [None] * ENGINES
+        self.begun = {group: min(step, self.covered) for group, step in self.begun.items()}
+        self.claims, self.overdue = [], False
+
+    @rule(replays=st.booleans(), written=st.booleans(), sure=st.integers(0, 3))
+    def machine_dies(self, replays, written, sure):
+        if sure:
+            return
+        if written:
+            write(self.journal, self.queue.take_records())
+        self.forget_steps()
+        incarnation = self.queue.version.incarnation
+        self.open(Version("actor", incarnation if replays else incarnation + 1, self.covered))
+        account = self.queue.account()
+        assert account.in_flight == 0 and account.trained == sum(map(len, self.lineage.values()))
+
+    def forget_steps(self):
+        self.lineage = {step: trained for step, trained in self.lineage.items() if step <= self.covered}
+
+    # -- what must always hold ----------------------------------------------------------------------------------
+
+    @invariant()
+    def nothing_is_lost(self):
+        if hasattr(self, "queue"):
+            self.report()
+            account = self.queue.account()
+            assert account.balanced, account.problem
+            assert account.issued == account.trained + sum(account.dropped.values()) + account.in_flight
+
+    @invariant()
+    def each_sample_is_trained_once(self):
+        if hasattr(self, "lineage"):
+            trained = [attempt for step in self.lineage.values() for attempt in step]
+            assert len(trained) == len({(a.group, a.sample) for a in trained})
+            assert self.queue.account().trained == len(trained)
+
+    @invariant()
+    def all_in_flight_still_fits(self):
+        if not hasattr(self, "queue") or self.settings.late == "mask" or self.overdue:
+            return
+        live = self.queue.ledger.live.values()
+        due: dict[int, int] = {}
+        for group in live:
+            if not group.claimed:
+                due[group.floor + self.settings.max_staleness] = (
+                    due.get(group.floor + self.settings.max_staleness, 0) + 1
+                )
+        claimed = sum(group.claimed for group in live)
+        over = gate.overflow(self.queue.rule, self.queue.version.step, claimed, due)
+        assert over <= self.settings.spare_groups
+
+    @invariant()
+    def nothing_grows(self):
+        if hasattr(self, "queue"):
+            k, groups = self.settings.max_staleness, self.settings.groups_per_step
+            assert len(self.queue.ledger.live) <= (k + 1) * groups + self.settings.spare_groups
+            known = {key for places in self.queue.table.rows.values() for key, _ in places}
+            assert known == self.queue.table.blocks.keys()
+            assert self.queue.credits.bytes >= 0 and self.queue.credits.kept_bytes >= 0
+            assert self.queue.credits.rows == sum(len(group.rows) for group in self.queue.ledger.live.values())
+
+    def finish_a_step(self):
+        """Nobody is slow any more: then the step ends without a deadline."""
+        for claim in self.claims:
+            self.queue.release(claim)
+        self.claims, self.now = [], self.now + LEASE_S
+        self.published = self.queue.version
+        self.engines = [self.published] * ENGINES
+        goal = self.queue.version.step + 1
+        for _ in range(2 * (self.settings.max_staleness + 2) * self.settings.groups_per_step + 4):
+            self.admit(0, 4)
+            self.report()
+            for attempt in sorted(self.held):
+                self.seal(attempt)
+            self.credit(4, dies=False)
+            self.claim(3, overdue=False)
+            if sum(len(claim.groups) for claim in self.claims) == self.settings.groups_per_step:
+                break
+        self.commit()
+        assert self.queue.version.step == goal

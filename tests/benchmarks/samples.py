@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 
-from relax_core.api import AttemptId, Chosen, Issue, SystemClock, Version
+from relax_core.api import AttemptId, Issue, SystemClock, Version
 from relax_core.bus.in_process import InProcessBus
 from relax_core.bus.opening import open_bus
 from relax_core.control.planner import plan
@@ -30,6 +30,7 @@ from relax_core.rollout.sample_record import measures, records
 from relax_core.runners.board import BoardService
 from relax_core.runners.bus_settings import bus_settings
 from relax_core.runners.context import RoleContext
+from relax_core.runners.garbage import collected_seldom
 from relax_core.runners.launch import Launch
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.weights.service import WeightBoard
@@ -108,12 +109,13 @@ async def measure(recipe: Path, count: int, deliveries: int, profile: cProfile.P
         producer = await Producer.open(context, tell)
         parts = Parts()
         try:
-            for number in range(FIRST + deliveries):
-                if number == FIRST:
-                    parts = Parts()
-                    if profile is not None:
-                        profile.enable()
-                await deliver(producer, folder, number * count // GROUP, count, parts)
+            with collected_seldom():
+                for number in range(FIRST + deliveries):
+                    if number == FIRST:
+                        parts = Parts()
+                        if profile is not None:
+                            profile.enable()
+                    await deliver(producer, folder, number * count // GROUP, count, parts)
         finally:
             if profile is not None:
                 profile.disable()
@@ -131,7 +133,7 @@ def main() -> None:
     parser.add_argument("--recipe", type=Path, help="of a built quickstart; else one is built, which takes a minute")
     options = parser.parse_args()
     set_up = report.begin(options)
-    profile = cProfile.Profile() if options.profile else None
+    profile = cProfile.Profile(time.process_time) if options.profile else None
     rows = []
     with tempfile.TemporaryDirectory(prefix="relax-bench-") as folder:
         recipe = options.recipe or built(Path(folder))

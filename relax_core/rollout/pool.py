@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from relax_core.api.clock import Clock
@@ -214,10 +214,10 @@ class EnginePool:
             loads = self._loads()  # counted once: once a request would be quadratic
 
             def give(engine: str, pending: Pending) -> None:
-                self._give(engine, pending)
-                loads[engine] = replace(loads[engine], work=loads[engine].work + pending.left)
+                loads[engine] = loads[engine]._replace(work=loads[engine].work + pending.left)
 
-            for name, batch in self._requests.place(lambda: tuple(loads.values()), give):
+            for name, batch in self._requests.place(loads.values, give):
+                self._give(self._slots[name], batch)
                 self._own(self._serve(self._slots[name], batch))
 
     def _loads(self) -> dict[str, EngineLoad]:
@@ -225,11 +225,10 @@ class EnginePool:
             slot.name: EngineLoad(slot.name, slot.able, slot.version.step, slot.work) for slot in self._slots.values()
         }
 
-    def _give(self, engine: str, pending: Pending) -> None:
-        slot = self._slots[engine]
+    def _give(self, slot: EngineSlot, batch: Sequence[Pending]) -> None:
         if not slot.running:
             slot.heard_at = self._clock.now()
-        slot.give(pending)
+        slot.give(batch)
 
     async def _serve(self, slot: EngineSlot, batch: Sequence[Pending]) -> None:
         worker = slot.worker

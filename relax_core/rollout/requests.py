@@ -9,7 +9,7 @@ engine that died is begun again as it was, from the prompts: continued tokens wo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -131,7 +131,7 @@ class Requests:
 
     # -- to engines -----------------------------------------------------------------------------------------------
 
-    def place(self, loads: Callable[[], Sequence[EngineLoad]], give: Callable[[str, Pending], None]) -> list[Placed]:
+    def place(self, loads: Callable[[], Iterable[EngineLoad]], give: Callable[[str, Pending], None]) -> list[Placed]:
         """Give waiting requests to the engines that may run them: (engine, batch) for each call to be made."""
         placed: list[Placed] = []
         for batch in self._again[:]:

@@ -66,7 +66,7 @@ class Evaluation:
         return EvalFinished(step, one.name, mean, len(values), one.sampling.temperature, metrics, records)
 
     async def _group(self, one: EvalSet, index: int, step: int) -> tuple[Task, tuple[Trajectory, ...]]:
-        task, prompt = one.tasks[index], one.tasks.prompt(index)
+        task, prompt = one.tasks.rendered(index)
         seeds = [sample_seed(self._run.seed ^ SEED_STREAM, index, number) for number in range(one.samples)]
 
         def generator(places: Sequence[int]) -> GenerateAll:

@@ -113,7 +113,7 @@ class Producer:
         start = self._context.clock.now()
         run_seed: int = self._context.run.seed
         index = self.selection.task(issue.group)
-        task, prompt = self._tasks[index], self._tasks.prompt(index)
+        task, prompt = self._tasks.rendered(index)
         group = self._under_way[issue] = GroupUnderWay(version.step)
 
         seeds = [sample_seed(run_seed, attempt.group, attempt.sample, issue.retry) for attempt in issue.attempts]

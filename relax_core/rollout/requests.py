@@ -221,6 +221,7 @@ class Requests:
 
     def _settle(self, pending: Pending) -> None:
         self._aborted.discard(pending.request.id)
+        pending.batch = ()  # a batch holds its members: a ring that only the collector would find
         asked, at = self._asked.pop(pending.request.id, (None, 0))
         if asked is not None:
             asked.settle(at, pending.completion())

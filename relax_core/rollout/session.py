@@ -124,7 +124,9 @@ class Sample:
             self.deadline = None
 
     def trajectory(self) -> Trajectory:
+        """The sample, which is over."""
         messages = tuple(message for branch in self.branches for message in branch.own_messages())
+        self.branches.clear()  # each holds its sample: a ring that only the collector would find
         info = {**self.info, "error": self.error} if self.error else self.info
         forest, rewards = tuple(self.forest), tuple(self.step_rewards)
         return Trajectory(messages, self.response, forest, self.outcome, rewards, info, self.newest)

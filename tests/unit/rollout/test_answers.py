@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Sequence
 
 import pytest
@@ -13,6 +14,8 @@ from relax_core.rollout.completion import Completion, GenerateCall
 from relax_core.rollout.environment_handle import InProcess
 from relax_core.rollout.episode import Limits, run_answers, run_episode
 from relax_core.rollout.pool import Sampling
+from relax_core.rollout.requests import Pending
+from relax_core.rollout.session import Branch, Sample
 from relax_core.rollout.single_turn import SingleTurn
 from tests.unit.rollout.pool_lab import call, engines, until
 from tests.unit.rollout.toy_policy import Letters, completion
@@ -95,6 +98,23 @@ async def test_what_is_asked_together_ends_one_by_one_and_is_answered_in_order()
             tuple(range(100 * number + 1, 100 * number + 1 + length)) for number, length in enumerate((9, 3, 6))
         ]
         assert ended == [1, 2, 0]
+
+
+async def test_what_is_over_is_freed_at_once_and_not_left_to_the_collector() -> None:
+    family = Letters()
+    prompt = family.start(TASK.prompt)
+    gc.collect()
+    gc.disable()
+    try:
+        async with engines(1) as (pool, _, _told):
+            await run_answers(TASK, prompt, (1, 2), family, pool.generator([Sampling(1.0)] * 2), Limits(3), list)
+            alone = Engines([completion("pong")]).alone
+            await run_episode(TASK, prompt, 3, InProcess(SingleTurn(), 0.0), family, alone, Limits(9))
+            await asyncio.sleep(0)
+            left = [one for one in gc.get_objects() if isinstance(one, (Sample, Branch, Pending))]
+            assert left == []
+    finally:
+        gc.enable()
 
 
 async def test_who_gives_up_what_was_asked_together_gives_up_all_that_still_runs() -> None:

@@ -9,14 +9,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from relax_core.api import InfrastructureError, Message, Outcome, Task
+from relax_core.api import Action, Chosen, InfrastructureError, Message, Outcome, Step, SystemClock, Task
 from relax_core.rollout.completion import Completion, GenerateCall
 from relax_core.rollout.environment_handle import InProcess
+from relax_core.rollout.environments import EnvironmentPool
 from relax_core.rollout.episode import Limits, run_answers, run_episode
 from relax_core.rollout.pool import Sampling
 from relax_core.rollout.requests import Pending
 from relax_core.rollout.session import Branch, Sample
 from relax_core.rollout.single_turn import SingleTurn
+from relax_core.runners.local.workers import LocalWorkers
 from tests.unit.rollout.pool_lab import call, engines, until
 from tests.unit.rollout.toy_policy import Letters, completion
 
@@ -68,6 +70,20 @@ async def test_answers_asked_together_are_what_episodes_make_of_them(limits: Lim
     assert len(made) == len(together.calls)
     alike = [(one.tokens, one.max_new_tokens, one.seed, one.stop_tokens, one.stop) for one in together.calls]
     assert alike == [(one.tokens, one.max_new_tokens, one.seed, one.stop_tokens, one.stop) for one in apart.calls]
+
+
+class Praised(SingleTurn):
+    """Gives a reward of its own."""
+
+    async def step(self, action: Action) -> Step:
+        return Step("", done=True, reward=1.0)
+
+
+@pytest.mark.parametrize(("environment", "once"), [(SingleTurn, True), (Praised, False)])
+def test_only_the_built_in_environment_is_left_out(environment: type[SingleTurn], once: bool) -> None:
+    chosen = Chosen("environment", "single-turn")
+    pool = EnvironmentPool(chosen, LocalWorkers(), SystemClock(), build=lambda _: environment())
+    assert pool.answers_once is once
 
 
 async def test_an_engine_that_fails_is_the_outcome_of_all_it_was_asked_and_a_bug_is_nobody_s() -> None:

@@ -25,7 +25,7 @@ class Outcome(StrEnum):
 
     @property
     def judged(self) -> bool:
-        return self in (Outcome.FINISHED, Outcome.TRUNCATED)
+        return self._value_ in ("finished", "truncated")  # by text: it is asked of every sample again and again
 
 
 class DropReason(StrEnum):

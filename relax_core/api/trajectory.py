@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from relax_core.api.outcome import Outcome
 from relax_core.api.task import Message
@@ -28,6 +28,10 @@ class Node:
     """[tokens] of a sampled node, under the distribution it was sampled from."""
     versions: tuple[int, ...] = ()
     """[tokens] of a sampled node: step of the oldest weights that each token depends on."""
+
+
+Path: TypeAlias = tuple[tuple[Node, bool], ...]
+"""From a root to a leaf: each node, and whether it is trained in this row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +69,14 @@ class Trajectory:
     def num_sampled(self) -> int:
         return sum(len(node.tokens) for node in self.forest if node.sampled)
 
+    def paths(self) -> tuple[Path, ...]:
+        """The nodes of each row: one path a leaf, in order of the leaves."""
+        seen: set[int] = set()
+        return tuple(_path(self.forest, leaf, seen) for leaf in _leaves(self.forest))
+
     def rows(self) -> tuple[Row, ...]:
         """One row a leaf, in order of the leaves."""
-        seen: set[int] = set()
-        return tuple(_row(self.forest, leaf, seen) for leaf in _leaves(self.forest))
+        return tuple(map(_row, self.paths()))
 
 
 def _leaves(forest: tuple[Node, ...]) -> Iterator[int]:
@@ -76,21 +84,24 @@ def _leaves(forest: tuple[Node, ...]) -> Iterator[int]:
     return (index for index in range(len(forest)) if index not in parents)
 
 
-def _row(forest: tuple[Node, ...], leaf: int, seen: set[int]) -> Row:
-    path: list[int] = []
+def _path(forest: tuple[Node, ...], leaf: int, seen: set[int]) -> Path:
+    path: list[tuple[Node, bool]] = []
     at: int | None = leaf
     while at is not None:
-        path.append(at)
-        at = forest[at].parent
+        node = forest[at]
+        path.append((node, node.sampled and at not in seen))
+        seen.add(at)
+        at = node.parent
+    return tuple(reversed(path))
+
+
+def _row(path: Path) -> Row:
     tokens: list[int] = []
     mask: list[int] = []
     log_probs: list[float] = []
     versions: list[int] = []
-    for index in reversed(path):
-        node = forest[index]
+    for node, trained in path:
         width = len(node.tokens)
-        trained = node.sampled and index not in seen
-        seen.add(index)
         tokens += node.tokens
         mask += [int(trained)] * width
         log_probs += node.log_probs if node.sampled else [0.0] * width

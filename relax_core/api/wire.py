@@ -8,13 +8,15 @@ first call and refuse another. Pickle is never used.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
+from itertools import starmap
+from operator import attrgetter
 from typing import Any, TypeVar
 
-PROTOCOL = 1
+PROTOCOL = 2
 
-_TYPE, _ARRAY, _SET, _BIG = 1, 2, 3, 4
+_TYPE, _ARRAY, _SET, _BIG, _TABLE = 1, 2, 3, 4, 5
 _registry: dict[str, type] = {}
 _fields: dict[type, tuple[str, ...]] = {}
 T = TypeVar("T", bound=type)
@@ -36,6 +38,8 @@ def encode(value: Any) -> bytes:
     import msgpack
 
     _register_api()
+    if type(value) is list and _alike(value):
+        value = _table(value)
     return bytes(msgpack.packb(value, default=_encode, strict_types=True, use_bin_type=True))
 
 
@@ -59,7 +63,7 @@ def _encode(value: Any) -> Any:
         return msgpack.ExtType(_TYPE, encode((cls.__name__, (value.value,))))
     if isinstance(value, tuple):
         if not hasattr(cls, "_fields"):  # no named one: RowIds differ from plain tuples in how they are pickled only
-            return list(value)
+            return _table(value) if _alike(value) else list(value)
         return msgpack.ExtType(_TYPE, encode([cls.__name__, list(value)]))
     if isinstance(value, (set, frozenset)):
         return msgpack.ExtType(_SET, encode(list(value)))
@@ -68,6 +72,21 @@ def _encode(value: Any) -> Any:
     if isinstance(value, int):
         return msgpack.ExtType(_BIG, str(int(value)).encode())
     return _encode_array(value)
+
+
+def _alike(values: Sequence[Any]) -> bool:
+    """Whether they are several objects of one dataclass that has several fields."""
+    return len(values) > 1 and len(_fields.get(type(values[0]), ())) > 1 and len(set(map(type, values))) == 1
+
+
+def _table(values: Sequence[Any]) -> Any:
+    """Objects of one dataclass at once: one by one, each would be a message within the message."""
+    import msgpack
+
+    cls = type(values[0])
+    rows = map(attrgetter(*_fields[cls]), values)
+    plain = [[list(each) if type(each) is tuple else each for each in row] for row in rows]
+    return msgpack.ExtType(_TABLE, encode([cls.__name__, plain]))
 
 
 def _encode_array(value: Any) -> Any:
@@ -92,12 +111,12 @@ def _decode(code: int, data: bytes) -> Any:
         return frozenset(decode(data))
     if code == _BIG:
         return int(data)
-    if code != _TYPE:
+    if code not in (_TYPE, _TABLE):
         raise ValueError(f"wire: unknown extension {code}; both sides must run the same relax-core")
     name, values = decode(data)
     if name not in _registry:
         raise ValueError(f"wire: unknown type {name}; both sides must run the same relax-core")
-    return _registry[name](*values)
+    return _registry[name](*values) if code == _TYPE else tuple(starmap(_registry[name], values))
 
 
 _pending: list[Callable[[], None]] = []

@@ -40,7 +40,10 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 def encode(value: Any) -> str:
     """One line of strict JSON: NaN and infinities become null, unknown types their text."""
-    return json.dumps(plain(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    try:
+        return _ENCODER.encode(value)
+    except (TypeError, ValueError):  # a number, or a key, that JSON has not
+        return _ENCODER.encode(plain(value))
 
 
 def plain(value: Any) -> Any:
@@ -55,6 +58,9 @@ def plain(value: Any) -> Any:
         return [plain(inner) for inner in value]
     item = getattr(value, "item", None)
     return plain(item()) if callable(item) and getattr(value, "ndim", None) == 0 else str(value)
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=plain)
 
 
 def write_text(path: Path, text: str, durable: bool = True) -> None:

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from relax_core.api.engine import FinishReason
 
@@ -13,8 +12,7 @@ Watch: TypeAlias = Callable[[Sequence[int]], bool]
 """Sees all tokens of a turn whenever some were sampled; True ends the turn there, with finish `stop`."""
 
 
-@dataclass(frozen=True, slots=True)
-class GenerateCall:
+class GenerateCall(NamedTuple):
     """One turn to sample."""
 
     tokens: tuple[int, ...]
@@ -28,10 +26,11 @@ class GenerateCall:
     floor: int = -1
     """Oldest step among the tokens of the sample's group: no older engine may go on with it. -1: none."""
     watch: Watch | None = None
+    ended: Callable[[], None] | None = None
+    """Called once the turn has its last token, while others that were asked with it may still be sampled."""
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
+class Completion(NamedTuple):
     """One sampled turn; tuples are [tokens]."""
 
     tokens: tuple[int, ...]
@@ -75,3 +74,15 @@ def watch_for(stop: tuple[str, ...], decode: Callable[[tuple[int, ...]], str]) -
 
 
 Generate: TypeAlias = Callable[[GenerateCall], Awaitable[Completion]]
+GenerateAll: TypeAlias = Callable[[Sequence[GenerateCall]], Awaitable[Sequence[Completion]]]
+"""Several turns that are asked together, and awaited together."""
+
+
+def singly(generate: GenerateAll) -> Generate:
+    """For who takes one turn after another."""
+
+    async def one(call: GenerateCall) -> Completion:
+        (completion,) = await generate((call,))
+        return completion
+
+    return one

@@ -109,7 +109,7 @@ class EngineSlot:
         """
         if self.worker is None:
             raise RuntimeError(f"engine {self.name} was never started")
-        requests = [pending.remaining() for pending in batch]
+        requests = tuple(pending.remaining() for pending in batch)
         stream = self.worker.stream("generate", requests, timeout_s=LONGEST_S)
         while (deltas := await self._next(stream)) is not None:
             yield self._take(deltas)
@@ -201,9 +201,9 @@ class EngineSlot:
         self._changed()
         return ended
 
-    def give(self, pending: Pending) -> None:
-        """It runs this from now on."""
-        self.running[pending.request.id] = pending
+    def give(self, batch: Sequence[Pending]) -> None:
+        """It runs these from now on."""
+        self.running.update((pending.request.id, pending) for pending in batch)
         self._changed()
 
     def _changed(self) -> None:

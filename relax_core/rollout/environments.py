@@ -16,6 +16,7 @@ from relax_core.api.trainer import Chosen
 from relax_core.api.worker import Workers
 from relax_core.rollout.environment_handle import EnvironmentHandle, InProcess
 from relax_core.rollout.environment_worker import Remote, Seat
+from relax_core.rollout.single_turn import SingleTurn
 
 
 class EnvironmentPool:
@@ -42,6 +43,11 @@ class EnvironmentPool:
     @property
     def in_process(self) -> bool:
         return self._prototype.in_process
+
+    @property
+    def answers_once(self) -> bool:
+        """Whether a sample is one turn of the policy and nothing else: it needs no instance. A subclass may do more."""
+        return type(self._prototype) is SingleTurn
 
     @property
     def tools(self) -> tuple[Tool, ...]:

@@ -6,15 +6,19 @@ What fails on the way becomes its outcome; the environment's `close` runs whatev
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from relax_core.api.environment import Observation
 from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.outcome import Outcome
 from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Trajectory
-from relax_core.rollout.completion import Generate
+from relax_core.rollout.completion import Generate, GenerateAll, GenerateCall, singly
 from relax_core.rollout.environment_handle import EnvironmentFailed, EnvironmentHandle
-from relax_core.rollout.session import Branch, Ended, Limits, Sample
+from relax_core.rollout.session import ENGINE_FAILS, Branch, Ended, Limits, Sample
 
-__all__ = ["Limits", "run_episode"]
+__all__ = ["Limits", "run_answers", "run_episode"]
 
 
 async def run_episode(
@@ -45,6 +49,42 @@ async def run_episode(
     if sample.broken is not None:
         raise sample.broken
     return sample.trajectory()
+
+
+async def run_answers(
+    task: Task,
+    prompt: Rendered,
+    seeds: Sequence[int],
+    family: ModelFamily,
+    generate: GenerateAll,
+    limits: Limits,
+    made: Callable[[], None],
+) -> list[Trajectory]:
+    """Play samples whose environment is `SingleTurn`, which has nothing to say: one turn each, all asked together.
+
+    A sample is what `run_episode` makes of it. `made` is called for each as it ends.
+    """
+    samples = [Sample(family, singly(generate), limits, _unsaid) for _ in seeds]
+    asked: list[tuple[Branch, GenerateCall]] = []
+    for sample, seed in zip(samples, seeds, strict=True):
+        branch = sample.open(task.prompt, prompt, seed)
+        with suppress(Ended):
+            asked.append((branch, branch.begin()._replace(ended=made)))
+    try:
+        completions = await generate([call for _, call in asked]) if asked else ()
+    except ENGINE_FAILS as error:
+        for branch, _ in asked:
+            branch.sample.engine_failed(error)
+    else:
+        for (branch, call), completion in zip(asked, completions, strict=True):
+            with suppress(Ended):
+                branch.take(call, completion)
+    return [sample.trajectory() for sample in samples]
+
+
+def _unsaid(observation: Observation | str) -> tuple[Message, ...]:
+    """Nothing is observed."""
+    return ()
 
 
 async def _take_turns(task: Task, seed: int, environment: EnvironmentHandle, session: Branch, sample: Sample) -> None:

@@ -6,13 +6,13 @@ from __future__ import annotations
 import asyncio
 import statistics
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from relax_core.api.events import EvalFinished
 from relax_core.api.task import Task
 from relax_core.api.trajectory import Trajectory
-from relax_core.rollout.completion import Completion, Generate, GenerateCall
+from relax_core.rollout.completion import Completion, GenerateAll, GenerateCall
 from relax_core.rollout.judge import Judge, Judgement
 from relax_core.rollout.pool import EnginePool, Sampling
 from relax_core.rollout.sample_record import sample_record
@@ -24,7 +24,7 @@ SEED_STREAM = 0x5EED
 SHOWN = 16
 """Transcripts kept of each evaluation."""
 
-Sample = Callable[..., Awaitable[Trajectory]]
+Samples = Callable[..., Awaitable[Sequence[Trajectory]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class EvalSet:
 class Evaluation:
     """All evaluation sets of a run."""
 
-    def __init__(self, sets: Sequence[EvalSet], run: Any, sample: Sample, judge: Judge, pool: EnginePool) -> None:
-        self._sets, self._run, self._sample, self._judge, self._pool = sets, run, sample, judge, pool
+    def __init__(self, sets: Sequence[EvalSet], run: Any, samples: Samples, judge: Judge, pool: EnginePool) -> None:
+        self._sets, self._run, self._samples, self._judge, self._pool = sets, run, samples, judge, pool
         self._done: set[int] = set()
 
     def due(self, step: int) -> bool:
@@ -55,8 +55,7 @@ class Evaluation:
         return [await self._one(one, step) for one in self._sets]
 
     async def _one(self, one: EvalSet, step: int) -> EvalFinished:
-        generate = _at_least(step, self._pool.generator(one.sampling))
-        groups = await asyncio.gather(*(self._group(one, index, generate) for index in one.indices))
+        groups = await asyncio.gather(*(self._group(one, index, step) for index in one.indices))
         judged = await self._judge.judge(groups)
         values = [j.value for group in judged for j in group if j.outcome.judged]
         mean = statistics.fmean(values) if values else 0.0
@@ -66,10 +65,14 @@ class Evaluation:
         metrics = {"standard_error": spread, "failed": float(failed)}
         return EvalFinished(step, one.name, mean, len(values), one.sampling.temperature, metrics, records)
 
-    async def _group(self, one: EvalSet, index: int, generate: Any) -> tuple[Task, tuple[Trajectory, ...]]:
-        task, prompt = one.tasks[index], one.tasks.prompt(index)
+    async def _group(self, one: EvalSet, index: int, step: int) -> tuple[Task, tuple[Trajectory, ...]]:
+        task, prompt = one.tasks.rendered(index)
         seeds = [sample_seed(self._run.seed ^ SEED_STREAM, index, number) for number in range(one.samples)]
-        return task, tuple(await asyncio.gather(*(self._sample(task, prompt, seed, generate) for seed in seeds)))
+
+        def generator(places: Sequence[int]) -> GenerateAll:
+            return _at_least(step, self._pool.generator([one.sampling] * len(places)))
+
+        return task, tuple(await self._samples(task, prompt, seeds, generator, _unnoticed))
 
 
 def is_due(run: Any, step: int) -> bool:
@@ -80,13 +83,17 @@ def is_due(run: Any, step: int) -> bool:
     return bool(run.eval.at_start) if step == 0 else step % every == 0 or step == run.steps
 
 
-def _at_least(step: int, generate: Generate) -> Generate:
+def _at_least(step: int, generate: GenerateAll) -> GenerateAll:
     """On engines that have the version which is evaluated: a slow one may still have an older."""
 
-    async def floored(call: GenerateCall) -> Completion:
-        return await generate(replace(call, floor=max(call.floor, step)))
+    async def floored(calls: Sequence[GenerateCall]) -> Sequence[Completion]:
+        return await generate([call._replace(floor=max(call.floor, step)) for call in calls])
 
     return floored
+
+
+def _unnoticed() -> None:
+    """Nobody counts what is missing of an evaluation."""
 
 
 def _records(

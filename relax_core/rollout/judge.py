@@ -99,9 +99,9 @@ class Judge:
 
 def _failure(verdicts: Sequence[Weighed]) -> Judgement | None:
     """The first reward that failed decides; what the others said stays readable."""
-    parts = {reward.name: verdict.value for reward, verdict in verdicts if not verdict.failed}
     for reward, verdict in verdicts:
         if verdict.failed:
+            parts = {other.name: said.value for other, said in verdicts if not said.failed}
             error = f"reward {reward.name}: {verdict.error}"
             return Judgement(math.nan, parts, (), verdict.outcome, error, verdict.frames)
     return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from relax_core.api.clock import Clock
@@ -20,7 +20,7 @@ from relax_core.api.trainer import Chosen
 from relax_core.api.turn import Part
 from relax_core.api.version import Version
 from relax_core.api.weights import Manifest, Receipt
-from relax_core.rollout.completion import Completion, GenerateCall
+from relax_core.rollout.completion import Completion, GenerateAll, GenerateCall
 from relax_core.rollout.engine_slot import EngineSlot
 from relax_core.rollout.requests import Pending, Requests
 from relax_core.rollout.rest import Rest
@@ -170,23 +170,19 @@ class EnginePool:
 
     # -- requests -----------------------------------------------------------------------------------------------
 
-    def generator(self, sampling: Sampling) -> Callable[[GenerateCall], Awaitable[Completion]]:
-        """A `generate` with this way of sampling."""
+    def generator(self, samplings: Sequence[Sampling]) -> GenerateAll:
+        """A `generate` for as many calls, each with its way of sampling."""
 
-        async def generate(call: GenerateCall) -> Completion:
-            return await self._generate(call, sampling)
+        async def generate(calls: Sequence[GenerateCall]) -> Sequence[Completion]:
+            return await self._generate(calls, samplings)
 
         return generate
 
-    async def _generate(self, call: GenerateCall, sampling: Sampling) -> Completion:
+    async def _generate(self, calls: Sequence[GenerateCall], samplings: Sequence[Sampling]) -> Sequence[Completion]:
         if self._broken is not None:
             raise self._broken
-        self._numbers += 1
-        request = GenerateRequest(
-            str(self._numbers), call.tokens, call.max_new_tokens, sampling.temperature, sampling.top_p, sampling.top_k,
-            call.seed, call.stop_tokens, media=call.media, floor=call.floor,
-        )  # fmt: skip
-        future = self._requests.add(request, call.watch)
+        requests = [self._request(call, sampling) for call, sampling in zip(calls, samplings, strict=True)]
+        future = self._requests.add(requests, calls)
         self._asked.set()
         self._flush_soon()
         try:
@@ -194,6 +190,13 @@ class EnginePool:
         except asyncio.CancelledError:
             self._flush_soon()
             raise
+
+    def _request(self, call: GenerateCall, sampling: Sampling) -> GenerateRequest:
+        self._numbers += 1
+        return GenerateRequest(
+            str(self._numbers), call.tokens, call.max_new_tokens, sampling.temperature, sampling.top_p, sampling.top_k,
+            call.seed, call.stop_tokens, media=call.media, floor=call.floor,
+        )  # fmt: skip
 
     def _flush_soon(self) -> None:
         if not self._flushing:
@@ -211,10 +214,10 @@ class EnginePool:
             loads = self._loads()  # counted once: once a request would be quadratic
 
             def give(engine: str, pending: Pending) -> None:
-                self._give(engine, pending)
-                loads[engine] = replace(loads[engine], work=loads[engine].work + pending.left)
+                loads[engine] = loads[engine]._replace(work=loads[engine].work + pending.left)
 
-            for name, batch in self._requests.place(lambda: tuple(loads.values()), give):
+            for name, batch in self._requests.place(loads.values, give):
+                self._give(self._slots[name], batch)
                 self._own(self._serve(self._slots[name], batch))
 
     def _loads(self) -> dict[str, EngineLoad]:
@@ -222,11 +225,10 @@ class EnginePool:
             slot.name: EngineLoad(slot.name, slot.able, slot.version.step, slot.work) for slot in self._slots.values()
         }
 
-    def _give(self, engine: str, pending: Pending) -> None:
-        slot = self._slots[engine]
+    def _give(self, slot: EngineSlot, batch: Sequence[Pending]) -> None:
         if not slot.running:
             slot.heard_at = self._clock.now()
-        slot.give(pending)
+        slot.give(batch)
 
     async def _serve(self, slot: EngineSlot, batch: Sequence[Pending]) -> None:
         worker = slot.worker

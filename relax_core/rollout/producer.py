@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,9 +23,9 @@ from relax_core.api.trainer import Chosen
 from relax_core.api.trajectory import Trajectory
 from relax_core.api.version import Version
 from relax_core.api.weights import Manifest
-from relax_core.rollout.completion import Generate
+from relax_core.rollout.completion import GenerateAll, singly
 from relax_core.rollout.environments import EnvironmentPool
-from relax_core.rollout.episode import Limits, run_episode
+from relax_core.rollout.episode import Limits, run_answers, run_episode
 from relax_core.rollout.evaluation import EvalSet, Evaluation
 from relax_core.rollout.finished import FinishedGroup, JudgedGroup
 from relax_core.rollout.fuse import FuseTripped
@@ -39,6 +39,8 @@ from relax_core.rollout.tasks import TaskSet
 from relax_core.rollout.together import together
 from relax_core.rollout.under_way import GroupUnderWay
 
+Generator = Callable[[Sequence[int]], GenerateAll]
+"""Gives a `generate` for the samples at these places of a group."""
 STEPS_AHEAD = 2
 """Groups under way at once, in steps: what keeps engines full; the staleness gate is the real bound."""
 
@@ -54,11 +56,10 @@ class Producer:
         self._limits = Limits(0)  # of the engine, once it has started
         self._context, self._family, self._pool = context, family, pool
         self._environments, self._judge, self._tasks, self.selection = environments, judge, tasks, selection
-        self._generate = pool.generator(Sampling(run.rollout.temperature, run.rollout.top_p))
-        self._greedy = pool.generator(Sampling(0.0, 1.0))
+        self._sampling, self._greedy = Sampling(run.rollout.temperature, run.rollout.top_p), Sampling(0.0, 1.0)
         self._under_way: dict[Issue, GroupUnderWay] = {}
         self._progress = Progress(context.clock)
-        self._evaluation = Evaluation(sets, run, self.sample, judge, pool)
+        self._evaluation = Evaluation(sets, run, self.samples, judge, pool)
 
     @classmethod
     async def open(cls, context: Context, tell: Tell) -> Self:
@@ -110,20 +111,20 @@ class Producer:
 
     async def make(self, issue: Issue, version: Version) -> FinishedGroup:
         start = self._context.clock.now()
-        seed: int = self._context.run.seed
+        run_seed: int = self._context.run.seed
         index = self.selection.task(issue.group)
-        task, prompt = self._tasks[index], self._tasks.prompt(index)
+        task, prompt = self._tasks.rendered(index)
         group = self._under_way[issue] = GroupUnderWay(version.step)
 
-        def attempted(attempt: AttemptId) -> Awaitable[Trajectory]:
-            own = sample_seed(seed, attempt.group, attempt.sample, issue.retry)
-            greedy = attempt.sample == self._context.plan.greedy
-            generate = progress.generator(group.generator(attempt, self._greedy if greedy else self._generate))
-            return progress.sampled(self.sample(task, prompt, own, generate))
+        seeds = [sample_seed(run_seed, attempt.group, attempt.sample, issue.retry) for attempt in issue.attempts]
+
+        def generator(places: Sequence[int]) -> GenerateAll:
+            attempts = [issue.attempts[place] for place in places]
+            return progress.generator(group.generator(attempts, self._pool.generator(self._samplings(attempts))))
 
         try:
             with self._progress.making(issue.group, len(issue.attempts)) as progress:
-                trajectories = await asyncio.gather(*map(attempted, issue.attempts))
+                trajectories = await self.samples(task, prompt, seeds, generator, progress.made)
         finally:
             del self._under_way[issue]
         return FinishedGroup(issue, task, tuple(trajectories), version, self._context.clock.now() - start)
@@ -133,9 +134,26 @@ class Producer:
         group = self._under_way.get(issue)
         return group.lengths if group else {}
 
-    async def sample(self, task: Task, prompt: Rendered, seed: int, generate: Generate) -> Trajectory:
-        async with self._environments.instance() as environment:
-            return await run_episode(task, prompt, seed, environment, self._family, generate, self._limits)
+    def _samplings(self, attempts: Sequence[AttemptId]) -> list[Sampling]:
+        greedy: int | None = self._context.plan.greedy
+        return [self._greedy if attempt.sample == greedy else self._sampling for attempt in attempts]
+
+    async def samples(
+        self, task: Task, prompt: Rendered, seeds: Sequence[int], generator: Generator, made: Callable[[], None]
+    ) -> Sequence[Trajectory]:
+        """A sample a seed. `made` is called for each as it ends."""
+        family, limits = self._family, self._limits
+        if self._environments.answers_once:
+            return await run_answers(task, prompt, seeds, family, generator(range(len(seeds))), limits, made)
+
+        async def episode(place: int, seed: int) -> Trajectory:
+            generate = singly(generator([place]))
+            async with self._environments.instance() as environment:
+                trajectory = await run_episode(task, prompt, seed, environment, family, generate, limits)
+            made()
+            return trajectory
+
+        return await asyncio.gather(*(episode(place, seed) for place, seed in enumerate(seeds)))
 
     async def judge(self, groups: Sequence[FinishedGroup]) -> list[JudgedGroup]:
         """Judge and filter. Raises FuseTripped after saving one failing sample for `relax try`."""

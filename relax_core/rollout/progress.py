@@ -6,15 +6,14 @@ Only for people (`relax why`); nothing is decided by it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from relax_core.api.clock import Clock
-from relax_core.rollout.completion import Completion, Generate, GenerateCall
+from relax_core.rollout.completion import Completion, GenerateAll, GenerateCall
 
-T = TypeVar("T")
 SHOWN = 3
 
 
@@ -30,23 +29,21 @@ class GroupProgress:
     """Samples whose next tokens are awaited; the other missing ones are in their environments."""
     judging: bool = False
 
-    def generator(self, generate: Generate) -> Generate:
-        """`generate` for a sample of the group."""
+    def generator(self, generate: GenerateAll) -> GenerateAll:
+        """`generate` for samples of the group."""
 
-        async def counted(call: GenerateCall) -> Completion:
-            self.at_engines += 1
+        async def counted(calls: Sequence[GenerateCall]) -> Sequence[Completion]:
+            self.at_engines += len(calls)
             try:
-                return await generate(call)
+                return await generate(calls)
             finally:
-                self.at_engines -= 1
+                self.at_engines -= len(calls)
 
         return counted
 
-    async def sampled(self, sample: Awaitable[T]) -> T:
-        """A sample of the group, which is missing no longer."""
-        made = await sample
+    def made(self) -> None:
+        """A sample of the group is missing no longer."""
         self.missing -= 1
-        return made
 
     @property
     def place(self) -> str:
@@ -71,6 +68,7 @@ class Progress:
         except BaseException:
             self._end(own)
             raise
+        own.missing = 0
 
     @contextmanager
     def judging(self, groups: Sequence[int]) -> Iterator[None]:

@@ -9,13 +9,13 @@ engine that died is begun again as it was, from the prompts: continued tokens wo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from relax_core.api.engine import Delta, FinishReason, GenerateRequest
 from relax_core.api.errors import RelaxError
-from relax_core.rollout.completion import Completion, Watch
+from relax_core.rollout.completion import Completion, GenerateCall, Watch
 from relax_core.rollout.router import EngineLoad, choose
 
 Placed: TypeAlias = "tuple[str, tuple[Pending, ...]]"
@@ -80,6 +80,25 @@ class Pending:
         return Completion(tuple(self.tokens), tuple(self.log_probs), versions, kept, self.finish, self.error)
 
 
+class Asked:
+    """Turns that were asked together: one future, which has its result when the last of them has ended."""
+
+    def __init__(self, calls: Sequence[GenerateCall]) -> None:
+        self.future: asyncio.Future[list[Completion]] = asyncio.get_running_loop().create_future()
+        self._calls, self._missing = calls, len(calls)
+        self._completions: dict[int, Completion] = {}
+
+    def settle(self, at: int, completion: Completion) -> None:
+        """One of them has ended."""
+        if self.future.done():
+            return
+        self._completions[at] = completion
+        if (ended := self._calls[at].ended) is not None:
+            ended()
+        if len(self._completions) == self._missing:
+            self.future.set_result([self._completions[number] for number in range(self._missing)])
+
+
 class Requests:
     """All that somebody awaits."""
 
@@ -88,25 +107,31 @@ class Requests:
         self._waiting: list[Pending] = []
         self._again: list[tuple[Pending, ...]] = []
         """whole: batches to be begun again."""
-        self._futures: dict[str, asyncio.Future[Completion]] = {}
+        self._asked: dict[str, tuple[Asked, int]] = {}
+        """By request: what it was asked with, and its place there."""
         self._aborted: set[str] = set()
         """Running requests that nobody awaits and whose engine has been told so."""
         self._interrupted: set[str] = set()
         """Running requests that were told to leave their engine, to go on later with the tokens they have."""
 
-    def add(self, request: GenerateRequest, watch: Watch | None) -> asyncio.Future[Completion]:
-        future = self._futures[request.id] = asyncio.get_running_loop().create_future()
-        self._waiting.append(Pending(request, watch))
-        return future
+    def add(
+        self, requests: Sequence[GenerateRequest], calls: Sequence[GenerateCall]
+    ) -> asyncio.Future[list[Completion]]:
+        """What comes of the calls; each has a request."""
+        asked = Asked(calls)
+        for at, request in enumerate(requests):
+            self._asked[request.id] = asked, at
+            self._waiting.append(Pending(request, calls[at].watch))
+        return asked.future
 
     @property
     def open(self) -> bool:
         """Whether somebody awaits something."""
-        return any(not future.done() for future in self._futures.values())
+        return any(not asked.future.done() for asked, _ in self._asked.values())
 
     # -- to engines -----------------------------------------------------------------------------------------------
 
-    def place(self, loads: Callable[[], Sequence[EngineLoad]], give: Callable[[str, Pending], None]) -> list[Placed]:
+    def place(self, loads: Callable[[], Iterable[EngineLoad]], give: Callable[[str, Pending], None]) -> list[Placed]:
         """Give waiting requests to the engines that may run them: (engine, batch) for each call to be made."""
         placed: list[Placed] = []
         for batch in self._again[:]:
@@ -133,12 +158,12 @@ class Requests:
 
     def give_up(self, running: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
         """Requests that nobody awaits any more leave the queue; returns those running, by engine, which it must hear of."""
-        unwanted = {name for name, future in self._futures.items() if future.cancelled()}
+        unwanted = {name for name, (asked, _) in self._asked.items() if asked.future.cancelled()}
         if not unwanted:
             return {}
         for pending in self._waiting:
             if pending.request.id in unwanted:
-                del self._futures[pending.request.id]
+                del self._asked[pending.request.id]
         self._waiting = [pending for pending in self._waiting if pending.request.id not in unwanted]
         told = {
             engine: [name for name in names if name in unwanted - self._aborted] for engine, names in running.items()
@@ -155,8 +180,7 @@ class Requests:
     def ended(self, pending: Pending) -> None:
         """An engine is done with a request: it is settled, or goes on elsewhere."""
         name = pending.request.id
-        future = self._futures.get(name)
-        awaited = future is not None and not future.done()
+        awaited = name in self._asked and not self._asked[name][0].future.done()
         if name in self._interrupted and pending.finish == "abort" and awaited and not pending.complete:
             pending.finish = ""
             self._waiting.append(pending)
@@ -170,11 +194,11 @@ class Requests:
         """Their engine died. One that had all tokens asked for only lost its last word."""
         self._interrupted.difference_update(pending.request.id for pending in running)
         if self.whole:
-            batches = {id(pending.batch): pending.batch for pending in running if pending.request.id in self._futures}
+            batches = {id(pending.batch): pending.batch for pending in running if pending.request.id in self._asked}
             self._again += [tuple(Pending(old.request, old.watch) for old in batch) for batch in batches.values()]
             return
         for pending in running:
-            if pending.request.id not in self._futures:
+            if pending.request.id not in self._asked:
                 continue
             if pending.complete:
                 pending.finish = "length"
@@ -190,13 +214,14 @@ class Requests:
 
     def fail(self, error: RelaxError) -> None:
         """Whoever waits learns why there is nothing to wait for."""
-        for future in self._futures.values():
-            if not future.done():
-                future.set_exception(error)
-        self._futures.clear()
+        for asked, _ in self._asked.values():
+            if not asked.future.done():
+                asked.future.set_exception(error)
+        self._asked.clear()
 
     def _settle(self, pending: Pending) -> None:
         self._aborted.discard(pending.request.id)
-        future = self._futures.pop(pending.request.id, None)
-        if future is not None and not future.done():
-            future.set_result(pending.completion())
+        pending.batch = ()  # a batch holds its members: a ring that only the collector would find
+        asked, at = self._asked.pop(pending.request.id, (None, 0))
+        if asked is not None:
+            asked.settle(at, pending.completion())

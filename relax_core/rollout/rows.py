@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From trajectories to rows of the bus: the only place where samples become columns."""
+"""From trajectories to rows of the bus: the only place where samples become columns, a whole delivery at once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import chain, compress
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 from relax_core.api.batch import AttemptId, Ragged, RowBatch, RowId
 from relax_core.api.bus import Sealed
-from relax_core.api.trajectory import Row, Trajectory
+from relax_core.api.trajectory import Path, Trajectory
 from relax_core.rollout.judge import Judgement
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def row_batch(
@@ -19,38 +22,67 @@ def row_batch(
     """Rows with the columns that rollout produces, and a seal for each sample; samples without a verdict have no rows, nor
     has the one whose place is `greedy`."""
     ids: list[RowId] = []
-    rows: list[Row] = []
     rewards: list[float] = []
-    sealed: list[Sealed] = []
+    owned: list[tuple[Path, ...]] = []
     for attempt, trajectory, judgement in samples:
-        own = trajectory.rows() if judgement.outcome.judged and attempt.sample != greedy else ()
+        own = trajectory.paths() if judgement.outcome.judged and attempt.sample != greedy else ()
         ids += [RowId(*attempt, number) for number in range(len(own))]
-        rows += own
         rewards += [judgement.value] * len(own)
-        sealed.append(_seal(attempt, own, judgement, trajectory.newest, attempt.sample == greedy))
-    return RowBatch(tuple(ids), _columns(rows, rewards)), sealed
+        owned.append(own)
+    columns = _columns([*chain.from_iterable(owned)], rewards)
+    sealed = [
+        Sealed(
+            attempt, len(own), judgement.outcome, judgement.value, oldest, trained, judgement.parts,
+            newest if trajectory.newest is None or not trained else trajectory.newest, attempt.sample == greedy,
+        )
+        for (attempt, trajectory, judgement), own, (trained, oldest, newest)
+        in zip(samples, owned, _trained(columns, [len(own) for own in owned]), strict=True)
+    ]  # fmt: skip
+    return RowBatch(tuple(ids), columns), sealed
 
 
-def _seal(attempt: AttemptId, rows: Sequence[Row], judgement: Judgement, newest: int | None, greedy: bool) -> Sealed:
-    trained = [*chain.from_iterable(compress(row.versions, row.loss_mask) for row in rows)]
-    return Sealed(
-        attempt, len(rows), judgement.outcome, judgement.value, min(trained, default=0), len(trained), judgement.parts,
-        max(trained, default=None) if newest is None or not trained else newest, greedy,
-    )  # fmt: skip
-
-
-def _columns(rows: Sequence[Row], rewards: Sequence[float]) -> dict[str, Ragged]:
+def _columns(paths: Sequence[Path], rewards: Sequence[float]) -> dict[str, Ragged]:
     import numpy as np
 
-    lengths = np.array([len(row.tokens) for row in rows], np.int64)
+    lengths = np.array([sum(len(node.tokens) for node, _ in path) for path in paths], np.int64)
+    total = int(lengths.sum())
+    nodes = [node for path in paths for node, _ in path]
+    widths = [len(node.tokens) for node in nodes]
+    loss_mask = np.repeat(np.array([trained for path in paths for _, trained in path], np.uint8), widths)
+    sampled = np.repeat(np.array([node.sampled for node in nodes], bool), widths)
 
-    def ragged(values: Iterable[Sequence[Any]], dtype: Any) -> Ragged:
-        return Ragged(np.fromiter(chain.from_iterable(values), dtype, int(lengths.sum())), lengths)
+    def column(values: Iterable[Sequence[Any]], given: float, dtype: Any) -> Ragged:
+        """What sampled nodes hold, and for the tokens of the others `given`."""
+        whole = np.full(total, given, dtype)
+        whole[sampled] = np.fromiter(chain.from_iterable(values), dtype, int(sampled.sum()))
+        return Ragged(whole, lengths)
 
     return {
-        "tokens": ragged((row.tokens for row in rows), np.int32),
-        "loss_mask": ragged((row.loss_mask for row in rows), np.uint8),
-        "rollout_log_probs": ragged((row.log_probs for row in rows), np.float32),
-        "weight_versions": ragged((row.versions for row in rows), np.int32),
-        "rewards": Ragged(np.array(rewards, np.float32), np.ones(len(rows), np.int64)),
+        "tokens": Ragged(np.fromiter(chain.from_iterable(node.tokens for node in nodes), np.int32, total), lengths),
+        "loss_mask": Ragged(loss_mask, lengths),
+        "rollout_log_probs": column((node.log_probs for node in nodes if node.sampled), 0.0, np.float32),
+        "weight_versions": column((node.versions for node in nodes if node.sampled), -1, np.int32),
+        "rewards": Ragged(np.array(rewards, np.float32), np.ones(len(paths), np.int64)),
     }
+
+
+def _trained(columns: dict[str, Ragged], num_rows: Sequence[int]) -> Iterator[tuple[int, int, int | None]]:
+    """Of each sample: its trained tokens, and the oldest and the newest version among them; 0 and None where there are none."""
+    import numpy as np
+
+    mask = columns["loss_mask"]
+    before = np.concatenate(([0], np.cumsum(mask.values, dtype=np.int64)))[mask.offsets()]
+    sizes = np.array(num_rows, np.int64)
+    ends = np.cumsum(sizes)
+    counts = before[ends] - before[ends - sizes]
+    some = counts > 0
+    starts = (np.cumsum(counts) - counts)[some]
+    versions = columns["weight_versions"].values[mask.values.astype(bool)]
+    oldest = iter(_reduced(np.minimum, versions, starts))
+    newest = iter(_reduced(np.maximum, versions, starts))
+    return ((count, next(oldest), next(newest)) if count else (0, 0, None) for count in counts.tolist())
+
+
+def _reduced(how: np.ufunc, values: np.ndarray, starts: np.ndarray) -> list[int]:
+    found: list[int] = how.reduceat(values, starts).tolist() if len(starts) else []
+    return found

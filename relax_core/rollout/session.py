@@ -22,6 +22,8 @@ from relax_core.api.trajectory import Node, Trajectory
 from relax_core.rollout.completion import Completion, Generate, GenerateCall, cut, watch_for
 from relax_core.rollout.seeds import branch_seed, turn_seed
 
+ENGINE_FAILS = (InfrastructureError, ValueError)
+"""What `generate` may raise where an engine fails, or refuses."""
 _NOTHING = Rendered(())
 Format = Callable[[Observation | str], tuple[Message, ...]]
 
@@ -100,16 +102,17 @@ class Sample:
         if self.deadline is not None:
             self.deadline.reschedule(None)
         try:
-            completion = await self.generate(call)
-        except (InfrastructureError, ValueError) as error:
-            raise self.end(Outcome.ENGINE_ERROR, f"{type(error).__name__}: {error}") from error
+            return await self.generate(call)
+        except ENGINE_FAILS as error:
+            raise self.engine_failed(error) from error
         finally:
             self.generating -= 1
             if self.deadline is not None and not self.generating and not self.deadline.expired():
                 self.deadline.reschedule(asyncio.get_running_loop().time() + self.own_time_s)
-        if completion.finish in ("error", "abort"):
-            raise self.end(Outcome.ENGINE_ERROR, completion.error or f"generation ended with {completion.finish}")
-        return cut(completion, call.stop, self.family.decode)
+
+    def engine_failed(self, error: Exception) -> Ended:
+        """What `generate` raised ends the sample."""
+        return self.end(Outcome.ENGINE_ERROR, f"{type(error).__name__}: {error}")
 
     @contextmanager
     def watched(self, deadline: asyncio.Timeout, own_time_s: float) -> Iterator[None]:
@@ -121,7 +124,9 @@ class Sample:
             self.deadline = None
 
     def trajectory(self) -> Trajectory:
+        """The sample, which is over."""
         messages = tuple(message for branch in self.branches for message in branch.own_messages())
+        self.branches.clear()  # each holds its sample: a ring that only the collector would find
         info = {**self.info, "error": self.error} if self.error else self.info
         forest, rewards = tuple(self.forest), tuple(self.step_rewards)
         return Trajectory(messages, self.response, forest, self.outcome, rewards, info, self.newest)
@@ -154,6 +159,11 @@ class Branch:
             raise
 
     async def _generate(self, max_new_tokens: int | None, stop: tuple[str, ...]) -> Action:
+        call = self.begin(max_new_tokens, stop)
+        return self.take(call, await self.sample.ask(call), max_new_tokens)
+
+    def begin(self, max_new_tokens: int | None = None, stop: tuple[str, ...] = ()) -> GenerateCall:
+        """What the policy is asked for its next turn. Raises Ended when it can't take one."""
         sample = self.sample
         if not sample.outcome.judged:
             raise Ended(sample.error)
@@ -171,12 +181,17 @@ class Branch:
         seed = turn_seed(self._seed, self._turn - 1)
         stops = stop or sample.limits.stop
         watch = watch_for(stops, sample.family.decode)
-        completion = await sample.ask(
-            GenerateCall(self._tokens, room, seed, sample.family.stop_tokens, stops, self._media, watch=watch)
-        )
-        if completion.finish == "length" and room != max_new_tokens:
+        return GenerateCall(self._tokens, room, seed, sample.family.stop_tokens, stops, self._media, watch=watch)
+
+    def take(self, call: GenerateCall, completion: Completion, max_new_tokens: int | None = None) -> Action:
+        """The turn that `begin` asked for. Raises Ended where the engine failed in it."""
+        sample = self.sample
+        if completion.finish in ("error", "abort"):
+            raise sample.end(Outcome.ENGINE_ERROR, completion.error or f"generation ended with {completion.finish}")
+        completion = cut(completion, call.stop, sample.family.decode)
+        if completion.finish == "length" and call.max_new_tokens != max_new_tokens:
             sample.end(Outcome.TRUNCATED, "")
-        return self._take(completion)
+        return self._grow(completion)
 
     def observe(self, observation: Observation | str) -> None:
         self.append(self.sample.format(observation))
@@ -237,7 +252,7 @@ class Branch:
         self._messages += self._pending
         self._pending.clear()
 
-    def _take(self, completion: Completion) -> Action:
+    def _grow(self, completion: Completion) -> Action:
         sample, family = self.sample, self.sample.family
         tokens = completion.tokens
         if tokens:

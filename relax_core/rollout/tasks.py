@@ -75,11 +75,21 @@ class TaskSet:
 
     def prompt(self, index: int) -> Rendered:
         """The prompt's ids, tokenized once."""
+        return self._known(index) or self._remember(index, self[index])
+
+    def rendered(self, index: int) -> tuple[Task, Rendered]:
+        """A task and its prompt's ids; the task is read once for both."""
+        task = self[index]
+        return task, self._known(index) or self._remember(index, task)
+
+    def _known(self, index: int) -> Rendered | None:
         if index in self._rendered:
             self._rendered.move_to_end(index)
-            return self._rendered[index]
+        return self._rendered.get(index)
+
+    def _remember(self, index: int, task: Task) -> Rendered:
         row = self._kept[index]
-        rendered = self._fitted(self._render(self[index], row), row)
+        rendered = self._fitted(self._render(task, row), row)
         self._rendered[index] = rendered
         if len(self._rendered) > CACHED_PROMPTS:
             self._rendered.popitem(last=False)

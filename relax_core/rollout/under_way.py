@@ -8,10 +8,9 @@ of what has to be given up is known.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from relax_core.api.batch import AttemptId
-from relax_core.rollout.completion import Completion, Generate, GenerateCall
+from relax_core.rollout.completion import Completion, GenerateAll, GenerateCall, Watch
 
 
 class GroupUnderWay:
@@ -33,26 +32,35 @@ class GroupUnderWay:
         """Tokens sampled for each attempt."""
         return {attempt: sum(turns) for attempt, turns in self._turns.items()}
 
-    def generator(self, attempt: AttemptId, generate: Generate) -> Generate:
-        """`generate` for one attempt of the group."""
-        turns = self._turns.setdefault(attempt, [])
+    def generator(self, attempts: Sequence[AttemptId], generate: GenerateAll) -> GenerateAll:
+        """`generate` for attempts of the group: a call each, as often as they take turns."""
+        lengths = [self._turns.setdefault(attempt, []) for attempt in attempts]
 
-        async def counted(call: GenerateCall) -> Completion:
-            turn = len(turns)
-            turns.append(0)
-
-            def watch(tokens: Sequence[int]) -> bool:
-                turns[turn] = len(tokens)
-                return call.watch is not None and call.watch(tokens)
-
-            completion = await generate(replace(call, floor=self.floor, watch=watch))
-            turns[turn] = len(completion.tokens)
-            self._sampled(completion)
-            return completion
+        async def counted(calls: Sequence[GenerateCall]) -> Sequence[Completion]:
+            floor, turns = self.floor, [len(own) for own in lengths]
+            watched = []
+            for call, own in zip(calls, lengths, strict=True):
+                own.append(0)
+                watched.append(call._replace(floor=floor, watch=_watch(own, len(own) - 1, call.watch)))
+            completions = await generate(watched)
+            for completion, own, turn in zip(completions, lengths, turns, strict=True):
+                own[turn] = len(completion.tokens)
+                self._sampled(completion)
+            return completions
 
         return counted
 
     def _sampled(self, completion: Completion) -> None:
-        found = [*completion.versions, *completion.oldest_cache]
-        if found:
-            self._oldest = min(found) if self._oldest is None else min(self._oldest, *found)
+        found = min((*completion.versions, *completion.oldest_cache), default=None)
+        if found is not None and (self._oldest is None or found < self._oldest):
+            self._oldest = found
+
+
+def _watch(lengths: list[int], turn: int, inner: Watch | None) -> Watch:
+    """Notes the length of a turn, and does what else was wanted of its watch."""
+
+    def watch(tokens: Sequence[int]) -> bool:
+        lengths[turn] = len(tokens)
+        return inner is not None and inner(tokens)
+
+    return watch

@@ -11,7 +11,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-SELDOM = (10_000, 20, 20)
+SELDOM = (50_000, 20, 20)
 _before: list[tuple[int, int, int]] = []
 """The thresholds that were met, once for each role at work."""
 

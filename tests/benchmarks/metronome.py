@@ -59,6 +59,8 @@ class EngineOptions(Options):
     """From when a request is asked to its answer."""
     tokens: int = 8
     """Of an answer."""
+    parts: int = 1
+    """In how many an answer comes."""
 
 
 class MetronomeEngine(Engine[EngineOptions]):
@@ -74,12 +76,14 @@ class MetronomeEngine(Engine[EngineOptions]):
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[list[Delta]]:
         await asyncio.sleep(self.options.generate_s)
-        step = self._version.step
-        yield [self._answer(request, step) for request in requests]
+        step, last = self._version.step, self.options.parts - 1
+        for part in range(self.options.parts):
+            yield [self._answer(request, step, part == last) for request in requests]
 
-    def _answer(self, request: GenerateRequest, step: int) -> Delta:
-        tokens = tuple(request.seed % 7 + 1 for _ in range(min(self.options.tokens, request.max_new_tokens)))
-        return Delta(request.id, tokens, (-0.5,) * len(tokens), step, step, "length")
+    def _answer(self, request: GenerateRequest, step: int, last: bool) -> Delta:
+        size = min(self.options.tokens, request.max_new_tokens) // self.options.parts
+        tokens = (request.seed % 7 + 1,) * size
+        return Delta(request.id, tokens, (-0.5,) * len(tokens), step, step, "length" if last else "")
 
     async def update_weights(self, manifest: Manifest, transport: Chosen) -> Receipt:
         self._version = manifest.version

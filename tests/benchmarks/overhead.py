@@ -72,7 +72,7 @@ def main() -> None:
     set_up = report.begin(options)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory(prefix="relax-bench-") as folder:
-        recipe = options.recipe or _built(Path(folder))
+        recipe = options.recipe or built(Path(folder))
         rows = [
             one(recipe, r, n, roles, options.steps)
             for r in options.runners
@@ -82,7 +82,7 @@ def main() -> None:
     report.finish("overhead", set_up, rows, options)
 
 
-def _built(folder: Path) -> Path:
+def built(folder: Path) -> Path:
     """The quickstart's model, data and recipe: what tokens and tasks come from."""
     from relax_core.control.recipes import find
 

@@ -72,9 +72,9 @@ class Stage:
             begun.set()
             return False
 
-        generate = self.pool.generator(Sampling(1.0))
+        generate = self.pool.generator([Sampling(1.0)] * len(PROMPTS))
         calls = [GenerateCall(prompt, LONG, seed=seed, watch=watch) for seed, prompt in enumerate(PROMPTS)]
-        asked = asyncio.gather(*(generate(call) for call in calls))
+        asked = asyncio.ensure_future(generate(calls))
         await begun.wait()
         await disturb()  # type: ignore[misc]
         return list(await asked)

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 from relax_core.api import Chosen, EngineSpec, Manifest, Receipt, SystemClock, Version, WorkerSpec
 from relax_core.api.engine import Capabilities
-from relax_core.rollout.completion import Completion, GenerateCall
+from relax_core.rollout.completion import Completion, GenerateCall, singly
 from relax_core.rollout.engine_slot import EngineSlot
 from relax_core.rollout.pool import EnginePool, Sampling
 from relax_core.runners.local.workers import LocalWorkers
@@ -80,5 +80,5 @@ def call(first: int, count: int, floor: int = -1) -> GenerateCall:
 
 
 async def ask(pool: EnginePool, calls: list[GenerateCall]) -> list[Completion]:
-    generate = pool.generator(Sampling(1.0))
+    generate = singly(pool.generator([Sampling(1.0)]))
     return list(await asyncio.gather(*(generate(one) for one in calls)))

@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from relax_core.rollout.completion import GenerateCall
+from relax_core.rollout.completion import GenerateCall, singly
 from relax_core.rollout.pool import Sampling
 from tests.unit.rollout.pool_lab import NONE, ask, call, engines, manifest, until
 from tests.unit.rollout.test_pool_pause import LONG, left, under_way
@@ -58,7 +58,7 @@ async def test_what_an_engine_had_to_let_go_never_goes_on_at_an_older_one() -> N
 
 async def test_whoever_watches_a_turn_ends_it_and_its_engine_goes_on_with_others() -> None:
     async with engines(1) as (pool, _, told):
-        generate = pool.generator(Sampling(1.0))
+        generate = singly(pool.generator([Sampling(1.0)]))
         seen: list[int] = []
 
         def enough(tokens: object) -> bool:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from relax_core.api.batch import AttemptId
 from relax_core.rollout.completion import Completion, GenerateCall, watch_for
@@ -19,9 +20,9 @@ class Engines:
     def __init__(self, *given: Completion) -> None:
         self.given, self.calls = list(given), list[GenerateCall]()
 
-    async def __call__(self, call: GenerateCall) -> Completion:
-        self.calls.append(call)
-        return self.given.pop(0)
+    async def __call__(self, calls: Sequence[GenerateCall]) -> list[Completion]:
+        self.calls += calls
+        return [self.given.pop(0) for _ in calls]
 
 
 def sampled(*versions: int, oldest_cache: tuple[int, ...] = ()) -> Completion:
@@ -30,31 +31,32 @@ def sampled(*versions: int, oldest_cache: tuple[int, ...] = ()) -> Completion:
 
 async def test_the_floor_of_every_turn_is_the_oldest_version_of_the_whole_group() -> None:
     group, engines = GroupUnderWay(granted=4), Engines(sampled(6, 7), sampled(5, 6), sampled(7), sampled(7))
-    first, second = group.generator(FIRST, engines), group.generator(SECOND, engines)
+    first, second = group.generator([FIRST], engines), group.generator([SECOND], engines)
     assert group.floor == 4, "nothing is sampled: what was granted"
     for generate in (first, second, first, second):
-        await generate(CALL)
+        await generate([CALL])
     assert [call.floor for call in engines.calls] == [4, 6, 5, 5]
 
 
 async def test_the_floor_is_as_old_as_the_caches() -> None:
     group = GroupUnderWay(granted=2)
-    await group.generator(FIRST, Engines(sampled(5, 6, oldest_cache=(4, 4))))(CALL)
+    await group.generator([FIRST], Engines(sampled(5, 6, oldest_cache=(4, 4))))([CALL])
     assert group.floor == 4
 
 
 async def test_lengths_count_turns_that_ended_and_tokens_that_came_so_far() -> None:
     group = GroupUnderWay(granted=0)
-    await group.generator(FIRST, Engines(sampled(1, 1)))(CALL)
+    await group.generator([FIRST], Engines(sampled(1, 1)))([CALL])
     began = asyncio.Event()
 
-    async def hangs(call: GenerateCall) -> Completion:
+    async def hangs(calls: Sequence[GenerateCall]) -> list[Completion]:
+        (call,) = calls
         assert call.watch is not None
         assert not call.watch([7, 8, 9])
         began.set()
         return await asyncio.Future()
 
-    turn = asyncio.create_task(group.generator(SECOND, hangs)(CALL))
+    turn = asyncio.create_task(group.generator([SECOND], hangs)([CALL]))
     await began.wait()
     assert group.lengths == {FIRST: 2, SECOND: 3}
     turn.cancel()

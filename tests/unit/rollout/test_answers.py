@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samples that are one answer are asked together, and are what an episode of their own would have made of each."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Sequence
+
+import pytest
+
+from relax_core.api import Action, Chosen, InfrastructureError, Message, Outcome, Step, SystemClock, Task
+from relax_core.rollout.completion import Completion, GenerateCall
+from relax_core.rollout.environment_handle import InProcess
+from relax_core.rollout.environments import EnvironmentPool
+from relax_core.rollout.episode import Limits, run_answers, run_episode
+from relax_core.rollout.pool import Sampling
+from relax_core.rollout.requests import Pending
+from relax_core.rollout.session import Branch, Sample
+from relax_core.rollout.single_turn import SingleTurn
+from relax_core.runners.local.workers import LocalWorkers
+from tests.unit.rollout.pool_lab import call, engines, until
+from tests.unit.rollout.toy_policy import Letters, completion
+
+TASK = Task("t", (Message("user", "go"),))
+FAILED = Completion((), (), (), (), "error", "out of memory")
+MIXED = Completion((97, 98, 0), (-1.0, -2.0, -3.0), (4, 5, 5), (4, 3, 5))
+
+
+class Engines:
+    """Answers each call by its seed's place among those asked; notes how often it was asked."""
+
+    def __init__(self, answers: Sequence[Completion]) -> None:
+        self.answers, self.calls = list(answers), list[GenerateCall]()
+        self.asked = 0
+
+    async def together(self, calls: Sequence[GenerateCall]) -> list[Completion]:
+        self.asked += 1
+        return [await self.alone(call) for call in calls]
+
+    async def alone(self, call: GenerateCall) -> Completion:
+        answer = self.answers[len(self.calls)]
+        self.calls.append(call)
+        if call.ended is not None:
+            call.ended()
+        return answer
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [Limits(100), Limits(3), Limits(100, stop=("on",)), Limits(100, token_budget=13), Limits(100, max_context=11),
+     Limits(100, max_context=5)],
+    ids=["free", "short", "stop text", "budget", "context", "no room"],
+)  # fmt: skip
+async def test_answers_asked_together_are_what_episodes_make_of_them(limits: Limits) -> None:
+    family, seeds = Letters(), (7, 8, 9, 10)
+    prompt = family.start(TASK.prompt)
+    said = [completion("pong", limits.max_new_tokens), FAILED, MIXED, completion("one on one", limits.max_new_tokens)]
+    apart, together = Engines(said), Engines(said)
+    episodes = [
+        await run_episode(TASK, prompt, seed, InProcess(SingleTurn(), 0.0), family, apart.alone, limits)
+        for seed in seeds
+    ]
+    made: list[None] = []
+    answers = await run_answers(
+        TASK, prompt, seeds, family, together.together, limits, lambda: made.append(None)
+    )  # fmt: skip
+    assert answers == episodes
+    assert together.asked <= 1
+    assert len(made) == len(together.calls)
+    alike = [(one.tokens, one.max_new_tokens, one.seed, one.stop_tokens, one.stop) for one in together.calls]
+    assert alike == [(one.tokens, one.max_new_tokens, one.seed, one.stop_tokens, one.stop) for one in apart.calls]
+
+
+class Praised(SingleTurn):
+    """Gives a reward of its own."""
+
+    async def step(self, action: Action) -> Step:
+        return Step("", done=True, reward=1.0)
+
+
+@pytest.mark.parametrize(("environment", "once"), [(SingleTurn, True), (Praised, False)])
+def test_only_the_built_in_environment_is_left_out(environment: type[SingleTurn], once: bool) -> None:
+    chosen = Chosen("environment", "single-turn")
+    pool = EnvironmentPool(chosen, LocalWorkers(), SystemClock(), build=lambda _: environment())
+    assert pool.answers_once is once
+
+
+async def test_an_engine_that_fails_is_the_outcome_of_all_it_was_asked_and_a_bug_is_nobody_s() -> None:
+    async def gone(calls: Sequence[GenerateCall]) -> list[Completion]:
+        raise InfrastructureError("gone")
+
+    async def wrong(calls: Sequence[GenerateCall]) -> list[Completion]:
+        raise ZeroDivisionError
+
+    family = Letters()
+    prompt = family.start(TASK.prompt)
+    failed = await run_answers(TASK, prompt, (1, 2), family, gone, Limits(9), list)
+    assert [one.outcome for one in failed] == [Outcome.ENGINE_ERROR] * 2
+    assert all("gone" in one.info["error"] for one in failed)
+    with pytest.raises(ZeroDivisionError):
+        await run_answers(TASK, prompt, (1, 2), family, wrong, Limits(9), list)
+
+
+async def test_what_is_asked_together_ends_one_by_one_and_is_answered_in_order() -> None:
+    async with engines(2) as (pool, _, _told):
+        ended: list[int] = []
+        calls = [
+            call(100 * number, length)._replace(ended=lambda number=number: ended.append(number))
+            for number, length in enumerate((9, 3, 6))
+        ]
+        done = await pool.generator([Sampling(1.0)] * 3)(calls)
+        assert [one.tokens for one in done] == [
+            tuple(range(100 * number + 1, 100 * number + 1 + length)) for number, length in enumerate((9, 3, 6))
+        ]
+        assert ended == [1, 2, 0]
+
+
+async def test_what_is_over_is_freed_at_once_and_not_left_to_the_collector() -> None:
+    family = Letters()
+    prompt = family.start(TASK.prompt)
+    gc.collect()
+    gc.disable()
+    try:
+        async with engines(1) as (pool, _, _told):
+            await run_answers(TASK, prompt, (1, 2), family, pool.generator([Sampling(1.0)] * 2), Limits(3), list)
+            alone = Engines([completion("pong")]).alone
+            await run_episode(TASK, prompt, 3, InProcess(SingleTurn(), 0.0), family, alone, Limits(9))
+            await until(lambda: not [one for one in gc.get_objects() if isinstance(one, (Sample, Branch, Pending))])
+    finally:
+        gc.enable()
+
+
+async def test_who_gives_up_what_was_asked_together_gives_up_all_that_still_runs() -> None:
+    async with engines(1) as (pool, _, _told):
+        asked = asyncio.ensure_future(pool.generator([Sampling(1.0)] * 3)([call(0, 2), call(100, 60), call(200, 60)]))
+        await until(lambda: pool.facts()["engine-0"]["running"] == 2)
+        asked.cancel()
+        await until(lambda: pool.facts()["engine-0"]["running"] == 0)
+        assert asked.cancelled()
+        (after,) = await pool.generator([Sampling(1.0)])([call(0, 2)])
+        assert after.tokens == (1, 2)

@@ -9,9 +9,9 @@ from relax_core.control.recipes import find
 from tests.benchmarks import report
 
 
-def built(folder: Path, seed: int) -> Path:
+def built(folder: Path, seed: int, teacher: bool = False) -> Path:
     """The recipe in a new folder, with what it names beside it."""
     report.say(f"building the quickstart's model and data, seed {seed}")
     folder.mkdir(parents=True)
-    find("quickstart").build(folder, seed)
+    find("quickstart").build(folder, seed, teacher)
     return folder / "recipe.toml"

@@ -19,6 +19,7 @@ import typer.main
 DOCS = Path(__file__).resolve().parent
 BOX = ("relax-core", *sorted(folder.name for folder in (DOCS.parent / "plugins").iterdir() if folder.is_dir()))
 LEARNED = DOCS / "recorded" / "learning.json"
+GRADIENTS = DOCS / "recorded" / "gradients.json"
 MADE = "<!-- Made by docs/generate.py from the code; edit that. -->\n\n"
 
 
@@ -73,7 +74,7 @@ def algorithms() -> str:
         lines.append(
             f"| [`{name}`](#{name}) | {made.paper} | {made.statistics} | {', '.join(made.denominators)} | {reads} |"
         )
-    lines += _learning()
+    lines += [*_learning(), *_gradients()]
     for name in names:
         lines += _algorithm(name, catalogue.target("algorithm", name))
     return "\n".join([*lines, *_family(), *_parts()]) + "\n"
@@ -98,6 +99,16 @@ def _learning() -> Iterator[str]:
             row["curve"],
         )
         yield f"| `{row['algorithm']}` | {' | '.join(cells)} |"
+
+
+def _gradients() -> Iterator[str]:
+    """What `tests.golden.gradients` recorded and its test holds."""
+    found = json.loads(GRADIENTS.read_text(encoding="utf-8"))
+    yield from ("", "## Their gradients beside GRPO's", "", _BESIDE, "")
+    yield from ("| name | cosine | difference | cosine, all ratios 1 | difference |", "|---|---|---|---|---|")
+    for name, told in sorted(found.items()):
+        cells = (f"{told[key][value]:.3f}" for key in ("off_policy", "on_policy") for value in ("cosine", "difference"))
+        yield f"| `{name}` | {' | '.join(cells)} |"
 
 
 def _algorithm(name: str, target: Any) -> Iterator[str]:
@@ -189,6 +200,14 @@ def _default(option: Any) -> str:
 
 
 _NONE = object()
+_BESIDE = """\
+Of one batch in float64, each by its own defaults: the cosine between the gradient (by the log-probs of the rows' tokens) and
+GRPO's, and the length of their difference, GRPO's being 1. Groups of four have rewards of several levels, one sample two
+rows, another no verdict; the policy has moved from what sampled by about a half in each log-prob. Beside it the same with
+all ratios 1, as in a first update on-policy. There `gspo` and `sapo` have to be GRPO: they share its advantages and its mean,
+and differ in what they do with a ratio. For the same reason `dapo`, `dppo` and `m2po` are one there, a mean over tokens.
+`sft` is taught the same rows, `dpo` the best and the worst sample of a group; a `reward-model` trains another output.
+`python -m tests.golden.gradients` records it, and a test holds it."""
 _ALGORITHMS = """\
 Figures in the text below are of a quickstart model with heads of 16; the table's are of the recipe's own, with heads of 32.
 Each is one file, most of them of `relax-plugin-policy-gradient`, to be read beside its paper; what follows is those files'

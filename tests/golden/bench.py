@@ -74,7 +74,7 @@ STOPS_GRADIENTS = {"cispo"}
 CATALOGUE = Catalogue.load()
 COLUMNS = {
     "old": "old_log_probs", "rollout": "rollout_log_probs", "ref": "ref_log_probs", "advantage": "advantages",
-    "values": "values", "returns": "returns", "trusted": "trusted",
+    "values": "values", "returns": "returns", "trusted": "trusted", "teacher": "teacher_log_probs",
 }  # fmt: skip
 
 
@@ -178,7 +178,12 @@ def credited(algorithm, groups, returns=False):
     """Our advantages (or returns) in the form of the references: of members, or [row][token] of members."""
     everyone = [(g, s, member) for g, group in enumerate(groups) for s, member in enumerate(group)]
     rows = [{**row, "id": RowId(g, s, 0, r)} for g, s, m in everyone for r, row in enumerate(m["rows"])]
-    asked = ("loss_mask", "rollout_log_probs", "ref_log_probs", *(("values",) if "values" in rows[0] else ()))
+    asked = (
+        "loss_mask",
+        "rollout_log_probs",
+        "ref_log_probs",
+        *(COLUMNS[own] for own in ("values", "teacher") if own in rows[0]),
+    )
     samples = {AttemptId(g, s, 0): _sealed(g, s, m) for g, s, m in everyone}
     greedy = {AttemptId(g, len(group), 0): group[0].get("greedy") for g, group in enumerate(groups)}
     samples |= {

@@ -15,7 +15,6 @@ from tests.golden.bench import (
     NAMES,
     STOPS_GRADIENTS,
     build,
-    cosine,
     credited,
     draw_groups,
     flat,
@@ -142,18 +141,6 @@ def test_rows_without_advantage_have_no_gradient_as_it_says(name):
     assert algorithm.zero_advantage_skips
     _, gradient, _ = learnt(algorithm, [{**row, "advantage": [0.0] * len(row["mask"])} for row in rows])
     assert not any(flat(gradient))
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "grpo"])
-def test_no_two_are_the_same_under_two_names(name):
-    """On shared groups the direction differs from GRPO's, not only its size, which an optimizer may not even see."""
-
-    def direction(algorithm):
-        groups = draw_groups(7)
-        return learnt(algorithm, rows_of(groups, credited(algorithm, groups)))[1]
-
-    options = next(options for known, options in CASES if known == name)
-    assert cosine(direction(build(name, options)), direction(build("grpo"))) < 0.9999
 
 
 @each

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model's own files say of its media: sizes of patches, colours, mel bands. Not what a user may choose."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from relax_core.api import ConfigError
+
+FIELD = "model.path"
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+# The towers of Qwen-VL were trained with these where a folder says nothing else.
+MEAN = STD = (0.5, 0.5, 0.5)
+WINDOW = 50
+"""Of every audio tower there is so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vision:
+    """Of the visual tower."""
+
+    patch: int
+    merge: int
+    """Patches on a side of the square that becomes one token."""
+    temporal: int
+    """Frames in one patch."""
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @property
+    def side(self) -> int:
+        """Pixels on a side of one token."""
+        return self.patch * self.merge
+
+    @classmethod
+    def of(cls, model: Mapping[str, Any]) -> Vision:
+        """Raises ConfigError where the model sees nothing."""
+        folder = Path(str(model.get("path", "")))
+        tower = _part(folder, "vision_config")
+        written = _processor(folder)
+        mean, std = (tuple(map(float, written.get(key, MEAN))) for key in ("image_mean", "image_std"))
+        return cls(
+            int(tower["patch_size"]), int(tower.get("spatial_merge_size", 2)), int(tower.get("temporal_patch_size", 2)),
+            mean, std,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Hearing:
+    """Of the audio tower."""
+
+    mel_bands: int
+    window: int
+    """Feature frames in half a chunk of the tower."""
+
+    @classmethod
+    def of(cls, model: Mapping[str, Any]) -> Hearing:
+        """Raises ConfigError where the model hears nothing."""
+        tower = _part(Path(str(model.get("path", ""))), "audio_config")
+        return cls(int(tower["num_mel_bins"]), int(tower.get("n_window", WINDOW)))
+
+    def tokens(self, frames: int) -> int:
+        """Tokens that the tower makes of feature frames."""
+        chunk = self.window * 2
+        rest = (frames % chunk - 1) // 2 + 1
+        return ((rest - 1) // 2 + 1 - 1) // 2 + 1 + frames // chunk * 13
+
+
+def _part(folder: Path, name: str) -> dict[str, Any]:
+    config = _json(folder / "config.json")
+    known = config.get("thinker_config", config)
+    part = known.get(name)
+    if not isinstance(part, dict):
+        raise ConfigError(FIELD, str(folder), f"its config.json has no {name}: leave such media out, or choose a model")
+    return part
+
+
+def _processor(folder: Path) -> dict[str, Any]:
+    for name in PROCESSOR_FILES:
+        if (folder / name).is_file():
+            written = _json(folder / name)
+            part = written.get("image_processor", written)
+            return part if isinstance(part, dict) else {}
+    return {}
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(FIELD, str(path), f"it can't be read ({error}); name a Hugging Face model folder") from error
+    if not isinstance(value, dict):
+        raise ConfigError(FIELD, str(path), "it holds no JSON object; copy the folder again")
+    return value

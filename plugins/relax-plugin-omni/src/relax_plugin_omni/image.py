@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images. The header alone tells how many tokens one takes; pixels are decoded only where the header promises few enough."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import numpy as np
+from PIL import Image, ImageOps
+from pydantic import Field, model_validator
+
+from relax_core.api import Media, ModalityProcessor, Options, ProcessedMedia
+from relax_core.api.media_source import content_key, read_source
+from relax_plugin_omni.geometry import Vision
+from relax_plugin_omni.patches import fitted, patches, resized
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+TURNED = (5, 6, 7, 8)
+"""Values of the EXIF tag Orientation that swap the sides."""
+ORIENTATION = 0x0112
+
+
+class ImageOptions(Options):
+    """`[[media]] name = "image"`."""
+
+    min_tokens: int = Field(default=4, ge=1)
+    """Smaller images are enlarged until they take so many tokens."""
+    max_tokens: int = Field(default=1024, ge=1)
+    """Larger images are shrunk until they take no more."""
+    max_megapixels: float = Field(default=64.0, gt=0)
+    """Images that are larger as they come are refused before any pixel is decoded."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> ImageOptions:
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}")
+        return self
+
+
+class ImageProcessor(ModalityProcessor[ImageOptions]):
+    """One image to patches."""
+
+    medium: ClassVar[str] = "image"
+
+    def budget(self, media: Media, model: Mapping[str, Any]) -> int:
+        """From the header."""
+        vision = Vision.of(model)
+        with _opened(read_source(media.source)) as picture:
+            high, wide = self._size(picture, vision)
+        return high * wide // vision.side**2
+
+    def process(self, media: Media, data: bytes, model: Mapping[str, Any]) -> ProcessedMedia:
+        """`pixel_values` [patches, values] and `image_grid_thw` [1, 3]."""
+        vision = Vision.of(model)
+        with _opened(data) as picture:
+            high, wide = self._size(picture, vision)
+            pixels = resized(ImageOps.exif_transpose(picture), high, wide)
+        values, grid = patches(pixels[None], vision)
+        tensors = {"pixel_values": values, "image_grid_thw": np.array([grid], np.int64)}
+        tokens = int(np.prod(grid)) // vision.merge**2
+        return ProcessedMedia(content_key(data, "image", self.options, vision), tensors, tokens)
+
+    def _size(self, picture: Image.Image, vision: Vision) -> tuple[int, int]:
+        """Of what the model will see."""
+        wide, high = picture.size
+        if wide * high > self.options.max_megapixels * 1e6:
+            raise ValueError(f"an image of {wide} x {high} pixels; at most {self.options.max_megapixels} megapixels")
+        if picture.getexif().get(ORIENTATION) in TURNED:
+            wide, high = high, wide
+        token = vision.side**2
+        return fitted(high, wide, vision.side, self.options.min_tokens * token, self.options.max_tokens * token)
+
+
+@contextmanager
+def _opened(data: bytes) -> Iterator[Image.Image]:
+    """The image; whatever a decoder raises over foreign bytes is a ValueError about this image."""
+    if not data:
+        raise ValueError("an image of no bytes")
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as picture:
+            yield picture
+    except ValueError:
+        raise
+    except Image.UnidentifiedImageError as error:
+        raise ValueError(f"an image in none of the formats {', '.join(FORMATS)}") from error
+    except Exception as error:  # decoders raise a dozen types, down to SyntaxError and struct.error
+        raise ValueError(f"an image that can't be decoded ({type(error).__name__}: {error})") from error

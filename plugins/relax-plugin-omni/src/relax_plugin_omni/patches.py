@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pictures as rows of patches, in the order that visual towers of the Qwen-VL kind read them.
+
+The arithmetic is transformers' own (`Qwen2VLImageProcessor`), in numpy alone; a test holds both against each other.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from PIL import Image
+
+from relax_plugin_omni.geometry import Vision
+
+MAX_ASPECT = 200
+
+
+def fitted(height: int, width: int, side: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
+    """Multiples of `side` near this size and shape, with this many pixels. ValueError where none is."""
+    if min(height, width) < 1 or max(height, width) > MAX_ASPECT * min(height, width):
+        raise ValueError(f"a picture of {width} x {height}: one side may be {MAX_ASPECT} times the other at most")
+    high, wide = (round(length / side) * side for length in (height, width))
+    if high * wide > max_pixels:
+        shrink = math.sqrt(height * width / max_pixels)
+        high, wide = (max(side, math.floor(length / shrink / side) * side) for length in (height, width))
+    elif high * wide < min_pixels:
+        grow = math.sqrt(min_pixels / (height * width))
+        high, wide = (math.ceil(length * grow / side) * side for length in (height, width))
+    return high, wide
+
+
+def resized(picture: Image.Image, high: int, wide: int) -> np.ndarray:
+    """uint8 [high, wide, 3]."""
+    return np.asarray(picture.convert("RGB").resize((wide, high), Image.Resampling.BICUBIC))
+
+
+def patches(frames: np.ndarray, vision: Vision) -> tuple[np.ndarray, tuple[int, int, int]]:
+    """float32 [patches, 3 * temporal * patch * patch] of uint8 [frames, high, wide, 3], and the grid (t, h, w).
+
+    The last frame is repeated until frames fill their patches: a picture is a video that stands still.
+    """
+    missing = -len(frames) % vision.temporal
+    whole = np.concatenate([frames, *[frames[-1:]] * missing])
+    values = (whole.astype(np.float32) / 255 - np.float32(vision.mean)) / np.float32(vision.std)
+    count, high, wide, channels = values.shape
+    t, h, w = count // vision.temporal, high // vision.patch, wide // vision.patch
+    merge, patch = vision.merge, vision.patch
+    cut = values.reshape(t, vision.temporal, h // merge, merge, patch, w // merge, merge, patch, channels)
+    ordered = cut.transpose(0, 2, 5, 3, 6, 8, 1, 4, 7)
+    return np.ascontiguousarray(ordered.reshape(t * h * w, -1), np.float32), (t, h, w)

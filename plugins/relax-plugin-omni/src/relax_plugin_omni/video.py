@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Video: frames at even distances in time, all of one size, as patches. The header tells how many and how large.
+
+Frames are decoded one after another and only the chosen ones are kept, so memory does not grow with a video's length.
+Its sound is a medium of its own: the processor of sound reads the same file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from relax_core.api import Media, ModalityProcessor, Options, ProcessedMedia
+from relax_core.api.media_source import content_key, read_source
+from relax_plugin_omni.containers import Container, picture
+from relax_plugin_omni.geometry import Vision
+from relax_plugin_omni.patches import fitted, patches, resized
+
+TRUNCATED = 0.8
+"""Frames that end before this part of the promised length: the rest is missing."""
+
+
+class VideoOptions(Options):
+    """`[[media]] name = "video"`."""
+
+    fps: float = Field(default=2.0, gt=0)
+    """Frames taken a second."""
+    min_frames: int = Field(default=4, ge=1)
+    """Of a short video more are taken, up to all it has."""
+    max_frames: int = Field(default=128, ge=1)
+    """Of a long video fewer are taken."""
+    min_tokens_per_frame: int = Field(default=4, ge=1)
+    """Smaller frames are enlarged. A token stands for a part of two frames in most models."""
+    max_tokens_per_frame: int = Field(default=256, ge=1)
+    """Larger frames are shrunk."""
+    max_seconds: float = Field(default=600.0, gt=0)
+    """Longer videos are refused."""
+    max_megapixels: float = Field(default=16.0, gt=0)
+    """Videos whose frames are larger as they come are refused."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> VideoOptions:
+        for least, most in (("min_frames", "max_frames"), ("min_tokens_per_frame", "max_tokens_per_frame")):
+            if getattr(self, least) > getattr(self, most):
+                raise ValueError(f"{least} {getattr(self, least)} is above {most} {getattr(self, most)}")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will be taken of a video."""
+
+    times: tuple[float, ...]
+    """Seconds; the frame shown then is taken."""
+    high: int
+    wide: int
+    seconds: float
+
+
+class VideoProcessor(ModalityProcessor[VideoOptions]):
+    """One video to patches."""
+
+    medium: ClassVar[str] = "video"
+
+    def budget(self, media: Media, model: Mapping[str, Any]) -> int:
+        """From the header."""
+        vision = Vision.of(model)
+        with Container.of(read_source(media.source), "video") as container:
+            plan = self._plan(container, vision)
+        return len(plan.times) // vision.temporal * plan.high * plan.wide // vision.side**2
+
+    def process(self, media: Media, data: bytes, model: Mapping[str, Any]) -> ProcessedMedia:
+        """`pixel_values_videos` [patches, values], `video_grid_thw` [1, 3] and the seconds of its frames, `frame_seconds`."""
+        vision = Vision.of(model)
+        with Container.of(data, "video") as container:
+            plan = self._plan(container, vision)
+            frames = self._frames(container, plan)
+        values, grid = patches(frames, vision)
+        tensors = {
+            "pixel_values_videos": values, "video_grid_thw": np.array([grid], np.int64),
+            "frame_seconds": np.array(plan.times, np.float64),
+        }  # fmt: skip
+        tokens = int(np.prod(grid)) // vision.merge**2
+        return ProcessedMedia(content_key(data, "video", self.options, vision), tensors, tokens)
+
+    def view(self, whole: ProcessedMedia, start_s: float, end_s: float) -> ProcessedMedia:
+        """The patches of all frames that are shown between the two."""
+        ((t, h, w),) = whole.tensors["video_grid_thw"].tolist()
+        seconds = whole.tensors["frame_seconds"].reshape(t, -1)
+        kept = (seconds[:, -1] >= start_s) & (seconds[:, 0] < end_s)
+        if not kept.any():
+            raise ValueError(f"a view from {start_s:g} to {end_s:g} s, in which no frame of the video lies")
+        values = whole.tensors["pixel_values_videos"].reshape(t, h * w, -1)[kept]
+        tensors = {
+            "pixel_values_videos": values.reshape(-1, values.shape[-1]),
+            "video_grid_thw": np.array([[int(kept.sum()), h, w]], np.int64), "frame_seconds": seconds[kept].reshape(-1),
+        }  # fmt: skip
+        tokens = whole.num_placeholders // t * int(kept.sum())
+        return ProcessedMedia(f"{whole.key}#t={start_s},{end_s}", tensors, tokens)
+
+    def _plan(self, container: Container, vision: Vision) -> Plan:
+        options, seconds, (high, wide) = self.options, container.seconds, container.size()
+        if seconds > options.max_seconds:
+            raise ValueError(f"a video of {seconds:.1f} s; at most {options.max_seconds:g} s")
+        if high * wide > options.max_megapixels * 1e6:
+            raise ValueError(f"a video of {wide} x {high} pixels; at most {options.max_megapixels:g} megapixels")
+        wanted = min(max(math.floor(seconds * options.fps), options.min_frames), options.max_frames)
+        count = max(1, wanted // vision.temporal) * vision.temporal
+        token = vision.side**2
+        high, wide = fitted(
+            high, wide, vision.side, options.min_tokens_per_frame * token, options.max_tokens_per_frame * token
+        )
+        return Plan(tuple((at + 0.5) * seconds / count for at in range(count)), high, wide, seconds)
+
+    def _frames(self, container: Container, plan: Plan) -> np.ndarray:
+        """uint8 [frames, high, wide, 3]: for each time the last frame that had begun by then."""
+        most = self.options.max_megapixels * 1e6
+        taken: list[np.ndarray] = []
+        shown: Any = None
+        end = 0.0
+        for second, frame in container.pictures():
+            while shown is not None and len(taken) < len(plan.times) and plan.times[len(taken)] < second:
+                taken.append(resized(picture(shown, most), plan.high, plan.wide))
+            if len(taken) == len(plan.times):
+                return np.stack(taken)
+            shown, end = frame, second
+        if shown is None or (
+            end < plan.seconds * TRUNCATED and plan.times[len(taken)] > end + plan.seconds * (1 - TRUNCATED)
+        ):
+            raise ValueError(f"a video whose frames end after {end:.2f} of {plan.seconds:.2f} s")
+        last = resized(picture(shown, most), plan.high, plan.wide)
+        return np.stack(taken + [last] * (len(plan.times) - len(taken)))

@@ -55,8 +55,8 @@ class RewardHost:
         self._author: Callable[..., Any] = self.open
         self._form = ""
 
-    def open(self) -> tuple[str, str]:
-        """Build the reward; its form (sample, batch or group) and the place of its method."""
+    def open(self) -> tuple[str, str, bool]:
+        """Build the reward; its form (sample, batch or group), the place of its method, and whether it awaits others."""
         reward = self._built()
         if isinstance(reward, GroupReward):
             self._form, self._author = "group", reward.score_group
@@ -64,7 +64,7 @@ class RewardHost:
             self._form, self._author = "batch", reward.score_batch
         else:
             self._form, self._author = "sample", reward.score
-        return self._form, where(self._author)
+        return self._form, where(self._author), inspect.iscoroutinefunction(self._author)
 
     async def score(
         self,

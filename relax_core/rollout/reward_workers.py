@@ -2,16 +2,16 @@
 """One reward's processes: what waits is taken in batches, whoever breaks its process is found and named, the rest is judged.
 
 A process that spins or dies is killed with its children and replaced; the units it had not answered run again, one at
-a time, until the culprit shows. A process killed from outside costs a retry and nothing else.
+a time, until the culprit shows. A process killed from outside costs a retry and nothing else. Batches of a reward that
+awaits others (a judge model, a sandbox) are under way side by side.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from relax_core.api.errors import DeadlineExceeded, RelaxError, WorkerDied
@@ -21,6 +21,7 @@ from relax_core.api.trajectory import Trajectory
 from relax_core.api.worker import Worker, Workers, WorkerSpec
 from relax_core.rollout.fuse import Fuse, FuseTripped, failing_sample, fault_of
 from relax_core.rollout.reward_host import FUNCTION
+from relax_core.rollout.reward_lane import RewardLane
 from relax_core.rollout.transcript import flatten
 from relax_core.rollout.verdict import Verdict, death_verdict, timeout_verdict, unpack
 
@@ -68,20 +69,12 @@ class _Unit:
 
     job: _Job
     members: list[int]
+    deaths: int = 0
+    """Of processes that had nothing else to do."""
 
     def halves(self) -> list[_Unit]:
         middle = len(self.members) // 2
         return [_Unit(self.job, self.members[:middle]), _Unit(self.job, self.members[middle:])]
-
-
-@dataclass(slots=True)
-class _Lane:
-    """One process and how often it was replaced."""
-
-    name: str
-    worker: Worker | None = None
-    replaced: int = 0
-    deaths: Counter[_Unit] = field(default_factory=Counter)
 
 
 class RewardWorkers:
@@ -90,7 +83,7 @@ class RewardWorkers:
     def __init__(self, choice: RewardChoice, name: str, children: Workers, num_workers: int) -> None:
         self.choice, self.name = choice, name
         self._children = children
-        self._lanes = [_Lane(f"reward-{name}-{number}") for number in range(num_workers)]
+        self._lanes = [RewardLane(f"reward-{name}-{number}", self._opened) for number in range(num_workers)]
         self._waiting: asyncio.Queue[_Unit] = asyncio.Queue()
         self._loops: list[asyncio.Task[None]] = []
         self._open: set[_Job] = set()
@@ -100,7 +93,7 @@ class RewardWorkers:
 
     async def start(self) -> None:
         """All processes up and the reward built in each; an error of the author's constructor comes out here."""
-        await asyncio.gather(*(self._fresh(lane) for lane in self._lanes))
+        await asyncio.gather(*(lane.start() for lane in self._lanes))
         self._loops = [asyncio.create_task(self._serve(lane)) for lane in self._lanes]
 
     async def score(self, groups: Sequence[Group]) -> list[list[Verdict]]:
@@ -131,7 +124,7 @@ class RewardWorkers:
         for loop in self._loops:
             loop.cancel()
         await asyncio.gather(*self._loops, return_exceptions=True)
-        await asyncio.gather(*(lane.worker.kill() for lane in self._lanes if lane.worker is not None))
+        await asyncio.gather(*(lane.kill() for lane in self._lanes))
 
     def _units(self, job: _Job, groups: Sequence[Group]) -> list[_Unit]:
         positions = list(range(len(job.samples)))
@@ -143,38 +136,46 @@ class RewardWorkers:
         members = ([next(following) for _ in trajectories] for _, trajectories in groups)
         return [_Unit(job, own) for own in members if own]
 
-    async def _fresh(self, lane: _Lane) -> None:
-        """A new process in the lane."""
-        if lane.worker is not None:
-            lane.replaced += 1
-            await lane.worker.kill()
-        name = f"{lane.name}.{lane.replaced}" if lane.replaced else lane.name
+    async def _opened(self, name: str) -> tuple[Worker, bool]:
         spec = WorkerSpec(
             name,
             self._component(),
             target="relax_core.rollout.reward_host:RewardHost",
             memory_mb=self.choice.memory_mb,
         )
-        (lane.worker,) = await self._children.start([spec], START_S)
-        self._form, self._place = await lane.worker.call("open", timeout_s=START_S)
+        (worker,) = await self._children.start([spec], START_S)
+        self._form, self._place, awaits = await worker.call("open", timeout_s=START_S)
+        return worker, awaits
 
     def _component(self) -> Chosen:
         if self.choice.function is None:
             return self.choice.chosen
         return Chosen(FUNCTION, self.name, {"function": self.choice.function})
 
-    async def _serve(self, lane: _Lane) -> None:
-        while self._broken is None:
-            pending = [await self._waiting.get()]
-            share = min(MAX_UNITS, -(-self._waiting.qsize() // len(self._lanes)))
-            pending += [self._waiting.get_nowait() for _ in range(share)]
-            careful = False
+    async def _serve(self, lane: RewardLane) -> None:
+        """What waits is shared out among the lanes."""
+        async with asyncio.TaskGroup() as batches:
+            while self._broken is None:
+                pending = [await self._waiting.get()]
+                only = await lane.enter()
+                share = min(MAX_UNITS, -(-self._waiting.qsize() // len(self._lanes)))
+                pending += [self._waiting.get_nowait() for _ in range(share)]
+                batches.create_task(self._batch(lane, pending, only))
+
+    async def _batch(self, lane: RewardLane, pending: list[_Unit], only: bool) -> None:
+        """All of it answered; what the first way through the process leaves goes again without company."""
+        try:
             try:
-                while pending:
-                    pending, careful = await self._round(lane, pending, careful)
-            except Exception as error:
-                self._break(error)
-            lane.deaths.clear()
+                pending, careful = await self._round(lane, pending, alone=only and len(pending) == 1)
+            finally:
+                lane.leave()
+            if pending:
+                async with lane.alone():
+                    while pending:
+                        pending, broke = await self._round(lane, pending, alone=careful or len(pending) == 1)
+                        careful = careful or broke
+        except Exception as error:
+            self._break(error)
 
     def _break(self, error: Exception) -> None:
         """Nobody waits for a reward that can't go on: its callers get the reason."""
@@ -183,28 +184,25 @@ class RewardWorkers:
             if not job.done.done():
                 job.done.set_exception(error)
 
-    async def _round(self, lane: _Lane, pending: list[_Unit], careful: bool) -> tuple[list[_Unit], bool]:
-        """One stream through the lane's process; what is left to do, and whether one at a time."""
-        alone = careful or len(pending) == 1
+    async def _round(self, lane: RewardLane, pending: list[_Unit], alone: bool) -> tuple[list[_Unit], bool]:
+        """One stream through the lane's process; what is left to do, and whether the process broke."""
         answered: set[int] = set()
         again: list[_Unit] = []
+        seen = lane.replaced
         try:
-            poisoned = await self._stream(lane, pending, alone, answered, again)
-            if poisoned:
-                await self._fresh(lane)
-            return again + _rest(pending, answered), careful
+            if await self._stream(lane, pending, alone, answered, again):
+                await lane.replace(seen)
+            return again + _rest(pending, answered), False
         except (DeadlineExceeded, WorkerDied) as error:
-            await self._fresh(lane)
+            await lane.replace(seen)
             rest = _rest(pending, answered)
             if alone and rest:
-                rest = self._blame(lane, rest, error)
+                rest = self._blame(rest, error)
             return again + rest, True
 
     async def _stream(
-        self, lane: _Lane, pending: list[_Unit], alone: bool, answered: set[int], again: list[_Unit]
+        self, lane: RewardLane, pending: list[_Unit], alone: bool, answered: set[int], again: list[_Unit]
     ) -> bool:
-        if lane.worker is None:
-            raise RuntimeError(f"{lane.name} was never started")
         arguments = (*_payload(pending), self.choice.timeout_s, alone)
         stream: Any = lane.worker.stream("score", *arguments, timeout_s=self.choice.timeout_s + GRACE_S)
         async with aclosing(stream) as items:
@@ -216,14 +214,14 @@ class RewardWorkers:
                     return True
         return False
 
-    def _blame(self, lane: _Lane, rest: list[_Unit], error: Exception) -> list[_Unit]:
+    def _blame(self, rest: list[_Unit], error: Exception) -> list[_Unit]:
         """Alone in its process, the first unanswered unit broke it; a death may come from outside, so it gets a second try."""
         culprit = rest[0]
         if isinstance(error, DeadlineExceeded):
             verdict = timeout_verdict(self.choice.timeout_s, self._place)
         else:
-            lane.deaths[culprit] += 1
-            if lane.deaths[culprit] < 2:
+            culprit.deaths += 1
+            if culprit.deaths < 2:
                 return rest
             verdict = death_verdict(error, self._place)
         return self._settle(culprit, [verdict] * len(culprit.members)) + rest[1:]

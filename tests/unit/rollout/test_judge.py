@@ -38,6 +38,17 @@ class Later(Reward):
         return Score(2.0, {"half": 1.0}, steps=(0.5, 0.25))
 
 
+class Holding(Reward):
+    async def score(self, task, trajectory):
+        await asyncio.sleep(0.01)
+        if trajectory.response == "spin":
+            while True:
+                pass
+        if trajectory.response == "exit":
+            os._exit(3)
+        return 1.0
+
+
 class Awkward(Reward):
     """Does what the response says."""
 
@@ -226,6 +237,25 @@ async def test_a_slow_awaitable_times_out_alone_while_the_others_finish(plugin: 
     async with judging(plugin, choice("later", timeout_s=0.5)) as judge:
         answers = await judged(judge, "a", "slow", "b")
     assert [a.outcome for a in answers] == [Outcome.FINISHED, Outcome.REWARD_TIMEOUT, Outcome.FINISHED]
+
+
+async def test_a_slow_awaitable_keeps_nobody_else_waiting(plugin: Path) -> None:
+    async with judging(plugin, choice("later", timeout_s=20)) as judge:
+        slow = asyncio.create_task(judged(judge, "a", "slow"))
+        while not judge.owing():
+            await asyncio.sleep(0)
+        for _ in range(3):
+            assert [a.value for a in await judged(judge, "b", "c")] == [2.0, 2.0]
+        assert not slow.done()
+        slow.cancel()
+
+
+async def test_an_awaitable_that_holds_its_process_is_found_among_batches_side_by_side(plugin: Path) -> None:
+    async with judging(plugin, choice("holding", timeout_s=0.5)) as judge:
+        answers = await asyncio.gather(*(judged(judge, "a", word) for word in ("b", "spin", "c", "exit", "d")))
+    outcomes = [[one.outcome for one in pair] for pair in answers]
+    fine, late, dead = Outcome.FINISHED, Outcome.REWARD_TIMEOUT, Outcome.REWARD_ERROR
+    assert outcomes == [[fine, fine], [fine, late], [fine, fine], [fine, dead], [fine, fine]]
 
 
 async def test_a_reward_over_its_memory_is_named_and_the_rest_is_scored(plugin: Path) -> None:

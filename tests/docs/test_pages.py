@@ -136,6 +136,22 @@ def test_the_conformance_suite_that_is_shown_passes(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_the_algorithm_that_is_shown_conforms_and_becomes_the_package_that_is_shown(tmp_path: Path) -> None:
+    """One file under a hundred lines, and nothing else is edited."""
+    page = ROOT / "docs" / "plugins.md"
+    write_files(page, tmp_path)
+    for words in (["plugins", "check", "lite_ppo.py"], ["new", "algorithm", "lite-ppo", "--from", "lite_ppo.py"]):
+        command = [sys.executable, "-m", "relax_core", *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    shown, package = (tmp_path / "lite_ppo.py").read_text(), tmp_path / "relax-plugin-lite-ppo"
+    assert (package / "src/relax_plugin_lite_ppo/algorithm.py").read_text() == shown and shown.count("\n") < 100
+    (project,) = (one.code for one in snippets(page, "toml") if one.file == "relax-plugin-lite-ppo/pyproject.toml")
+    assert project in (package / "pyproject.toml").read_text()
+    (plugin,) = (one.code for one in snippets(page, "python") if "relax_plugin_lite_ppo.algorithm" in one.code)
+    assert (package / "src/relax_plugin_lite_ppo/plugin.py").read_text().endswith(plugin)
+
+
 def test_the_pages_have_snippets_to_test() -> None:
     plugins = ROOT / "docs" / "plugins.md"
     assert len(snippets(plugins, "python")) >= 6 and len(snippets(plugins, "toml")) >= 4

@@ -41,6 +41,7 @@ class GuessNumber(Environment[GuessNumberOptions]):
                 f"task {task.id}: answer {task.answer!r} is none of the letters {letters}; correct the column"
             )
         self._letters, self._secret, self._left = letters, task.answer, self.options.guesses
+        self._low, self._high = 0, len(letters)
         return None
 
     async def step(self, action: Action) -> Step:
@@ -48,7 +49,16 @@ class GuessNumber(Environment[GuessNumberOptions]):
         self._left -= 1
         hit = guess == self._secret
         info = {"guesses": self.options.guesses - self._left}
-        return Step(self._hint(guess), hit or self._left == 0, float(hit), info)
+        observation = Observation(self._hint(guess), state=self._state(guess))
+        return Step(observation, hit or self._left == 0, float(hit), info)
+
+    def _state(self, guess: str) -> str:
+        """What the hints have left: games that came there by different guesses may be compared from there on."""
+        if self._hint(guess) == "<":
+            self._high = min(self._high, self._letters.index(guess))
+        elif self._hint(guess) == ">":
+            self._low = max(self._low, self._letters.index(guess) + 1)
+        return f"{self._letters[self._low : self._high]} in {self._left}"
 
     def _hint(self, guess: str) -> str:
         if len(guess) != 1 or guess not in self._letters:

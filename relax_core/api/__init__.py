@@ -22,8 +22,8 @@ _HOME = {
     "clock": ("Clock", "SystemClock"),
     "column": (
         "ADVANTAGES", "Column", "LOSS_MASK", "MARGINS", "OLD_LOG_PROBS", "OUTCOME", "REF_LOG_PROBS", "RETURNS", "REWARDS",
-        "ROLLOUT_LOG_PROBS", "ROUTED_VALID", "TEACHER_INDEX", "TEACHER_LOG_PROBS", "TOKENS", "VALUES", "WEIGHT_VERSIONS",
-        "routed_experts", "student_top_k_ids", "teacher_log_probs_at", "teacher_top_k",
+        "ROLLOUT_LOG_PROBS", "ROUTED_VALID", "STATES", "STEP_REWARDS", "TEACHER_INDEX", "TEACHER_LOG_PROBS", "TOKENS", "TURNS",
+        "VALUES", "WEIGHT_VERSIONS", "routed_experts", "student_top_k_ids", "teacher_log_probs_at", "teacher_top_k",
     ),
     "component": ("Component", "Configurable"),
     "engine": ("Capabilities", "Delta", "Engine", "EngineSpec", "GenerateRequest", "Health"),
@@ -120,9 +120,12 @@ if TYPE_CHECKING:
     from relax_core.api.column import REWARDS as REWARDS
     from relax_core.api.column import ROLLOUT_LOG_PROBS as ROLLOUT_LOG_PROBS
     from relax_core.api.column import ROUTED_VALID as ROUTED_VALID
+    from relax_core.api.column import STATES as STATES
+    from relax_core.api.column import STEP_REWARDS as STEP_REWARDS
     from relax_core.api.column import TEACHER_INDEX as TEACHER_INDEX
     from relax_core.api.column import TEACHER_LOG_PROBS as TEACHER_LOG_PROBS
     from relax_core.api.column import TOKENS as TOKENS
+    from relax_core.api.column import TURNS as TURNS
     from relax_core.api.column import VALUES as VALUES
     from relax_core.api.column import WEIGHT_VERSIONS as WEIGHT_VERSIONS
     from relax_core.api.column import Column as Column

@@ -110,7 +110,11 @@ class Groups:
     baseline: Tensor | None = None
     """[groups] reward of the greedy sample, which is no member; NaN where it has no verdict; None where nobody asked."""
     step_rewards: Tensor | None = None
-    """[groups, samples, turns] where the environment credits turns; NaN where a turn is missing."""
+    """[groups, samples, turns] what each turn earned; NaN where a turn is missing. None unless the columns `turns` and
+    `step_rewards` were asked for."""
+    states: Tensor | None = None
+    """[groups, samples, turns] keys of what was shown before each turn; 0 where a turn is missing. None unless the columns
+    `turns` and `states` were asked for."""
 
 
 @dataclass(frozen=True, slots=True)

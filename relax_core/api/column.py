@@ -37,6 +37,12 @@ ADVANTAGES = Column("advantages")
 WEIGHT_VERSIONS = Column("weight_versions", "int32")
 """Step of the weights that sampled the token; -1 for given tokens."""
 REWARDS = Column("rewards", per="row")
+TURNS = Column("turns", "int32")
+"""Turn of its sample that sampled the token, counted from 0 in the order in which turns began; -1 for given tokens."""
+STATES = Column("states", "int64")
+"""Key of what the policy was shown before that turn: equal keys, equal states. 0 for given tokens."""
+STEP_REWARDS = Column("step_rewards")
+"""What that turn earned: a sample's turns together earned its reward. 0 for given tokens."""
 MARGINS = Column("margins", per="row")
 """Of a pair's rows: by how much the chosen one should be ahead."""
 OUTCOME = Column("outcome", "uint8", per="row")
@@ -73,6 +79,6 @@ STANDARD: dict[str, Column] = {
     c.name: c
     for c in (
         TOKENS, LOSS_MASK, ROLLOUT_LOG_PROBS, OLD_LOG_PROBS, REF_LOG_PROBS, TEACHER_LOG_PROBS, VALUES, RETURNS,
-        ADVANTAGES, WEIGHT_VERSIONS, REWARDS, OUTCOME, ROUTED_VALID,
+        ADVANTAGES, WEIGHT_VERSIONS, REWARDS, TURNS, STATES, STEP_REWARDS, OUTCOME, ROUTED_VALID,
     )
 }  # fmt: skip

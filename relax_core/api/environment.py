@@ -31,6 +31,9 @@ class Observation:
     content: str | tuple[Part, ...] = ""
     role: str = "user"
     messages: tuple[Message, ...] = ()
+    state: str = ""
+    """Names the state that the task is in, where samples of one task may come to the same one: their turns from there are
+    compared (step credit). Empty: the state is what is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ class Session(Protocol):
         ...
 
     def reward(self, value: float) -> None:
-        """Credit the sample."""
+        """Credit the sample, for this branch's newest turn."""
         ...
 
 

@@ -28,6 +28,8 @@ class Node:
     """[tokens] of a sampled node, under the distribution it was sampled from."""
     versions: tuple[int, ...] = ()
     """[tokens] of a sampled node: step of the oldest weights that each token depends on."""
+    turn: int = -1
+    """Turn of the sample that sampled it, counted from 0 in the order in which they began; -1 for given tokens."""
 
 
 Path: TypeAlias = tuple[tuple[Node, bool], ...]
@@ -55,15 +57,29 @@ class Trajectory:
     forest: tuple[Node, ...]
     outcome: Outcome = Outcome.FINISHED
     step_rewards: tuple[float, ...] = ()
-    """What the environment gave at each step."""
+    """What the environment gave, in the order in which it came."""
     info: Mapping[str, Any] = field(default_factory=dict)
     newest: int | None = None
     """Newest step of weights that sampled a token of it: above its `versions` where a KV cache outlived an update.
     None: the newest of its versions."""
+    step_turns: tuple[int, ...] = ()
+    """Turn that each of `step_rewards` was given for; empty: one a turn."""
+    states: tuple[int, ...] = ()
+    """[turns] key of what the policy was shown before each turn."""
 
     @property
     def environment_reward(self) -> float:
         return float(sum(self.step_rewards))
+
+    @property
+    def turn_rewards(self) -> tuple[float, ...]:
+        """[turns, as far as any was given] what the environment gave for each turn."""
+        if not self.step_turns:
+            return self.step_rewards
+        rewards = [0.0] * (max(self.step_turns) + 1)
+        for turn, reward in zip(self.step_turns, self.step_rewards, strict=True):
+            rewards[turn] += reward
+        return tuple(rewards)
 
     @property
     def num_sampled(self) -> int:

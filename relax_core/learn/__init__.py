@@ -62,6 +62,7 @@ _HOME = {
         "reinforce",
         "soft_gate",
     ),
+    "turns": ("of_turns", "step_credit"),
     "value": ("clipped_value_loss",),
 }
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
@@ -143,4 +144,6 @@ if TYPE_CHECKING:
     from relax_core.learn.surrogate import moves_away as moves_away
     from relax_core.learn.surrogate import reinforce as reinforce
     from relax_core.learn.surrogate import soft_gate as soft_gate
+    from relax_core.learn.turns import of_turns as of_turns
+    from relax_core.learn.turns import step_credit as step_credit
     from relax_core.learn.value import clipped_value_loss as clipped_value_loss

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 import torch
@@ -84,7 +85,21 @@ class Grouping:
             row_lengths=self._row_lengths,
             row_sample=self._row_sample,
             baseline=baseline,
+            step_rewards=self._turns(ordered, token_columns, "step_rewards", np.nan),
+            states=self._turns(ordered, token_columns, "states", 0),
         )
+
+    def _turns(self, ordered: RowBatch, asked: tuple[str, ...], name: str, missing: float) -> Tensor | None:
+        """[groups, samples, turns]: what the tokens of each turn say of it; None where that was not asked for."""
+        if name not in asked or "turns" not in asked:
+            return None
+        turns, values = ordered.columns["turns"].values, ordered.columns[name].values
+        sampled = turns >= 0
+        samples = np.repeat(self._row_sample.numpy(), self._mask.lengths)[sampled]
+        most = int(turns.max(initial=-1)) + 1
+        of_turn = np.full((self._shape[0] * self._shape[1], most), missing, _wide(values.dtype))
+        of_turn[samples, turns[sampled]] = values[sampled]
+        return torch.from_numpy(of_turn.reshape(*self._shape, most))
 
     def _rectangle(self, values: Mapping[AttemptId, float]) -> Tensor:
         """[groups, samples] in float64: statistics of a few rewards cost nothing and rounding would show."""
@@ -114,6 +129,11 @@ class Grouping:
             raise ValueError(f"{name}: got NaN or Inf on a trained token; finite rewards must give finite values")
         back = np.argsort(np.asarray(self._order, dtype=np.int64), kind="stable")
         return Ragged(values.numpy(), self._mask.lengths).take(back.tolist())
+
+
+def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """float64, or int64 of keys."""
+    return np.dtype(np.float64 if dtype.kind == "f" else np.int64)
 
 
 def _places(samples: Iterable[AttemptId]) -> dict[AttemptId, tuple[int, int]]:

@@ -76,6 +76,11 @@ class Plan:
     """What the planner turned off or chose, in words."""
 
     @property
+    def consumed(self) -> frozenset[str]:
+        """Columns that some operation reads."""
+        return frozenset().union(*(operation.consumes for operation in self.operations))
+
+    @property
     def producer(self) -> str:
         """The role that puts rows on the bus."""
         return "rollout" if self.source is Source.ROLLOUT else "source"

@@ -25,6 +25,7 @@ from relax_core.rollout.producer import Producer
 from relax_core.rollout.rows import row_batch
 from relax_core.rollout.sample_record import measures, records
 from relax_core.rollout.teaching import with_teacher
+from relax_core.rollout.turn_columns import TURN_COLUMNS
 
 POLL_S = 1.0
 DELIVERIES = 8
@@ -41,9 +42,8 @@ class Rollout(Role):
 
     @classmethod
     def operations(cls) -> tuple[Operation, ...]:
-        produced = frozenset(
-            {"tokens", "loss_mask", "rollout_log_probs", "weight_versions", "rewards", "teacher_index"}
-        )
+        always = {"tokens", "loss_mask", "rollout_log_probs", "weight_versions", "rewards", "teacher_index"}
+        produced = frozenset(always | TURN_COLUMNS)
         return (Operation("rollout.generate", cls.name, frozenset(), produced, Reads.LATEST, trigger="admission"),)
 
     async def run(self, context: Context) -> None:
@@ -146,7 +146,7 @@ class Rollout(Role):
             await self._context.bus.drop(rejected, DropReason.FILTERED, regenerate=False)
             self._held.difference_update(rejected)
         kept = [sample for one in judged if not one.rejected_by for sample in one.samples]
-        batch, sealed = row_batch(kept, self._context.plan.greedy)
+        batch, sealed = row_batch(kept, self._context.plan.greedy, self._context.plan.consumed)
         await self._put(self._with_teacher(batch, groups), sealed)
         self._held.difference_update(seal.attempt for seal in sealed)
         await self._audit()

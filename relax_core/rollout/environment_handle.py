@@ -14,11 +14,13 @@ from typing import Protocol, TypeVar
 from relax_core.api.environment import Action, Environment, Observation, Step, Tool
 from relax_core.api.outcome import Outcome
 from relax_core.api.task import Message, Task
-from relax_core.rollout.session import Branch, Ended
+from relax_core.rollout.session import Branch, Ended, state_of
 
 T = TypeVar("T")
 Answer = tuple[Step, tuple[Message, ...]]
 """A step, and its observation as messages."""
+Shown = tuple[tuple[Message, ...], str]
+"""Messages, and the environment's name for the state."""
 
 
 class EnvironmentFailed(Exception):
@@ -36,7 +38,7 @@ class EnvironmentHandle(Protocol):
     drives: bool
     """It has `run`, not `reset` and `step`."""
 
-    async def reset(self, task: Task, seed: int) -> tuple[Message, ...]: ...
+    async def reset(self, task: Task, seed: int) -> Shown: ...
 
     async def step(self, action: Action) -> Answer: ...
 
@@ -58,7 +60,7 @@ class InProcess:
         self.drives = environment.drives()
         self._closed = False
 
-    async def reset(self, task: Task, seed: int) -> tuple[Message, ...]:
+    async def reset(self, task: Task, seed: int) -> Shown:
         return await guarded(reset(self._environment, task, seed), self._timeout_s, "reset")
 
     async def step(self, action: Action) -> Answer:
@@ -81,18 +83,21 @@ class InProcess:
         return ""
 
 
-async def reset(environment: Environment, task: Task, seed: int) -> tuple[Message, ...]:
+async def reset(environment: Environment, task: Task, seed: int) -> Shown:
     """What the policy sees first beside the prompt."""
     observation = await environment.reset(task, seed)
-    return () if observation is None else environment.format_observation(observation)
+    return () if observation is None else _said(environment, observation), state_of(observation)
 
 
 async def step(environment: Environment, action: Action) -> Answer:
     """One step, its observation as messages; silence is none."""
     answer = await environment.step(action)
-    said = answer.observation
-    silent = not said if isinstance(said, str) else not (said.content or said.messages)
-    return answer, () if silent else environment.format_observation(said)
+    return answer, _said(environment, answer.observation)
+
+
+def _said(environment: Environment, observation: Observation | str) -> tuple[Message, ...]:
+    words = observation if isinstance(observation, str) else observation.content or observation.messages
+    return environment.format_observation(observation) if words else ()
 
 
 async def guarded(work: Awaitable[T], timeout_s: float, what: str) -> T:

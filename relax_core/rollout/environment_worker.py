@@ -14,10 +14,10 @@ from typing import Any
 from relax_core.api.environment import Action, Tool
 from relax_core.api.errors import DeadlineExceeded, RelaxError, WorkerDied
 from relax_core.api.outcome import Outcome
-from relax_core.api.task import Message, Task
+from relax_core.api.task import Task
 from relax_core.api.trainer import Chosen
 from relax_core.api.worker import Worker, Workers, WorkerSpec
-from relax_core.rollout.environment_handle import Answer, EnvironmentFailed, driven, late
+from relax_core.rollout.environment_handle import Answer, EnvironmentFailed, Shown, driven, late
 from relax_core.rollout.session import Branch, Format
 
 START_S = 120.0
@@ -77,9 +77,9 @@ class Remote:
         self._number = seat.number()
         self._closed = False
 
-    async def reset(self, task: Task, seed: int) -> tuple[Message, ...]:
-        messages: tuple[Message, ...] = await self._call("reset", task, seed)
-        return messages
+    async def reset(self, task: Task, seed: int) -> Shown:
+        messages, state = await self._call("reset", task, seed)
+        return messages, state
 
     async def step(self, action: Action) -> Answer:
         answer: Answer = await self._call("step", action)
@@ -157,7 +157,7 @@ class _Driver:
             self._turns.add(turn)
             turn.add_done_callback(self._turns.discard)
         elif what == "observe":
-            branch.append(rest[1])
+            branch.append(rest[1], rest[2])
         elif what == "fork":
             self._branches[rest[1]] = branch.fork()
         elif what == "restart":

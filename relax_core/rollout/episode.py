@@ -16,7 +16,7 @@ from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Trajectory
 from relax_core.rollout.completion import Generate, GenerateAll, GenerateCall, singly
 from relax_core.rollout.environment_handle import EnvironmentFailed, EnvironmentHandle
-from relax_core.rollout.session import ENGINE_FAILS, Branch, Ended, Limits, Sample
+from relax_core.rollout.session import ENGINE_FAILS, Branch, Ended, Limits, Sample, state_of
 
 __all__ = ["Limits", "run_answers", "run_episode"]
 
@@ -88,7 +88,7 @@ def _unsaid(observation: Observation | str) -> tuple[Message, ...]:
 
 
 async def _take_turns(task: Task, seed: int, environment: EnvironmentHandle, session: Branch, sample: Sample) -> None:
-    session.append(await environment.reset(task, seed))
+    session.append(*await environment.reset(task, seed))
     while True:
         action = await session.generate()
         if sample.outcome is Outcome.TRUNCATED:
@@ -97,7 +97,7 @@ async def _take_turns(task: Task, seed: int, environment: EnvironmentHandle, ses
             session.append((Message("tool", action.parse_error),))
             continue
         step, messages = await environment.step(action)
-        session.append(messages)
+        session.append(messages, state_of(step.observation))
         if step.reward is not None:
             session.reward(step.reward)
         if step.info:

@@ -41,7 +41,7 @@ class Judgement:
     parts: Mapping[str, float] = field(default_factory=dict)
     """Each reward's own value by name, before its weight, and what their scores name themselves."""
     steps: tuple[float, ...] = ()
-    """Credit of single turns, where environment or rewards give it."""
+    """[turns, as far as any was given] credit of single turns, where environment or rewards give it."""
     outcome: Outcome = Outcome.FINISHED
     error: str = ""
     frames: str = ""
@@ -109,7 +109,7 @@ def _failure(verdicts: Sequence[Weighed]) -> Judgement | None:
 
 def _sum(trajectory: Trajectory, verdicts: Sequence[Weighed]) -> Judgement:
     """In the order of the configuration, so that sums are the same bit for bit."""
-    steps = trajectory.step_rewards
+    steps = trajectory.turn_rewards
     value, parts = trajectory.environment_reward, ({ENVIRONMENT: trajectory.environment_reward} if steps else {})
     for reward, verdict in verdicts:
         weight = reward.choice.weight

@@ -9,7 +9,7 @@ from typing import Any
 
 from relax_core.api.environment import Action, Observation
 from relax_core.api.task import Message
-from relax_core.rollout.session import Ended
+from relax_core.rollout.session import Ended, state_of
 
 
 class Line:
@@ -73,7 +73,7 @@ class RemoteSession:
         return await self._line.turn(self._branch, max_new_tokens, stop)
 
     def observe(self, observation: Observation | str) -> None:
-        self._line.put("observe", self._branch, self._line.form(observation))
+        self._line.put("observe", self._branch, self._line.form(observation), state_of(observation))
 
     def fork(self) -> RemoteSession:
         return self._new("fork", self._branch)

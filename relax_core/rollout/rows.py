@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -11,16 +11,17 @@ from relax_core.api.batch import AttemptId, Ragged, RowBatch, RowId
 from relax_core.api.bus import Sealed
 from relax_core.api.trajectory import Path, Trajectory
 from relax_core.rollout.judge import Judgement
+from relax_core.rollout.turn_columns import TURN_COLUMNS, turn_columns
 
 if TYPE_CHECKING:
     import numpy as np
 
 
 def row_batch(
-    samples: Sequence[tuple[AttemptId, Trajectory, Judgement]], greedy: int | None = None
+    samples: Sequence[tuple[AttemptId, Trajectory, Judgement]], greedy: int | None = None, asked: Collection[str] = ()
 ) -> tuple[RowBatch, list[Sealed]]:
     """Rows with the columns that rollout produces, and a seal for each sample; samples without a verdict have no rows, nor
-    has the one whose place is `greedy`."""
+    has the one whose place is `greedy`. Columns of turns are made where they are `asked` for."""
     ids: list[RowId] = []
     rewards: list[float] = []
     owned: list[tuple[Path, ...]] = []
@@ -30,6 +31,10 @@ def row_batch(
         rewards += [judgement.value] * len(own)
         owned.append(own)
     columns = _columns([*chain.from_iterable(owned)], rewards)
+    if not TURN_COLUMNS.isdisjoint(asked):
+        told = [(paths, trajectory, judged) for paths, (_, trajectory, judged) in zip(owned, samples, strict=True)]
+        made = turn_columns(told, columns["tokens"].lengths)
+        columns |= {name: column for name, column in made.items() if name in asked}
     sealed = [
         Sealed(
             attempt, len(own), judgement.outcome, judgement.value, oldest, trained, judgement.parts,

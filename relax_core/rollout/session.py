@@ -21,6 +21,7 @@ from relax_core.api.task import Message, ToolCall
 from relax_core.api.trajectory import Node, Trajectory
 from relax_core.rollout.completion import Completion, Generate, GenerateCall, cut, watch_for
 from relax_core.rollout.seeds import branch_seed, turn_seed
+from relax_core.rollout.state import state_key
 
 ENGINE_FAILS = (InfrastructureError, ValueError)
 """What `generate` may raise where an engine fails, or refuses."""
@@ -62,9 +63,12 @@ class Sample:
     outcome: Outcome = Outcome.FINISHED
     error: str = ""
     response: str = ""
-    turns: int = 0
+    states: list[int] = field(default_factory=list)
+    """[turns] keys of what was shown before each turn, in the order in which turns began."""
     num_tokens: int = 0
     step_rewards: list[float] = field(default_factory=list)
+    step_turns: list[int] = field(default_factory=list)
+    """The turn that each was given for."""
     newest: int | None = None
     """Newest step among the weights that sampled its tokens."""
     info: dict[str, Any] = field(default_factory=dict)
@@ -128,8 +132,10 @@ class Sample:
         messages = tuple(message for branch in self.branches for message in branch.own_messages())
         self.branches.clear()  # each holds its sample: a ring that only the collector would find
         info = {**self.info, "error": self.error} if self.error else self.info
-        forest, rewards = tuple(self.forest), tuple(self.step_rewards)
-        return Trajectory(messages, self.response, forest, self.outcome, rewards, info, self.newest)
+        return Trajectory(
+            messages, self.response, tuple(self.forest), self.outcome, tuple(self.step_rewards), info, self.newest,
+            tuple(self.step_turns), tuple(self.states),
+        )  # fmt: skip
 
 
 class Branch:
@@ -146,6 +152,10 @@ class Branch:
         self._media: tuple[str, ...] = ()
         self._leaf: int | None = None
         self._turn = self._forks = 0
+        self._state = ""
+        """The environment's name for the state that the next turn begins in."""
+        self._newest_turn = 0
+        """Its newest turn's place among all turns of the sample; what it was forked or restarted from, before its first."""
         sample.branches.append(self)
 
     async def generate(self, max_new_tokens: int | None = None, stop: tuple[str, ...] = ()) -> Action:
@@ -167,8 +177,9 @@ class Branch:
         sample = self.sample
         if not sample.outcome.judged:
             raise Ended(sample.error)
-        if sample.limits.max_turns and sample.turns >= sample.limits.max_turns:
+        if sample.limits.max_turns and len(sample.states) >= sample.limits.max_turns:
             raise sample.end(Outcome.TRUNCATED, "")
+        state = state_key(self._state, self._shown(), self._tokens)
         if self._leaf is None:
             self._start()
         added = self._appended()
@@ -176,7 +187,8 @@ class Branch:
         if room <= 0:  # what was said last stays out: a row is never longer than the model's context
             raise sample.end(Outcome.TRUNCATED, "")
         self._extend(added)
-        sample.turns += 1
+        self._newest_turn, self._state = len(sample.states), ""
+        sample.states.append(state)
         self._turn += 1
         seed = turn_seed(self._seed, self._turn - 1)
         stops = stop or sample.limits.stop
@@ -194,11 +206,12 @@ class Branch:
         return self._grow(completion)
 
     def observe(self, observation: Observation | str) -> None:
-        self.append(self.sample.format(observation))
+        self.append(self.sample.format(observation), state_of(observation))
 
-    def append(self, messages: tuple[Message, ...]) -> None:
-        """What was said to the policy; rendered when its next turn begins."""
+    def append(self, messages: tuple[Message, ...], state: str = "") -> None:
+        """What was said to the policy; rendered when its next turn begins. `state`: the environment's name for it."""
         self._pending += messages
+        self._state = state or self._state
 
     def fork(self) -> Branch:
         self._forks += 1
@@ -206,18 +219,26 @@ class Branch:
         branch._messages, branch._pending = list(self._messages), list(self._pending)
         branch._shared = len(self._messages) + len(self._pending)
         branch._tokens, branch._media, branch._leaf = self._tokens, self._media, self._leaf
+        branch._newest_turn, branch._state = self._newest_turn, self._state
         return branch
 
     def restart(self, prompt: str | tuple[Message, ...]) -> Branch:
         self._forks += 1
-        return Branch(self.sample, prompt, None, branch_seed(self._seed, self._turn, self._forks))
+        branch = Branch(self.sample, prompt, None, branch_seed(self._seed, self._turn, self._forks))
+        branch._newest_turn = self._newest_turn
+        return branch
 
     def reward(self, value: float) -> None:
         self.sample.step_rewards.append(float(value))
+        self.sample.step_turns.append(self._newest_turn)
 
     def own_messages(self) -> list[Message]:
         """Its conversation without what it shares with the branch it was forked from."""
         return [*self._messages, *self._pending][self._shared :]
+
+    def _shown(self) -> list[Message]:
+        """Since the policy last spoke: all of it before its first turn."""
+        return self._pending if self._leaf is not None else [*self._messages, *self._pending]
 
     def _start(self) -> None:
         """The first prompt, with what was said before the policy's first turn."""
@@ -253,14 +274,14 @@ class Branch:
         self._pending.clear()
 
     def _grow(self, completion: Completion) -> Action:
-        sample, family = self.sample, self.sample.family
+        sample, family, turn = self.sample, self.sample.family, self._newest_turn
         tokens = completion.tokens
         if tokens:
             versions = completion.versions
             if completion.oldest_cache and completion.oldest_cache != versions:
                 versions = tuple(map(min, versions, completion.oldest_cache))
             sample.newest = max(completion.versions if sample.newest is None else (sample.newest, *completion.versions))
-            self._leaf = self._node(Node(self._leaf, tokens, True, completion.log_probs, versions))
+            self._leaf = self._node(Node(self._leaf, tokens, True, completion.log_probs, versions, turn))
             self._tokens += tokens
         text, error = family.decode(tokens), ""
         calls: tuple[ToolCall, ...] = ()
@@ -275,6 +296,11 @@ class Branch:
         self.sample.num_tokens += len(node.tokens)
         self.sample.forest.append(node)
         return len(self.sample.forest) - 1
+
+
+def state_of(observation: Observation | str | None) -> str:
+    """The environment's name for the state that it shows."""
+    return observation.state if isinstance(observation, Observation) else ""
 
 
 def _text(messages: list[Message]) -> str:

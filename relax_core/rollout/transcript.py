@@ -19,16 +19,18 @@ def flatten(trajectory: Trajectory) -> list[Any]:
     return [
         [_flat_message(message) for message in trajectory.messages],
         trajectory.response,
-        [[n.parent, list(n.tokens), n.sampled, list(n.log_probs), list(n.versions)] for n in trajectory.forest],
+        [[n.parent, list(n.tokens), n.sampled, list(n.log_probs), list(n.versions), n.turn] for n in trajectory.forest],
         trajectory.outcome.value,
         list(trajectory.step_rewards),
         dict(trajectory.info),
+        list(trajectory.step_turns),
+        list(trajectory.states),
     ]
 
 
 def revive(flat: tuple[Any, ...]) -> Trajectory:
     """The trajectory that was flattened; sequences came back from the wire as tuples."""
-    messages, response, forest, outcome, step_rewards, info = flat
+    messages, response, forest, outcome, step_rewards, info, step_turns, states = flat
     return Trajectory(
         tuple(message if isinstance(message, Message) else Message(*message) for message in messages),
         response,
@@ -36,6 +38,8 @@ def revive(flat: tuple[Any, ...]) -> Trajectory:
         Outcome(outcome),
         step_rewards,
         info,
+        step_turns=step_turns,
+        states=states,
     )
 
 

@@ -13,7 +13,7 @@ from relax_core.api.algorithm import Advantages, Groups, Output, Scope, Source, 
 from relax_core.api.batch import Ragged, RowBatch
 from relax_core.api.column import Column
 from relax_core.testing.algorithm_loss import Learnt, learn, loss_of, measured, prepared
-from relax_core.testing.algorithm_rows import FAILED, greedy, padded, random_rows, sealed
+from relax_core.testing.algorithm_rows import FAILED, greedy, padded, random_rows, sealed, with_turns
 from relax_core.testing.suite import Suite
 
 
@@ -168,7 +168,7 @@ def _rollout_rows(suite: AlgorithmSuite, algorithm: Any) -> RowBatch:
     equal = [index for index, row in enumerate(rows.ids) if row.group == rows.ids[-1].group]
     rows.columns["rewards"].values[equal] = 1.0
     rows.columns["outcome"].values[-1] = FAILED
-    return rows
+    return rows if "turns" not in rows.columns else with_turns(rows)
 
 
 def _grouping(algorithm: Any, rows: RowBatch) -> Any:

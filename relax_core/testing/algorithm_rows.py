@@ -11,7 +11,7 @@ import numpy as np
 from relax_core.api.algorithm import Source
 from relax_core.api.batch import AttemptId, Ragged, RowBatch, RowId
 from relax_core.api.bus import Sealed
-from relax_core.api.column import STANDARD, Column
+from relax_core.api.column import STANDARD, STATES, STEP_REWARDS, TURNS, Column
 from relax_core.api.outcome import Outcome
 
 PROMPT = 2
@@ -35,7 +35,23 @@ def random_rows(algorithm: Any, groups: int, group_size: int, seed: int = 0) -> 
     columns["loss_mask"] = Ragged.of(masks)
     columns["outcome"] = _per_row(np.full(len(ids), list(Outcome).index(Outcome.FINISHED), np.uint8))
     columns["advantages"] = Ragged(np.repeat(random.normal(size=len(ids)), lengths), lengths)
-    return RowBatch(ids, columns)
+    rows = RowBatch(ids, columns)
+    return rows if TURNS.name not in columns else with_turns(rows)
+
+
+def with_turns(rows: RowBatch) -> RowBatch:
+    """Rows whose turns are the stretches between given tokens; all begin in one state, the last one earns the reward."""
+    mask, rewards = rows.columns["loss_mask"], rows.columns["rewards"].values
+    turns = [np.cumsum(np.diff(row, prepend=0) == 1) * row - 1 for row in (own.astype(np.int32) for own in mask.rows())]
+    earned = [np.where(row == row.max(), reward, 0.0) for row, reward in zip(turns, rewards, strict=True)]
+    states = np.where(np.concatenate(turns) < 0, 0, 7)
+    return rows.with_columns(
+        {
+            TURNS.name: Ragged.of([row.astype(np.int32) for row in turns]),
+            STATES.name: Ragged(states.astype(np.int64), mask.lengths),
+            STEP_REWARDS.name: Ragged.of(earned),
+        }
+    )
 
 
 def padded(rows: RowBatch, width: int) -> RowBatch:

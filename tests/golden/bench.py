@@ -64,6 +64,12 @@ CASES = [
     ("remax", {}),
     ("remax", {"reward_kl_coef": 0.05, "aggregation": "trajectory"}),
     ("max-rl", {}),
+    ("gigpo", {}),
+    (
+        "gigpo",
+        {"normalise": "none", "gamma": 0.7, "step_weight": 0.5, "reward_kl_coef": 0.1, "aggregation": "trajectory"},
+    ),
+    ("gigpo", {"gamma": 1.0, "step_weight": 2.0, "clip_high": 0.28, "kl_coef": 0.1}),
     ("gdpo", {}),
     ("gdpo", {"weights": {"form": 0.25}, "aggregation": "trajectory"}),
 ]
@@ -99,7 +105,22 @@ def draw_groups(seed, groups=3, members=3):
             member["greedy"] = greedy
     for member in drawn[2]:
         member["reward"], member["parts"] = 1.0, {"right": 1.0, "form": 0.0}
+    for place, member in enumerate(member for group in drawn for member in group):
+        _take_turns(random.Random(f"turns {seed} {place}"), member)
     return drawn
+
+
+def _take_turns(source, member):
+    """One to four turns over all rows, two of which may begin in one state; together they earn the reward."""
+    member["turns"] = []
+    for row in member["rows"]:
+        row["turns"] = []
+        for t, trained in enumerate(row["mask"]):
+            if trained and (not any(row["mask"][:t]) or source.random() < 0.4):
+                state = source.choice([-(2**62), -3, 2**40])
+                member["turns"].append({"state": state, "reward": source.choice([0.0, 0.0, 0.5])})
+            row["turns"].append(len(member["turns"]) - 1 if trained else -1)
+    member["turns"][-1]["reward"] += member["reward"] - sum(turn["reward"] for turn in member["turns"])
 
 
 def _member(source, rows):
@@ -189,7 +210,17 @@ def credited(algorithm, groups, returns=False):
     samples |= {
         a: Sealed(a, 0, Outcome.FINISHED, reward, baseline=True) for a, reward in greedy.items() if reward is not None
     }
-    grouping = learn.Grouping(batch_of(rows), samples, asked)
+    batch = batch_of(rows)
+    if "turns" in rows[0]:
+        told = [[member["turns"][t] if t >= 0 else {"state": 0, "reward": 0.0} for t in row["turns"]]
+                for _, _, member in everyone for row in member["rows"]]  # fmt: skip
+        batch = batch.with_columns({
+            "turns": Ragged.of([np.array(row["turns"], np.int32) for row in rows]),
+            "states": Ragged.of([np.array([turn["state"] for turn in row], np.int64) for row in told]),
+            "step_rewards": Ragged.of([np.array([turn["reward"] for turn in row]) for row in told]),
+        })  # fmt: skip
+        asked += ("turns", "states", "step_rewards")
+    grouping = learn.Grouping(batch, samples, asked)
     found = algorithm.advantages(grouping.groups)
     values = found.returns if returns else found.values
     if values.shape == grouping.groups.rewards.shape:

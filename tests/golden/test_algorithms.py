@@ -123,12 +123,14 @@ def test_empty_and_equal_groups_are_defined(name, options):
         groups = draw_groups(5)
         for member in (m for group in groups for m in group):
             member["reward"], member["parts"] = reward, {"right": reward, "form": reward}
+            for turn in member["turns"]:
+                turn["reward"] = reward / len(member["turns"])
         for member in groups[1]:
             member["valid"] = False
         values = of_tokens(groups, credited(algorithm, groups))
         assert all(math.isfinite(x) for x in flat(values))
         assert not any(flat(values[1]))
-        own = algorithm.fits or algorithm.greedy_baseline
+        own = algorithm.fits or algorithm.greedy_baseline or (name == "gigpo" and reward)  # who has it sooner has more
         if not (own or algorithm.options.reward_kl_coef or getattr(algorithm.options, "overlong_length", 0)):
             earned = reward - algorithm.options.baseline if name == "reinforce" else 0.0
             mask = [m for member in groups[0] for row in member["rows"] for m in row["mask"]]

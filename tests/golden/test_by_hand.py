@@ -215,6 +215,29 @@ def test_gdpo():
     assert learn_by("gdpo", (A, [1.5, 1.0]), (-A, [0.5]))[0] == exactly(-(1.1 * A - 0.8 * A) / 2)
 
 
+def test_gigpo():
+    # Two samples of two turns each, gamma = 1/2: rewards (0, 1) and (0, 0). Both begin in state 7: returns 1/2 and 0, apart by
+    # 1/2: mean 1/4, std 1/sqrt(8). Only the first comes to state 8, only the second to 9: no comparison there.
+    won, lost = group(1, 0, lengths=[3, 2])
+    won["rows"][0]["turns"], won["turns"] = [-1, 0, 0, 1], [{"state": 7, "reward": 0.0}, {"state": 8, "reward": 1.0}]
+    lost["rows"][0]["turns"], lost["turns"] = [-1, 0, 1], [{"state": 7, "reward": 0.0}, {"state": 9, "reward": 0.0}]
+    step = 0.25 / (math.sqrt(0.125) + 1e-6)
+    first, second = [0, A + step, A + step, A], [0, -A - step, -A]
+    assert credited(build("gigpo", {"gamma": 0.5}), [[won, lost]]) == [[[exactly(first)], [exactly(second)]]]
+    # Where the second comes to 8 as well, its turn there earned 0 and the first one's 1: GRPO's A.
+    lost["turns"][1]["state"] = 8
+    first[3], second[2] = 2 * A, -2 * A
+    assert credited(build("gigpo", {"gamma": 0.5}), [[won, lost]]) == [[[exactly(first)], [exactly(second)]]]
+    # Less the mean only, and half of it: 1/2 + 1/2 (1/2 - 1/4), 1/2 + 1/2 (1 - 1/2).
+    algorithm = build("gigpo", {"gamma": 0.5, "normalise": "none", "step_weight": 0.5})
+    want = [[[exactly([0, 0.625, 0.625, 0.75])], [exactly([0, -0.625, -0.75])]]]
+    assert credited(algorithm, [[won, lost]]) == want
+    # Over three tokens: 1.5 is clipped to 1.2 above, 0.5 to 0.8 below.
+    loss, slopes = learn_by("gigpo", (1, [1.5, 1.0]), (-1, [0.5]))
+    assert loss == exactly(-(1.2 + 1.0 - 0.8) / 3)
+    assert slopes == [exactly([0, -1 / 3]), exactly([0])]
+
+
 def test_every_algorithm_is_worked():
     from tests.golden.bench import NAMES
 

@@ -42,6 +42,10 @@ class TestReMax(AlgorithmSuite):
     component = "remax"
 
 
+class TestGiGPO(AlgorithmSuite):
+    component = "gigpo"
+
+
 class TestGDPO(AlgorithmSuite):
     component = "gdpo"
     test_groups_do_not_touch_each_other = None  # its statistics are over the batch

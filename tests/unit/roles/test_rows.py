@@ -23,6 +23,17 @@ def sampled(*tokens: int, parent: int, version: int) -> Node:
     return Node(parent, tokens, True, (-0.5,) * count, (version,) * count)
 
 
+TURNS = {"turns", "states", "step_rewards"}
+
+
+def turned(*steps: float, value: float, forest: tuple[Node, ...] | None = None) -> tuple:
+    """BRANCHING with a turn a sampled node; its turns began in the states 70, 71, ..."""
+    turns = iter(range(9))
+    nodes = forest or tuple(replace(node, turn=next(turns)) if node.sampled else node for node in BRANCHING)
+    trajectory = Trajectory((), "", nodes, states=tuple(range(70, 74)))
+    return AttemptId(7, 0, 0), trajectory, Judgement(value, steps=steps)
+
+
 def attempt(*forest: Node, sample: int = 0, reward: float = 1.0, outcome: Outcome = Outcome.FINISHED) -> tuple:
     return (
         AttemptId(7, sample, 0),
@@ -86,3 +97,43 @@ def test_the_newest_version_is_that_of_the_weights_whatever_their_cache_was() ->
     id_, trajectory, judgement = attempt(*BRANCHING)
     _, (seal,) = row_batch([(id_, replace(trajectory, newest=9), judgement)])
     assert (seal.floor, seal.newest) == (3, 9)
+
+
+def listed(batch, name: str) -> list[list]:
+    return [row.tolist() for row in batch.columns[name].rows()]
+
+
+def test_columns_of_turns_are_made_for_those_who_ask() -> None:
+    batch, _ = row_batch([turned(0.5, 0.0, 1.0, 2.0, value=3.5)], asked=TURNS)
+    assert listed(batch, "turns") == [[-1, -1, 0, -1, 1, 1], [-1, -1, 0, 2], [-1, 3]]
+    assert listed(batch, "states") == [[0, 0, 70, 0, 71, 71], [0, 0, 70, 72], [0, 73]]
+    assert listed(batch, "step_rewards") == [[0, 0, 0.5, 0, 0, 0], [0, 0, 0.5, 1], [0, 2]]
+    assert [batch.columns[name].values.dtype.name for name in sorted(TURNS)] == ["int64", "float32", "int32"]
+    some, _ = row_batch([turned(value=1.0)], asked={"turns", "ref_log_probs"})
+    assert set(some.columns) - set(row_batch([turned(value=1.0)])[0].columns) == {"turns"}
+    nothing, _ = row_batch([], asked=TURNS)
+    assert all(not len(nothing.columns[name]) for name in TURNS)
+
+
+def test_what_no_turn_was_credited_with_is_earned_by_the_last() -> None:
+    batch, _ = row_batch([turned(0.5, value=2.0)], asked=TURNS)
+    assert listed(batch, "step_rewards")[2] == [0, 1.5]
+    batch, _ = row_batch([turned(value=2.0)], asked=TURNS)
+    assert listed(batch, "step_rewards") == [[0] * 6, [0] * 4, [0, 2]]
+
+
+def test_a_turn_without_tokens_leaves_its_reward_to_the_one_before() -> None:
+    forest = (
+        given(1),
+        replace(sampled(2, parent=0, version=4), turn=0),
+        replace(sampled(3, parent=1, version=4), turn=2),
+    )
+    batch, _ = row_batch([turned(1.0, 4.0, 2.0, value=7.0, forest=forest)], asked=TURNS)
+    assert listed(batch, "turns") == [[-1, 0, 2]]
+    assert listed(batch, "step_rewards") == [[0, 5, 2]]
+
+
+def test_a_sample_without_a_verdict_needs_no_turns() -> None:
+    failed = attempt(given(1), sampled(2, parent=0, version=4), outcome=Outcome.REWARD_TIMEOUT)
+    batch, seals = row_batch([failed, turned(value=1.0)], asked=TURNS)
+    assert (len(batch), len(seals)) == (3, 2)

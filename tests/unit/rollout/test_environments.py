@@ -19,6 +19,7 @@ from relax_core.plugins.catalogue import Catalogue
 from relax_core.rollout.completion import Completion, GenerateCall
 from relax_core.rollout.environments import EnvironmentPool
 from relax_core.rollout.episode import Limits
+from relax_core.rollout.state import state_key
 from relax_core.runners.local.workers import LocalWorkers
 from tests.unit.rollout.toy_policy import Script, completion, play, texts
 
@@ -41,7 +42,7 @@ class Wild(Environment[WildOptions]):
         return {"pid": os.getpid(), "opened": time.time()}
 
     async def reset(self, task, seed):
-        return Observation(f"seed {seed}")
+        return Observation(f"seed {seed}", state="start")
 
     async def step(self, action):
         word = action.text
@@ -55,7 +56,7 @@ class Wild(Environment[WildOptions]):
             os._exit(3)
         if word == "odd":
             return Step("", True, info={"what": object()})
-        return Step(f"{word}!", word == "bye", 0.5, {"pid": self.shared["pid"]})
+        return Step(Observation(f"{word}!", state="on"), word == "bye", 0.5, {"pid": self.shared["pid"]})
 
     async def close(self):
         with Path(self.options.log).open("a") as file:
@@ -79,7 +80,7 @@ class Agent(Environment[WildOptions]):
             time.sleep(1000)
         other = session.fork()
         session.observe("left")
-        other.observe("right")
+        other.observe(Observation("right", state="start"))
         left, right = await asyncio.gather(session.generate(), other.generate())
         fresh = session.restart((Message("user", left.text + right.text),))
         await fresh.generate()
@@ -124,6 +125,7 @@ async def test_an_episode_in_a_process_of_its_own(tmp_path: Path) -> None:
         trajectory = await played(pool, Script("a", "bye"))
     assert texts(trajectory) == ["[user:go][tool:seed 7][a:A$][tool:a!][a:BYE$"]
     assert trajectory.step_rewards == (0.5, 0.5)
+    assert trajectory.states == (state_key("start", (), ()), state_key("on", (), ()))
     assert trajectory.info["pid"] != os.getpid()
     assert closes(tmp_path) == 1
 
@@ -212,7 +214,8 @@ async def test_an_agent_branches_from_its_own_process(tmp_path: Path) -> None:
     assert sorted(texts(trajectory)) == sorted(
         ["[user:go][a:P$][user:left][a:L$", "[user:go][a:p$][user:right][a:R$", "[user:lr][a:P$"]
     )
-    assert trajectory.step_rewards == (0.25,)
+    assert trajectory.turn_rewards == (0.0, 0.25), "the session that it was given to, whose second turn was its newest"
+    assert trajectory.states[2] == state_key("start", (), ())
     assert closes(tmp_path) == 1
 
 

@@ -49,5 +49,10 @@ def relax_algorithms() -> list[Component]:
         Component("ppo", f"{_PACKAGE}.ppo:PPO", "Proximal Policy Optimization with a critic (arXiv 1707.06347)"),
         Component("remax", f"{_PACKAGE}.remax:ReMax", "REINFORCE with a greedy answer as baseline (arXiv 2310.10505)"),
         Component("max-rl", f"{_PACKAGE}.max_rl:MaxRL", "Maximum likelihood reinforcement learning (arXiv 2602.02710)"),
+        Component(
+            "gigpo",
+            f"{_PACKAGE}.gigpo:GiGPO",
+            "Group-in-Group: turns compared where states are equal (arXiv 2505.10978)",
+        ),
         Component("gdpo", f"{_PACKAGE}.gdpo:GDPO", "Several rewards, each normalised on its own (arXiv 2601.05242)"),
     ]

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Credit of turns: compared where they began in an equal state, of one group, by valid members; and back to tokens."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relax_core import learn
+from relax_core.api import AttemptId, Outcome, Ragged, RowBatch, RowId, Sealed
+
+NAN = math.nan
+
+
+def numbers(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def credit(returns, states, valid=None, std=False):
+    returns = numbers(returns)
+    valid = torch.ones(returns.shape[:2], dtype=torch.bool) if valid is None else torch.tensor(valid)
+    return learn.step_credit(returns, torch.tensor(states), valid, std)
+
+
+def test_turns_are_compared_where_they_began_in_an_equal_state():
+    got = credit([[[1.0, 4.0], [3.0, 6.0]]], [[[5, 8], [5, -8]]])
+    assert got.tolist() == [[[-1, 0], [1, 0]]]
+
+
+def test_a_state_that_a_sample_comes_back_to_is_one_state():
+    got = credit([[[1.0, 2.0], [6.0, NAN]]], [[[5, 5], [5, 0]]])
+    assert got[0, 0].tolist() == [-2, -1]
+    assert got[0, 1, 0] == 3 and bool(got[0, 1, 1].isnan())
+
+
+def test_equal_states_of_other_tasks_are_no_comparison():
+    assert credit([[[1.0]], [[3.0]]], [[[5]], [[5]]]).tolist() == [[[0]], [[0]]]
+
+
+def test_members_without_a_verdict_neither_count_nor_get_credit():
+    got = credit([[[1.0], [3.0], [100.0]]], [[[5], [5], [5]]], [[True, True, False]])
+    assert got.tolist() == [[[-1], [1], [0]]]
+
+
+def test_equal_returns_are_exactly_nothing():
+    assert credit([[[0.1], [0.1], [0.1]]], [[[5], [5], [5]]], std=True).tolist() == [[[0], [0], [0]]]
+
+
+def test_no_turns_at_all_give_nothing():
+    empty = torch.zeros(2, 3, 0, dtype=torch.float64)
+    assert learn.step_credit(empty, empty.long(), torch.ones(2, 3, dtype=torch.bool)).shape == (2, 3, 0)
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.integers(0, 2), st.floats(-3, 3)), min_size=3, max_size=3), min_size=4, max_size=4)
+)
+def test_step_credit_sums_to_nothing_in_each_state(drawn):
+    """Whatever was earned: a state's mean is taken off, so no state is pushed up or down as a whole."""
+    states = torch.tensor([[[state for state, _ in turns] for turns in drawn]])
+    returns = numbers([[[earned for _, earned in turns] for turns in drawn]])
+    for std in (True, False):
+        got = learn.step_credit(returns, states, torch.ones(1, 4, dtype=torch.bool), std)
+        for state in states.unique():
+            assert float(got[states == state].sum()) == pytest.approx(0, abs=1e-9)
+
+
+def of_rows(turns, states, earned, samples, rewards):
+    """Groups of rows that are given as lists over tokens; `samples` says whose each is. Group 0."""
+    lengths = np.array([len(row) for row in turns])
+    seen = [row[:place].count(sample) for place, sample in enumerate(samples) for row in [samples]]
+
+    def column(rows, dtype):
+        return Ragged(np.concatenate([np.array(row, dtype) for row in rows]), lengths)
+
+    batch = RowBatch(
+        tuple(RowId(0, sample, 0, number) for sample, number in zip(samples, seen, strict=True)),
+        {"loss_mask": column([[int(t >= 0) for t in row] for row in turns], np.uint8), "turns": column(turns, np.int32),
+         "states": column(states, np.int64), "step_rewards": column(earned, np.float32)},
+    )  # fmt: skip
+    sealed = {
+        AttemptId(0, sample, 0): Sealed(AttemptId(0, sample, 0), samples.count(sample), Outcome.FINISHED, reward)
+        for sample, reward in enumerate(rewards)
+    }
+    return learn.Grouping(batch, sealed, ("loss_mask", "turns", "states", "step_rewards"))
+
+
+def test_turns_of_several_rows_are_one_sample_s_and_come_back_to_their_tokens():
+    big = 2**62 + 1
+    grouping = of_rows(
+        [[-1, 0, 0, -1, 1], [-1, 2], [-1, 0]],
+        [[0, 7, 7, 0, big], [0, 8], [0, 7]],
+        [[0, 0.5, 0.5, 0, 0], [0, 1], [0, 0]],
+        [0, 0, 1],
+        [1.5, 0.0, 0.25],
+    )
+    groups = grouping.groups
+    assert groups.states.tolist() == [[[7, big, 8], [7, 0, 0], [0, 0, 0]]]
+    assert groups.step_rewards[0, 0].tolist() == [0.5, 0, 1]
+    assert groups.step_rewards[0, 1, 0] == 0 and bool(groups.step_rewards[0, 1:, 1:].isnan().all())
+    per_token = learn.of_turns(torch.arange(9.0).reshape(1, 3, 3), groups)
+    assert per_token.tolist() == [0, 0, 0, 0, 1, 0, 2, 0, 3]
+
+
+def test_turns_that_nobody_asked_for_are_not_there():
+    batch = RowBatch((RowId(0, 0, 0, 0),), {"loss_mask": Ragged(np.array([0, 1], np.uint8), np.array([2]))})
+    sealed = {AttemptId(0, 0, 0): Sealed(AttemptId(0, 0, 0), 1, Outcome.FINISHED, 1.0)}
+    groups = learn.Grouping(batch, sealed, ("loss_mask",)).groups
+    assert groups.step_rewards is None and groups.states is None
+    with pytest.raises(ValueError, match="advantage_columns"):
+        learn.of_turns(torch.zeros(1, 1, 1), groups)
+
+
+@pytest.mark.parametrize("omega", [0.0, 1.0, 2.5])
+def test_gigpo_of_single_turns_is_grpo_with_another_size(omega):
+    """All samples of a task begin in one state: A_S is A_E."""
+    from relax_plugin_policy_gradient.gigpo import GiGPO, GiGPOOptions
+    from relax_plugin_policy_gradient.grpo import GRPO
+
+    rewards = [1.0, 0.0, 0.25]
+    grouping = of_rows([[-1, 0]] * 3, [[0, 7]] * 3, [[0, reward] for reward in rewards], [0, 1, 2], rewards)
+    ours = GiGPO(GiGPOOptions(step_weight=omega)).advantages(grouping.groups).values
+    grpo = GRPO().advantages(grouping.groups).values
+    assert ours.tolist() == pytest.approx([x * (1 + omega) for a in grpo[0].tolist() for x in (0, a)])
+
+
+def test_gigpo_where_no_state_is_repeated_is_grpo():
+    from relax_plugin_policy_gradient.gigpo import GiGPO
+    from relax_plugin_policy_gradient.grpo import GRPO
+
+    turns, rewards = [[-1, 0, -1, 1]] * 2, [1.0, 0.0]
+    grouping = of_rows(turns, [[0, 1, 0, 2], [0, 3, 0, 4]], [[0, 0, 0, 1], [0, 0, 0, 0]], [0, 1], rewards)
+    ours = GiGPO().advantages(grouping.groups).values
+    ((first, second),) = GRPO().advantages(grouping.groups).values.tolist()
+    assert ours.tolist() == pytest.approx([0, first, 0, first, 0, second, 0, second])

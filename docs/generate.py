@@ -153,6 +153,7 @@ def _parts() -> Iterator[str]:
     for module in (
         "advantages",
         "returns",
+        "turns",
         "ratio",
         "off_policy",
         "surrogate",

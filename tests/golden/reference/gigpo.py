@@ -22,7 +22,9 @@ def advantages(groups, options):
         result.append([])
         for member in group:
             a_e = episode.get(id(member), 0.0)
-            credit = [a_e + options["step_weight"] * steps.get((id(member), t), 0.0) for t in range(len(member["turns"]))]
+            credit = [
+                a_e + options["step_weight"] * steps.get((id(member), t), 0.0) for t in range(len(member["turns"]))
+            ]
             weight = 1 / max(1, length(member)) if options["aggregation"] == "trajectory" else 1.0
             result[-1].append([
                 [credit[t] * weight if t >= 0 and member["valid"] else 0.0 for t in row["turns"]] for row in member["rows"]

@@ -40,7 +40,7 @@ MEASURES: Mapping[str, Measure] = {
     "distillation": Measure("KL to the teacher", "distill/kl", "distill/kl", falls=True, every_step=True),
     "sft": Measure("held-out loss", "eval/held-out/loss", "train/loss", falls=True),
     "dpo": Measure("held-out margin", "eval/held-out/margin", "pairs/margin"),
-    "reward-model": Measure("held-out accuracy", "eval/held-out/accuracy", "pairs/accuracy"),
+    "reward-model": Measure("held-out loss", "eval/held-out/loss", "train/loss", falls=True),
 }
 """Of those that do not learn from rewards."""
 

@@ -85,18 +85,20 @@ def _learning() -> Iterator[str]:
     if not LEARNED.is_file():
         return
     found = json.loads(LEARNED.read_text(encoding="utf-8"))
-    yield from ("", "## What they learn", "", _LEARNING.format(**found["options"]), "")
+    yield from ("", "## What they learn", "", _LEARNING, "")
     yield from (
-        "| name | held-out before | after, by seed | rise | in standard errors | reward |",
-        "|---|---|---|---|---|---|",
+        "| name | measure | before | after, by seed | change | in standard errors | along the run | setting |",
+        "|---|---|---|---|---|---|---|---|",
     )
     for row in sorted(found["rows"], key=lambda row: row["algorithm"]):
         cells = (
+            row["measure"],
             f"{row['before']:.3f}",
             row["after"],
-            f"{row['rise']:.3f}",
+            f"{row['change']:+.3f}",
             f"{row['standard errors']:.1f}",
             row["curve"],
+            row["setting"],
         )
         yield f"| `{row['algorithm']}` | {' | '.join(cells)} |"
 

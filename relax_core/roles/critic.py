@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 from relax_core.api.bus import Claim, ClaimRequest
 from relax_core.api.errors import InfrastructureError, RelaxError, StaleFence
@@ -51,7 +50,7 @@ class Critic(Role):
     async def run(self, context: Context) -> None:
         self._context, self._skipped = context, 0
         self._columns = context.plan.fit_columns[self.name]
-        self._trainer = await TrainerGroup.start(context, self.name, model=_model(context))
+        self._trainer = await TrainerGroup.start(context, self.name)
         self._devices = TrainerTurn(context, self.name, live=False)
         self._ranks = asyncio.Lock()
         """Held while ranks work: they do one thing at a time, and a turn on devices is one task's."""
@@ -213,10 +212,3 @@ class Critic(Role):
             await self._devices.train()
             await self._trainer.call("load", str(directory / self.name))
         self._version = self._version._replace(step=step)
-
-
-def _model(context: Context) -> dict[str, Any]:
-    """As a `[model]` table: all weights of the critic are its own."""
-    run = context.run
-    own = {"path": str(run.critic.path)} if run.critic.path is not None else {}
-    return {**run.model.model_dump(mode="json"), "lora": None, "freeze": [], **own}

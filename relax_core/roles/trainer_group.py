@@ -261,7 +261,7 @@ def trainer_spec(
     optimizer = run.optimizer
     lr = (run.critic.lr if role == "critic" else None) or optimizer.lr
     return TrainerSpec(
-        model=_policy(context) if model is None else model,
+        model=_model(context, role) if model is None else model,
         algorithm=run.algorithm.chosen,
         optimizer=OptimizerSpec(
             lr, optimizer.schedule, optimizer.warmup_steps, tuple(optimizer.betas), optimizer.weight_decay,
@@ -274,9 +274,12 @@ def trainer_spec(
     )  # fmt: skip
 
 
-def _policy(context: Context) -> dict[str, Any]:
-    """The `[model]` table; parts that the family has names for are named as its modules are."""
+def _model(context: Context, role: str) -> dict[str, Any]:
+    """The `[model]` table; parts that the family has names for are named as its modules are. A critic trains as much of its
+    body as the policy does, also of a folder of its own."""
     table = context.run.model.model_dump(mode="json")
+    if role == "critic" and context.run.critic.path is not None:
+        table["path"] = str(context.run.critic.path)
     if table["freeze"]:
         parts = context.build(context.run.family.chosen).modules
         table["freeze"] = [pattern for name in table["freeze"] for pattern in parts.get(name, (name,))]

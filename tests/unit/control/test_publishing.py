@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from relax_core.control.planner import plan
 from relax_core.options.composition import compose
-from relax_core.options.training import Lora, ModelTable
+from relax_core.options.training import CriticTable, Lora, ModelTable
 from relax_core.plugins.catalogue import Catalogue
-from relax_core.roles.trainer_group import _policy
+from relax_core.roles.trainer_group import _model
 
 PLAIN_ENGINE = """
 from relax_core.api import Capabilities, Engine
@@ -56,4 +56,11 @@ def test_parts_are_frozen_by_the_names_that_the_family_gives_them() -> None:
     family = SimpleNamespace(modules={"vision": ("visual.*", "merger")})
     run = SimpleNamespace(model=model, family=SimpleNamespace(chosen="the family"))
     context: Any = SimpleNamespace(run=run, build={"the family": family}.__getitem__)
-    assert _policy(context)["freeze"] == ["visual.*", "merger", "lm_head"]
+    assert _model(context, "actor")["freeze"] == ["visual.*", "merger", "lm_head"]
+
+
+def test_a_critic_trains_as_much_of_its_body_as_the_policy() -> None:
+    lora = Lora(rank=4)
+    run = SimpleNamespace(model=ModelTable(path=Path("model"), lora=lora), critic=CriticTable(path=Path("judge")))
+    found = _model(cast(Any, SimpleNamespace(run=run)), "critic")
+    assert found["path"] == "judge" and found["lora"]["rank"] == 4

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,14 @@ def train(recipe: Path, algorithm: str, seed: int, steps: int, more: Sequence[st
     measure = MEASURES.get(algorithm, REWARD)
     first, last = measure.ends(records)
     return {"first": first, "last": last, "curve": measure.curve(records), "balanced": summary["balanced"]}
+
+
+def measured(
+    algorithm: str, seeds: Sequence[tuple[int, Path]], options: argparse.Namespace, pool: Executor
+) -> report.Row:
+    """The runs of one algorithm, and what they say."""
+    runs = pool.map(lambda one: train(one[1], algorithm, one[0], options.steps, options.set), seeds)
+    return row(algorithm, setting(algorithm, options.steps, STEPS, options.set), list(runs))
 
 
 def row(algorithm: str, setting: str, runs: Sequence[Mapping[str, Any]]) -> report.Row:
@@ -94,6 +103,7 @@ def main() -> None:
     arguments.add_argument("--steps", type=int, default=STEPS)
     arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arguments.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of these algorithms' runs")
+    arguments.add_argument("--at-once", type=int, default=1, help="runs side by side; what they learn is the same")
     options = arguments.parse_args()
     set_up = report.begin(options)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -101,12 +111,6 @@ def main() -> None:
         teacher = "distillation" in options.algorithms
         recipes = options.recipes or [built(Path(folder) / str(seed), seed, teacher) for seed in options.seeds]
         seeds = list(zip(options.seeds, recipes, strict=True))
-        rows = [
-            row(
-                algorithm,
-                setting(algorithm, options.steps, STEPS, options.set),
-                [train(recipe, algorithm, seed, options.steps, options.set) for seed, recipe in seeds],
-            )
-            for algorithm in options.algorithms
-        ]
+        with ThreadPoolExecutor(options.at_once) as pool:
+            rows = [measured(algorithm, seeds, options, pool) for algorithm in options.algorithms]
     report.finish("learning", set_up, sorted([*others(options), *rows], key=lambda row: row["algorithm"]), options)

@@ -230,9 +230,9 @@ distribution it drew from, so w corrects for that as well, as far as a token cou
 it is worth.
 
 **A critic.** `ppo` trains a second model on the rows of the first (`[critic]`, `[placement.critic]`);
-`critic.warmup_steps` lets it learn alone first. On the quickstart's task, `relax train quickstart algorithm=ppo
-run.runner=local steps=150` raised the held-out reward from 0.285 to 0.621 (512 answers, one seed), the critic starting
-from the policy's weights with a head of zeros.
+`critic.warmup_steps` lets it learn alone first. With `model.lora` it trains adapters as the policy does. On the quickstart's
+task, `relax train quickstart algorithm=ppo run.runner=local steps=150` raised the held-out reward from 0.285 to 0.621 (512
+answers, one seed), the critic starting from the policy's weights with a head of zeros.
 
 **A greedy answer.** `remax` has one more sample of each task drawn at temperature 0, beside the `rollout.group_size`
 others; it is judged and counted, and never trained. `reward/greedy` is its mean reward.
@@ -259,11 +259,13 @@ label smoothing, ours is the conservative one of the DPO authors.
 
 **Not here yet.** GiGPO credits turns by the states they start from, and rows do not name their turns."""
 _LEARNING = """\
-The quickstart's task, {steps} steps of 16 x 8 samples by each algorithm's own defaults and the recipe's learning rate, seeds
-{seeds}: right answers on 512 held-out tasks, 4 samples each, before and after; the mean rise over the seeds, and how many of
-its standard errors it is; the mean reward along the run, the lowest mark 0 and the highest 1. A rise of more than 3 standard
-errors counts as learnt; with less the run was too short to tell. It does not say which is best: on-policy with one update a
-step the ratio is 1, so that GRPO and GSPO have one gradient. The others have not been run so.
+The quickstart's task, 100 steps of 16 x 8 samples (of 16 rows or pairs, where somebody wrote them) by each algorithm's own
+defaults and the recipe's learning rate, over three seeds, each with a model, tasks and held-out tasks of its own; `setting`
+says what else was set. Reward: the right answers on 512 held-out tasks, 4 samples each. KL to the recipe's teacher: of the
+policy's own samples, means of the first and the last ten steps. Changes are means over the seeds, and by their standard errors,
+positive where it got better: more than 3 counts as learnt. Along the run: the reward in training, the lowest mark 0 and the
+highest 1; else the loss, the KL or the margin, the highest mark the highest of the run. It does not say which is best: the task
+is tiny, and on-policy with one update a step the ratio is 1, so that GRPO and GSPO have one gradient.
 `python -m tests.benchmarks learning NAMES` makes it."""
 _PARTS = """\
 `from relax_core import learn`: what algorithms are made of, for your own as well. `learn.PolicyGradient` is the family's base:

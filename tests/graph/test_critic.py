@@ -50,7 +50,7 @@ def test_actor_and_critic_go_on_together_from_a_checkpoint(relax: Relax, tiny: P
 
 
 @pytest.mark.ray
-def test_a_critic_of_its_own_devices_learns_on_ray(relax: Relax, tiny: Path, tmp_path: Path) -> None:
+def test_a_critic_of_its_own_devices_learns_adapters_on_ray(relax: Relax, tiny: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     done = relax(
         "train",
@@ -58,6 +58,7 @@ def test_a_critic_of_its_own_devices_learns_on_ray(relax: Relax, tiny: Path, tmp
         *SMALL,
         "run.runner=ray",
         "placement=async",
+        "model.lora.rank=4",
         "steps=4",
         "--run-dir",
         run,
@@ -67,3 +68,5 @@ def test_a_critic_of_its_own_devices_learns_on_ray(relax: Relax, tiny: Path, tmp
     assert done.json["balanced"] and done.json["samples_trained"] == 4 * 16
     assert [line["step"] for line in critics(run)] == [1, 2, 3, 4]
     assert (run / "checkpoints/step-000004/critic.json").is_file()
+    kept = {name for file in (run / "checkpoints/step-000004/critic").glob("*.safetensors") for name in load_file(file)}
+    assert kept and all(".lora_" in name or "score" in name for name in kept)

@@ -37,6 +37,15 @@ class TestTorchInFloat16(TrainerSuite):
     dtype, tolerance, rounding = "float16", 0.01, 0.02
 
 
+class TestTorchRecomputing(TrainerSuite):
+    """Processes are asked of the same numbers elsewhere: here they would start twice more."""
+
+    component = "torch"
+    options = {"activation_checkpointing": True}
+    test_the_same_input_gives_the_same_result = None
+    test_every_process_gives_the_same_result = None
+
+
 class TestTorchTensorParallel(Ranked):
     """Two ranks, one team: the plan gives both the same rows."""
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from relax_plugin_torch.live_bytes import LiveBytes
 from relax_plugin_torch.trainer import TorchTrainer
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from relax_core.api import Chosen, Chunk, OptimizerSpec, Ragged, RowBatch, RowId, TrainerSpec, Version, Workload
 from relax_core.learn.counts import count
@@ -16,6 +17,18 @@ WORK = Workload(prompts=6, group_size=4, prompt_tokens=24, new_tokens=40)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory):
+    """Twelve blocks: activations are what there is most of."""
+    config = Qwen3Config(
+        vocab_size=64, hidden_size=16, num_hidden_layers=12, num_attention_heads=2, num_key_value_heads=2, head_dim=8,
+        intermediate_size=48, max_position_embeddings=128, tie_word_embeddings=True,
+    )  # fmt: skip
+    path = tmp_path_factory.mktemp("deep")
+    Qwen3ForCausalLM(config).save_pretrained(path)
+    return str(path)
 
 
 def trainer_of(**options):
@@ -71,6 +84,16 @@ def test_the_estimate_is_within_a_tenth_of_what_training_holds(folder, budget, s
     told = trainer_of(share_prefixes=share).estimate(spec_of(folder, budget), WORK)
     have = sum(told.phases["train"].values())
     assert have == pytest.approx(counted(folder, budget, share_prefixes=share), rel=0.1)
+
+
+def test_blocks_that_are_computed_again_leave_little_and_the_estimate_knows(deep):
+    have = {}
+    for again in (False, True):
+        told = trainer_of(activation_checkpointing=again).estimate(spec_of(deep), WORK)
+        have[again] = counted(deep, 512, activation_checkpointing=again)
+        assert sum(told.phases["train"].values()) == pytest.approx(have[again], rel=0.1)
+    state = sum(told.phases["train"][part] for part in ("parameters", "gradients", "optimizer"))
+    assert have[True] - state < 0.2 * (have[False] - state)
 
 
 def test_the_parts_of_state_are_exact(folder):

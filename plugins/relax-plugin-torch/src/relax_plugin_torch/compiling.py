@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from relax_core.api import ConfigError
+from relax_plugin_torch.blocks import known_blocks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -22,11 +23,7 @@ FIELD = "trainer.compile"
 
 def compile_blocks(model: PreTrainedModel, attempt: Callable[[], Tensor], backend: str = "inductor") -> None:
     """Compile, and try a forward and backward pass, which `attempt` gives the result of. Raises ConfigError."""
-    kinds = set(model._no_split_modules or ())
-    blocks = [module for module in model.modules() if type(module).__name__ in kinds]
-    if not blocks:
-        raise ConfigError(FIELD, "true", f"{type(model).__name__} does not say what its blocks are; leave it out")
-    for block in blocks:
+    for block in known_blocks(model, FIELD):
         block.compile(backend=backend, dynamic=True)
     try:
         result = attempt()

@@ -20,12 +20,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from relax_core import learn
 from relax_core.api import ConfigError, Estimate, TrainerSpec, Workload
 from relax_plugin_torch.adapters import choose_trained
+from relax_plugin_torch.blocks import blocks_of
 from relax_plugin_torch.folder import FIELD, check_folder
 from relax_plugin_torch.freezing import hold_frozen_in
 from relax_plugin_torch.live_bytes import LiveBytes
 from relax_plugin_torch.optimizer import Kind, make_optimizer
 from relax_plugin_torch.precision import choose_format, rounded
 from relax_plugin_torch.ranks import BUCKET
+from relax_plugin_torch.recomputing import recompute_blocks
 from relax_plugin_torch.setup import TRAINED_ROLES
 
 if TYPE_CHECKING:
@@ -162,15 +164,17 @@ def _trace(config: PretrainedConfig, spec: TrainerSpec, options: TorchOptions, s
         optimizer = _stepped(model, spec, live, options.optimizer) if trains else None
         held = live.now["optimizer"]
         live.restart()
-        with FlopCounterMode(display=False) as counter:
-            for _ in range(passes):
-                _pass(model, spec, options, shape)
+        for _ in range(passes):
+            _pass(model, spec, options, shape)
         if optimizer is not None:
             optimizer.step()
-        peak = live.peak
+        peak = dict(live.peak)
+        with FlopCounterMode(display=False) as counter:  # apart: its hooks keep tensors that would be gone
+            _pass(model, spec, options, shape)
     held, peak["optimizer"] = (size * OF_ADAMW[options.optimizer] for size in (held, peak.get("optimizer", 0)))
-    flops = counter.get_total_flops() / max(1, passes) + _attention(config, shape) * (3 if trains else 1)
-    return Trace(dict(peak), parameters, held, flops, _block(model), _counts(model))
+    attention_passes = 3 + options.activation_checkpointing if trains else 1
+    flops = counter.get_total_flops() + _attention(config, shape) * attention_passes
+    return Trace(peak, parameters, held, flops, _block(model), _counts(model))
 
 
 def _unmasked() -> str:
@@ -192,6 +196,8 @@ def _skeleton(config: PretrainedConfig, spec: TrainerSpec, options: TorchOptions
         made = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
         choose_trained(made, spec)
     hold_frozen_in(made, choose_format(spec.model.get("dtype", "float32"), torch.device("cpu")))
+    if options.activation_checkpointing:
+        recompute_blocks(made)
     return made.eval()  # type: ignore[no-any-return]
 
 
@@ -268,9 +274,7 @@ def _part_trained(trace: Trace) -> tuple[str, ...]:
 
 
 def _block(model: PreTrainedModel) -> float:
-    kinds = set(model._no_split_modules or ())
-    blocks = [module for module in model.modules() if type(module).__name__ in kinds]
-    return float(max((sum(p.nbytes for p in block.parameters()) for block in blocks), default=0))
+    return float(max((sum(p.nbytes for p in block.parameters()) for block in blocks_of(model)), default=0))
 
 
 # -- phases -----------------------------------------------------------------------------------------------------------

@@ -45,6 +45,7 @@ from relax_plugin_torch.progress import Progress
 from relax_plugin_torch.publication import Publication
 from relax_plugin_torch.random_state import seed_all
 from relax_plugin_torch.ranks import Ranks, met
+from relax_plugin_torch.recomputing import recompute_blocks
 from relax_plugin_torch.rest import Rest
 from relax_plugin_torch.rows import check_rows
 from relax_plugin_torch.setup import HEAD_OUTPUTS, TRAINED_ROLES, check_outputs, check_spec, choose_device, set_up
@@ -72,6 +73,8 @@ class Rank:
         self.progress = Progress()
         self._update: Update | None = None
         self._adapters = settle(self._model, spec, self._dtype)
+        if options.activation_checkpointing:
+            recompute_blocks(self._model, draws=self._adapters is not None and self._adapters.table.dropout > 0)
         self._choose_algorithm()
         check_team(self._model, spec.world_size, options.tensor_parallel, self._adapters is not None)
         self.ranks = Ranks(spec, self._device, options.collective_timeout_s)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
+from relax_plugin_torch.blocks import blocks_of
+
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from transformers import PreTrainedModel
@@ -50,8 +52,7 @@ def shard(model: PreTrainedModel, device: torch.device, size: int, among: Device
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
     root, mesh = Root(model), among or init_device_mesh(device.type, (size,))
-    kinds = set(model._no_split_modules or ())
-    for block in [module for module in model.modules() if type(module).__name__ in kinds]:
+    for block in blocks_of(model):
         fully_shard(block, mesh=mesh, reshard_after_forward=True)
     fully_shard(root, mesh=mesh, reshard_after_forward=True)
     for module in root.modules():

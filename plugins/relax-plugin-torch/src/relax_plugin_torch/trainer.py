@@ -46,6 +46,9 @@ class TorchOptions(Options):
     compile: bool = False
     """torch.compile of the model's blocks: it pays in long runs of small models or short rows, and costs a minute or more
     before the first step, on a CPU several; it needs a C++ compiler there."""
+    activation_checkpointing: bool = False
+    """Keep of each block only what goes into it, and compute the rest again for the backward pass: the same results bit for
+    bit in less memory, at about a third more work."""
     share_prefixes: bool = True
     """Compute a prompt that rows of a group have in common once, where that costs less than computing it for each."""
     sharding: Literal["auto", "none", "fsdp"] = "auto"

@@ -12,5 +12,5 @@ from tests.graph.conftest import relax, start, tiny
 
 __all__ = ["relax", "start", "tiny"]
 
-INTERPRETERS = {name: os.environ.get(f"RELAX_ENGINE_{name.upper()}", "") for name in ("vllm",)}
+INTERPRETERS = {name: os.environ.get(f"RELAX_ENGINE_{name.upper()}", "") for name in ("vllm", "sglang")}
 collect_ignore = [] if any(INTERPRETERS.values()) else ["test_engine_runs.py"]

@@ -8,17 +8,16 @@ needs is one record of a numpy array, so that an iteration runs no Python per ro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from relax_core.api.delta_stream import Stream
-from relax_core.api.engine import Delta, FinishReason, GenerateRequest
+from relax_core.api import engine_thread as api
+from relax_core.api.engine import Delta, FinishReason
+from relax_core.learn.drawing import CHOICES, Drawn, Rules, draw
+from relax_core.learn.uniforms import SEED_MASK, uniforms
 from relax_plugin_transformers.cache import RowsCache
-from relax_plugin_transformers.counter import SEED_MASK, uniforms
 from relax_plugin_transformers.model import CausalModel, aligned
-from relax_plugin_transformers.sampling import CHOICES, Drawn, Rules, draw
 
 _ROW = np.dtype(
     [
@@ -35,12 +34,10 @@ _TRIM = 64
 """Dead leading columns worth a copy."""
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
+class Running(api.Running):
     """A request and who waits for it."""
 
-    request: GenerateRequest
-    stream: Stream
+    __slots__ = ()
 
     @property
     def slots(self) -> int:

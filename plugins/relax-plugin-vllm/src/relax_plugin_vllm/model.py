@@ -7,8 +7,8 @@ nothing is sampled while weights change.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import exp, log
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from relax_core.api.engine import EngineSpec, FinishReason, GenerateRequest
+from relax_core.api.stepped import New
 from relax_plugin_vllm.environment import on_gpu
 from relax_plugin_vllm.options import VllmOptions
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 SEED_MASK = (1 << 63) - 1
 CPU_KV_MB = 256
+_TAGS = {"weights": "weights", "kv": "kv_cache"}
 SUPPRESSED = -100.0
 """The strongest bias that vLLM takes: e^-100 of a token's share."""
 _BITS: Mapping[str, torch.dtype] = {
@@ -35,19 +37,6 @@ _BITS: Mapping[str, torch.dtype] = {
 }
 
 
-@dataclass(slots=True)
-class New:
-    """What one step gave to one request."""
-
-    tokens: tuple[int, ...]
-    log_probs: tuple[float, ...]
-    finish: FinishReason
-    top: tuple[tuple[tuple[int, float], ...], ...] = ()
-    """The likeliest of each token, and the sampled one where it is none of them, by rank."""
-    prompt: list[dict[int, float]] = field(default_factory=list)
-    """Where asked for, of each prompt token but the first: log-probs by id."""
-
-
 class Vllm:
     """One model in one process, or in several that it starts where the options ask for more GPUs."""
 
@@ -55,6 +44,9 @@ class Vllm:
         self._llm = LLMEngine.from_engine_args(EngineArgs(**_arguments(spec, options)))
         self._seeds: dict[str, tuple[str, int, int]] = {}
         """Of requests: their name inside vLLM, their seed, and the tokens before those that they sample."""
+        self._scores: dict[str, tuple[tuple[int, ...], float]] = {}
+        """Of sequences that are scored: their tokens, and at which temperature."""
+        self._lies = False
         self._alone = options.tensor_parallel == options.pipeline_parallel == 1
         config = self._llm.vllm_config.model_config
         self.max_context: int = min(spec.max_context, config.max_model_len)
@@ -78,32 +70,43 @@ class Vllm:
         inside = self._add(request.id, request.tokens, params)
         self._seeds[request.id] = (inside, request.seed, len(request.tokens))
 
-    def add_score(self, name: str, tokens: tuple[int, ...], whole: bool) -> None:
-        """Queue a look at log-probs of the prompt: of its tokens alone, or of the `whole` vocabulary."""
+    def add_score(self, name: str, tokens: tuple[int, ...], temperature: float) -> None:
+        """Queue a look at log-probs of the prompt: of its tokens alone, or at other temperatures of the whole vocabulary."""
         params = SamplingParams(
-            max_tokens=1, temperature=0.0, prompt_logprobs=-1 if whole else 0, detokenize=False, ignore_eos=True,
-            output_kind=RequestOutputKind.FINAL_ONLY,
+            max_tokens=1, temperature=0.0, prompt_logprobs=0 if temperature == 1.0 else -1, detokenize=False,
+            ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY,
         )  # fmt: skip
         self._add(name, tokens, params)
+        self._scores[name] = (tokens, temperature)
 
     def _add(self, name: str, tokens: tuple[int, ...], params: SamplingParams) -> str:
         return str(self._llm.add_request(name, {"prompt_token_ids": list(tokens)}, params))
 
-    def abort(self, names: Iterable[str]) -> None:
-        gone = list(names)
-        for name in gone:
+    def abort(self, names: Sequence[str]) -> None:
+        for name in names:
             self._seeds.pop(name, None)
-        self._llm.abort_request(gone)
+        self._llm.abort_request(list(names))
 
     def step(self) -> dict[str, New]:
         """One iteration; what it gave, by request."""
         if self._alone:
             self._reseed()
-        found = {output.request_id: _new(output) for output in self._llm.step()}
+        found = {output.request_id: self._new(output) for output in self._llm.step()}
         for name, new in found.items():
             if new.finish:
                 self._seeds.pop(name, None)
         return found
+
+    def _new(self, output: RequestOutput) -> New:
+        new = _new(output)
+        if output.request_id in self._scores:
+            tokens, temperature = self._scores.pop(output.request_id)
+            new.scores = tuple(map(_tempered(temperature), filter(None, output.prompt_logprobs or ()), tokens[1:]))
+        return new
+
+    def begun(self) -> list[str]:
+        states = self._llm.engine_core.engine_core.scheduler.requests
+        return [name for name, (inside, _, _) in self._seeds.items() if states[inside].num_computed_tokens]
 
     def _reseed(self) -> None:
         """Draws of a token depend on the request's seed and the token's place: a continuation draws what the whole would."""
@@ -127,7 +130,9 @@ class Vllm:
             _pack_tied(self._worker.model_runner.get_model())
 
     def checksums(self) -> dict[str, str]:
-        """Of what lies in memory, in vLLM's own layout."""
+        """Of what lies in memory, in vLLM's own layout; on a CPU most is packed away where it can't be read."""
+        if not on_gpu():
+            return {}
         found: list[dict[str, str]] = self._llm.engine_core.engine_core.compute_weight_checksums()
         return {name: digest for worker in found for name, digest in worker.items()}
 
@@ -137,11 +142,21 @@ class Vllm:
 
     # -- memory ---------------------------------------------------------------------------------------------------
 
-    def sleep(self) -> None:
+    def sleep(self, parts: frozenset[str]) -> int:
+        """vLLM lays down both: what was not asked for comes back."""
+        if self._lies:
+            return 0
+        free = torch.cuda.mem_get_info()[0]
+        self.forget_caches(running=True)
         self._llm.sleep(level=1)
+        self._lies = True
+        if missing := _TAGS.keys() - parts:
+            self._llm.wake_up([_TAGS[part] for part in missing])
+        return max(0, torch.cuda.mem_get_info()[0] - free)
 
-    def wake(self, tags: list[str]) -> None:
-        self._llm.wake_up(tags)
+    def wake(self, parts: frozenset[str]) -> None:
+        self._llm.wake_up([_TAGS[part] for part in sorted(parts)])
+        self._lies = bool(self._llm.is_sleeping())
 
     def stop(self) -> None:
         """End the processes that it started; what lies in this one ends with it."""
@@ -192,8 +207,20 @@ def _new(output: RequestOutput) -> New:
     tokens = tuple(one.token_ids)
     chosen = tuple(row[token].logprob for row, token in zip(rows, tokens, strict=True)) if rows else ()
     top = tuple(map(_ranked, rows)) if max(map(len, rows), default=0) > 1 else ()
-    prompt = [{token: found.logprob for token, found in row.items()} for row in output.prompt_logprobs or () if row]
-    return New(tokens, chosen, _finish(one.finish_reason), top, prompt)
+    return New(tokens, chosen, _finish(one.finish_reason), top=top)
+
+
+def _tempered(temperature: float) -> Callable[[Mapping[int, Any], int], float]:
+    """Of log-probs at temperature 1 to those of logits / temperature: they are logits but for a constant."""
+    if temperature == 1.0:
+        return lambda row, token: float(row[token].logprob)
+
+    def tempered(row: Mapping[int, Any], token: int) -> float:
+        highest = max(found.logprob for found in row.values())
+        total = sum(exp((found.logprob - highest) / temperature) for found in row.values())
+        return float((row[token].logprob - highest) / temperature - log(total))
+
+    return tempered
 
 
 def _ranked(row: Mapping[int, Any]) -> tuple[tuple[int, float], ...]:

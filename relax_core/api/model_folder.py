@@ -1,29 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model folder holds, tensor by tensor: the names, shapes and bytes that a published version must match."""
+"""What a model folder holds, tensor by tensor: the names, shapes and bytes that a published version must match.
+
+For those who write engines whose own memory does not hold tensors under their published names.
+"""
 
 from __future__ import annotations
 
 import json
 import mmap
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-
-import numpy as np
 
 from relax_core.api.errors import ConfigError
 from relax_core.api.weights import Manifest, TensorInfo, tensor_fingerprint
 
 
-def tensors(folder: str) -> dict[str, TensorInfo]:
+def folder_tensors(folder: str) -> dict[str, TensorInfo]:
     """Every tensor of the folder's safetensors files. ConfigError where there are none."""
     files = sorted(Path(folder).glob("*.safetensors"))
     if not files:
-        raise ConfigError("model.path", folder, "vLLM's engine reads folders with .safetensors files")
+        raise ConfigError("model.path", folder, "this engine reads folders with .safetensors files")
     return {info.name: info for file in files for info in _of(file)}
 
 
 def _of(file: Path) -> Iterator[TensorInfo]:
+    import numpy as np
+
     with file.open("rb") as opened:
         (length,) = struct.unpack("<Q", opened.read(8))
         header = json.loads(opened.read(length))
@@ -38,7 +41,7 @@ def _of(file: Path) -> Iterator[TensorInfo]:
                 yield TensorInfo(name, tuple(entry["shape"]), entry["dtype"], print_, end - start)
 
 
-def check_manifest(manifest: Manifest, known: dict[str, TensorInfo], dtype: str) -> None:
+def check_manifest(manifest: Manifest, known: Mapping[str, TensorInfo], dtype: str) -> None:
     """Raise ValueError unless the version is exactly this model, in the folder's dtype or in the engine's."""
     given = {info.name for info in manifest.tensors}
     lacking, extra = sorted(known.keys() - given), sorted(given - known.keys())

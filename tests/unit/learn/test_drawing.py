@@ -5,8 +5,9 @@ import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from relax_plugin_transformers.counter import uniforms
-from relax_plugin_transformers.sampling import CHOICES, Rules, distribution, draw
+
+from relax_core.learn.drawing import CHOICES, Rules, distribution, draw
+from relax_core.learn.uniforms import uniforms
 
 CPU = torch.device("cpu")
 

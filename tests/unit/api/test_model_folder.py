@@ -1,20 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is refused before vLLM is asked: an interpreter without it, a folder without weights, a version of another model."""
+"""What a folder holds, and versions that are not of its model."""
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from relax_plugin_vllm.engine import VllmEngine
-from relax_plugin_vllm.folder import check_manifest, tensors
-from relax_plugin_vllm.options import VllmOptions
 
-from relax_core.api import ConfigError, EngineSpec, GenerateRequest, InfrastructureError, Version
+from relax_core.api import ConfigError, Version
+from relax_core.api.model_folder import check_manifest, folder_tensors
 from relax_core.api.weights import Manifest, TensorInfo, tensor_fingerprint
 from relax_core.weights.files import Disk
 
@@ -30,7 +27,7 @@ def folder_of(manifest: Manifest) -> dict[str, TensorInfo]:
     folder = Path(manifest.location).parent / "model"
     folder.mkdir()
     shutil.copy(manifest.location, folder / "model.safetensors")
-    return tensors(str(folder))
+    return folder_tensors(str(folder))
 
 
 def test_a_folder_is_read_as_it_was_written(published: Manifest) -> None:
@@ -41,7 +38,7 @@ def test_a_folder_is_read_as_it_was_written(published: Manifest) -> None:
 
 def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="model.path: got .*safetensors"):
-        tensors(str(tmp_path))
+        folder_tensors(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -63,20 +60,3 @@ def test_a_version_of_another_model_is_refused(published: Manifest, change, mess
 def test_a_version_in_the_engines_own_dtype_is_taken(published: Manifest) -> None:
     cast = replace(published, tensors=tuple(replace(info, dtype="BF16") for info in published.tensors))
     check_manifest(cast, folder_of(published), "BF16")
-
-
-def test_an_interpreter_without_vllm_says_what_to_install(published: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relax_plugin_vllm.environment.find_spec", lambda name: None)
-
-    async def start() -> None:
-        await VllmEngine(VllmOptions()).start(EngineSpec({"path": published.location}, 64))
-
-    with pytest.raises(ConfigError, match=r"engine.python .*pip install 'relax-plugin-vllm\[vllm\]'"):
-        asyncio.run(start())
-
-
-def test_an_engine_that_was_not_started_says_so() -> None:
-    engine = VllmEngine()
-    with pytest.raises(InfrastructureError, match="call start first"):
-        engine.generate([GenerateRequest("r", (1,), 1)])
-    assert not asyncio.run(engine.health()).ok

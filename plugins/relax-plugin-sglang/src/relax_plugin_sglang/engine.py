@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The SGLang engine: SGLang's scheduler and model in this process, stepped by one thread.
+
+SGLang fuses weights in its own way, so what lies in memory is compared among engines of one layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from relax_core.api.engine import Capabilities, EngineSpec
+from relax_core.api.stepped import Stepper
+from relax_core.api.stepped_engine import SteppedEngine
+from relax_plugin_sglang.environment import on_gpu, prepare
+from relax_plugin_sglang.options import SglangOptions
+
+
+class SglangEngine(SteppedEngine[SglangOptions]):
+    """One model, on a CPU or one GPU; one engine a process, as SGLang keeps its state in globals."""
+
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        in_flight_updates=True, keeps_kv_across_versions=True, seeds=True, score=True, receipts="resident",
+        transports=frozenset({"shared-memory", "disk", "http", "collective"}),
+    )  # fmt: skip
+
+    def prepare(self) -> Mapping[str, Any]:
+        prepare()
+        return {"device": "cuda" if on_gpu() else "cpu"}
+
+    def make(self, spec: EngineSpec) -> Stepper:
+        if not on_gpu():
+            from relax_plugin_sglang.cpu_stand_ins import install
+
+            install(gpu=False)
+        from relax_plugin_sglang.model import Sglang
+
+        return Sglang(spec, self.options)
+
+    def layout(self) -> str:
+        return f"sglang {self._dtype} on {'cuda' if on_gpu() else 'cpu'}"

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the engine's spec and options to a scheduler of SGLang's in this process: what its launcher does, without processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.runtime_context import SpawnRanks, publish
+from sglang.srt.server_args import PortArgs, ServerArgs
+from sglang.srt.utils.network import get_free_port_below_ephemeral
+
+from relax_core.api.engine import EngineSpec
+from relax_core.api.errors import ConfigError, InfrastructureError
+from relax_plugin_sglang.environment import on_gpu
+from relax_plugin_sglang.options import SglangOptions
+from relax_plugin_sglang.scheduler import SteppedScheduler
+
+CPU_KV_TOKENS = 32768
+SPARE = 8
+"""Positions of the context that SGLang keeps for itself, and a few."""
+_launched: list[str] = []
+
+
+def launch(spec: EngineSpec, options: SglangOptions) -> SteppedScheduler:
+    """Once a process: SGLang keeps its configuration and its process groups in globals."""
+    if _launched:
+        raise InfrastructureError(
+            f"{spec.name}: this process has SGLang already ({_launched[0]}); start another process"
+        )
+    _launched.append(spec.name)
+    arguments = ServerArgs(**_arguments(spec, options))
+    try:
+        arguments.resolve_once()
+        arguments.check_server_args()
+    except (ValueError, AssertionError) as error:
+        raise ConfigError("engine.server_args", str(error), "see SGLang's server arguments") from error
+    publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
+    return SteppedScheduler(arguments, _ports())
+
+
+def _ports() -> PortArgs:
+    """One for torch's process group, which SGLang makes for one rank as well; it opens no sockets."""
+    return PortArgs(
+        tokenizer_ipc_name="", scheduler_input_ipc_name="", detokenizer_ipc_name="", nccl_port=get_free_port_below_ephemeral(),
+        rpc_ipc_name="", metrics_ipc_name="", tokenizer_worker_ipc_name=None, decoupled_spec_ipc_config=None,
+    )  # fmt: skip
+
+
+def _arguments(spec: EngineSpec, options: SglangOptions) -> dict[str, Any]:
+    gpu = on_gpu()
+    bounded = spec.max_context < 1 << 24
+    tokens = options.kv_cache_tokens or (None if gpu else CPU_KV_TOKENS)
+    if tokens is not None and bounded:
+        tokens = max(tokens, spec.max_context + SPARE)
+    arguments: dict[str, Any] = {
+        "model_path": spec.model["path"], "skip_tokenizer_init": True, "dtype": spec.model.get("dtype") or "auto",
+        "device": "cuda" if gpu else "cpu", "random_seed": spec.seed & 0x7FFFFFFF, "log_level": "warning",
+        "context_length": spec.max_context + SPARE if bounded else None, "max_total_tokens": tokens,
+        "max_running_requests": spec.max_concurrency or options.max_batch_rows,
+        "chunked_prefill_size": options.max_prefill_tokens, "mem_fraction_static": options.gpu_memory if gpu else None,
+        # A cache that is shared could outlive the weights it was computed with, where running requests keep theirs.
+        "disable_radix_cache": not options.prefix_cache or spec.kv_across_versions,
+        # The next step begins when this one's tokens are known: weights change between two tokens.
+        "disable_overlap_schedule": True, "disable_cuda_graph": not (gpu and options.graphs),
+        "attention_backend": options.attention or (None if gpu else "torch_native"),
+    }  # fmt: skip
+    return {**{name: value for name, value in arguments.items() if value is not None}, **options.server_args}

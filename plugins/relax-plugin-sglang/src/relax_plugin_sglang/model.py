@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SGLang as a thing that takes steps: requests in, new tokens out of each step, weights replaced between two of them.
+
+Everything here runs on one thread. SGLang's scheduler and model stay as they are; they run in this process, so that
+nothing is sampled while weights change.
+"""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from sglang.srt.managers.io_struct import (
+    AbortReq,
+    CheckWeightsReqInput,
+    ContinueGenerationReqInput,
+    PauseGenerationReqInput,
+    ReleaseMemoryOccupationReqInput,
+    ResumeMemoryOccupationReqInput,
+    TokenizedGenerateReqInput,
+)
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+from relax_core.api.engine import EngineSpec, FinishReason, GenerateRequest
+from relax_core.api.errors import InfrastructureError
+from relax_core.api.stepped import New
+from relax_plugin_sglang.launch import launch
+from relax_plugin_sglang.options import SglangOptions
+from relax_plugin_sglang.sampler import Row
+
+BUCKET_BYTES = 256 << 20
+"""Of weights that go to SGLang at once."""
+_TAGS = {"weights": "weights", "kv": "kv_cache"}
+_FINISHES: Mapping[str, FinishReason] = {"stop": "stop", "length": "length"}
+_BITS: Mapping[str, torch.dtype] = {
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+
+
+class Sglang:
+    """One model in this process."""
+
+    def __init__(self, spec: EngineSpec, options: SglangOptions) -> None:
+        self._scheduler = launch(spec, options)
+        self._inside: dict[str, str] = {}
+        """Of requests: their name inside SGLang, which aborts all names that begin alike."""
+        self._scores: dict[str, tuple[tuple[int, ...], float]] = {}
+        self._numbers = itertools.count()
+        config = self._scheduler.model_config
+        self.max_context: int = min(spec.max_context, self._scheduler.max_req_len - 1)
+        self.vocab_size: int = config.vocab_size
+        self.dtype = str(config.dtype).removeprefix("torch.")
+        self.model_type: str = config.hf_config.model_type
+
+    # -- requests -------------------------------------------------------------------------------------------------
+
+    def add(self, request: GenerateRequest) -> None:
+        params = SamplingParams(max_new_tokens=request.max_new_tokens, stop_token_ids=set(request.stop_tokens))
+        self._take(request.tokens, params, Row(request.id, request))
+
+    def add_score(self, name: str, tokens: tuple[int, ...], temperature: float) -> None:
+        self._scores[name] = (tokens, temperature)
+        whole = self.vocab_size if temperature != 1.0 else 0
+        self._take(
+            tokens, SamplingParams(max_new_tokens=0), Row(name, None), logprob_start_len=0, top_logprobs_num=whole
+        )
+
+    def _take(self, tokens: tuple[int, ...], params: SamplingParams, row: Row, **fields: Any) -> None:
+        inside = self._inside[row.name] = f"{next(self._numbers):016}"
+        params.normalize(None)
+        request: dict[str, Any] = {
+            "rid": inside, "input_text": None, "input_ids": array("q", tokens), "input_embeds": None, "mm_inputs": None,
+            "token_type_ids": None, "sampling_params": params, "return_logprob": bool(fields), "logprob_start_len": -1,
+            "top_logprobs_num": 0, "token_ids_logprob": None, "stream": True, **fields,
+        }  # fmt: skip
+        with torch.inference_mode():
+            self._scheduler.take(TokenizedGenerateReqInput(**request), row)
+
+    def abort(self, names: Sequence[str]) -> None:
+        """What runs goes through one more step before SGLang lets it go; nothing is told of that."""
+        for name in names:
+            if inside := self._inside.pop(name, ""):
+                self._scheduler.abort_request(AbortReq(rid=inside))
+
+    def step(self) -> dict[str, New]:
+        self._scheduler.told.clear()
+        with torch.inference_mode():
+            self._scheduler.step()
+        news: dict[str, New] = {}
+        for req in self._scheduler.told:
+            if self._inside.get(req.row.name) == req.rid:
+                news[req.row.name] = self._new(req)
+                if req.finished():
+                    del self._inside[req.row.name]
+        return news
+
+    def _new(self, req: Any) -> New:
+        row: Row = req.row
+        tokens = tuple(req.output_ids_through_stop[row.sent :])
+        row.sent += len(tokens)
+        finish, error = _finish(req)
+        if finish != "error" and row.name in self._scores:
+            return New((), (), finish, scores=_scored(req, *self._scores.pop(row.name)))
+        if len(tokens) > 1:
+            raise InfrastructureError(f"SGLang gave {len(tokens)} tokens in one step; speculation must be off")
+        return New(tokens, (row.log_prob,) * len(tokens), finish, error, (row.top,) * len(tokens))
+
+    def begun(self) -> list[str]:
+        reqs = {*self._scheduler.collect_inflight_reqs(), self._scheduler.chunked_req} - {None}
+        return [req.row.name for req in reqs if self._inside.get(req.row.name) == req.rid]
+
+    # -- weights --------------------------------------------------------------------------------------------------
+
+    def load(self, arrays: Iterable[tuple[str, np.ndarray, str]]) -> None:
+        updater = self._scheduler.tp_worker.model_runner.weight_updater
+        with torch.inference_mode():
+            updater.begin_weight_update()
+            for bucket in _buckets(arrays):
+                done, message = updater.update_weights_from_tensor(named_tensors=bucket)
+                if not done:
+                    raise InfrastructureError(f"SGLang could not load weights: {message}")
+            updater.end_weight_update(run_post_load=False)
+
+    def checksums(self) -> dict[str, str]:
+        """Of what lies in memory, in SGLang's own layout."""
+        found = self._scheduler.weight_updater.check_weights(CheckWeightsReqInput(action="checksum"))
+        if not found.success or not found.payload:
+            raise InfrastructureError(f"SGLang could not read its weights: {found.message}")
+        return {
+            f"{rank} {name}": print_
+            for rank, info in enumerate(found.payload)
+            for name, print_ in info.checksums.items()
+        }
+
+    def forget_caches(self, running: bool) -> None:
+        if not running:  # shared prefixes are off where running requests keep theirs
+            return
+        with torch.inference_mode():
+            self._retract()
+            self._scheduler.continue_generation(ContinueGenerationReqInput(torch_empty_cache=False))
+
+    def _retract(self) -> None:
+        """Requests that run wait again, with the tokens they have; every cache is empty."""
+        scheduler = self._scheduler
+        scheduler.pause_generation(PauseGenerationReqInput(mode="retract"))
+        wanted = set(self._inside.values())
+        for req in [req for req in scheduler.waiting_queue if req.rid not in wanted]:
+            scheduler.abort_request(AbortReq(rid=req.rid))
+        if not scheduler.flush_cache():
+            raise InfrastructureError("SGLang did not empty its caches before an update; start another engine")
+
+    # -- memory ---------------------------------------------------------------------------------------------------
+
+    def sleep(self, parts: frozenset[str]) -> int:
+        free = torch.cuda.mem_get_info()[0]
+        with torch.inference_mode():
+            self._retract()
+            tags = [_TAGS[part] for part in sorted(parts)]
+            self._scheduler.weight_updater.release_memory_occupation(ReleaseMemoryOccupationReqInput(tags=tags))
+        return max(0, torch.cuda.mem_get_info()[0] - free)
+
+    def wake(self, parts: frozenset[str]) -> None:
+        with torch.inference_mode():
+            tags = [_TAGS[part] for part in sorted(parts)]
+            self._scheduler.weight_updater.resume_memory_occupation(ResumeMemoryOccupationReqInput(tags=tags))
+            self._scheduler.continue_generation(ContinueGenerationReqInput(torch_empty_cache=False))
+
+    def stop(self) -> None:
+        """Nothing outside of this process was started; what lies in it ends with it."""
+
+
+def _finish(req: Any) -> tuple[FinishReason, str]:
+    if not req.finished():
+        return "", ""
+    reason = req.finished_reason.to_json()
+    finish = _FINISHES.get(reason["type"], "error")
+    return finish, str(reason.get("message", reason)) if finish == "error" else ""
+
+
+def _scored(req: Any, tokens: tuple[int, ...], temperature: float) -> tuple[float, ...]:
+    """Log-probs of tokens but the first; at another temperature from those of the whole vocabulary."""
+    if temperature == 1.0:
+        return tuple(map(float, req.logprob.input_token_logprobs_val[1:]))
+    scores = []
+    places = zip(
+        tokens[1:], req.logprob.input_top_logprobs_val[1:], req.logprob.input_top_logprobs_idx[1:], strict=True
+    )
+    for token, values, ids in places:
+        logits = np.asarray(values, np.float64) / temperature
+        of_all = logits.max() + np.log(np.exp(logits - logits.max()).sum())
+        scores.append(float(logits[list(ids).index(token)] - of_all))
+    return tuple(scores)
+
+
+def _buckets(arrays: Iterable[tuple[str, np.ndarray, str]]) -> Iterable[list[tuple[str, torch.Tensor]]]:
+    """Tensors of their own, so many at once as go to SGLang in one call."""
+    bucket: list[tuple[str, torch.Tensor]] = []
+    size = 0
+    for name, array_, dtype in arrays:
+        made = torch.from_numpy(np.array(array_))
+        bucket.append((name, made.view(_BITS[dtype]) if dtype in _BITS else made))
+        size += array_.nbytes
+        if size >= BUCKET_BYTES:
+            yield bucket
+            bucket, size = [], 0
+    if bucket:
+        yield bucket

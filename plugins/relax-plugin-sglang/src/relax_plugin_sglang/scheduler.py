@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SGLang's scheduler, stepped from outside: no sockets, no loop of its own, and what a step gave is left in a list.
+
+It overrides what SGLang names as points of extension, and `init_ipc_channels`; scheduling, caches and the model are its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.managers.scheduler_components.ipc_channels import SchedulerIpcChannels
+from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
+from sglang.srt.server_args import PortArgs, ServerArgs
+
+from relax_plugin_sglang.sampler import DrawingSampler, Row
+
+
+class _Unheard:
+    """Where SGLang would send what other processes wait for: there are none."""
+
+    def send_output(self, *_: Any) -> None:
+        pass
+
+
+class _Told(SchedulerOutputStreamer):
+    """Keeps the requests that a step was told of."""
+
+    told: list[Req]
+
+    def stream_output(self, reqs: list[Req], return_logprob: bool, skip_req: Req | None = None) -> None:
+        for req in reqs:
+            if req is not skip_req and not (req.finished() and req.finished_output):
+                req.finished_output = req.finished()
+                self.told.append(req)
+
+
+class SteppedScheduler(Scheduler):
+    """One model; the thread that makes it steps it."""
+
+    def __init__(self, server_args: ServerArgs, port_args: PortArgs) -> None:
+        self.told: list[Req] = []
+        """Requests with news, of the steps since it was last cleared."""
+        self._rows: dict[str, Row] = {}
+        super().__init__(server_args, port_args)
+        runner = self.tp_worker.model_runner
+        self.sampler = DrawingSampler(self.model_config.vocab_size)
+        runner.sampler = self.sampler
+        self.output_streamer.told = self.told
+
+    def init_ipc_channels(self, port_args: PortArgs) -> None:
+        self.ipc_channels = SchedulerIpcChannels(
+            recv_from_tokenizer=None, recv_from_rpc=None, send_to_tokenizer=_Unheard(), send_to_detokenizer=_Unheard(),
+            send_metrics_from_scheduler=None,
+        )  # fmt: skip
+        self.recv_from_tokenizer = self.load_snapshot_writer = None
+
+    def get_output_streamer_class(self) -> type[SchedulerOutputStreamer]:
+        return _Told
+
+    def take(self, request: TokenizedGenerateReqInput, row: Row) -> None:
+        """Queue a request with what the sampler must know of it."""
+        self._rows[request.rid] = row
+        if self.is_fully_idle():  # what long requests taught it of memory is over, as in its own idle loop
+            self.new_token_ratio_tracker.reset()
+        self.handle_generate_request(request)
+
+    def _create_generation_req(self, recv_req: TokenizedGenerateReqInput, *args: Any, **kwargs: Any) -> Req:
+        # Only what the request asks for stops it: the trainer's stop tokens, not the model folder's.
+        given: Mapping[str, Any] = {**kwargs, "eos_token_ids": None}
+        req = super()._create_generation_req(recv_req, *args, **given)
+        req.row = self._rows.pop(recv_req.rid)
+        return req
+
+    def run_batch(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        self.sampler.reqs = list(batch.reqs)
+        return super().run_batch(batch, *args, **kwargs)
+
+    def step(self) -> None:
+        """One turn of its loop: a batch that is due, run and processed."""
+        plan = self.get_next_batch_to_run(running_batch=self.running_batch, last_batch=self.last_batch)
+        self.running_batch, batch = plan.running_batch, plan.batch_to_run
+        self.cur_batch_for_debug = batch
+        if batch:
+            self.process_batch_result(batch, self.run_batch(batch))
+        self.last_batch = batch

@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine contract, held against a tiny Qwen3 in the real SGLang, each engine in a process of its own."""
+
+from __future__ import annotations
+
+from relax_plugin_sglang.engine import SglangEngine
+
+from relax_core.api.engine import Engine
+from relax_core.testing.engine import EngineSuite
+from relax_core.testing.engine_hosted import HostedEngine
+
+
+class TestSglang(EngineSuite):
+    component = "sglang"
+    # It does not claim sleep, and CPUs have none.
+    test_sleep_frees_and_wake_restores = None
+    test_unknown_part_can_not_sleep = None
+
+    @classmethod
+    def make_engine(cls) -> Engine:
+        return HostedEngine("sglang", SglangEngine.capabilities)

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is refused before vLLM is asked: an interpreter without it, an engine that was not started."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from relax_plugin_vllm.engine import VllmEngine
+from relax_plugin_vllm.options import VllmOptions
+
+from relax_core.api import ConfigError, EngineSpec, GenerateRequest, InfrastructureError
+
+
+def test_an_interpreter_without_vllm_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relax_plugin_vllm.environment.find_spec", lambda name: None)
+
+    async def start() -> None:
+        await VllmEngine(VllmOptions()).start(EngineSpec({"path": str(tmp_path)}, 64))
+
+    with pytest.raises(ConfigError, match=r"engine.python .*pip install 'relax-plugin-vllm\[vllm\]'"):
+        asyncio.run(start())
+
+
+def test_an_engine_that_was_not_started_says_so() -> None:
+    engine = VllmEngine()
+    with pytest.raises(InfrastructureError, match="call start first"):
+        engine.generate([GenerateRequest("r", (1,), 1)])
+    assert not asyncio.run(engine.health()).ok

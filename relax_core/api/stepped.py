@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines that are a library which takes steps: requests in, new tokens out of each step. For those who write engines.
+
+`Stepper` is what the library's wrapper gives; `SteppedThread` drives it, so that every token is told under the version that
+sampled it. What an engine does for its callers is `stepped_engine`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from relax_core.api.engine import Delta, FinishReason, GenerateRequest
+from relax_core.api.engine_thread import EngineThread, Running
+from relax_core.api.version import Version
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(slots=True)
+class New:
+    """What one step gave to one request."""
+
+    tokens: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    finish: FinishReason = ""
+    error: str = ""
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()
+    """The likeliest of each token, by rank; perhaps more than were asked for."""
+    scores: tuple[float, ...] = ()
+    """Of a sequence that was scored: the log-prob of each token but the first."""
+
+
+class Stepper(Protocol):
+    """One model. Everything of it runs on one thread, the one that made it."""
+
+    vocab_size: int
+    max_context: int
+    dtype: str
+    """As torch calls it: float32."""
+    model_type: str
+
+    def add(self, request: GenerateRequest) -> None:
+        """Queue a request."""
+        ...
+
+    def add_score(self, name: str, tokens: tuple[int, ...], temperature: float) -> None:
+        """Queue a look at the log-probs of a sequence."""
+        ...
+
+    def abort(self, names: Sequence[str]) -> None:
+        """Forget requests, if it has them; no later step tells of them, and their ids may come again."""
+        ...
+
+    def step(self) -> Mapping[str, New]:
+        """One iteration; what it gave, by request."""
+        ...
+
+    def begun(self) -> Iterable[str]:
+        """Requests of which something is computed already."""
+        ...
+
+    def load(self, arrays: Iterable[tuple[str, np.ndarray, str]]) -> None:
+        """Replace weights by (name, array, dtype), Hugging Face names. Where it raises, the model is half of two."""
+        ...
+
+    def checksums(self) -> Mapping[str, str]:
+        """Of what lies in memory, in its own layout; empty where that can't be read."""
+        ...
+
+    def forget_caches(self, running: bool) -> None:
+        """No later request meets keys and values of now; where `running`, those under way compute theirs again too."""
+        ...
+
+    def sleep(self, parts: frozenset[str]) -> int:
+        """Free `weights` or `kv`; bytes really freed. Nothing is stepped meanwhile."""
+        ...
+
+    def wake(self, parts: frozenset[str]) -> None: ...
+
+    def stop(self) -> None:
+        """End what it started."""
+        ...
+
+
+@dataclass(slots=True)
+class Stepping(Running):
+    """A request inside a stepper."""
+
+    oldest: int = -1
+    """The step whose weights its cache began under; -1: nothing is computed yet."""
+
+
+class SteppedThread(EngineThread[Stepping]):
+    """A stepper's requests, and the thread that steps it."""
+
+    model: Stepper
+
+    def __init__(self, make: Callable[[], Stepper], version: Version, keeps_caches: bool, name: str) -> None:
+        super().__init__(version, name)
+        self._make, self._keeps_caches = make, keeps_caches
+        self._scoring: dict[str, Future[list[float]]] = {}
+        self._numbers = 0
+
+    def begin(self) -> Future[Stepper]:
+        """Start; the model is made on the thread that it works on."""
+        made = self.call(self._begin)
+        self.start()
+        return made
+
+    # -- commands -------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> Stepper:
+        self.model = self._make()
+        return self.model
+
+    def _enter(self, call: Sequence[Stepping]) -> None:
+        try:
+            for member in call:
+                self.model.add(member.request)
+        except Exception:
+            self.model.abort([member.request.id for member in call])
+            raise
+
+    def _abort(self, names: list[str]) -> None:
+        self.model.abort(names)
+        for name in names:
+            self._grown(name, New((), (), "abort"))
+
+    def score(self, sequences: Sequence[tuple[int, ...]], temperature: float) -> list[Future[list[float]]]:
+        answers: list[Future[list[float]]] = []
+        for tokens in sequences:
+            answers.append(Future())
+            if len(tokens) < 2:
+                answers[-1].set_result([0.0] * len(tokens))
+                continue
+            self._numbers += 1
+            name = f"relax-score-{self._numbers}"
+            self.model.add_score(name, tokens, temperature)
+            self._scoring[name] = answers[-1]
+        return answers
+
+    def renew(self, version: Version) -> None:
+        """The weights are of this version now: caches of others are dropped, or kept where asked and told."""
+        keeps = self._keeps_caches and version.incarnation == self.version.incarnation
+        if keeps:
+            for name in self.model.begun():
+                if name in self._open and self._open[name].oldest < 0:
+                    self._open[name].oldest = self.version.step
+        self.model.forget_caches(running=not keeps)
+        for member in self._open.values():
+            if not keeps:
+                member.oldest = -1
+        self.version = version
+
+    # -- the thread -----------------------------------------------------------------------------------------------
+
+    def _idle(self) -> bool:
+        return self._stopping or not (self._scoring or not super()._idle())
+
+    def _iterate(self) -> None:
+        for name, new in self.model.step().items():
+            if name in self._scoring:
+                self._scored(self._scoring.pop(name), new)
+            elif name in self._open:
+                self._grown(name, new)
+
+    def _scored(self, answer: Future[list[float]], new: New) -> None:
+        if new.finish == "error":
+            answer.set_exception(ValueError(new.error))
+        else:
+            answer.set_result([0.0, *new.scores])
+
+    def _grown(self, name: str, new: New) -> None:
+        member, step = self._open[name], self.version.step
+        if member.oldest < 0 and new.tokens:
+            member.oldest = step
+        oldest = member.oldest if member.oldest >= 0 else step
+        likeliest = tuple(pairs[: member.request.num_top] for pairs in new.top) if member.request.num_top else ()
+        self._hold(
+            member.stream,
+            Delta(name, new.tokens, new.log_probs, step, oldest, new.finish, new.error, top=likeliest),
+        )
+
+    def _close(self) -> None:
+        for answer in self._scoring.values():
+            answer.set_exception(self.gone())
+        if hasattr(self, "model"):
+            self.model.stop()

@@ -85,7 +85,7 @@ def draw(logits: torch.Tensor, uniforms: np.ndarray, rules: Rules) -> Drawn:
     log_probs = distribution(logits, rules)
     at = torch.from_numpy(uniforms).to(logits.device)
     per_chunk = max(1, _CDF_ELEMENTS // log_probs.shape[1])
-    chunks = zip(log_probs.split(per_chunk), at.split(per_chunk), strict=True)
+    chunks = zip(torch.split(log_probs, per_chunk), torch.split(at, per_chunk), strict=True)
     tokens = torch.cat([_invert(chunk, u) for chunk, u in chunks])
     if rules.greedy is not None:
         tokens = torch.where(rules.greedy, log_probs.argmax(-1), tokens)

@@ -16,7 +16,8 @@ SEED_MASK = (1 << 64) - 1
 def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """float64 in [0, 1 - 2^-52] for uint64 seeds and non-negative positions, [rows]."""
     counters = (positions.astype(np.uint64) + np.uint64(1)) * _GAMMA
-    return (_mix(_mix(seeds) + counters) >> np.uint64(12)).astype(np.float64) * 2.0**-52
+    bits = _mix(_mix(seeds) + counters) >> np.uint64(12)
+    return np.asarray(bits.astype(np.float64) * 2.0**-52)
 
 
 def _mix(z: np.ndarray) -> np.ndarray:

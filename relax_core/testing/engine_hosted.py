@@ -38,7 +38,7 @@ class HostedEngine(Engine[Options]):
         facts: Mapping[str, Any] = await self._worker.call("start", spec, timeout_s=START_S)
         return facts
 
-    async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Sequence[Delta]]:  # type: ignore[override]
+    async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Sequence[Delta]]:
         async for deltas in self._there().stream("generate", list(requests), timeout_s=CALL_S):
             yield deltas
 

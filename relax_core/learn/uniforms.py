@@ -16,11 +16,12 @@ SEED_MASK = (1 << 64) - 1
 def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """float64 in [0, 1 - 2^-52] for uint64 seeds and non-negative positions, [rows]."""
     counters = (positions.astype(np.uint64) + np.uint64(1)) * _GAMMA
-    bits = _mix(_mix(seeds) + counters) >> np.uint64(12)
-    return np.asarray(bits.astype(np.float64) * 2.0**-52)
+    drawn: np.ndarray = (_mix(_mix(seeds) + counters) >> np.uint64(12)).astype(np.float64) * 2.0**-52
+    return drawn
 
 
 def _mix(z: np.ndarray) -> np.ndarray:
     z = (z ^ (z >> np.uint64(30))) * _A
     z = (z ^ (z >> np.uint64(27))) * _B
-    return z ^ (z >> np.uint64(31))
+    mixed: np.ndarray = z ^ (z >> np.uint64(31))
+    return mixed

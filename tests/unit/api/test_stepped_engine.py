@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine around a library that takes steps, with a library that counts: token n is followed by n + 1."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from relax_core.api import ConfigError, Delta, EngineSpec, GenerateRequest, InfrastructureError, Version
+from relax_core.api.engine import Capabilities
+from relax_core.api.options import Options
+from relax_core.api.stepped import New, Stepper
+from relax_core.api.stepped_engine import SteppedEngine
+from relax_core.api.trainer import Chosen
+from relax_core.weights.files import Disk
+
+VOCABULARY, CONTEXT = 1000, 100
+DISK = Chosen("weight-transport", "disk")
+REFUSED = 13
+"""A token that the counter takes no requests with."""
+
+
+class Counter:
+    """Gives one token a step to each of its requests."""
+
+    vocab_size, max_context, dtype, model_type = VOCABULARY, CONTEXT, "float32", "counter"
+
+    def __init__(self) -> None:
+        self.requests: dict[str, tuple[GenerateRequest, list[int]]] = {}
+        self.scored: dict[str, tuple[int, ...]] = {}
+        self.begun_ones: set[str] = set()
+        self.forgotten: list[bool] = []
+        self.laid: list[frozenset[str]] = []
+        self.broken = self.stopped = False
+
+    def add(self, request: GenerateRequest) -> None:
+        if REFUSED in request.tokens:
+            raise ValueError(f"{REFUSED} is not for counting")
+        self.requests[request.id] = (request, [])
+
+    def add_score(self, name: str, tokens: tuple[int, ...], temperature: float) -> None:
+        self.scored[name] = tokens
+
+    def abort(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.requests.pop(name, None)
+
+    def step(self) -> Mapping[str, New]:
+        if self.broken:
+            raise RuntimeError("it broke")
+        news = {name: New((), (), "length", scores=(-1.0,) * (len(t) - 1)) for name, t in self.scored.items()}
+        self.scored.clear()
+        for name, (request, so_far) in list(self.requests.items()):
+            so_far.append(request.tokens[-1] + len(so_far) + 1)
+            self.begun_ones.add(name)
+            done = len(so_far) == request.max_new_tokens
+            news[name] = New((so_far[-1],), (-0.5,), "length" if done else "", top=(((so_far[-1], -0.5), (0, -1.0)),))
+            if done:
+                del self.requests[name]
+        return news
+
+    def begun(self) -> Iterable[str]:
+        return self.begun_ones
+
+    def load(self, arrays: Iterable[tuple[str, np.ndarray, str]]) -> None:
+        self.weights = {name: array.copy() for name, array, _ in arrays}
+
+    def checksums(self) -> Mapping[str, str]:
+        return {name: str(array.sum()) for name, array in self.weights.items()}
+
+    def forget_caches(self, running: bool) -> None:
+        self.forgotten.append(running)
+
+    def sleep(self, parts: frozenset[str]) -> int:
+        self.laid.append(parts)
+        return 7
+
+    def wake(self, parts: frozenset[str]) -> None:
+        self.laid.append(parts)
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+class CountingEngine(SteppedEngine[Options]):
+    capabilities = Capabilities(score=True, sleep=frozenset({"weights", "kv"}), transports=frozenset({"disk"}))
+
+    def prepare(self) -> Mapping[str, Any]:
+        return {"device": "abacus"}
+
+    def make(self, spec: EngineSpec) -> Stepper:
+        self.counter = Counter()
+        return self.counter
+
+
+def published(folder: Path, step: int, values: Sequence[float] = (1.0, 2.0)) -> Any:
+    return Disk().send(Version("actor", 0, step), "full", "", [("a", np.array(values, np.float32), "F32")], str(folder))
+
+
+@pytest.fixture
+async def engine(tmp_path: Path) -> AsyncIterator[CountingEngine]:
+    async for made in started(tmp_path):
+        yield made
+
+
+async def started(tmp_path: Path, **fields: Any) -> AsyncIterator[CountingEngine]:
+    manifest = published(tmp_path, 0)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(Path(manifest.location).read_bytes())
+    made = CountingEngine(Options())
+    made.build = lambda chosen: Disk()
+    facts = await made.start(EngineSpec({"path": str(folder)}, CONTEXT, **fields))
+    assert (facts["vocab_size"], facts["parameters"], facts["device"]) == (VOCABULARY, 2, "abacus")
+    yield made
+    await made.stop()
+    assert made.counter.stopped
+
+
+async def gathered(engine: CountingEngine, *requests: GenerateRequest) -> dict[str, list[Delta]]:
+    found: dict[str, list[Delta]] = {request.id: [] for request in requests}
+    async for deltas in engine.generate(requests):
+        for delta in deltas:
+            found[delta.id].append(delta)
+    return found
+
+
+def tokens(deltas: Sequence[Delta]) -> list[int]:
+    return [token for delta in deltas for token in delta.tokens]
+
+
+async def test_requests_run_side_by_side_to_their_ends(engine: CountingEngine) -> None:
+    found = await gathered(engine, GenerateRequest("a", (1,), 3), GenerateRequest("b", (50, 60), 9, num_top=1))
+    assert (tokens(found["a"]), tokens(found["b"])) == ([2, 3, 4], list(range(61, 70)))
+    assert [delta.finish for delta in found["a"]][-1] == "length"
+    assert {delta.top for delta in found["a"]} == {()}
+    assert all(len(pairs) == 1 for delta in found["b"] for pairs in delta.top)
+
+
+async def test_a_call_that_the_library_refuses_leaves_nothing_behind(engine: CountingEngine) -> None:
+    with pytest.raises(ValueError, match="not for counting"):
+        await gathered(engine, GenerateRequest("a", (1,), 3), GenerateRequest("b", (REFUSED,), 3))
+    assert not engine.counter.requests
+    assert (await engine.health()).running == 0
+    assert tokens((await gathered(engine, GenerateRequest("a", (1,), 2)))["a"]) == [2, 3]
+
+
+async def test_an_id_that_runs_can_not_come_again(engine: CountingEngine) -> None:
+    await engine.pause()
+    first = asyncio.create_task(gathered(engine, GenerateRequest("a", (1,), 3)))
+    async with asyncio.timeout(30):
+        while (await engine.health()).running == 0:
+            await asyncio.sleep(0)
+    with pytest.raises(ValueError, match="already running"):
+        await gathered(engine, GenerateRequest("a", (5,), 3))
+    await engine.resume()
+    assert tokens((await first)["a"]) == [2, 3, 4]
+
+
+async def test_scores_come_while_requests_are_paused(engine: CountingEngine) -> None:
+    await engine.pause()
+    assert await engine.score([(1, 2, 3), (4,), ()]) == [[0.0, -1.0, -1.0], [0.0], []]
+
+
+async def test_an_update_forgets_all_caches_and_proves_what_lies_in_memory(
+    engine: CountingEngine, tmp_path: Path
+) -> None:
+    manifest = published(tmp_path, 1, (3.0, 4.0))
+    receipt = await engine.update_weights(manifest, DISK)
+    assert receipt.fingerprint == manifest.fingerprint
+    assert receipt.resident
+    assert engine.counter.forgotten == [True]
+    (delta, *_) = (await gathered(engine, GenerateRequest("a", (1,), 1)))["a"]
+    assert (delta.version, delta.oldest_cache) == (1, 1)
+
+
+async def test_kept_caches_are_as_old_as_what_was_computed_first(tmp_path: Path) -> None:
+    async for engine in started(tmp_path, kv_across_versions=True):
+        await engine.pause()
+        calls = [GenerateRequest(name, (1,), 2) for name in ("began", "waits")]
+        running = asyncio.create_task(gathered(engine, *calls))
+        async with asyncio.timeout(30):
+            while (await engine.health()).running < 2:
+                await asyncio.sleep(0)
+        engine.counter.begun_ones = {"began"}  # its prompt is half computed, no token is sampled
+        await engine.update_weights(published(tmp_path, 4), DISK)
+        assert engine.counter.forgotten == [False]
+        await engine.resume()
+        found = await running
+        assert {delta.version for deltas in found.values() for delta in deltas} == {4}
+        assert {delta.oldest_cache for delta in found["began"]} == {0}
+        assert {delta.oldest_cache for delta in found["waits"]} == {4}
+
+
+async def test_weights_that_load_by_half_end_the_engine(engine: CountingEngine, tmp_path: Path) -> None:
+    def half(arrays: Iterable[Any]) -> None:
+        next(iter(arrays))
+        raise RuntimeError("the rest is lost")
+
+    engine.counter.load = half  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="the rest is lost"):
+        await engine.update_weights(published(tmp_path, 1), DISK)
+    with pytest.raises(InfrastructureError, match="the rest is lost"):
+        await gathered(engine, GenerateRequest("a", (1,), 1))
+    assert not (await engine.health()).ok
+
+
+async def test_a_library_that_breaks_is_told_to_all_who_wait(engine: CountingEngine) -> None:
+    engine.counter.broken = True
+    with pytest.raises(InfrastructureError, match="it broke"):
+        await gathered(engine, GenerateRequest("a", (1,), 3))
+    with pytest.raises(InfrastructureError, match="it broke"):
+        await engine.score([(1, 2)])
+
+
+async def test_parts_lie_down_once_and_wake(engine: CountingEngine) -> None:
+    assert [await engine.sleep(["kv"]), await engine.sleep(["kv"]), await engine.sleep(["kv", "weights"])] == [7, 0, 7]
+    with pytest.raises(ValueError, match="asleep"):
+        await engine.score([(1, 2)])
+    await engine.wake(["weights", "kv"])
+    kv, weights = frozenset({"kv"}), frozenset({"weights"})
+    assert engine.counter.laid == [kv, weights, kv | weights]
+    assert tokens((await gathered(engine, GenerateRequest("a", (1,), 1)))["a"]) == [2]
+
+
+async def test_a_folder_without_weights_is_refused_before_the_library_is_made(tmp_path: Path) -> None:
+    engine = CountingEngine(Options())
+    with pytest.raises(ConfigError, match="model.path"):
+        await engine.start(EngineSpec({"path": str(tmp_path)}, CONTEXT))
+    assert not hasattr(engine, "counter")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,14 +74,14 @@ def algorithms() -> str:
         lines.append(
             f"| [`{name}`](#{name}) | {made.paper} | {made.statistics} | {', '.join(made.denominators)} | {reads} |"
         )
-    lines += [*_learning(), *_gradients()]
+    lines += [*_learning(names), *_gradients()]
     for name in names:
         lines += _algorithm(name, catalogue.target("algorithm", name))
     return "\n".join([*lines, *_family(), *_parts()]) + "\n"
 
 
-def _learning() -> Iterator[str]:
-    """What `tests.benchmarks learning` recorded, where it did."""
+def _learning(names: Iterable[str]) -> Iterator[str]:
+    """What `tests.benchmarks learning` recorded, and of which algorithms it did not."""
     if not LEARNED.is_file():
         return
     found = json.loads(LEARNED.read_text(encoding="utf-8"))
@@ -101,6 +101,8 @@ def _learning() -> Iterator[str]:
             row["setting"],
         )
         yield f"| `{row['algorithm']}` | {' | '.join(cells)} |"
+    if missing := sorted(set(names) - {row["algorithm"] for row in found["rows"]}):
+        yield from ("", f"Not recorded yet: {', '.join(f'`{name}`' for name in missing)}.")
 
 
 def _gradients() -> Iterator[str]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -108,14 +109,17 @@ async def engine(tmp_path: Path) -> AsyncIterator[CountingEngine]:
         yield made
 
 
-async def started(tmp_path: Path, **fields: Any) -> AsyncIterator[CountingEngine]:
-    manifest = published(tmp_path, 0)
+def model_folder(tmp_path: Path) -> str:
     folder = tmp_path / "model"
     folder.mkdir()
-    (folder / "model.safetensors").write_bytes(Path(manifest.location).read_bytes())
+    shutil.copy(published(tmp_path, 0).location, folder / "model.safetensors")
+    return str(folder)
+
+
+async def started(tmp_path: Path, **fields: Any) -> AsyncIterator[CountingEngine]:
     made = CountingEngine(Options())
     made.build = lambda chosen: Disk()
-    facts = await made.start(EngineSpec({"path": str(folder)}, CONTEXT, **fields))
+    facts = await made.start(EngineSpec({"path": model_folder(tmp_path)}, CONTEXT, **fields))
     assert (facts["vocab_size"], facts["parameters"], facts["device"]) == (VOCABULARY, 2, "abacus")
     yield made
     await made.stop()

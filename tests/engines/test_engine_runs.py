@@ -12,6 +12,11 @@ from tests.graph.conftest import Relax
 from tests.graph.ray_run import Start, kill
 
 
+START_S = 300.0
+"""Importing one of these engines reads gigabytes, and a replaced one imports again."""
+
+
+@pytest.mark.timeout(700)
 @pytest.mark.parametrize("engine", INTERPRETERS)
 @pytest.mark.parametrize("runner", ["local", "ray"])
 def test_a_killed_engine_is_replaced_and_the_ledger_balances(
@@ -23,7 +28,7 @@ def test_a_killed_engine_is_replaced_and_the_ledger_balances(
         tmp_path / "run", tiny / "recipe.toml", "steps=14", f"run.runner={runner}", f"engine={engine}",
         f"engine.python={python}", "placement=async", "max_staleness=2", "eval.every=14", "checkpoint.every=0",
     )  # fmt: skip
-    run.until_steps(4)
+    run.until_steps(4, START_S)
     kill(run.fact("rollout", "engines")["engine-0"]["pid"])
     assert run.end(280) == 0, run.err
     summary, steps = run.summary(), run.steps()

@@ -84,14 +84,14 @@ class Running:
 
     # -- waiting and ending -------------------------------------------------------------------------------------
 
-    def until_steps(self, count: int) -> int:
+    def until_steps(self, count: int, deadline_s: float = WAIT_S) -> int:
         """Until so many steps are done; how many are."""
 
         def reached() -> bool:
             assert self.process.poll() is None, f"it ended with {self.process.returncode}\n{self.err}"
             return len(self.steps()) >= count
 
-        until(reached, f"{count} steps")
+        until(reached, f"{count} steps", deadline_s)
         return len(self.steps())
 
     def until_more_steps(self, count: int = 2) -> None:

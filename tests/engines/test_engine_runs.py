@@ -11,7 +11,6 @@ from tests.engines.conftest import INTERPRETERS
 from tests.graph.conftest import Relax
 from tests.graph.ray_run import Start, kill
 
-
 START_S = 300.0
 """Importing one of these engines reads gigabytes, and a replaced one imports again."""
 

@@ -46,6 +46,8 @@ STEP_REWARDS = Column("step_rewards")
 MARGINS = Column("margins", per="row")
 """Of a pair's rows: by how much the chosen one should be ahead."""
 OUTCOME = Column("outcome", "uint8", per="row")
+MEDIA = Column("media", "uint8", per="row", shape=(16,))
+"""Keys of a row's media in the order of their placeholders: [media of the row, 16]. Their tensors are in the media store."""
 
 
 def routed_experts(layers: int, top_k: int, wide: bool = False) -> Column:
@@ -79,6 +81,6 @@ STANDARD: dict[str, Column] = {
     c.name: c
     for c in (
         TOKENS, LOSS_MASK, ROLLOUT_LOG_PROBS, OLD_LOG_PROBS, REF_LOG_PROBS, TEACHER_LOG_PROBS, VALUES, RETURNS,
-        ADVANTAGES, WEIGHT_VERSIONS, REWARDS, TURNS, STATES, STEP_REWARDS, OUTCOME, ROUTED_VALID,
+        ADVANTAGES, WEIGHT_VERSIONS, REWARDS, TURNS, STATES, STEP_REWARDS, OUTCOME, ROUTED_VALID, MEDIA,
     )
 }  # fmt: skip

@@ -59,6 +59,8 @@ class EngineSpec:
     """0: the engine's own choice."""
     kv_across_versions: bool = False
     """Requests in flight keep their KV cache over an update of the weights; shared prefix caches never do."""
+    media: str = ""
+    """Directory of the run's media store (`relax_core.api.media_store`); empty: the run has no media."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,10 @@ class ModelFamily(Configurable[OptionsT], Generic[OptionsT]):
     modules: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Freezable parts: name -> module patterns (`vision`, `audio`, `language`, `projector`)."""
 
+    placeholders: Mapping[str, int] = {}
+    """By kind of medium, the id of the tokens that hold its place; known once it is open. A rendered prompt has one of
+    them for each medium; as many as the medium takes are put there once it is processed. They are never sampled."""
+
     @abstractmethod
     def open(self, model: Mapping[str, Any]) -> None:
         """Load tokenizer and template of the `[model]` table."""

@@ -63,6 +63,10 @@ class TrainerSpec:
     """`host:port` for torch.distributed where world_size > 1."""
     temperature: float = 1.0
     """Log-probs are of logits / temperature, as sampled."""
+    media: str = ""
+    """Directory of the run's media store (`relax_core.api.media_store`); empty: the run has no media."""
+    suppress_tokens: tuple[int, ...] = ()
+    """Ids that are never sampled: log-probs are of the distribution without them."""
 
 
 @dataclass(frozen=True, slots=True)

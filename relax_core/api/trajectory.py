@@ -30,6 +30,8 @@ class Node:
     """[tokens] of a sampled node: step of the oldest weights that each token depends on."""
     turn: int = -1
     """Turn of the sample that sampled it, counted from 0 in the order in which they began; -1 for given tokens."""
+    media: tuple[str, ...] = ()
+    """Keys of the media that tokens of a given node hold place for, in order."""
 
 
 Path: TypeAlias = tuple[tuple[Node, bool], ...]

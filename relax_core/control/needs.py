@@ -52,6 +52,7 @@ class _Planned:
     run: RunConfig
     plan: Plan
     build: Callable[..., Any]
+    run_dir: str = ""
 
 
 def needs(config: RunConfig, catalogue: Catalogue, plan: Plan, prompt_tokens: int) -> tuple[Need, ...]:

@@ -121,6 +121,7 @@ def _columns(algorithm: Algorithm, config: RunConfig, own_pass: bool) -> tuple[s
     names = {"tokens", "loss_mask"}
     if algorithm.source is Source.ROLLOUT:
         names |= {"weight_versions", "advantages", METER}
+        names |= {"media"} if config.media else set()
     names |= {column.name for column in algorithm.columns()} - {"old_log_probs"}
     if own_pass and on_own_devices(config, "actor-fwd"):
         names.add("old_log_probs")

@@ -14,6 +14,7 @@ from relax_core.api.algorithm import Algorithm, Source
 from relax_core.api.engine import Engine
 from relax_core.api.environment import Environment
 from relax_core.api.errors import ConfigError
+from relax_core.api.modality import ModalityProcessor
 from relax_core.api.trainer import Trainer
 from relax_core.api.weights import WeightTransport
 from relax_core.options.operation import RankPlacement
@@ -105,6 +106,23 @@ def weight_proof(config: RunConfig, catalogue: Catalogue) -> Errors:
     if proof == "resident" and can.receipts == "wire":
         fix = f'engine {config.engine.name} can\'t tell what lies in its memory: use "auto"'
         yield ConfigError("weights.proof", proof, fix)
+
+
+def media(config: RunConfig, catalogue: Catalogue) -> Errors:
+    """One processor a kind of medium, and an engine that takes it."""
+    can = cast(type[Engine], catalogue.target("engine", config.engine.name)).capabilities.media
+    by_kind: dict[str, str] = {}
+    for at, choice in enumerate(config.media):
+        kind = cast(type[ModalityProcessor], catalogue.target("modality-processor", choice.name)).medium
+        if kind in by_kind:
+            yield ConfigError(f"media.{at}.name", choice.name, f"{by_kind[kind]} reads {kind} already: leave one out")
+        if kind not in can:
+            takes = ", ".join(sorted(can)) or "text only"
+            yield ConfigError(f"media.{at}.name", choice.name, f"engine {config.engine.name} takes {takes}")
+        by_kind[kind] = choice.name
+    if config.media and not _samples(config, catalogue):
+        fix = f"{config.algorithm.name} learns from rows that were written, which are text so far: leave media out"
+        yield ConfigError("media", config.media[0].name, fix)
 
 
 def updates(config: RunConfig, catalogue: Catalogue) -> Errors:
@@ -214,6 +232,7 @@ CHECKS: tuple[Check, ...] = (
     weight_transport,
     live_weights,
     weight_proof,
+    media,
     updates,
     micro_batches,
     rewards,

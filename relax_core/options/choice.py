@@ -51,6 +51,17 @@ class RewardKeys(Options):
     """Judge only tasks in which a column has this value, `source=algebra`; a dot goes into a table of the column."""
 
 
+class MediaKeys(Options):
+    """The core's keys of a modality processor."""
+
+    timeout_s: PositiveFloat = 30.0
+    """Longest time for one medium, reading it included; then it is killed and the outcome of its samples is `media_error`."""
+    memory_mb: NonNegativeInt = 4096
+    """Memory limit of its process; 0: none."""
+    max_mb: PositiveInt = 256
+    """Larger files, and longer answers of a URL, are refused."""
+
+
 class WeightKeys(Options):
     """The core's keys of the weight service."""
 
@@ -80,16 +91,22 @@ class RewardChoice(RewardKeys, Choice):
     """A reward."""
 
 
+class MediaChoice(MediaKeys, Choice):
+    """A modality processor."""
+
+
 CHOICES: dict[str, type[Choice]] = {
     "engine": BackendChoice,
     "trainer": BackendChoice,
     "rewards": RewardChoice,
+    "media": MediaChoice,
     "weights": WeightChoice,
 }
 KEYS: dict[str, type[Options]] = {
     "engine": BackendKeys,
     "trainer": BackendKeys,
     "rewards": RewardKeys,
+    "media": MediaKeys,
     "weights": WeightKeys,
 }
 OUTLIVE_NAME = frozenset({"weight", "timeout_s", "memory_mb", "only", *WeightKeys.model_fields})

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from relax_core.api.errors import ConfigError
+from relax_core.api.task import MediaKind
 
 if TYPE_CHECKING:
     from relax_core.options.run_config import RunConfig
@@ -36,6 +37,18 @@ def model_context(folder: Path) -> int | None:
             if isinstance(known.get(key), int):
                 return int(known[key])
     return None
+
+
+def placeholders(folder: Path) -> dict[str, int]:
+    """By kind of medium, the id of the tokens that hold its place; empty where `config.json` names none or can't be read."""
+    try:
+        config = _read(folder)
+    except (OSError, ValueError):
+        return {}
+    part = config.get("thinker_config")
+    known = part if isinstance(part, dict) else config
+    ids = {kind: known.get(f"{kind}_token_id") for kind in get_args(MediaKind)}
+    return {kind: number for kind, number in ids.items() if isinstance(number, int)}
 
 
 def _model_errors(config: RunConfig) -> Iterator[ConfigError]:

@@ -15,7 +15,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from relax_core.api.kinds import BY_TABLE
 from relax_core.api.options import Options
 from relax_core.options.annotation import models_in
-from relax_core.options.choice import BackendChoice, Choice, RewardChoice, WeightChoice
+from relax_core.options.choice import BackendChoice, Choice, MediaChoice, RewardChoice, WeightChoice
 from relax_core.options.operation import CheckpointTable, NotifyTable, PlacementTable, RunTable
 from relax_core.options.teachers import TeacherTable
 from relax_core.options.training import (
@@ -143,6 +143,10 @@ class RunConfig(Core):
     @property
     def rewards(self) -> tuple[RewardChoice, ...]:
         return cast(tuple[RewardChoice, ...], self.components["rewards"])
+
+    @property
+    def media(self) -> tuple[MediaChoice, ...]:
+        return cast(tuple[MediaChoice, ...], self.components["media"])
 
     @property
     def filters(self) -> tuple[Choice, ...]:

@@ -50,6 +50,7 @@ class ForwardLoop:
     def __init__(self, context: Context, role: str, filling: Filling, owed_by: str = "") -> None:
         self.context, self.role, self.filling = context, role, filling
         self._names, self._owed_by = ", ".join(filling.columns), owed_by or context.plan.producer
+        self._inputs = (*filling.inputs, *(("media",) if context.run.media else ()))
         self._most = context.run.rollout.prompts_per_step
         self._least = self._most if self._interrupts() else 1
         self._patience_s = context.run.rollout.step_timeout_s / 2
@@ -59,7 +60,7 @@ class ForwardLoop:
         while not context.stopping:
             await context.pause_point()
             late = context.clock.now() - last > self._patience_s  # the actor closes its step short at its deadline
-            request = ClaimRequest(self.role, self.filling.inputs, self._most, 1 if late else self._least)
+            request = ClaimRequest(self.role, self._inputs, self._most, 1 if late else self._least)
             with context.waiting(f"rows that lack {self._names}", self._owed_by, POLL_S):
                 claim = await context.bus.claim(request, POLL_S)
             if claim is not None:
@@ -84,7 +85,7 @@ class ForwardLoop:
     async def _work(self, claim: Claim) -> None:
         bus = self.context.bus
         try:
-            rows = await bus.read(claim, self.filling.inputs)
+            rows = await bus.read(claim, self._inputs)
             columns, version = await self.fill(rows)
             await bus.write(claim, columns, version)
             await bus.acknowledge(claim)

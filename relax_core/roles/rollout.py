@@ -43,7 +43,7 @@ class Rollout(Role):
     @classmethod
     def operations(cls) -> tuple[Operation, ...]:
         always = {"tokens", "loss_mask", "rollout_log_probs", "weight_versions", "rewards", "teacher_index"}
-        produced = frozenset(always | TURN_COLUMNS)
+        produced = frozenset(always | TURN_COLUMNS | {"media"})
         return (Operation("rollout.generate", cls.name, frozenset(), produced, Reads.LATEST, trigger="admission"),)
 
     async def run(self, context: Context) -> None:
@@ -146,7 +146,8 @@ class Rollout(Role):
             await self._context.bus.drop(rejected, DropReason.FILTERED, regenerate=False)
             self._held.difference_update(rejected)
         kept = [sample for one in judged if not one.rejected_by for sample in one.samples]
-        batch, sealed = row_batch(kept, self._context.plan.greedy, self._context.plan.consumed)
+        plan, seen = self._context.plan, ("media",) if self._context.run.media else ()
+        batch, sealed = row_batch(kept, plan.greedy, {*plan.consumed, *seen})
         await self._put(self._with_teacher(batch, groups), sealed)
         self._held.difference_update(seal.attempt for seal in sealed)
         await self._audit()

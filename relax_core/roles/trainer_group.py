@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from relax_core.api.algorithm import Output, Source
@@ -26,7 +27,9 @@ from relax_core.api.turn import Part
 from relax_core.api.version import Version
 from relax_core.api.weights import Manifest, Payload
 from relax_core.api.worker import Worker, WorkerSpec
+from relax_core.options.model_folder import placeholders
 from relax_core.roles.heartbeat import Heartbeat
+from relax_core.rollout.opening import media_store
 from relax_core.rollout.together import together
 
 START_S = 600.0
@@ -271,7 +274,15 @@ def trainer_spec(
         max_staleness=-1 if context.plan.max_staleness is None else context.plan.max_staleness,
         tokens_per_micro_batch=run.batch.tokens_per_micro_batch, rank=rank, world_size=world_size, rendezvous=rendezvous,
         temperature=run.rollout.temperature if context.plan.source is Source.ROLLOUT else 1.0,
+        media=media_store(context) if run.media else "", suppress_tokens=_never_sampled(context),
     )  # fmt: skip
+
+
+def _never_sampled(context: Context) -> tuple[int, ...]:
+    """Tokens that hold place for media: engines are told not to sample them either."""
+    if context.plan.source is not Source.ROLLOUT:
+        return ()
+    return tuple(placeholders(Path(context.run.model.path)).values())
 
 
 def _model(context: Context, role: str) -> dict[str, Any]:

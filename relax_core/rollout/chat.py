@@ -40,6 +40,7 @@ class ChatFamily(ModelFamily[Options]):
             name: ChatTemplate(text, files.template_source, variables, now) for name, text in files.templates.items()
         }
         self._opening = _opening(files)
+        self.placeholders = files.placeholders
         self._end_of_turn = self._find_end_of_turn(files)
         eos = self._tokenizer.token_to_id(files.special.get("eos_token", ""))
         ends = (self._end_of_turn, *files.end_ids, eos)

@@ -15,6 +15,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from relax_core.api.errors import ConfigError
+from relax_core.options.model_folder import placeholders
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,8 @@ class ChatFiles:
     """Where the templates came from, for messages to people."""
     end_ids: tuple[int, ...]
     """End-of-sequence ids of `generation_config.json`, else of `config.json`."""
+    placeholders: Mapping[str, int]
+    """By kind of medium, the id that `config.json` names for it."""
 
     @classmethod
     def read(cls, model: Mapping[str, Any]) -> ChatFiles:
@@ -47,6 +50,7 @@ class ChatFiles:
             templates=templates,
             template_source=source,
             end_ids=_end_ids(_json(folder / "generation_config.json")) or _end_ids(_json(folder / "config.json")),
+            placeholders=placeholders(folder),
         )
 
 

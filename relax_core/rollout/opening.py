@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from relax_core.api.engine import EngineSpec
@@ -17,6 +19,7 @@ from relax_core.options.model_folder import model_context
 from relax_core.rollout.engine_slot import EngineSlot
 from relax_core.rollout.evaluation import EvalSet
 from relax_core.rollout.judge import applies
+from relax_core.rollout.media import MediaDesk
 from relax_core.rollout.pool import EnginePool, Sampling, Tell
 from relax_core.rollout.selection import Selection
 from relax_core.rollout.shuffle import Shuffle, ShuffleOptions
@@ -65,7 +68,7 @@ def task_set(context: Context, family: ModelFamily, key: str, path: str, columns
     limit = run.data.max_prompt_tokens or context_of(run) - run.rollout.max_new_tokens
     return TaskSet(
         source, family, system_prompt=run.data.system_prompt, max_prompt_tokens=limit, too_long=run.data.too_long,
-        needs=needs, tools=environment.tools,
+        needs=needs, tools=environment.tools, media=[type(context.build(each.chosen)).medium for each in run.media],
     )  # fmt: skip
 
 
@@ -99,6 +102,11 @@ def make_selection(context: Context, tasks: TaskSet, train: Sequence[int]) -> Se
     return Selection(sampler, filters, tasks, train, run.seed, limit)
 
 
+def media_store(context: Context) -> str:
+    """The directory of the run's processed media."""
+    return str(Path(context.run_dir).absolute() / "media")
+
+
 def context_of(run: Any) -> int:
     """The model's context in tokens; one that does not say has no bound of its own."""
     return model_context(run.model.path) or NO_BOUND
@@ -112,10 +120,16 @@ def engine_spec(run: Any, version: Version) -> EngineSpec:
     )  # fmt: skip
 
 
-def make_pool(context: Context, now: Version, tell: Tell) -> EnginePool:
+def make_desk(context: Context, family: ModelFamily) -> MediaDesk:
+    """The processors of the run's media, and where what they make is kept."""
+    run = context.run
+    return MediaDesk(run.media, context.children, media_store(context), run.model.model_dump(mode="json"), family)
+
+
+def make_pool(context: Context, now: Version, tell: Tell, suppress: tuple[int, ...] = ()) -> EnginePool:
     """Engines for the run at version `now`; they start with the model folder, and serve as they are only at step 0."""
     run, group = context.run, context.plan.groups["rollout"]
-    spec = engine_spec(run, now._replace(step=0))
+    spec = replace(engine_spec(run, now._replace(step=0)), media=media_store(context) if run.media else "")
     can = type(context.build(run.engine.chosen)).capabilities
     slots, silence_s = [], run.placement.rollout.silence_s
     for number in range(group.size):
@@ -128,4 +142,4 @@ def make_pool(context: Context, now: Version, tell: Tell) -> EnginePool:
         slots.append(EngineSlot(name, run.engine.chosen, spec, worker, context.workers, can, lane, silence_s))
     weights = run.weights
     feed = WeightFeed(context.weights, context.clock, weights.proof, weights.tolerance, weights.timeout_s)
-    return EnginePool(slots, context.clock, feed, tell, now.step == 0, run.deterministic, group.sleeps)
+    return EnginePool(slots, context.clock, feed, tell, now.step == 0, run.deterministic, group.sleeps, suppress)

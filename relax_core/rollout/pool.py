@@ -52,11 +52,11 @@ class EnginePool:
 
     def __init__(
         self, slots: Sequence[EngineSlot], clock: Clock, feed: Feed, tell: Tell, serve_at_start: bool = True,
-        deterministic: bool = False, sleeps: Sequence[Part] = (),
+        deterministic: bool = False, sleeps: Sequence[Part] = (), suppress: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
         self._slots = {slot.name: slot for slot in slots}
         self._clock, self._feed, self._tell = clock, feed, tell
-        self._serve_at_start = serve_at_start
+        self._serve_at_start, self._suppress = serve_at_start, suppress
         self._requests, self._rest = Requests(whole=deterministic), Rest(sleeps)
         self._asked = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -195,7 +195,7 @@ class EnginePool:
         self._numbers += 1
         return GenerateRequest(
             str(self._numbers), call.tokens, call.max_new_tokens, sampling.temperature, sampling.top_p, sampling.top_k,
-            call.seed, call.stop_tokens, media=call.media, floor=call.floor,
+            call.seed, call.stop_tokens, self._suppress, media=call.media, floor=call.floor,
         )  # fmt: skip
 
     def _flush_soon(self) -> None:

@@ -17,8 +17,9 @@ from relax_core.api.bus import Issue
 from relax_core.api.errors import ConfigError
 from relax_core.api.events import EvalFinished, Logged
 from relax_core.api.family import ModelFamily, Rendered
+from relax_core.api.outcome import Outcome
 from relax_core.api.role import Context
-from relax_core.api.task import Task
+from relax_core.api.task import Message, Task
 from relax_core.api.trainer import Chosen
 from relax_core.api.trajectory import Trajectory
 from relax_core.api.version import Version
@@ -30,7 +31,9 @@ from relax_core.rollout.evaluation import EvalSet, Evaluation
 from relax_core.rollout.finished import FinishedGroup, JudgedGroup
 from relax_core.rollout.fuse import FuseTripped
 from relax_core.rollout.judge import Judge, RewardChoice
-from relax_core.rollout.opening import make_pool, make_selection, open_tasks, remarks
+from relax_core.rollout.media import MediaDesk
+from relax_core.rollout.opening import make_desk, make_pool, make_selection, open_tasks, remarks
+from relax_core.rollout.placeholders import MediaRefused
 from relax_core.rollout.pool import Arrived, EnginePool, Sampling, Tell
 from relax_core.rollout.progress import Progress
 from relax_core.rollout.seeds import sample_seed
@@ -50,12 +53,13 @@ class Producer:
 
     def __init__(
         self, context: Context, family: ModelFamily, pool: EnginePool, environments: EnvironmentPool, judge: Judge,
-        tasks: TaskSet, selection: Selection, sets: Sequence[EvalSet],
+        tasks: TaskSet, selection: Selection, sets: Sequence[EvalSet], media: MediaDesk,
     ) -> None:  # fmt: skip
         run = context.run
         self._limits = Limits(0)  # of the engine, once it has started
         self._context, self._family, self._pool = context, family, pool
         self._environments, self._judge, self._tasks, self.selection = environments, judge, tasks, selection
+        self._media = media
         self._sampling, self._greedy = Sampling(run.rollout.temperature, run.rollout.top_p), Sampling(0.0, 1.0)
         self._under_way: dict[Issue, GroupUnderWay] = {}
         self._progress = Progress(context.clock)
@@ -76,10 +80,12 @@ class Producer:
         ]
         judge = Judge(rewards, context.children, context.clock)
         environments = EnvironmentPool(run.environment.chosen, context.children, context.clock, build=context.build)
-        pool = make_pool(context, await context.bus.version(), tell)
-        made = cls(context, family, pool, environments, judge, tasks, make_selection(context, tasks, train), sets)
+        pool = make_pool(context, await context.bus.version(), tell, tuple(family.placeholders.values()))
+        media = make_desk(context, family)
+        selection = make_selection(context, tasks, train)
+        made = cls(context, family, pool, environments, judge, tasks, selection, sets, media)
         try:
-            facts, *_ = await together(pool.start(), judge.start(), environments.start())
+            facts, *_ = await together(pool.start(), judge.start(), environments.start(), media.start())
             made._limits = _limits(run, facts)
         except BaseException:
             await made.close()
@@ -87,7 +93,7 @@ class Producer:
         return made
 
     async def close(self) -> None:
-        await asyncio.gather(self._pool.close(), self._judge.stop(), self._environments.stop())
+        await asyncio.gather(self._pool.close(), self._judge.stop(), self._environments.stop(), self._media.stop())
 
     # -- training samples ---------------------------------------------------------------------------------------
 
@@ -143,17 +149,32 @@ class Producer:
     ) -> Sequence[Trajectory]:
         """A sample a seed. `made` is called for each as it ends."""
         family, limits = self._family, self._limits
+        try:
+            prompt = await self._seen(task, prompt)
+        except MediaRefused as refused:
+            return [_unseen(task, str(refused)) for _ in seeds]
         if self._environments.answers_once:
             return await run_answers(task, prompt, seeds, family, generator(range(len(seeds))), limits, made)
 
         async def episode(place: int, seed: int) -> Trajectory:
             generate = singly(generator([place]))
             async with self._environments.instance() as environment:
-                trajectory = await run_episode(task, prompt, seed, environment, family, generate, limits)
+                trajectory = await run_episode(task, prompt, seed, environment, family, generate, limits, self._media)
             made()
             return trajectory
 
         return await asyncio.gather(*(episode(place, seed) for place, seed in enumerate(seeds)))
+
+    async def _seen(self, task: Task, prompt: Rendered) -> Rendered:
+        """The prompt with the tokens that its media take, processed once for all samples. Raises MediaRefused."""
+        messages = () if isinstance(task.prompt, str) else task.prompt
+        await self._media.prepare(messages)
+        whole = self._media.hold(prompt, messages)
+        most = self._limits.max_context - self._limits.max_new_tokens
+        if len(whole.tokens) > most and whole.media:
+            fix = "raise it, or lower the processor's max_tokens"
+            raise MediaRefused(f"a prompt of {len(whole.tokens)} tokens with its media; {most} are left for it: {fix}")
+        return whole
 
     async def judge(self, groups: Sequence[FinishedGroup]) -> list[JudgedGroup]:
         """Judge and filter. Raises FuseTripped after saving one failing sample for `relax try`."""
@@ -189,6 +210,12 @@ class Producer:
     def judging(self) -> dict[str, Any]:
         """Rewards that owe verdicts."""
         return self._judge.owing()
+
+
+def _unseen(task: Task, why: str) -> Trajectory:
+    """A sample whose prompt can't be shown to the policy."""
+    messages = (Message("user", task.prompt),) if isinstance(task.prompt, str) else task.prompt
+    return Trajectory(messages, "", (), Outcome.MEDIA_ERROR, info={"error": why})
 
 
 def _limits(run: Any, facts: Any) -> Limits:

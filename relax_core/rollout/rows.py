@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from relax_core.api.batch import AttemptId, Ragged, RowBatch, RowId
 from relax_core.api.bus import Sealed
+from relax_core.api.media_store import key_bytes
 from relax_core.api.trajectory import Path, Trajectory
 from relax_core.rollout.judge import Judgement
 from relax_core.rollout.turn_columns import TURN_COLUMNS, turn_columns
@@ -21,7 +22,7 @@ def row_batch(
     samples: Sequence[tuple[AttemptId, Trajectory, Judgement]], greedy: int | None = None, asked: Collection[str] = ()
 ) -> tuple[RowBatch, list[Sealed]]:
     """Rows with the columns that rollout produces, and a seal for each sample; samples without a verdict have no rows, nor
-    has the one whose place is `greedy`. Columns of turns are made where they are `asked` for."""
+    has the one whose place is `greedy`. Columns of turns, and of media, are made where they are `asked` for."""
     ids: list[RowId] = []
     rewards: list[float] = []
     owned: list[tuple[Path, ...]] = []
@@ -43,7 +44,14 @@ def row_batch(
         for (attempt, trajectory, judgement), own, (trained, oldest, newest)
         in zip(samples, owned, _trained(columns, [len(own) for own in owned]), strict=True)
     ]  # fmt: skip
+    if "media" in asked:
+        columns["media"] = _media([*chain.from_iterable(owned)])
     return RowBatch(tuple(ids), columns), sealed
+
+
+def _media(paths: Sequence[Path]) -> Ragged:
+    """Keys in the order of their placeholders."""
+    return Ragged.of([key_bytes([key for node, _ in path for key in node.media]) for path in paths], like=key_bytes(()))
 
 
 def _columns(paths: Sequence[Path], rewards: Sequence[float]) -> dict[str, Ragged]:

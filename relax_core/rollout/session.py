@@ -8,7 +8,7 @@ it appends. Nothing here knows engines or environments: turns are asked of `Gene
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +20,7 @@ from relax_core.api.outcome import Outcome
 from relax_core.api.task import Message, ToolCall
 from relax_core.api.trajectory import Node, Trajectory
 from relax_core.rollout.completion import Completion, Generate, GenerateCall, cut, watch_for
+from relax_core.rollout.media import MediaDesk, MediaRefused, media_of
 from relax_core.rollout.seeds import branch_seed, turn_seed
 from relax_core.rollout.state import state_key
 
@@ -58,6 +59,8 @@ class Sample:
     format: Format
     """The environment's `format_observation`."""
     tools: tuple[Tool, ...] = ()
+    media: MediaDesk | None = None
+    """None: whatever is said is text."""
     forest: list[Node] = field(default_factory=list)
     branches: list[Branch] = field(default_factory=list)
     outcome: Outcome = Outcome.FINISHED
@@ -72,7 +75,7 @@ class Sample:
     newest: int | None = None
     """Newest step among the weights that sampled its tokens."""
     info: dict[str, Any] = field(default_factory=dict)
-    roots: dict[tuple[int, ...], int] = field(default_factory=dict)
+    roots: dict[Rendered, int] = field(default_factory=dict)
     """Branches that start with the same tokens share their root."""
     broken: Exception | None = None
     """A fault that is neither the sample's nor its environment's, even when it passed through the author's code."""
@@ -113,6 +116,24 @@ class Sample:
             self.generating -= 1
             if self.deadline is not None and not self.generating and not self.deadline.expired():
                 self.deadline.reschedule(asyncio.get_running_loop().time() + self.own_time_s)
+
+    async def look(self, messages: Sequence[Message]) -> None:
+        """Have what these messages show processed; what can't be read ends the sample."""
+        if self.media is None or not media_of(messages):
+            return
+        try:
+            await self.media.prepare(messages)
+        except MediaRefused as refused:
+            raise self.end(Outcome.MEDIA_ERROR, str(refused)) from refused
+
+    def hold(self, rendered: Rendered, messages: Sequence[Message]) -> Rendered:
+        """With the tokens that the messages' media take. A text that looks like a medium ends the sample."""
+        if self.media is None:
+            return rendered
+        try:
+            return self.media.hold(rendered, messages)
+        except MediaRefused as refused:
+            raise self.end(Outcome.MEDIA_ERROR, str(refused)) from refused
 
     def engine_failed(self, error: Exception) -> Ended:
         """What `generate` raised ends the sample."""
@@ -169,6 +190,8 @@ class Branch:
             raise
 
     async def _generate(self, max_new_tokens: int | None, stop: tuple[str, ...]) -> Action:
+        unseen = self._pending if self._leaf is not None or self._rendered is not None else self._said()
+        await self.sample.look(unseen)
         call = self.begin(max_new_tokens, stop)
         return self.take(call, await self.sample.ask(call), max_new_tokens)
 
@@ -245,13 +268,17 @@ class Branch:
         family = self.sample.family
         rendered = self._rendered
         if rendered is None or (self._pending and not self._raw):
-            prompt = self._prompt if self._raw else (*self._messages, *self._pending)
-            rendered = family.start(prompt, self.sample.tools)
+            prompt = self._prompt if self._raw else self._said()
+            rendered = self.sample.hold(family.start(prompt, self.sample.tools), () if self._raw else self._said())
         tokens = rendered.tokens + (family.encode(_text(self._pending)) if self._raw and self._pending else ())
-        if tokens not in self.sample.roots:
-            self.sample.roots[tokens] = self._node(Node(None, tokens, sampled=False))
-        self._leaf, self._tokens, self._media = self.sample.roots[tokens], tokens, rendered.media
+        root = Rendered(tokens, rendered.media)
+        if root not in self.sample.roots:
+            self.sample.roots[root] = self._node(Node(None, tokens, sampled=False, media=root.media))
+        self._leaf, self._tokens, self._media = self.sample.roots[root], tokens, root.media
         self._heard()
+
+    def _said(self) -> tuple[Message, ...]:
+        return (*self._messages, *self._pending)
 
     def _appended(self) -> Rendered:
         """Only what the template appends; a task whose prompt is a bare string goes on as bare text."""
@@ -260,12 +287,13 @@ class Branch:
             return _NOTHING
         if self._raw:
             return Rendered(family.encode(_text(self._pending)))
-        return family.delta(self._messages, self._pending, self._tokens[-1])
+        added = family.delta(self._messages, self._pending, self._tokens[-1])
+        return self.sample.hold(added, self._pending)
 
     def _extend(self, added: Rendered) -> None:
         self._media += added.media
         if added.tokens:
-            self._leaf = self._node(Node(self._leaf, added.tokens, sampled=False))
+            self._leaf = self._node(Node(self._leaf, added.tokens, sampled=False, media=added.media))
             self._tokens += added.tokens
         self._heard()
 

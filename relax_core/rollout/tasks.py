@@ -13,12 +13,16 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from relax_core.api.environment import Tool
 from relax_core.api.errors import ConfigError
 from relax_core.api.family import ModelFamily, Rendered
+from relax_core.api.media_source import shown
 from relax_core.api.source import TaskSource
 from relax_core.api.task import Message, Task
+from relax_core.rollout.media import media_of
+from relax_core.rollout.placeholders import misplaced
 
 TOO_LONG = ("skip", "truncate", "error")
 CACHED_PROMPTS = 4096  # a group's samples and the groups in flight share a prompt; a whole epoch need not stay
@@ -48,19 +52,24 @@ class TaskSet:
         too_long: str = "skip",
         needs: Sequence[Need] = (),
         tools: Sequence[Tool] = (),
+        media: Sequence[str] = (),
         check: bool = True,
     ) -> None:
-        """`source` and `family` are open. Raises ConfigError at the first task that can't be used, unless not `check`."""
+        """`source` and `family` are open; `media`: kinds that the run has processors for.
+
+        Raises ConfigError at the first task that can't be used, unless not `check`.
+        """
         if too_long not in TOO_LONG:
             raise ConfigError("data.too_long", repr(too_long), f"choose {', '.join(TOO_LONG)}")
         self._source, self._family, self._tools = source, family, tuple(tools)
         self._system_prompt, self._limit, self._too_long = system_prompt, max_prompt_tokens, too_long
+        self._media = frozenset(media)
         self._needs = tuple(need for need in needs if need.columns)
         self._rendered: OrderedDict[int, Rendered] = OrderedDict()
         self._overheads: dict[tuple[str, ...], int] = {}
         self._kept = array("q", range(len(source)))
         self.num_skipped = 0
-        if check and (self._needs or system_prompt or (max_prompt_tokens and too_long != "truncate")):
+        if check and (self._needs or system_prompt or self._media or (max_prompt_tokens and too_long != "truncate")):
             self._check()
 
     def __len__(self) -> int:
@@ -120,7 +129,21 @@ class TaskSet:
         task = self._source[row]
         for need in self._needs:
             self._require(need, task, row)
+        if not isinstance(task.prompt, str):
+            self._look(task.prompt, row)
         return self._fits(self._prompted(task, row), row)
+
+    def _look(self, messages: Sequence[Message], row: int) -> None:
+        """What a row shows is of a kind that the run reads, and is there where it is a file."""
+        for media in media_of(messages):
+            where = f"{media.kind} {shown(media.source)} at {self._source.where(row)}"
+            if media.kind not in self._media:
+                fix = f'no processor here reads it: write media = ["{media.kind}"], or leave such rows out'
+                raise ConfigError("media", where, fix)
+            if media.kind not in self._family.placeholders:
+                raise ConfigError("model.path", where, f"the model's config.json has no {media.kind}_token_id")
+            if ":" not in media.source and not Path(media.source).is_file():
+                raise ConfigError("data.train", where, "there is no such file; paths are relative to the task file")
 
     def _require(self, need: Need, task: Task, row: int) -> None:
         for column in need.columns:
@@ -172,9 +195,17 @@ class TaskSet:
 
     def _render(self, task: Task, row: int) -> Rendered:
         try:
-            return self._family.start(task.prompt, self._tools)
+            rendered = self._family.start(task.prompt, self._tools)
+            self._check_places(task, rendered, row)
+            return rendered
         except ConfigError as error:
             raise ConfigError(error.field, f"{error.got} at {self._source.where(row)}", error.fix) from error
+
+    def _check_places(self, task: Task, rendered: Rendered, row: int) -> None:
+        ids = self._family.placeholders
+        messages = () if isinstance(task.prompt, str) else task.prompt
+        if ids and (fault := misplaced(rendered.tokens, [media.kind for media in media_of(messages)], ids)):
+            raise ConfigError("data.train", fault.partition("; ")[0], fault.partition("; ")[2])
 
     def _fitted(self, rendered: Rendered, row: int) -> Rendered:
         if self._limit is None or len(rendered.tokens) <= self._limit:

@@ -19,7 +19,10 @@ def flatten(trajectory: Trajectory) -> list[Any]:
     return [
         [_flat_message(message) for message in trajectory.messages],
         trajectory.response,
-        [[n.parent, list(n.tokens), n.sampled, list(n.log_probs), list(n.versions), n.turn] for n in trajectory.forest],
+        [
+            [n.parent, list(n.tokens), n.sampled, list(n.log_probs), list(n.versions), n.turn, list(n.media)]
+            for n in trajectory.forest
+        ],
         trajectory.outcome.value,
         list(trajectory.step_rewards),
         dict(trajectory.info),

@@ -21,7 +21,7 @@ from relax_core import learn
 from relax_core.api import ConfigError, Estimate, TrainerSpec, Workload
 from relax_plugin_torch.adapters import choose_trained
 from relax_plugin_torch.blocks import blocks_of
-from relax_plugin_torch.folder import FIELD, check_folder
+from relax_plugin_torch.folder import FIELD, check_folder, has_towers
 from relax_plugin_torch.freezing import hold_frozen_in
 from relax_plugin_torch.live_bytes import LiveBytes
 from relax_plugin_torch.optimizer import Kind, make_optimizer
@@ -105,11 +105,14 @@ def _config(spec: TrainerSpec, options: TorchOptions) -> PretrainedConfig:
 
     path = str(spec.model["path"])
     try:
-        return AutoConfig.from_pretrained(check_folder(path), local_files_only=True)
+        config = AutoConfig.from_pretrained(check_folder(path), local_files_only=True)
     except (ValueError, KeyError, OSError) as error:
         raise ConfigError(
             FIELD, path, f"transformers can't read its config.json ({error}); check the folder"
         ) from error
+    if has_towers(config.to_dict()):
+        raise NotImplementedError("what a model sees or hears is not counted yet")
+    return config
 
 
 # -- layout -----------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,11 @@ def check_folder(path: str) -> Path:
     if missing:
         raise ConfigError(FIELD, path, f"it lacks {', '.join(missing)}; save the model with safetensors weights")
     return folder
+
+
+def has_towers(config: Mapping[str, Any]) -> bool:
+    """Whether a `config.json` is of a model that sees or hears."""
+    return any(config.get(name) for name in ("vision_config", "audio_config", "thinker_config"))
 
 
 def _weight_files(folder: Path) -> list[str]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from relax_core.api import ConfigError, TensorInfo
 from relax_core.api.weights import combined_fingerprint, tensor_fingerprint
-from relax_plugin_torch.folder import FIELD, TOKENIZER_FILES, check_folder
+from relax_plugin_torch.folder import FIELD, TOKENIZER_FILES, check_folder, has_towers
 from relax_plugin_torch.sharding import gathered
 
 if TYPE_CHECKING:
@@ -32,12 +33,11 @@ SAFETENSORS = {
 def load_model(path: str, attention: str, device: torch.device) -> PreTrainedModel:
     """In float32 and without dropout: the log-probs that are trained are those that were sampled."""
     folder = check_folder(path)
-    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = loader(folder).from_pretrained(
             folder, dtype=torch.float32, attn_implementation=attention, local_files_only=True, use_safetensors=True,
             output_loading_info=True, ignore_mismatched_sizes=True,  # refused below, by name
         )  # fmt: skip
@@ -45,6 +45,14 @@ def load_model(path: str, attention: str, device: torch.device) -> PreTrainedMod
         raise ConfigError(FIELD, path, f"transformers can't load it ({first_line(error)}); check the folder") from error
     check_complete(path, report)
     return model.to(device).eval()  # type: ignore[no-any-return]
+
+
+def loader(folder: Path) -> Any:
+    """The class that loads it: models that see or hear have one of their own."""
+    import transformers
+
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return transformers.AutoModelForMultimodalLM if has_towers(config) else transformers.AutoModelForCausalLM
 
 
 def first_line(error: Exception) -> str:

@@ -6,7 +6,7 @@ Only trained tokens go through the head, so neither prompts nor padding cost log
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -19,12 +19,16 @@ from relax_core.api import LOG_PROBS, Output, Ragged, RowBatch, RowId
 from relax_plugin_torch.asked import wanted
 from relax_plugin_torch.attention import FLASH
 from relax_plugin_torch.layout import Layout, PrefixTree, by_row, one_line
+from relax_plugin_torch.sight import Sight
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _PROBE_TOLERANCE = 1e-4
 Scores = dict[str, Tensor]
+_NEVER = -1e9
+"""A logit of what is never sampled: finite, so that no gradient is NaN."""
+_NOTHING: Mapping[str, Tensor] = {}
 _MAX_MASK = 2**24
 """Elements of a mask; beyond it making the mask costs more than shared prompts save."""
 
@@ -40,11 +44,17 @@ class Policy:
         autocast: torch.dtype | None,
         max_logits: int,
         share_prefixes: bool,
+        sight: Sight | None = None,
+        suppress: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
         self.model = model
         self.device = next(model.parameters()).device
         self._temperature, self._autocast, self._max_logits = temperature, autocast, max_logits
-        self._vocab_size: int = model.config.vocab_size
+        text = model.config.get_text_config()
+        self._vocab_size: int = text.vocab_size
+        self._sight = sight or Sight(model.config, "")
+        self._suppress = torch.tensor(suppress, dtype=torch.long, device=self.device)
+        """Ids that no engine samples."""
         self._weights_flops, self._attention_flops = _flops(model)
         self._lines_up = model.config._attn_implementation == FLASH
         self._apart = self._head_stands_apart()
@@ -70,7 +80,8 @@ class Policy:
     def _score(self, batch: learn.PackedBatch, layout: Layout, outputs: Collection[Output]) -> dict[str, Tensor]:
         trained = batch.loss_mask.nonzero().squeeze(1)
         with self._precision():
-            features = self._features(layout).index_select(0, layout.before[trained])
+            shown = self._sight.inputs(batch, layout.ids) if self._sight.shows(batch) else {}
+            features = self._features(layout, shown).index_select(0, layout.before[trained])
             scored = self._read(features, batch.tokens[trained], wanted(outputs, batch, trained, self._vocab_size))
         return {
             name: values.new_zeros(len(batch.tokens), *values.shape[1:]).index_put((trained,), values)
@@ -92,9 +103,11 @@ class Policy:
 
     def _layout(self, batch: learn.PackedBatch) -> Layout:
         """The cheaper one: sharing saves tokens, but its mask pays attention for the whole square of a group."""
-        if self._lines_up:
+        if self._lines_up and not self._sight.shows(batch):
             return one_line(batch)
         plain = by_row(batch)
+        if self._sight.shows(batch):
+            return plain  # rows are seen whole: a shared prefix has one set of pixels, its rows have one each
         alone = len({row.group for row in batch.rows.ids}) == batch.num_rows
         if alone or not self._shares or self._attention_flops * plain.width > self._weights_flops:
             return plain
@@ -107,9 +120,9 @@ class Policy:
     def _cost(self, lines: int, width: int, seen: int) -> float:
         return lines * width * (self._weights_flops + self._attention_flops * seen)
 
-    def _features(self, layout: Layout) -> Tensor:
-        """[lines * width, features]: what the head reads, or the logits themselves."""
-        inputs = {"input_ids": layout.ids, "use_cache": False}
+    def _features(self, layout: Layout, shown: Mapping[str, Tensor] = _NOTHING) -> Tensor:
+        """[lines * width, features]: what the head reads, or the logits themselves. `shown`: what rows have beside text."""
+        inputs = {"input_ids": layout.ids, "use_cache": False, **shown}
         if layout.positions is not None:
             inputs["position_ids"] = layout.positions
         if layout.mask is not None:
@@ -121,7 +134,8 @@ class Policy:
         return features.reshape(layout.ids.numel(), -1)
 
     def _head(self, features: Tensor) -> Tensor:
-        return self.model.get_output_embeddings()(features) if self._apart else features
+        logits: Tensor = self.model.get_output_embeddings()(features) if self._apart else features
+        return logits.index_fill(-1, self._suppress, _NEVER) if len(self._suppress) else logits
 
     def _precision(self) -> AbstractContextManager[None]:
         return torch.autocast(self.device.type, dtype=self._autocast, enabled=self._autocast is not None)
@@ -142,7 +156,7 @@ class Policy:
     @torch.no_grad()
     def _sees_by_mask(self) -> bool:
         """Whether a mask alone decides what a token sees: full attention in every layer, and two small trees agree."""
-        config = self.model.config
+        config = self.model.config.get_text_config()
         kinds = getattr(config, "layer_types", None)
         windowed = getattr(config, "sliding_window", None) and kinds is None
         if windowed or any(kind != "full_attention" for kind in kinds or ()) or config._attn_implementation != "sdpa":
@@ -163,7 +177,7 @@ def _at_once(work: Callable[[], Scores]) -> Scores:
 
 def _flops(model: PreTrainedModel) -> tuple[float, float]:
     """Of one token: in the weights, and in attention for each token it sees."""
-    config = model.config
+    config = model.config.get_text_config()
     embedding = model.get_input_embeddings().weight.numel()
     weights = sum(parameter.numel() for parameter in model.parameters()) - embedding
     layers, hidden = getattr(config, "num_hidden_layers", 1), getattr(config, "hidden_size", 1)

@@ -50,6 +50,8 @@ from relax_plugin_torch.rest import Rest
 from relax_plugin_torch.rows import check_rows
 from relax_plugin_torch.setup import HEAD_OUTPUTS, TRAINED_ROLES, check_outputs, check_spec, choose_device, set_up
 from relax_plugin_torch.sharding import alike, gathered, local, shard, suits, whole
+from relax_plugin_torch.sight import Sight
+from relax_plugin_torch.sight import check_whole as check_whole_sight
 from relax_plugin_torch.tensor_parallel import Team, check_team
 from relax_plugin_torch.update import Update
 from relax_plugin_torch.writing import Writing
@@ -82,6 +84,7 @@ class Rank:
             self._team = Team.of(spec.rank, spec.world_size, options.tensor_parallel, self._device)
             self._team.cut(self._model)
             self._sharded = self._shard(options.sharding)
+            check_whole_sight(spec, self._sharded or self._team.size > 1)
             if options.compile:
                 compile_blocks(self._model, self._policy.attend)
         self._publication = Publication(self._model, self._dtype, build, self.ranks.first, self._adapters)
@@ -98,14 +101,16 @@ class Rank:
         attention = choose_attention(options.attention, self._device, self._dtype, self._spec.deterministic)
         if self._scalars:
             self._model = load_scalar_model(path, attention, self._device)
+            self._sight = Sight(self._model.config, self._spec.media)
             self._policy: Policy = ScalarPolicy(
                 self._model, self._scalars, autocast=autocast, share_prefixes=options.share_prefixes
             )
             return
         self._model = load_model(path, attention, self._device)
+        self._sight = Sight(self._model.config, self._spec.media)
         self._policy = Policy(
             self._model, temperature=self._spec.temperature, autocast=autocast, max_logits=options.logits_mb * 2**18,
-            share_prefixes=options.share_prefixes,
+            share_prefixes=options.share_prefixes, sight=self._sight, suppress=self._spec.suppress_tokens,
         )  # fmt: skip
 
     def _choose_algorithm(self) -> None:
@@ -137,8 +142,8 @@ class Rank:
         return {
             "parameters": sum(parameter.numel() for parameter in self._model.parameters()),
             "trainable": sum(parameter.numel() for parameter in self._model.parameters() if parameter.requires_grad),
-            "max_context": getattr(self._model.config, "max_position_embeddings", 0),
-            "vocab_size": self._model.config.vocab_size,
+            "max_context": getattr(self._model.config.get_text_config(), "max_position_embeddings", 0),
+            "vocab_size": self._model.config.get_text_config().vocab_size,
             "fingerprint": base or fingerprint(whole_tensors(self._model, self.ranks.first), self._dtype),
             "base": base,
             "device": str(self._device),
@@ -241,8 +246,9 @@ class Rank:
     def _micro_batches(self, chunk: Chunk, wanted: set[int], needed: set[int]) -> Iterator[learn.PackedBatch | None]:
         """This rank's, of wanted rows, where one is needed; None where only other ranks have such rows, but need this one's
         share of the weights."""
-        rows, config, plan = chunk.rows, self._model.config, chunk.plan.micro_batches
+        rows, config, plan = chunk.rows, self._model.config.get_text_config(), chunk.plan.micro_batches
         check_rows(rows, config.vocab_size, getattr(config, "max_position_embeddings", 0))
+        self._sight.check(rows)
         for turn, planned in enumerate(plan[self._spec.rank]):
             if not needed.isdisjoint(planned):
                 indices = [index for index in planned if index in wanted]

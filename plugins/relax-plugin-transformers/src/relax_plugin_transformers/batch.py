@@ -21,7 +21,8 @@ from relax_plugin_transformers.model import CausalModel, aligned
 
 _ROW = np.dtype(
     [
-        ("seed", np.uint64), ("position", np.int64), ("remaining", np.int64), ("start", np.int64), ("fresh", np.int64),
+        ("seed", np.uint64), ("position", np.int64), ("remaining", np.int64), ("start", np.int64), ("jump", np.int64),
+        ("fresh", np.int64),
         ("oldest", np.int64),
         *CHOICES,
     ]
@@ -38,6 +39,11 @@ class Running(api.Running):
     """A request and who waits for it."""
 
     __slots__ = ()
+
+    @property
+    def prompt(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """What samples share: its tokens and what they show."""
+        return self.request.tokens, self.request.media
 
     @property
     def slots(self) -> int:
@@ -71,21 +77,22 @@ class Batch:
         self._cache: RowsCache | None = None
         self._rules: Rules | None = None
         self._starts: torch.Tensor | None = None
+        self._jumps: torch.Tensor | None = None
 
     @classmethod
     def prefill(cls, members: list[Running], model: CausalModel, window: int) -> Batch:
         """Run each different prompt once, share its cache among the samples of it, and draw their first tokens."""
         batch = cls(members, window)
-        prompts = {member.request.tokens: None for member in members}
+        prompts = dict.fromkeys(member.prompt for member in members)
         number = {prompt: row for row, prompt in enumerate(prompts)}
-        index = torch.tensor([number[member.request.tokens] for member in members], device=model.device)
-        tokens, start = aligned(list(prompts), model.device)
+        index = torch.tensor([number[member.prompt] for member in members], device=model.device)
+        tokens, start = aligned([tokens for tokens, _ in prompts], model.device)
         ahead = min(_AHEAD, int(batch._rows["remaining"].max()))
-        cache, logits = model.prefill(tokens, start, columns=tokens.shape[1])
+        cache, logits, jumps = model.prefill(tokens, start, tokens.shape[1], [media for _, media in prompts])
         cache.pick(index, tokens.shape[1] + ahead)
         batch._cache = cache
         batch._history = tokens[index]
-        batch._rows["start"] = start[index.cpu().numpy()]
+        batch._rows["start"], batch._rows["jump"] = start[index.cpu().numpy()], jumps[index.cpu().numpy()]
         batch._draw(logits[index], model)
         return batch
 
@@ -112,13 +119,15 @@ class Batch:
             self._cache = self._refill(model)
         self._trim()
         self._cache.reserve(len(self), self.length + 1, len(self))
-        logits = model.forward(self._last[:, None], self._starts_on(model.device), self._cache, keep=1)
+        starts, jumps = self._starts_on(model.device), self._jumps_on(model.device)
+        logits = model.forward(self._last[:, None], starts, self._cache, keep=1, jumps=jumps)
         self._history = torch.cat([self._history, self._last[:, None]], dim=1)
         self._draw(logits[:, -1], model)
 
     def _refill(self, model: CausalModel) -> RowsCache:
         """The cache again, under the weights of now."""
-        cache, _ = model.prefill(self._history, self._rows["start"], columns=self.length + _AHEAD)
+        media = [member.request.media for member in self.members]
+        cache, _, _ = model.prefill(self._history, self._rows["start"], self.length + _AHEAD, media)
         return cache
 
     def _trim(self) -> None:
@@ -133,6 +142,11 @@ class Batch:
         if self._starts is None and self._rows["start"].any():
             self._starts = torch.from_numpy(self._rows["start"].copy()).to(device)
         return self._starts
+
+    def _jumps_on(self, device: torch.device) -> torch.Tensor | None:
+        if self._jumps is None and self._rows["jump"].any():
+            self._jumps = torch.from_numpy(self._rows["jump"].copy()).to(device)
+        return self._jumps
 
     def _draw(self, logits: torch.Tensor, model: CausalModel) -> None:
         if self._rules is None:
@@ -271,7 +285,7 @@ class Batch:
         return self._cache is not None
 
     def _changed(self) -> None:
-        self._rules = self._starts = None
+        self._rules = self._starts = self._jumps = None
 
 
 def _padded(stops: Sequence[tuple[int, ...]]) -> np.ndarray:

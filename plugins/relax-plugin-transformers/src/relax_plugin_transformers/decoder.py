@@ -153,9 +153,9 @@ class Decoder(EngineThread[Running]):
 
 def by_prompt_length(members: Sequence[Running], budget: int) -> list[list[Running]]:
     """Members in prefill passes: all samples of a prompt together, prompts beside others of like length."""
-    by_prompt: dict[tuple[int, ...], list[Running]] = {}
+    by_prompt: dict[tuple[tuple[int, ...], tuple[str, ...]], list[Running]] = {}
     for member in members:
-        by_prompt.setdefault(member.request.tokens, []).append(member)
-    prompts = sorted(by_prompt, key=len)
-    chunks = by_length(range(len(prompts)), [len(prompt) for prompt in prompts], budget)
+        by_prompt.setdefault(member.prompt, []).append(member)
+    prompts = sorted(by_prompt, key=lambda prompt: len(prompt[0]))
+    chunks = by_length(range(len(prompts)), [len(tokens) for tokens, _ in prompts], budget)
     return [[member for i in chunk for member in by_prompt[prompts[i]]] for chunk in chunks]

@@ -17,6 +17,7 @@ from relax_core.api.component import Configurable
 from relax_core.api.engine import Capabilities, Delta, Engine, EngineSpec, GenerateRequest, Health
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.estimate import Estimate, Workload
+from relax_core.api.media_store import MediaStore
 from relax_core.api.request_checks import check_ids, check_requests
 from relax_core.api.trainer import Chosen
 from relax_core.api.weights import PLAIN, Manifest, Receipt, TensorInfo, WeightTransport, combined_fingerprint
@@ -41,6 +42,7 @@ class TransformersEngine(Engine[TransformersOptions]):
 
     capabilities: ClassVar[Capabilities] = Capabilities(
         in_flight_updates=True, keeps_kv_across_versions=True, seeds=True, delta=True, lora=True, score=True, sleep=_PARTS,
+        media=frozenset({"image"}),
         receipts="resident", transports=frozenset({"shared-memory", "disk", "http", "collective"}),
     )  # fmt: skip
 
@@ -82,7 +84,8 @@ class TransformersEngine(Engine[TransformersOptions]):
         self._spec, self._max_context = spec, context_limit(module, spec.max_context)
         self._weights = Resident(module)
         self._adapters, self._base = Adapters(self._weights, spec.model.get("lora")), self._weights.fingerprint()
-        model = CausalModel(module, self.options.max_prefill_tokens)
+        store = MediaStore(spec.media) if spec.media else None
+        model = CausalModel(module, self.options.max_prefill_tokens, store)
         rows = spec.max_concurrency or self.options.max_batch_rows
         self._decoder = Decoder(
             model,
@@ -107,6 +110,9 @@ class TransformersEngine(Engine[TransformersOptions]):
     def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Sequence[Delta]]:
         decoder = self._running()
         check_requests(requests, self.capabilities, decoder.model.vocab_size, self._max_context, decoder.version.step)
+        for tokens, media in {(request.tokens, request.media) for request in requests}:
+            if fault := decoder.model.misplaced(tokens, media):
+                raise ValueError(f"a prompt of {len(tokens)} tokens: {fault}")
         return self._generate(decoder, requests)
 
     async def _generate(self, decoder: Decoder, requests: Sequence[GenerateRequest]) -> AsyncIterator[Sequence[Delta]]:

@@ -18,6 +18,8 @@ from relax_plugin_transformers.options import TransformersOptions
 if TYPE_CHECKING:
     import torch
 
+_TOWERS = ("vision_config", "audio_config", "thinker_config")
+"""Parts of `config.json` by which a model that sees or hears is known."""
 _LAYERS = {"full_attention", "sliding_attention"}
 
 
@@ -48,14 +50,16 @@ def load_model(model: Mapping[str, Any], options: TransformersOptions) -> torch.
     import torch
     import transformers
 
-    read_config(model)
+    config = read_config(model)
     if threads := os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(int(threads))
     device = _device(options.device)
     path = str(model["path"])
     transformers.utils.logging.disable_progress_bar()
     try:
-        module, loaded = transformers.AutoModelForCausalLM.from_pretrained(
+        towers = any(config.get(name) for name in _TOWERS)
+        kind = transformers.AutoModelForMultimodalLM if towers else transformers.AutoModelForCausalLM
+        module, loaded = kind.from_pretrained(
             path,
             dtype=options.dtype or model.get("dtype") or "auto",
             attn_implementation=options.attention,

@@ -6,13 +6,18 @@ Knows masks, positions and how to split work so that memory stays bounded; not r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 
+from relax_core.api.media_store import MediaStore
+from relax_core.api.modality import ProcessedMedia
+from relax_core.learn.media import conserved, media_inputs, placeholder_ids
 from relax_plugin_transformers.cache import RowsCache
 
+Shown = tuple[ProcessedMedia, ...]
+"""What one row shows."""
 _LOGIT_ELEMENTS = 1 << 25
 """float32 logits of one scoring pass: 128 MB."""
 
@@ -20,13 +25,14 @@ _LOGIT_ELEMENTS = 1 << 25
 class CausalModel:
     """Forward passes over `RowsCache`."""
 
-    def __init__(self, module: torch.nn.Module, max_prefill_tokens: int) -> None:
+    def __init__(self, module: torch.nn.Module, max_prefill_tokens: int, media: MediaStore | None = None) -> None:
         config = module.config.get_text_config()
         self.module = module
         self.num_layers = int(config.num_hidden_layers)
         self.vocab_size = int(module.get_input_embeddings().num_embeddings)
         self.device = next(module.parameters()).device
         self._budget = max_prefill_tokens
+        self._media, self._holds = media, placeholder_ids(module.config)
         windowed = any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ())
         windowed |= bool(getattr(config, "sliding_window", None)) and not hasattr(config, "layer_types")
         self._own_masks = config._attn_implementation == "sdpa" and not windowed
@@ -34,14 +40,49 @@ class CausalModel:
     def new_cache(self, rows: int, columns: int) -> RowsCache:
         return RowsCache(self.num_layers, rows, columns)
 
-    def forward(self, tokens: torch.Tensor, start: torch.Tensor | None, cache: RowsCache, keep: int) -> torch.Tensor:
+    def media_of(self, keys: Sequence[str]) -> Shown:
+        """Processed media from the run's store."""
+        if keys and self._media is None:
+            raise ValueError("media, but this engine was started without a media store")
+        return tuple(self._media.get(key) for key in keys) if self._media is not None else ()
+
+    def misplaced(self, tokens: Sequence[int], keys: Sequence[str]) -> str:
+        """Why tokens and media don't fit together; empty: they do."""
+        return conserved(tokens, self.media_of(keys), self._holds) if keys or self._holds else ""
+
+    def forward(
+        self, tokens: torch.Tensor, start: torch.Tensor | None, cache: RowsCache, keep: int,
+        jumps: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
         """Logits [rows, keep, vocabulary] after `tokens` [rows, columns], which extend the cache.
 
-        `start` [rows]: the column where each row begins; None where all begin at 0.
+        `start` [rows]: the column where each row begins; None where all begin at 0. `jumps` [rows]: how far positions
+        are ahead of columns behind a row's media; None where no row has any.
         """
-        past, width = cache.length, tokens.shape[1]
-        columns = torch.arange(past, past + width, device=self.device)
+        columns = torch.arange(cache.length, cache.length + tokens.shape[1], device=self.device)
         positions = columns.expand(tokens.shape) if start is None else (columns - start[:, None]).clamp(min=0)
+        if jumps is not None:
+            positions = positions + jumps[:, None]
+        return self._run(tokens, positions, start, cache, keep, {})
+
+    def _look(
+        self, tokens: torch.Tensor, start: torch.Tensor | None, cache: RowsCache, keep: int, shown: Sequence[Shown]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `forward` of whole rows with media; and how far their positions are ahead of columns behind them [rows]."""
+        columns = torch.arange(tokens.shape[1], device=self.device)
+        valid = columns >= (0 if start is None else start[:, None])
+        inputs = media_inputs(tokens, [one for row in shown for one in row], self._holds)
+        grids = {name: inputs.get(name) for name in ("image_grid_thw", "video_grid_thw")}
+        positions, jumps = self.module.base_model.get_rope_index(
+            tokens, inputs["mm_token_type_ids"], attention_mask=valid.expand(tokens.shape).long(), **grids
+        )
+        return self._run(tokens, positions, start, cache, keep, inputs), jumps[:, 0]
+
+    def _run(
+        self, tokens: torch.Tensor, positions: torch.Tensor, start: torch.Tensor | None, cache: RowsCache, keep: int,
+        inputs: Mapping[str, torch.Tensor],
+    ) -> torch.Tensor:  # fmt: skip
+        past, width = cache.length, tokens.shape[1]
         output = self.module(
             input_ids=tokens,
             position_ids=positions,
@@ -49,6 +90,7 @@ class CausalModel:
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=keep,
+            **inputs,
         )
         cache.extent.length = past + width
         return output.logits.float()
@@ -68,15 +110,36 @@ class CausalModel:
         # Padding sees itself: a row of nothing would be NaN, and 0 * NaN poisons what attends to its values.
         return ((columns <= at) & valid[:, None] | (columns == at))[:, None]
 
-    def prefill(self, tokens: torch.Tensor, start: np.ndarray, columns: int) -> tuple[RowsCache, torch.Tensor]:
-        """A cache of right-aligned rows [rows, length] with room for `columns`, and the logits after each row."""
+    def prefill(
+        self, tokens: torch.Tensor, start: np.ndarray, columns: int, keys: Sequence[Sequence[str]] = ()
+    ) -> tuple[RowsCache, torch.Tensor, np.ndarray]:
+        """A cache of right-aligned rows [rows, length] with room for `columns`, the logits after each row, and how far
+        positions are ahead of columns there. `keys`: of each row's media."""
         cache = self.new_cache(len(tokens), columns)
+        if any(keys):
+            return self._prefill_shown(tokens, start, cache, [self.media_of(row) for row in keys])
         logits = [
             part[:, -1]
             for rows, last, part in self._passes(tokens, start, cache, per_pass=self._budget, keep=1)
             if last
         ]
-        return cache, torch.cat(logits)
+        return cache, torch.cat(logits), np.zeros(len(tokens), np.int64)
+
+    def _prefill_shown(
+        self, tokens: torch.Tensor, start: np.ndarray, cache: RowsCache, shown: Sequence[Shown]
+    ) -> tuple[RowsCache, torch.Tensor, np.ndarray]:
+        """Rows are never cut: a model takes a medium whole."""
+        logits, jumps = [], []
+        each = max(1, self._budget // tokens.shape[1])
+        for first in range(0, len(tokens), each):
+            part = slice(first, min(first + each, len(tokens)))
+            cache.extent.first, cache.extent.length = first, 0
+            begins = torch.from_numpy(start[part]).to(self.device) if start[part].any() else None
+            after, ahead = self._look(tokens[part], begins, cache, 1, shown[part])
+            logits.append(after[:, -1])
+            jumps.append(ahead.cpu().numpy())
+        cache.extent.first = 0
+        return cache, torch.cat(logits), np.concatenate(jumps)
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
         """Log-prob of each token given those before it, of logits / temperature; the first 0."""

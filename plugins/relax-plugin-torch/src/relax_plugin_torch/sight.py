@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What rows show: their media from the run's store, as the model takes them, and the checks before it does.
+
+Rows carry keys. A row whose placeholders are not as many as its features, or are trained, is refused by name: the model
+would fail somewhere inside, or go on with nonsense.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from relax_core import learn
+from relax_core.api import ConfigError, ProcessedMedia, RowBatch, TrainerSpec
+from relax_core.api.media_store import MediaStore, key_texts
+from relax_core.learn.media import conserved, media_inputs, placeholder_ids
+
+COLUMN = "media"
+
+
+class Sight:
+    """The media of one model's rows."""
+
+    def __init__(self, config: Any, location: str) -> None:
+        self._holds = placeholder_ids(config)
+        self._store = MediaStore(location) if location else None
+
+    def of(self, rows: RowBatch) -> list[list[ProcessedMedia]]:
+        """Of each row. ValueError where rows show what this run has no store of."""
+        if COLUMN not in rows.columns:
+            return [[] for _ in rows.ids]
+        keys = [key_texts(part) for part in rows.columns[COLUMN].rows()]
+        if self._store is None:
+            shows = any(keys)
+            if shows:
+                raise ValueError("rows with media, but the trainer was started without a media store")
+            return [[] for _ in rows.ids]
+        return [[self._store.get(key) for key in own] for own in keys]
+
+    def check(self, rows: RowBatch) -> None:
+        """Raise ValueError for a row that must not reach the model."""
+        ids = np.array(sorted(self._holds.values()), np.int64)
+        if not len(ids):
+            return
+        tokens, mask = rows.columns["tokens"], rows.columns["loss_mask"]
+        places = np.isin(tokens.values, ids)
+        if (places & mask.values.astype(bool)).any():
+            at = int(np.argmax(places & mask.values.astype(bool)))
+            row = int(np.searchsorted(tokens.offsets(), at, side="right")) - 1
+            raise ValueError(
+                f"row {tuple(rows.ids[row])}: trains token {int(tokens.values[at])}, which holds a medium's place"
+            )
+        if not places.any() and COLUMN not in rows.columns:
+            return
+        for row, own, media in zip(rows.ids, tokens.rows(), self.of(rows), strict=True):
+            if fault := conserved(own, media, self._holds):
+                raise ValueError(f"row {tuple(row)}: {fault}")
+            if media and own[-1] in ids:
+                raise ValueError(f"row {tuple(row)}: ends in the middle of a medium")
+
+    def inputs(self, batch: learn.PackedBatch, ids: Tensor) -> dict[str, Tensor]:
+        """Inputs of the model beside `ids`, a row a line; empty where no row shows anything."""
+        media = [one for own in self.of(batch.rows) for one in own]
+        return media_inputs(ids, media, self._holds) if media else {}
+
+    def shows(self, batch: learn.PackedBatch) -> bool:
+        """Whether a row has media."""
+        column = batch.rows.columns.get(COLUMN)
+        return column is not None and len(column.values) > 0
+
+
+def check_whole(spec: TrainerSpec, spread: bool) -> None:
+    """Ranks that share a model's weights would wait for each other where only some of them have something to see."""
+    if spec.media and spread:
+        raise ConfigError("trainer.sharding", "a spread model with media", 'choose "none", and tensor_parallel = 1')

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The media store of a run: processed media by key, in a directory that rollout, engines and trainers share.
+
+A medium is one file, written once and whole, that readers map into memory: rows and requests carry its key, never its
+tensors. Each file holds the hash of its payload, checked when it is opened, so that trainer and engine read the same bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from relax_core.api.errors import InfrastructureError
+from relax_core.api.modality import ProcessedMedia
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_ALIGN = 64
+_KEPT_BYTES = 1 << 28
+"""Of files that a reader keeps mapped; what is dropped is read again from the directory."""
+
+
+class MediaStore:
+    """One process's view of the directory."""
+
+    def __init__(self, directory: str | Path, keep_bytes: int = _KEPT_BYTES) -> None:
+        self._directory, self._keep_bytes = Path(directory), keep_bytes
+        self._kept: OrderedDict[str, ProcessedMedia] = OrderedDict()
+        self._kept_bytes = 0
+
+    def put(self, media: ProcessedMedia) -> None:
+        """Keep a medium, unless its key is there: the same key is the same bits."""
+        path = self._path(media.key)
+        if path.is_file():
+            return
+        self._directory.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}")
+        partial.write_bytes(_packed(media))
+        os.replace(partial, path)
+
+    def __contains__(self, key: str) -> bool:
+        return self._path(key).is_file()
+
+    def get(self, key: str) -> ProcessedMedia:
+        """InfrastructureError where it is not there or damaged."""
+        if (kept := self._kept.get(key)) is not None:
+            self._kept.move_to_end(key)
+            return kept
+        media = self._read(key)
+        self._kept[key] = media
+        self._kept_bytes += _size(media)
+        while self._kept_bytes > self._keep_bytes and len(self._kept) > 1:
+            self._kept_bytes -= _size(self._kept.popitem(last=False)[1])
+        return media
+
+    def size_bytes(self) -> int:
+        """Of all files."""
+        return sum(path.stat().st_size for path in self._directory.glob("*.media"))
+
+    def _path(self, key: str) -> Path:
+        if not key.isalnum():
+            raise ValueError(f"media key {key!r}; keys are hexadecimal")
+        return self._directory / f"{key}.media"
+
+    def _read(self, key: str) -> ProcessedMedia:
+        import numpy as np
+
+        path = self._path(key)
+        try:
+            whole = np.memmap(path, np.uint8, "r")
+            length = int.from_bytes(whole[:8].tobytes(), "little")
+            head = json.loads(whole[8 : 8 + length].tobytes())
+            payload = whole[_aligned(8 + length) :]
+            if hashlib.blake2b(payload.data, digest_size=16).hexdigest() != head["hash"]:
+                raise ValueError("its payload is not what was written")
+            tensors = {name: _tensor(payload, *entry) for name, entry in head["tensors"].items()}
+            return ProcessedMedia(key, tensors, int(head["num_placeholders"]))
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise InfrastructureError(f"media store: {path} can't be read ({error}); process it again") from error
+
+
+def key_bytes(keys: Sequence[str]) -> np.ndarray:
+    """uint8 [keys, 16]: as the column `media` holds them."""
+    import numpy as np
+
+    return np.frombuffer(bytes.fromhex("".join(keys)), np.uint8).reshape(len(keys), 16)
+
+
+def key_texts(values: np.ndarray) -> list[str]:
+    """Keys of a part of the column `media`."""
+    return [value.tobytes().hex() for value in values]
+
+
+def _packed(media: ProcessedMedia) -> bytes:
+    import numpy as np
+
+    entries: dict[str, tuple[str, tuple[int, ...], int]] = {}
+    payload = bytearray()
+    for name, tensor in sorted(media.tensors.items()):
+        payload += bytes(_aligned(len(payload)) - len(payload))
+        entries[name] = (tensor.dtype.str, tensor.shape, len(payload))
+        payload += np.ascontiguousarray(tensor).tobytes()
+    payload_hash = hashlib.blake2b(payload, digest_size=16).hexdigest()
+    head = {"hash": payload_hash, "num_placeholders": media.num_placeholders, "tensors": entries}
+    text = json.dumps(head).encode()
+    start = 8 + len(text)
+    return len(text).to_bytes(8, "little") + text + bytes(_aligned(start) - start) + bytes(payload)
+
+
+def _tensor(payload: np.ndarray, dtype: str, shape: Sequence[int], start: int) -> np.ndarray:
+    import numpy as np
+
+    kind = np.dtype(dtype)
+    if kind.hasobject:
+        raise ValueError(f"dtype {dtype}")
+    size = int(np.prod(shape)) * kind.itemsize
+    return np.asarray(payload[start : start + size]).view(kind).reshape(tuple(shape))
+
+
+def _size(media: ProcessedMedia) -> int:
+    return sum(tensor.nbytes for tensor in media.tensors.values())
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN
+
+
+def tensors_of(media: Sequence[ProcessedMedia]) -> Mapping[str, Any]:
+    """By name, the tensors of several media one after another along the first axis, as models take them packed."""
+    import numpy as np
+
+    names = dict.fromkeys(name for one in media for name in one.tensors)
+    return {name: np.concatenate([one.tensors[name] for one in media if name in one.tensors]) for name in names}

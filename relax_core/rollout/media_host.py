@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs in the killable process of a modality processor: a source is read, processed and put into the media store.
+
+Only keys and counts go back. The same bytes from two sources are processed once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from relax_core.api.errors import ConfigError
+from relax_core.api.media_source import content_key, read_source
+from relax_core.api.media_store import MediaStore
+from relax_core.api.modality import ModalityProcessor, ProcessedMedia
+from relax_core.api.task import Media
+from relax_core.api.trainer import Chosen
+
+MAX_KNOWN = 65536
+"""Contents whose keys are remembered."""
+
+
+class MediaHost:
+    """Holds one processor; the worker's host sets `component` and `build` before the first call."""
+
+    component: Chosen
+    build: Callable[[Chosen], Any]
+
+    def open(self, directory: str, model: Mapping[str, Any], max_bytes: int) -> str:
+        """Build the processor; the kind of medium that it reads."""
+        built = self.build(self.component)
+        if not isinstance(built, ModalityProcessor) or not built.medium:
+            raise ConfigError("media", self.component.name, "it is no processor of a kind of medium")
+        self._processor, self._store = built, MediaStore(directory)
+        self._model, self._max_bytes = dict(model), max_bytes
+        self._known: dict[tuple[bytes, Any], tuple[str, int]] = {}
+        return built.medium
+
+    def budget(self, media: Media) -> int:
+        """Tokens that it will take. ValueError for what can't be read."""
+        return self._processor.budget(media, self._model)
+
+    def process(self, media: Media) -> tuple[str, int]:
+        """(key in the store, tokens it takes). ValueError for what can't be read."""
+        data = read_source(media.source, self._max_bytes)
+        content = (hashlib.blake2b(data, digest_size=16).digest(), media.view)
+        if content not in self._known:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            done = self._processed(media, data)
+            self._store.put(done)
+            self._known[content] = done.key, done.num_placeholders
+        return self._known[content]
+
+    def _processed(self, media: Media, data: bytes) -> ProcessedMedia:
+        whole = self._processor.process(media, data, self._model)
+        if media.view is None:
+            return whole
+        part = self._processor.view(whole, *media.view)
+        key = content_key(bytes.fromhex(whole.key), media.view)
+        return ProcessedMedia(key, part.tensors, part.num_placeholders)

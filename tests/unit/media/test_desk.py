@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Media of a rollout in real child processes: each is processed once, and what breaks a process is refused by name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from relax_core.api import Chosen, Media, Message, Rendered
+from relax_core.api.media_store import MediaStore
+from relax_core.api.task import Part
+from relax_core.rollout.media import MediaDesk
+from relax_core.rollout.placeholders import MediaRefused
+from relax_core.runners.local.workers import LocalWorkers
+from tests.unit.rollout.toy_policy import Letters
+
+PROCESSOR = '''
+import os, time
+import numpy as np
+from relax_core.api import ModalityProcessor, Options, ProcessedMedia
+from relax_core.api.media_source import content_key
+
+
+class WordsOptions(Options):
+    log: str
+    """Where calls are written."""
+
+
+class Words(ModalityProcessor[WordsOptions]):
+    """A medium of bytes that says what it does."""
+
+    medium = "image"
+
+    def budget(self, media, model):
+        return 1
+
+    def process(self, media, data, model):
+        with open(self.options.log, "a") as log:
+            log.write(data.decode() + "\\n")
+        if data == b"hang":
+            time.sleep(1000)
+        if data == b"exit":
+            os._exit(3)
+        if data == b"bad":
+            raise ValueError("a medium of bad bytes")
+        if data == b"fault":
+            raise ZeroDivisionError("the author's")
+        if data == b"eat":
+            np.ones(4 << 30, np.uint8)
+        return ProcessedMedia(content_key(data), {"x": np.frombuffer(data, np.uint8)}, len(data))
+
+    def view(self, whole, start_s, end_s):
+        part = whole.tensors["x"][int(start_s):int(end_s)]
+        return ProcessedMedia("-", {"x": part}, len(part))
+'''
+HOLE = 0x2588
+
+
+class Shown(Letters):
+    """Letters, and a block where an image is."""
+
+    placeholders = {"image": HOLE}
+
+
+@asynccontextmanager
+async def desk(tmp_path: Path, **keys: Any) -> AsyncIterator[tuple[MediaDesk, Path]]:
+    (tmp_path / "words.py").write_text(PROCESSOR)
+    log = tmp_path / "log"
+    log.touch()
+    children = LocalWorkers([str(tmp_path / "words.py")])
+    choice = SimpleNamespace(
+        chosen=Chosen("modality-processor", "words", {"log": str(log)}), name="words",
+        **{"timeout_s": 30.0, "memory_mb": 3000, "max_mb": 1, **keys},
+    )  # fmt: skip
+    made = MediaDesk([choice], children, str(tmp_path / "media"), {}, Shown())
+    try:
+        await made.start()
+        yield made, log
+    finally:
+        await made.stop()
+        await children.close()
+
+
+def said(*sources: str, view: tuple[float, float] | None = None) -> Message:
+    return Message("user", tuple(Part(media=Media("image", source, view=view)) for source in sources))
+
+
+def rendered(messages: list[Message]) -> Rendered:
+    count = sum(len(message.content) for message in messages)
+    return Rendered((65, *[HOLE] * count, 66))
+
+
+async def test_media_are_processed_once_and_take_the_tokens_they_take(tmp_path):
+    (tmp_path / "a").write_bytes(b"abc")
+    async with desk(tmp_path) as (made, log):
+        messages = [said(str(tmp_path / "a"), "data:,abc", "data:,de")]
+        await asyncio.gather(*(made.prepare(messages) for _ in range(5)))
+        whole = made.hold(rendered(messages), messages)
+        assert whole.tokens == (65, *[HOLE] * 8, 66) and whole.media[0] == whole.media[1] != whole.media[2]
+        assert log.read_text().split() == ["abc", "de"]
+        store = MediaStore(tmp_path / "media")
+        assert [store.get(key).tensors["x"].tobytes() for key in whole.media[1:]] == [b"abc", b"de"]
+        part = [said("data:,abc", view=(1.0, 3.0))]
+        await made.prepare(part)
+        (key,) = made.hold(rendered(part), part).media
+        assert key not in whole.media and store.get(key).tensors["x"].tobytes() == b"bc"
+
+
+async def test_a_changed_file_is_another_medium(tmp_path):
+    (tmp_path / "a").write_bytes(b"abc")
+    async with desk(tmp_path) as (made, _):
+        messages = [said(str(tmp_path / "a"))]
+        await made.prepare(messages)
+        before = made.hold(rendered(messages), messages)
+        (tmp_path / "a").write_bytes(b"abcd")
+        await made.prepare(messages)
+        assert made.hold(rendered(messages), messages).media != before.media
+
+
+async def test_what_breaks_is_refused_by_name_and_the_others_go_on(tmp_path):
+    reasons = {
+        "bad": "image data:,bad: a medium of bad bytes", "fault": "ZeroDivisionError", "exit": "broke the process",
+        "hang": "longer than 2 s", "eat": "MemoryError|broke the process",
+    }  # fmt: skip
+    async with desk(tmp_path, timeout_s=2.0) as (made, log):
+        for word, reason in reasons.items():
+            for _ in range(2):
+                with pytest.raises(MediaRefused, match=reason):
+                    await made.prepare([said(f"data:,{word}")])
+            await made.prepare([said(f"data:,fine{word}")])
+        assert [log.read_text().split().count(word) for word in reasons] == [1] * 5
+        with pytest.raises(MediaRefused, match="No such file"):
+            await made.prepare([said(str(tmp_path / "none"))])
+        with pytest.raises(MediaRefused, match="more than 1048576 bytes"):
+            await made.prepare([said("data:," + "x" * (1 << 20) + "x")])
+
+
+async def test_media_that_nothing_reads_and_texts_that_look_like_them(tmp_path):
+    async with desk(tmp_path) as (made, _):
+        with pytest.raises(MediaRefused, match=r'write media = \["audio"\]'):
+            await made.prepare([Message("user", (Part(media=Media("audio", "data:,x")),))])
+        with pytest.raises(MediaRefused, match="placeholders of image for media of nothing"):
+            made.hold(Rendered((65, HOLE)), [Message("user", "\u2588")])
+        with pytest.raises(MediaRefused, match="not processed"):
+            made.hold(rendered([said("data:,y")]), [said("data:,y")])

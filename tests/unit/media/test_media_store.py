@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The media store: what is put is what is got, by whoever has the directory; damage is found."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from relax_core.api.errors import InfrastructureError
+from relax_core.api.media_store import MediaStore, key_bytes, key_texts, tensors_of
+from relax_core.api.modality import ProcessedMedia
+
+KEY = "0123456789abcdef" * 2
+TENSORS = st.dictionaries(
+    st.text("abc_", min_size=1, max_size=8),
+    arrays.arrays(
+        st.sampled_from([np.float32, np.int64, np.uint8]),
+        arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5),
+    ),
+    max_size=4,
+)
+
+
+@given(tensors=TENSORS, tokens=st.integers(0, 1 << 20))
+def test_tensors_come_back_bit_for_bit(tmp_path_factory, tensors, tokens):
+    folder = tmp_path_factory.mktemp("media")
+    MediaStore(folder).put(ProcessedMedia(KEY, tensors, tokens))
+    got = MediaStore(folder).get(KEY)
+    assert (got.key, got.num_placeholders, set(got.tensors)) == (KEY, tokens, set(tensors))
+    for name, tensor in tensors.items():
+        assert (got.tensors[name].dtype, got.tensors[name].shape) == (tensor.dtype, tensor.shape)
+        assert got.tensors[name].tobytes() == tensor.tobytes()
+
+
+def test_a_key_is_written_once(tmp_path):
+    store = MediaStore(tmp_path / "media")
+    assert KEY not in store
+    store.put(ProcessedMedia(KEY, {"x": np.zeros(3)}, 1))
+    store.put(ProcessedMedia(KEY, {"x": np.ones(3)}, 1))
+    assert store.get(KEY).tensors["x"].sum() == 0 and KEY in store
+    assert [path.name for path in (tmp_path / "media").iterdir()] == [f"{KEY}.media"]
+
+
+DAMAGES = {
+    "cut": lambda data: data[:-1], "changed": lambda data: data[:-1] + b"!", "empty": lambda data: b"",
+    "noise": lambda data: b"\xff" * 99,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_damage_is_found(tmp_path, damage):
+    MediaStore(tmp_path).put(ProcessedMedia(KEY, {"x": np.arange(9)}, 1))
+    path = tmp_path / f"{KEY}.media"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(InfrastructureError, match="can't be read"):
+        MediaStore(tmp_path).get(KEY)
+
+
+def test_what_is_missing_and_what_is_no_key(tmp_path):
+    with pytest.raises(InfrastructureError, match="can't be read"):
+        MediaStore(tmp_path).get(KEY)
+    with pytest.raises(ValueError, match="hexadecimal"):
+        MediaStore(tmp_path).get("../x")
+
+
+def test_a_reader_keeps_no_more_than_it_may(tmp_path):
+    store = MediaStore(tmp_path, keep_bytes=3000)
+    keys = [f"{number:032x}" for number in range(8)]
+    for key in keys:
+        store.put(ProcessedMedia(key, {"x": np.zeros(1000, np.uint8)}, 1))
+    for key in keys * 2:
+        assert store.get(key).key == key
+        assert store._kept_bytes <= 3000
+    assert len(store._kept) == 3 and store.size_bytes() > 8000
+
+
+def test_keys_travel_as_bytes():
+    keys = [f"{number:032x}" for number in (1, 1 << 100, 7)]
+    assert key_bytes(keys).shape == (3, 16) and key_texts(key_bytes(keys)) == keys
+    assert key_bytes(()).shape == (0, 16)
+
+
+def test_tensors_of_several_are_packed_in_order():
+    one, other = (ProcessedMedia(KEY, {"x": np.full((n, 2), n)}, 1) for n in (1, 3))
+    assert tensors_of([one, other])["x"][:, 0].tolist() == [1, 3, 3, 3] and tensors_of([]) == {}

@@ -146,8 +146,6 @@ async def test_a_request_goes_on_where_another_left_it(media, engine):
     again = await sampled(engine, rest)
     ended = {name: begun[name] + tokens for name, (tokens, _) in again.items()}
     assert rest and ended == {name: whole[name][0] for name in begun}
-        name: whole[name][0] for name in begun
-    }
 
 
 async def test_caches_are_computed_again_with_what_was_seen(media, engine):

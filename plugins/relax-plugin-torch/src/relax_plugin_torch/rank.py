@@ -50,7 +50,7 @@ from relax_plugin_torch.rest import Rest
 from relax_plugin_torch.rows import check_rows
 from relax_plugin_torch.setup import HEAD_OUTPUTS, TRAINED_ROLES, check_outputs, check_spec, choose_device, set_up
 from relax_plugin_torch.sharding import alike, gathered, local, shard, suits, whole
-from relax_plugin_torch.sight import Sight
+from relax_plugin_torch.sight import Sight, check_text
 from relax_plugin_torch.sight import check_whole as check_whole_sight
 from relax_plugin_torch.tensor_parallel import Team, check_team
 from relax_plugin_torch.update import Update
@@ -100,6 +100,7 @@ class Rank:
         path, autocast = str(self._spec.model["path"]), rounded(self._dtype)
         attention = choose_attention(options.attention, self._device, self._dtype, self._spec.deterministic)
         if self._scalars:
+            check_text(self._spec)
             self._model = load_scalar_model(path, attention, self._device)
             self._sight = Sight(self._model.config, self._spec.media)
             self._policy: Policy = ScalarPolicy(

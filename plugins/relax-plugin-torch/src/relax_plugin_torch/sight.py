@@ -75,3 +75,9 @@ def check_whole(spec: TrainerSpec, spread: bool) -> None:
     """Ranks that share a model's weights would wait for each other where only some of them have something to see."""
     if spec.media and spread:
         raise ConfigError("trainer.sharding", "a spread model with media", 'choose "none", and tensor_parallel = 1')
+
+
+def check_text(spec: TrainerSpec) -> None:
+    """A scalar head would value placeholders instead of what they stand for."""
+    if spec.media:
+        raise ConfigError("media", f"a run whose {spec.role} gives scalars", "such models see text only so far")

@@ -192,6 +192,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("bus/bytes", "Their payload", "last"),
     Metric("bus/<name>", "A further number of the bus", "last"),
     Metric("memory/freed_bytes", "Bytes that others really freed for the trainer's turn", "last"),
+    Metric("memory/trainer_freed_bytes", "Bytes that the trainer really freed when it slept last", "last"),
     Metric("restarts/<role>", "Replacements so far", "last"),
 )
 

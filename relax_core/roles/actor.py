@@ -141,6 +141,7 @@ class Actor(Role):
         metrics = step_metrics(step, times, account, statistics)
         if self._devices.shared:
             metrics["memory/freed_bytes"] = float(self._devices.freed_bytes)
+            metrics["memory/trainer_freed_bytes"] = float(self._trainer.freed_bytes)
         await self._context.board.emit(StepFinished(after.step, metrics))
         return after
 

@@ -61,6 +61,8 @@ class TrainerGroup:
         self.lost = False
         """A rank died or hung: the others are of no use without it, and gone too."""
         self._sleeps: tuple[Part, ...] = ()
+        self.freed_bytes = 0
+        """When it slept last."""
         self._chunks: list[Chunk] = []
         """Of the open update."""
 
@@ -131,7 +133,8 @@ class TrainerGroup:
 
     async def sleep(self, parts: Sequence[Part]) -> int:
         """Free these parts on every rank, as far as they may sleep; bytes really freed."""
-        return sum(map(int, await self._rest("sleep", parts)))
+        self.freed_bytes = sum(map(int, await self._rest("sleep", parts)))
+        return self.freed_bytes
 
     async def wake(self, parts: Sequence[Part]) -> None:
         await self._rest("wake", parts)

@@ -3,7 +3,16 @@
 
 import pytest
 import torch
-from relax_plugin_torch.rest import Rest
+import torch.distributed as dist
+from relax_plugin_torch.offloading import Offload
+from relax_plugin_torch.optimizer import _made
+from relax_plugin_torch.rest import Rest, check_offload
+from relax_plugin_torch.sharding import local, shard, whole
+from relax_plugin_torch.trainer import TorchTrainer
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from relax_core.api import Chosen, ConfigError, OptimizerSpec, TrainerSpec, Version
+from relax_core.testing.trainer import InMemory, Reinforce, tiny_model
 
 CPU = torch.device("cpu")
 
@@ -56,6 +65,146 @@ def test_a_cpu_keeps_weights_and_says_so_by_the_bytes():
 def test_an_unknown_part_is_refused():
     with pytest.raises(ValueError, match="got kv; this trainer has gradients, optimizer, weights"):
         Rest(model(), None, CPU).sleep(["kv"])
+
+
+# -- the lower tier, shown from the CPU to the CPU: storages are emptied and filled again -------------------------------
+
+
+def lower(module, optimizer=None, apart=False):
+    return Rest(module, optimizer, CPU, lower_tier=True, apart=apart)
+
+
+def states(optimizer):
+    return [value for state in optimizer.state.values() for value in state.values()]
+
+
+def held(tensors):
+    """Bytes of their storages, each once."""
+    storages = {local(one).untyped_storage()._cdata: local(one).untyped_storage().nbytes() for one in tensors}
+    return sum(storages.values())
+
+
+def test_what_sleeps_holds_no_storage_and_wakes_with_every_bit():
+    module = model()
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
+    trained(module, optimizer)
+    tensors = [*module.parameters(), *module.buffers(), *states(optimizer)]
+    before, size = [tensor.detach().clone() for tensor in tensors], held(tensors)
+    gradients = sum(parameter.nbytes for parameter in module.parameters())
+    rest = lower(module, optimizer)
+    assert rest.able == ("gradients", "optimizer", "weights")
+    assert rest.sleep(["weights", "optimizer", "gradients"]) == size + gradients
+    assert held(tensors) == 0
+    assert rest.sleep(["weights"]) == 0
+    rest.wake(["weights", "optimizer"])
+    assert held(tensors) == size
+    assert all(torch.equal(tensor, was) for tensor, was in zip(tensors, before, strict=True))
+
+
+def test_parts_sleep_and_wake_apart():
+    module = model()
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
+    trained(module, optimizer)
+    rest = lower(module, optimizer)
+    assert rest.sleep(["optimizer"]) == held(states(optimizer)) + 2 * sum(p.nbytes for p in module.parameters()) + 4 * 6
+    rest.need("weights", "gradients")
+    with pytest.raises(ValueError, match="optimizer: asleep"), rest.with_optimizer():
+        raise AssertionError
+    rest.sleep(["weights"])
+    rest.wake(["weights"])
+    assert held(module.parameters()) and not held(states(optimizer))
+
+
+def test_tied_weights_and_views_move_once():
+    module = model()
+    module[2].weight = torch.nn.Parameter(module[0].weight.detach()[:8, :].repeat(1, 2))
+    view = module[0].weight.detach()[3:5]
+    before = view.clone()
+    module.register_buffer("again", module[0].weight.detach())
+    rest = lower(module)
+    assert rest.sleep(["weights"]) == held([*module.parameters(), *module.buffers()]) + sum(
+        parameter.nbytes for parameter in module.parameters()
+    ) + sum(buffer.nbytes for name, buffer in module.named_buffers() if name != "again")
+    rest.wake(["weights"])
+    assert torch.equal(view, before)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "sgd", "adafactor"])
+def test_training_that_slept_or_keeps_its_optimizer_apart_goes_on_the_same(kind):
+    runs = []
+    for sleeps, apart in ((False, False), (True, False), (False, True), (True, True)):
+        module = model()
+        optimizer = _made(kind, [{"params": list(module.parameters())}], OptimizerSpec(0.01))
+        rest = lower(module, optimizer, apart)
+        for _ in range(3):
+            optimizer.zero_grad()
+            module(torch.ones(4, 256)).square().sum().backward()
+            assert not (apart and held(states(optimizer)))
+            with rest.with_optimizer():
+                optimizer.step()
+            if sleeps:
+                rest.sleep(["weights", "optimizer", "gradients"])
+                rest.wake(["weights", "optimizer", "gradients"])
+        runs.append([tensor.clone() for tensor in module.state_dict().values()])
+    for run in runs[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(runs[0], run, strict=True))
+
+
+def test_shares_of_fsdp_sleep_and_train_on_the_same(tmp_path):
+    """FSDP's own flat shares are views of the same storages."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        runs = []
+        for sleeps in (False, True):
+            torch.manual_seed(0)
+            shared = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tiny_model(tmp_path / str(sleeps))))
+            root = shard(shared, CPU, 1)
+            optimizer = torch.optim.AdamW(shared.parameters(), lr=0.1)
+            rest = lower(shared, optimizer)
+            for _ in range(3):
+                root(lambda shared=shared: {"": shared(torch.arange(8)[None]).logits})[""].square().sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if sleeps:
+                    tensors = [*shared.parameters(), *shared.buffers(), *states(optimizer)]
+                    size = held(tensors)
+                    assert rest.sleep(["weights", "optimizer"]) == size > 0 == held(tensors)
+                    rest.wake(["weights", "optimizer"])
+            runs.append([whole(parameter).detach().clone() for parameter in shared.parameters()])
+        assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_buffers_of_what_is_gone_are_let_go():
+    offload, tensor = Offload(CPU), torch.ones(1000)
+    offload.away([tensor])
+    offload.back()
+    assert len(offload._host) == 1
+    del tensor
+    offload.away([])
+    assert not offload._host
+
+
+def test_a_cpu_has_nowhere_to_keep_an_optimizer():
+    with pytest.raises(ConfigError, match=r"trainer\.offload_optimizer: got true on cpu.*leave it out"):
+        check_offload(True, CPU)
+    check_offload(False, CPU)
+    check_offload(True, torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize("call", ["publish", "save", "snapshot", "load", "export", "begin_update"])
+def test_what_sleeps_is_read_by_nobody(tmp_path, call):
+    trainer, transport = TorchTrainer(TorchTrainer.options_model()()), InMemory()
+    trainer.build = lambda chosen: Reinforce(chosen.options) if chosen.kind == "algorithm" else transport
+    chosen = Chosen("algorithm", "reinforce")
+    trainer.start(TrainerSpec({"path": tiny_model(tmp_path / "model")}, chosen, OptimizerSpec(1e-2)))
+    trainer.begin_step(Version("actor", 0, 0))
+    trainer.sleep(["weights", "optimizer"])
+    arguments = {"publish": (Version("actor", 0, 0), chosen, ""), "begin_update": ({},)}
+    with pytest.raises(ValueError, match="weights: asleep; wake them first"):
+        getattr(trainer, call)(*arguments.get(call, (str(tmp_path / "there"),)))
+    trainer.stop()
 
 
 @pytest.mark.gpu

@@ -125,3 +125,4 @@ def test_parts_sleep_and_wake_around_turns(tmp_path: Path) -> None:
     assert len(played.of("engine", "sleep")) >= STEPS
     assert together(asleep, training(played)) == []
     assert [step.metrics["memory/freed_bytes"] for step in played.steps] == [7.0] * STEPS
+    assert played.steps[-1].metrics["memory/trainer_freed_bytes"] == 5.0

@@ -46,7 +46,7 @@ from relax_plugin_torch.publication import Publication
 from relax_plugin_torch.random_state import seed_all
 from relax_plugin_torch.ranks import Ranks, met
 from relax_plugin_torch.recomputing import recompute_blocks
-from relax_plugin_torch.rest import Rest
+from relax_plugin_torch.rest import Rest, check_offload
 from relax_plugin_torch.rows import check_rows
 from relax_plugin_torch.setup import HEAD_OUTPUTS, TRAINED_ROLES, check_outputs, check_spec, choose_device, set_up
 from relax_plugin_torch.sharding import alike, gathered, local, shard, suits, whole
@@ -68,6 +68,7 @@ class Rank:
         self._spec, self._options, self._build = spec, options, build
         self._undo_set_up = set_up(spec)
         self._device = choose_device(options.device, spec.rank)
+        check_offload(options.offload_optimizer, self._device)
         self._dtype = choose_format(spec.model.get("dtype", "float32"), self._device)
         self._scale = LossScale.of(self._dtype, options.loss_scale, options.loss_scale_window)
         self._scalars = scalars(spec, build)
@@ -90,9 +91,7 @@ class Rank:
         self._publication = Publication(self._model, self._dtype, build, self.ranks.first, self._adapters)
         self._dropout = Dropout(self._model, spec.rank, self._device, self._adapters)
         self._make_optimizer()
-        self._rest = Rest(
-            self._model, getattr(self, "_optimizer", None), self._device, self._sharded or self._team.size > 1
-        )
+        self._rest = Rest(self._model, getattr(self, "_optimizer", None), self._device, apart=options.offload_optimizer)
         self._writing = Writing()
         seed_all(spec.seed)
 
@@ -162,8 +161,7 @@ class Rank:
             raise ValueError(f"begin_update: role {self._spec.role} only computes forward passes")
         if not self.progress.begun:
             raise ValueError("begin_update: no step was begun; call begin_step first")
-        for part in ("weights", "optimizer", "gradients"):
-            self._rest.need(part)
+        self._rest.need("weights", "optimizer", "gradients")
         self._optimizer.zero_grad(set_to_none=True)
         self._dropout.begin()
         self._update = Update(self._policy, self._algorithm, denominators, self._spec.role, self._scale.value)
@@ -193,7 +191,8 @@ class Rank:
             self._optimizer.zero_grad(set_to_none=True)
             lower = update.finite and self._scale.overflowed()
             return UpdateResult(UpdateOutcome.OVERFLOW if lower else UpdateOutcome.NOT_FINITE, grad_norm=norm, lr=lr)
-        advance(self._optimizer, lr)
+        with self._rest.with_optimizer():
+            advance(self._optimizer, lr)
         self.progress.updated = True
         self._optimizer.zero_grad(set_to_none=True)
         scale = {"train/loss_scale": (self._scale.value, 1.0)} if self._scale.dynamic else {}
@@ -294,15 +293,18 @@ class Rank:
         self, version: Version, transport: Chosen, location: str, payload: Payload = "full", base: str = ""
     ) -> Manifest:
         self.progress.check_publish(version)
+        self._rest.need("weights")
         return self._publication.send(version, transport, location, payload, base)
 
     @met
     def transfer(self, manifest: Manifest, transport: Chosen, receivers: int, wait_s: float) -> int:
         self.progress.check_transfer(manifest.version)
+        self._rest.need("weights")
         return self._publication.transfer(manifest, transport, receivers, wait_s)
 
     @met
     def load_published(self, manifest: Manifest, transport: Chosen) -> None:
+        self._rest.need("weights")
         self._publication.load(manifest, transport)
 
     # -- checkpoints --------------------------------------------------------------------------------------------
@@ -322,17 +324,22 @@ class Rank:
         self._refuse_within_update(call)
         state = {"progress": self.progress.state(), "loss_scale": self._scale.state()}
         state["optimizer"] = self._options.optimizer
-        return Snapshot.take(self._model, self._optimizer, state, self.ranks, self._adapters)
+        self._rest.need("weights")
+        with self._rest.with_optimizer():
+            return Snapshot.take(self._model, self._optimizer, state, self.ranks, self._adapters)
 
     def load(self, directory: str) -> None:
         self._refuse_within_update("load")
         kind = self._options.optimizer
-        state = load_checkpoint(directory, self._model, self._optimizer, self._adapters, kind)
+        self._rest.need("weights")
+        with self._rest.with_optimizer():
+            state = load_checkpoint(directory, self._model, self._optimizer, self._adapters, kind)
         self.progress = Progress(**state["progress"])
         self._scale.restore(state.get("loss_scale"))
 
     @met
     def export(self, directory: str) -> None:
+        self._rest.need("weights")
         own, source = gathered(own_tensors(self._model), self.ranks.first), str(self._spec.model["path"])
         adapters = self._adapters
         if self.ranks.first:

@@ -1,47 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank's memory while others have its GPU: weights and optimizer lie in pinned host memory, gradients are gone.
 
-A CPU has no lower tier, and weights that are shared out over ranks stay where they are: there only gradients are freed.
-It moves memory and looks at none of its contents.
+The optimizer's state may lie there for good but for the moments it is stepped or saved. A CPU has no lower tier: there
+only gradients are freed. It moves memory and looks at none of its contents.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from relax_core.api import ConfigError
+from relax_plugin_torch.offloading import Offload
+from relax_plugin_torch.optimizer import parts as plain_parts
 from relax_plugin_torch.sharding import local
 
 PARTS = frozenset({"weights", "optimizer", "gradients"})
+FIELD = "trainer.offload_optimizer"
 
 
 class Rest:
     """Which parts of a rank sleep."""
 
     def __init__(
-        self,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer | None,
-        device: torch.device,
-        sharded: bool = False,
-    ) -> None:
-        self._model, self._optimizer, self._device, self._sharded = model, optimizer, device, sharded
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device, *,
+        lower_tier: bool | None = None, apart: bool = False,
+    ) -> None:  # fmt: skip
+        """`lower_tier`: whether the host has memory that is not the device's own; a GPU's has. `apart`: the optimizer's
+        state lies there while nobody needs it."""
+        self._model, self._optimizer, self._device, self._apart = model, optimizer, device, apart
+        self._lower_tier = device.type == "cuda" if lower_tier is None else lower_tier
         self.asleep: set[str] = set()
-        self._host: dict[tuple[int, str], Tensor] = {}
-        """Pinned buffers, kept: pinning is slow."""
+        self._weights, self._state = Offload(device), Offload(device)
 
     @property
     def able(self) -> tuple[str, ...]:
         """Parts whose sleep gives memory to others."""
-        return tuple(sorted(PARTS)) if self._device.type == "cuda" and not self._sharded else ("gradients",)
+        return tuple(sorted(PARTS)) if self._lower_tier else ("gradients",)
 
-    def need(self, part: str) -> None:
-        """Raises ValueError where the part sleeps."""
-        if part in self.asleep:
-            raise ValueError(f"{part}: asleep; wake them first")
+    def need(self, *parts: str) -> None:
+        """Raises ValueError where one of them sleeps."""
+        for part in parts:
+            if part in self.asleep:
+                raise ValueError(f"{part}: asleep; wake them first")
 
     def sleep(self, parts: Sequence[str]) -> int:
         """Free these; returns bytes really freed. Twice is once."""
@@ -49,25 +54,41 @@ class Rest:
         self.asleep |= wanted
         before = self._reserved()
         freed = self._drop_gradients() if "gradients" in wanted else 0
+        if self._lower_tier and "weights" in wanted:
+            freed += self._weights.away(local(one) for one in (*self._model.parameters(), *self._model.buffers()))
+        if self._lower_tier and "optimizer" in wanted:
+            freed += self._put_away()
         if self._device.type != "cuda":
             return freed
-        if "weights" in wanted and "weights" in self.able:
-            self._move_weights(to_host=True)
-        if "optimizer" in wanted and "optimizer" in self.able:
-            self._move_optimizer(to_host=True)
-        torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
         return before - self._reserved()
 
     def wake(self, parts: Sequence[str]) -> None:
         wanted = _known(parts) & self.asleep
-        if self._device.type == "cuda":
-            if "weights" in wanted and "weights" in self.able:
-                self._move_weights(to_host=False)
-            if "optimizer" in wanted and "optimizer" in self.able:
-                self._move_optimizer(to_host=False)
-            torch.cuda.synchronize(self._device)
+        if "weights" in wanted:
+            self._weights.back()
+        if "optimizer" in wanted and not self._apart:
+            self._state.back()
         self.asleep -= wanted
+
+    @contextmanager
+    def with_optimizer(self) -> Iterator[None]:
+        """Its state is on the device meanwhile."""
+        self.need("optimizer")
+        self._state.back()
+        try:
+            yield
+        finally:
+            if self._apart:
+                self._put_away()
+
+    def _put_away(self) -> int:
+        return self._state.away(self._moments())
+
+    def _moments(self) -> Iterator[Tensor]:
+        states = self._optimizer.state.values() if self._optimizer is not None else ()
+        for value in (value for state in states for value in state.values() if isinstance(value, Tensor)):
+            yield from plain_parts(local(value)).values()
 
     def _reserved(self) -> int:
         return torch.cuda.memory_reserved(self._device) if self._device.type == "cuda" else 0
@@ -83,31 +104,11 @@ class Rest:
                 parameter.grad = None
         return sum(size for storage, size in held if storage.expired())
 
-    def _move_weights(self, to_host: bool) -> None:
-        for tensor in self._weights():
-            tensor.data = self._moved(tensor.data, (id(tensor), ""), to_host)
 
-    def _weights(self) -> Iterator[Tensor]:
-        """Parameters and buffers; tied ones once."""
-        yield from self._model.parameters()
-        yield from self._model.buffers()
-
-    def _move_optimizer(self, to_host: bool) -> None:
-        if self._optimizer is None:
-            return
-        for parameter, state in self._optimizer.state.items():
-            for name, value in state.items():
-                if isinstance(value, Tensor):
-                    state[name] = self._moved(value, (id(parameter), name), to_host)
-
-    def _moved(self, tensor: Tensor, key: tuple[int, str], to_host: bool) -> Tensor:
-        if tensor.is_cuda is not to_host:
-            return tensor  # it was never there: some optimizers count their steps on the CPU
-        if not to_host:
-            return tensor.to(self._device, non_blocking=True) if key in self._host else tensor
-        if key not in self._host:
-            self._host[key] = torch.empty_like(tensor, device="cpu", pin_memory=True)
-        return self._host[key].copy_(tensor, non_blocking=True)
+def check_offload(wanted: bool, device: torch.device) -> None:
+    """Raises ConfigError where there is nowhere to."""
+    if wanted and device.type != "cuda":
+        raise ConfigError(FIELD, f"true on {device.type}", "only a GPU has memory below its own; leave it out")
 
 
 def _known(parts: Sequence[str]) -> set[str]:

@@ -62,6 +62,9 @@ class TorchOptions(Options):
     optimizer: Literal["adamw", "adamw-8bit", "adafactor", "sgd"] = "adamw"
     """What applies the `[optimizer]` table: `adamw`; `adamw-8bit`, its moments in blocks of 8 bits (needs torchao);
     `adafactor`, sums of rows and columns in place of moments, without `betas`; `sgd`, the first of `betas` its momentum."""
+    offload_optimizer: bool = False
+    """Keep the optimizer's state in pinned host memory and bring it to the GPU for each update alone: room for activations
+    of its size, for a copy there and back."""
     loss_scale: float = Field(65536.0, ge=1.0)
     """float16: what losses are multiplied by at first, so that small gradients are not rounded to 0; an overflow halves it."""
     loss_scale_window: int = Field(200, ge=1)

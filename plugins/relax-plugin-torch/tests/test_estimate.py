@@ -7,7 +7,18 @@ from relax_plugin_torch.live_bytes import LiveBytes
 from relax_plugin_torch.trainer import TorchTrainer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from relax_core.api import Chosen, Chunk, OptimizerSpec, Ragged, RowBatch, RowId, TrainerSpec, Version, Workload
+from relax_core.api import (
+    Chosen,
+    Chunk,
+    ConfigError,
+    OptimizerSpec,
+    Ragged,
+    RowBatch,
+    RowId,
+    TrainerSpec,
+    Version,
+    Workload,
+)
 from relax_core.learn.counts import count
 from relax_core.testing.trainer import InMemory, Reinforce, tiny_model
 
@@ -114,6 +125,18 @@ def test_ranks_that_share_weights_hold_less_each(folder):
     assert shared.phases["train"]["optimizer"] == pytest.approx(alone.phases["train"]["optimizer"] / 2, rel=0.01)
     assert shared.flops["train"] < alone.flops["train"]
     assert "arithmetic" in shared.notes[0]
+
+
+def test_ranks_that_a_team_does_not_divide_are_refused_by_the_plan(folder):
+    with pytest.raises(ConfigError, match=r"trainer\.tensor_parallel: got 2 with 3 ranks; it must divide the ranks"):
+        trainer_of(tensor_parallel=2).estimate(spec_of(folder, world_size=3), WORK)
+
+
+def test_an_optimizer_that_lies_apart_is_there_for_its_step_alone(folder):
+    whole, apart = (trainer_of(offload_optimizer=one).estimate(spec_of(folder), WORK).phases for one in (False, True))
+    assert whole["train"] == {**apart["train"], "optimizer": apart["update"]["optimizer"]}
+    assert apart["update"].keys() == {"parameters", "gradients", "optimizer"}
+    assert "optimizer" not in apart["publish"] and apart["checkpoint"] == whole["checkpoint"]
 
 
 def test_a_role_that_only_reads_has_no_gradients(folder):

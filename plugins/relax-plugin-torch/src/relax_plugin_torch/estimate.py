@@ -307,6 +307,10 @@ def _phases(
     if first:
         half = 1.0 if spec.model.get("dtype", "float32") == "float32" else 0.5
         phases["publish"] = {**held, "published": whole * half, **({"gathered": whole} if shared else {})}
+    if options.offload_optimizer:  # it is there for the step and the copy of it alone
+        phases["update"] = {**held, "gradients": peak["gradients"]}
+        for name in {"train", "publish"} & phases.keys():
+            phases[name] = {kind: size for kind, size in phases[name].items() if kind != "optimizer"}
     return _rounded(phases), tuple(notes)
 
 

@@ -27,13 +27,13 @@ def launch(spec: EngineSpec, options: SglangOptions) -> SteppedScheduler:
         raise InfrastructureError(
             f"{spec.name}: this process has SGLang already ({_launched[0]}); start another process"
         )
-    _launched.append(spec.name)
     arguments = ServerArgs(**_arguments(spec, options))
     try:
         arguments.resolve_once()
         arguments.check_server_args()
     except (ValueError, AssertionError) as error:
         raise ConfigError("engine.server_args", str(error), "see SGLang's server arguments") from error
+    _launched.append(spec.name)
     publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
     return SteppedScheduler(arguments, _ports())
 

@@ -19,8 +19,6 @@ from sglang.srt.managers.io_struct import (
     CheckWeightsReqInput,
     ContinueGenerationReqInput,
     PauseGenerationReqInput,
-    ReleaseMemoryOccupationReqInput,
-    ResumeMemoryOccupationReqInput,
     TokenizedGenerateReqInput,
 )
 from sglang.srt.sampling.sampling_params import SamplingParams
@@ -34,7 +32,6 @@ from relax_plugin_sglang.sampler import Row
 
 BUCKET_BYTES = 256 << 20
 """Of weights that go to SGLang at once."""
-_TAGS = {"weights": "weights", "kv": "kv_cache"}
 _FINISHES: Mapping[str, FinishReason] = {"stop": "stop", "length": "length"}
 _BITS: Mapping[str, torch.dtype] = {
     "BF16": torch.bfloat16,
@@ -158,18 +155,10 @@ class Sglang:
     # -- memory ---------------------------------------------------------------------------------------------------
 
     def sleep(self, parts: frozenset[str]) -> int:
-        free = torch.cuda.mem_get_info()[0]
-        with torch.inference_mode():
-            self._retract()
-            tags = [_TAGS[part] for part in sorted(parts)]
-            self._scheduler.weight_updater.release_memory_occupation(ReleaseMemoryOccupationReqInput(tags=tags))
-        return max(0, torch.cuda.mem_get_info()[0] - free)
+        raise NotImplementedError("SGLang frees memory only in a process that was started with its memory saver")
 
     def wake(self, parts: frozenset[str]) -> None:
-        with torch.inference_mode():
-            tags = [_TAGS[part] for part in sorted(parts)]
-            self._scheduler.weight_updater.resume_memory_occupation(ResumeMemoryOccupationReqInput(tags=tags))
-            self._scheduler.continue_generation(ContinueGenerationReqInput(torch_empty_cache=False))
+        raise NotImplementedError("nothing sleeps")
 
     def stop(self) -> None:
         """Nothing outside of this process was started; what lies in it ends with it."""

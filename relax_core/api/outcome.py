@@ -20,6 +20,8 @@ class Outcome(StrEnum):
     ENVIRONMENT_ERROR = "environment_error"
     ENVIRONMENT_TIMEOUT = "environment_timeout"
     ENGINE_ERROR = "engine_error"
+    ENGINE_TIMEOUT = "engine_timeout"
+    """A turn was not sampled within `rollout.turn_timeout_s`."""
     MEDIA_ERROR = "media_error"
     INVALID_TASK = "invalid_task"
 

@@ -38,6 +38,10 @@ class EnginePlacement(Options):
     """CPU threads of one engine; 0: an equal share of the cores."""
     share: Share = ""
     """Whose devices the engines use, in turns: a role's, or `own`; empty: as the mode says."""
+    requests_per_engine: PositiveInt = 1024
+    """Requests that one engine is given at once; others wait for the first engine that has room."""
+    backlog: PositiveInt = 1024
+    """Requests that may wait beyond those that the engines run; while it is full no group is begun, and turns wait."""
     silence_s: PositiveFloat = 20.0
     """An engine that does not answer for so long is asked whether it lives; one that does not say so in as long is replaced."""
 

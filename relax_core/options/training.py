@@ -111,6 +111,9 @@ class RolloutTable(Options):
     kv_across_versions: bool = False
     """Samples under way keep their KV cache when new weights arrive: faster, and their tokens count as old as the cache.
     Needs `max_staleness` of 1 or more. False: caches are computed again."""
+    turn_timeout_s: PositiveFloat = 3600.0
+    """Deadline of one turn of the policy, from when it is asked; it stands still while the engines are paused. Then the
+    sample ends as `engine_timeout`, which is never judged."""
     step_timeout_s: PositiveFloat = 3600.0
     """Deadline of a step: it is closed short then, with what is ready; where nothing is, those that it waits for are let go."""
 

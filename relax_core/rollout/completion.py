@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from typing import Literal, NamedTuple, TypeAlias
 
 from relax_core.api.engine import FinishReason
 
 Watch: TypeAlias = Callable[[Sequence[int]], bool]
 """Sees all tokens of a turn whenever some were sampled; True ends the turn there, with finish `stop`."""
+
+
+Ending: TypeAlias = FinishReason | Literal["deadline"]
+"""How a turn ends: as its engine says, or at its deadline."""
 
 
 class GenerateCall(NamedTuple):
@@ -25,6 +29,10 @@ class GenerateCall(NamedTuple):
     media: tuple[str, ...] = ()
     floor: int = -1
     """Oldest step among the tokens of the sample's group: no older engine may go on with it. -1: none."""
+    session: Hashable = None
+    """The same for all turns of a sample: the engine that had the last one has them in its cache."""
+    group: Hashable = None
+    """The same for samples that begin alike."""
     watch: Watch | None = None
     ended: Callable[[], None] | None = None
     """Called once the turn has its last token, while others that were asked with it may still be sampled."""
@@ -39,7 +47,7 @@ class Completion(NamedTuple):
     """Step of the weights that sampled each token."""
     oldest_cache: tuple[int, ...] = ()
     """Oldest step in the cache each token attended to; empty where caches are dropped at a publish."""
-    finish: FinishReason = "stop"
+    finish: Ending = "stop"
     error: str = ""
 
 

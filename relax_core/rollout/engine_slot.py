@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One engine of a pool: its worker, what it runs, the version it proved. It starts, serves, is updated, is replaced."""
+"""One engine of a pool: its worker, and the version it proved. It starts, serves, is updated, is replaced.
+
+It only speaks with the engine. What it runs, and whether it is trusted, the router knows.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from relax_core.api.engine import Capabilities, Delta, EngineSpec, Health
+from relax_core.api.engine import Capabilities, Delta, EngineSpec, GenerateRequest, Health
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError
 from relax_core.api.role import Lane
 from relax_core.api.trainer import Chosen
@@ -18,7 +21,6 @@ from relax_core.api.version import Version
 from relax_core.api.weights import Canary, Manifest, Receipt
 from relax_core.api.worker import Worker, Workers, WorkerSpec
 from relax_core.observe.activity import Unwatched
-from relax_core.rollout.requests import Pending
 
 START_S = 300.0
 UPDATE_S = 300.0
@@ -26,12 +28,10 @@ ABORT_S = 60.0
 PAUSE_S = 120.0
 """An engine answers between two tokens of everything it runs."""
 REST_S = 300.0
-STUCK_S = 180.0
-"""An engine that yields nothing for this long while it runs requests, and is not paused, is stuck, whatever else it answers."""
 SILENCE_S = 20.0
 """After so long without an answer an engine is asked whether it lives; where it does not say so in as long, it hangs."""
 LONGEST_S = 1e9
-"""Of a stream's own deadline: silence is watched here, where a pause is known."""
+"""Of a stream's own deadline: silence is watched by the router, which knows of pauses."""
 
 
 NOTHING_SAID = Capabilities()
@@ -49,14 +49,11 @@ class EngineSlot:
         self._spec, self._worker_spec, self._workers = replace(spec, name=name), worker, workers
         self.worker: Worker | None = None
         self.version: Version = spec.version
-        self.serving = False
-        self.waits_for_weights = False
-        """Started, but its weights are older than anything that may be sampled."""
         self.paused = False
         """It samples nothing, and holds its requests where it can."""
-        self.updating = False
-        """Weights are on their way to an engine that can't take them while it samples: it gets no requests."""
-        self._resumed = 0
+        self.on_loading: Callable[[int], None] = _unheard
+        """Told the step of each version that it is asked to load, before it is."""
+        self._busy = False
         self._stirred = asyncio.Event()
         self.settling = asyncio.Lock()
         """One pause or resume at a time."""
@@ -65,13 +62,10 @@ class EngineSlot:
         self.restarts = 0
         self.loading = ""
         """The version it is asked to load now."""
-        self.heard_at = 0.0
-        """When it last said something, or began to run requests."""
-        self.running: dict[str, Pending] = {}
 
     async def start(self) -> dict[str, Any]:
-        """A fresh engine with the weights of the model folder; it does not serve before `serving` is set."""
-        self.serving, self.paused, self.version = False, False, self._spec.version
+        """A fresh engine with the weights of the model folder."""
+        self.paused, self.version = False, self._spec.version
         self._up, self.asleep = False, frozenset()
         with self._lane.span("overhead", "starting"):
             (self.worker,) = await self._workers.start([self._worker_spec], START_S)
@@ -82,6 +76,7 @@ class EngineSlot:
     async def update(self, manifest: Manifest, transport: Chosen, timeout_s: float = UPDATE_S) -> Receipt:
         """Load a version; `version` changes when the receipt was accepted, and not before."""
         self.loading = str(manifest.version)
+        self.on_loading(manifest.version.step)
         try:
             with self._lane.span("overhead", f"loading {manifest.version}"):
                 receipt: Receipt = await self._call("update_weights", manifest, transport, timeout_s=timeout_s)
@@ -102,30 +97,21 @@ class EngineSlot:
         health: Health = await self.worker.call("health", timeout_s=timeout_s)
         return health
 
-    async def run(self, batch: Sequence[Pending]) -> AsyncIterator[list[Pending]]:
-        """Stream a batch, yielding requests as they end, or as whoever watches them has enough; those still run.
-
-        Raises when the engine fails; the tokens got stay.
-        """
+    async def generate(self, requests: tuple[GenerateRequest, ...]) -> AsyncIterator[Sequence[Delta]]:
+        """What the engine says of them, as it says it. Raises when it fails, or does not say that it lives."""
         if self.worker is None:
             raise RuntimeError(f"engine {self.name} was never started")
-        requests = tuple(pending.remaining() for pending in batch)
         stream = self.worker.stream("generate", requests, timeout_s=LONGEST_S)
         while (deltas := await self._next(stream)) is not None:
-            yield self._take(deltas)
+            yield deltas
 
     async def _next(self, stream: AsyncIterator[Sequence[Delta]]) -> Sequence[Delta] | None:
-        """What the engine says next; None at its end. A paused engine may be silent for as long as it is paused and lives."""
-        word, silent_s = asyncio.ensure_future(anext(stream, None)), 0.0
+        """What the engine says next; None at its end."""
+        word = asyncio.ensure_future(anext(stream, None))
         try:
-            while True:
-                resumed = self._resumed
-                if (await asyncio.wait({word}, timeout=self._silence_s))[0]:
-                    return word.result()
-                silent_s = 0.0 if self.paused or resumed != self._resumed else silent_s + self._silence_s
-                if silent_s >= STUCK_S:
-                    raise DeadlineExceeded(self.name, "the next item of generate", silent_s)
+            while not (await asyncio.wait({word}, timeout=self._silence_s))[0]:
                 await self._live("generate")
+            return word.result()
         finally:
             word.cancel()
             await asyncio.gather(word, return_exceptions=True)
@@ -170,7 +156,6 @@ class EngineSlot:
         with suppress(NotImplementedError):  # then it was never told to pause
             await self._call("resume", timeout_s=PAUSE_S)
         self.paused = False
-        self._resumed += 1
         self._changed()
 
     async def rest(self, asleep: frozenset[Part]) -> int:
@@ -187,33 +172,14 @@ class EngineSlot:
         self.asleep = asleep
         return freed
 
-    def _take(self, deltas: Sequence[Delta]) -> list[Pending]:
-        ended = []
-        for delta in deltas:
-            pending = self.running[delta.id]
-            was = pending.finish
-            pending.add(delta)
-            if delta.finish:
-                del self.running[delta.id]
-            if delta.finish or pending.finish != was:
-                ended.append(pending)
+    def runs(self, busy: bool) -> None:
+        """Whether it has requests now; said whenever some came, got tokens or left."""
+        self._busy = busy
         self._stirred.set()
-        self._changed()
-        return ended
-
-    def give(self, batch: Sequence[Pending]) -> None:
-        """It runs these from now on."""
-        self.running.update((pending.request.id, pending) for pending in batch)
         self._changed()
 
     def _changed(self) -> None:
-        self._lane.say("generating" if self.running and not self.paused else "")
-
-    def clear(self) -> None:
-        """Its requests are somebody else's now."""
-        self.running.clear()
-        self._stirred.set()
-        self._changed()
+        self._lane.say("generating" if self._busy and not self.paused else "")
 
     async def stirred(self, wait_s: float) -> None:
         """Return when requests got tokens or left, or after `wait_s`."""
@@ -222,16 +188,10 @@ class EngineSlot:
             async with asyncio.timeout(wait_s):
                 await self._stirred.wait()
 
-    @property
-    def able(self) -> bool:
-        """Whether it may be given requests now."""
-        return self.serving and not self.paused and not self.updating
-
-    @property
-    def work(self) -> int:
-        return sum(pending.left for pending in self.running.values())
-
     async def end(self) -> None:
-        self.serving = False
         if self.worker is not None:
             await self.worker.kill()
+
+
+def _unheard(step: int) -> None:
+    """Nobody wants to know."""

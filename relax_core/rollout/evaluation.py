@@ -70,7 +70,8 @@ class Evaluation:
         seeds = [sample_seed(self._run.seed ^ SEED_STREAM, index, number) for number in range(one.samples)]
 
         def generator(places: Sequence[int]) -> GenerateAll:
-            return _at_least(step, self._pool.generator([one.sampling] * len(places)))
+            sessions = [(one.name, index, place) for place in places]
+            return _at_least(step, sessions, self._pool.generator([one.sampling] * len(places)))
 
         return task, tuple(await self._samples(task, prompt, seeds, generator, _unnoticed))
 
@@ -83,11 +84,16 @@ def is_due(run: Any, step: int) -> bool:
     return bool(run.eval.at_start) if step == 0 else step % every == 0 or step == run.steps
 
 
-def _at_least(step: int, generate: GenerateAll) -> GenerateAll:
+def _at_least(step: int, sessions: Sequence[tuple[str, int, int]], generate: GenerateAll) -> GenerateAll:
     """On engines that have the version which is evaluated: a slow one may still have an older."""
 
     async def floored(calls: Sequence[GenerateCall]) -> Sequence[Completion]:
-        return await generate([call._replace(floor=max(call.floor, step)) for call in calls])
+        return await generate(
+            [
+                call._replace(floor=max(call.floor, step), session=session, group=session[:2])
+                for call, session in zip(calls, sessions, strict=True)
+            ]
+        )
 
     return floored
 

@@ -20,11 +20,13 @@ from relax_core.rollout.engine_slot import EngineSlot
 from relax_core.rollout.evaluation import EvalSet
 from relax_core.rollout.judge import applies
 from relax_core.rollout.media import MediaDesk
-from relax_core.rollout.pool import EnginePool, Sampling, Tell
+from relax_core.rollout.pool import EnginePool, Sampling
+from relax_core.rollout.router import Bounds
 from relax_core.rollout.selection import Selection
 from relax_core.rollout.shuffle import Shuffle, ShuffleOptions
 from relax_core.rollout.tasks import Need, TaskSet
 from relax_core.rollout.teaching import check_taught
+from relax_core.rollout.upkeep import Tell
 from relax_core.rollout.weight_feed import WeightFeed
 
 HOLD_OUT = "held-out"
@@ -142,4 +144,13 @@ def make_pool(context: Context, now: Version, tell: Tell, suppress: tuple[int, .
         slots.append(EngineSlot(name, run.engine.chosen, spec, worker, context.workers, can, lane, silence_s))
     weights = run.weights
     feed = WeightFeed(context.weights, context.clock, weights.proof, weights.tolerance, weights.timeout_s)
-    return EnginePool(slots, context.clock, feed, tell, now.step == 0, run.deterministic, group.sleeps, suppress)
+    bounds = pool_bounds(run)
+    return EnginePool(
+        slots, context.clock, feed, tell, now.step == 0, run.deterministic, group.sleeps, suppress, bounds
+    )
+
+
+def pool_bounds(run: Any) -> Bounds:
+    """Where all must come out the same bit for bit, what is asked together stays together: nothing waits for room."""
+    placement, turn_s = run.placement.rollout, run.rollout.turn_timeout_s
+    return Bounds(turn_s) if run.deterministic else Bounds(turn_s, placement.requests_per_engine, placement.backlog)

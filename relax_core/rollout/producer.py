@@ -34,13 +34,14 @@ from relax_core.rollout.judge import Judge, RewardChoice
 from relax_core.rollout.media import MediaDesk
 from relax_core.rollout.opening import make_desk, make_pool, make_selection, open_tasks, remarks
 from relax_core.rollout.placeholders import MediaRefused
-from relax_core.rollout.pool import Arrived, EnginePool, Sampling, Tell
+from relax_core.rollout.pool import EnginePool, Sampling
 from relax_core.rollout.progress import Progress
 from relax_core.rollout.seeds import sample_seed
 from relax_core.rollout.selection import Selection
 from relax_core.rollout.tasks import TaskSet
 from relax_core.rollout.together import together
 from relax_core.rollout.under_way import GroupUnderWay
+from relax_core.rollout.upkeep import Arrived, Tell
 
 Generator = Callable[[Sequence[int]], GenerateAll]
 """Gives a `generate` for the samples at these places of a group."""
@@ -110,7 +111,9 @@ class Producer:
         return self._pool.serves
 
     def room(self, under_way: int) -> int:
-        """Groups that may be started now."""
+        """Groups that may be started now: none while the engines have more than they can take."""
+        if self._pool.full:
+            return 0
         staleness: int = self._context.plan.max_staleness or 0
         wanted: int = self._context.run.rollout.prompts_per_step * max(STEPS_AHEAD, staleness + 1)
         return wanted - under_way
@@ -120,7 +123,7 @@ class Producer:
         run_seed: int = self._context.run.seed
         index = self.selection.task(issue.group)
         task, prompt = self._tasks.rendered(index)
-        group = self._under_way[issue] = GroupUnderWay(version.step)
+        group = self._under_way[issue] = GroupUnderWay(version.step, issue.group)
 
         seeds = [sample_seed(run_seed, attempt.group, attempt.sample, issue.retry) for attempt in issue.attempts]
 

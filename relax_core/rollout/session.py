@@ -221,8 +221,9 @@ class Branch:
     def take(self, call: GenerateCall, completion: Completion, max_new_tokens: int | None = None) -> Action:
         """The turn that `begin` asked for. Raises Ended where the engine failed in it."""
         sample = self.sample
-        if completion.finish in ("error", "abort"):
-            raise sample.end(Outcome.ENGINE_ERROR, completion.error or f"generation ended with {completion.finish}")
+        if completion.finish in ("error", "abort", "deadline"):
+            outcome = Outcome.ENGINE_TIMEOUT if completion.finish == "deadline" else Outcome.ENGINE_ERROR
+            raise sample.end(outcome, completion.error or f"generation ended with {completion.finish}")
         completion = cut(completion, call.stop, sample.family.decode)
         if completion.finish == "length" and call.max_new_tokens != max_new_tokens:
             sample.end(Outcome.TRUNCATED, "")

@@ -7,7 +7,7 @@ of what has to be given up is known.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from relax_core.api.batch import AttemptId
 from relax_core.rollout.completion import Completion, GenerateAll, GenerateCall, Watch
@@ -16,8 +16,8 @@ from relax_core.rollout.completion import Completion, GenerateAll, GenerateCall,
 class GroupUnderWay:
     """What was sampled for one issue of a group."""
 
-    def __init__(self, granted: int) -> None:
-        self._granted = granted
+    def __init__(self, granted: int, group: Hashable = None) -> None:
+        self._granted, self._group = granted, group
         self._oldest: int | None = None
         self._turns: dict[AttemptId, list[int]] = {}
         """Tokens of each turn."""
@@ -39,9 +39,10 @@ class GroupUnderWay:
         async def counted(calls: Sequence[GenerateCall]) -> Sequence[Completion]:
             floor, turns = self.floor, [len(own) for own in lengths]
             watched = []
-            for call, own in zip(calls, lengths, strict=True):
+            for call, own, attempt in zip(calls, lengths, attempts, strict=True):
                 own.append(0)
-                watched.append(call._replace(floor=floor, watch=_watch(own, len(own) - 1, call.watch)))
+                watch = _watch(own, len(own) - 1, call.watch)
+                watched.append(call._replace(floor=floor, session=attempt, group=self._group, watch=watch))
             completions = await generate(watched)
             for completion, own, turn in zip(completions, lengths, turns, strict=True):
                 own[turn] = len(completion.tokens)

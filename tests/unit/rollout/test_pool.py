@@ -7,12 +7,7 @@ import asyncio
 import os
 import signal
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
 from relax_core.api import Chosen
-from relax_core.rollout.router import EngineLoad, choose
 from tests.unit.rollout.pool_lab import ask, call, engines, manifest, until
 
 
@@ -66,23 +61,3 @@ async def test_a_refused_request_is_its_own_fault_and_the_engine_serves_on() -> 
         (served,) = await ask(pool, [call(0, 2)])
         assert served.tokens == (1, 2)
         assert told == []
-
-
-loads = st.lists(
-    st.builds(EngineLoad, st.text("ab", min_size=1, max_size=3), st.booleans(), st.integers(0, 4), st.integers(0, 99)),
-    unique_by=lambda load: load.name,
-)
-
-
-@given(loads, st.integers(-1, 5))
-def test_the_router_takes_the_least_loaded_engine_that_may_serve(engines: list[EngineLoad], floor: int) -> None:
-    able = {load.name: load.work for load in engines if load.serving and load.step >= floor}
-    chosen = choose(engines, floor)
-    assert (chosen is None) == (not able)
-    if chosen is not None:
-        assert able[chosen] == min(able.values())
-
-
-@pytest.mark.parametrize("floor", [-1, 0])
-def test_the_router_has_no_answer_without_engines(floor: int) -> None:
-    assert choose([], floor) is None

@@ -12,7 +12,8 @@ from relax_core.api import Chosen, EngineSpec, Manifest, Receipt, SystemClock, V
 from relax_core.api.engine import Capabilities
 from relax_core.rollout.completion import Completion, GenerateCall, singly
 from relax_core.rollout.engine_slot import EngineSlot
-from relax_core.rollout.pool import EnginePool, Sampling
+from relax_core.rollout.pool import NO_BOUNDS, EnginePool, Sampling
+from relax_core.rollout.router import Bounds
 from relax_core.runners.local.workers import LocalWorkers
 
 ENGINE = Chosen("engine", "scripted")
@@ -23,8 +24,9 @@ KINDS = {"ScriptedEngine": Capabilities(in_flight_updates=True), "AbortingEngine
 
 @asynccontextmanager
 async def engines(
-    count: int, serve: bool = True, kind: str = "ScriptedEngine", deterministic: bool = False, silence_s: float = 60.0
-) -> AsyncIterator[tuple[EnginePool, list[Receipt], list[str]]]:
+    count: int, serve: bool = True, kind: str = "ScriptedEngine", deterministic: bool = False, silence_s: float = 60.0,
+    bounds: Bounds = NO_BOUNDS,
+) -> AsyncIterator[tuple[EnginePool, list[Receipt], list[str]]]:  # fmt: skip
     workers, receipts, told = LocalWorkers(), [], []
     spec = EngineSpec({}, 64)
     env = {"PYTHONPATH": os.getcwd()}
@@ -36,7 +38,7 @@ async def engines(
             spec,
             WorkerSpec(f"engine-{n}", ENGINE, env=env, target=target),
             workers,
-            KINDS[kind],
+            KINDS.get(kind, KINDS["ScriptedEngine"]),
             silence_s=silence_s,
         )  # fmt: skip
         for n in range(count)
@@ -56,7 +58,9 @@ async def engines(
     async def tell(what: str, detail: str, seconds: float) -> None:
         told.append(what)
 
-    pool = EnginePool(slots, SystemClock(), Direct(), tell, serve_at_start=serve, deterministic=deterministic)
+    pool = EnginePool(
+        slots, SystemClock(), Direct(), tell, serve_at_start=serve, deterministic=deterministic, bounds=bounds
+    )
     await pool.start()
     try:
         yield pool, receipts, told

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from relax_core.api import Delta, EngineSpec, GenerateRequest, Health, Manifest, Receipt, Version
@@ -110,3 +111,18 @@ class LyingEngine(ScriptedEngine):
 
     async def update_weights(self, manifest: Manifest, transport: Any) -> Receipt:
         return Receipt(self._name, manifest.version, "wire", "something else")
+
+
+class FalseEngine(ScriptedEngine):
+    """The first of a pool gives a log-prob too few."""
+
+    def _delta(self, name: str, last: dict[str, int]) -> Delta:
+        delta = super()._delta(name, last)
+        return replace(delta, log_probs=()) if self._name == "engine-0" else delta
+
+
+class OddEngine(ScriptedEngine):
+    """Each of a pool has another vocabulary."""
+
+    async def start(self, spec: EngineSpec) -> dict[str, Any]:
+        return {**await super().start(spec), "vocab_size": 1000 + int(spec.name[-1])}

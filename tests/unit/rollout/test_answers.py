@@ -23,6 +23,7 @@ from tests.unit.rollout.pool_lab import call, engines, until
 from tests.unit.rollout.toy_policy import Letters, completion
 
 TASK = Task("t", (Message("user", "go"),))
+LATE = Completion((97,), (-1.0,), (4,), (), "deadline", "too slow")
 FAILED = Completion((), (), (), (), "error", "out of memory")
 MIXED = Completion((97, 98, 0), (-1.0, -2.0, -3.0), (4, 5, 5), (4, 3, 5))
 
@@ -140,3 +141,13 @@ async def test_who_gives_up_what_was_asked_together_gives_up_all_that_still_runs
         assert asked.cancelled()
         (after,) = await pool.generator([Sampling(1.0)])([call(0, 2)])
         assert after.tokens == (1, 2)
+
+
+async def test_a_turn_that_is_late_is_an_outcome_of_its_own_and_never_judged() -> None:
+    family = Letters()
+    (late,) = await run_answers(
+        TASK, family.start(TASK.prompt), (1,), family, Engines([LATE]).together, Limits(9), list
+    )
+    assert late.outcome is Outcome.ENGINE_TIMEOUT
+    assert not late.outcome.judged
+    assert late.info["error"] == "too slow"

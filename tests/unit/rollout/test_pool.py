@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pool over real child processes: nothing is lost when engines die, and nothing serves weights it did not prove."""
+"""The pool over real child processes: nothing is lost when engines die or lie, nothing serves weights it did not prove."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import asyncio
 import os
 import signal
 
-from relax_core.api import Chosen
+import pytest
+
+from relax_core.api import Chosen, InfrastructureError
+from relax_core.rollout.router import Bounds
 from tests.unit.rollout.pool_lab import ask, call, engines, manifest, until
 
 
@@ -61,3 +64,51 @@ async def test_a_refused_request_is_its_own_fault_and_the_engine_serves_on() -> 
         (served,) = await ask(pool, [call(0, 2)])
         assert served.tokens == (1, 2)
         assert told == []
+
+
+async def test_only_the_wrong_request_of_a_batch_is_refused() -> None:
+    async with engines(1) as (pool, _, told):
+        first, wrong, last = await ask(pool, [call(0, 2), call(999, 2), call(100, 3)])
+        assert (first.tokens, last.tokens) == ((1, 2), (101, 102, 103))
+        assert wrong.finish == "error"
+        assert told == []
+
+
+async def test_an_engine_that_lies_is_out_and_its_requests_go_on_elsewhere() -> None:
+    async with engines(2, kind="FalseEngine") as (pool, _, told):
+        done = await ask(pool, [call(n * 100, 20) for n in range(4)])
+        assert [one.tokens for one in done] == [tuple(range(n * 100 + 1, n * 100 + 21)) for n in range(4)]
+        assert all(len(one.log_probs) == 20 for one in done)
+        assert told[0] == "failed"
+
+
+async def test_engines_whose_vocabularies_differ_do_not_start() -> None:
+    with pytest.raises(InfrastructureError, match="vocab_size"):
+        async with engines(2, kind="OddEngine"):
+            """Never."""
+
+
+async def test_a_request_over_the_context_is_answered_and_never_reaches_an_engine() -> None:
+    async with engines(1) as (pool, _, told):
+        (refused,) = await ask(pool, [call(0, 64)])
+        assert (refused.finish, "context of 64" in refused.error) == ("error", True)
+        assert (await ask(pool, [call(0, 2)]))[0].tokens == (1, 2)
+        assert told == []
+
+
+async def test_a_turn_ends_at_its_deadline_with_the_tokens_it_has_and_frees_its_engine() -> None:
+    async with engines(1, bounds=Bounds(turn_s=0.2)) as (pool, _, told):
+        pending = asyncio.create_task(ask(pool, [call(0, 2, floor=9)]))  # no engine will ever be as new
+        (late,) = await pending
+        assert (late.finish, late.tokens) == ("deadline", ())
+        assert "turn_timeout_s" in late.error
+        assert told == []
+
+
+async def test_more_than_fits_waits_at_the_door_and_is_answered_in_its_turn() -> None:
+    async with engines(1, bounds=Bounds(per_engine=2, backlog=2)) as (pool, _, _told):
+        asked = asyncio.create_task(ask(pool, [call(n * 100, 3) for n in range(12)]))
+        await until(lambda: pool.full)
+        assert pool.facts()["engine-0"]["running"] <= 2
+        assert [one.tokens[0] for one in await asked] == [n * 100 + 1 for n in range(12)]
+        assert not pool.full

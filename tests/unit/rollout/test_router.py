@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The router under engines that die, stall, come back, refuse and lie at any moment.
+
+Each engine here samples the last token plus one, so that what a request got from several of them can be read off.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from relax_core.api.engine import Delta, FinishReason, GenerateRequest
+from relax_core.rollout.engine_state import EngineState, Standing
+from relax_core.rollout.homes import Homes
+from relax_core.rollout.requests import Pending
+from relax_core.rollout.router import Bounds, Router
+from relax_core.rollout.router_actions import Abort, Action, Answer, Give, Quarantine
+
+VOCABULARY, CONTEXT = 1000, 64
+BOUNDS = Bounds(turn_s=50.0, per_engine=3, backlog=4, stuck_s=20.0)
+NAMES = ("a", "b", "c")
+Lie = Callable[[Delta], Delta]
+LIES: dict[str, Lie] = {
+    "an id that it does not run": lambda d: Delta("nobody", d.tokens, d.log_probs, d.version, d.oldest_cache),
+    "a token outside the vocabulary": lambda d: Delta(d.id, (VOCABULARY,), (-1.0,), d.version, d.oldest_cache),
+    "a negative token": lambda d: Delta(d.id, (-1,), (-1.0,), d.version, d.oldest_cache),
+    "a log-prob too few": lambda d: Delta(d.id, d.tokens, d.log_probs[1:], d.version, d.oldest_cache),
+    "a log-prob that is no number": lambda d: Delta(d.id, (1,), (math.nan,), d.version, d.oldest_cache),
+    "a probability above one": lambda d: Delta(d.id, (1,), (0.5,), d.version, d.oldest_cache),
+    "weights that it never had": lambda d: Delta(d.id, d.tokens, d.log_probs, d.version + 99, d.oldest_cache),
+    "weights older than it proved": lambda d: Delta(d.id, d.tokens, d.log_probs, -1, -1),
+    "more tokens than asked for": lambda d: Delta(d.id, (1,) * 60, (-1.0,) * 60, d.version, d.oldest_cache),
+}
+
+
+def request(name: str, first: int, count: int, floor: int = -1) -> GenerateRequest:
+    return GenerateRequest(name, (first,), count, floor=floor)
+
+
+def honest(pending: GenerateRequest, count: int, step: int, finish: FinishReason = "") -> Delta:
+    """What an engine gives that was asked this."""
+    tokens = tuple(pending.tokens[-1] + 1 + number for number in range(count))
+    return Delta(pending.id, tokens, (-0.5,) * count, step, step, finish)
+
+
+class Engines(RuleBasedStateMachine):
+    """Everything that may happen to a pool, in any order."""
+
+    @initialize(whole=st.booleans())
+    def begin(self, whole: bool) -> None:
+        self.router = Router(NAMES, BOUNDS, whole)
+        self.router.knows(VOCABULARY, CONTEXT)
+        self.now, self.newest, self.numbers = 0.0, 0, 0
+        self.asked: dict[str, tuple[GenerateRequest, float]] = {}
+        """Awaited requests, with the router's time at which they were asked."""
+        self.runs: dict[str, dict[str, tuple[GenerateRequest, tuple[Pending, ...]]]] = {name: {} for name in NAMES}
+        """What the processes run."""
+        self.step = dict.fromkeys(NAMES, 0)
+        self.out: set[str] = set()
+        for name in NAMES:
+            assert self.router.proved(name, 0, 0, 0.0)
+
+    def do(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case Answer(pending):
+                    asked, _ = self.asked.pop(pending.request.id)  # once, and only of what is awaited
+                    self.check_answer(asked, pending)
+                case Give():
+                    self.check_given(action)
+                case Abort(engine, ids):
+                    assert ids, engine
+                case Quarantine(engine):
+                    assert engine not in self.out
+                    self.out.add(engine)
+                    self.runs[engine].clear()
+                case _:
+                    self.down = True
+                    self.asked.clear()
+
+    down = False
+
+    def check_answer(self, asked: GenerateRequest, pending: Pending) -> None:
+        first = asked.tokens[-1] + 1
+        assert pending.tokens == list(range(first, first + len(pending.tokens))), "tokens lost or twice"
+        assert len(pending.tokens) == len(pending.log_probs) == len(pending.versions)
+        assert min(pending.versions, default=asked.floor) >= asked.floor
+        if pending.finish == "length":
+            assert len(pending.tokens) == asked.max_new_tokens
+        assert pending.finish in ("length", "deadline", "abort") or pending.error == "refused"
+
+    def check_given(self, given: Give) -> None:
+        engine = self.router.engines[given.engine]
+        assert given.engine not in self.out
+        assert not engine.held
+        assert not self.paused
+        assert engine.life == given.life
+        if not self.router.whole:
+            assert len(engine.running) <= BOUNDS.per_engine
+        for pending in given.batch:
+            assert all(pending.request.id not in runs for runs in self.runs.values()), "on two engines"
+            wanted = pending.remaining()
+            assert self.step[given.engine] >= wanted.floor
+            self.runs[given.engine][wanted.id] = wanted, given.batch
+
+    paused = False
+
+    @precondition(lambda self: not self.down)
+    @rule(
+        first=st.integers(0, 500), counts=st.lists(st.integers(1, 6), min_size=1, max_size=4), below=st.integers(0, 2)
+    )
+    def ask(self, first: int, counts: list[int], below: int) -> None:
+        if not self.router.room(len(counts)):
+            return
+        made = []
+        for count in counts:
+            self.numbers += 1
+            made.append(request(str(self.numbers), first, count, self.newest - below))
+            self.asked[made[-1].id] = made[-1], self.router.time(self.now)
+        pendings = [Pending(one, session=one.id, group=first) for one in made]
+        self.do(self.router.ask(pendings, self.now))
+
+    @rule()
+    def place(self) -> None:
+        self.do(self.router.place(self.now))
+
+    @rule(name=st.sampled_from(NAMES), count=st.integers(1, 6), ends=st.booleans())
+    def sample(self, name: str, count: int, ends: bool) -> None:
+        engine, deltas = self.router.engines[name], []
+        for key, (asked, batch) in list(self.runs[name].items()):
+            tokens = min(count, asked.max_new_tokens)
+            over = tokens == asked.max_new_tokens
+            deltas.append(honest(asked, tokens, self.step[name], "length" if over else "abort" if ends else ""))
+            if over or ends:
+                del self.runs[name][key]
+            else:
+                rest = GenerateRequest(key, (*asked.tokens, *deltas[-1].tokens), asked.max_new_tokens - tokens)
+                self.runs[name][key] = rest, batch
+        if deltas:
+            self.do(self.router.gave(name, engine.life, deltas, self.now))
+            assert name not in self.out, "it was honest"
+
+    @rule(name=st.sampled_from(NAMES), lie=st.sampled_from(sorted(LIES)))
+    def lie(self, name: str, lie: str) -> None:
+        engine = self.router.engines[name]
+        awaited = [asked for asked, _ in self.runs[name].values() if asked.id in self.asked]
+        if awaited:
+            self.do(self.router.gave(name, engine.life, [LIES[lie](honest(awaited[0], 1, self.step[name]))], self.now))
+            assert name in self.out or self.down
+
+    @rule(name=st.sampled_from(NAMES))
+    def end_early(self, name: str) -> None:
+        if self.runs[name]:
+            _, batch = next(iter(self.runs[name].values()))
+            self.do(self.router.ended(name, self.router.engines[name].life, batch))
+
+    @rule(name=st.sampled_from(NAMES))
+    def refuse(self, name: str) -> None:
+        if self.runs[name]:
+            _, batch = next(iter(self.runs[name].values()))
+            for key in [key for key, (_, own) in self.runs[name].items() if own is batch]:
+                del self.runs[name][key]
+            self.do(self.router.refused(name, self.router.engines[name].life, batch, "refused"))
+
+    @rule(name=st.sampled_from(NAMES), earlier=st.booleans())
+    def die(self, name: str, earlier: bool) -> None:
+        self.do(self.router.lost(name, self.router.engines[name].life - earlier, "it died"))
+
+    @rule(name=st.sampled_from(NAMES), well=st.booleans())
+    def come_back(self, name: str, well: bool) -> None:
+        if name not in self.out or self.down:
+            return
+        self.out.discard(name)
+        if not well:
+            self.do(self.router.kept_out(name, "it did not come up"))
+            return
+        self.step[name] = self.newest
+        self.router.loading(name, self.newest)
+        assert not self.router.proved(name, self.router.engines[name].life - 1, self.newest, self.now)
+        assert self.router.engines[name].standing is Standing.OUT
+        assert self.router.proved(name, self.router.engines[name].life, self.newest, self.now)
+
+    @rule(names=st.sets(st.sampled_from(NAMES)))
+    def publish(self, names: set[str]) -> None:
+        self.newest += 1
+        for name in names - self.out:
+            self.router.loading(name, self.newest)
+            self.step[name] = self.newest
+            self.router.proved(name, self.router.engines[name].life, self.newest, self.now)
+
+    @rule(name=st.sampled_from(NAMES), held=st.booleans())
+    def hold(self, name: str, held: bool) -> None:
+        if name in self.out:
+            return
+        if held:
+            self.router.hold(name, "updating")
+            self.router.let_go(name)
+        else:
+            self.router.release(name, "updating", self.now)
+
+    @rule()
+    def pause(self) -> None:
+        self.router.pause(self.now)
+        self.paused = True
+
+    @rule()
+    def resume(self) -> None:
+        self.router.resume(self.now)
+        self.paused = False
+
+    @rule(seconds=st.floats(0.0, 30.0))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.do(self.router.tick(self.now))
+        time = self.router.time(self.now)
+        assert all(time < since + BOUNDS.turn_s for _, since in self.asked.values()), "late"
+
+    @rule(number=st.integers(0, 50))
+    def forget(self, number: int) -> None:
+        if str(number) in self.asked:
+            del self.asked[str(number)]
+            self.do(self.router.forget([str(number)]))
+
+    @invariant()
+    def what_is_open_is_what_is_awaited_and_bounded(self) -> None:
+        if not hasattr(self, "router") or self.down:
+            return
+        assert self.router.open == bool(self.asked)
+        assert len(self.asked) <= max(4, BOUNDS.backlog + BOUNDS.per_engine * len(NAMES))
+        for name, engine in self.router.engines.items():
+            assert engine.work == sum(pending.left for pending in engine.running.values()) >= 0
+            assert (engine.standing is Standing.OUT) == (name in self.out)
+            assert set(engine.running) == set(self.runs[name])
+
+    def teardown(self) -> None:
+        if not hasattr(self, "router") or self.down:
+            return
+        self.resume()
+        for name in NAMES:
+            self.hold(name, False)
+            self.come_back(name, True)
+        self.publish(set(NAMES))
+        for _ in range(2 * len(self.asked) + 9):
+            self.place()
+            for name in NAMES:
+                self.sample(name, 6, False)
+        assert not self.asked, "lost"
+
+
+Engines.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestEngines = Engines.TestCase
+
+
+def engine_of(name: str, work: int, step: int) -> EngineState:
+    return EngineState(name, Standing.SERVING, step, step, work=work)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 99), st.integers(0, 3)), min_size=1, max_size=5),
+    st.integers(1, 40),
+    st.integers(-1, 3),
+    st.lists(st.integers(0, 4), max_size=3),
+    st.integers(0, 4),
+)
+def test_no_engine_gets_a_request_that_is_busier_than_the_least_by_more_than_its_prompt(
+    loads: list[tuple[int, int]], prompt: int, floor: int, group: list[int], session: int
+) -> None:
+    engines = [engine_of(str(number), work, step) for number, (work, step) in enumerate(loads)]
+    homes, pending = Homes(), Pending(GenerateRequest("r", (0,) * prompt, 5), session="s", group="g")
+    for number in (*group, session):
+        homes.note(pending, engines[number % len(engines)])
+    able = [engine for engine in engines if engine.step >= floor]
+    chosen = homes.choose(engines, pending, floor)
+    assert (chosen is None) == (not able)
+    if chosen is not None:
+        least = min(engine.work for engine in able)
+        assert chosen in able
+        assert chosen.work <= least + prompt
+        home = engines[session % len(engines)]
+        assert chosen is home or home not in able or home.work > least + prompt
+
+
+@pytest.mark.parametrize("gone", ["dead", "new weights"])
+def test_a_cache_that_is_gone_draws_nobody(gone: str) -> None:
+    router = Router(("a", "b"))
+    for name in ("a", "b"):
+        router.proved(name, 0, 0, 0.0)
+    router.ask([Pending(GenerateRequest("1", (1,) * 50, 9), session="s"), ], 0.0)  # fmt: skip
+    (given,) = router.place(0.0)
+    assert given.engine == "a"
+    router.gave("a", 0, [honest(given.batch[0].remaining(), 9, 0, "length")], 0.0)
+    if gone == "dead":
+        router.lost("a", 0, "killed")
+        router.proved("a", 1, 0, 0.0)
+    else:
+        router.proved("a", 0, 1, 0.0)
+    router.engines["a"].work = 20
+    router.ask([Pending(GenerateRequest("2", (1,) * 60, 9), session="s")], 0.0)
+    assert [given.engine for given in router.place(0.0)] == ["b"]
+
+
+def test_a_group_that_one_engine_could_serve_is_spread_where_its_prompt_is_short() -> None:
+    router = Router(("a", "b"))
+    for name in ("a", "b"):
+        router.proved(name, 0, 0, 0.0)
+    for start, prompt in (("short", 1), ("long", 50)):
+        router.ask([Pending(GenerateRequest(f"{start}{n}", (1,) * prompt, 10), group=start) for n in range(4)], 0.0)
+        given = {give.engine: [one.request.id for one in give.batch] for give in router.place(0.0)}
+        assert sorted(map(len, given.values())) == ([2, 2] if start == "short" else [4])
+
+
+def test_a_silent_engine_is_out_and_what_it_ran_goes_on_elsewhere_with_its_tokens() -> None:
+    router = Router(("a", "b"), BOUNDS)
+    router.proved("a", 0, 0, 0.0)
+    router.ask([Pending(request("1", 0, 5))], 0.0)
+    (given,) = router.place(0.0)
+    router.gave("a", 0, [honest(given.batch[0].remaining(), 2, 0)], 1.0)
+    assert router.tick(20.0) == []
+    assert [type(action) for action in router.tick(21.0)] == [Quarantine]
+    router.proved("b", 0, 0, 22.0)
+    (again,) = router.place(22.0)
+    assert (again.engine, again.batch[0].remaining().tokens) == ("b", (0, 1, 2))
+    late = honest(GenerateRequest("1", (2,), 3), 3, 0, "length")
+    assert router.gave("a", 0, [late], 23.0) == [], "its life is over"
+
+
+def test_weights_that_are_loading_are_no_silence_and_a_rollback_s_older_step_is_no_lie() -> None:
+    router = Router(("a",), BOUNDS)
+    router.proved("a", 0, 5, 0.0)
+    router.ask([Pending(request("1", 0, 5))], 0.0)
+    (given,) = router.place(0.0)
+    router.loading("a", 3)
+    assert router.tick(40.0) == []
+    assert router.gave("a", 0, [honest(given.batch[0].remaining(), 2, 3)], 41.0) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [(request("1", VOCABULARY, 2), "outside the vocabulary"), (request("1", 0, CONTEXT), "pass the context")],
+)
+def test_what_no_engine_could_run_is_answered_at_once(asked: GenerateRequest, said: str) -> None:
+    router = Router(("a",), BOUNDS)
+    router.knows(VOCABULARY, CONTEXT)
+    (answer,) = router.ask([Pending(asked)], 0.0)
+    assert isinstance(answer, Answer)
+    assert answer.request.finish == "error"
+    assert said in answer.request.error
+    assert not router.open

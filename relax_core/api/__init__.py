@@ -21,9 +21,10 @@ _HOME = {
     ),
     "clock": ("Clock", "SystemClock"),
     "column": (
-        "ADVANTAGES", "Column", "LOSS_MASK", "MARGINS", "OLD_LOG_PROBS", "OUTCOME", "REF_LOG_PROBS", "RETURNS", "REWARDS",
-        "ROLLOUT_LOG_PROBS", "ROUTED_VALID", "STATES", "STEP_REWARDS", "TEACHER_INDEX", "TEACHER_LOG_PROBS", "TOKENS", "TURNS",
-        "VALUES", "WEIGHT_VERSIONS", "routed_experts", "student_top_k_ids", "teacher_log_probs_at", "teacher_top_k",
+        "ADVANTAGES", "ALGORITHM_INDEX", "Column", "LOSS_MASK", "MARGINS", "OLD_LOG_PROBS", "OUTCOME", "REF_LOG_PROBS",
+        "RETURNS", "REWARDS", "ROLLOUT_LOG_PROBS", "ROUTED_VALID", "STATES", "STEP_REWARDS", "TEACHER_INDEX",
+        "TEACHER_LOG_PROBS", "TOKENS", "TURNS", "VALUES", "WEIGHT_VERSIONS", "routed_experts", "student_top_k_ids",
+        "teacher_log_probs_at", "teacher_top_k",
     ),
     "component": ("Component", "Configurable"),
     "engine": ("Capabilities", "Delta", "Engine", "EngineSpec", "GenerateRequest", "Health"),
@@ -111,6 +112,7 @@ if TYPE_CHECKING:
     from relax_core.api.clock import Clock as Clock
     from relax_core.api.clock import SystemClock as SystemClock
     from relax_core.api.column import ADVANTAGES as ADVANTAGES
+    from relax_core.api.column import ALGORITHM_INDEX as ALGORITHM_INDEX
     from relax_core.api.column import LOSS_MASK as LOSS_MASK
     from relax_core.api.column import MARGINS as MARGINS
     from relax_core.api.column import OLD_LOG_PROBS as OLD_LOG_PROBS

@@ -75,6 +75,8 @@ def teacher_log_probs_at(k: int) -> Column:
 
 TEACHER_INDEX = Column("teacher_index", "int32", per="row")
 """Which of the run's teachers teaches the row, by its place in the configuration."""
+ALGORITHM_INDEX = Column("algorithm_index", "int32", per="row")
+"""Which of the run's algorithms learns from the row, by its place in `RunConfig.algorithms`."""
 ROUTED_VALID = Column("routed_valid", "uint8", per="row")
 
 STANDARD: dict[str, Column] = {

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +52,5 @@ KINDS: dict[str, Kind] = {
 }
 BY_HOOK: dict[str, Kind] = {kind.hook: kind for kind in KINDS.values()}
 BY_TABLE: dict[str, Kind] = {kind.table: kind for kind in KINDS.values() if kind.table}
+BY_TABLE["environments"] = replace(KINDS["environment"], table="environments", many=True)
+"""A run has one environment, and further ones for tasks that name them."""

@@ -27,6 +27,8 @@ class Chosen:
     kind: str
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    parts: tuple[Chosen, ...] = ()
+    """What it is made of, where it is several of its kind that work as one: the algorithms of a run that has more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,7 +150,11 @@ def _dataset_settings(config: RunConfig) -> dict[str, Any]:
 def _settings(config: RunConfig, catalogue: Catalogue) -> dict[str, Any]:
     """How the configured run would take its tasks."""
     data = config.data
-    environment = cast(Any, catalogue.target("environment", config.environment.name))
+    environments = {
+        choice.name: cast(Any, catalogue.target("environment", choice.name))
+        for choice in (config.environment, *config.environments)
+    }
+    environment = environments[config.environment.name]
     judges = [(choice.name, catalogue.target("reward", choice.name), bool(choice.only)) for choice in config.rewards]
     needs = [Need(name, cast(Any, judge).needs_columns) for name, judge, some_tasks in judges if not some_tasks]
     needs.append(Need(config.environment.name, environment.needs_columns))
@@ -160,4 +164,5 @@ def _settings(config: RunConfig, catalogue: Catalogue) -> dict[str, Any]:
         "too_long": data.too_long,
         "needs": needs,
         "tools": environment.tools,
+        "tools_of": {name: own.tools for name, own in environments.items()},
     }

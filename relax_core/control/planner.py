@@ -35,7 +35,7 @@ PRODUCERS = {Source.ROLLOUT: "source", Source.DATASET: "rollout", Source.PAIRS: 
 
 def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -> Plan:
     """Raises ConfigError for what can't run, before anything starts. `on_gpus`: None looks at this machine."""
-    algorithm = catalogue.build(config.algorithm.chosen)
+    algorithm = catalogue.build(config.learner)
     if not isinstance(algorithm, Algorithm):
         raise ConfigError("algorithm.name", config.algorithm.chosen.name, "it is no algorithm")
     own_pass = _old_log_probs(config, algorithm)
@@ -74,8 +74,9 @@ def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -
 
 def _check_rewards(config: RunConfig, catalogue: Catalogue, algorithm: Algorithm) -> None:
     """Of an algorithm that reads rewards as it is set, where its class alone does not tell."""
-    judged = (
-        config.rewards or cast(type[Environment], catalogue.target("environment", config.environment.name)).gives_reward
+    environments = (config.environment, *config.environments)
+    judged = config.rewards or all(
+        cast(type[Environment], catalogue.target("environment", one.name)).gives_reward for one in environments
     )
     if algorithm.source is Source.ROLLOUT and algorithm.reads_rewards and not judged:
         names = ", ".join(catalogue.names("reward")) or "none is installed"
@@ -96,7 +97,8 @@ def _why_whole_steps(
 
     Every count is late while rows still come, also that of groups (a step may be closed short), and only one may be.
     """
-    name, counts = config.algorithm.chosen.name, sorted(algorithm.denominators)
+    name = " and ".join(one.name for one in config.algorithms)
+    counts = sorted(algorithm.denominators)
     reasons = {
         "rows of a dataset are there at once": algorithm.source is not Source.ROLLOUT,
         "batch.stream is false": not config.batch.stream,

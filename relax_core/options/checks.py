@@ -35,18 +35,44 @@ def group_size(config: RunConfig, catalogue: Catalogue) -> Errors:
     """Some algorithms compare samples of one task."""
     if not _samples(config, catalogue):
         return
-    least = _algorithm(config, catalogue).min_group_size
-    if config.rollout.group_size < least:
-        fix = f"{config.algorithm.name} compares the samples of a task: set {least} or more"
-        yield ConfigError("rollout.group_size", config.rollout.group_size, fix)
+    for name, algorithm in _algorithms(config, catalogue):
+        if config.rollout.group_size < algorithm.min_group_size:
+            fix = f"{name} compares the samples of a task: set {algorithm.min_group_size} or more"
+            yield ConfigError("rollout.group_size", config.rollout.group_size, fix)
 
 
 def staleness_of_algorithm(config: RunConfig, catalogue: Catalogue) -> Errors:
     """An algorithm may be right only near the policy."""
-    most = _algorithm(config, catalogue).max_staleness if _samples(config, catalogue) else None
-    if most is not None and (config.staleness is None or config.staleness > most):
-        fix = f"{config.algorithm.name} is right up to {most}: set max_staleness = {most}"
-        yield ConfigError("max_staleness", config.max_staleness, fix)
+    for name, algorithm in _algorithms(config, catalogue) if _samples(config, catalogue) else ():
+        most = algorithm.max_staleness
+        if most is not None and (config.staleness is None or config.staleness > most):
+            fix = f"{name} is right up to {most}: set max_staleness = {most}"
+            yield ConfigError("max_staleness", config.max_staleness, fix)
+
+
+def environments(config: RunConfig, catalogue: Catalogue) -> Errors:
+    """Tasks find theirs by its name, and their algorithms must need the same of the run."""
+    names = [config.environment.name, *(one.name for one in config.environments)]
+    first = _algorithm(config, catalogue)
+    for at, one in enumerate(config.environments):
+        if one.name in names[: at + 1]:
+            fix = "tasks name theirs, so each is there once: leave it out, or write its options where it is"
+            yield ConfigError(f"environments.{at}.name", repr(one.name), fix)
+        if one.learner is None:
+            continue
+        key, own = (
+            f"environments.{at}.algorithm",
+            cast(type[Algorithm], catalogue.target("algorithm", one.learner.name)),
+        )
+        got, of_run = f"{one.learner.name} beside {config.algorithm.name}", first.source is Source.ROLLOUT
+        if not of_run or own.source is not Source.ROLLOUT:
+            yield ConfigError(
+                key, got, "only one of them learns from samples of environments: choose both so, or leave it out"
+            )
+        elif set(own.fits) != set(first.fits):
+            yield ConfigError(key, got, "only one of them trains a critic, which values all rows: choose both alike")
+        elif own.greedy_baseline != first.greedy_baseline:
+            yield ConfigError(key, got, "only one of them has a greedy sample in each group: choose both alike")
 
 
 def determinism(config: RunConfig, catalogue: Catalogue) -> Errors:
@@ -153,11 +179,15 @@ def micro_batches(config: RunConfig, catalogue: Catalogue) -> Errors:
 
 def rewards(config: RunConfig, catalogue: Catalogue) -> Errors:
     """Someone has to judge the samples."""
-    environment = cast(type[Environment], catalogue.target("environment", config.environment.name))
-    judged = config.rewards or environment.gives_reward or not _algorithm(config, catalogue).reads_rewards
+    silent = [
+        one.name
+        for one in (config.environment, *config.environments)
+        if not cast(type[Environment], catalogue.target("environment", one.name)).gives_reward
+    ]
+    judged = config.rewards or not silent or not any(own.reads_rewards for _, own in _algorithms(config, catalogue))
     if _algorithm(config, catalogue).source is Source.ROLLOUT and not judged:
         names = ", ".join(catalogue.names("reward")) or "none is installed"
-        fix = f'environment {config.environment.name} gives no reward: write rewards = ["NAME"] ({names})'
+        fix = f'environment {silent[0]} gives no reward: write rewards = ["NAME"] ({names})'
         yield ConfigError("rewards", "nothing", fix)
 
 
@@ -227,6 +257,7 @@ def holdout_errors(config: RunConfig, num_tasks: int) -> list[ConfigError]:
 CHECKS: tuple[Check, ...] = (
     group_size,
     staleness_of_algorithm,
+    environments,
     determinism,
     kept_caches,
     weight_transport,
@@ -247,6 +278,11 @@ CHECKS: tuple[Check, ...] = (
 def _samples(config: RunConfig, catalogue: Catalogue) -> bool:
     """Whether the run generates what it trains on."""
     return _algorithm(config, catalogue).source is Source.ROLLOUT
+
+
+def _algorithms(config: RunConfig, catalogue: Catalogue) -> list[tuple[str, type[Algorithm]]]:
+    """The run's and those of its environments, by name."""
+    return [(one.name, cast(type[Algorithm], catalogue.target("algorithm", one.name))) for one in config.algorithms]
 
 
 def _algorithm(config: RunConfig, catalogue: Catalogue) -> type[Algorithm]:

@@ -95,7 +95,25 @@ class MediaChoice(MediaKeys, Choice):
     """A modality processor."""
 
 
+class EnvironmentKeys(Options):
+    """The core's keys of a further environment."""
+
+    algorithm: dict[str, Any] = {}
+    """What learns from tasks of this environment: a name, or a table with a name and its options. Empty: the run's."""
+
+
+class EnvironmentChoice(EnvironmentKeys, Choice):
+    """An environment for the tasks that name it."""
+
+    @property
+    def learner(self) -> Chosen | None:
+        """Its own algorithm."""
+        options = dict(self.algorithm)
+        return Chosen("algorithm", options.pop("name"), options) if options else None
+
+
 CHOICES: dict[str, type[Choice]] = {
+    "environments": EnvironmentChoice,
     "engine": BackendChoice,
     "trainer": BackendChoice,
     "rewards": RewardChoice,
@@ -103,6 +121,7 @@ CHOICES: dict[str, type[Choice]] = {
     "weights": WeightChoice,
 }
 KEYS: dict[str, type[Options]] = {
+    "environments": EnvironmentKeys,
     "engine": BackendKeys,
     "trainer": BackendKeys,
     "rewards": RewardKeys,

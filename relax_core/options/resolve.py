@@ -111,7 +111,11 @@ def _choice(kind: Kind, key: str, node: Node, catalogue: Catalogue, problems: li
     except PluginError as error:
         problems.append(error)
         return None
-    return _validated_choice(kind, key, entry, name, model, problems)
+    if (choice := _validated_choice(kind, key, entry, name, model, problems)) and getattr(choice, "algorithm", None):
+        # An environment's own one: its options are validated by its class, like those of the run's.
+        own = _choice(BY_TABLE["algorithm"], f"{key}.algorithm", entry["algorithm"], catalogue, problems)
+        return own and choice.model_copy(update={"algorithm": own.dump()})
+    return choice
 
 
 def _validated_choice(

@@ -14,8 +14,16 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from relax_core.api.kinds import BY_TABLE
 from relax_core.api.options import Options
+from relax_core.api.trainer import Chosen
 from relax_core.options.annotation import models_in
-from relax_core.options.choice import BackendChoice, Choice, MediaChoice, RewardChoice, WeightChoice
+from relax_core.options.choice import (
+    BackendChoice,
+    Choice,
+    EnvironmentChoice,
+    MediaChoice,
+    RewardChoice,
+    WeightChoice,
+)
 from relax_core.options.operation import CheckpointTable, NotifyTable, PlacementTable, RunTable
 from relax_core.options.teachers import TeacherTable
 from relax_core.options.training import (
@@ -119,6 +127,30 @@ class RunConfig(Core):
     @property
     def environment(self) -> Choice:
         return self.components["environment"][0]
+
+    @property
+    def environments(self) -> tuple[EnvironmentChoice, ...]:
+        """Further ones, for tasks that name them."""
+        return cast(tuple[EnvironmentChoice, ...], self.components.get("environments", ()))
+
+    @property
+    def algorithms(self) -> tuple[Chosen, ...]:
+        """The run's, and what environments have of their own; each once."""
+        own = [environment.learner for environment in self.environments]
+        found = [self.algorithm.chosen]
+        found += [one for at, one in enumerate(own) if one and one not in (*found, *own[:at])]
+        return tuple(found)
+
+    @property
+    def learner(self) -> Chosen:
+        """What roles build: the algorithm, or all of them as one."""
+        several = self.algorithms
+        return several[0] if len(several) == 1 else Chosen("algorithm", several[0].name, parts=several)
+
+    def algorithm_of(self, environment: str) -> int:
+        """Place in `algorithms` of what learns from tasks that name this environment."""
+        own = next((one.learner for one in self.environments if one.name == environment), None)
+        return 0 if own is None else self.algorithms.index(own)
 
     @property
     def family(self) -> Choice:

@@ -26,6 +26,10 @@ def expand(path: KeyPath, value: Any) -> Any:
         if not isinstance(teachers, list | tuple):
             return value
         return [{"path": teacher} if isinstance(teacher, str | os.PathLike) else teacher for teacher in teachers]
+    if path[0] == "environments" and path[-1] == "algorithm" and len(path) == 3:
+        return {"name": value} if isinstance(value, str) else value
+    if path[0] == "environments" and len(path) == 2 and isinstance(value, Mapping) and "algorithm" in value:
+        return {**value, "algorithm": expand((*path, "algorithm"), value["algorithm"])}
     kind = BY_TABLE.get(path[0])
     if kind is None or len(path) > 1 + kind.many:
         return value

@@ -42,7 +42,7 @@ class TeacherTable(Options):
 
 def asks_for_teacher(config: RunConfig, catalogue: Catalogue) -> bool:
     """Whether the algorithm, as it is set, reads what only a teacher gives."""
-    algorithm = cast(Algorithm, catalogue.build(config.algorithm.chosen))
+    algorithm = cast(Algorithm, catalogue.build(config.learner))
     return any(column.name in COLUMNS for column in algorithm.columns() | algorithm.advantage_columns())
 
 

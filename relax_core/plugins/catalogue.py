@@ -30,6 +30,8 @@ from relax_core.plugins.single_file import load_file
 if TYPE_CHECKING:
     from relax_core.api.trainer import Chosen
 
+COMPOUNDS = {"algorithm": "relax_core.learn.routed:Routed"}
+"""By kind, what several of it become where they work as one."""
 PYTHON = "python"
 """The distribution of components that were passed from Python."""
 
@@ -120,7 +122,11 @@ class Catalogue:
         return target
 
     def build(self, chosen: Chosen) -> Configurable:
-        """An instance with its options validated."""
+        """An instance with its options validated; of several that work as one, that one."""
+        if chosen.parts:
+            whole: Any = import_target(COMPOUNDS[chosen.kind])
+            made: Configurable = whole.of([(part.name, self.build(part)) for part in chosen.parts])
+            return made
         cls = self.target(chosen.kind, chosen.name)
         try:
             options = build_options(cls.options_model(), chosen.options, f"{chosen.kind}.{chosen.name}")

@@ -27,8 +27,8 @@ class AdvantagesRole(Role):
 
     async def run(self, context: Context) -> None:
         # Torch takes seconds to import: do it beside the other roles' start, not on the loop at the first step.
-        self._grouping = (await asyncio.to_thread(importlib.import_module, "relax_core.learn.groups")).Grouping
-        self._algorithm = context.build(context.run.algorithm.chosen)
+        self._credited = (await asyncio.to_thread(importlib.import_module, "relax_core.learn.routed")).credited
+        self._algorithm = context.build(context.run.learner)
         groups = context.run.rollout.prompts_per_step
         request = ClaimRequest(
             self.name, context.plan.advantage_columns, groups, groups if context.plan.batch_statistics else 1
@@ -46,8 +46,8 @@ class AdvantagesRole(Role):
     async def _credit(self, context: Context, claim: Claim) -> None:
         try:
             rows = await context.bus.read(claim, context.plan.advantage_columns)
-            grouping = self._grouping(rows, claim.samples, context.plan.advantage_columns)
-            await context.bus.write(claim, grouping.columns(self._algorithm.advantages(grouping.groups)))
+            columns = self._credited(self._algorithm, rows, claim.samples, context.plan.advantage_columns)
+            await context.bus.write(claim, columns)
             await context.bus.acknowledge(claim)
         except StaleFence:
             return  # another incarnation has these rows now and will credit them

@@ -48,7 +48,7 @@ class Fit:
     ) -> None:  # fmt: skip
         """`meanwhile` is called again and again while rows are waited for and the weights are those of the step's start."""
         self._context, self._trainer, self._task, self._meanwhile = context, trainer, task, meanwhile
-        self._algorithm = context.build(context.run.algorithm.chosen)
+        self._algorithm = context.build(context.run.learner)
         self._skips = self._algorithm.zero_advantage_skips
         self._devices = devices
         self._claimed: Claim | None = None

@@ -40,7 +40,7 @@ class Filling:
 
 def width_of(context: Context, column: str) -> int:
     """k of a column [tokens, k] that the run's algorithm reads."""
-    algorithm = context.build(context.run.algorithm.chosen)
+    algorithm = context.build(context.run.learner)
     return int(next(known.shape[0] for known in algorithm.columns() if known.name == column))
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from relax_core.api.batch import AttemptId, RowBatch
 from relax_core.api.bus import Issue, Sealed
+from relax_core.api.column import ALGORITHM_INDEX
 from relax_core.api.events import RoleFailed, RoleRecovered, RolloutMeasured, SamplesScored, WeightsPublished
 from relax_core.api.outcome import DropReason
 from relax_core.api.role import Context, Operation, Reads, Role
@@ -22,7 +23,7 @@ from relax_core.api.weights import Manifest, Receipt
 from relax_core.roles.generation import generate_in_turns
 from relax_core.rollout.finished import FinishedGroup
 from relax_core.rollout.producer import Producer
-from relax_core.rollout.rows import row_batch
+from relax_core.rollout.rows import row_batch, with_row_column
 from relax_core.rollout.sample_record import measures, records
 from relax_core.rollout.teaching import with_teacher
 from relax_core.rollout.turn_columns import TURN_COLUMNS
@@ -42,8 +43,8 @@ class Rollout(Role):
 
     @classmethod
     def operations(cls) -> tuple[Operation, ...]:
-        always = {"tokens", "loss_mask", "rollout_log_probs", "weight_versions", "rewards", "teacher_index"}
-        produced = frozenset(always | TURN_COLUMNS | {"media"})
+        always = {"tokens", "loss_mask", "rollout_log_probs", "weight_versions", "rewards"}
+        produced = frozenset(always | TURN_COLUMNS | {"teacher_index", "algorithm_index", "media"})
         return (Operation("rollout.generate", cls.name, frozenset(), produced, Reads.LATEST, trigger="admission"),)
 
     async def run(self, context: Context) -> None:
@@ -148,7 +149,7 @@ class Rollout(Role):
         kept = [sample for one in judged if not one.rejected_by for sample in one.samples]
         plan, seen = self._context.plan, ("media",) if self._context.run.media else ()
         batch, sealed = row_batch(kept, plan.greedy, {*plan.consumed, *seen})
-        await self._put(self._with_teacher(batch, groups), sealed)
+        await self._put(self._with_algorithm(self._with_teacher(batch, groups), groups), sealed)
         self._held.difference_update(seal.attempt for seal in sealed)
         await self._audit()
         step = max(group.version.step for group in groups) + 1  # the first that may train them
@@ -161,6 +162,13 @@ class Rollout(Role):
         if len(teachers) < 2 or "teacher" not in self._context.plan.roles:
             return batch
         return with_teacher(batch, {group.issue.group: group.task for group in groups}, teachers)
+
+    def _with_algorithm(self, batch: RowBatch, groups: Sequence[FinishedGroup]) -> RowBatch:
+        """Where there are several, the rows say which one learns from them: that of their task's environment."""
+        if len(self._context.run.algorithms) < 2:
+            return batch
+        of = {group.issue.group: self._context.run.algorithm_of(group.task.environment) for group in groups}
+        return with_row_column(batch, ALGORITHM_INDEX, [of[row.group] for row in batch.ids])
 
     async def _keep_state(self) -> None:
         """What the sampler has learned, before others may train what it learned from: so that a checkpoint has both."""

@@ -268,7 +268,7 @@ def trainer_spec(
     lr = (run.critic.lr if role == "critic" else None) or optimizer.lr
     return TrainerSpec(
         model=_model(context, role) if model is None else model,
-        algorithm=run.algorithm.chosen,
+        algorithm=run.learner,
         optimizer=OptimizerSpec(
             lr, optimizer.schedule, optimizer.warmup_steps, tuple(optimizer.betas), optimizer.weight_decay,
             optimizer.grad_clip, run.steps,

@@ -59,19 +59,40 @@ def remarks(tasks: TaskSet, train: Sequence[int]) -> list[str]:
 def task_set(context: Context, family: ModelFamily, key: str, path: str, columns: Any) -> TaskSet:
     """The task file of a key, under the settings of `[data]`, checked for what rewards and environment read."""
     run = context.run
-    environment: type[Environment] = type(context.build(run.environment.chosen))
     needs = [_need(context, choice) for choice in run.rewards]
-    needs.append(Need(run.environment.name, environment.needs_columns))
+    environments: dict[str, type[Environment]] = {
+        choice.name: type(context.build(choice.chosen)) for choice in (run.environment, *run.environments)
+    }
+    alone = not run.environments
+    needs += [_played(name, environment, run.environment.name, alone) for name, environment in environments.items()]
     source = context.build(run.source.chosen)
     try:
         source.open(path, columns)
     except ConfigError as error:
         raise ConfigError(key, error.got, error.fix) from error  # a source does not know which key names its file
     limit = run.data.max_prompt_tokens or context_of(run) - run.rollout.max_new_tokens
-    return TaskSet(
+    tasks = TaskSet(
         source, family, system_prompt=run.data.system_prompt, max_prompt_tokens=limit, too_long=run.data.too_long,
-        needs=needs, tools=environment.tools, media=[type(context.build(each.chosen)).medium for each in run.media],
+        needs=needs, tools=environments[run.environment.name].tools,
+        tools_of={name: environment.tools for name, environment in environments.items()},
+        media=[type(context.build(each.chosen)).medium for each in run.media],
     )  # fmt: skip
+    if run.environments:
+        check_known(tasks, list(environments))
+    return tasks
+
+
+def check_known(tasks: TaskSet, names: Sequence[str]) -> None:
+    """Raises ConfigError for the first task whose environment the run does not have. A run of one environment plays all."""
+    for index in range(len(tasks)):
+        if (name := tasks[index].environment) and name not in names:
+            fix = f"this run has {', '.join(names)}: add it as [[environments]], or leave such tasks out of data.train"
+            raise ConfigError("environments", f"{tasks.where(index)}, which names {name!r}", fix)
+
+
+def _played(name: str, environment: type[Environment], default: str, alone: bool) -> Need:
+    """What an environment reads of the tasks that it plays: the run's those of all names, where there is no other."""
+    return Need(name, environment.needs_columns, lambda task: alone or (task.environment or default) == name)
 
 
 def _need(context: Context, choice: Any) -> Need:

@@ -53,12 +53,13 @@ class Producer:
     """Engines, tasks, environments and rewards of one run."""
 
     def __init__(
-        self, context: Context, family: ModelFamily, pool: EnginePool, environments: EnvironmentPool, judge: Judge,
-        tasks: TaskSet, selection: Selection, sets: Sequence[EvalSet], media: MediaDesk,
+        self, context: Context, family: ModelFamily, pool: EnginePool, environments: Mapping[str, EnvironmentPool],
+        judge: Judge, tasks: TaskSet, selection: Selection, sets: Sequence[EvalSet], media: MediaDesk,
     ) -> None:  # fmt: skip
         run = context.run
         self._limits = Limits(0)  # of the engine, once it has started
         self._context, self._family, self._pool = context, family, pool
+        self._played_by_default = environments[run.environment.name]
         self._environments, self._judge, self._tasks, self.selection = environments, judge, tasks, selection
         self._media = media
         self._sampling, self._greedy = Sampling(run.rollout.temperature, run.rollout.top_p), Sampling(0.0, 1.0)
@@ -80,13 +81,17 @@ class Producer:
             for r in run.rewards
         ]
         judge = Judge(rewards, context.children, context.clock)
-        environments = EnvironmentPool(run.environment.chosen, context.children, context.clock, build=context.build)
+        environments = {
+            choice.name: EnvironmentPool(choice.chosen, context.children, context.clock, build=context.build)
+            for choice in (run.environment, *run.environments)
+        }
         pool = make_pool(context, await context.bus.version(), tell, tuple(family.placeholders.values()))
         media = make_desk(context, family)
         selection = make_selection(context, tasks, train)
         made = cls(context, family, pool, environments, judge, tasks, selection, sets, media)
         try:
-            facts, *_ = await together(pool.start(), judge.start(), environments.start(), media.start())
+            starts = (one.start() for one in environments.values())
+            facts, *_ = await together(pool.start(), judge.start(), *starts, media.start())
             made._limits = _limits(run, facts)
         except BaseException:
             await made.close()
@@ -94,7 +99,8 @@ class Producer:
         return made
 
     async def close(self) -> None:
-        await asyncio.gather(self._pool.close(), self._judge.stop(), self._environments.stop(), self._media.stop())
+        stops = (one.stop() for one in self._environments.values())
+        await asyncio.gather(self._pool.close(), self._judge.stop(), *stops, self._media.stop())
 
     # -- training samples ---------------------------------------------------------------------------------------
 
@@ -156,12 +162,13 @@ class Producer:
             prompt = await self._seen(task, prompt)
         except MediaRefused as refused:
             return [_unseen(task, str(refused)) for _ in seeds]
-        if self._environments.answers_once:
+        environments = self._environments.get(task.environment, self._played_by_default)
+        if environments.answers_once:
             return await run_answers(task, prompt, seeds, family, generator(range(len(seeds))), limits, made)
 
         async def episode(place: int, seed: int) -> Trajectory:
             generate = singly(generator([place]))
-            async with self._environments.instance() as environment:
+            async with environments.instance() as environment:
                 trajectory = await run_episode(task, prompt, seed, environment, family, generate, limits, self._media)
             made()
             return trajectory

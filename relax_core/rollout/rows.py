@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from relax_core.api.batch import AttemptId, Ragged, RowBatch, RowId
 from relax_core.api.bus import Sealed
+from relax_core.api.column import Column
 from relax_core.api.media_store import key_bytes
 from relax_core.api.trajectory import Path, Trajectory
 from relax_core.rollout.judge import Judgement
@@ -52,6 +53,14 @@ def row_batch(
 def _media(paths: Sequence[Path]) -> Ragged:
     """Keys in the order of their placeholders."""
     return Ragged.of([key_bytes([key for node, _ in path for key in node.media]) for path in paths], like=key_bytes(()))
+
+
+def with_row_column(rows: RowBatch, column: Column, values: Sequence[float]) -> RowBatch:
+    """The rows with one more number each."""
+    import numpy as np
+
+    told = Ragged(np.array(values, column.dtype), np.ones(len(rows), np.int64))
+    return rows.with_columns({column.name: told})
 
 
 def _columns(paths: Sequence[Path], rewards: Sequence[float]) -> dict[str, Ragged]:

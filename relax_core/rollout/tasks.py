@@ -11,7 +11,7 @@ import random
 import sys
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -52,16 +52,19 @@ class TaskSet:
         too_long: str = "skip",
         needs: Sequence[Need] = (),
         tools: Sequence[Tool] = (),
+        tools_of: Mapping[str, Sequence[Tool]] | None = None,
         media: Sequence[str] = (),
         check: bool = True,
     ) -> None:
-        """`source` and `family` are open; `media`: kinds that the run has processors for.
+        """`source` and `family` are open; `tools_of`: of tasks that name an environment; `media`: kinds that the run has
+        processors for.
 
         Raises ConfigError at the first task that can't be used, unless not `check`.
         """
         if too_long not in TOO_LONG:
             raise ConfigError("data.too_long", repr(too_long), f"choose {', '.join(TOO_LONG)}")
         self._source, self._family, self._tools = source, family, tuple(tools)
+        self._tools_of = {name: tuple(own) for name, own in (tools_of or {}).items()}
         self._system_prompt, self._limit, self._too_long = system_prompt, max_prompt_tokens, too_long
         self._media = frozenset(media)
         self._needs = tuple(need for need in needs if need.columns)
@@ -180,22 +183,26 @@ class TaskSet:
         if any(message.tool_calls for message in messages):
             return False
         length = sum(len(message.text) for message in messages)
-        return length + self._overhead(messages) + PROBE_SLACK <= limit
+        return length + self._overhead(messages, self._tools_for(task)) + PROBE_SLACK <= limit
 
-    def _overhead(self, messages: Sequence[Message]) -> int:
+    def _tools_for(self, task: Task) -> tuple[Tool, ...]:
+        return self._tools_of.get(task.environment, self._tools)
+
+    def _overhead(self, messages: Sequence[Message], tools: tuple[Tool, ...]) -> int:
         """Tokens of the template around words under these roles; unbounded where it refuses the probe."""
         roles = tuple(message.role for message in messages)
-        if roles not in self._overheads:
+        known = (*roles, *(tool.name for tool in tools))
+        if known not in self._overheads:
             probe = "x" if roles == ("",) else tuple(Message(role, "x") for role in roles)
             try:
-                self._overheads[roles] = len(self._family.start(probe, self._tools).tokens)
+                self._overheads[known] = len(self._family.start(probe, tools).tokens)
             except ConfigError:  # rendering the real one decides, and names the row
-                self._overheads[roles] = sys.maxsize
-        return self._overheads[roles]
+                self._overheads[known] = sys.maxsize
+        return self._overheads[known]
 
     def _render(self, task: Task, row: int) -> Rendered:
         try:
-            rendered = self._family.start(task.prompt, self._tools)
+            rendered = self._family.start(task.prompt, self._tools_for(task))
             self._check_places(task, rendered, row)
             return rendered
         except ConfigError as error:

@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from relax_core.api.batch import Ragged, RowBatch
+from relax_core.api.batch import RowBatch
 from relax_core.api.column import TEACHER_INDEX
 from relax_core.api.errors import ConfigError
 from relax_core.api.task import Task
 from relax_core.options.teachers import TeacherTable
 from relax_core.rollout.judge import applies
+from relax_core.rollout.rows import with_row_column
 
 if TYPE_CHECKING:
     from relax_core.rollout.tasks import TaskSet
@@ -38,8 +39,5 @@ def check_taught(tasks: TaskSet, train: Sequence[int], teachers: Sequence[Teache
 
 def with_teacher(rows: RowBatch, tasks: Mapping[int, Task], teachers: Sequence[TeacherTable]) -> RowBatch:
     """The rows with the number of their teacher; `tasks` by group."""
-    import numpy as np
-
     of_group = {group: teachers_of(task, teachers)[0] for group, task in tasks.items()}
-    numbers = np.array([of_group[row.group] for row in rows.ids], np.int32)
-    return rows.with_columns({TEACHER_INDEX.name: Ragged(numbers, np.ones(len(rows), np.int64))})
+    return with_row_column(rows, TEACHER_INDEX, [of_group[row.group] for row in rows.ids])

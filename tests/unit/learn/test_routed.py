@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several algorithms of one run: each learns from its own rows, and one of them given twice is that one."""
+
+import numpy as np
+import pytest
+import torch
+
+from relax_core import learn
+from relax_core.api import AttemptId, Chosen, Outcome, Ragged, RowBatch, RowId, Sealed
+from relax_core.learn.routed import Routed, credited
+from relax_core.plugins import Catalogue
+
+CATALOGUE = Catalogue.load()
+ROWS = [(group, sample) for group in range(4) for sample in range(3)]
+LENGTHS = np.array([3 + (5 * at) % 4 for at in range(len(ROWS))])
+OF_GROUP = [0, 1, 1, 0]
+"""Which algorithm each group has."""
+MASKED = ("old_log_probs", "rollout_log_probs", "ref_log_probs", "advantages")
+
+
+def several(*parts):
+    """(name, options) each."""
+    chosen = tuple(Chosen("algorithm", name, options) for name, options in parts)
+    return CATALOGUE.build(Chosen("algorithm", parts[0][0], parts=chosen))
+
+
+@pytest.fixture
+def rows():
+    random = np.random.default_rng(3)
+    total = int(LENGTHS.sum())
+    starts = np.cumsum(LENGTHS) - LENGTHS
+    mask = (random.random(total) < 0.8).astype(np.uint8)
+    mask[starts], mask[starts + 1] = 0, 1
+
+    def numbers():
+        return Ragged(-np.abs(random.normal(size=total)) - 0.1, LENGTHS)
+
+    columns = {
+        "tokens": Ragged(np.arange(total, dtype=np.int32), LENGTHS),
+        "loss_mask": Ragged(mask, LENGTHS),
+        **{name: numbers() for name in MASKED},
+        "turns": Ragged(np.where(mask, 0, -1).astype(np.int32), LENGTHS),
+        "states": Ragged(np.zeros(total, np.int64), LENGTHS),
+        "step_rewards": Ragged(np.repeat([reward(*row) for row in ROWS], LENGTHS).astype(np.float32), LENGTHS),
+        "algorithm_index": Ragged(
+            np.array([OF_GROUP[group] for group, _ in ROWS], np.int32), np.ones(len(ROWS), np.int64)
+        ),
+    }
+    return RowBatch(tuple(RowId(group, sample, 0, 0) for group, sample in ROWS), columns)
+
+
+def reward(group, sample):
+    return float((group + 2 * sample) % 3)
+
+
+SAMPLES = {AttemptId(*row, 0): Sealed(AttemptId(*row, 0), 1, Outcome.FINISHED, reward(*row)) for row in ROWS}
+
+
+def log_probs(rows):
+    """Of the policy: near the others, the same for a row whatever it is learnt with."""
+    return torch.tensor(rows.columns["old_log_probs"].values + 0.1 * np.cos(rows.columns["tokens"].values))
+
+
+def learnt(algorithm, rows, counted=None):
+    """(loss, gradient [tokens], metrics)."""
+    leaf = log_probs(rows).requires_grad_()
+    batch = learn.PackedBatch(rows, dtype=torch.float64)
+    loss = algorithm.loss(batch, learn.Outputs({"log_probs": leaf, "entropy": leaf.detach().abs()}))
+    total = sum(learn.reduce(loss, batch, learn.Denominators(learn.count(counted or rows))).values())
+    total.backward()
+    return float(total.detach()), leaf.grad.numpy(), {n: (float(a), float(b)) for n, (a, b) in loss.metrics.items()}
+
+
+def own(rows, number):
+    return [at for at, row in enumerate(rows.ids) if OF_GROUP[row.group] == number]
+
+
+OTHERS = [
+    ("grpo", {"kl_coef": 0.1}), ("gspo", {}), ("cispo", {}), ("dr-grpo", {}), ("dppo", {}), ("gigpo", {}),
+    ("sapo", {"correction": "reject", "correction_level": "geometric"}), ("rloo", {"sequence_mask_delta": 0.05}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options"), OTHERS, ids=[name for name, _ in OTHERS])
+def test_each_row_has_its_own_algorithm_s_gradient_and_no_other(rows, name, options):
+    """By the counts of the whole batch, whoever's rows are in it."""
+    routed = several(("grpo", {}), (name, options))
+    loss, gradient, metrics = learnt(routed, rows)
+    expected, parts = 0.0, []
+    for number, part in enumerate(routed.parts):
+        alone = rows.take(own(rows, number))
+        share, slopes, of_part = learnt(part, alone, counted=rows)
+        expected += share
+        parts.append(of_part)
+        np.testing.assert_allclose(gradient[alone.columns["tokens"].values], slopes, rtol=1e-9, atol=1e-12)
+    assert loss == pytest.approx(expected, abs=1e-12)
+    for key, metric in learn.merge_metrics(*parts).items():
+        assert metrics[key] == pytest.approx(metric), key
+
+
+def test_one_algorithm_twice_is_that_algorithm(rows):
+    one = CATALOGUE.build(Chosen("algorithm", "grpo", {"entropy_coef": 0.01}))
+    two = several(("grpo", {"entropy_coef": 0.01}), ("grpo", {"entropy_coef": 0.01}))
+    (loss, gradient, metrics), (again, slopes, more) = learnt(one, rows), learnt(two, rows)
+    assert again == pytest.approx(loss, abs=1e-12)
+    np.testing.assert_allclose(slopes, gradient, rtol=1e-12, atol=1e-15)
+    assert all(more[name] == pytest.approx(metric) for name, metric in metrics.items())
+    assert more["grpo/approx_kl"][1] + more["grpo-2/approx_kl"][1] == metrics["policy/approx_kl"][1]
+    credit = credited(two, rows, SAMPLES, ("loss_mask",))["advantages"].values
+    assert credit.tolist() == credited(one, rows, SAMPLES, ("loss_mask",))["advantages"].values.tolist()
+
+
+@pytest.mark.parametrize("order", [range(12), [7, 3, 11, 0, 1, 9, 4, 2, 10, 5, 8, 6]])
+def test_groups_are_credited_by_their_own(rows, order):
+    routed = several(("dr-grpo", {}), ("gigpo", {"step_weight": 1.0}))
+    asked = ("loss_mask", "turns", "states", "step_rewards")
+    shuffled = rows.take(list(order))
+    got = credited(routed, shuffled, SAMPLES, asked)["advantages"]
+    for number, part in enumerate(routed.parts):
+        for group in (group for group, index in enumerate(OF_GROUP) if index == number):
+            at = [place for place, row in enumerate(shuffled.ids) if row.group == group]
+            members = {attempt: sealed for attempt, sealed in SAMPLES.items() if attempt.group == group}
+            alone = credited(part, shuffled.take(at), members, asked)["advantages"]
+            assert got.take(at).values.tolist() == alone.values.tolist()
+
+
+def test_chunks_with_rows_of_one_algorithm_alone_are_chunks(rows):
+    routed = several(("grpo", {}), ("cispo", {}))
+    loss, gradient, _ = learnt(routed, rows)
+    total = 0.0
+    for part in (own(rows, 0), own(rows, 1), []):
+        if part:
+            chunk = rows.take(part)
+            share, slopes, _ = learnt(routed, chunk, counted=rows)
+            total += share
+            np.testing.assert_allclose(gradient[chunk.columns["tokens"].values], slopes, rtol=1e-9, atol=1e-12)
+    assert total == pytest.approx(loss, abs=1e-12)
+
+
+def test_what_stands_where_others_learn_reaches_nobody(rows):
+    """A column that one algorithm reads may be anything in rows of the other."""
+    routed = several(("grpo", {}), ("grpo", {"correction": "truncate", "kl_coef": 0.1}))
+    loss, gradient, _ = learnt(routed, rows)
+    mine = np.repeat([OF_GROUP[row.group] == 0 for row in rows.ids], LENGTHS)
+    reference = np.where(mine, np.inf, rows.columns["ref_log_probs"].values)
+    again, slopes, _ = learnt(routed, rows.with_columns({"ref_log_probs": Ragged(reference, LENGTHS)}))
+    assert again == loss
+    assert slopes.tolist() == gradient.tolist()
+
+
+def test_the_union_is_asked_for():
+    routed = several(("grpo", {"kl_coef": 0.1}), ("gigpo", {}), ("grpo", {"entropy_coef": 0.1, "aggregation": "token"}))
+    assert isinstance(routed, Routed)
+    assert {column.name for column in routed.columns()} >= {"ref_log_probs", "rollout_log_probs", "algorithm_index"}
+    assert {column.name for column in routed.advantage_columns()} == {
+        "turns",
+        "states",
+        "step_rewards",
+        "algorithm_index",
+    }
+    assert {output.name for output in routed.outputs()} == {"log_probs", "entropy"}
+    assert routed.denominators == {"rows", "tokens"}
+    assert not routed.zero_advantage_skips and routed.reads_rewards
+    assert several(("grpo", {}), ("reinforce-plus-plus", {})).statistics == "batch"
+
+
+def test_what_one_prepares_is_prepared_for_its_rows(rows):
+    routed = several(("grpo", {}), ("m2po", {"second_moment": 0.01}))
+    made = learn.prepared_columns(routed, rows)["trusted"]
+    alone = learn.prepared_columns(routed.parts[1], rows.take(own(rows, 1)))["trusted"]
+    trained = rows.columns["loss_mask"].take(own(rows, 1)).values.astype(bool)
+    assert made.take(own(rows, 1)).values[trained].tolist() == alone.values[trained].tolist()
+    assert not made.take(own(rows, 0)).values.any()

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`[[environments]]`: further ones by name, each with an algorithm of its own; what can't work together is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relax_core.api.errors import ConfigError
+from relax_core.control.planner import plan
+from relax_core.options.composition import compose
+from relax_core.options.run_config import RunConfig
+from relax_core.plugins.catalogue import Catalogue
+
+
+@pytest.fixture(scope="module")
+def installed() -> Catalogue:
+    return Catalogue.load()
+
+
+@pytest.fixture
+def layer(tmp_path: Path) -> dict[str, Any]:
+    (tmp_path / "train.jsonl").write_text(json.dumps({"prompt": "?", "answer": "a"}) + "\n")
+    return {"model": {"path": str(tmp_path)}, "data": {"train": str(tmp_path / "train.jsonl")}, "algorithm": "grpo",
+            "rollout": {"max_new_tokens": 4, "group_size": 4}, "eval": {"every": 0}, "rewards": ["exact"]}  # fmt: skip
+
+
+def composed(layer: dict[str, Any], catalogue: Catalogue, *overrides: str, **more: Any) -> RunConfig:
+    return compose([{**layer, **more}], overrides, catalogue, on_disk=False).config
+
+
+def game(algorithm: Any = None, **options: Any) -> dict[str, Any]:
+    return {"name": "guess-number", **options, **({} if algorithm is None else {"algorithm": algorithm})}
+
+
+def test_one_algorithm_is_what_a_run_has_unless_an_environment_says_otherwise(layer, installed) -> None:
+    for environments in ([], ["guess-number"], [game(size=4)], [game("grpo")]):
+        config = composed(layer, installed, environments=environments)
+        assert config.learner == config.algorithm.chosen and config.algorithms == (config.algorithm.chosen,)
+        assert RunConfig.parse(config.dump(), installed) == config
+
+
+def test_an_environment_has_an_algorithm_by_name_or_with_its_options(layer, installed) -> None:
+    for told in ("gigpo", {"name": "gigpo"}, {"name": "gigpo", "gamma": 0.5}):
+        config = composed(layer, installed, environments=[game(told, size=4)])
+        run, own = config.algorithms
+        assert (run.name, own.name) == ("grpo", "gigpo")
+        assert own.options["gamma"] == (0.5 if "gamma" in told else 0.95)
+        assert config.learner.parts == (run, own)
+        assert config.environments[0].chosen.options["size"] == 4
+        assert [config.algorithm_of(name) for name in ("", "single-turn", "guess-number")] == [0, 0, 1]
+        assert RunConfig.parse(config.dump(), installed) == config
+    config = composed(
+        layer, installed, "environments.0.algorithm=gigpo", "environments.0.size=5", environments=[game()]
+    )
+    assert config.algorithms[1].name == "gigpo"
+
+
+@pytest.mark.parametrize(("told", "field", "says"), [
+    ({"name": "gigpo", "gama": 1}, r"environments\.0\.algorithm\.gama", "gamma"),
+    ({"name": "gigpo", "gamma": 7.0}, r"environments\.0\.algorithm\.gamma", "7"),
+    ("gigp", r"environments\.0\.algorithm\.name", "gigpo"),
+    ({"gamma": 0.5}, r"environments\.0\.algorithm\.name", "nothing"),
+    ("ppo", r"environments\.0\.algorithm", "trains a critic"),
+    ("remax", r"environments\.0\.algorithm", "greedy sample"),
+    ("sft", r"environments\.0\.algorithm", "learns from samples"),
+])  # fmt: skip
+def test_what_cannot_learn_beside_the_run_s_is_refused(layer, installed, told: Any, field: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=field) as raised:
+        composed(layer, installed, environments=[game(told)])
+    assert says in str(raised.value)
+
+
+def test_every_algorithm_s_own_bounds_hold(layer, installed) -> None:
+    with pytest.raises(ConfigError, match=r"rollout\.group_size.*gigpo compares"):
+        composed(layer, installed, "algorithm=reinforce", "rollout.group_size=1", environments=[game("gigpo")])
+    config = composed(layer, installed, "max_staleness=3", environments=[game("gigpo")])
+    assert config.staleness == 3
+
+
+def test_an_environment_is_there_once(layer, installed) -> None:
+    for environments in (["single-turn"], ["guess-number", "guess-number"]):
+        with pytest.raises(ConfigError, match=r"environments\.\d\.name"):
+            composed(layer, installed, environments=environments)
+
+
+def test_the_plan_reads_what_any_of_them_reads(layer, installed) -> None:
+    config = composed(layer, installed, environments=[game({"name": "gigpo", "kl_coef": 0.1})])
+    made = plan(config, installed, on_gpus=False)
+    assert {"ref_log_probs", "algorithm_index"} <= set(made.trained_columns)
+    assert {"turns", "states", "step_rewards", "algorithm_index"} <= set(made.advantage_columns)
+    assert "reference" in made.roles and not made.streams
+    alone = plan(composed(layer, installed, environments=["guess-number"]), installed, on_gpus=False)
+    assert alone == plan(composed(layer, installed), installed, on_gpus=False)

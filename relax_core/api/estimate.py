@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+RESERVED = "allocator"
+"""The part that is of no tensor: what an allocator keeps beside them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
@@ -40,6 +43,10 @@ class Estimate:
     """By phase: floating-point operations of one step in this process."""
     notes: tuple[str, ...] = ()
     """What the figures leave out or take for granted."""
+
+    def tensors(self, phase: str) -> int:
+        """Bytes of a phase without what the allocator keeps."""
+        return sum(size for part, size in self.phases[phase].items() if part != RESERVED)
 
     def peak(self) -> tuple[str, int]:
         """The phase that needs most, and its bytes."""

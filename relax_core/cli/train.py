@@ -14,12 +14,17 @@ if TYPE_CHECKING:
     from relax_core.control.prepare import Prepared
 
 INTERRUPTED = 130
+UNCHECKED = "placement.check_memory=false"
 Arguments = Annotated[
     list[str], typer.Argument(help="TOML files or a recipe, then overrides such as optimizer.lr=1e-5.")
 ]
 RunDir = Annotated[Path | None, typer.Option(help="Where to write the run; it must be new or empty.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as one JSON document.")]
 Runner = Annotated[str | None, typer.Option(help="ray or local; short for run.runner=...")]
+Anyway = Annotated[
+    bool,
+    typer.Option("--anyway", help="Start also what can't fit into memory; short for placement.check_memory=false."),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, print the graph, start nothing.")]
 
 
@@ -34,12 +39,14 @@ def train(
     runner: Runner = None,
     as_json: AsJson = False,
     dry_run: DryRun = False,
+    anyway: Anyway = False,
 ) -> None:
     """Train: `relax train quickstart`, or `relax train my.toml cluster.toml algorithm.clip_high=0.28`."""
     from relax_core.control.prepare import prepare
 
     sources, overrides = split(arguments)
     overrides += [f"run.runner={runner}"] if runner else []
+    overrides += [UNCHECKED] if anyway else []
     if dry_run:
         from relax_core.cli.graph import show
 
@@ -52,12 +59,13 @@ def resume(
     run: Annotated[str, typer.Argument(help="Run directory, or its name under the runs folder.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="steps, eval, sinks or placement may change.")] = None,
     as_json: AsJson = False,
+    anyway: Anyway = False,
 ) -> None:
     """Continue a run from its newest checkpoint."""
     from relax_core.control.prepare import prepare_resume
     from relax_core.observe.run_directory import find_run
 
-    _conduct(prepare_resume(find_run(run), overrides or []), as_json)
+    _conduct(prepare_resume(find_run(run), [*(overrides or []), *([UNCHECKED] if anyway else [])]), as_json)
 
 
 def split(arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from relax_core.api.algorithm import Source as Form
-from relax_core.control.machine import device_memory, host_memory
+from relax_core.control.machine import device_memory, free_memory
 from relax_core.control.needs import Need, needs
 from relax_core.control.prepare import Source, launch_of, plans_of
 from relax_core.control.sizing import Room, rooms
@@ -59,10 +59,12 @@ class Forecast:
     flops_per_s: float
     """Of float32, of one process; 0: not measured."""
     durations: tuple[Duration, ...]
+    refuses: bool = True
+    """Whether a run would; `placement.check_memory`."""
 
     def check(self) -> None:
         """Raise ConfigError for what can't fit."""
-        for room in self.rooms:
+        for room in self.rooms if self.refuses else ():
             room.check()
 
 
@@ -77,11 +79,11 @@ def forecast(sources: Sequence[Source], overrides: Sequence[str], stage: int = 0
     with tempfile.TemporaryDirectory(prefix="relax-plan-") as directory:
         launch, catalogue = launch_of(sources, overrides, directory, stage)
         config = RunConfig.parse(launch.config, catalogue)
-        longest = _longest_prompt(config, catalogue, launch.plan)
+        longest = longest_prompt(config, catalogue, launch.plan)
         known = needs(config, catalogue, launch.plan, longest)
     rate = measured_rate(max((need.group.threads for need in known), default=1))
-    found = rooms(known, host_memory(), device_memory())
-    return Forecast(launch.plan, longest, known, found, rate, _durations(known, rate))
+    found = rooms(known, free_memory(), device_memory())
+    return Forecast(launch.plan, longest, known, found, rate, _durations(known, rate), config.placement.check_memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +95,8 @@ class _Reader:
     build: Callable[..., Any]
 
 
-def _longest_prompt(config: RunConfig, catalogue: Catalogue, plan: Plan) -> int:
-    """Of the first tasks, or rows of a dataset, in tokens."""
+def longest_prompt(config: RunConfig, catalogue: Catalogue, plan: Plan) -> int:
+    """In tokens, of the first tasks, or rows of a dataset."""
     if plan.source is not Form.ROLLOUT:
         rows, _ = open_training(config, catalogue.build, plan.source)
         return max(len(one.tokens) for index in range(min(LOOKED_AT, len(rows))) for one in rows.examples(index))

@@ -93,13 +93,16 @@ def count_gpus() -> int:
     return len(seen_gpus(os.environ))
 
 
-def host_memory(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
-    """Bytes that the processes of this machine, or of this container, may have."""
-    total: int = psutil.virtual_memory().total
+def free_memory(group: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that further processes of this machine, or of this container, may have; what caches files can be had."""
+    available: int = psutil.virtual_memory().available
     try:
-        return min(total, int(limit.read_text()))
+        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+        told = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):  # no container, or one without a limit
-        return total
+        return available
+    cached = sum(int(told.get(name, 0)) for name in ("active_file", "inactive_file"))
+    return max(0, min(available, limit - used + cached))
 
 
 def device_memory() -> dict[str, int]:

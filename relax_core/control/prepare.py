@@ -21,6 +21,7 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.role import Resume
 from relax_core.api.secret import revealed
 from relax_core.control import recipes
+from relax_core.control.fitting import check_fits
 from relax_core.control.planner import plan
 from relax_core.control.runner import RunnerAhead
 from relax_core.control.stages import Place, check_order, document, lay_out, places
@@ -102,6 +103,7 @@ def prepare(
             built = recipe.build(directory.path / "recipe", composed.config.seed, _has_teacher(planned))
             composed = compose([built, *sources[1:]], overrides, catalogue)
         _write(directory, composed, catalogue)
+        _check_fits(composed, catalogue)
         stages = _stages(lay_out(directory.path, composed.stages), catalogue, functions or {})
         one = _launch(composed.config, catalogue, str(directory.path), functions or {})
     except BaseException:
@@ -123,6 +125,7 @@ def prepare_resume(run_dir: Path, overrides: Sequence[str]) -> Prepared:
     resume = newest(run_dir)
     if resume.step >= composed.config.steps:
         raise ConfigError("steps", f"{composed.config.steps}, which the run has reached", "resume with more: steps=N")
+    _check_fits(composed, catalogue)
     directory = RunDirectory.reopen(run_dir, redactor=Redactor(revealed(composed.config.dump())))
     if overrides:
         directory.write_config(to_toml(composed.config))
@@ -148,6 +151,7 @@ def _resume_stages(run_dir: Path, known: Sequence[Place], overrides: Sequence[st
     catalogue = Catalogue.load(plugin_files([first], overrides))
     configs = [compose([first], overrides, catalogue).config]
     configs += [compose([place.path / "config.toml"], (), catalogue, on_disk=False).config for place in left[1:]]
+    check_fits(configs[0], catalogue, plan(configs[0], catalogue))
     directory = RunDirectory.reopen(run_dir, redactor=Redactor(revealed(configs[0].dump())))
     if overrides:
         left[0].write(configs[0])
@@ -188,6 +192,14 @@ def _plans(composed: Composed, catalogue: Catalogue) -> list[tuple[str, Plan]]:
         with naming(at):
             found.append((stage.name, plan(stage.config, catalogue)))
     return found
+
+
+def _check_fits(composed: Composed, catalogue: Catalogue) -> None:
+    """Of every stage, though later ones train what the first has exported: the model's shape is the same."""
+    stages = [stage.config for stage in composed.stages] or [composed.config]
+    for at, (config, (_, one)) in enumerate(zip(stages, _plans(composed, catalogue), strict=True)):
+        with naming(at if composed.stages else None):
+            check_fits(config, catalogue, one)
 
 
 def _has_teacher(planned: Sequence[tuple[str, Plan]]) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from relax_core.api.errors import ConfigError
-from relax_core.api.estimate import Estimate
+from relax_core.api.estimate import RESERVED, Estimate
 from relax_core.control.needs import Need
 from relax_core.roles.plan import WorkerGroup
 
@@ -56,8 +56,9 @@ class Room:
         if self.fits:
             return
         field, fix = FIXES.get(self.largest, FIXES["optimizer"])
-        got = f"a plan that needs {gib(self.needed)} of {self.name}, which has {gib(self.available)}"
-        raise ConfigError(field, got, f"most of it is {self.largest}: {fix}; with --anyway this is no error")
+        got = f"a plan that needs {gib(self.needed)} of {self.name}, which has {gib(self.available)} to give"
+        go_on = "with --anyway (placement.check_memory=false) this is no error"
+        raise ConfigError(field, got, f"most of it is {self.largest}: {fix}; {go_on}")
 
 
 def rooms(needs: Iterable[Need], host_bytes: int, device_bytes: Mapping[str, int]) -> tuple[Room, ...]:
@@ -119,6 +120,8 @@ def _largest(needs: list[Need]) -> str:
         for estimate in need.processes:
             phase, _ = estimate.peak()
             for name, size in estimate.phases.get(phase, {}).items():
+                if name == RESERVED:
+                    continue  # it follows the others
                 parts[name] = parts.get(name, 0) + size
     return max(parts, key=lambda name: parts[name], default="")
 

@@ -77,6 +77,8 @@ class PlacementTable(Options):
     """Ranks that train the critic and compute values."""
     teacher: RankPlacement = RankPlacement()
     """Ranks of each teacher; several teachers take turns on the same devices."""
+    check_memory: bool = True
+    """Refuse at the start what surely can't fit into the memory that is free; `--anyway` is short for false."""
 
     def home(self, role: str) -> str:
         """The role whose devices a role is on: its own name where they are its own."""

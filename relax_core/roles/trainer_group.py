@@ -43,6 +43,9 @@ GRACE_S = 3.0
 MAX_OVERFLOWS = 32
 """Times that one update is computed again at a lower loss scale; halving, 2^32 is brought down to 1."""
 
+ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}
+"""The thread that trains has an arena of malloc to itself otherwise, whose holes took a seventh more memory."""
+
 LOOPBACK = "127.0.0.1"
 WORK = frozenset({"begin_step", "begin_update", "accumulate", "finish_update", "forward"})
 """Methods that are what a step is for; others move weights, save, sleep and wake."""
@@ -77,8 +80,8 @@ class TrainerGroup:
         group, chosen = context.plan.groups[name], context.run.trainer.chosen
         seats = [group.seat(rank) for rank in range(group.size)]
         specs = [
-            WorkerSpec(f"{name}-rank-{rank}", chosen, context.run.trainer.python, {"OMP_NUM_THREADS": str(group.threads)},
-                       devices=seat, num_gpus=context.plan.num_gpus(seat))
+            WorkerSpec(f"{name}-rank-{rank}", chosen, context.run.trainer.python,
+                       {"OMP_NUM_THREADS": str(group.threads), **ONE_ARENA}, devices=seat, num_gpus=context.plan.num_gpus(seat))
             for rank, seat in enumerate(seats)
         ]  # fmt: skip
         lanes = [context.lane(spec.name, group.devices_of(rank)) for rank, spec in enumerate(specs)]

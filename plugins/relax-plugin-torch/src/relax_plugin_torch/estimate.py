@@ -19,12 +19,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from relax_core import learn
 from relax_core.api import ConfigError, Estimate, TrainerSpec, Workload
+from relax_core.api.estimate import RESERVED
 from relax_plugin_torch.adapters import choose_trained
 from relax_plugin_torch.blocks import blocks_of
 from relax_plugin_torch.folder import FIELD, check_folder, has_towers
 from relax_plugin_torch.freezing import hold_frozen_in
 from relax_plugin_torch.live_bytes import LiveBytes
 from relax_plugin_torch.optimizer import Kind, make_optimizer
+from relax_plugin_torch.policy import Flops
 from relax_plugin_torch.precision import choose_format, rounded
 from relax_plugin_torch.ranks import BUCKET
 from relax_plugin_torch.recomputing import recompute_blocks
@@ -41,6 +43,10 @@ SHALLOW = (2, 4)
 """Layers of the models that a deeper one is continued from."""
 OF_ADAMW = {"adamw": 1.0, "sgd": 1.0, "adamw-8bit": 0.26, "adafactor": 0.02}
 """State of optimizers that do not run on fake tensors, as a share of AdamW's, which is played for them."""
+COMES_AND_GOES = ("gradients", "activations", "logits")
+ALLOCATOR, BUFFERS = 0.5, 20 << 20
+"""On a CPU, what glibc's malloc holds in holes beside tensors that come and go, as a share of these, and what multiplying
+takes for itself. Measured (docs/benchmarks.md): 0.36 to 0.58 over five sizes."""
 BLOCKS_AT_ONCE = 2
 """Of weights in parts: whole ones beside each other, as the next block is gathered while one computes."""
 
@@ -90,10 +96,11 @@ def estimate(
 ) -> Estimate:
     """`micro_batches`: rows of each that this rank computes in a step."""
     config = _config(spec, options)
-    rows = max((len(rows) for rows in micro_batches), default=0)
-    shape = _shape(config, options, work, rows)
-    trace = _traced(config, spec, options, shape, passes=min(2, len(micro_batches)))
-    share = sum(map(len, micro_batches)) / max(1, rows)
+    sizes = [len(rows) for rows in micro_batches]
+    largest = max(sizes, default=0)
+    shapes = [_shape(config, spec, options, work, rows) for rows in (largest, *_passes(sizes))]
+    trace = _traced(config, spec, options, shapes[0], shapes[1:])
+    share = sum(sizes) / max(1, largest)
     phases, notes = _phases(trace, spec, options)
     where = "train" if spec.role in TRAINED_ROLES else "forward"
     part = _part_trained(trace) if where == "train" else ()
@@ -118,27 +125,37 @@ def _config(spec: TrainerSpec, options: TorchOptions) -> PretrainedConfig:
 # -- layout -----------------------------------------------------------------------------------------------------------
 
 
-def _shape(config: PretrainedConfig, options: TorchOptions, work: Workload, rows: int) -> Shape:
-    """The larger of what the policy may choose: a line a row, or a line a group with its prompt once under a mask."""
+def _passes(sizes: Sequence[int]) -> list[int]:
+    """Of the micro-batches by rows, the first and the largest after it: beside that one lie gradients."""
+    return [*sizes[:1], *([max(sizes[1:])] if sizes[1:] else [])]
+
+
+def _shape(config: PretrainedConfig, spec: TrainerSpec, options: TorchOptions, work: Workload, rows: int) -> Shape:
+    """As the policy chooses: a line a row, or a line a group with its prompt once under a mask."""
     plain = Shape(rows, max(1, work.row_tokens - 1), rows * work.new_tokens)
     kinds = getattr(config.get_text_config(), "layer_types", None) or ()
-    if not options.share_prefixes or work.group_size == 1 or any(kind != "full_attention" for kind in kinds):
+    alone = work.group_size == 1 or rows == 1
+    if not options.share_prefixes or alone or any(kind != "full_attention" for kind in kinds):
+        return plain
+    if options.attention not in ("auto", "sdpa"):
         return plain
     groups = -(-rows // work.group_size)
     width = work.prompt_tokens + min(rows, work.group_size) * max(0, work.new_tokens - 1)
-    shared = Shape(groups, width, plain.trained, masked=True)
-    return shared if shared.lines * shared.width < plain.lines * plain.width / 2 else plain
+    tree = Shape(groups, width, plain.trained, masked=True)
+    return tree if Flops.of(_skeleton(config, spec, options)).favour_tree(plain, tree) else plain
 
 
 # -- an update on fake tensors ----------------------------------------------------------------------------------------
 
 
-def _traced(config: PretrainedConfig, spec: TrainerSpec, options: TorchOptions, shape: Shape, passes: int) -> Trace:
+def _traced(
+    config: PretrainedConfig, spec: TrainerSpec, options: TorchOptions, largest: Shape, passes: Sequence[Shape]
+) -> Trace:
     text = config.get_text_config()
     layers, kinds = int(text.num_hidden_layers), set(getattr(text, "layer_types", None) or ())
     if layers <= SHALLOW[1] or len(kinds) > 1 or text is not config or not _layers_alike(spec):
-        return _trace(config, spec, options, shape, passes)
-    fewer, more = (_trace(_cut(config, depth), spec, options, shape, passes) for depth in SHALLOW)
+        return _trace(config, spec, options, largest, passes)
+    fewer, more = (_trace(_cut(config, depth), spec, options, largest, passes) for depth in SHALLOW)
     return fewer.to(more, (layers - SHALLOW[0]) / (SHALLOW[1] - SHALLOW[0]))
 
 
@@ -156,7 +173,9 @@ def _cut(config: PretrainedConfig, layers: int) -> PretrainedConfig:
     return type(config).from_dict({**config.to_dict(), **changes})
 
 
-def _trace(config: PretrainedConfig, spec: TrainerSpec, options: TorchOptions, shape: Shape, passes: int) -> Trace:
+def _trace(
+    config: PretrainedConfig, spec: TrainerSpec, options: TorchOptions, largest: Shape, passes: Sequence[Shape]
+) -> Trace:
     vocab, trains = int(config.get_text_config().vocab_size), spec.role in TRAINED_ROLES
     live = LiveBytes(lambda tensor: "logits" if tensor.dim() > 1 and tensor.shape[-1] == vocab else "activations")
     skeleton = _skeleton(config, spec, options)
@@ -167,16 +186,16 @@ def _trace(config: PretrainedConfig, spec: TrainerSpec, options: TorchOptions, s
         optimizer = _stepped(model, spec, live, options.optimizer) if trains else None
         held = live.now["optimizer"]
         live.restart()
-        for _ in range(passes):
+        for shape in passes:
             _pass(model, spec, options, shape)
         if optimizer is not None:
             optimizer.step()
         peak = dict(live.peak)
         with FlopCounterMode(display=False) as counter:  # apart: its hooks keep tensors that would be gone
-            _pass(model, spec, options, shape)
+            _pass(model, spec, options, largest)
     held, peak["optimizer"] = (size * OF_ADAMW[options.optimizer] for size in (held, peak.get("optimizer", 0)))
     attention_passes = 3 + options.activation_checkpointing if trains else 1
-    flops = counter.get_total_flops() + _attention(config, shape) * attention_passes
+    flops = counter.get_total_flops() + _attention(config, largest) * attention_passes
     return Trace(peak, parameters, held, flops, _block(model), _counts(model))
 
 
@@ -295,15 +314,18 @@ def _phases(
         outside = max(0.0, whole - trace.block * round(whole / trace.block)) if trace.block else whole
         peak["gathered"] = min(whole, outside + BLOCKS_AT_ONCE * trace.block) * (2 if spec.role in TRAINED_ROLES else 1)
         notes.append("of weights in parts: shares and whole blocks are arithmetic, not played")
-    elif ranks > 1 and spec.role in TRAINED_ROLES:
-        peak["exchange"] = min(whole, 2 * BUCKET * 4)
     held = {kind: peak[kind] for kind in ("parameters", "optimizer") if peak.get(kind)}
+    if _on_cpu(options):
+        peak[RESERVED] = BUFFERS + ALLOCATOR * sum(peak.get(kind, 0.0) for kind in COMES_AND_GOES)
+        notes.append(f"{RESERVED} is what malloc keeps beside tensors, by measurement; all else is of tensors, exactly")
     if spec.role not in TRAINED_ROLES:
         return _rounded({"forward": peak}), tuple(notes)
     first = spec.rank == 0
     phases: dict[str, Parts] = {"train": peak, "checkpoint": {**held, "snapshot": sum(held.values())}}
     if not (shared or first):
         phases["checkpoint"] = held
+    if ranks > 1 and not shared:
+        phases["exchange"] = {**held, "gradients": 4 * trace.counts[0], "exchange": min(whole, 2 * BUCKET * 4)}
     if first:
         half = 1.0 if spec.model.get("dtype", "float32") == "float32" else 0.5
         phases["publish"] = {**held, "published": whole * half, **({"gathered": whole} if shared else {})}
@@ -312,6 +334,10 @@ def _phases(
         for name in {"train", "publish"} & phases.keys():
             phases[name] = {kind: size for kind, size in phases[name].items() if kind != "optimizer"}
     return _rounded(phases), tuple(notes)
+
+
+def _on_cpu(options: TorchOptions) -> bool:
+    return options.device == "cpu" or (options.device == "auto" and not torch.cuda.is_available())
 
 
 def _rounded(phases: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, int]]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, Self
 
 import numpy as np
 import torch
@@ -33,6 +34,45 @@ _MAX_MASK = 2**24
 """Elements of a mask; beyond it making the mask costs more than shared prompts save."""
 
 
+class Rectangle(Protocol):
+    """The size of a layout."""
+
+    @property
+    def lines(self) -> int: ...
+    @property
+    def width(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Flops:
+    """Of one token: in the weights, and in attention for each token it sees."""
+
+    weights: float
+    attention: float
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> Self:
+        config = model.config
+        weights = (
+            sum(parameter.numel() for parameter in model.parameters()) - model.get_input_embeddings().weight.numel()
+        )
+        layers, hidden = getattr(config, "num_hidden_layers", 1), getattr(config, "hidden_size", 1)
+        return cls(2.0 * weights, 4.0 * layers * hidden)
+
+    def mostly_attention(self, width: int) -> bool:
+        """Rows so long that a tree's mask, which pays for its whole square, can't pay."""
+        return self.attention * width > self.weights
+
+    def favour_tree(self, plain: Rectangle, tree: Rectangle) -> bool:
+        """Whether rows as a tree cost less than each on its own line."""
+        if self.mostly_attention(plain.width) or tree.lines * tree.width**2 > _MAX_MASK:
+            return False
+        return self._cost(plain, plain.width // 2) > self._cost(tree, tree.width)
+
+    def _cost(self, size: Rectangle, seen: int) -> float:
+        return size.lines * size.width * (self.weights + self.attention * seen)
+
+
 class Policy:
     """The model and how to get log-probs from it."""
 
@@ -55,7 +95,7 @@ class Policy:
         self._sight = sight or Sight(model.config, "")
         self._suppress = torch.tensor(suppress, dtype=torch.long, device=self.device)
         """Ids that no engine samples."""
-        self._weights_flops, self._attention_flops = _flops(model)
+        self._flops = Flops.of(model)
         self._lines_up = model.config._attn_implementation == FLASH
         self._apart = self._head_stands_apart()
         self._shares = share_prefixes and self._sees_by_mask()
@@ -109,16 +149,10 @@ class Policy:
         if self._sight.shows(batch):
             return plain  # rows are seen whole: a shared prefix has one set of pixels, its rows have one each
         alone = len({row.group for row in batch.rows.ids}) == batch.num_rows
-        if alone or not self._shares or self._attention_flops * plain.width > self._weights_flops:
+        if alone or not self._shares or self._flops.mostly_attention(plain.width):
             return plain
         tree = PrefixTree(batch)
-        if tree.lines * tree.width**2 > _MAX_MASK:
-            return plain
-        saved = self._cost(plain.lines, plain.width, plain.width // 2) - self._cost(tree.lines, tree.width, tree.width)
-        return tree.layout() if saved > 0 else plain
-
-    def _cost(self, lines: int, width: int, seen: int) -> float:
-        return lines * width * (self._weights_flops + self._attention_flops * seen)
+        return tree.layout() if self._flops.favour_tree(plain, tree) else plain
 
     def _features(self, layout: Layout, shown: Mapping[str, Tensor] = _NOTHING) -> Tensor:
         """[lines * width, features]: what the head reads, or the logits themselves. `shown`: what rows have beside text."""
@@ -173,15 +207,6 @@ class Policy:
 
 def _at_once(work: Callable[[], Scores]) -> Scores:
     return work()
-
-
-def _flops(model: PreTrainedModel) -> tuple[float, float]:
-    """Of one token: in the weights, and in attention for each token it sees."""
-    config = model.config.get_text_config()
-    embedding = model.get_input_embeddings().weight.numel()
-    weights = sum(parameter.numel() for parameter in model.parameters()) - embedding
-    layers, hidden = getattr(config, "num_hidden_layers", 1), getattr(config, "hidden_size", 1)
-    return 2.0 * weights, 4.0 * layers * hidden
 
 
 def _family(vocab_size: int) -> RowBatch:

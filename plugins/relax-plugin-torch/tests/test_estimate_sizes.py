@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Three models' estimates beside what torch's allocator gave out in an update, in every format and sharing of weights."""
+
+from dataclasses import replace
+
+import pytest
+from relax_plugin_torch.trainer import TorchTrainer
+
+from relax_core.api import Workload
+from relax_core.testing.crew import RankedTrainer
+from tests.benchmarks.trainer import Size, build, built, spec_of, step_of
+from tests.benchmarks.watched import Watched
+
+SIZES = {
+    "0.1M": Size(64, 192, 2, 2, 500, 4, 4, 24, 40, 512),
+    "0.8M": Size(96, 256, 6, 4, 1000, 4, 4, 32, 64, 512),
+    "1.6M": Size(128, 384, 5, 4, 4000, 2, 4, 64, 96, 640),
+}
+LORA = {"rank": 8, "alpha": 16.0}
+CASES = [
+    ("0.1M", {}, {}), ("0.8M", {}, {}), ("1.6M", {}, {}),
+    ("0.1M", {"share_prefixes": True}, {}), ("1.6M", {"share_prefixes": True}, {}),
+    ("0.8M", {}, {"dtype": "bfloat16"}), ("1.6M", {}, {"dtype": "bfloat16"}),
+    ("0.8M", {}, {"lora": LORA}), ("1.6M", {}, {"dtype": "bfloat16", "lora": LORA}),
+    ("0.8M", {"logits_mb": 1}, {}), ("1.6M", {"logits_mb": 1}, {}),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    made = {name: tmp_path_factory.mktemp("model") for name in SIZES}
+    for name, folder in made.items():
+        build(SIZES[name], folder)
+    return made
+
+
+def work_of(size):
+    return Workload(size.prompts, size.group, size.prompt, size.new)
+
+
+def spec_with(size, folder, model, **changes):
+    spec = spec_of(size, str(folder))
+    return replace(spec, model={**spec.model, **model}, **changes)
+
+
+@pytest.mark.parametrize(("name", "options", "model"), CASES)
+def test_the_estimate_is_within_a_tenth_of_the_peak(folders, name, options, model):
+    size = SIZES[name]
+    trainer = Watched(Watched.options_model()(**{"share_prefixes": False, **options}))
+    trainer.build = built
+    spec = spec_with(size, folders[name], model)
+    told = trainer.estimate(spec, work_of(size)).tensors("train")
+    trainer.start(spec)
+    step_of(trainer, size, 0)
+    step_of(trainer, size, 1)
+    peak = trainer.peak_bytes()
+    trainer.stop()
+    assert told == pytest.approx(peak, rel=0.1)
+
+
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("sharding", ["fsdp", "none"])
+def test_so_it_is_on_each_of_two_ranks(folders, name, sharding):
+    size, options = SIZES[name], {"share_prefixes": False, "sharding": sharding}
+    ranks = RankedTrainer(Watched, options, 2)
+    ranks.start(spec_with(size, folders[name], {}))
+    step_of(ranks, size, 0, 2)
+    step_of(ranks, size, 1, 2)
+    peaks = ranks._all("peak_bytes")
+    ranks.stop()
+    alone = TorchTrainer(TorchTrainer.options_model()(**options))
+    specs = [spec_with(size, folders[name], {}, rank=rank, world_size=2) for rank in range(2)]
+    told = [alone.estimate(spec, work_of(size)).tensors("train") for spec in specs]
+    assert told == pytest.approx(peaks, rel=0.1)

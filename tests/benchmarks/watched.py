@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The torch trainer, which also tells how many bytes of tensors an update held at its peak, by torch's own allocator.
+
+The allocator's account is not that of the estimate: it has what kernels allocate for themselves, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from relax_plugin_torch.rank import Rank
+from relax_plugin_torch.sharding import local
+from relax_plugin_torch.trainer import TorchTrainer
+
+from relax_core.api import UpdateResult
+
+MEMORY = "[memory]"
+
+
+class Watched(TorchTrainer):
+    """Ask for `peak_bytes` once an update is finished."""
+
+    _peak = 0
+    watches = True
+    """Watching takes time."""
+
+    def begin_update(self, denominators: Mapping[str, float]) -> None:
+        if self.watches:
+            self._held = held(self._started)
+            kinds = [torch.profiler.ProfilerActivity.CPU]
+            self._profile = torch.profiler.profile(activities=kinds, profile_memory=True, acc_events=False)
+            self._profile.__enter__()
+        super().begin_update(denominators)
+
+    def finish_update(self, denominators: Mapping[str, float]) -> UpdateResult:
+        done = super().finish_update(denominators)
+        if self.watches:
+            self._profile.__exit__(None, None, None)
+            self._peak = self._held + _most(self._profile)
+        return done
+
+    def peak_bytes(self) -> int:
+        """Of the last update, with what it began with."""
+        return self._peak
+
+
+def held(rank: Rank) -> int:
+    """Weights and optimizer state, this rank's."""
+    state = [value for values in rank._optimizer.state.values() for value in values.values()]
+    tensors = [*rank._model.parameters(), *rank._model.buffers(), *state]
+    storages = [local(tensor).untyped_storage() for tensor in tensors if isinstance(tensor, torch.Tensor)]
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+
+
+def _most(profile: torch.profiler.profile) -> int:
+    """Of what was allocated and not yet freed."""
+    told = profile.profiler
+    if told is None or told.kineto_results is None:
+        raise RuntimeError("the profiler has recorded nothing")
+    found = [event for event in told.kineto_results.events() if event.name() == MEMORY]
+    now = most = 0
+    for event in sorted(found, key=lambda event: int(event.start_ns())):
+        now += event.nbytes()
+        most = max(most, now)
+    return most

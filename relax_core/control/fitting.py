@@ -11,7 +11,7 @@ import json
 import os
 from pathlib import Path
 
-from relax_core.control.forecast import longest_prompt
+from relax_core.control.longest_prompt import longest_prompt
 from relax_core.control.machine import device_memory, free_memory
 from relax_core.control.needs import needs
 from relax_core.control.sizing import LIBRARIES, rooms

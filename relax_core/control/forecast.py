@@ -9,23 +9,17 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from relax_core.api.algorithm import Source as Form
+from relax_core.control.longest_prompt import longest_prompt
 from relax_core.control.machine import device_memory, free_memory
 from relax_core.control.needs import Need, needs
 from relax_core.control.prepare import Source, launch_of, plans_of
 from relax_core.control.sizing import Room, rooms
 from relax_core.options.run_config import RunConfig
-from relax_core.plugins.catalogue import Catalogue
 from relax_core.roles.plan import Plan
-from relax_core.rollout.dataset_files import open_training
-from relax_core.rollout.opening import open_tasks
 
-LOOKED_AT = 256
-"""Prompts whose length is taken; the longest may be among others."""
 SLOWER = 4.0
 """The upper end of what is told, a guess: small models pay for everything but multiplying, and cores are shared."""
 SIDE, RATE_S = 1024, 0.3
@@ -84,26 +78,6 @@ def forecast(sources: Sequence[Source], overrides: Sequence[str], stage: int = 0
     rate = measured_rate(max((need.group.threads for need in known), default=1))
     found = rooms(known, free_memory(), device_memory())
     return Forecast(launch.plan, longest, known, found, rate, _durations(known, rate), config.placement.check_memory)
-
-
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """As much of a role's context as opening tasks takes."""
-
-    run: RunConfig
-    plan: Plan
-    build: Callable[..., Any]
-
-
-def longest_prompt(config: RunConfig, catalogue: Catalogue, plan: Plan) -> int:
-    """In tokens, of the first tasks, or rows of a dataset."""
-    if plan.source is not Form.ROLLOUT:
-        rows, _ = open_training(config, catalogue.build, plan.source)
-        return max(len(one.tokens) for index in range(min(LOOKED_AT, len(rows))) for one in rows.examples(index))
-    family: Any = catalogue.build(config.family.chosen)
-    family.open(config.model.model_dump(mode="json"))
-    tasks, _, _ = open_tasks(_Reader(config, plan, catalogue.build), family)  # type: ignore[arg-type]
-    return max((len(tasks.prompt(index).tokens) for index in range(min(LOOKED_AT, len(tasks)))), default=1)
 
 
 def _durations(known: Sequence[Need], rate: float) -> tuple[Duration, ...]:

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run that can't fit is refused as its plan is, and memory that is free is what a container leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from relax_core.api.errors import ConfigError
+from relax_core.control import fitting
+from relax_core.control.machine import free_memory
+from relax_core.control.planner import plan
+from relax_core.options.composition import compose
+from relax_core.plugins.catalogue import Catalogue
+from relax_core.testing.trainer import tiny_model
+
+
+def checked(folder: str, *overrides: str) -> None:
+    layer = {"model": {"path": folder}, "data": {"train": "t.jsonl"}, "algorithm": "grpo", "engine": "transformers",
+             "trainer": "torch", "rewards": ["exact"], "rollout": {"max_new_tokens": 8}}  # fmt: skip
+    catalogue = Catalogue.load()
+    config = compose([layer], overrides, catalogue, on_disk=False).config
+    fitting.check_fits(config, catalogue, plan(config, catalogue, on_gpus=False))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(fitting, "longest_prompt", lambda *_: 8)  # its tasks want a tokenizer
+    return tiny_model(tmp_path)
+
+
+def test_what_can_not_fit_is_refused_unless_it_is_asked_for(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "free_memory", lambda: 1 << 29)
+    with pytest.raises(ConfigError, match=r"host memory, which has 512 MiB|0.5 GiB to give.*placement.check_memory=false"):
+        checked(folder)
+    checked(folder, "placement.check_memory=false")
+
+
+def test_a_model_that_is_small_beside_what_is_free_is_not_looked_at(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "free_memory", lambda: 1 << 40)
+    monkeypatch.setattr(fitting, "needs", None)
+    checked(folder)
+
+
+def limited(folder: Path, limit: str, used: int = 0, cached: int = 0) -> Path:
+    (folder / "memory.max").write_text(limit)
+    (folder / "memory.current").write_text(str(used))
+    (folder / "memory.stat").write_text(f"anon 5\nactive_file {cached}\ninactive_file 10\n")
+    return folder
+
+
+def test_a_container_gives_what_is_left_below_its_limit_and_what_only_caches_files(tmp_path: Path) -> None:
+    assert free_memory(limited(tmp_path, "1000", used=700, cached=40)) == 1000 - 700 + 50
+
+
+def test_without_a_limit_the_machine_gives_what_is_available(tmp_path: Path) -> None:
+    there = psutil.virtual_memory().total
+    assert 0 < free_memory(limited(tmp_path, "max")) <= there
+    assert 0 < free_memory(tmp_path / "no-container") <= there

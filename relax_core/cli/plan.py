@@ -54,7 +54,7 @@ def document(found: Forecast) -> dict[str, Any]:
         ],
         "flops_per_s": found.flops_per_s,
         "step": [
-            {"group": one.group, "phase": one.phase, "flops": one.flops, "least_s": one.least_s, "most_s": one.most_s}
+            {"group": one.group, "phase": one.phase, "flops": one.flops, "least_s": one.least_s}
             for one in found.durations
         ],
         "notes": list(found.plan.notes),
@@ -89,10 +89,12 @@ def _print(found: Forecast) -> None:
         beside = f"of {gib(room.available)}" if room.available else "(how much there is, is not known here)"
         typer.echo(f"{room.name}: {gib(room.needed)} {beside}{'' if room.fits else ', too much'}")
     if found.flops_per_s:
-        typer.echo(f"\nstep, at {found.flops_per_s / 1e9:.0f} GFLOP/s of float32 a process, measured just now")
+        rate = f"{found.flops_per_s / 1e9:.0f} GFLOP/s of float32 a process"
+        typer.echo(
+            f"\nleast time of a step: its multiplications at {rate}, measured just now; small models take several times it"
+        )
         for one in found.durations:
-            span = f"{one.least_s:.2g} to {one.most_s:.2g} s"
-            typer.echo(f"{one.group} {one.phase}: {one.flops / 1e9:.3g} GFLOP, {span}")
+            typer.echo(f"{one.group} {one.phase}: {one.flops / 1e9:.3g} GFLOP, {one.least_s:.2g} s at least")
     for note in found.plan.notes:
         typer.echo(f"note: {note}")
 

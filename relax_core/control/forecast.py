@@ -20,8 +20,6 @@ from relax_core.control.sizing import Room, rooms
 from relax_core.options.run_config import RunConfig
 from relax_core.roles.plan import Plan
 
-SLOWER = 4.0
-"""The upper end of what is told, a guess: small models pay for everything but multiplying, and cores are shared."""
 SIDE, RATE_S = 1024, 0.3
 """Of the matrices that the rate is measured with, and for how long."""
 
@@ -35,11 +33,7 @@ class Duration:
     flops: float
     """Of its busiest process."""
     least_s: float
-    """At the measured rate, with nothing else to do."""
-
-    @property
-    def most_s(self) -> float:
-        return self.least_s * SLOWER
+    """At the measured rate of large matrix products, with nothing else to do: a floor, and no forecast."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,8 @@ SIZES = {
 LORA = {"rank": 8, "alpha": 16.0}
 CASES = [
     ("0.1M", {}, {}), ("0.8M", {}, {}), ("1.6M", {}, {}),
-    ("0.1M", {"share_prefixes": True}, {}), ("1.6M", {"share_prefixes": True}, {}),
-    ("0.8M", {}, {"dtype": "bfloat16"}), ("1.6M", {}, {"dtype": "bfloat16"}),
-    ("0.8M", {}, {"lora": LORA}), ("1.6M", {}, {"dtype": "bfloat16", "lora": LORA}),
-    ("0.8M", {"logits_mb": 1}, {}), ("1.6M", {"logits_mb": 1}, {}),
+    ("0.1M", {"share_prefixes": True}, {}), ("1.6M", {}, {"dtype": "bfloat16"}),
+    ("0.8M", {}, {"dtype": "bfloat16", "lora": LORA}), ("1.6M", {"logits_mb": 1}, {}),
 ]  # fmt: skip
 
 
@@ -58,8 +56,7 @@ def test_the_estimate_is_within_a_tenth_of_the_peak(folders, name, options, mode
     assert told == pytest.approx(peak, rel=0.1)
 
 
-@pytest.mark.parametrize("name", SIZES)
-@pytest.mark.parametrize("sharding", ["fsdp", "none"])
+@pytest.mark.parametrize(("name", "sharding"), [*((name, "fsdp") for name in SIZES), ("0.1M", "none")])
 def test_so_it_is_on_each_of_two_ranks(folders, name, sharding):
     size, options = SIZES[name], {"share_prefixes": False, "sharding": sharding}
     ranks = RankedTrainer(Watched, options, 2)

@@ -33,12 +33,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_what_can_not_fit_is_refused_unless_it_is_asked_for(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fitting, "free_memory", lambda: 1 << 29)
-    with pytest.raises(ConfigError, match=r"host memory, which has 512 MiB|0.5 GiB to give.*placement.check_memory=false"):
+    with pytest.raises(
+        ConfigError, match=r"host memory, which has 512 MiB|0.5 GiB to give.*placement.check_memory=false"
+    ):
         checked(folder)
     checked(folder, "placement.check_memory=false")
 
 
-def test_a_model_that_is_small_beside_what_is_free_is_not_looked_at(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_is_small_beside_what_is_free_is_not_looked_at(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fitting, "free_memory", lambda: 1 << 40)
     monkeypatch.setattr(fitting, "needs", None)
     checked(folder)

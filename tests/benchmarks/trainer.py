@@ -190,10 +190,10 @@ def measure_time(size: Size, folder: str, repeats: int, ranks: int) -> dict[str,
     found: dict[str, list[float]] = {name: [] for name in ("rate", "ours", "plain", "shared", "wall", "ranks")}
     for step in range(repeats + 1):
         found["rate"].append(measured_rate(1))
-        found["ours"].append(step_of(alone, size, 3 * step))
+        found["ours"].append(step_of(alone, size, 2 * step))
         found["plain"].append(plain(step))
         found["shared"].append(step_of(shared, size, step))
-        found["wall"].append(step_of(alone, size, 3 * step + 1, clock=wall))
+        found["wall"].append(step_of(alone, size, 2 * step + 1, clock=wall))
         found["ranks"].append(step_of(both, size, step, ranks, clock=wall))
     for trainer in (alone, shared, both):
         trainer.stop()

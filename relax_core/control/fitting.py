@@ -15,6 +15,7 @@ from relax_core.control.longest_prompt import longest_prompt
 from relax_core.control.machine import device_memory, free_memory
 from relax_core.control.needs import needs
 from relax_core.control.sizing import LIBRARIES, rooms
+from relax_core.control.teachers import ROLE as TEACHER
 from relax_core.options.model_folder import WEIGHTS, model_context
 from relax_core.options.run_config import RunConfig
 from relax_core.plugins.catalogue import Catalogue
@@ -60,7 +61,8 @@ def _bound(config: RunConfig, plan: Plan) -> float:
     row = min(model_context(config.model.path) or UNBOUNDED, prompt + rollout.max_new_tokens)
     tokens = rollout.prompts_per_step * plan.group_size * row * (1 + (plan.max_staleness or 0))
     trained = min(tokens, max(row, config.batch.tokens_per_micro_batch or AT_ONCE))
-    folders = {config.model.path, *(teacher.path for teacher in config.teachers)}
+    teachers = config.teachers if any(name.partition("-")[0] == TEACHER for name in plan.groups) else ()
+    folders = {config.model.path, *(teacher.path for teacher in teachers)}
     each = max(_of_model(folder, COMPUTED * trained + CACHED * tokens) for folder in folders)
     return (LIBRARIES + each) * sum(group.size for group in plan.groups.values())
 

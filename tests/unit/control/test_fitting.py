@@ -48,6 +48,11 @@ def test_a_model_that_is_small_beside_what_is_free_is_not_looked_at(
     checked(folder)
 
 
+def test_a_teacher_that_nobody_learns_from_need_not_be_there(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "needs", None)
+    checked(folder, "teachers=[{path='not-made'}]")
+
+
 def limited(folder: Path, limit: str, used: int = 0, cached: int = 0) -> Path:
     (folder / "memory.max").write_text(limit)
     (folder / "memory.current").write_text(str(used))

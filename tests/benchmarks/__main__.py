@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("bus", "weights", "overlap", "overhead", "modes", "learning", "trainer", "trl", "samples", "router")
+NAMES = ("bus", "weights", "overlap", "overhead", "modes", "learning", "trainer", "trl", "samples", "router", "engines")
 
 
 def main() -> int:

@@ -152,6 +152,14 @@ class EngineSuite(InFlightChecks, Suite):
                 assert len(got.tokens) == request.max_new_tokens
                 agrees(lab.model, request.tokens, got)
 
+    def test_more_prompts_at_once_than_one_iteration_takes(self, lab: Lab) -> None:
+        prompts = [tuple((place * (number + 3)) % VOCABULARY for place in range(100)) for number in range(100)]
+        requests = [lab.request(prompt, 2, seed=number) for number, prompt in enumerate(prompts)]
+        results = lab.generate(*requests)
+        assert all(len(got.tokens) == 2 for got in results)
+        for request, got in list(zip(requests, results, strict=True))[::20]:
+            agrees(lab.model, request.tokens, got)
+
     def test_same_seed_gives_the_same_sample_whatever_else_runs(self, lab: Lab) -> None:
         self.needs(lab.engine.capabilities.seeds, "seeds")
         (alone,) = lab.generate(lab.request(PROMPT, 10, seed=77))

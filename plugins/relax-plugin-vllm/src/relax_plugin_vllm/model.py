@@ -15,9 +15,11 @@ import numpy as np
 import torch
 from vllm import EngineArgs, SamplingParams
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from relax_core.api.engine import EngineSpec, FinishReason, GenerateRequest
+from relax_core.api.errors import ConfigError
 from relax_core.api.stepped import New
 from relax_plugin_vllm.environment import on_gpu
 from relax_plugin_vllm.options import VllmOptions
@@ -49,6 +51,8 @@ class Vllm:
         self._lies = False
         self._alone = options.tensor_parallel == options.pipeline_parallel == 1
         config = self._llm.vllm_config.model_config
+        if not on_gpu():
+            _check_heads(config.get_head_size())
         self.max_context: int = min(spec.max_context, config.max_model_len)
         self.vocab_size: int = config.get_vocab_size()
         self.dtype = str(config.dtype).removeprefix("torch.")
@@ -182,6 +186,14 @@ def _pack_tied(model: torch.nn.Module) -> None:
             seen.add(id(weight))
 
 
+def _check_heads(size: int) -> None:
+    """On a CPU vLLM has kernels for some sizes of heads, and would say so at the first token of every life."""
+    known = CPUAttentionBackend.get_supported_head_sizes()
+    if size not in known:
+        has = ", ".join(map(str, known))
+        raise ConfigError("model.path", f"heads of {size}", f"on a CPU vLLM has heads of {has}; take another engine")
+
+
 def _arguments(spec: EngineSpec, options: VllmOptions) -> dict[str, Any]:
     gpu = on_gpu()
     kv_mb = options.kv_cache_mb or (None if gpu else CPU_KV_MB)
@@ -192,6 +204,8 @@ def _arguments(spec: EngineSpec, options: VllmOptions) -> dict[str, Any]:
         "enable_expert_parallel": options.expert_parallel, "enforce_eager": not (gpu and options.graphs),
         "max_num_seqs": spec.max_concurrency or options.max_batch_rows, "max_num_batched_tokens": options.max_batch_tokens,
         "gpu_memory_utilization": options.gpu_memory, "enable_sleep_mode": gpu,
+        # Of a prompt in parts vLLM takes a draw back, which a generator on a CPU can't.
+        "enable_chunked_prefill": None if gpu else False,
         # A cache that is shared could outlive the weights it was computed with, where running requests keep theirs.
         "enable_prefix_caching": options.prefix_cache and not spec.kv_across_versions,
         "logprobs_mode": "processed_logprobs", "max_logprobs": -1, "async_scheduling": False, "disable_log_stats": True,

@@ -24,7 +24,7 @@ class VllmOptions(Options):
     max_batch_rows: PositiveInt = 256
     """Requests that decode together."""
     max_batch_tokens: PositiveInt | None = None
-    """Tokens of one iteration, prompts included; absent: vLLM's choice."""
+    """Tokens of one iteration, prompts included; absent: vLLM's choice. On a CPU no less than the context."""
     prefix_cache: bool = True
     """Prompts that begin alike share keys and values; never over an update of the weights."""
     graphs: bool = True

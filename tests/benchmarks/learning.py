@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learning: every algorithm on the quickstart's task by its own defaults, three seeds each: what a held-out set gains.
+"""Learning: every algorithm by its own defaults, three seeds each: what a held-out set gains.
+
+The task is the quickstart's, for GiGPO a game of several turns.
 
 The change is judged by its standard error over the seeds. It says that an algorithm learns, not which one is best: the task
 is tiny, and the learning rate is the recipe's for all of them. With `--out`, rows of other algorithms that are there stay.
@@ -20,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks import report
-from tests.benchmarks.learning_measures import MEASURES, REWARD, SETTINGS, Measure, setting
+from tests.benchmarks.learning_measures import MEASURES, REWARD, SETTINGS, TASKS, Measure, setting
 from tests.benchmarks.quickstart import built
 
+QUICKSTART = "quickstart"
 RUN_S = 1200.0
 STEPS = 100
 POINTS = 12
@@ -87,6 +90,12 @@ def curve(drawn: Sequence[Sequence[float]], measure: Measure = REWARD, marks: st
     return "".join(marks[min(len(marks) - 1, max(0, int(value / top * len(marks))))] for value in height)
 
 
+def recipes(name: str, folder: Path, options: argparse.Namespace) -> list[Path]:
+    """One a seed."""
+    teacher = "distillation" in options.algorithms
+    return options.recipes or [built(folder / f"{name}-{seed}", seed, teacher, name) for seed in options.seeds]
+
+
 def others(options: argparse.Namespace) -> list[report.Row]:
     """Rows that are recorded of algorithms that are not asked about."""
     file = options.out / "learning.json" if options.out else None
@@ -97,7 +106,10 @@ def others(options: argparse.Namespace) -> list[report.Row]:
 def main() -> None:
     arguments = report.parser(__doc__ or "")
     arguments.add_argument(
-        "--recipes", nargs="+", type=Path, help="of built quickstarts, one a seed; else they are built"
+        "--recipes",
+        nargs="+",
+        type=Path,
+        help="of built tasks (the quickstart's mostly), one a seed; else they are built",
     )
     arguments.add_argument("algorithms", nargs="+")
     arguments.add_argument("--steps", type=int, default=STEPS)
@@ -108,9 +120,11 @@ def main() -> None:
     set_up = report.begin(options)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory(prefix="relax-bench-") as folder:
-        teacher = "distillation" in options.algorithms
-        recipes = options.recipes or [built(Path(folder) / str(seed), seed, teacher) for seed in options.seeds]
-        seeds = list(zip(options.seeds, recipes, strict=True))
+        tasks = {TASKS.get(algorithm, QUICKSTART) for algorithm in options.algorithms}
+        seeds = {name: list(zip(options.seeds, recipes(name, Path(folder), options), strict=True)) for name in tasks}
         with ThreadPoolExecutor(options.at_once) as pool:
-            rows = [measured(algorithm, seeds, options, pool) for algorithm in options.algorithms]
+            rows = [
+                measured(algorithm, seeds[TASKS.get(algorithm, QUICKSTART)], options, pool)
+                for algorithm in options.algorithms
+            ]
     report.finish("learning", set_up, sorted([*others(options), *rows], key=lambda row: row["algorithm"]), options)

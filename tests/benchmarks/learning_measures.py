@@ -37,21 +37,29 @@ class Measure:
 
 REWARD = Measure("held-out reward", "eval/held-out/mean", "reward/mean")
 MEASURES: Mapping[str, Measure] = {
+    "gigpo": Measure("games won", "eval/all/mean", "reward/mean"),
     "distillation": Measure("KL to the teacher", "distill/kl", "distill/kl", falls=True, every_step=True),
     "sft": Measure("held-out loss", "eval/held-out/loss", "train/loss", falls=True),
     "dpo": Measure("held-out margin", "eval/held-out/margin", "pairs/margin"),
     "reward-model": Measure("held-out loss", "eval/held-out/loss", "train/loss", falls=True),
 }
-"""Of those that do not learn from rewards."""
+"""Of those that do not learn from rewards, or on another task."""
+TASKS: Mapping[str, str] = {"gigpo": "guess-number"}
+"""Recipes of those for which an answer of one turn is no test."""
 
 SAME_DIGITS = Path(__file__).with_name("same_digits.py")
 SETTINGS: Mapping[str, Sequence[str]] = {
+    "gigpo": ("eval.samples=64",),
     "grpo": ("algorithm.aggregation=sequence",),
     "gdpo": (f'plugins=["{SAME_DIGITS}"]', 'rewards=[{name="exact"}, {name="same-digits", weight=0}]'),
 }
 """What an algorithm needs beside its name. The recipe's own setting of GRPO is not its default; GDPO learns from several
 rewards, of which the first alone is the held-out one."""
-SHOWN: Mapping[str, str] = {"grpo": "", "gdpo": "a second reward: the right digits in any order"}
+SHOWN: Mapping[str, str] = {
+    "gigpo": "a game of four turns",
+    "grpo": "",
+    "gdpo": "a second reward: the right digits in any order",
+}
 """In words, where the settings are not a reader's."""
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The quickstart's model and data, built for a benchmark."""
+"""A recipe's model and data, the quickstart's if none is named, built for a benchmark."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from relax_core.control.recipes import find
 from tests.benchmarks import report
 
 
-def built(folder: Path, seed: int, teacher: bool = False) -> Path:
+def built(folder: Path, seed: int, teacher: bool = False, name: str = "quickstart") -> Path:
     """The recipe in a new folder, with what it names beside it."""
-    report.say(f"building the quickstart's model and data, seed {seed}")
+    report.say(f"building the {name}'s model and data, seed {seed}")
     folder.mkdir(parents=True)
-    find("quickstart").build(folder, seed, teacher)
+    find(name).build(folder, seed, teacher)
     return folder / "recipe.toml"

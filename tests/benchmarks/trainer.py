@@ -49,6 +49,8 @@ class Size:
     new: int
     budget: int = 2048
     dtype: str = "float32"
+    kv_heads: int = 0
+    """0: as many as heads."""
 
     @property
     def rows(self) -> int:
@@ -78,7 +80,7 @@ def build(size: Size, folder: Path) -> None:
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=size.vocab, hidden_size=size.hidden, intermediate_size=size.inner, num_hidden_layers=size.layers,
-        num_attention_heads=size.heads, num_key_value_heads=size.heads, head_dim=size.hidden // size.heads,
+        num_attention_heads=size.heads, num_key_value_heads=size.kv_heads or size.heads, head_dim=size.hidden // size.heads,
         max_position_embeddings=4096, tie_word_embeddings=True,
     )  # fmt: skip
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)

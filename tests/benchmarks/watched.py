@@ -28,8 +28,7 @@ class Watched(TorchTrainer):
     def begin_update(self, denominators: Mapping[str, float]) -> None:
         if self.watches:
             self._held = held(self._started)
-            kinds = [torch.profiler.ProfilerActivity.CPU]
-            self._profile = torch.profiler.profile(activities=kinds, profile_memory=True, acc_events=False)
+            self._profile = memory_profile()
             self._profile.__enter__()
         super().begin_update(denominators)
 
@@ -37,7 +36,7 @@ class Watched(TorchTrainer):
         done = super().finish_update(denominators)
         if self.watches:
             self._profile.__exit__(None, None, None)
-            self._peak = self._held + _most(self._profile)
+            self._peak = self._held + most_held(self._profile)
         return done
 
     def peak_bytes(self) -> int:
@@ -53,8 +52,14 @@ def held(rank: Rank) -> int:
     return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
 
-def _most(profile: torch.profiler.profile) -> int:
-    """Of what was allocated and not yet freed."""
+def memory_profile() -> torch.profiler.profile:
+    """Enter and leave it on the thread that is watched."""
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    return torch.profiler.profile(activities=kinds, profile_memory=True, acc_events=False)
+
+
+def most_held(profile: torch.profiler.profile) -> int:
+    """The most bytes that were allocated since it began and not yet freed."""
     told = profile.profiler
     if told is None or told.kineto_results is None:
         raise RuntimeError("the profiler has recorded nothing")

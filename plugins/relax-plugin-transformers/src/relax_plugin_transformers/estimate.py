@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an engine will need, by arithmetic on `config.json` and the headers of the weights: nothing heavy is imported.
 
-The cache is sized as `RowsCache` grows, for rows that are all as long as they may become.
+A generation is followed through its moments as `Batch` and `RowsCache` have them: prompts run pass by pass, are spread to
+their samples, and the cache grows, for rows that are all as long as they may become. The fullest moment is told.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,31 +24,123 @@ _ROUND, _AHEAD = 16, 64
 _CDF_ELEMENTS = 1 << 24
 """Doubles that a draw sums at a time."""
 
+Parts = dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """Sizes that memory depends on."""
+
+    layers: int
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head: int
+    vocab: int
+    bytes: int
+    """Of a number."""
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], number: int) -> _Model:
+        try:
+            layers, hidden, vocab = (int(config[name]) for name in ("num_hidden_layers", "hidden_size", "vocab_size"))
+            inner, heads = int(config["intermediate_size"]), int(config["num_attention_heads"])
+        except KeyError as lacking:
+            raise NotImplementedError(f"config.json has no {lacking}") from None
+        head = int(config.get("head_dim") or hidden // heads)
+        return cls(layers, hidden, inner, heads, int(config.get("num_key_value_heads") or heads), head, vocab, number)
+
+    @property
+    def cell(self) -> int:
+        """Bytes of one tensor of one layer, keys or values, for a token."""
+        return self.kv_heads * self.head * self.bytes
+
+    @property
+    def token(self) -> int:
+        """Bytes of the cache for a token."""
+        return self.layers * 2 * self.cell
+
+    def computed(self, tokens: int, width: int, eager: bool) -> int:
+        """Bytes alive at once in one layer's pass over `tokens` that see `width` columns each."""
+        around = 2 * self.head + 2 * 8 // self.bytes  # rotations, positions and the tokens themselves
+        block = 4 * self.hidden + 3 * self.inner + around  # embeddings, what came in, went on and was normed
+        attention = 3 * self.hidden + (3 * self.heads + 2 * self.kv_heads) * self.head + around
+        scores = 2 * 4 * tokens * self.heads * width if eager else 0
+        return max(tokens * block * self.bytes, tokens * attention * self.bytes + scores)
+
 
 def estimate(spec: EngineSpec, options: TransformersOptions, work: Workload) -> Estimate:
     """Raises NotImplementedError where `config.json` does not have the usual names."""
     whole = read_config(spec.model)
     config: Mapping[str, Any] = whole.get("text_config", whole)
-    try:
-        layers, hidden, vocab = (int(config[name]) for name in ("num_hidden_layers", "hidden_size", "vocab_size"))
-        inner, heads = int(config["intermediate_size"]), int(config["num_attention_heads"])
-    except KeyError as lacking:
-        raise NotImplementedError(f"config.json has no {lacking}") from None
-    head = int(config.get("head_dim") or hidden // heads)
-    size = _BYTES[_dtype(spec, options, config)]
-    weights = _elements(Path(str(spec.model["path"]))) * size
-    rows = _rows(spec, options, work)
-    cache = rows * _columns(work) * layers * 2 * int(config.get("num_key_value_heads") or heads) * head * size
-    logits = rows * vocab * 4 * 2 + min(rows * vocab, _CDF_ELEMENTS) * 8 * 2
-    prefill = min(options.max_prefill_tokens, work.prompts * work.prompt_tokens) * (2 * hidden + 3 * inner) * size
-    generate = {"parameters": weights, "kv cache": cache + cache // layers, "logits": logits, "activations": prefill}
-    flops = 2.0 * weights / size * (work.rows * work.new_tokens + work.prompts * work.prompt_tokens)
-    flops += 4.0 * layers * heads * head * work.rows * work.new_tokens * (work.prompt_tokens + work.new_tokens / 2)
+    number = _BYTES[_dtype(spec, options, config)]
+    model = _Model.of(config, number)
+    elements = _elements(Path(str(spec.model["path"])))
+    weights, rows = elements * number, _rows(spec, options, work)
+    moments = list(_moments(model, options, work, rows))
+    fullest = max(moments, key=lambda parts: sum(parts.values()))
+    cache = max(parts["kv cache"] for parts in moments)
+    flops = 2.0 * elements * (work.rows * work.new_tokens + work.prompts * work.prompt_tokens)
+    seen = work.rows * work.new_tokens * (work.prompt_tokens + work.new_tokens / 2)
+    flops += 4.0 * model.layers * model.heads * model.head * seen
     return Estimate(
-        {"generate": generate, "load": {"parameters": weights, "staged": weights, "kv cache": cache}},
+        {
+            "generate": {"parameters": weights, **fullest},
+            "load": {"parameters": weights, "staged": weights, "kv cache": cache},
+        },
         {"generate": flops},
-        (f"{rows} rows at once, each as long as it may become",),
+        _notes(work, rows),
     )
+
+
+def _notes(work: Workload, rows: int) -> tuple[str, ...]:
+    first = f"{rows} rows at once, each as long as it may become"
+    joined = "where rows join others that end early, the cache may be half as large again"
+    return (first,) if rows >= work.rows else (first, joined)
+
+
+def _moments(model: _Model, options: TransformersOptions, work: Workload, rows: int) -> Iterator[Parts]:
+    """What lies beside the weights, whenever there is more of it than before."""
+    eager, group = options.attention == "eager", max(1, work.group_size)
+    prompts, at_once = -(-rows // group), max(1, options.max_prefill_tokens // max(1, work.prompt_tokens))
+    each, ahead = min(prompts, at_once), work.prompt_tokens + min(_AHEAD, work.new_tokens)
+    passed = min(each * work.prompt_tokens, options.max_prefill_tokens)
+    columns, reserved = _rounded(ahead), 0
+    for first in range(0, prompts, each):
+        ran, come = min(each, prompts - first), min(rows - first * group, each * group)
+        held = reserved * columns * model.token
+        prompt = ran * _rounded(work.prompt_tokens) * model.token
+        computed = model.computed(passed, work.prompt_tokens, eager)
+        yield {"kv cache": held + prompt, "activations": computed, "logits": 4 * ran * model.vocab}
+        new = come * columns * model.token
+        picked = come * work.prompt_tokens * model.cell + prompt // (2 * model.layers)
+        yield {"kv cache": held + new + picked, "logits": 4 * ran * model.vocab}
+        yield {"kv cache": held + new, "logits": 4 * ran * model.vocab + _drawn(come, model.vocab)}
+        before, reserved = reserved, _grown(reserved, min(rows, first * group + come))
+        if before:
+            yield {"kv cache": (reserved * columns) * model.token + new + before * columns * model.cell}
+    yield from _decoding(model, work, rows, reserved, columns)
+
+
+def _decoding(model: _Model, work: Workload, rows: int, reserved: int, columns: int) -> Iterator[Parts]:
+    """From the first step to the last."""
+    needed = work.row_tokens - 1
+    while columns < needed:
+        old, columns = columns, _rounded(columns * 3 // 2)
+        yield {"kv cache": reserved * (columns * model.token + old * model.cell)}
+    cache, history = reserved * columns * model.token, 2 * 8 * rows * needed
+    yield {"kv cache": cache, "activations": history, "logits": _drawn(rows, model.vocab)}
+
+
+def _grown(reserved: int, rows: int) -> int:
+    """Rows that a cache reserves as others join."""
+    return max(rows, reserved * 3 // 2) if reserved and rows > reserved else max(rows, reserved)
+
+
+def _drawn(rows: int, vocab: int) -> int:
+    """Logits, log-probs, and doubles of their sums."""
+    return rows * vocab * 4 * 2 + min(rows * vocab, _CDF_ELEMENTS) * 8 * 2
 
 
 def _dtype(spec: EngineSpec, options: TransformersOptions, config: Mapping[str, Any]) -> str:
@@ -58,14 +152,6 @@ def _dtype(spec: EngineSpec, options: TransformersOptions, config: Mapping[str, 
 def _rows(spec: EngineSpec, options: TransformersOptions, work: Workload) -> int:
     most = min(spec.max_concurrency or options.max_batch_rows, options.max_batch_tokens // max(1, work.row_tokens))
     return max(1, min(work.rows, most))
-
-
-def _columns(work: Workload) -> int:
-    """Reserved when the last token is sampled: they grow by half."""
-    columns = _rounded(work.prompt_tokens + min(_AHEAD, work.new_tokens))
-    while columns < work.row_tokens:
-        columns = _rounded(columns * 3 // 2)
-    return columns
 
 
 def _rounded(columns: int) -> int:

@@ -163,8 +163,7 @@ async def measured(engine: str, python: str, folder: str, at_once: Sequence[int]
     """A row for each number of requests at once."""
     ours, peer = Ours(engine, python, folder), Peer(engine, python, folder)
     try:
-        await ours.start()
-        await peer.start()
+        await asyncio.gather(ours.start(), peer.start())
         return [await _row(ours, peer, count, repeats) for count in at_once]
     finally:
         await peer.stop()

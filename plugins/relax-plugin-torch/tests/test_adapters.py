@@ -272,11 +272,11 @@ def test_a_plan_tells_how_much_is_trained_and_counts_its_memory(folder, start, m
 
     spec = TrainerSpec({"path": folder, **model}, ALGORITHM, OptimizerSpec(1e-2))
     work = Workload(prompts=2, group_size=2, prompt_tokens=4, new_tokens=8)
+    trainer = start(folder, model=model)
     part, whole = (
-        TorchTrainer(TorchTrainer.options_model()()).estimate(one, work)
-        for one in (spec, TrainerSpec({"path": folder}, ALGORITHM, OptimizerSpec(1e-2)))
+        trainer.estimate(one, work) for one in (spec, TrainerSpec({"path": folder}, ALGORITHM, OptimizerSpec(1e-2)))
     )
-    facts = start(folder, model=model).facts
+    facts = trainer.facts
     assert any(f"trains {facts['trainable']:,} of {facts['parameters']:,} parameters" in note for note in part.notes)
     assert not any("trains" in note for note in whole.notes)
     assert 8 * facts["trainable"] <= part.phases["train"]["optimizer"] < 8 * facts["trainable"] + 1000

@@ -19,8 +19,15 @@ from relax_core.api import (
     Version,
     Workload,
 )
+from relax_core.api.algorithm import Output
 from relax_core.learn.counts import count
 from relax_core.testing.trainer import InMemory, Reinforce, tiny_model
+
+
+class Judged(Reinforce):
+    def outputs(self):
+        return frozenset({Output("rewards")})
+
 
 WORK = Workload(prompts=6, group_size=4, prompt_tokens=24, new_tokens=40)
 
@@ -133,10 +140,23 @@ def test_ranks_that_a_team_does_not_divide_are_refused_by_the_plan(folder):
 
 
 def test_an_optimizer_that_lies_apart_is_there_for_its_step_alone(folder):
-    whole, apart = (trainer_of(offload_optimizer=one).estimate(spec_of(folder), WORK).phases for one in (False, True))
+    trainers = [trainer_of(offload_optimizer=one, device="cuda") for one in (False, True)]
+    whole, apart = (trainer.estimate(spec_of(folder), WORK).phases for trainer in trainers)
     assert whole["train"] == {**apart["train"], "optimizer": apart["update"]["optimizer"]}
     assert apart["update"].keys() == {"parameters", "gradients", "optimizer"}
     assert "optimizer" not in apart["publish"] and apart["checkpoint"] == whole["checkpoint"]
+
+
+def test_a_plan_for_a_cpu_with_an_optimizer_apart_is_refused(folder):
+    with pytest.raises(ConfigError, match=r"trainer\.offload_optimizer: got true on cpu.*leave it out"):
+        trainer_of(offload_optimizer=True, device="cpu").estimate(spec_of(folder), WORK)
+
+
+def test_a_model_that_learns_to_judge_has_no_logits_but_is_published(folder):
+    trainer = trainer_of()
+    trainer.build = lambda chosen: Judged()
+    told = trainer.estimate(spec_of(folder), WORK)
+    assert "logits" not in told.phases["train"] and "published" in told.phases["publish"]
 
 
 def test_a_role_that_only_reads_has_no_gradients(folder):

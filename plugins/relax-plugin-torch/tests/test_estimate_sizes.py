@@ -56,6 +56,20 @@ def test_the_estimate_is_within_a_tenth_of_the_peak(folders, name, options, mode
     assert told == pytest.approx(peak, rel=0.1)
 
 
+def test_a_critic_has_no_logits_and_publishes_nothing(folders):
+    size, spec = SIZES["1.6M"], spec_with(SIZES["1.6M"], folders["1.6M"], {}, role="critic")
+    trainer = Watched(Watched.options_model()(share_prefixes=False))
+    trainer.build = built
+    told = trainer.estimate(spec, work_of(size))
+    trainer.start(spec)
+    step_of(trainer, size, 0)
+    step_of(trainer, size, 1)
+    peak = trainer.peak_bytes()
+    trainer.stop()
+    assert told.phases.keys() == {"train", "checkpoint"} and "logits" not in told.phases["train"]
+    assert told.tensors("train") == pytest.approx(peak, rel=0.1)
+
+
 @pytest.mark.parametrize(("name", "sharding"), [*((name, "fsdp") for name in SIZES), ("0.1M", "none")])
 def test_so_it_is_on_each_of_two_ranks(folders, name, sharding):
     size, options = SIZES[name], {"share_prefixes": False, "sharding": sharding}
@@ -66,6 +80,7 @@ def test_so_it_is_on_each_of_two_ranks(folders, name, sharding):
     peaks = ranks._all("peak_bytes")
     ranks.stop()
     alone = TorchTrainer(TorchTrainer.options_model()(**options))
+    alone.build = built
     specs = [spec_with(size, folders[name], {}, rank=rank, world_size=2) for rank in range(2)]
     told = [alone.estimate(spec, work_of(size)).tensors("train") for spec in specs]
     assert told == pytest.approx(peaks, rel=0.1)

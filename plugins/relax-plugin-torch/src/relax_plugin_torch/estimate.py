@@ -30,6 +30,7 @@ from relax_plugin_torch.policy import Flops
 from relax_plugin_torch.precision import choose_format, rounded
 from relax_plugin_torch.ranks import BUCKET
 from relax_plugin_torch.recomputing import recompute_blocks
+from relax_plugin_torch.rest import check_offload
 from relax_plugin_torch.setup import TRAINED_ROLES
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ COMES_AND_GOES = ("gradients", "activations", "logits")
 ALLOCATOR, BUFFERS = 0.5, 20 << 20
 """On a CPU, what glibc's malloc holds in holes beside tensors that come and go, as a share of these, and what multiplying
 takes for itself. Measured (docs/benchmarks.md): 0.36 to 0.58 over five sizes."""
+SCALAR = 1
+"""Labels of a configuration whose model has a scalar head."""
 BLOCKS_AT_ONCE = 2
 """Of weights in parts: whole ones beside each other, as the next block is gathered while one computes."""
 
@@ -92,10 +95,13 @@ class Trace:
 
 
 def estimate(
-    spec: TrainerSpec, options: TorchOptions, work: Workload, micro_batches: Sequence[Sequence[int]]
-) -> Estimate:
-    """`micro_batches`: rows of each that this rank computes in a step."""
-    config = _config(spec, options)
+    spec: TrainerSpec, options: TorchOptions, work: Workload, micro_batches: Sequence[Sequence[int]],
+    scalar: frozenset[str] = frozenset(),
+) -> Estimate:  # fmt: skip
+    """`micro_batches`: rows of each that this rank computes in a step. `scalar`: what a scalar head gives, where the model
+    has one."""
+    check_offload(options.offload_optimizer, torch.device("cpu" if _on_cpu(options) else "cuda"))
+    config = _config(spec, scalar)
     sizes = [len(rows) for rows in micro_batches]
     largest = max(sizes, default=0)
     shapes = [_shape(config, spec, options, work, rows) for rows in (largest, *_passes(sizes))]
@@ -107,7 +113,7 @@ def estimate(
     return Estimate(phases, {where: trace.flops * share}, (*part, *notes))
 
 
-def _config(spec: TrainerSpec, options: TorchOptions) -> PretrainedConfig:
+def _config(spec: TrainerSpec, scalar: frozenset[str]) -> PretrainedConfig:
     from transformers import AutoConfig
 
     path = str(spec.model["path"])
@@ -119,6 +125,8 @@ def _config(spec: TrainerSpec, options: TorchOptions) -> PretrainedConfig:
         ) from error
     if has_towers(config.to_dict()):
         raise NotImplementedError("what a model sees or hears is not counted yet")
+    if scalar:
+        config.num_labels = SCALAR
     return config
 
 
@@ -211,11 +219,12 @@ def _unmasked() -> str:
 
 def _skeleton(config: PretrainedConfig, spec: TrainerSpec, options: TorchOptions) -> PreTrainedModel:
     """The model without any data, what is frozen and its adapters included: peft can't lay them on fake tensors."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+    kind = AutoModelForSequenceClassification if config.num_labels == SCALAR else AutoModelForCausalLM
     attention = "eager" if options.attention == "eager" else _unmasked()
     with torch.device("meta"):
-        made = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
+        made = kind.from_config(config, dtype=torch.float32, attn_implementation=attention)
         choose_trained(made, spec)
     hold_frozen_in(made, choose_format(spec.model.get("dtype", "float32"), torch.device("cpu")))
     if options.activation_checkpointing:
@@ -265,13 +274,22 @@ def _pass(model: PreTrainedModel, spec: TrainerSpec, options: TorchOptions, shap
         features = hidden.reshape(shape.lines * shape.width, -1).index_select(
             0, torch.zeros(shape.trained, dtype=torch.long)
         )
-        log_probs, _ = learn.score_tokens(
-            features, model.get_output_embeddings(), torch.zeros(shape.trained, dtype=torch.long),
-            vocab_size=model.config.get_text_config().vocab_size, temperature=spec.temperature,
-            max_logits=options.logits_mb * 2**18,
-        )  # fmt: skip
-    if log_probs.requires_grad:
-        log_probs.sum().backward()
+        scored = _scored(model, spec, options, features)
+    if scored.requires_grad:
+        scored.sum().backward()
+
+
+def _scored(model: PreTrainedModel, spec: TrainerSpec, options: TorchOptions, features: Tensor) -> Tensor:
+    """What the head makes of features."""
+    if model.config.num_labels == SCALAR:
+        with torch.autocast("cpu", enabled=False):
+            return torch.nn.functional.linear(features.float(), model.score.weight.float()).squeeze(-1)
+    log_probs, _ = learn.score_tokens(
+        features, model.get_output_embeddings(), torch.zeros(len(features), dtype=torch.long),
+        vocab_size=model.config.get_text_config().vocab_size, temperature=spec.temperature,
+        max_logits=options.logits_mb * 2**18,
+    )  # fmt: skip
+    return log_probs
 
 
 def _attention(config: PretrainedConfig, shape: Shape) -> float:
@@ -326,7 +344,7 @@ def _phases(
         phases["checkpoint"] = held
     if ranks > 1 and not shared:
         phases["exchange"] = {**held, "gradients": 4 * trace.counts[0], "exchange": min(whole, 2 * BUCKET * 4)}
-    if first:
+    if first and spec.role == "actor":
         half = 1.0 if spec.model.get("dtype", "float32") == "float32" else 0.5
         phases["publish"] = {**held, "published": whole * half, **({"gathered": whole} if shared else {})}
     if options.offload_optimizer:  # it is there for the step and the copy of it alone

@@ -108,7 +108,11 @@ class Rest:
 def check_offload(wanted: bool, device: torch.device) -> None:
     """Raises ConfigError where there is nowhere to."""
     if wanted and device.type != "cuda":
-        raise ConfigError(FIELD, f"true on {device.type}", "only a GPU has memory below its own; leave it out")
+        raise ConfigError(
+            FIELD,
+            f"true on {device.type}",
+            "only a GPU has memory below its own; leave it out, or set trainer.device=cuda",
+        )
 
 
 def _known(parts: Sequence[str]) -> set[str]:

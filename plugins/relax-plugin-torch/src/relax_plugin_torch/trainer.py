@@ -89,11 +89,12 @@ class TorchTrainer(Trainer[TorchOptions]):
 
     def estimate(self, spec: TrainerSpec, work: Workload) -> Estimate:
         from relax_plugin_torch.estimate import estimate
+        from relax_plugin_torch.head import scalars
         from relax_plugin_torch.tensor_parallel import check_divides
 
         check_divides(spec.world_size, self.options.tensor_parallel)
         plan = self.plan([work.row_tokens] * work.rows, spec.world_size, spec.tokens_per_micro_batch)
-        return estimate(spec, self.options, work, plan.micro_batches[spec.rank])
+        return estimate(spec, self.options, work, plan.micro_batches[spec.rank], scalars(spec, self.build))
 
     def start(self, spec: TrainerSpec) -> Mapping[str, Any]:
         from relax_plugin_torch.rank import Rank

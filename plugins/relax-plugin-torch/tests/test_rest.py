@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank that sleeps gives its memory back, counts it, and goes on as if it had not slept."""
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -43,6 +46,19 @@ def test_gradients_are_freed_and_counted_on_a_cpu():
     assert rest.sleep(["gradients"]) == size
     assert all(parameter.grad is None for parameter in module.parameters())
     assert rest.sleep(["gradients"]) == 0
+
+
+def test_what_malloc_kept_of_a_step_leaves_a_cpu_rank_that_sleeps():
+    def resident():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    small = [torch.ones(1 << 14) for _ in range(1024)]
+    on_top = torch.ones(1 << 14)
+    small.clear()
+    before = resident()
+    Rest(model(), None, CPU).sleep(["gradients"])
+    assert before - resident() > 32 << 20
+    assert on_top.all()
 
 
 def test_gradients_that_somebody_else_holds_are_not_counted():

@@ -2,7 +2,7 @@
 """A rank's memory while others have its GPU: weights and optimizer lie in pinned host memory, gradients are gone.
 
 The optimizer's state may lie there for good but for the moments it is stepped or saved. A CPU has no lower tier: there
-only gradients are freed. It moves memory and looks at none of its contents.
+only gradients are freed, and what malloc kept of a step. It moves memory and looks at none of its contents.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from relax_core.api import ConfigError
+from relax_plugin_torch.host_memory import trim
 from relax_plugin_torch.offloading import Offload
 from relax_plugin_torch.optimizer import parts as plain_parts
 from relax_plugin_torch.sharding import local
@@ -59,6 +60,7 @@ class Rest:
         if self._lower_tier and "optimizer" in wanted:
             freed += self._put_away()
         if self._device.type != "cuda":
+            trim()  # malloc keeps what a step had at its peak
             return freed
         torch.cuda.empty_cache()
         return before - self._reserved()

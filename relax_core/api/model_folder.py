@@ -11,9 +11,19 @@ import mmap
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from relax_core.api.errors import ConfigError
 from relax_core.api.weights import Manifest, TensorInfo, tensor_fingerprint
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_KINDS: Mapping[str, str] = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "<i1",
+    "BOOL": "<b1",
+}  # fmt: skip
+"""As numpy has them; bf16 as bits, and what is not here as bytes."""
 
 
 def folder_tensors(folder: str) -> dict[str, TensorInfo]:
@@ -39,6 +49,20 @@ def _of(file: Path) -> Iterator[TensorInfo]:
                 print_ = tensor_fingerprint(view)
                 del view  # or the map could not be closed
                 yield TensorInfo(name, tuple(entry["shape"]), entry["dtype"], print_, end - start)
+
+
+def folder_arrays(folder: str) -> Iterator[tuple[str, np.ndarray, str]]:
+    """(name, array, dtype) of every tensor, mapped: nothing is read before it is looked at."""
+    import numpy as np
+
+    for file in sorted(Path(folder).glob("*.safetensors")):
+        mapped = np.memmap(file, np.uint8, mode="r")
+        start = 8 + int(mapped[:8].view("<u8")[0])
+        for name, entry in json.loads(mapped[8:start].tobytes()).items():
+            if name != "__metadata__":
+                begin, end = entry["data_offsets"]
+                bits = mapped[start + begin : start + end].view(_KINDS.get(entry["dtype"], "<u1"))
+                yield name, bits.reshape(entry["shape"]), entry["dtype"]
 
 
 def check_manifest(manifest: Manifest, known: Mapping[str, TensorInfo], dtype: str) -> None:

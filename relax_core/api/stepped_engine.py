@@ -20,6 +20,7 @@ from relax_core.api.component import Configurable, OptionsT
 from relax_core.api.delta_stream import Stream
 from relax_core.api.engine import Delta, Engine, EngineSpec, GenerateRequest, Health
 from relax_core.api.errors import InfrastructureError
+from relax_core.api.laid_adapters import LaidAdapters
 from relax_core.api.model_folder import check_manifest, folder_tensors
 from relax_core.api.request_checks import check_ids, check_requests
 from relax_core.api.stepped import SteppedThread, Stepper, Stepping
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Arriving = Iterator[tuple[TensorInfo, "np.ndarray"]]
+Arrays = Iterator[tuple[str, "np.ndarray", str]]
 _STOP_S = 30.0
 """One step of a large model on a small machine ends within this."""
 _SAFETENSORS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "float64": "F64"}
@@ -50,6 +52,7 @@ class SteppedEngine(Engine[OptionsT], Generic[OptionsT]):
         self._known: dict[str, TensorInfo] = {}
         self._vocab_size = self._max_context = 0
         self._dtype = ""
+        self._adapters: LaidAdapters | None = None
         # One update or sleep at a time: what is staged must still fit when it is loaded.
         self._changing = asyncio.Lock()
 
@@ -75,6 +78,10 @@ class SteppedEngine(Engine[OptionsT], Generic[OptionsT]):
         model = await asyncio.wrap_future(self._thread.begin())
         self._vocab_size, self._max_context = model.vocab_size, model.max_context
         self._dtype = _SAFETENSORS.get(model.dtype, model.dtype)
+        lora = spec.model.get("lora") if self.capabilities.lora else None
+        if lora is not None:
+            folder, known, dtype = str(spec.model["path"]), self._known, self._dtype
+            self._adapters = await asyncio.to_thread(lambda: LaidAdapters(folder, known, lora, dtype))
         return {
             "vocab_size": model.vocab_size,
             "max_context": model.max_context,
@@ -139,12 +146,14 @@ class SteppedEngine(Engine[OptionsT], Generic[OptionsT]):
         thread = self._running()
         async with self._changing:
             self._refuse(manifest, thread)
-            arriving = await asyncio.to_thread(_staged, manifest, self._transport(transport))
+            arrays, arrived = await asyncio.to_thread(self._stage, manifest, self._transport(transport))
             times["wire"] = time.monotonic() - began
-            arrived, resident = await self._call(lambda: self._load(thread, manifest, arriving, times), needs="weights")
+            resident = await self._call(lambda: self._load(thread, manifest, arrays, arrived, times), needs="weights")
+        layout = self.layout()
         return Receipt(
             self._spec.name, manifest.version, self.capabilities.receipts, combined_fingerprint(arrived),
-            time.monotonic() - began, resident=resident, layout=self.layout(), times=times,
+            time.monotonic() - began, resident=resident, times=times,
+            layout=f"{layout} with adapters" if layout and manifest.payload == "lora" else layout,
         )  # fmt: skip
 
     def _refuse(self, manifest: Manifest, thread: SteppedThread) -> None:
@@ -154,9 +163,20 @@ class SteppedEngine(Engine[OptionsT], Generic[OptionsT]):
             raise ValueError(
                 f"{manifest.version}: this engine has {thread.version}; it loads that model's newer versions only"
             )
-        if manifest.payload != "full":
+        if manifest.payload == "lora":
+            self._refuse_adapter(manifest)
+        elif manifest.payload != "full":
             raise ValueError(f"{manifest.version}: payload {manifest.payload!r}; this engine loads full versions")
-        check_manifest(manifest, self._known, self._dtype)
+        else:
+            check_manifest(manifest, self._known, self._dtype)
+
+    def _refuse_adapter(self, manifest: Manifest) -> None:
+        if self._adapters is None:
+            raise ValueError(f"{manifest.version}: an adapter, but model.lora is not set for this engine")
+        if manifest.base != self._adapters.base:
+            raise ValueError(
+                f"{manifest.version}: an adapter on top of {manifest.base}; this engine lays them over {self._adapters.base}"
+            )
 
     def _transport(self, chosen: Chosen) -> WeightTransport:
         if chosen.name.rpartition(":")[2] not in self.capabilities.transports:
@@ -171,19 +191,26 @@ class SteppedEngine(Engine[OptionsT], Generic[OptionsT]):
             self._transports[key] = built
         return self._transports[key]
 
+    def _stage(self, manifest: Manifest, transport: WeightTransport) -> tuple[Arrays, list[TensorInfo]]:
+        """What will be loaded, and what arrived; of whole versions that list grows while they are loaded."""
+        if manifest.payload == "lora" and self._adapters is not None:
+            staged = self._adapters.stage(manifest, transport)
+            return self._adapters.laid(staged), staged.arrived
+        arrived: list[TensorInfo] = []
+        return _counted(_staged(manifest, transport), arrived), arrived
+
     def _load(
-        self, thread: SteppedThread, manifest: Manifest, arriving: Arriving, times: dict[str, float]
-    ) -> tuple[list[TensorInfo], str]:
-        """On the driving thread, between two tokens: what arrived, and a fingerprint of what lies in memory now."""
-        began, arrived = time.monotonic(), list[TensorInfo]()
-
-        def counted() -> Iterator[tuple[str, np.ndarray, str]]:
-            for info, array in arriving:
-                arrived.append(info)
-                yield info.name, array, info.dtype
-
+        self,
+        thread: SteppedThread,
+        manifest: Manifest,
+        arrays: Arrays,
+        arrived: list[TensorInfo],
+        times: dict[str, float],
+    ) -> str:
+        """On the driving thread, between two tokens: a fingerprint of what lies in memory now."""
+        began = time.monotonic()
         try:
-            thread.model.load(counted())
+            thread.model.load(arrays)
             if missing := {info.name for info in manifest.tensors} - {info.name for info in arrived}:
                 raise InfrastructureError(f"{manifest.version}: {sorted(missing)[:8]} did not arrive; publish again")
             loaded = time.monotonic()
@@ -194,7 +221,7 @@ class SteppedEngine(Engine[OptionsT], Generic[OptionsT]):
             thread.fail(f"{type(error).__name__}: {error}")
             raise
         times.update(load=loaded - began, proof=time.monotonic() - loaded)
-        return arrived, resident
+        return resident
 
     # -- memory and life ------------------------------------------------------------------------------------------
 
@@ -267,6 +294,12 @@ def _staged(manifest: Manifest, transport: WeightTransport) -> Arriving:
         return iter(list(arriving))
     first = next(arriving, None)
     return iter(()) if first is None else chain([first], arriving)
+
+
+def _counted(arriving: Arriving, arrived: list[TensorInfo]) -> Arrays:
+    for info, array in arriving:
+        arrived.append(info)
+        yield info.name, array, info.dtype
 
 
 def _combined(checksums: Mapping[str, str]) -> str:

@@ -58,7 +58,8 @@ class InFlightChecks:
             return parts + [delta async for deltas in stream for delta in deltas]
 
         stream, parts = lab.run(start())
-        folders = {before: lab.model, before + 1: renewed()}
+        other = renewed()
+        folders = {before: lab.model, lab.version.step: other}
         parts = lab.run(finish(stream, parts))
         assert {part.version for part in parts} == set(folders)
         for request in requests:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +27,8 @@ Tensors = list[tuple[str, np.ndarray, str]]
 VOCABULARY, CONTEXT = 64, 128
 _DEADLINE_S = 120.0
 _KNOWN_S = 30.0
+LORA: Mapping[str, Any] = {"rank": 2, "alpha": 4.0, "targets": ("q_proj", "down_proj")}
+"""`[model] lora`, for engines that take adapters."""
 DISK = Chosen("weight-transport", "disk")
 
 
@@ -67,7 +69,8 @@ class Lab:
         self._requests = 0
 
     def start(self, **spec: Any) -> Lab:
-        chosen = EngineSpec(model={"path": self.model, "dtype": "float32"}, max_context=CONTEXT, **spec)
+        lora = {"lora": LORA} if self.engine.capabilities.lora else {}
+        chosen = EngineSpec({"path": self.model, "dtype": "float32", **lora}, CONTEXT, **spec)
         self.facts = dict(self.run(self.engine.start(chosen), 600.0))
         return self
 

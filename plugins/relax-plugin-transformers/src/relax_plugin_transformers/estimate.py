@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine will need, by arithmetic on `config.json` and the headers of the weights: nothing heavy is imported.
+"""What an engine will need, by arithmetic on `config.json` and the headers of the weights.
 
 A generation is followed through its moments as `Batch` and `RowsCache` have them: prompts run pass by pass, are spread to
 their samples, and the cache grows, for rows that are all as long as they may become. The fullest moment is told.
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from relax_core.api.engine import EngineSpec
-from relax_core.api.estimate import Estimate, Workload
+from relax_core.api.estimate import RESERVED, Estimate, Workload
 from relax_plugin_transformers.loading import read_config
 from relax_plugin_transformers.options import TransformersOptions
 
@@ -23,6 +23,10 @@ _ROUND, _AHEAD = 16, 64
 """As the cache reserves columns."""
 _CDF_ELEMENTS = 1 << 24
 """Doubles that a draw sums at a time."""
+
+_ALLOCATOR, _BUFFERS = 0.2, 20 << 20
+"""On a CPU, what malloc holds beside the tensors of a generation, as a share of these, and what multiplying takes for itself.
+Measured (docs/benchmarks.md)."""
 
 Parts = dict[str, int]
 
@@ -80,6 +84,8 @@ def estimate(spec: EngineSpec, options: TransformersOptions, work: Workload) -> 
     weights, rows = elements * number, _rows(spec, options, work)
     moments = list(_moments(model, options, work, rows))
     fullest = max(moments, key=lambda parts: sum(parts.values()))
+    if _on_cpu(options):
+        fullest[RESERVED] = _BUFFERS + round(_ALLOCATOR * sum(fullest.values()))
     cache = max(parts["kv cache"] for parts in moments)
     flops = 2.0 * elements * (work.rows * work.new_tokens + work.prompts * work.prompt_tokens)
     seen = work.rows * work.new_tokens * (work.prompt_tokens + work.new_tokens / 2)
@@ -92,6 +98,14 @@ def estimate(spec: EngineSpec, options: TransformersOptions, work: Workload) -> 
         {"generate": flops},
         _notes(work, rows),
     )
+
+
+def _on_cpu(options: TransformersOptions) -> bool:
+    if options.device != "auto":
+        return options.device == "cpu"
+    import torch
+
+    return not torch.cuda.is_available()
 
 
 def _notes(work: Workload, rows: int) -> tuple[str, ...]:

@@ -49,6 +49,17 @@ def deep(tmp_path_factory):
     return str(path)
 
 
+@pytest.fixture(scope="module")
+def as_wide_as_its_vocabulary(tmp_path_factory):
+    config = Qwen3Config(
+        vocab_size=64, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, head_dim=32,
+        intermediate_size=48, max_position_embeddings=128, tie_word_embeddings=True,
+    )  # fmt: skip
+    path = tmp_path_factory.mktemp("wide")
+    Qwen3ForCausalLM(config).save_pretrained(path)
+    return str(path)
+
+
 def trainer_of(**options):
     trainer = TorchTrainer(TorchTrainer.options_model()(**options))
     trainer.build = lambda chosen: Reinforce(chosen.options) if chosen.kind == "algorithm" else InMemory()
@@ -152,8 +163,8 @@ def test_a_plan_for_a_cpu_with_an_optimizer_apart_is_refused(folder):
         trainer_of(offload_optimizer=True, device="cpu").estimate(spec_of(folder), WORK)
 
 
-def test_a_model_that_learns_to_judge_has_no_logits_but_is_published(folder):
-    trainer = trainer_of()
+def test_a_model_that_learns_to_judge_has_no_logits_but_is_published(as_wide_as_its_vocabulary):
+    folder, trainer = as_wide_as_its_vocabulary, trainer_of()
     trainer.build = lambda chosen: Judged()
     told = trainer.estimate(spec_of(folder), WORK)
     assert "logits" not in told.phases["train"] and "published" in told.phases["publish"]

@@ -185,7 +185,12 @@ def _trace(
     config: PretrainedConfig, spec: TrainerSpec, options: TorchOptions, largest: Shape, passes: Sequence[Shape]
 ) -> Trace:
     vocab, trains = int(config.get_text_config().vocab_size), spec.role in TRAINED_ROLES
-    live = LiveBytes(lambda tensor: "logits" if tensor.dim() > 1 and tensor.shape[-1] == vocab else "activations")
+    worded = config.num_labels != SCALAR
+
+    def kind_of(tensor: Tensor) -> str:
+        return "logits" if worded and tensor.dim() > 1 and tensor.shape[-1] == vocab else "activations"
+
+    live = LiveBytes(kind_of)
     skeleton = _skeleton(config, spec, options)
     with FakeTensorMode(allow_non_fake_inputs=True), live, torch.set_grad_enabled(trains):
         model = _on_fake_tensors(skeleton)

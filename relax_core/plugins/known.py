@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 _POLICY_GRADIENT = (
-    "cispo", "dapo", "dppo", "dr-grpo", "gdpo", "gpg", "grpo", "gspo", "m2po", "max-rl", "opo", "ppo", "reinforce",
+    "cispo", "dapo", "dppo", "dr-grpo", "gdpo", "gigpo", "gpg", "grpo", "gspo", "m2po", "max-rl", "opo", "ppo", "reinforce",
     "reinforce-plus-plus", "reinforce-plus-plus-baseline", "remax", "rloo", "sapo",
 )  # fmt: skip
 

@@ -176,25 +176,25 @@ def test_every_data_type_of_the_api_comes_back_as_it_went(cls: type) -> None:
     assert plain(back) == plain(value)
 
 
-def example(kind: Any) -> Any:
-    """Some value of an annotated type, every optional field filled."""
+def example(kind: Any, inside: tuple[Any, ...] = ()) -> Any:
+    """Some value of an annotated type, every optional field filled; what holds others of its own type holds none."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Literal:
         return arguments[-1]
     if origin in (typing.Union, types.UnionType):
-        return example(next(argument for argument in arguments if argument is not type(None)))
+        return example(next(argument for argument in arguments if argument is not type(None)), inside)
     if origin is tuple:
-        return tuple(example(argument) for argument in arguments if argument is not Ellipsis)
+        return tuple(example(one, inside) for one in arguments if one is not Ellipsis and one not in inside)
     if origin is frozenset:
-        return frozenset({example(arguments[0])})
+        return frozenset({example(arguments[0], inside)})
     if origin is not None and issubclass(origin, Mapping):
-        return {example(arguments[0]): example(arguments[1])}
+        return {example(arguments[0], inside): example(arguments[1], inside)}
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return list(kind)[-1]
     if dataclasses.is_dataclass(kind) or hasattr(kind, "_fields"):
         names = [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else kind._fields
         hints = typing.get_type_hints(kind, localns={"np": np, "Span": Span})
-        return kind(**{name: example(hints[name]) for name in names})
+        return kind(**{name: example(hints[name], (*inside, kind)) for name in names})
     simple: dict[Any, Any] = {
         int: 2**40, float: 0.25, str: "é", bool: True, bytes: b"\xff", np.ndarray: np.arange(3, dtype=np.uint16), Any: (1, "a"),
     }  # fmt: skip

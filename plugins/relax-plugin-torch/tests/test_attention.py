@@ -80,7 +80,7 @@ def test_a_policy_with_flash_attention_lines_its_rows_up(folder):
     assert policy._layout(batch).lines == len(batch.rows)
     policy.model.config._attn_implementation = FLASH
     again = Policy.__new__(Policy)
-    again._lines_up = policy.model.config._attn_implementation == FLASH
+    again._lines_up, again._sight = policy.model.config._attn_implementation == FLASH, policy._sight
     assert again._layout(batch).lines == 1
 
 

@@ -51,7 +51,6 @@ def test_two_components_of_one_name_need_their_distribution(half):
     ("kind", "name", "said"),
     [
         ("reward", "haf", "did you mean 'half'"),
-        ("engine", "sglang", "pip install relax-plugin-sglang"),
         ("trainer", "megatron", "pip install relax-plugin-megatron"),
         ("environment", "half", "has it as reward; it belongs in .rewards."),
         ("reward", "other-dist:half", "write fake-half:half"),

@@ -61,7 +61,7 @@ def test_show_of_a_name_with_several_meanings_asks_for_one(relax, half):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("hallf", "did you mean 'half'"), ("sglang", "pip install relax-plugin-sglang")]
+    ("name", "said"), [("hallf", "did you mean 'half'"), ("megatron", "pip install relax-plugin-megatron")]
 )
 def test_show_of_an_unknown_name_says_what_to_do(relax, half, name, said):
     half()

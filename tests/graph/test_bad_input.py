@@ -103,7 +103,7 @@ def test_a_broken_model_folder_is_refused_before_anything_starts(
         ("stepz=3", "stepz (command line): got an unknown key; did you mean 'steps'?"),
         ("algorithm.clip=3", "algorithm.clip (command line): got an unknown key; did you mean 'clip_low'"),
         ("algorithm=grppo", "algorithm.name (command line): got 'grppo'; no plugin offers it; did you mean 'grpo'"),
-        ("trainer=megatron", "trainer.name (command line): got 'megatron'; it is not installed; pip install relax-plugin-megatron"),
+        ("trainer=megatron", "trainer.name (command line): got 'megatron'; it is not installed; pip install relax-plugin-"),
         ("rollout.group_size=1", "rollout.group_size (command line): got 1; grpo compares the samples of a task"),
         ("rollout.max_new_tokens=4096", "the model's context is"),
     ],

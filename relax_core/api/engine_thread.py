@@ -2,11 +2,12 @@
 """The thread that owns an engine: it works, and runs commands between two iterations. For those who write engines.
 
 Commands (submit, abort, replace weights, ...) are functions put into its queue, so that weights change between tokens and
-never within one. It knows nothing of asyncio but `Stream.post`. Extend it by `_enter`, `_iterate` and `_abort`.
+never within one. Of asyncio it knows `ask` and `Stream.post`. Extend it by `_enter`, `_iterate` and `_abort`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
 from abc import ABC, abstractmethod
@@ -67,6 +68,16 @@ class EngineThread(ABC, Generic[RunningT]):
                 raise self.gone()
             self._commands.put((function, future))
         return future
+
+    async def ask(self, function: Callable[[], T], needs: str = "") -> T:
+        """`call`, awaited; refused where a part it needs sleeps."""
+
+        def guarded() -> T:
+            if needs in self.asleep:
+                raise ValueError(f"{self._thread.name}: {needs} asleep; wake them first")
+            return function()
+
+        return await asyncio.wrap_future(self.call(guarded))
 
     def gone(self) -> InfrastructureError:
         return InfrastructureError(f"the engine has stopped ({self.failure or 'stopped'}); start another")

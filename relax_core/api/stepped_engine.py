@@ -277,14 +277,7 @@ class SteppedEngine(Engine[OptionsT], Generic[OptionsT]):
 
     async def _call(self, function: Callable[[], T], needs: str = "") -> T:
         """Run on the driving thread; refused where a part it needs sleeps."""
-        thread = self._running()
-
-        def guarded() -> T:
-            if needs in thread.asleep:
-                raise ValueError(f"{self._spec.name}: {needs} asleep; wake them first")
-            return function()
-
-        return await asyncio.wrap_future(thread.call(guarded))
+        return await self._running().ask(function, needs)
 
 
 def _staged(manifest: Manifest, transport: WeightTransport) -> Arriving:

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from random import Random
@@ -14,6 +13,7 @@ from typing import Any
 
 from relax_contrib.recipes.colours import model as tiny
 from relax_contrib.recipes.colours.task import QUESTION, SIDE, Item, split, write
+from relax_contrib.recipes.making import made
 
 TARGET = 0.35
 """Chance is 0.25."""
@@ -90,14 +90,7 @@ def pass_rate(policy: Any, shown: Shown, items: list[Item]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    import torch
-
-    torch.set_num_threads(1)
-    reached = build(arguments.folder, arguments.seed)
+    reached = made(build, __doc__)
     if reached < TARGET:
         sys.exit(f"colours: the warm start ended at {reached:.0%}, below {TARGET:.0%}; try another --seed")
 

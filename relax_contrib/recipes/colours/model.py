@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
+
+from relax_contrib.recipes import making
 
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 PAD, BOS, EOS, VISION_START, VISION_END, IMAGE, VIDEO = 0, 1, 2, 4, 5, 6, 7
@@ -22,20 +23,12 @@ TEMPLATE = (
 
 def save_tokenizer(folder: Path) -> Any:
     """One token a word; returns the `tokenizers.Tokenizer`."""
-    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+    from tokenizers import Tokenizer, models, pre_tokenizers
 
     vocabulary = {token: number for number, token in enumerate([*SPECIAL, *WORDS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    configuration = {
-        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>",
-        "unk_token": "<unk>", "padding_side": "left", "chat_template": TEMPLATE,
-    }  # fmt: skip
-    (folder / "tokenizer_config.json").write_text(json.dumps(configuration, indent=1))
-    return tokenizer
+    return making.save_tokenizer(tokenizer, SPECIAL, TEMPLATE, folder)
 
 
 def save_processor(folder: Path, side: int) -> Any:

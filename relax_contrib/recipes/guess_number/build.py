@@ -8,13 +8,13 @@ That a good guess can be made of them is left to reinforcement learning.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from relax_contrib.recipes.making import made
 from relax_contrib.recipes.quickstart import model as tiny
 
 LETTERS = "abcdefghijklmnop"
@@ -106,14 +106,7 @@ def win_rate(policy: Any, tokenizer: Any, random: Random) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    import torch
-
-    torch.set_num_threads(1)
-    won = build(arguments.folder, arguments.seed)
+    won = made(build, __doc__)
     print(f"guess the number: playing at random wins {won:.0%} of {GAMES} games", file=sys.stderr)
 
 

@@ -7,12 +7,12 @@ now and then: supervised training stops as soon as a sampled answer is right in 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from relax_contrib.recipes.making import made
 from relax_contrib.recipes.quickstart import model as tiny
 from relax_contrib.recipes.quickstart.task import Item, split, write
 
@@ -101,14 +101,7 @@ def pass_rate(policy: Any, tokenizer: Any, items: list[Item]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    import torch
-
-    torch.set_num_threads(1)
-    reached = build(arguments.folder, arguments.seed)
+    reached = made(build, __doc__)
     if reached < TARGET:
         sys.exit(f"quickstart: the warm start ended at {reached:.0%}, below {TARGET:.0%}; try another --seed")
 

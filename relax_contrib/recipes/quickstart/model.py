@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
+
+from relax_contrib.recipes import making
 
 CHARACTERS = "0123456789+-*=<>?.,:;!()[] abcdefghijklmnopqrstuvwxyz"
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
@@ -19,21 +20,13 @@ TEMPLATE = (
 
 def save_tokenizer(folder: Path) -> Any:
     """One token a character; returns the `tokenizers.Tokenizer`."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     vocabulary = {token: number for number, token in enumerate([*SPECIAL, *CHARACTERS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    configuration = {
-        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>",
-        "unk_token": "<unk>", "padding_side": "left", "chat_template": TEMPLATE,
-    }  # fmt: skip
-    (folder / "tokenizer_config.json").write_text(json.dumps(configuration, indent=1))
-    return tokenizer
+    return making.save_tokenizer(tokenizer, SPECIAL, TEMPLATE, folder)
 
 
 def build_model(seed: int) -> Any:

@@ -6,11 +6,11 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from random import Random
 
+from relax_contrib.recipes.making import made
 from relax_contrib.recipes.quickstart import model as tiny
 from relax_contrib.recipes.quickstart.build import RATE, warm_up
 from relax_contrib.recipes.quickstart.task import split
@@ -34,14 +34,7 @@ def make(folder: Path, seed: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    import torch
-
-    torch.set_num_threads(1)
-    reached = make(arguments.folder, arguments.seed)
+    reached = made(make, __doc__)
     print(f"teacher: {reached:.0%} of sampled answers right", file=sys.stderr)
 
 

@@ -305,14 +305,7 @@ class TransformersEngine(Engine[TransformersOptions]):
 
     async def _call(self, function: Callable[[], T], needs: str = "") -> T:
         """Run on the decoding thread; refused where a part it needs sleeps."""
-        decoder = self._running()
-
-        def guarded() -> T:
-            if needs in decoder.asleep:
-                raise ValueError(f"{self._spec.name}: {needs} asleep; wake them first")
-            return function()
-
-        return await asyncio.wrap_future(decoder.call(guarded))
+        return await self._running().ask(function, needs)
 
 
 def _leave(decoder: Decoder, stream: Stream) -> None:

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the recipes' builders share: their command line, and a tokenizer's folder."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def made(build: Callable[[Path, int], float], doc: str | None) -> float:
+    """Build as the command line says, in one thread; what `build` reached."""
+    parser = argparse.ArgumentParser(description=doc)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    import torch
+
+    torch.set_num_threads(1)
+    return build(arguments.folder, arguments.seed)
+
+
+def save_tokenizer(tokenizer: Any, special: Sequence[str], template: str, folder: Path) -> Any:
+    """Write a `tokenizers.Tokenizer` as transformers reads it, with its special tokens and chat template; returns it."""
+    from tokenizers import AddedToken
+
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    configuration = {
+        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>",
+        "unk_token": "<unk>", "padding_side": "left", "chat_template": template,
+    }  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(json.dumps(configuration, indent=1))
+    return tokenizer

@@ -119,6 +119,8 @@ class Engine(Configurable[OptionsT], Generic[OptionsT]):
 
     kind: ClassVar[str] = "engine"
     capabilities: ClassVar[Capabilities] = Capabilities()
+    switches: ClassVar[Mapping[str, str]] = {}
+    """Capabilities that cost something and are had only where an option is true: {"delta": "keep_weights"}."""
 
     @abstractmethod
     async def start(self, spec: EngineSpec) -> Mapping[str, Any]:
@@ -170,3 +172,9 @@ class Engine(Configurable[OptionsT], Generic[OptionsT]):
 
     def check(self, model: Mapping[str, Any]) -> Any:
         """Refuse at plan time what the options or the model can't do; raise ConfigError."""
+
+
+def switched_off(engine: type[Engine], capability: str, options: Mapping[str, Any]) -> str:
+    """The option that must be true for a capability that this engine claims; empty where it is, or none is needed."""
+    switch = engine.switches.get(capability, "")
+    return "" if options.get(switch) else switch

@@ -57,25 +57,18 @@ class LaidAdapters:
     def laid(self, staged: Staged) -> Iterator[tuple[str, np.ndarray, str]]:
         """The whole model with this adapter: (name, array, dtype)."""
         scale = _scale(self._table or {})
-        for name, array, dtype in self._folder_in_dtype():
+        for name, array, dtype in folder_in_dtype(self._folder, self._dtype):
             if pair := staged.pairs.get(name):
                 base = _tensor(array, dtype).float()
                 array = _array(base + scale * (pair["B"] @ pair["A"]), self._dtype)
             yield name, array, dtype
-
-    def _folder_in_dtype(self) -> Iterator[tuple[str, np.ndarray, str]]:
-        for name, array, dtype in folder_arrays(self._folder):
-            if dtype in FLOATS and dtype != self._dtype and self._dtype in FLOATS:
-                yield name, _array(_tensor(array, dtype), self._dtype), self._dtype
-            else:
-                yield name, array, dtype
 
     def _base_print(self) -> str:
         if all(info.dtype == self._dtype for info in self._known.values()):
             return combined_fingerprint(self._known.values())
         return combined_fingerprint(
             TensorInfo(name, array.shape, dtype, tensor_fingerprint(array), int(array.nbytes))
-            for name, array, dtype in self._folder_in_dtype()
+            for name, array, dtype in folder_in_dtype(self._folder, self._dtype)
         )
 
     def _place(self, manifest: Manifest, info: TensorInfo) -> tuple[str, str]:
@@ -103,6 +96,15 @@ class LaidAdapters:
         want = ((rank, shape[-1]), (shape[0], rank))
         if len(shape) != 2 or have != want:
             raise ValueError(f"{manifest.version} {weight}: adapters of shapes {have}, want {want} for rank {rank}")
+
+
+def folder_in_dtype(folder: str, dtype: str) -> Iterator[tuple[str, np.ndarray, str]]:
+    """The folder as an engine of this dtype has it, tensor by tensor; what needs no change stays mapped."""
+    for name, array, kept in folder_arrays(folder):
+        if kept in FLOATS and kept != dtype and dtype in FLOATS:
+            yield name, _array(_tensor(array, kept), dtype), dtype
+        else:
+            yield name, array, kept
 
 
 def _scale(table: Mapping[str, Any]) -> float:

@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from relax_core.api.component import Configurable, OptionsT
 from relax_core.api.delta_stream import Stream
-from relax_core.api.engine import Delta, Engine, EngineSpec, GenerateRequest, Health
+from relax_core.api.engine import Delta, Engine, EngineSpec, GenerateRequest, Health, switched_off
 from relax_core.api.errors import InfrastructureError
+from relax_core.api.kept_weights import KeptWeights
 from relax_core.api.laid_adapters import LaidAdapters
 from relax_core.api.model_folder import check_manifest, folder_tensors
 from relax_core.api.request_checks import check_ids, check_requests
 from relax_core.api.stepped import SteppedThread, Stepper, Stepping
 from relax_core.api.trainer import Chosen
-from relax_core.api.weights import Manifest, Receipt, TensorInfo, WeightTransport, combined_fingerprint
+from relax_core.api.weights import Manifest, Receipt, Resident, TensorInfo, WeightTransport, combined_fingerprint
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,6 +54,7 @@ class SteppedEngine(Engine[OptionsT], Generic[OptionsT]):
         self._vocab_size = self._max_context = 0
         self._dtype = ""
         self._adapters: LaidAdapters | None = None
+        self._kept: KeptWeights | None = None
         # One update or sleep at a time: what is staged must still fit when it is loaded.
         self._changing = asyncio.Lock()
 
@@ -82,6 +84,8 @@ class SteppedEngine(Engine[OptionsT], Generic[OptionsT]):
         if lora is not None:
             folder, known, dtype = str(spec.model["path"]), self._known, self._dtype
             self._adapters = await asyncio.to_thread(lambda: LaidAdapters(folder, known, lora, dtype))
+        if self._takes_deltas():
+            self._kept = await asyncio.to_thread(KeptWeights, str(spec.model["path"]), self._dtype, spec.version)
         return {
             "vocab_size": model.vocab_size,
             "max_context": model.max_context,
@@ -164,11 +168,23 @@ class SteppedEngine(Engine[OptionsT], Generic[OptionsT]):
                 f"{manifest.version}: this engine has {thread.version}; it loads that model's newer versions only"
             )
         if manifest.payload == "lora":
-            self._refuse_adapter(manifest)
-        elif manifest.payload != "full":
-            raise ValueError(f"{manifest.version}: payload {manifest.payload!r}; this engine loads full versions")
-        else:
-            check_manifest(manifest, self._known, self._dtype)
+            return self._refuse_adapter(manifest)
+        if manifest.payload == "delta":
+            self._refuse_delta(manifest, thread)
+        return check_manifest(manifest, self._known, self._dtype)
+
+    def _refuse_delta(self, manifest: Manifest, thread: SteppedThread) -> None:
+        if self._kept is None:
+            switch = switched_off(type(self), "delta", self._options())
+            told = f"it takes deltas where engine.{switch} = true" if switch else "it loads full versions"
+            raise ValueError(f"{manifest.version}: a delta, and this engine keeps nothing to put it on; {told}")
+        self._kept.refuse(manifest, thread.version)
+
+    def _takes_deltas(self) -> bool:
+        return self.capabilities.delta and not switched_off(type(self), "delta", self._options())
+
+    def _options(self) -> Mapping[str, Any]:
+        return dict(self.options)  # type: ignore[call-overload, no-any-return]
 
     def _refuse_adapter(self, manifest: Manifest) -> None:
         if self._adapters is None:
@@ -197,7 +213,12 @@ class SteppedEngine(Engine[OptionsT], Generic[OptionsT]):
             staged = self._adapters.stage(manifest, transport)
             return self._adapters.laid(staged), staged.arrived
         arrived: list[TensorInfo] = []
-        return _counted(_staged(manifest, transport), arrived), arrived
+        if self._kept is None:
+            return _counted(_staged(manifest, transport), arrived), arrived
+        if manifest.payload == "delta" and not transport.live:
+            self._kept.check(manifest, transport)  # a damaged one is refused before anything changes
+            return _kept(self._kept, manifest, transport.receive(manifest, self._kept.value), arrived), arrived
+        return _kept(self._kept, manifest, _staged(manifest, transport, self._kept.value), arrived), arrived
 
     def _load(
         self,
@@ -211,7 +232,7 @@ class SteppedEngine(Engine[OptionsT], Generic[OptionsT]):
         began = time.monotonic()
         try:
             thread.model.load(arrays)
-            if missing := {info.name for info in manifest.tensors} - {info.name for info in arrived}:
+            if missing := {info.name for info in manifest.sent} - {info.name for info in arrived}:
                 raise InfrastructureError(f"{manifest.version}: {sorted(missing)[:8]} did not arrive; publish again")
             loaded = time.monotonic()
             resident = _combined(thread.model.checksums())
@@ -280,9 +301,9 @@ class SteppedEngine(Engine[OptionsT], Generic[OptionsT]):
         return await self._running().ask(function, needs)
 
 
-def _staged(manifest: Manifest, transport: WeightTransport) -> Arriving:
+def _staged(manifest: Manifest, transport: WeightTransport, resident: Resident | None = None) -> Arriving:
     """What is stored is checked whole before anything changes; of a live version only the first tensor is here."""
-    arriving = transport.receive(manifest)
+    arriving = transport.receive(manifest, resident)
     if not transport.live:
         return iter(list(arriving))
     first = next(arriving, None)
@@ -292,6 +313,13 @@ def _staged(manifest: Manifest, transport: WeightTransport) -> Arriving:
 def _counted(arriving: Arriving, arrived: list[TensorInfo]) -> Arrays:
     for info, array in arriving:
         arrived.append(info)
+        yield info.name, array, info.dtype
+
+
+def _kept(kept: KeptWeights, manifest: Manifest, arriving: Arriving, arrived: list[TensorInfo]) -> Arrays:
+    for info, array, came in kept.whole(manifest, arriving):
+        if came:
+            arrived.append(info)
         yield info.name, array, info.dtype
 
 

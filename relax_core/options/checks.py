@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeAlias, cast
 
 from relax_core.api.algorithm import Algorithm, Source
-from relax_core.api.engine import Engine
+from relax_core.api.engine import Engine, switched_off
 from relax_core.api.environment import Environment
 from relax_core.api.errors import ConfigError
 from relax_core.api.modality import ModalityProcessor
@@ -109,6 +109,9 @@ def weight_transport(config: RunConfig, catalogue: Catalogue) -> Errors:
         yield ConfigError(
             "weights.payload", "delta", f'engine {config.engine.name} loads full versions only: use "full"'
         )
+    elif weights.payload == "delta" and (switch := switched_off(engine, "delta", config.engine.chosen.options)):
+        fix = f'engine {config.engine.name} keeps nothing to put deltas on: write engine.{switch} = true, or use "full"'
+        yield ConfigError("weights.payload", "delta", fix)
 
 
 def live_weights(config: RunConfig, catalogue: Catalogue) -> Errors:

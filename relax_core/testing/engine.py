@@ -23,6 +23,7 @@ from relax_core.api.errors import RelaxError
 from relax_core.api.trainer import Chosen
 from relax_core.api.version import Version
 from relax_core.testing.engine_adapters import AdapterChecks
+from relax_core.testing.engine_deltas import DeltaChecks
 from relax_core.testing.engine_in_flight import PROMPT, PROMPTS, InFlightChecks
 from relax_core.testing.engine_lab import (
     CONTEXT,
@@ -42,7 +43,7 @@ __all__ = ["PROMPT", "PROMPTS", "EngineSuite"]
 _REFUSED = (ValueError, RelaxError)
 
 
-class EngineSuite(InFlightChecks, AdapterChecks, Suite):
+class EngineSuite(InFlightChecks, AdapterChecks, DeltaChecks, Suite):
     """Subclass it in the plugin's tests."""
 
     kind: ClassVar[str] = "engine"

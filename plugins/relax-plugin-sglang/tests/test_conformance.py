@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
 from relax_plugin_sglang.engine import SglangEngine
 
 from relax_core.api.engine import Engine
@@ -12,10 +15,11 @@ from relax_core.testing.engine_hosted import HostedEngine
 
 class TestSglang(EngineSuite):
     component = "sglang"
+    options: ClassVar[Mapping[str, Any]] = {"keep_weights": True}
     # It does not claim sleep, and CPUs have none.
     test_sleep_frees_and_wake_restores = None
     test_unknown_part_can_not_sleep = None
 
     @classmethod
     def make_engine(cls) -> Engine:
-        return HostedEngine("sglang", SglangEngine.capabilities)
+        return HostedEngine("sglang", SglangEngine.capabilities, cls.options)

@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine contract, held against a tiny Qwen3 in the real vLLM."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
 from relax_plugin_vllm.environment import on_gpu
 
 from relax_core.testing.engine import EngineSuite
@@ -8,6 +13,7 @@ from relax_core.testing.engine import EngineSuite
 
 class TestVllm(EngineSuite):
     component = "vllm"
+    options: ClassVar[Mapping[str, Any]] = {"keep_weights": True}
     if not on_gpu():  # vLLM lays nothing down on a CPU, and the engine claims nothing
         test_sleep_frees_and_wake_restores = None
         test_unknown_part_can_not_sleep = None

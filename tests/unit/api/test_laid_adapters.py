@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from relax_core.api import Version
-from relax_core.api.laid_adapters import LaidAdapters
+from relax_core.api.laid_adapters import LaidAdapters, folder_in_dtype
 from relax_core.api.model_folder import folder_arrays, folder_tensors
 from relax_core.api.weights import combined_fingerprint
 from relax_core.weights.files import Disk
@@ -54,7 +54,7 @@ def test_only_weights_with_adapters_change(folder: str) -> None:
 
 def test_in_another_dtype_the_base_is_the_folder_as_the_engine_has_it(folder: str) -> None:
     adapters, whole = laid(folder, "BF16")
-    sent = [(name, array, kind) for name, array, kind in adapters._folder_in_dtype()]
+    sent = [(name, array, kind) for name, array, kind in folder_in_dtype(folder, "BF16")]
     published = Disk().send(Version("actor", 0, 2), "full", "", sent, str(Path(folder).parent))
     assert adapters.base == published.fingerprint != combined_fingerprint(folder_tensors(folder).values())
     base = torch.from_numpy({name: np.array(array) for name, array, _ in folder_arrays(folder)}["m.q.weight"])

@@ -237,3 +237,63 @@ async def test_a_folder_without_weights_is_refused_before_the_library_is_made(tm
     with pytest.raises(ConfigError, match="model.path"):
         await engine.start(EngineSpec({"path": str(tmp_path)}, CONTEXT))
     assert not hasattr(engine, "counter")
+
+
+class Keeping(Options):
+    keep_weights: bool = False
+
+
+class KeepingEngine(SteppedEngine[Keeping]):
+    """One that puts deltas on a copy, where its option says so."""
+
+    capabilities = Capabilities(delta=True, transports=frozenset({"disk"}))
+    switches = {"delta": "keep_weights"}
+    prepare, make = CountingEngine.prepare, CountingEngine.make  # type: ignore[assignment]
+
+
+async def keeping(tmp_path: Path, keep: bool) -> KeepingEngine:
+    made = KeepingEngine(Keeping(keep_weights=keep))
+    made.build = lambda chosen: Disk()
+    await made.start(EngineSpec({"path": model_folder(tmp_path)}, CONTEXT))
+    return made
+
+
+def chain(folder: Path, *values: Mapping[str, Sequence[float]]) -> list[Any]:
+    """A full version of step 0, and deltas."""
+    disk, manifests = Disk(), list[Any]()
+    for step, held in enumerate(values):
+        tensors = [(name, np.array(array, np.float32), "F32") for name, array in held.items()]
+        base = str(Version("actor", 0, step - 1)) if step else ""
+        manifests.append(
+            disk.send(Version("actor", 0, step), "delta" if step else "full", base, tensors, str(folder / "sent"))
+        )
+    return manifests
+
+
+async def test_deltas_lie_on_the_folder_and_the_library_is_given_whole_versions(tmp_path: Path) -> None:
+    engine = await keeping(tmp_path, keep=True)
+    _, first, second = chain(tmp_path, {"a": (1.0, 2.0)}, {"a": (1.0, 5.0)}, {"a": (1.0, 5.0)})
+    for manifest in (first, second):
+        receipt = await engine.update_weights(manifest, DISK)
+        assert receipt.fingerprint == manifest.wire_fingerprint
+        assert engine.counter.weights["a"].tolist() == [1.0, 5.0]  # type: ignore[attr-defined]
+    await engine.stop()
+
+
+async def test_an_engine_that_keeps_nothing_says_how_it_would_take_deltas(tmp_path: Path) -> None:
+    engine = await keeping(tmp_path, keep=False)
+    _, delta = chain(tmp_path, {"a": (1.0, 2.0)}, {"a": (1.0, 5.0)})
+    with pytest.raises(ValueError, match="engine.keep_weights = true"):
+        await engine.update_weights(delta, DISK)
+    assert (await engine.health()).version.step == 0
+    await engine.stop()
+
+
+async def test_a_delta_that_breaks_off_while_it_is_loaded_ends_the_engine(tmp_path: Path) -> None:
+    engine = await keeping(tmp_path, keep=True)
+    _, delta = chain(tmp_path, {"a": (1.0, 2.0)}, {"a": (1.0, 5.0)})
+    engine.counter.load = lambda arrays: next(iter(arrays)) and 1 / 0  # type: ignore[attr-defined]
+    with pytest.raises(ZeroDivisionError):
+        await engine.update_weights(delta, DISK)
+    assert not (await engine.health()).ok
+    await engine.stop()

@@ -55,11 +55,23 @@ def test_every_transport_in_the_box_serves_the_engine_and_the_trainer_in_the_box
     assert composed(catalogue, f"weights={name}", "weights.payload=delta") == name
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_engines_that_keep_their_weights_take_deltas(catalogue: Catalogue, engine: str) -> None:
+    deltas = "weights.payload=delta", f"engine={engine}", "engine.keep_weights=true"
+    assert composed(catalogue, *deltas) == "shared-memory"
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (["weights=collective", "engine=disk-engine"], "got collective; engine disk-engine takes disk"),
         (["weights=carrier-pigeon"], "carrier-pigeon"),
+        (
+            ["weights.payload=delta", "engine=disk-engine", "weights=disk"],
+            "engine disk-engine loads full versions only",
+        ),
+        (["weights.payload=delta", "engine=vllm"], "write engine.keep_weights = true"),
+        (["weights.payload=delta", "engine=sglang"], "write engine.keep_weights = true"),
         (["weights=collective", "trainer=storing-trainer"], "trainer storing-trainer hands out no live weights"),
         (["weights=disk", "weights.bucket_mb=8"], "weights.bucket_mb"),
         (["weights=http", "weights.bucket_mb=0"], "weights.bucket_mb"),

@@ -20,9 +20,10 @@ class SglangEngine(SteppedEngine[SglangOptions]):
     """One model, on a CPU or one GPU; one engine a process, as SGLang keeps its state in globals."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
-        in_flight_updates=True, keeps_kv_across_versions=True, seeds=True, lora=True, score=True, receipts="resident",
-        transports=frozenset({"shared-memory", "disk", "http", "collective"}),
+        in_flight_updates=True, keeps_kv_across_versions=True, seeds=True, delta=True, lora=True, score=True,
+        receipts="resident", transports=frozenset({"shared-memory", "disk", "http", "collective"}),
     )  # fmt: skip
+    switches: ClassVar[Mapping[str, str]] = {"delta": "keep_weights"}
 
     def prepare(self) -> Mapping[str, Any]:
         prepare()

@@ -21,6 +21,8 @@ class SglangOptions(Options):
     """Tokens of prompts in one iteration, longer ones go in chunks of so many; absent: SGLang's choice."""
     prefix_cache: bool = True
     """Prompts that begin alike share keys and values; never over an update of the weights."""
+    keep_weights: bool = False
+    """Keep a copy of the weights in host memory, as large as the model, to put deltas on (`weights.payload = "delta"`)."""
     attention: str | None = None
     """SGLang's name of an attention backend; absent: `torch_native` on a CPU, on a GPU SGLang's choice."""
     graphs: bool = True

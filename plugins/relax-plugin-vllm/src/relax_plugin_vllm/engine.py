@@ -21,10 +21,11 @@ class VllmEngine(SteppedEngine[VllmOptions]):
     """One model, on a CPU or on GPUs."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
-        in_flight_updates=True, keeps_kv_across_versions=True, seeds=True, lora=True, score=True,
+        in_flight_updates=True, keeps_kv_across_versions=True, seeds=True, delta=True, lora=True, score=True,
         sleep=frozenset({"weights", "kv"}) if on_gpu() else frozenset(), receipts="resident" if on_gpu() else "wire",
         transports=frozenset({"shared-memory", "disk", "http", "collective"}),
     )  # fmt: skip
+    switches: ClassVar[Mapping[str, str]] = {"delta": "keep_weights"}
 
     def prepare(self) -> Mapping[str, Any]:
         prepare()

@@ -27,6 +27,8 @@ class VllmOptions(Options):
     """Tokens of one iteration, prompts included; absent: vLLM's choice. On a CPU no less than the context."""
     prefix_cache: bool = True
     """Prompts that begin alike share keys and values; never over an update of the weights."""
+    keep_weights: bool = False
+    """Keep a copy of the weights in host memory, as large as the model, to put deltas on (`weights.payload = "delta"`)."""
     graphs: bool = True
     """CUDA graphs and compilation, on a GPU; a CPU runs eagerly."""
     engine_args: dict[str, Any] = Field(default_factory=dict)

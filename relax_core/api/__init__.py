@@ -46,6 +46,7 @@ _HOME = {
     "outcome": ("DropReason", "Outcome"),
     "reward": ("BatchReward", "GroupReward", "Reward", "Score"),
     "role": ("Context", "Operation", "Reads", "Role", "WeightService"),
+    "routing": ("ROUTES", "Routing"),
     "scaling": ("Load", "ScalingPolicy"),
     "secret": ("Secret",),
     "sink": ("Sink",),
@@ -191,6 +192,8 @@ if TYPE_CHECKING:
     from relax_core.api.role import Reads as Reads
     from relax_core.api.role import Role as Role
     from relax_core.api.role import WeightService as WeightService
+    from relax_core.api.routing import ROUTES as ROUTES
+    from relax_core.api.routing import Routing as Routing
     from relax_core.api.scaling import Load as Load
     from relax_core.api.scaling import ScalingPolicy as ScalingPolicy
     from relax_core.api.secret import Secret as Secret

@@ -77,7 +77,8 @@ TEACHER_INDEX = Column("teacher_index", "int32", per="row")
 """Which of the run's teachers teaches the row, by its place in the configuration."""
 ALGORITHM_INDEX = Column("algorithm_index", "int32", per="row")
 """Which of the run's algorithms learns from the row, by its place in `RunConfig.algorithms`."""
-ROUTED_VALID = Column("routed_valid", "uint8", per="row")
+ROUTED_VALID = Column("routed_valid", "uint8")
+"""1 where `routed_experts` are known: elsewhere the trainer routes for itself."""
 
 STANDARD: dict[str, Column] = {
     c.name: c

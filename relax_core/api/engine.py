@@ -31,6 +31,7 @@ class Capabilities:
     seeds: bool = False
     """Same seed and tokens, same sample, whatever else is in the batch."""
     routed_experts: bool = False
+    """Can tell which experts every position visited."""
     lora: bool = False
     delta: bool = False
     media: frozenset[str] = frozenset()
@@ -81,6 +82,7 @@ class GenerateRequest:
     floor: int = -1
     """Oldest step among the group's tokens: the engine must be at or above it."""
     routed_experts: bool = False
+    """Also return which experts every position visited (`Delta.routed_experts`)."""
     num_top: int = 0
     """Also return the k likeliest tokens."""
 
@@ -99,7 +101,12 @@ class Delta:
     finish: FinishReason = ""
     error: str = ""
     routed_experts: bytes = b""
-    """uint8 or uint16 [tokens, layers, top_k]."""
+    """[positions, layers, top_k], as `relax_core.api.routing` says: of consecutive positions of the request's prompt with
+    what was sampled behind it, as they were when the next token was drawn. Every position that was fed through the model
+    has one by the last delta: all but the last token sampled. Those that an engine took from a cache and does not know
+    may be missing; what comes twice counts as it came first."""
+    routes_from: int = 0
+    """The first of those positions."""
     top: tuple[tuple[tuple[int, float], ...], ...] = ()
 
 

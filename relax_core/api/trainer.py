@@ -113,6 +113,8 @@ class Trainer(Configurable[OptionsT], Generic[OptionsT]):
     """Whether accumulate may run before all chunks of the update are known."""
     pipelined: ClassVar[bool] = False
     """Whether a chunk's micro-batches must be handed over together (pipeline schedules)."""
+    replays_routes: ClassVar[bool] = False
+    """Whether rows that have `routed_experts` visit those experts, and `forward` gives `routed_experts` of its own."""
     dtypes: ClassVar[tuple[str, ...]] = ("float32",)
     build: Callable[[Chosen], Any]
     """Builds the algorithm and the weight transport; the worker host sets it before `start`."""

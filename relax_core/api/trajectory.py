@@ -32,6 +32,10 @@ class Node:
     """Turn of the sample that sampled it, counted from 0 in the order in which they began; -1 for given tokens."""
     media: tuple[str, ...] = ()
     """Keys of the media that tokens of a given node hold place for, in order."""
+    routes: bytes = field(default=b"", repr=False)
+    """[tokens, layers, top_k] experts that its tokens visited when they were sampled from; empty: not known."""
+    routed: bytes = field(default=b"", repr=False)
+    """[tokens] 1 where `routes` are known: a sample's last token was never fed through the model."""
 
 
 Path: TypeAlias = tuple[tuple[Node, bool], ...]

@@ -18,6 +18,7 @@ from relax_core.control.graph import select
 from relax_core.control.machine import count_gpus, has_gpus
 from relax_core.control.placing import check_live, on_own_devices, remarks, too_many, worker_groups
 from relax_core.control.publishing import adapters_alone
+from relax_core.control.routing import replayed_columns
 from relax_core.control.teachers import taught
 from relax_core.options.run_config import RunConfig
 from relax_core.plugins.catalogue import Catalogue
@@ -39,7 +40,8 @@ def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -
     if not isinstance(algorithm, Algorithm):
         raise ConfigError("algorithm.name", config.algorithm.chosen.name, "it is no algorithm")
     own_pass = _old_log_probs(config, algorithm)
-    columns = _columns(algorithm, config, own_pass)
+    routes = replayed_columns(config, catalogue, algorithm.source)
+    columns = tuple(sorted({*_columns(algorithm, config, own_pass), *routes}))
     _check_rewards(config, catalogue, algorithm)
     operations = taught(select(_operations(catalogue, algorithm.source), _goals(algorithm, columns)), config)
     trainer = cast(type[Trainer], catalogue.target("trainer", config.trainer.chosen.name))
@@ -87,6 +89,7 @@ def _check_rewards(config: RunConfig, catalogue: Catalogue, algorithm: Algorithm
 def _old_log_probs(config: RunConfig, algorithm: Algorithm) -> bool:
     """Whether a pass for the old policy runs: with one update a step the ratio is exactly 1 and none does."""
     wants = any(column.name == "old_log_probs" for column in algorithm.columns())
+    wants |= config.model.routing_replay == "recompute"
     return bool(algorithm.prepared()) or (wants and config.batch.updates_per_step > 1)
 
 
@@ -125,7 +128,7 @@ def _columns(algorithm: Algorithm, config: RunConfig, own_pass: bool) -> tuple[s
         names |= {"weight_versions", "advantages", METER}
         names |= {"media"} if config.media else set()
     names |= {column.name for column in algorithm.columns()} - {"old_log_probs"}
-    if own_pass and on_own_devices(config, "actor-fwd"):
+    if own_pass and on_own_devices(config, "actor-fwd") and config.model.routing_replay != "recompute":
         names.add("old_log_probs")
     return tuple(sorted(names))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from relax_core.api.errors import ConfigError
+from relax_core.api.routing import Routing
 from relax_core.api.task import MediaKind
 
 if TYPE_CHECKING:
@@ -37,6 +38,14 @@ def model_context(folder: Path) -> int | None:
             if isinstance(known.get(key), int):
                 return int(known[key])
     return None
+
+
+def routing(folder: Path) -> Routing | None:
+    """How the model routes; None where it has no routers, or its `config.json` can't be read."""
+    try:
+        return Routing.of(_read(folder))
+    except (OSError, ValueError):
+        return None
 
 
 def placeholders(folder: Path) -> dict[str, int]:

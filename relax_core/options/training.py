@@ -14,6 +14,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from relax_core.api.bus import LateRule
 from relax_core.api.options import Options
+from relax_core.api.routing import RoutingReplay
 from relax_core.options.annotation import PathOrText
 
 
@@ -54,6 +55,9 @@ class ModelTable(Options):
     """Extra variables of the chat template, such as `enable_thinking = false`."""
     lora: Lora | None = None
     """Adapters instead of all weights; absent: all weights are trained."""
+    routing_replay: RoutingReplay = "off"
+    """Of a mixture of experts: train tokens on the experts that they visited before. `rollout` takes the engine's choices
+    (R3); `recompute` those of the trainer's own pass at the start of a step of several updates (R2)."""
     freeze: tuple[str, ...] = ()
     """Parts of the model that stay as they are: names that its family gives (`vision`), or ends of module names, such as
     `embed_tokens` or `layers.0.*`; `*` stands for anything."""

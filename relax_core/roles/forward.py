@@ -14,6 +14,7 @@ from relax_core.api.batch import Ragged, RowBatch
 from relax_core.api.bus import Claim, ClaimRequest
 from relax_core.api.errors import StaleFence
 from relax_core.api.role import Context
+from relax_core.api.routing import ROUTES
 from relax_core.api.version import Version
 from relax_core.roles.trainer_group import TrainerGroup
 from relax_core.roles.turn import forwarding
@@ -50,7 +51,7 @@ class ForwardLoop:
     def __init__(self, context: Context, role: str, filling: Filling, owed_by: str = "") -> None:
         self.context, self.role, self.filling = context, role, filling
         self._names, self._owed_by = ", ".join(filling.columns), owed_by or context.plan.producer
-        self._inputs = (*filling.inputs, *(("media",) if context.run.media else ()))
+        self._inputs = (*filling.inputs, *(("media",) if context.run.media else ()), *self._routes())
         self._most = context.run.rollout.prompts_per_step
         self._least = self._most if self._interrupts() else 1
         self._patience_s = context.run.rollout.step_timeout_s / 2
@@ -77,6 +78,11 @@ class ForwardLoop:
     def lives(self) -> tuple[str, ...]:
         """Worker groups that do the work."""
         return (self.role,)
+
+    def _routes(self) -> tuple[str, ...]:
+        """The policy visits the experts that its tokens visited when they were sampled; other models route for themselves."""
+        replays = self.role == "actor-fwd" and self.context.run.model.routing_replay == "rollout"
+        return ROUTES if replays else ()
 
     def _interrupts(self) -> bool:
         """On the engines' devices only whole steps are worth an interruption."""

@@ -17,6 +17,7 @@ from relax_core.api.column import ALGORITHM_INDEX
 from relax_core.api.events import RoleFailed, RoleRecovered, RolloutMeasured, SamplesScored, WeightsPublished
 from relax_core.api.outcome import DropReason
 from relax_core.api.role import Context, Operation, Reads, Role
+from relax_core.api.routing import ROUTES
 from relax_core.api.trainer import Chosen
 from relax_core.api.version import Version
 from relax_core.api.weights import Manifest, Receipt
@@ -44,7 +45,7 @@ class Rollout(Role):
     @classmethod
     def operations(cls) -> tuple[Operation, ...]:
         always = {"tokens", "loss_mask", "rollout_log_probs", "weight_versions", "rewards"}
-        produced = frozenset(always | TURN_COLUMNS | {"teacher_index", "algorithm_index", "media"})
+        produced = frozenset(always | TURN_COLUMNS | {"teacher_index", "algorithm_index", "media", *ROUTES})
         return (Operation("rollout.generate", cls.name, frozenset(), produced, Reads.LATEST, trigger="admission"),)
 
     async def run(self, context: Context) -> None:

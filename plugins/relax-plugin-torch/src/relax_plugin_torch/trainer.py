@@ -77,6 +77,7 @@ class TorchTrainer(Trainer[TorchOptions]):
     """Trains what `transformers.AutoModelForCausalLM` loads."""
 
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
+    replays_routes: ClassVar[bool] = True
     _rank: Rank | None = None
 
     def plan(self, lengths: Sequence[int], world_size: int, tokens_per_micro_batch: int = 0) -> ChunkPlan:

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which experts the positions of a token sequence visited, as engines tell it piece by piece. What came first stays.
+
+A position counts by when its next token was drawn: what another engine, or newer weights, make of it later is not what
+the sample was drawn from. Positions that nobody told are holes, which a later turn may fill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from relax_core.api.batch import Ragged
+from relax_core.api.routing import Routing
+from relax_core.api.trajectory import Node, Path
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_KNOWN, _HOLE = b"\1", b"\0"
+
+
+class Routes:
+    """By position from 0; `width` bytes each."""
+
+    __slots__ = ("_known", "_values", "width")
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self._values, self._known = bytearray(), bytearray()
+
+    def __len__(self) -> int:
+        """Positions up to the last that was told."""
+        return len(self._known)
+
+    def tell(self, start: int, values: bytes) -> None:
+        """Routes of consecutive positions; those that are known stay."""
+        width, stop = self.width, start + len(values) // self.width
+        had = len(self._known)
+        if stop > had:
+            self._values += bytes((stop - had) * width)
+            self._known += bytes(stop - had)
+        if start >= had or 1 not in self._known[start:stop]:
+            self._values[start * width : stop * width] = values
+            self._known[start:stop] = _KNOWN * (stop - start)
+            return
+        for at in range(start, stop):
+            if not self._known[at]:
+                self._values[at * width : (at + 1) * width] = values[(at - start) * width : (at + 1 - start) * width]
+                self._known[at] = 1
+
+    def of(self, start: int, stop: int) -> tuple[bytes, bytes]:
+        """(routes, known) of these positions; holes are zeros."""
+        known = bytes(self._known[start:stop]).ljust(stop - start, _HOLE)
+        return bytes(self._values[start * self.width : stop * self.width]).ljust(
+            (stop - start) * self.width, _HOLE
+        ), known
+
+
+def filled(node: Node, start: int, routes: Routes) -> tuple[bytes, bytes] | None:
+    """A node's (routes, routed) with what is told of its positions, which begin at `start`; None where nothing is new."""
+    if node.routed and _HOLE not in node.routed:
+        return None
+    told, known = routes.of(start, start + len(node.tokens))
+    if not node.routed:
+        return (told, known) if _KNOWN in known else None
+    values, have, width = bytearray(node.routes), bytearray(node.routed), routes.width
+    fresh = [at for at, (mine, theirs) in enumerate(zip(have, known, strict=True)) if theirs and not mine]
+    for at in fresh:
+        values[at * width : (at + 1) * width] = told[at * width : (at + 1) * width]
+        have[at] = 1
+    return (bytes(values), bytes(have)) if fresh else None
+
+
+def route_columns(paths: Sequence[Path], routing: Routing, lengths: np.ndarray) -> dict[str, Ragged]:
+    """Of rows whose nodes are these; `lengths` are their tokens."""
+    import numpy as np
+
+    nodes = [node for path in paths for node, _ in path]
+    values = b"".join(node.routes or bytes(len(node.tokens) * routing.width) for node in nodes)
+    known = b"".join(node.routed or bytes(len(node.tokens)) for node in nodes)
+    shape = (-1, routing.layers, routing.top_k)
+    dtype = np.dtype(routing.dtype).newbyteorder("<")
+    return {
+        "routed_experts": Ragged(np.frombuffer(values, dtype).reshape(shape), lengths),
+        "routed_valid": Ragged(np.frombuffer(known, np.uint8), lengths),
+    }

@@ -138,20 +138,18 @@ def weight_proof(config: RunConfig, catalogue: Catalogue) -> Errors:
 
 
 def media(config: RunConfig, catalogue: Catalogue) -> Errors:
-    """One processor a kind of medium, and an engine that takes it."""
+    """One processor a kind of medium, and an engine that takes it, where one samples."""
+    samples = _samples(config, catalogue)
     can = cast(type[Engine], catalogue.target("engine", config.engine.name)).capabilities.media
     by_kind: dict[str, str] = {}
     for at, choice in enumerate(config.media):
         kind = cast(type[ModalityProcessor], catalogue.target("modality-processor", choice.name)).medium
         if kind in by_kind:
             yield ConfigError(f"media.{at}.name", choice.name, f"{by_kind[kind]} reads {kind} already: leave one out")
-        if kind not in can:
+        if samples and kind not in can:
             takes = ", ".join(sorted(can)) or "text only"
             yield ConfigError(f"media.{at}.name", choice.name, f"engine {config.engine.name} takes {takes}")
         by_kind[kind] = choice.name
-    if config.media and not _samples(config, catalogue):
-        fix = f"{config.algorithm.name} learns from rows that were written, which are text so far: leave media out"
-        yield ConfigError("media", config.media[0].name, fix)
 
 
 def updates(config: RunConfig, catalogue: Catalogue) -> Errors:

@@ -19,8 +19,10 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.events import EvalFinished
 from relax_core.api.role import Context
 from relax_core.roles.trainer_group import TrainerGroup
-from relax_core.rollout.dataset_files import open_held_out
+from relax_core.rollout.dataset_files import HeldOut, open_held_out
 from relax_core.rollout.evaluation import is_due
+from relax_core.rollout.opening import opened_desk
+from relax_core.rollout.placeholders import MediaRefused
 
 REFERENCE = "ref_log_probs"
 
@@ -40,7 +42,9 @@ class Assessment:
             return cls(context, algorithm, {})
         margins = "margins" in context.plan.trained_columns
         found = await asyncio.to_thread(open_held_out, context.run, context.build, context.plan.source)
-        return cls(context, algorithm, {held.name: held.rows(margins) for held in found})
+        if not context.run.media:
+            return cls(context, algorithm, {held.name: held.rows(margins) for held in found})
+        return cls(context, algorithm, {held.name: await _seen(context, held, margins) for held in found})
 
     def due(self, step: int) -> bool:
         """Also before the first step, where what starts the run is the reference."""
@@ -78,6 +82,18 @@ class Assessment:
             fix = "its reference is the model of the first step: resume with the sets that the run began with"
             raise ConfigError("eval.sets", name, fix)
         return Ragged(kept, tokens.lengths)
+
+
+async def _seen(context: Context, held: HeldOut, margins: bool) -> RowBatch:
+    """Rows whose media are in the run's store. Raises ConfigError for a set with one that can't be read."""
+    dataset = held.dataset
+    async with opened_desk(context, dataset.family) as desk:
+        try:
+            for index in held.indices:
+                await desk.prepare(dataset.messages(index))
+            return held.rows(margins, desk.hold)
+        except MediaRefused as refused:
+            raise ConfigError("eval.sets", f"{held.name}: {refused}", "repair it, or leave such rows out") from refused
 
 
 def measures(algorithm: Algorithm, rows: RowBatch) -> dict[str, float]:

@@ -17,6 +17,8 @@ from relax_core.api.role import Context, Operation, Role
 from relax_core.api.source import Sampler
 from relax_core.rollout.dataset_files import open_training, remarks, row_batch
 from relax_core.rollout.example import Example
+from relax_core.rollout.opening import opened_desk
+from relax_core.rollout.placeholders import MediaRefused
 
 POLL_S = 1.0
 
@@ -28,7 +30,7 @@ class RowSource(Role):
 
     @classmethod
     def operations(cls) -> tuple[Operation, ...]:
-        produced = frozenset({"tokens", "loss_mask", "margins"})
+        produced = frozenset({"tokens", "loss_mask", "margins", "media"})
         return (Operation("source.rows", cls.name, frozenset(), produced, trigger="admission"),)
 
     async def run(self, context: Context) -> None:
@@ -38,6 +40,12 @@ class RowSource(Role):
         self._dataset, self._train = opened
         for remark in remarks(*opened):
             await context.board.emit(Logged("info", self.name, remark))
+        async with opened_desk(context, self._dataset.family) as desk:  # without media it has no process
+            self._desk = desk
+            await self._hand_out()
+
+    async def _hand_out(self) -> None:
+        context = self._context
         context.doing("ready", rows=len(self._train))
         while not context.stopping:
             await context.pause_point()
@@ -60,16 +68,19 @@ class RowSource(Role):
         held = frozenset(attempt for issue in issues for attempt in issue.attempts)
         await context.bus.report_held(self.name, held, self._admitted)
         context.doing("handing out rows", groups=len(issues))
-        examples = await asyncio.to_thread(
-            lambda: {attempt: found for issue in issues for attempt, found in self._examples(issue)}
-        )
+        places = {issue.group: self._index(issue.group) for issue in issues}
+        examples = {attempt: found for issue in issues
+                    for attempt, found in await self._examples(issue, places[issue.group])}  # fmt: skip
         version = await context.bus.version()
         sealed = [
             # No weights are in them, so that no rollback makes them worthless.
-            Sealed(attempt, 1, Outcome.FINISHED, 0.0, version.step, found.num_trained, newest=0)
-            for attempt, found in examples.items()
-        ]
-        batch = row_batch(examples, self._margins(issues) if "margins" in context.plan.trained_columns else None)
+            Sealed(attempt, 1, Outcome.FINISHED, 0.0, version.step, examples[attempt].num_trained, newest=0)
+            if attempt in examples else Sealed(attempt, 0, Outcome.MEDIA_ERROR)
+            for issue in issues for attempt in issue.attempts
+        ]  # fmt: skip
+        asked = "margins" in context.plan.trained_columns
+        given = [self._dataset.margin(places[attempt.group]) for attempt in examples] if asked else None
+        batch = row_batch(examples, given, bool(context.run.media))
         room = context.waiting("room on the bus", "actor (a step frees it)", context.run.rollout.step_timeout_s)
         with room as wait:
             while not await context.bus.put(batch, sealed, POLL_S):
@@ -77,17 +88,20 @@ class RowSource(Role):
                 await context.pause_point()
         await context.bus.report_held(self.name, frozenset(), self._admitted)
 
-    def _examples(self, issue: Issue) -> list[tuple[AttemptId, Example]]:
-        """One, or the two of a pair, in the order of the attempts."""
-        return list(zip(issue.attempts, self._dataset.examples(self._index(issue)), strict=True))
+    async def _examples(self, issue: Issue, index: int) -> list[tuple[AttemptId, Example]]:
+        """One, or the two of a pair, in the order of the attempts; none where a medium can't be read."""
+        try:
+            hold = None
+            if self._context.run.media:
+                await self._desk.prepare(self._dataset.messages(index))
+                hold = self._desk.hold
+            found = await asyncio.to_thread(self._dataset.examples, index, hold)
+        except MediaRefused as refused:
+            await self._context.board.emit(Logged("warning", self.name, f"{self._dataset.where(index)}: {refused}"))
+            return []
+        return list(zip(issue.attempts, found, strict=True))
 
-    def _margins(self, issues: Sequence[Issue]) -> list[float]:
-        """Of each row."""
-        return [self._dataset.margin(self._index(issue)) for issue in issues for _ in issue.attempts]
-
-    def _index(self, issue: Issue) -> int:
+    def _index(self, group: int) -> int:
         """The row of the data that a group is."""
         run, count = self._context.run, len(self._train)
-        return self._train[
-            self._sampler.pick(issue.group, count, run.seed) if run.data.shuffle else issue.group % count
-        ]
+        return self._train[self._sampler.pick(group, count, run.seed) if run.data.shuffle else group % count]

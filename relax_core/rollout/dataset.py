@@ -8,7 +8,7 @@ tokenized when it is asked for.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.source import TaskSource
 from relax_core.api.task import Message, Task
-from relax_core.rollout.example import Example, Text, TrainOn, example
+from relax_core.rollout.example import Example, Hold, Text, TrainOn, example, said_in
 from relax_core.rollout.jsonl_row import RowError, text_or_messages
 from relax_core.rollout.tasks import PROBE_SLACK, TaskSet, hold_out
 
@@ -32,10 +32,13 @@ class Dataset:
 
     def __init__(
         self, source: TaskSource, family: ModelFamily, form: Source, *, system_prompt: str = "",
-        max_row_tokens: int | None = None, too_long: str = "skip", train_on: TrainOn = "completion", check: bool = True,
+        max_row_tokens: int | None = None, too_long: str = "skip", train_on: TrainOn = "completion",
+        media: Sequence[str] = (), check: bool = True,
     ) -> None:  # fmt: skip
-        """`source` and `family` are open. Raises ConfigError at the first row that can't be used, unless not `check`."""
-        self._tasks = TaskSet(source, family, system_prompt=system_prompt, check=False)
+        """`source` and `family` are open; `media`: kinds that the run has processors for.
+
+        Raises ConfigError at the first row that can't be used, unless not `check`."""
+        self._tasks = TaskSet(source, family, system_prompt=system_prompt, media=media, check=False)
         self._source, self._family, self._form = source, family, form
         self._limit, self._too_long, self._train_on = max_row_tokens, too_long, train_on
         self._overheads: dict[tuple[str, ...], int] = {}
@@ -47,6 +50,11 @@ class Dataset:
     def __len__(self) -> int:
         return len(self._kept)
 
+    @property
+    def family(self) -> ModelFamily:
+        """What renders its rows."""
+        return self._family
+
     def __getitem__(self, index: int) -> Task:
         return self._tasks[self._kept[index]]
 
@@ -54,9 +62,14 @@ class Dataset:
         """`file:line` of a row."""
         return self._source.where(self._kept[index])
 
-    def examples(self, index: int) -> tuple[Example, ...]:
-        """One, or the chosen and the rejected one of a pair."""
-        return tuple(self._fitted(found) for found in self._examples(self._kept[index]))
+    def examples(self, index: int, hold: Hold | None = None) -> tuple[Example, ...]:
+        """One, or the chosen and the rejected one of a pair. Raises MediaRefused where `hold` does."""
+        return tuple(self._fitted(found) for found in self._examples(self._kept[index], hold))
+
+    def messages(self, index: int) -> tuple[Message, ...]:
+        """All that a row shows."""
+        row = self._kept[index]
+        return self._messages(self._tasks[row], row)
 
     def margin(self, index: int) -> float:
         """By how much a pair's chosen completion should be ahead."""
@@ -104,11 +117,14 @@ class Dataset:
         except RowError as error:
             raise ConfigError("data.train", f"{self._source.where(row)}: {error}", "correct the row") from error
 
-    def _examples(self, row: int) -> Iterator[Example]:
+    def _messages(self, task: Task, row: int) -> tuple[Message, ...]:
+        return tuple(message for text in self._texts(task, row) for message in said_in(task.prompt, text))
+
+    def _examples(self, row: int, hold: Hold | None = None) -> Iterator[Example]:
         task = self._tasks[row]
         for text in self._texts(task, row):
             try:
-                yield example(self._family, task.prompt, text, self._train_on)
+                yield example(self._family, task.prompt, text, self._train_on, hold)
             except ConfigError as error:
                 raise ConfigError(error.field, f"{error.got} at {self._source.where(row)}", error.fix) from error
 
@@ -127,6 +143,7 @@ class Dataset:
         """False where it is skipped; raises where it must not be."""
         task = self._tasks[row]
         texts = self._texts(task, row)
+        self._tasks.look(self._messages(task, row), row)
         if self._limit is None or all(self._surely_fits(task, text, row) for text in texts):
             return True
         found = list(self._examples(row))

@@ -13,9 +13,10 @@ from relax_core.api.algorithm import Source
 from relax_core.api.batch import AttemptId, Ragged, RowBatch, RowId
 from relax_core.api.errors import ConfigError
 from relax_core.api.family import ModelFamily
+from relax_core.api.media_store import key_bytes
 from relax_core.api.trainer import Chosen
 from relax_core.rollout.dataset import Dataset
-from relax_core.rollout.example import Example
+from relax_core.rollout.example import Example, Hold
 from relax_core.rollout.opening import HOLD_OUT, context_of
 
 Build = Callable[[Chosen], Any]
@@ -29,12 +30,12 @@ class HeldOut:
     dataset: Dataset
     indices: Sequence[int]
 
-    def rows(self, margins: bool = False) -> RowBatch:
+    def rows(self, margins: bool = False, hold: Hold | None = None) -> RowBatch:
         """All of them, a group each."""
         examples = {AttemptId(group, member, 0): found for group, index in enumerate(self.indices)
-                    for member, found in enumerate(self.dataset.examples(index))}  # fmt: skip
+                    for member, found in enumerate(self.dataset.examples(index, hold))}  # fmt: skip
         given = [self.dataset.margin(self.indices[attempt.group]) for attempt in examples] if margins else None
-        return row_batch(examples, given)
+        return row_batch(examples, given, hold is not None)
 
 
 def open_training(run: Any, build: Build, form: Source) -> tuple[Dataset, Sequence[int]]:
@@ -67,7 +68,9 @@ def remarks(dataset: Dataset, train: Sequence[int]) -> list[str]:
     return said
 
 
-def row_batch(examples: Mapping[AttemptId, Example], margins: Sequence[float] | None = None) -> RowBatch:
+def row_batch(
+    examples: Mapping[AttemptId, Example], margins: Sequence[float] | None = None, media: bool = False
+) -> RowBatch:
     """One row a sample. They have no versions: nobody sampled them."""
     rows = list(examples.values())
     lengths = np.array([len(row.tokens) for row in rows], np.int64)
@@ -82,6 +85,8 @@ def row_batch(examples: Mapping[AttemptId, Example], margins: Sequence[float] | 
     }
     if margins is not None:
         columns["margins"] = Ragged(np.array(margins, np.float32), np.ones(len(rows), np.int64))
+    if media:
+        columns["media"] = Ragged.of([key_bytes(row.media) for row in rows], like=key_bytes(()))
     return RowBatch(tuple(RowId(*attempt, 0) for attempt in examples), columns)
 
 
@@ -94,6 +99,7 @@ def _open(run: Any, build: Build, form: Source, key: str, path: str, columns: Ma
         return Dataset(
             source, family, form, system_prompt=run.data.system_prompt, too_long=run.data.too_long,
             max_row_tokens=run.data.max_row_tokens or context_of(run), train_on=run.data.train_on,
+            media=[type(build(each.chosen)).medium for each in run.media],
         )  # fmt: skip
     except ConfigError as error:
         field = key if error.field in ("data", "data.train") else error.field

@@ -7,17 +7,21 @@ what generation will see. No file and no length limit here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from relax_core.api.errors import ConfigError
-from relax_core.api.family import ModelFamily
+from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.task import Message
+from relax_core.rollout.media import media_of
+from relax_core.rollout.placeholders import misplaced
 
 Text = str | tuple[Message, ...]
 TrainOn = Literal["completion", "all"]
 SPEAKER = "assistant"
+Hold = Callable[[Rendered, Sequence[Message]], Rendered]
+"""Puts as many tokens as the messages' media take where a rendering has one for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,33 +31,72 @@ class Example:
     tokens: tuple[int, ...]
     mask: tuple[int, ...]
     """1 where a token is trained; never the first one, which no token precedes."""
+    media: tuple[str, ...] = ()
+    """Of the media that it shows, in order: keys where they are held, else references."""
 
     @property
     def num_trained(self) -> int:
         return sum(self.mask)
 
     def cut(self, limit: int) -> Example:
-        """Its first tokens."""
-        return Example(self.tokens[:limit], self.mask[:limit])
+        """Its first tokens; no medium is cut off or in two."""
+        return self if self.media else Example(self.tokens[:limit], self.mask[:limit])
 
 
-def example(family: ModelFamily, prompt: Text, completion: Text | None, train_on: TrainOn = "completion") -> Example:
+class _Run(NamedTuple):
+    """Tokens of one kind, and the messages that they render."""
+
+    rendered: Rendered
+    shows: Sequence[Message] = ()
+    trained: bool = False
+
+
+def example(
+    family: ModelFamily,
+    prompt: Text,
+    completion: Text | None,
+    train_on: TrainOn = "completion",
+    hold: Hold | None = None,
+) -> Example:
     """A prompt with its completion, or a conversation alone, whose assistant turns are trained.
 
-    Raises ConfigError (field `data.train`) where there is nothing to learn from it.
+    Without `hold`, each medium has one token. Raises ConfigError (field `data.train`) where there is nothing to learn from it.
     """
     if isinstance(prompt, str):
-        parts = _plain(family, prompt, completion)
+        runs = _plain(family, prompt, completion)
     else:
         given = 0 if completion is None else len(prompt)
-        parts = _conversation(family, (*prompt, *_messages(completion)), given)
-    tokens = tuple(token for ids, _ in parts for token in ids)
-    mask = [int(trained or train_on == "all") for ids, trained in parts for _ in ids]
+        runs = _conversation(family, said_in(prompt, completion), given)
+    runs = [run._replace(rendered=(hold or _one_each(family))(run.rendered, run.shows)) for run in runs]
+    return _joined(runs, train_on == "all", frozenset(family.placeholders.values()))
+
+
+def _one_each(family: ModelFamily) -> Hold:
+    """Leaves a rendering as it is, after a look at its media's places."""
+
+    def look(rendered: Rendered, messages: Sequence[Message]) -> Rendered:
+        kinds = [media.kind for media in media_of(messages)]
+        if family.placeholders and (fault := misplaced(rendered.tokens, kinds, family.placeholders)):
+            raise ConfigError("data.train", fault.partition("; ")[0], fault.partition("; ")[2])
+        return rendered
+
+    return look
+
+
+def said_in(prompt: Text, completion: Text | None) -> tuple[Message, ...]:
+    """All messages of a row, in order; those of plain text show nothing."""
+    return () if isinstance(prompt, str) else (*prompt, *_messages(completion))
+
+
+def _joined(runs: Sequence[_Run], all_trained: bool, places: frozenset[int]) -> Example:
+    tokens = tuple(token for run in runs for token in run.rendered.tokens)
+    trained = [run.trained or all_trained for run in runs for _ in run.rendered.tokens]
+    mask = [int(wanted and token not in places) for token, wanted in zip(tokens, trained, strict=True)]
     mask[:1] = [0]
-    return Example(tokens, tuple(mask))
+    return Example(tokens, tuple(mask), tuple(medium for run in runs for medium in run.rendered.media))
 
 
-def _plain(family: ModelFamily, prompt: str, completion: Text | None) -> list[tuple[tuple[int, ...], bool]]:
+def _plain(family: ModelFamily, prompt: str, completion: Text | None) -> list[_Run]:
     if not isinstance(completion, str):
         got = (
             "nothing to answer a prompt of plain text"
@@ -61,25 +104,26 @@ def _plain(family: ModelFamily, prompt: str, completion: Text | None) -> list[tu
             else "messages behind a prompt of plain text"
         )
         raise ConfigError("data.train", got, "give the completion as text, or write the prompt as messages")
-    return [(family.start(prompt).tokens, False), (family.turn(prompt, Message(SPEAKER, completion)), True)]
+    said = Rendered(family.turn(prompt, Message(SPEAKER, completion)))
+    return [_Run(family.start(prompt)), _Run(said, trained=True)]
 
 
 def _messages(completion: Text | None) -> tuple[Message, ...]:
     return (Message(SPEAKER, completion),) if isinstance(completion, str) else completion or ()
 
 
-def _conversation(family: ModelFamily, messages: Sequence[Message], given: int) -> list[tuple[tuple[int, ...], bool]]:
-    """Runs of tokens, and whether each is the policy's own; what follows its last turn is left out."""
+def _conversation(family: ModelFamily, messages: Sequence[Message], given: int) -> list[_Run]:
+    """What follows the policy's last turn is left out."""
     turns = [at for at, message in enumerate(messages) if at >= given and message.role == SPEAKER]
     if not turns:
         raise ConfigError(
             "data.train", "a conversation without a turn of the assistant", "add one, or give a completion"
         )
-    parts = [(family.start(messages[: turns[0]]).tokens, False)]
+    runs = [_Run(family.start(messages[: turns[0]]), messages[: turns[0]])]
     for at, following in zip(turns, [*turns[1:], None], strict=True):
         said = family.turn(messages[:at], messages[at])
-        parts.append((said, True))
+        runs.append(_Run(Rendered(said), trained=True))
         if following is not None:
-            between = family.delta(messages[: at + 1], messages[at + 1 : following], said[-1])
-            parts.append((between.tokens, False))
-    return parts
+            heard = messages[at + 1 : following]
+            runs.append(_Run(family.delta(messages[: at + 1], heard, said[-1]), heard))
+    return runs

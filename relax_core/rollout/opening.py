@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,17 @@ def make_desk(context: Context, family: ModelFamily) -> MediaDesk:
     """The processors of the run's media, and where what they make is kept."""
     run = context.run
     return MediaDesk(run.media, context.children, media_store(context), run.model.model_dump(mode="json"), family)
+
+
+@asynccontextmanager
+async def opened_desk(context: Context, family: ModelFamily) -> AsyncIterator[MediaDesk]:
+    """A desk of one's own, for rows that nobody samples."""
+    desk = make_desk(context, family)
+    try:
+        await desk.start()
+        yield desk
+    finally:
+        await desk.stop()
 
 
 def make_pool(context: Context, now: Version, tell: Tell, suppress: tuple[int, ...] = ()) -> EnginePool:

@@ -133,11 +133,11 @@ class TaskSet:
         for need in self._needs:
             self._require(need, task, row)
         if not isinstance(task.prompt, str):
-            self._look(task.prompt, row)
+            self.look(task.prompt, row)
         return self._fits(self._prompted(task, row), row)
 
-    def _look(self, messages: Sequence[Message], row: int) -> None:
-        """What a row shows is of a kind that the run reads, and is there where it is a file."""
+    def look(self, messages: Sequence[Message], row: int) -> None:
+        """Raise ConfigError unless what a row shows is of a kind that the run reads, and is there where it is a file."""
         for media in media_of(messages):
             where = f"{media.kind} {shown(media.source)} at {self._source.where(row)}"
             if media.kind not in self._media:

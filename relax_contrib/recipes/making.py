@@ -7,10 +7,12 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+Made = TypeVar("Made")
 
 
-def made(build: Callable[[Path, int], float], doc: str | None) -> float:
+def made(build: Callable[[Path, int], Made], doc: str | None) -> Made:
     """Build as the command line says, in one thread; what `build` reached."""
     parser = argparse.ArgumentParser(description=doc)
     parser.add_argument("folder", type=Path)

@@ -123,10 +123,9 @@ def _has_neighbours(role: str, groups: Mapping[str, WorkerGroup]) -> bool:
 
 def _columns(algorithm: Algorithm, config: RunConfig, own_pass: bool) -> tuple[str, ...]:
     """What the actor claims; the old policy's log-probs only where another role can have filled them."""
-    names = {"tokens", "loss_mask"}
+    names = {"tokens", "loss_mask", *(("media",) if config.media else ())}
     if algorithm.source is Source.ROLLOUT:
         names |= {"weight_versions", "advantages", METER}
-        names |= {"media"} if config.media else set()
     names |= {column.name for column in algorithm.columns()} - {"old_log_probs"}
     if own_pass and on_own_devices(config, "actor-fwd") and config.model.routing_replay != "recompute":
         names.add("old_log_probs")

@@ -33,7 +33,7 @@ def combination_errors(config: RunConfig, catalogue: Catalogue) -> list[ConfigEr
 
 def group_size(config: RunConfig, catalogue: Catalogue) -> Errors:
     """Some algorithms compare samples of one task."""
-    if not _samples(config, catalogue):
+    if not samples(config, catalogue):
         return
     for name, algorithm in _algorithms(config, catalogue):
         if config.rollout.group_size < algorithm.min_group_size:
@@ -43,7 +43,7 @@ def group_size(config: RunConfig, catalogue: Catalogue) -> Errors:
 
 def staleness_of_algorithm(config: RunConfig, catalogue: Catalogue) -> Errors:
     """An algorithm may be right only near the policy."""
-    for name, algorithm in _algorithms(config, catalogue) if _samples(config, catalogue) else ():
+    for name, algorithm in _algorithms(config, catalogue) if samples(config, catalogue) else ():
         most = algorithm.max_staleness
         if most is not None and (config.staleness is None or config.staleness > most):
             fix = f"{name} is right up to {most}: set max_staleness = {most}"
@@ -139,14 +139,14 @@ def weight_proof(config: RunConfig, catalogue: Catalogue) -> Errors:
 
 def media(config: RunConfig, catalogue: Catalogue) -> Errors:
     """One processor a kind of medium, and an engine that takes it, where one samples."""
-    samples = _samples(config, catalogue)
+    generated = samples(config, catalogue)
     can = cast(type[Engine], catalogue.target("engine", config.engine.name)).capabilities.media
     by_kind: dict[str, str] = {}
     for at, choice in enumerate(config.media):
         kind = cast(type[ModalityProcessor], catalogue.target("modality-processor", choice.name)).medium
         if kind in by_kind:
             yield ConfigError(f"media.{at}.name", choice.name, f"{by_kind[kind]} reads {kind} already: leave one out")
-        if samples and kind not in can:
+        if generated and kind not in can:
             takes = ", ".join(sorted(can)) or "text only"
             yield ConfigError(f"media.{at}.name", choice.name, f"engine {config.engine.name} takes {takes}")
         by_kind[kind] = choice.name
@@ -163,7 +163,7 @@ def updates(config: RunConfig, catalogue: Catalogue) -> Errors:
 def micro_batches(config: RunConfig, catalogue: Catalogue) -> Errors:
     """One holds the longest row that is sure to come, and there is a row for each rank."""
     budget, rollout = config.batch.tokens_per_micro_batch, config.rollout
-    if not _samples(config, catalogue):
+    if not samples(config, catalogue):
         return
     longest = rollout.max_new_tokens + (config.data.max_prompt_tokens or 1)
     if 0 < budget < longest:
@@ -276,7 +276,7 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-def _samples(config: RunConfig, catalogue: Catalogue) -> bool:
+def samples(config: RunConfig, catalogue: Catalogue) -> bool:
     """Whether the run generates what it trains on."""
     return _algorithm(config, catalogue).source is Source.ROLLOUT
 

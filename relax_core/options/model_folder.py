@@ -22,9 +22,10 @@ WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length")
 
 
-def file_errors(config: RunConfig) -> list[ConfigError]:
-    """Everything that is missing, broken or too long for the model."""
-    return [*_model_errors(config), *_critic_errors(config), *_context_errors(config), *_data_errors(config)]
+def file_errors(config: RunConfig, samples: bool) -> list[ConfigError]:
+    """Everything that is missing or broken, and what a run that samples has too long for the model."""
+    missing = [*_model_errors(config), *_critic_errors(config), *_data_errors(config)]
+    return missing + [*_context_errors(config)] * samples
 
 
 def model_context(folder: Path) -> int | None:

@@ -65,4 +65,4 @@ def write(items: list[Item], path: Path) -> None:
 
 def row(item: Item) -> dict[str, object]:
     parts = [{"type": "image", "image": item.picture}, {"type": "text", "text": QUESTION}]
-    return {"prompt": [{"role": "user", "content": parts}], "answer": item.answer}
+    return {"prompt": [{"role": "user", "content": parts}], "answer": item.answer, "completion": item.answer}

@@ -8,6 +8,7 @@ import pytest
 from relax_contrib.recipes.quickstart.model import save_tokenizer
 from relax_core.api.algorithm import Source
 from relax_core.api.errors import ConfigError
+from relax_core.api.family import Rendered
 from relax_core.api.task import Message
 from relax_core.rollout.chat import ChatFamily
 from relax_core.rollout.dataset import Dataset
@@ -117,3 +118,58 @@ def test_long_rows_are_skipped_cut_at_their_end_or_refused(tmp_path, family):
         opened(tmp_path, family, rows, max_row_tokens=8, too_long="error")
     with pytest.raises(ConfigError, match="leaves nothing to train"):
         opened(tmp_path, family, rows, max_row_tokens=3)
+
+
+PICTURE = {"type": "image", "image": "data:,abc"}
+SHOWN = (
+    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}{% if part.type == 'image' %}<unk>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}"
+    "{% if m.role == 'assistant' %}<eos>{% endif %}{% endfor %}"
+)
+
+
+@pytest.fixture(scope="module")
+def seeing(family, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("seeing")
+    save_tokenizer(folder)
+    made = ChatFamily()
+    made.open({"path": str(folder), "chat_template": SHOWN})
+    made.placeholders = {"image": made.encode("<unk>")[0]}
+    return made
+
+
+def threefold(rendered, messages):
+    """Every medium takes three tokens."""
+    hole = 3
+    tokens = [one for token in rendered.tokens for one in [token] * (3 if token == hole else 1)]
+    return Rendered(tuple(tokens), tuple(f"key {at}" for at, _ in enumerate(rendered.media)))
+
+
+def test_a_medium_takes_its_tokens_and_none_of_them_is_trained(tmp_path, seeing):
+    hole = seeing.placeholders["image"]
+    assert hole == 3
+    turns = [
+        {"role": "user", "content": [PICTURE, {"type": "text", "text": "1"}]}, {"role": "assistant", "content": "2"},
+        {"role": "user", "content": [{"type": "text", "text": "3"}, PICTURE]}, {"role": "assistant", "content": "4"},
+    ]  # fmt: skip
+    for train_on in ("completion", "all"):
+        dataset = opened(tmp_path, seeing, [{"messages": turns}], media=["image"], train_on=train_on)
+        (found,) = dataset.examples(0, threefold)
+        assert found.tokens.count(hole) == 6 and len(found.media) == 2
+        assert not any(mask for token, mask in zip(found.tokens, found.mask, strict=True) if token == hole)
+        assert read(seeing, found).replace("]", "").replace("[", "") == "<unk><unk><unk>12<eos>3<unk><unk><unk>4<eos>"
+        assert len([message for message in dataset.messages(0) if not isinstance(message.content, str)]) == 2
+        (alone,) = dataset.examples(0)
+        assert alone.tokens.count(hole) == 2
+
+
+def test_media_that_a_run_does_not_read_and_texts_like_them_are_refused_by_line(tmp_path, seeing):
+    row = {"prompt": [{"role": "user", "content": [PICTURE]}], "completion": "2"}
+    with pytest.raises(ConfigError, match=r'rows\.jsonl:1.*write media = \["image"\]'):
+        opened(tmp_path, seeing, [row])
+    gone = {"prompt": [{"role": "user", "content": [{"type": "image", "image": "gone.png"}]}], "completion": "2"}
+    with pytest.raises(ConfigError, match=r"gone\.png at .*rows\.jsonl:2: *.*no such file|no such file"):
+        opened(tmp_path, seeing, [row, gone], media=["image"])
+    forged = {"prompt": [{"role": "user", "content": "<unk>"}], "completion": "2"}
+    with pytest.raises(ConfigError, match=r"placeholders of image for media of nothing at .*rows\.jsonl:1"):
+        opened(tmp_path, seeing, [forged], media=["image"]).examples(0)

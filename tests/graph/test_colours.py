@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pictures through the command line on both runners: written answers first, then sampled ones; a broken picture is dropped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from relax_contrib.recipes.colours.build import build
+from relax_core.control.recipes import find
+from tests.graph.conftest import Relax
+
+
+@pytest.fixture(scope="module")
+def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("colours")
+    build(folder, seed=0)
+    (folder / "recipe.toml").write_text(find("colours").toml())
+    rows = (folder / "train.jsonl").read_text().splitlines()[:24]
+    (folder / "train.jsonl").write_text("\n".join(rows))
+    broken = json.loads(rows[5])["prompt"][0]["content"][0]["image"]
+    (folder / broken).write_bytes((folder / broken).read_bytes()[:200])
+    return folder
+
+
+def test_a_model_that_sees_is_warmed_up_and_reinforced(
+    relax: Relax, runner: str, colours: Path, tmp_path: Path
+) -> None:
+    overrides = ("eval.every=2", "stages.0.steps=2", "stages.0.rollout.prompts_per_step=16", "stages.1.steps=2")
+    ran = relax("train", colours / "recipe.toml", *overrides, "--runner", runner, "--run-dir", tmp_path / "run")
+    assert ran.code == 0, ran.err
+    assert ran.err.count("eval held-out at step") >= 3
+    for stage in ("0-warm-start", "1-rl"):
+        done = json.loads((tmp_path / "run/stages" / stage / "summary.json").read_text())
+        assert done["steps"] == 2 and done["samples_dropped"].get("media_error", 0) > 0
+        assert done["samples_issued"] == (
+            done["samples_trained"] + sum(done["samples_dropped"].values()) + done["samples_in_flight"]
+        )
+        media = list((tmp_path / "run/stages" / stage / "media").glob("*.media"))
+        assert 0 < len(media) <= 23 + 256

@@ -369,9 +369,9 @@ def _rates(window: Window, metrics: Mapping[str, float], before: Totals) -> dict
         return {}
     rates = {"tokens/per_s": metrics["tokens/generated"] / window.seconds} if "tokens/generated" in metrics else {}
     if "samples/trained" in metrics:
-        rates["samples/per_s"] = (
-            metrics["samples/trained"] - before.latest.get("samples/trained", 0.0)
-        ) / window.seconds
+        trained, earlier = metrics["samples/trained"], before.latest.get("samples/trained", 0.0)
+        since = trained - earlier if trained >= earlier else trained  # each stage counts its own
+        rates["samples/per_s"] = since / window.seconds
     return rates
 
 

@@ -41,7 +41,7 @@ _HOME = {
     "family": ("ModelFamily", "Rendered"),
     "hooks": ("hook",),
     "kinds": ("KINDS", "Kind"),
-    "modality": ("ModalityProcessor", "ProcessedMedia"),
+    "modality": ("ModalityProcessor", "ProcessedMedia", "Span"),
     "options": ("Options",),
     "outcome": ("DropReason", "Outcome"),
     "reward": ("BatchReward", "GroupReward", "Reward", "Score"),
@@ -180,6 +180,7 @@ if TYPE_CHECKING:
     from relax_core.api.kinds import Kind as Kind
     from relax_core.api.modality import ModalityProcessor as ModalityProcessor
     from relax_core.api.modality import ProcessedMedia as ProcessedMedia
+    from relax_core.api.modality import Span as Span
     from relax_core.api.options import Options as Options
     from relax_core.api.outcome import DropReason as DropReason
     from relax_core.api.outcome import Outcome as Outcome

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Generic
 from relax_core.api.component import Configurable, OptionsT
 from relax_core.api.environment import Tool
 from relax_core.api.errors import ConfigError
+from relax_core.api.modality import Span
 from relax_core.api.task import Message, ToolCall
 
 
@@ -55,6 +56,19 @@ class ModelFamily(Configurable[OptionsT], Generic[OptionsT]):
         `before` ends with the policy's turn. An end-of-turn token is not repeated where `last_token`, the policy's
         last sampled one, already ended the turn; None: it did.
         """
+
+    def expand(self, tokens: Sequence[int], layouts: Sequence[Sequence[Span]]) -> tuple[int, ...]:
+        """Tokens as a template wrote them, with what each medium takes for its one placeholder: here, for each of its
+        features the token of its kind. A family whose models read more than that between them says so."""
+        holds, left = frozenset(self.placeholders.values()), iter(layouts)
+        out: list[int] = []
+        for token in tokens:
+            out += [self.placeholders[s.kind] for s in next(left) for _ in range(s.size)] if token in holds else [token]
+        return tuple(out)
+
+    def parts(self, model: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
+        """As `modules`, for the model of this `[model]` table where they differ between models."""
+        return self.modules
 
     def turn(self, before: str | Sequence[Message], message: Message) -> tuple[int, ...]:
         """Ids of a policy's turn that was written for it, its end token included; `before` is what it answers."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from relax_core.api.errors import InfrastructureError
-from relax_core.api.modality import ProcessedMedia
+from relax_core.api.modality import ProcessedMedia, Span
 
 if TYPE_CHECKING:
     import numpy as np
@@ -80,7 +80,8 @@ class MediaStore:
             if hashlib.blake2b(payload.data, digest_size=16).hexdigest() != head["hash"]:
                 raise ValueError("its payload is not what was written")
             tensors = {name: _tensor(payload, *entry) for name, entry in head["tensors"].items()}
-            return ProcessedMedia(key, tensors, int(head["num_placeholders"]))
+            layout = tuple(Span(*span) for span in head["layout"])
+            return ProcessedMedia(key, tensors, int(head["num_placeholders"]), layout)
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise InfrastructureError(f"media store: {path} can't be read ({error}); process it again") from error
 
@@ -107,7 +108,9 @@ def _packed(media: ProcessedMedia) -> bytes:
         entries[name] = (tensor.dtype.str, tensor.shape, len(payload))
         payload += np.ascontiguousarray(tensor).tobytes()
     payload_hash = hashlib.blake2b(payload, digest_size=16).hexdigest()
-    head = {"hash": payload_hash, "num_placeholders": media.num_placeholders, "tensors": entries}
+    head = {
+        "hash": payload_hash, "num_placeholders": media.num_placeholders, "layout": media.layout, "tensors": entries,
+    }  # fmt: skip
     text = json.dumps(head).encode()
     start = 8 + len(text)
     return len(text).to_bytes(8, "little") + text + bytes(_aligned(start) - start) + bytes(payload)
@@ -132,8 +135,20 @@ def _aligned(size: int) -> int:
 
 
 def tensors_of(media: Sequence[ProcessedMedia]) -> Mapping[str, Any]:
-    """By name, the tensors of several media one after another along the first axis, as models take them packed."""
+    """By name, the tensors of several media one after another along the first axis, as models take them packed. Where their
+    last axes differ (sounds of unequal length) the shorter are filled up with 0, as their masks are."""
     import numpy as np
 
-    names = dict.fromkeys(name for one in media for name in one.tensors)
-    return {name: np.concatenate([one.tensors[name] for one in media if name in one.tensors]) for name in names}
+    out: dict[str, np.ndarray] = {}
+    for name in dict.fromkeys(name for one in media for name in one.tensors):
+        parts = [one.tensors[name] for one in media if name in one.tensors]
+        longest = max(part.shape[-1] for part in parts)
+        out[name] = np.concatenate([_filled(part, longest) for part in parts])
+    return out
+
+
+def _filled(part: np.ndarray, longest: int) -> np.ndarray:
+    import numpy as np
+
+    missing = longest - part.shape[-1]
+    return np.pad(part, [(0, 0)] * (part.ndim - 1) + [(0, missing)]) if missing and part.ndim > 1 else part

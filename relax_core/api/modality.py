@@ -5,14 +5,24 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple
 
 from relax_core.api.component import Configurable, OptionsT
-from relax_core.api.task import Media
+from relax_core.api.task import Media, MediaKind
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+class Span(NamedTuple):
+    """Features that stand together in a prompt; a model's family knows which tokens that is."""
+
+    kind: MediaKind
+    size: int
+    """Features, at least one."""
+    seconds: float | None = None
+    """When they are seen or heard, from the medium's beginning; None where it has no time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +32,16 @@ class ProcessedMedia:
     key: str
     tensors: Mapping[str, np.ndarray]
     num_placeholders: int
+    layout: tuple[Span, ...] = ()
+    """Its features in order, in the pieces that a prompt may part them into: those of two frames of a video, say. Empty: all
+    in one, of the processor's kind; that is written out before it is stored."""
+
+    def laid_out(self, kind: MediaKind) -> ProcessedMedia:
+        """With a layout. ValueError where it holds more or fewer features than there are."""
+        layout = self.layout or (Span(kind, self.num_placeholders),)
+        if sum(span.size for span in layout) != self.num_placeholders or any(span.size < 1 for span in layout):
+            raise ValueError(f"a layout of {[span.size for span in layout]} for {self.num_placeholders} features")
+        return replace(self, layout=layout)
 
 
 class ModalityProcessor(Configurable[OptionsT], Generic[OptionsT]):

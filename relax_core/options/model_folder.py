@@ -49,6 +49,14 @@ def routing(folder: Path) -> Routing | None:
         return None
 
 
+def model_type(folder: Path) -> str:
+    """As `config.json` names it; empty where it does not, or can't be read."""
+    try:
+        return str(_read(folder).get("model_type") or "")
+    except (OSError, ValueError):
+        return ""
+
+
 def placeholders(folder: Path) -> dict[str, int]:
     """By kind of medium, the id of the tokens that hold its place; empty where `config.json` names none or can't be read."""
     try:

@@ -298,7 +298,7 @@ def _model(context: Context, role: str) -> dict[str, Any]:
     if role == "critic" and context.run.critic.path is not None:
         table["path"] = str(context.run.critic.path)
     if table["freeze"]:
-        parts = context.build(context.run.family.chosen).modules
+        parts = context.build(context.run.family.chosen).parts(table)
         table["freeze"] = [pattern for name in table["freeze"] for pattern in parts.get(name, (name,))]
     return dict(table)
 

@@ -10,14 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any, ClassVar
 
 from relax_core.api.environment import Tool
 from relax_core.api.errors import ConfigError
 from relax_core.api.family import ModelFamily, Rendered
+from relax_core.api.modality import Span
 from relax_core.api.options import Options
 from relax_core.api.task import Message, ToolCall
+from relax_core.options.model_folder import model_type
 from relax_core.rollout.chat_files import ChatFiles
+from relax_core.rollout.chat_media import PARTS, timed
 from relax_core.rollout.chat_template import ChatTemplate
 from relax_core.rollout.chat_tools import parse_calls
 
@@ -41,6 +45,7 @@ class ChatFamily(ModelFamily[Options]):
         }
         self._opening = _opening(files)
         self.placeholders = files.placeholders
+        self._timed = timed(files.config, files.placeholders, self._after_anchor)
         self._end_of_turn = self._find_end_of_turn(files)
         eos = self._tokenizer.token_to_id(files.special.get("eos_token", ""))
         ends = (self._end_of_turn, *files.end_ids, eos)
@@ -65,6 +70,14 @@ class ChatFamily(ModelFamily[Options]):
         if last_token is None or last_token in self._stop:
             ids = self._without_end(ids, last_token)
         return Rendered(ids, _media(appended))
+
+    def expand(self, tokens: Sequence[int], layouts: Sequence[Sequence[Span]]) -> tuple[int, ...]:
+        if self._timed is None:
+            return super().expand(tokens, layouts)
+        return self._timed.expand(tokens, layouts, self.placeholders)
+
+    def parts(self, model: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
+        return PARTS.get(model_type(Path(str(model.get("path") or ""))), {})
 
     def turn(self, before: str | Sequence[Message], message: Message) -> tuple[int, ...]:
         """As the template writes it behind `before`, so that it is what the policy would have sampled."""

@@ -33,6 +33,8 @@ class ChatFiles:
     """Where the templates came from, for messages to people."""
     end_ids: tuple[int, ...]
     """End-of-sequence ids of `generation_config.json`, else of `config.json`."""
+    config: Mapping[str, Any]
+    """`config.json`."""
     placeholders: Mapping[str, int]
     """By kind of medium, the id that `config.json` names for it."""
 
@@ -41,7 +43,7 @@ class ChatFiles:
         """Raises ConfigError naming the key of `[model]` whose folder or file is missing or broken."""
         folder = _folder("model.path", str(model.get("path") or ""))
         texts = _folder("model.tokenizer", str(model["tokenizer"])) if model.get("tokenizer") else folder
-        settings = _json(texts / "tokenizer_config.json")
+        settings, config = _json(texts / "tokenizer_config.json"), _json(folder / "config.json")
         templates, source = _templates(texts, settings, str(model.get("chat_template") or ""))
         return cls(
             tokenizer=_tokenizer(texts / "tokenizer.json"),
@@ -49,7 +51,8 @@ class ChatFiles:
             special=_special(_json(texts / "special_tokens_map.json")) | _special(settings),
             templates=templates,
             template_source=source,
-            end_ids=_end_ids(_json(folder / "generation_config.json")) or _end_ids(_json(folder / "config.json")),
+            end_ids=_end_ids(_json(folder / "generation_config.json")) or _end_ids(config),
+            config=config,
             placeholders=placeholders(folder),
         )
 

@@ -16,6 +16,7 @@ from typing import Any
 from relax_core.api.errors import DeadlineExceeded, PluginError, WorkerDied
 from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.media_source import shown
+from relax_core.api.modality import Span
 from relax_core.api.task import Media, Message
 from relax_core.api.worker import Worker, Workers, WorkerSpec
 from relax_core.rollout.placeholders import Held, MediaRefused, held
@@ -46,14 +47,14 @@ class _Lane:
         (self._worker,) = await self._children.start([spec], START_S)
         return str(await self._worker.call("open", *self._opening, timeout_s=START_S))
 
-    async def process(self, media: Media) -> tuple[str, int]:
+    async def process(self, media: Media) -> Held:
         """Raises MediaRefused."""
         async with self._turn:
             if self._worker is None:
                 await self.start()
             try:
-                key, count = await self._ask("process", media)
-                return key, count
+                key, layout = await self._ask("process", media)
+                return Held(media.kind, key, tuple(Span(*span) for span in layout))
             except (ValueError, PluginError) as error:
                 raise MediaRefused(str(error)) from error
             except DeadlineExceeded as error:
@@ -106,7 +107,7 @@ class MediaDesk:
     def hold(self, rendered: Rendered, messages: Iterable[Message]) -> Rendered:
         """A rendering of prepared messages, with the tokens that their media take. Raises MediaRefused."""
         found = [self._now(media) for media in media_of(messages)]
-        return held(rendered, found, self._family.placeholders)
+        return held(rendered, found, self._family)
 
     def _now(self, media: Media) -> Held:
         known = self._known.get(_name(media))
@@ -139,7 +140,7 @@ class MediaDesk:
         if lane is None:
             return f'nothing here reads such media: write media = ["{media.kind}"]'
         try:
-            return Held(media.kind, *await lane.process(media))
+            return await lane.process(media)
         except MediaRefused as refused:
             return str(refused)
 

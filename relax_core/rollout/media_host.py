@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from relax_core.api.errors import ConfigError
@@ -34,23 +35,23 @@ class MediaHost:
             raise ConfigError("media", self.component.name, "it is no processor of a kind of medium")
         self._processor, self._store = built, MediaStore(directory)
         self._model, self._max_bytes = dict(model), max_bytes
-        self._known: dict[tuple[bytes, Any], tuple[str, int]] = {}
+        self._known: dict[tuple[bytes, Any], tuple[str, list[tuple[Any, ...]]]] = {}
         return built.medium
 
     def budget(self, media: Media) -> int:
         """Tokens that it will take. ValueError for what can't be read."""
         return self._processor.budget(media, self._model)
 
-    def process(self, media: Media) -> tuple[str, int]:
-        """(key in the store, tokens it takes). ValueError for what can't be read."""
+    def process(self, media: Media) -> tuple[str, list[tuple[Any, ...]]]:
+        """(key in the store, how its features lie: values of `Span`). ValueError for what can't be read."""
         data = read_source(media.source, self._max_bytes)
         content = (hashlib.blake2b(data, digest_size=16).digest(), media.view)
         if content not in self._known:
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
-            done = self._processed(media, data)
+            done = self._processed(media, data).laid_out(media.kind)
             self._store.put(done)
-            self._known[content] = done.key, done.num_placeholders
+            self._known[content] = done.key, [tuple(span) for span in done.layout]
         return self._known[content]
 
     def _processed(self, media: Media, data: bytes) -> ProcessedMedia:
@@ -59,4 +60,4 @@ class MediaHost:
             return whole
         part = self._processor.view(whole, *media.view)
         key = content_key(bytes.fromhex(whole.key), media.view)
-        return ProcessedMedia(key, part.tensors, part.num_placeholders)
+        return replace(part, key=key)

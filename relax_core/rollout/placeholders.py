@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from relax_core.api.family import Rendered
+from relax_core.api.family import ModelFamily, Rendered
+from relax_core.api.modality import Span
 
 
 class MediaRefused(Exception):
@@ -23,22 +25,21 @@ class Held:
 
     kind: str
     key: str
-    num_tokens: int
+    layout: tuple[Span, ...]
 
 
-def held(rendered: Rendered, media: Sequence[Held], ids: Mapping[str, int]) -> Rendered:
-    """With as many tokens as each medium takes, and keys for names. Raises MediaRefused."""
-    fault = misplaced(rendered.tokens, [medium.kind for medium in media], ids)
+def held(rendered: Rendered, media: Sequence[Held], family: ModelFamily[Any]) -> Rendered:
+    """With the tokens that each medium takes, and keys for names. Raises MediaRefused."""
+    fault = misplaced(rendered.tokens, [medium.kind for medium in media], family.placeholders)
     if fault:
         raise MediaRefused(fault)
     if not media:
         return rendered
-    counts = iter(media)
-    holds = frozenset(ids.values())
-    tokens: list[int] = []
-    for token in rendered.tokens:
-        tokens += [token] * next(counts).num_tokens if token in holds else [token]
-    return Rendered(tuple(tokens), tuple(medium.key for medium in media))
+    try:
+        tokens = family.expand(rendered.tokens, [medium.layout for medium in media])
+    except ValueError as error:
+        raise MediaRefused(str(error)) from error
+    return Rendered(tokens, tuple(medium.key for medium in media))
 
 
 def misplaced(tokens: Sequence[int], kinds: Sequence[str], ids: Mapping[str, int]) -> str:

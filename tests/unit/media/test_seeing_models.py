@@ -96,7 +96,7 @@ async def engine(folder: Path):
 
 def policy(folder: Path) -> Policy:
     model = load_model(str(folder), "sdpa", torch.device("cpu"))
-    sight = Sight(model.config, str(folder / "media"))
+    sight = Sight(model, str(folder / "media"))
     return Policy(
         model, temperature=1.0, autocast=None, max_logits=1 << 20, share_prefixes=True, sight=sight, suppress=NEVER
     )
@@ -164,15 +164,17 @@ async def test_caches_are_computed_again_with_what_was_seen(media, engine):
 
 
 def test_placeholders_and_features_are_equally_many(folder, media):
-    seeing = Sight(load_model(str(folder), "sdpa", torch.device("cpu")).config, str(folder / "media"))
+    seeing = Sight(load_model(str(folder), "sdpa", torch.device("cpu")), str(folder / "media"))
     first = requests(media)[0]
     good = rows([first], {first.id: ([11, 2], [0.0, 0.0])})
     seeing.check(good)
     cases = {
-        "4 placeholders for 0 features": good.with_columns({"media": Ragged.of([key_bytes(())])}),
-        "4 placeholders for 16 features": good.with_columns({"media": Ragged.of([key_bytes((media[3].key,))])}),
-        "4 placeholders for 8 features": good.with_columns({"media": Ragged.of([key_bytes((media[0].key,) * 2)])}),
-        "5 placeholders for 4 features": rows(
+        "4 image placeholders for 0 features": good.with_columns({"media": Ragged.of([key_bytes(())])}),
+        "4 image placeholders for 16 features": good.with_columns({"media": Ragged.of([key_bytes((media[3].key,))])}),
+        "4 image placeholders for 8 features": good.with_columns(
+            {"media": Ragged.of([key_bytes((media[0].key,) * 2)])}
+        ),
+        "5 image placeholders for 4 features": rows(
             [replace(first, tokens=(*first.tokens, tiny.IMAGE))], {first.id: ([11], [0.0])}
         ),
         "trains token 6, which holds": rows([first], {first.id: ([tiny.IMAGE], [0.0])}),

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from relax_core.api import Media, ModalityProcessor, Options, ProcessedMedia
+from relax_core.api import Media, ModalityProcessor, Options, ProcessedMedia, Span
 from relax_core.api.media_source import content_key, read_source
 from relax_plugin_omni.containers import Container
 from relax_plugin_omni.geometry import WINDOW, Hearing
@@ -70,10 +70,10 @@ class AudioProcessor(ModalityProcessor[AudioOptions]):
         """`input_features` [1, bands, frames] and `feature_attention_mask` [1, frames]."""
         hearing = Hearing.of(model)
         features = log_mel(samples(data, self.options.max_seconds), hearing.mel_bands)
-        frames = features.shape[1]
-        tensors = {"input_features": features[None], "feature_attention_mask": np.ones((1, frames), np.int64)}
+        mask = np.ones((1, features.shape[1]), np.int64)
+        tensors = {"input_features": features[None], "feature_attention_mask": mask}
         key = content_key(data, "audio", self.options, hearing)
-        return ProcessedMedia(key, tensors, hearing.tokens(frames))
+        return _heard(key, tensors, hearing)
 
     def view(self, whole: ProcessedMedia, start_s: float, end_s: float) -> ProcessedMedia:
         """The feature frames between the two; their loudness stays relative to the whole."""
@@ -83,9 +83,12 @@ class AudioProcessor(ModalityProcessor[AudioOptions]):
             raise ValueError(f"a view from {start_s:g} to {end_s:g} s, in which none of the sound lies")
         mask = whole.tensors["feature_attention_mask"][:, first:last]
         tensors = {"input_features": features[:, :, first:last], "feature_attention_mask": mask}
-        return ProcessedMedia(
-            f"{whole.key}#t={start_s},{end_s}", tensors, Hearing(features.shape[1], WINDOW).tokens(last - first)
-        )
+        return _heard(f"{whole.key}#t={start_s},{end_s}", tensors, Hearing(features.shape[1], WINDOW))
+
+
+def _heard(key: str, tensors: Mapping[str, np.ndarray], hearing: Hearing) -> ProcessedMedia:
+    tokens = hearing.tokens(tensors["input_features"].shape[2])
+    return ProcessedMedia(key, tensors, tokens, (Span("audio", tokens),))
 
 
 def header(data: bytes, max_seconds: float) -> Sound:

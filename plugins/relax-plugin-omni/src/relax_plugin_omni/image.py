@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image, ImageOps
 from pydantic import Field, model_validator
 
-from relax_core.api import Media, ModalityProcessor, Options, ProcessedMedia
+from relax_core.api import Media, ModalityProcessor, Options, ProcessedMedia, Span
 from relax_core.api.media_source import content_key, read_source
 from relax_plugin_omni.geometry import Vision
 from relax_plugin_omni.patches import fitted, patches, resized
@@ -61,7 +61,8 @@ class ImageProcessor(ModalityProcessor[ImageOptions]):
         values, grid = patches(pixels[None], vision)
         tensors = {"pixel_values": values, "image_grid_thw": np.array([grid], np.int64)}
         tokens = int(np.prod(grid)) // vision.merge**2
-        return ProcessedMedia(content_key(data, "image", self.options, vision), tensors, tokens)
+        key = content_key(data, "image", self.options, vision)
+        return ProcessedMedia(key, tensors, tokens, (Span("image", tokens),))
 
     def _size(self, picture: Image.Image, vision: Vision) -> tuple[int, int]:
         """Of what the model will see."""

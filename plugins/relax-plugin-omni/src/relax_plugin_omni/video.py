@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import Field, model_validator
 
-from relax_core.api import Media, ModalityProcessor, Options, ProcessedMedia
+from relax_core.api import Media, ModalityProcessor, Options, ProcessedMedia, Span
 from relax_core.api.media_source import content_key, read_source
 from relax_plugin_omni.containers import Container, picture
 from relax_plugin_omni.geometry import Vision
@@ -75,18 +75,16 @@ class VideoProcessor(ModalityProcessor[VideoOptions]):
         return len(plan.times) // vision.temporal * plan.high * plan.wide // vision.side**2
 
     def process(self, media: Media, data: bytes, model: Mapping[str, Any]) -> ProcessedMedia:
-        """`pixel_values_videos` [patches, values], `video_grid_thw` [1, 3] and the seconds of its frames, `frame_seconds`."""
+        """`pixel_values_videos` [patches, values], `video_grid_thw` [1, 3], how long each of its grids lasts,
+        `video_second_per_grid` [1], and the seconds of its frames, `frame_seconds`."""
         vision = Vision.of(model)
         with Container.of(data, "video") as container:
             plan = self._plan(container, vision)
             frames = self._frames(container, plan)
         values, grid = patches(frames, vision)
-        tensors = {
-            "pixel_values_videos": values, "video_grid_thw": np.array([grid], np.int64),
-            "frame_seconds": np.array(plan.times, np.float64),
-        }  # fmt: skip
-        tokens = int(np.prod(grid)) // vision.merge**2
-        return ProcessedMedia(content_key(data, "video", self.options, vision), tensors, tokens)
+        lasts = np.array([plan.seconds / grid[0]], np.float32)
+        key, each = content_key(data, "video", self.options, vision), grid[1] * grid[2] // vision.merge**2
+        return _seen(key, values, grid, lasts, np.array(plan.times, np.float64), each)
 
     def view(self, whole: ProcessedMedia, start_s: float, end_s: float) -> ProcessedMedia:
         """The patches of all frames that are shown between the two."""
@@ -96,12 +94,9 @@ class VideoProcessor(ModalityProcessor[VideoOptions]):
         if not kept.any():
             raise ValueError(f"a view from {start_s:g} to {end_s:g} s, in which no frame of the video lies")
         values = whole.tensors["pixel_values_videos"].reshape(t, h * w, -1)[kept]
-        tensors = {
-            "pixel_values_videos": values.reshape(-1, values.shape[-1]),
-            "video_grid_thw": np.array([[int(kept.sum()), h, w]], np.int64), "frame_seconds": seconds[kept].reshape(-1),
-        }  # fmt: skip
-        tokens = whole.num_placeholders // t * int(kept.sum())
-        return ProcessedMedia(f"{whole.key}#t={start_s},{end_s}", tensors, tokens)
+        key, grid = f"{whole.key}#t={start_s},{end_s}", (int(kept.sum()), h, w)
+        lasts, each = whole.tensors["video_second_per_grid"], whole.num_placeholders // t
+        return _seen(key, values.reshape(-1, values.shape[-1]), grid, lasts, seconds[kept].reshape(-1), each)
 
     def _plan(self, container: Container, vision: Vision) -> Plan:
         options, seconds, (high, wide) = self.options, container.seconds, container.size()
@@ -135,3 +130,15 @@ class VideoProcessor(ModalityProcessor[VideoOptions]):
             raise ValueError(f"a video whose frames end after {end:.2f} of {plan.seconds:.2f} s")
         last = resized(picture(shown, most), plan.high, plan.wide)
         return np.stack(taken + [last] * (len(plan.times) - len(taken)))
+
+
+def _seen(
+    key: str, values: np.ndarray, grid: tuple[int, int, int], lasts: np.ndarray, seconds: np.ndarray, each: int
+) -> ProcessedMedia:  # fmt: skip
+    """`each`: tokens of the frames of one grid, which stand together, at the middle of their seconds."""
+    tensors = {
+        "pixel_values_videos": values, "video_grid_thw": np.array([grid], np.int64), "video_second_per_grid": lasts,
+        "frame_seconds": seconds,
+    }  # fmt: skip
+    middles = seconds.reshape(grid[0], -1)[:, [0, -1]].mean(axis=1)
+    return ProcessedMedia(key, tensors, grid[0] * each, tuple(Span("video", each, float(at)) for at in middles))

@@ -92,7 +92,7 @@ class Policy:
         self._temperature, self._autocast, self._max_logits = temperature, autocast, max_logits
         text = model.config.get_text_config()
         self._vocab_size: int = text.vocab_size
-        self._sight = sight or Sight(model.config, "")
+        self._sight = sight or Sight(model, "")
         self._suppress = torch.tensor(suppress, dtype=torch.long, device=self.device)
         """Ids that no engine samples."""
         self._flops = Flops.of(model)

@@ -101,13 +101,13 @@ class Rank:
         if self._scalars:
             check_text(self._spec)
             self._model = load_scalar_model(path, attention, self._device)
-            self._sight = Sight(self._model.config, self._spec.media)
+            self._sight = Sight(self._model, self._spec.media)
             self._policy: Policy = ScalarPolicy(
                 self._model, self._scalars, autocast=autocast, share_prefixes=options.share_prefixes
             )
             return
         self._model = load_model(path, attention, self._device)
-        self._sight = Sight(self._model.config, self._spec.media)
+        self._sight = Sight(self._model, self._spec.media)
         self._policy = Policy(
             self._model, temperature=self._spec.temperature, autocast=autocast, max_logits=options.logits_mb * 2**18,
             share_prefixes=options.share_prefixes, sight=self._sight, suppress=self._spec.suppress_tokens,

@@ -10,12 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from relax_core import learn
 from relax_core.api import ConfigError, ProcessedMedia, RowBatch, TrainerSpec
 from relax_core.api.media_store import MediaStore, key_texts
-from relax_core.learn.media import conserved, media_inputs, placeholder_ids
+from relax_core.learn.media import MediaInputs, conserved
 
 COLUMN = "media"
 
@@ -23,8 +24,9 @@ COLUMN = "media"
 class Sight:
     """The media of one model's rows."""
 
-    def __init__(self, config: Any, location: str) -> None:
-        self._holds = placeholder_ids(config)
+    def __init__(self, model: Any, location: str) -> None:
+        self._inputs = MediaInputs(model)
+        self._holds = self._inputs.holds
         self._store = MediaStore(location) if location else None
 
     def of(self, rows: RowBatch) -> list[list[ProcessedMedia]]:
@@ -61,9 +63,12 @@ class Sight:
                 raise ValueError(f"row {tuple(row)}: ends in the middle of a medium")
 
     def inputs(self, batch: learn.PackedBatch, ids: Tensor) -> dict[str, Tensor]:
-        """Inputs of the model beside `ids`, a row a line; empty where no row shows anything."""
+        """Inputs of the model beside `ids`, a row a line without its last token; empty where no row shows anything."""
         media = [one for own in self.of(batch.rows) for one in own]
-        return media_inputs(ids, media, self._holds) if media else {}
+        if not media:
+            return {}
+        valid = torch.arange(ids.shape[1], device=ids.device) < batch.lengths[:, None] - 1
+        return self._inputs.of(ids, valid, media)[0]
 
     def shows(self, batch: learn.PackedBatch) -> bool:
         """Whether a row has media."""

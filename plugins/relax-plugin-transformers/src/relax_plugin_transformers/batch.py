@@ -21,7 +21,7 @@ from relax_plugin_transformers.model import CausalModel, aligned
 
 _ROW = np.dtype(
     [
-        ("seed", np.uint64), ("position", np.int64), ("remaining", np.int64), ("start", np.int64), ("jump", np.int64),
+        ("seed", np.uint64), ("position", np.int64), ("remaining", np.int64), ("start", np.int64), ("jump", np.float64),
         ("fresh", np.int64),
         ("oldest", np.int64),
         *CHOICES,

@@ -42,7 +42,7 @@ class TransformersEngine(Engine[TransformersOptions]):
 
     capabilities: ClassVar[Capabilities] = Capabilities(
         in_flight_updates=True, keeps_kv_across_versions=True, seeds=True, delta=True, lora=True, score=True, sleep=_PARTS,
-        media=frozenset({"image"}), routed_experts=True,
+        media=frozenset({"image", "video", "audio"}), routed_experts=True,
         receipts="resident", transports=frozenset({"shared-memory", "disk", "http", "collective"}),
     )  # fmt: skip
 

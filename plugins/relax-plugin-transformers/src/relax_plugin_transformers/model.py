@@ -6,6 +6,7 @@ Knows masks, positions and how to split work so that memory stays bounded; not r
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 
 from relax_core.api.media_store import MediaStore
 from relax_core.api.modality import ProcessedMedia
-from relax_core.learn.media import conserved, media_inputs, placeholder_ids
+from relax_core.learn.media import MediaInputs, conserved
 from relax_plugin_transformers.cache import RowsCache
 
 Shown = tuple[ProcessedMedia, ...]
@@ -32,7 +33,10 @@ class CausalModel:
         self.vocab_size = int(module.get_input_embeddings().num_embeddings)
         self.device = next(module.parameters()).device
         self._budget = max_prefill_tokens
-        self._media, self._holds = media, placeholder_ids(module.config)
+        self._media, self._inputs = media, MediaInputs(module)
+        self._holds = self._inputs.holds
+        self._cuts = "logits_to_keep" in inspect.signature(module.forward).parameters
+        """Whether the model computes the logits of its last columns only, where it is asked to."""
         windowed = any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ())
         windowed |= bool(getattr(config, "sliding_window", None)) and not hasattr(config, "layer_types")
         self._own_masks = config._attn_implementation == "sdpa" and not windowed
@@ -57,13 +61,13 @@ class CausalModel:
         """Logits [rows, keep, vocabulary] after `tokens` [rows, columns], which extend the cache.
 
         `start` [rows]: the column where each row begins; None where all begin at 0. `jumps` [rows]: how far positions
-        are ahead of columns behind a row's media; None where no row has any.
+        are ahead of columns behind a row's media, by whole positions or, where videos are timed so, by parts of one; None
+        where no row has any.
         """
-        columns = torch.arange(cache.length, cache.length + tokens.shape[1], device=self.device)
-        positions = columns.expand(tokens.shape) if start is None else (columns - start[:, None]).clamp(min=0)
+        positions = self._columns(tokens, start, cache)
         if jumps is not None:
-            positions = positions + jumps[:, None]
-        return self._run(tokens, positions, start, cache, keep, {})
+            positions = (positions + jumps[:, None]).expand(3, *tokens.shape)
+        return self._run(tokens, start, cache, keep, {"position_ids": positions})
 
     def _look(
         self, tokens: torch.Tensor, start: torch.Tensor | None, cache: RowsCache, keep: int, shown: Sequence[Shown]
@@ -71,29 +75,32 @@ class CausalModel:
         """As `forward` of whole rows with media; and how far their positions are ahead of columns behind them [rows]."""
         columns = torch.arange(tokens.shape[1], device=self.device)
         valid = columns >= (0 if start is None else start[:, None])
-        inputs = media_inputs(tokens, [one for row in shown for one in row], self._holds)
-        grids = {name: inputs.get(name) for name in ("image_grid_thw", "video_grid_thw")}
-        positions, jumps = self.module.base_model.get_rope_index(
-            tokens, inputs["mm_token_type_ids"], attention_mask=valid.expand(tokens.shape).long(), **grids
-        )
-        return self._run(tokens, positions, start, cache, keep, inputs), jumps[:, 0]
+        media = [one for row in shown for one in row]
+        inputs, jumps = self._inputs.of(tokens, valid.expand(tokens.shape), media)
+        inputs.setdefault("position_ids", self._columns(tokens, start, cache))
+        return self._run(tokens, start, cache, keep, inputs), jumps
+
+    def _columns(self, tokens: torch.Tensor, start: torch.Tensor | None, cache: RowsCache) -> torch.Tensor:
+        """[rows, columns]: how many tokens stand before each in its row."""
+        columns = torch.arange(cache.length, cache.length + tokens.shape[1], device=self.device)
+        return columns.expand(tokens.shape) if start is None else (columns - start[:, None]).clamp(min=0)
 
     def _run(
-        self, tokens: torch.Tensor, positions: torch.Tensor, start: torch.Tensor | None, cache: RowsCache, keep: int,
+        self, tokens: torch.Tensor, start: torch.Tensor | None, cache: RowsCache, keep: int,
         inputs: Mapping[str, torch.Tensor],
     ) -> torch.Tensor:  # fmt: skip
         past, width = cache.length, tokens.shape[1]
-        output = self.module(
-            input_ids=tokens,
-            position_ids=positions,
-            attention_mask=self._mask(start, past, width, len(tokens)),
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=keep,
-            **inputs,
-        )
+        asked = {
+            "input_ids": tokens, "attention_mask": self._mask(start, past, width, len(tokens)), "past_key_values": cache,
+            "use_cache": True, **inputs,
+        }  # fmt: skip
+        if self._cuts:
+            logits = self.module(**asked, logits_to_keep=keep).logits
+        else:
+            hidden = self.module.base_model(**asked).last_hidden_state
+            logits = self.module.get_output_embeddings()(hidden[:, -keep:])
         cache.extent.length = past + width
-        return output.logits.float()
+        return logits.float()  # type: ignore[no-any-return]
 
     def _mask(self, start: torch.Tensor | None, past: int, width: int, rows: int) -> torch.Tensor | None:
         if start is None and (width == 1 or past == 0):
@@ -123,7 +130,7 @@ class CausalModel:
             for rows, last, part in self._passes(tokens, start, cache, per_pass=self._budget, keep=1)
             if last
         ]
-        return cache, torch.cat(logits), np.zeros(len(tokens), np.int64)
+        return cache, torch.cat(logits), np.zeros(len(tokens))
 
     def _prefill_shown(
         self, tokens: torch.Tensor, start: np.ndarray, cache: RowsCache, shown: Sequence[Shown]
@@ -137,7 +144,7 @@ class CausalModel:
             begins = torch.from_numpy(start[part]).to(self.device) if start[part].any() else None
             after, ahead = self._look(tokens[part], begins, cache, 1, shown[part])
             logits.append(after[:, -1])
-            jumps.append(ahead.cpu().numpy())
+            jumps.append(ahead.cpu().numpy().astype(np.float64))
         cache.extent.first = 0
         return cache, torch.cat(logits), np.concatenate(jumps)
 

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of every family that sees or hears: the engine samples, the trainer scores, and transformers alone agrees.
+
+One batch of each model mixes all that it takes: rows of text, pictures, videos and sounds, alone and together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from relax_core.api import EngineSpec, GenerateRequest, Media, Message, ProcessedMedia, Ragged, RowBatch, RowId
+from relax_core.api.media_store import MediaStore, key_bytes, tensors_of
+from relax_core.api.task import Part
+from relax_core.learn.media import INPUTS
+from tests.unit.media import clips
+
+torch = pytest.importorskip("torch")
+
+from relax_plugin_omni.audio import AudioProcessor  # noqa: E402
+from relax_plugin_omni.image import ImageOptions, ImageProcessor  # noqa: E402
+from relax_plugin_omni.video import VideoOptions, VideoProcessor  # noqa: E402
+from relax_plugin_torch.model import load_model  # noqa: E402
+from relax_plugin_torch.policy import Policy  # noqa: E402
+from relax_plugin_torch.sight import Sight  # noqa: E402
+from relax_plugin_transformers.engine import TransformersEngine  # noqa: E402
+
+from relax_contrib.recipes import families as tiny  # noqa: E402
+from relax_core.learn import PackedBatch  # noqa: E402
+from relax_core.rollout.chat import ChatFamily  # noqa: E402
+from relax_core.rollout.placeholders import Held, held  # noqa: E402
+
+WORDS = ("what", "is", "this", "?", "seconds>", *(f"<{tenth / 10:.1f}" for tenth in range(20)))
+EYES = ([], ["image"], ["video"], ["image", "video"], ["video", "long", "image"], ["image", "wide"])
+EARS = ([], ["image"], ["sound"], ["tone", "sound"], ["image", "sound"], ["video"], ["sound", "long", "wide", "tone"])
+SHOWS = {model_type: EARS if "omni" in model_type else EYES for model_type in tiny.MODEL_TYPES}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A folder, its store of media by name, and its chat family."""
+
+    folder: Path
+    media: dict[str, ProcessedMedia]
+    shows: tuple[list[str], ...]
+    family: ChatFamily
+
+    def prompt(self, names: list[str]) -> tuple[int, ...]:
+        kinds = [self.media[name].layout[0].kind for name in names]
+        parts = [Part(media=Media(kind, name)) for kind, name in zip(kinds, names, strict=True)]
+        rendered = self.family.start((Message("user", (*parts, Part("what is this ?"))),))
+        shown = [
+            Held(kind, self.media[name].key, self.media[name].layout) for kind, name in zip(kinds, names, strict=True)
+        ]
+        return held(rendered, shown, self.family).tokens
+
+    def requests(self, new_tokens: int = 6) -> list[GenerateRequest]:
+        """Two samples of each."""
+        return [
+            GenerateRequest(
+                f"{number}-{sample}", self.prompt(names), new_tokens, seed=10 * number + sample, suppress_tokens=tiny.NEVER,
+                media=tuple(self.media[name].key for name in names),
+            )
+            for number, names in enumerate(self.shows) for sample in range(2)
+        ]  # fmt: skip
+
+    def policy(self) -> Policy:
+        model = load_model(str(self.folder), "sdpa", torch.device("cpu"))
+        sight = Sight(model, str(self.folder / "media"))
+        return Policy(
+            model, temperature=1.0, autocast=None, max_logits=1 << 20, share_prefixes=True, sight=sight,
+            suppress=tiny.NEVER,
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=[kind for kind in tiny.MODEL_TYPES if "qwen3_5" not in kind])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    folder = tmp_path_factory.mktemp(request.param) / "model"
+    tiny.save_tokenizer(WORDS, folder)
+    tiny.build_model(request.param, 3, 64, initializer_range=0.1).save_pretrained(folder)
+    family = ChatFamily()
+    family.open({"path": str(folder)})
+    return Model(folder, stored(folder, "omni" in request.param), SHOWS[request.param], family)
+
+
+def stored(folder: Path, hears: bool) -> dict[str, ProcessedMedia]:
+    table = {"path": str(folder)}
+    image = ImageProcessor(ImageOptions(max_tokens=4))
+    wide = ImageProcessor(ImageOptions(min_tokens=12, max_tokens=16))
+    video = VideoProcessor(VideoOptions(fps=2, max_tokens_per_frame=4))
+    media = {
+        "image": image.process(Media("image", ""), clips.picture(1), table),
+        "wide": wide.process(Media("image", ""), clips.picture(2, 64), table),
+        "video": video.process(Media("video", ""), clips.video(3, 8), table),
+        "long": video.process(Media("video", ""), clips.video(4, 14, 48), table),
+    }
+    if hears:
+        media |= {
+            name: AudioProcessor().process(Media("audio", ""), clips.sound(seed, seconds), table)
+            for name, seed, seconds in (("sound", 5, 0.31), ("tone", 6, 1.27))
+        }
+    for one in media.values():
+        MediaStore(folder / "media").put(one)
+    return media
+
+
+async def sampled(engine: Any, asked: list[GenerateRequest]) -> dict[str, tuple[list[int], list[float]]]:
+    out: dict[str, tuple[list[int], list[float]]] = {}
+    async for deltas in engine.generate(asked):
+        for delta in deltas:
+            tokens, log_probs = out.setdefault(delta.id, ([], []))
+            tokens += delta.tokens
+            log_probs += delta.log_probs
+            assert delta.finish != "error", delta.error
+    return out
+
+
+@pytest.fixture
+async def engine(model: Model):
+    started = TransformersEngine()
+    await started.start(
+        EngineSpec({"path": str(model.folder), "dtype": "float32"}, 512, media=str(model.folder / "media"))
+    )
+    yield started
+    await started.stop()
+
+
+def rows(asked: list[GenerateRequest], said: dict[str, tuple[list[int], list[float]]]) -> RowBatch:
+    ids = tuple(RowId(int(one.id[0]), int(one.id[2]), 0, 0) for one in asked)
+    tokens = [np.array([*one.tokens, *said[one.id][0]], np.int32) for one in asked]
+    mask = [np.array([0] * len(one.tokens) + [1] * len(said[one.id][0]), np.uint8) for one in asked]
+    shown = [key_bytes(one.media) for one in asked]
+    return RowBatch(ids, {"tokens": Ragged.of(tokens), "loss_mask": Ragged.of(mask), "media": Ragged.of(shown)})
+
+
+async def test_engine_trainer_and_transformers_give_the_same_log_probs(model, engine):
+    asked = model.requests()
+    said = await sampled(engine, asked)
+    policy, together = model.policy(), rows(asked, said)
+    policy._sight.check(together)
+    batch = PackedBatch(together)
+    with torch.no_grad():
+        scored = policy.score(batch)["log_probs"][batch.loss_mask].numpy()
+        alone = np.concatenate([plain(policy.model, model, one, said[one.id][0]) for one in asked])
+        singly = [PackedBatch(together.take([row])) for row in range(len(asked))]
+        apart = np.concatenate([policy.score(one)["log_probs"][one.loss_mask].numpy() for one in singly])
+    np.testing.assert_allclose(scored, alone, atol=2e-5)
+    np.testing.assert_allclose(scored, apart, atol=2e-5)
+    np.testing.assert_allclose(np.concatenate([said[one.id][1] for one in asked]), scored, atol=2e-5)
+    assert not set(tiny.NEVER) & {token for tokens, _ in said.values() for token in tokens}
+
+
+def plain(module: Any, model: Model, request: GenerateRequest, tokens: list[int]) -> np.ndarray:
+    """What transformers makes of one row, positions and all."""
+    store, ids = MediaStore(model.folder / "media"), torch.tensor([[*request.tokens, *tokens]])
+    shown = tensors_of([store.get(key) for key in request.media])
+    inputs = {name: torch.from_numpy(np.array(value)) for name, value in shown.items() if name in INPUTS}
+    if "thinker" not in module.config.model_type:
+        inputs.pop("video_second_per_grid", None)
+        inputs["mm_token_type_ids"] = (ids == tiny.IMAGE).long() + 2 * (ids == tiny.VIDEO)
+    logits = module(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs).logits[0, -len(tokens) - 1 : -1]
+    logits[:, list(tiny.NEVER)] = -1e9
+    return logits.log_softmax(-1)[torch.arange(len(tokens)), torch.tensor(tokens)].numpy()

@@ -12,7 +12,13 @@ def relax_environments() -> list[Component]:
 
 @hook
 def relax_task_sources() -> list[Component]:
-    return [Component("jsonl", "relax_core.rollout.jsonl:JsonLines", "JSON lines: prompt, answer, other columns")]
+    return [
+        Component(
+            "files", "relax_core.rollout.files:Files", "JSON lines, Parquet or a dataset folder, as the path says"
+        ),
+        Component("jsonl", "relax_core.rollout.jsonl:JsonLines", "JSON lines: prompt, answer, other columns"),
+        Component("table", "relax_core.rollout.table:Table", "Parquet files, and folders that `datasets` saved"),
+    ]
 
 
 @hook

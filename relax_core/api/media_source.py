@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a medium's bytes come from: a path, a URL or a data-URI, read up to a limit; and the key of its content.
+"""Where a medium's bytes come from: a path, a URL, a data-URI or a cell of a task file, read up to a limit; and the key of
+its content.
 
 For those who write modality processors. It waits for nobody by itself: whoever reads foreign sources does so in a process
 that may be killed.
@@ -17,6 +18,8 @@ from urllib.error import URLError
 from urllib.parse import unquote_to_bytes
 from urllib.request import Request, urlopen
 
+from relax_core.api.media_cell import SCHEME, Cell, cell_value, embedded, named
+
 MAX_BYTES = 1 << 28
 TIMEOUT_S = 20.0
 """Of silence while a URL is read."""
@@ -27,6 +30,8 @@ def read_source(source: str, max_bytes: int = MAX_BYTES) -> bytes:
     """The bytes. ValueError names what is wrong with the source: none there, no regular file, too many."""
     if source.startswith("data:"):
         return _limited(_data_uri(source), max_bytes)
+    if source.startswith(SCHEME):
+        return _of_cell(Cell.parse(source), max_bytes)
     if source.startswith(("http://", "https://")):
         return _fetched(source, max_bytes)
     scheme = source.partition("://")
@@ -37,6 +42,8 @@ def read_source(source: str, max_bytes: int = MAX_BYTES) -> bytes:
 
 def shown(source: str) -> str:
     """A source for people: a data-URI by its beginning."""
+    if source.startswith(SCHEME):
+        return Cell.parse(source).shown
     return source if len(source) <= 200 else f"{source[:60]}... ({len(source)} characters)"
 
 
@@ -45,6 +52,17 @@ def content_key(data: bytes, *facts: Any) -> str:
     digest = hashlib.blake2b(data, digest_size=_KEY_BYTES)
     digest.update(repr(facts).encode())
     return digest.hexdigest()
+
+
+def _of_cell(cell: Cell, max_bytes: int) -> bytes:
+    value = cell_value(cell)
+    data = embedded(value)
+    if data is not None:
+        return _limited(data, max_bytes)
+    source = named(value)
+    if source is None or source.startswith(SCHEME):
+        raise ValueError(f"{cell.shown} holds neither bytes nor a path or URL")
+    return read_source(source if ":" in source else str(Path(cell.file).parent / source), max_bytes)
 
 
 def _read(path: Path, max_bytes: int) -> bytes:

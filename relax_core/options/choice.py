@@ -136,7 +136,7 @@ DEFAULT_NAMES = {
     "algorithm": "grpo",
     "environment": "single-turn",
     "family": "chat",
-    "source": "jsonl",
+    "source": "files",
     "sampler": "shuffle",
     "weights": "shared-memory",
 }

@@ -19,6 +19,7 @@ from relax_core.api.source import TaskSource
 from relax_core.api.task import Message, Task
 from relax_core.rollout.example import Example, Hold, Text, TrainOn, example, said_in
 from relax_core.rollout.jsonl_row import RowError, text_or_messages
+from relax_core.rollout.row_media import Home
 from relax_core.rollout.tasks import PROBE_SLACK, TaskSet, hold_out
 
 COLUMNS = {Source.DATASET: ("completion",), Source.PAIRS: ("chosen", "rejected")}
@@ -113,7 +114,7 @@ class Dataset:
         if value is None:
             return None
         try:
-            return text_or_messages(value, name, Path())
+            return text_or_messages(value, name, Home(Path()))
         except RowError as error:
             raise ConfigError("data.train", f"{self._source.where(row)}: {error}", "correct the row") from error
 

@@ -19,6 +19,7 @@ from relax_core.api.options import Options
 from relax_core.api.source import BadRow, TaskSource
 from relax_core.api.task import Task
 from relax_core.rollout.jsonl_row import RowError, row_task
+from relax_core.rollout.row_media import Home
 
 FIELD = "data"
 
@@ -49,8 +50,9 @@ class JsonLines(TaskSource[Options]):
     def __getitem__(self, index: int) -> Task:
         if not 0 <= index < len(self):
             raise IndexError(index)
-        row = self._rows[index] if self._rows else self._read(index)
-        return self._task(row, self._lines[index])
+        if self._rows:
+            return self._task(self._rows[index], self._lines[index], None)
+        return self._task(self._read(index), self._lines[index], self._starts[index])
 
     def where(self, index: int) -> str:
         return self._where(self._lines[index])
@@ -61,7 +63,7 @@ class JsonLines(TaskSource[Options]):
     def _scan_lines(self) -> None:
         start = 0
         for number, line in enumerate(self._file, 1):
-            if line.strip() and self._keep(line, number):
+            if line.strip() and self._keep(line, number, start):
                 self._starts.append(start)
                 self._lengths.append(len(line))
             start += len(line)
@@ -77,10 +79,10 @@ class JsonLines(TaskSource[Options]):
             return
         self._rows = [row for number, row in enumerate(rows, 1) if self._keep(row, number)]
 
-    def _keep(self, row: Any, number: int) -> bool:
-        """Judge one row, given as its line or as what a list holds."""
+    def _keep(self, row: Any, number: int, start: int | None = None) -> bool:
+        """Judge one row, given as its line with where that begins, or as what a list holds."""
         try:
-            task = self._task(_parse(row) if isinstance(row, bytes) else row, number)
+            task = self._task(_parse(row) if isinstance(row, bytes) else row, number, start)
             self._once(task.id)
         except RowError as error:
             self._bad.append(BadRow(self._where(number), str(error)))
@@ -100,8 +102,10 @@ class JsonLines(TaskSource[Options]):
         except RowError as error:
             raise ConfigError(FIELD, f"{self.where(index)}, changed since it was opened", "start again") from error
 
-    def _task(self, row: Any, number: int) -> Task:
-        return row_task(row, self._columns, f"{self._path.stem}:{number}", self._path.parent)
+    def _task(self, row: Any, number: int, start: int | None) -> Task:
+        folder = self._path.parent
+        home = Home(folder) if start is None else Home(folder, str(self._path.absolute()), start)
+        return row_task(row, self._columns, f"{self._path.stem}:{number}", home)
 
     def _where(self, number: int) -> str:
         return f"{self._path}:{number}" if self._path.suffix != ".json" else f"{self._path} item {number}"

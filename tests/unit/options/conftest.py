@@ -78,7 +78,7 @@ def catalogue_of_tests() -> Catalogue:
     for kind, name in (
         ("environment", "single-turn"),
         ("model-family", "chat"),
-        ("task-source", "jsonl"),
+        ("task-source", "files"),
         ("sampler", "shuffle"),
         ("bus", "in-process"),
         ("bus", "ray"),

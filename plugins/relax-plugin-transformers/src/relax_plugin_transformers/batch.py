@@ -68,10 +68,15 @@ class Batch:
         for field, _ in CHOICES:
             self._rows[field] = [getattr(request, field) for request in requests]
         self._suppresses = any(request.suppress_tokens for request in requests)
+        self._routed = any(request.routed_experts for request in requests)
         self._stops = _padded([request.stop_tokens for request in requests])
         self._tokens = np.zeros((len(members), window), np.int64)
         self._log_probs = np.zeros((len(members), window))
         self._top: dict[str, list[tuple[tuple[int, float], ...]]] = {}
+        self._routes: np.ndarray | None = None
+        """[rows, window, layers, top_k] of the position before each fresh token, where somebody asks for them."""
+        self._prompt_routes: dict[str, np.ndarray] = {}
+        """Of the positions before those, until they are told."""
         self._history = torch.zeros(0, 0, dtype=torch.long)
         self._last = torch.zeros(0, dtype=torch.long)
         self._cache: RowsCache | None = None
@@ -88,7 +93,10 @@ class Batch:
         index = torch.tensor([number[member.prompt] for member in members], device=model.device)
         tokens, start = aligned([tokens for tokens, _ in prompts], model.device)
         ahead = min(_AHEAD, int(batch._rows["remaining"].max()))
+        model.routes.watch(batch._routed)
         cache, logits, jumps = model.prefill(tokens, start, tokens.shape[1], [media for _, media in prompts])
+        if model.routes.on:
+            batch._begin_routes(model.routes.take()[index.cpu().numpy()])
         cache.pick(index, tokens.shape[1] + ahead)
         batch._cache = cache
         batch._history = tokens[index]
@@ -116,13 +124,36 @@ class Batch:
     def step(self, model: CausalModel) -> None:
         """Sample one more token for every row."""
         if self._cache is None:
+            model.routes.watch(False)
             self._cache = self._refill(model)
+        model.routes.watch(self._routed)
         self._trim()
         self._cache.reserve(len(self), self.length + 1, len(self))
         starts, jumps = self._starts_on(model.device), self._jumps_on(model.device)
         logits = model.forward(self._last[:, None], starts, self._cache, keep=1, jumps=jumps)
         self._history = torch.cat([self._history, self._last[:, None]], dim=1)
+        if self._routes is not None and model.routes.on:
+            self._routes[np.arange(len(self)), self._rows["fresh"]] = model.routes.take()[:, 0]
         self._draw(logits[:, -1], model)
+
+    def _begin_routes(self, seen: np.ndarray) -> None:
+        """[rows, columns, layers, top_k] of prompts, right-aligned."""
+        self._routes = np.zeros((len(self), self._window, *seen.shape[2:]), seen.dtype)
+        self._routes[:, 0] = seen[:, -1]
+        for row, member in enumerate(self.members):
+            if member.request.routed_experts:
+                self._prompt_routes[member.request.id] = seen[row, -len(member.request.tokens) : -1]
+
+    def _told_routes(self, row: int, fresh: int) -> tuple[bytes, int]:
+        """What a delta of so many tokens tells of them, and from which position on."""
+        request = self.members[row].request
+        if self._routes is None or not request.routed_experts or not fresh:
+            return b"", 0
+        before = self._prompt_routes.pop(request.id, None)
+        told = self._routes[row, :fresh].tobytes()
+        if before is not None:
+            return before.tobytes() + told, 0
+        return told, int(self._rows["position"][row]) - int(self._rows["fresh"][row]) - 1
 
     def _refill(self, model: CausalModel) -> RowsCache:
         """The cache again, under the weights of now."""
@@ -209,7 +240,10 @@ class Batch:
         tokens, log_probs = self._tokens[row, :fresh].tolist(), self._log_probs[row, :fresh].tolist()
         top = tuple(self._top.pop(request_id, ()))[:fresh]
         oldest = min(version, int(self._rows["oldest"][row]))
-        return Delta(request_id, tuple(tokens), tuple(log_probs), version, oldest, finish, error, top=top)
+        routes, first = self._told_routes(row, fresh)
+        return Delta(
+            request_id, tuple(tokens), tuple(log_probs), version, oldest, finish, error, routes, first, top=top
+        )
 
     def _close_holes(self, gone: np.ndarray) -> None:
         left = len(self) - len(gone)
@@ -219,6 +253,9 @@ class Batch:
         source = left + np.flatnonzero(stays[left:])
         for array in (self._rows, self._stops, self._tokens, self._log_probs):
             array[target] = array[source]
+        if self._routes is not None:
+            self._routes[target] = self._routes[source]
+            self._routes = self._routes[:left]
         self._rows, self._stops = self._rows[:left], self._stops[:left]
         self._tokens, self._log_probs = self._tokens[:left], self._log_probs[:left]
         for to, come in zip(target.tolist(), source.tolist(), strict=True):
@@ -258,9 +295,22 @@ class Batch:
         self._tokens = np.concatenate([self._tokens, other._tokens])
         self._log_probs = np.concatenate([self._log_probs, other._log_probs])
         self._top.update(other._top)
+        self._merge_routes(other)
         self._suppresses |= other._suppresses
+        self._routed |= other._routed
         self.members = self.members + other.members
         self._changed()
+
+    def _merge_routes(self, other: Batch) -> None:
+        self._prompt_routes.update(other._prompt_routes)
+        known = [routes for routes in (self._routes, other._routes) if routes is not None]
+        if known:
+            shape, dtype = known[0].shape[1:], known[0].dtype
+            mine, theirs = (
+                np.zeros((rows, *shape), dtype) if routes is None else routes
+                for rows, routes in ((len(self), self._routes), (len(other), other._routes))
+            )
+            self._routes = np.concatenate([mine, theirs])
 
     def _shift(self, by: int) -> None:
         if self._cache is not None:

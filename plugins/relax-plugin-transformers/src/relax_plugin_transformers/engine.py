@@ -113,6 +113,8 @@ class TransformersEngine(Engine[TransformersOptions]):
         for tokens, media in {(request.tokens, request.media) for request in requests}:
             if fault := decoder.model.misplaced(tokens, media):
                 raise ValueError(f"a prompt of {len(tokens)} tokens: {fault}")
+        if decoder.model.routes.routing is None and any(request.routed_experts for request in requests):
+            raise ValueError("routed_experts asked for, but this model has no routers that can be watched")
         return self._generate(decoder, requests)
 
     async def _generate(self, decoder: Decoder, requests: Sequence[GenerateRequest]) -> AsyncIterator[Sequence[Delta]]:

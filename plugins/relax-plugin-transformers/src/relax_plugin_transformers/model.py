@@ -16,6 +16,7 @@ from relax_core.api.media_store import MediaStore
 from relax_core.api.modality import ProcessedMedia
 from relax_core.learn.media import MediaInputs, conserved
 from relax_plugin_transformers.cache import RowsCache
+from relax_plugin_transformers.routes import Watch
 
 Shown = tuple[ProcessedMedia, ...]
 """What one row shows."""
@@ -39,6 +40,7 @@ class CausalModel:
         """Whether the model computes the logits of its last columns only, where it is asked to."""
         windowed = any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ())
         windowed |= bool(getattr(config, "sliding_window", None)) and not hasattr(config, "layer_types")
+        self.routes = Watch(module)
         self._own_masks = config._attn_implementation == "sdpa" and not windowed
 
     def new_cache(self, rows: int, columns: int) -> RowsCache:
@@ -99,6 +101,7 @@ class CausalModel:
         else:
             hidden = self.module.base_model(**asked).last_hidden_state
             logits = self.module.get_output_embeddings()(hidden[:, -keep:])
+        self.routes.passed(cache.extent.first, past, len(tokens))
         cache.extent.length = past + width
         return logits.float()  # type: ignore[no-any-return]
 
@@ -150,6 +153,7 @@ class CausalModel:
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
         """Log-prob of each token given those before it, of logits / temperature; the first 0."""
+        self.routes.watch(False)
         out: list[list[float]] = [[] for _ in sequences]
         order = sorted((i for i in range(len(sequences)) if sequences[i]), key=lambda i: len(sequences[i]))
         per_pass = max(1, min(self._budget, _LOGIT_ELEMENTS // self.vocab_size))

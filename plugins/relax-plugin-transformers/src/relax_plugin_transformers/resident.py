@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The weights that a model really holds: by name, checked, replaced whole, fingerprinted where they lie.
 
-Tied weights appear once, under the name `transformers` saves them by. Nothing here knows versions.
+Names are those of its folder: tied weights appear once, and what a model fuses (experts) by its parts, which are views.
+Nothing here knows versions.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from relax_core.api.weights import (
     combined_fingerprint,
     tensor_fingerprint,
 )
+from relax_core.learn.published import parts_of
 from relax_plugin_transformers.aside import Aside
 from relax_plugin_transformers.bits import as_bits, as_bytes
 
@@ -45,9 +47,19 @@ class Resident:
     """A module's parameters and saved buffers, each once."""
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self.tensors = dict(_once(module))
+        from transformers.core_model_loading import revert_weight_conversion
+
+        self._own = dict(_once(module))
+        self._parts = parts_of(self._own, lambda tensors: revert_weight_conversion(module, tensors))
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._name()
         self._specs = {name: (_DTYPES[tensor.dtype], tuple(tensor.shape)) for name, tensor in self.tensors.items()}
         self._aside = Aside()
+
+    def _name(self) -> None:
+        fused = {part.source for part in self._parts.values()}
+        self.tensors = {name: tensor for name, tensor in self._own.items() if name not in fused}
+        self.tensors |= {name: part.of(self._own) for name, part in self._parts.items()}
 
     def stage(self, manifest: Manifest, transport: WeightTransport) -> Staged:
         """What arrives, beside the running version; ValueError where it is not exactly this model.
@@ -121,11 +133,14 @@ class Resident:
 
     def release(self) -> int:
         """Free the weights' memory, keeping their values elsewhere; returns the bytes that are really gone."""
-        return self._aside.release(self.tensors)
+        for name in self._parts:
+            self.tensors.pop(name, None)
+        return self._aside.release(self._own)
 
     def restore(self) -> None:
         """Undo `release`."""
-        self._aside.restore(self.tensors)
+        self._aside.restore(self._own)
+        self._name()
 
     def forget_aside(self) -> None:
         """Remove what `release` kept."""

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which experts tokens visited: told by position, the same as in a plain forward, whatever rows do in their batch."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from relax_plugin_transformers.engine import TransformersEngine
+from relax_plugin_transformers.options import TransformersOptions
+
+from relax_core.api.engine import Delta
+from relax_core.api.routing import Routing
+from relax_core.rollout.routes import Routes
+from relax_core.testing.engine import PROMPTS
+from relax_core.testing.engine_lab import Lab, tiny_qwen3
+from relax_core.testing.engine_truth import agrees
+from relax_core.testing.moe import EXPERTS, LAYERS, TOP_K, plain_routes, routed, tiny_moe
+from relax_core.weights.files import Disk
+
+ROUTING = Routing(LAYERS, TOP_K, EXPERTS)
+
+
+def started(first: str, second: str, **options: int) -> Lab:
+    engine = TransformersEngine(TransformersOptions(deltas_every=4, **options))
+    engine.build = lambda chosen: Disk()
+    return Lab(engine, first, second).start()
+
+
+@pytest.fixture(scope="module", params=["qwen3_moe", "qwen3_moe plain", "mixtral", "olmoe"])
+def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    folder = tmp_path_factory.mktemp("moe")
+    lab = started(*(tiny_moe(str(folder / str(seed)), seed, request.param) for seed in (1, 2)), max_prefill_tokens=24)
+    yield lab
+    lab.stop()
+
+
+def as_array(routes: Routes, count: int) -> np.ndarray:
+    values, known = routes.of(0, count)
+    assert known == b"\1" * count
+    return np.sort(np.frombuffer(values, ROUTING.dtype).reshape(count, LAYERS, TOP_K), -1)
+
+
+def check(folder: str, prompt: tuple[int, ...], got: Delta, routes: Routes) -> None:
+    fed = (*prompt, *got.tokens)[:-1]
+    assert len(routes) == len(fed)
+    np.testing.assert_array_equal(as_array(routes, len(fed)), plain_routes(folder, fed))
+
+
+def test_every_position_that_was_fed_has_its_route(lab: Lab) -> None:
+    requests = [
+        lab.request(prompt, 3 + 9 * (i % 3), seed=i, routed_experts=i != 1) for i, prompt in enumerate(PROMPTS * 2)
+    ]
+    for request, (got, routes) in zip(requests, lab.run(routed(lab.engine, requests, ROUTING.width)), strict=True):
+        if request.routed_experts:
+            check(lab.model, request.tokens, got, routes)
+        else:
+            assert len(routes) == 0
+
+
+def test_experts_are_published_by_name_and_read_as_the_folder_has_them(lab: Lab) -> None:
+    assert lab.facts["fingerprint"] == lab.publish(source=lab.model).fingerprint
+    manifest = lab.publish()
+    assert any(".experts.0." in info.name for info in manifest.tensors)
+    assert lab.update(manifest).fingerprint == manifest.fingerprint
+    request = lab.request(PROMPTS[0], 8, seed=3, routed_experts=True)
+    ((got, routes),) = lab.run(routed(lab.engine, [request], ROUTING.width))
+    check(lab.other, request.tokens, got, routes)
+    (plain,) = lab.generate(lab.request(PROMPTS[0], 8, seed=3))
+    agrees(lab.other, PROMPTS[0], plain)
+
+
+def test_weights_that_slept_are_loaded_again_into_the_same_experts(tmp_path: Path) -> None:
+    lab = started(*(tiny_moe(str(tmp_path / str(seed)), seed) for seed in (1, 2)))
+    try:
+        assert lab.run(lab.engine.sleep(["weights"])) > 0
+        lab.run(lab.engine.wake(["weights"]))
+        manifest = lab.publish()
+        assert lab.update(manifest).resident == manifest.fingerprint
+        (got,) = lab.generate(lab.request(PROMPTS[0], 8, seed=3))
+        agrees(lab.other, PROMPTS[0], got)
+    finally:
+        lab.stop()
+
+
+def test_a_model_without_routers_says_so(tmp_path: Path) -> None:
+    folder = tiny_qwen3(str(tmp_path / "dense"), 1)
+    lab = started(folder, folder)
+    try:
+        with pytest.raises(ValueError, match="no routers"):
+            lab.generate(lab.request(PROMPTS[0], 2, routed_experts=True))
+    finally:
+        lab.stop()

@@ -149,7 +149,7 @@ class Rollout(Role):
             self._held.difference_update(rejected)
         kept = [sample for one in judged if not one.rejected_by for sample in one.samples]
         plan, seen = self._context.plan, ("media",) if self._context.run.media else ()
-        batch, sealed = row_batch(kept, plan.greedy, {*plan.consumed, *seen})
+        batch, sealed = row_batch(kept, plan.greedy, {*plan.consumed, *seen}, self._producer.routing)
         await self._put(self._with_algorithm(self._with_teacher(batch, groups), groups), sealed)
         self._held.difference_update(seal.attempt for seal in sealed)
         await self._audit()

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from relax_core.api.engine import FinishReason
+from relax_core.rollout.routes import Routes
 
 Watch: TypeAlias = Callable[[Sequence[int]], bool]
 """Sees all tokens of a turn whenever some were sampled; True ends the turn there, with finish `stop`."""
@@ -49,6 +50,8 @@ class Completion(NamedTuple):
     """Oldest step in the cache each token attended to; empty where caches are dropped at a publish."""
     finish: Ending = "stop"
     error: str = ""
+    routes: Routes | None = None
+    """Which experts the positions of the branch and of the turn visited, as far as the engine told."""
 
 
 def cut(completion: Completion, stop: tuple[str, ...], decode: Callable[[tuple[int, ...]], str]) -> Completion:
@@ -60,8 +63,9 @@ def cut(completion: Completion, stop: tuple[str, ...], decode: Callable[[tuple[i
     )
     end = next(ends)
     return Completion(
-        completion.tokens[:end], completion.log_probs[:end], completion.versions[:end], completion.oldest_cache[:end]
-    )
+        completion.tokens[:end], completion.log_probs[:end], completion.versions[:end], completion.oldest_cache[:end],
+        routes=completion.routes,
+    )  # fmt: skip
 
 
 def watch_for(stop: tuple[str, ...], decode: Callable[[tuple[int, ...]], str]) -> Watch | None:

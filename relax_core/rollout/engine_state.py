@@ -85,6 +85,10 @@ def lie(delta: Delta, pending: Pending, most: int, vocab_size: int) -> str:
     tokens, log_probs = delta.tokens, delta.log_probs
     if len(log_probs) != len(tokens):
         return f"{len(log_probs)} log-probs for {len(tokens)} tokens"
+    if delta.routed_experts and pending.routes is not None:
+        length = len(pending.request.tokens) + len(pending.tokens) + len(tokens)
+        if wrong := pending.routes.wrong(delta.routes_from, delta.routed_experts, length):
+            return wrong
     if not tokens:
         return ""
     if not pending.least <= delta.oldest_cache <= delta.version <= most:

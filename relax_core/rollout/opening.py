@@ -14,9 +14,10 @@ from relax_core.api.environment import Environment
 from relax_core.api.errors import ConfigError
 from relax_core.api.family import ModelFamily
 from relax_core.api.role import Context
+from relax_core.api.routing import Routing
 from relax_core.api.version import Version
 from relax_core.api.worker import WorkerSpec
-from relax_core.options.model_folder import model_context
+from relax_core.options.model_folder import model_context, routing
 from relax_core.rollout.engine_slot import EngineSlot
 from relax_core.rollout.evaluation import EvalSet
 from relax_core.rollout.judge import applies
@@ -115,6 +116,11 @@ def eval_sampling(run: Any, own: float | None) -> Sampling:
     chosen = own if own is not None else run.eval.temperature
     temperature = run.rollout.temperature if chosen is None else chosen
     return Sampling(temperature, run.rollout.top_p if temperature else 1.0)
+
+
+def replayed_routing(run: Any) -> Routing | None:
+    """How the model routes, where samples must say which experts they visited."""
+    return routing(run.model.path) if run.model.routing_replay == "rollout" else None
 
 
 def make_selection(context: Context, tasks: TaskSet, train: Sequence[int]) -> Selection:

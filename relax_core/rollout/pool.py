@@ -16,6 +16,7 @@ from typing import Any
 from relax_core.api.clock import Clock
 from relax_core.api.engine import GenerateRequest
 from relax_core.api.errors import ConfigError, InfrastructureError, RelaxError
+from relax_core.api.routing import Routing
 from relax_core.api.trainer import Chosen
 from relax_core.api.turn import Part
 from relax_core.api.version import Version
@@ -28,6 +29,7 @@ from relax_core.rollout.requests import Asked, Pending
 from relax_core.rollout.rest import Rest
 from relax_core.rollout.router import Bounds, Router
 from relax_core.rollout.router_actions import Abort, Action, Answer, Give, Quarantine
+from relax_core.rollout.routes import Routes
 from relax_core.rollout.upkeep import Arrived, Tell, Upkeep
 from relax_core.rollout.weight_feed import Feed
 
@@ -44,6 +46,8 @@ class Sampling:
     temperature: float
     top_p: float = 1.0
     top_k: int = 0
+    routing: Routing | None = None
+    """How the model routes, where its routes are asked for."""
 
 
 class EnginePool:
@@ -162,8 +166,10 @@ class EnginePool:
         request = GenerateRequest(
             str(self._numbers), call.tokens, call.max_new_tokens, sampling.temperature, sampling.top_p, sampling.top_k,
             call.seed, call.stop_tokens, self._suppress, media=call.media, floor=call.floor,
+            routed_experts=sampling.routing is not None,
         )  # fmt: skip
-        return Pending(request, call.watch, call.session, call.group)
+        routes = None if sampling.routing is None else Routes(sampling.routing)
+        return Pending(request, call.watch, call.session, call.group, routes=routes)
 
     def _forget(self, ids: Sequence[str]) -> None:
         """Nobody awaits these any more."""

@@ -32,7 +32,7 @@ from relax_core.rollout.finished import FinishedGroup, JudgedGroup
 from relax_core.rollout.fuse import FuseTripped
 from relax_core.rollout.judge import Judge, RewardChoice
 from relax_core.rollout.media import MediaDesk
-from relax_core.rollout.opening import make_desk, make_pool, make_selection, open_tasks, remarks
+from relax_core.rollout.opening import make_desk, make_pool, make_selection, open_tasks, remarks, replayed_routing
 from relax_core.rollout.placeholders import MediaRefused
 from relax_core.rollout.pool import EnginePool, Sampling
 from relax_core.rollout.progress import Progress
@@ -62,7 +62,10 @@ class Producer:
         self._played_by_default = environments[run.environment.name]
         self._environments, self._judge, self._tasks, self.selection = environments, judge, tasks, selection
         self._media = media
-        self._sampling, self._greedy = Sampling(run.rollout.temperature, run.rollout.top_p), Sampling(0.0, 1.0)
+        self.routing = replayed_routing(run)
+        """How the model routes, where the trainer replays what the rollout visited."""
+        self._sampling = Sampling(run.rollout.temperature, run.rollout.top_p, routing=self.routing)
+        self._greedy = Sampling(0.0, 1.0)
         self._under_way: dict[Issue, GroupUnderWay] = {}
         self._progress = Progress(context.clock)
         self._evaluation = Evaluation(sets, run, self.samples, judge, pool)

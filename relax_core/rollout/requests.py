@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from relax_core.api.engine import Delta, GenerateRequest
 from relax_core.rollout.completion import Completion, Ending, GenerateCall, Watch
+from relax_core.rollout.routes import Routes
 
 
 @dataclass(slots=True)
@@ -33,6 +34,8 @@ class Pending:
     oldest_cache: list[int] = field(default_factory=list)
     finish: Ending = ""
     error: str = ""
+    routes: Routes | None = None
+    """Of the experts that its positions visited, what engines told; None: nobody asks."""
     batch: tuple[Pending, ...] = ()
     """What was given to the engine in one call."""
     engine: str = ""
@@ -56,6 +59,8 @@ class Pending:
             self.log_probs += delta.log_probs
             self.versions += [delta.version] * len(tokens)
             self.oldest_cache += [delta.oldest_cache] * len(tokens)
+        if self.routes is not None and delta.routed_experts:
+            self.routes.tell(delta.routes_from, delta.routed_experts)
         self.finish, self.error = delta.finish, delta.error
         if self.watch is not None and tokens and self.watch(self.tokens) and self.finish in ("", "abort"):
             self.finish = "stop"
@@ -74,7 +79,8 @@ class Pending:
     def afresh(self) -> Pending:
         """As it was asked, without the tokens it got."""
         return Pending(
-            self.request, self.watch, self.session, self.group, self.deadline, settled=self.settled, moves=self.moves
+            self.request, self.watch, self.session, self.group, self.deadline, settled=self.settled, moves=self.moves,
+            routes=None if self.routes is None else self.routes.afresh(),
         )  # fmt: skip
 
     @property
@@ -94,7 +100,9 @@ class Pending:
     def completion(self) -> Completion:
         versions, oldest = tuple(self.versions), tuple(self.oldest_cache)
         kept = oldest if oldest != versions else ()
-        return Completion(tuple(self.tokens), tuple(self.log_probs), versions, kept, self.finish, self.error)
+        return Completion(
+            tuple(self.tokens), tuple(self.log_probs), versions, kept, self.finish, self.error, self.routes
+        )
 
 
 class Asked:

@@ -21,13 +21,17 @@ _KNOWN, _HOLE = b"\1", b"\0"
 
 
 class Routes:
-    """By position from 0; `width` bytes each."""
+    """By position from 0."""
 
-    __slots__ = ("_known", "_values", "width")
+    __slots__ = ("_known", "_values", "routing", "width")
 
-    def __init__(self, width: int) -> None:
-        self.width = width
+    def __init__(self, routing: Routing) -> None:
+        self.routing, self.width = routing, routing.width
         self._values, self._known = bytearray(), bytearray()
+
+    def afresh(self) -> Routes:
+        """Of the same model, with nothing told."""
+        return Routes(self.routing)
 
     def __len__(self) -> int:
         """Positions up to the last that was told."""
@@ -48,6 +52,14 @@ class Routes:
             if not self._known[at]:
                 self._values[at * width : (at + 1) * width] = values[(at - start) * width : (at + 1 - start) * width]
                 self._known[at] = 1
+
+    def wrong(self, start: int, values: bytes, length: int) -> str:
+        """What can't be true of routes of a sequence of so many tokens; empty where it may be."""
+        count, over = divmod(len(values), self.width)
+        if over or start < 0 or start + count > length:
+            return f"{len(values)} bytes of routes from position {start}, {self.width} each, for {length} tokens"
+        most = int(_array(values, self.routing).max(initial=0))
+        return f"expert {most}, of {self.routing.experts}" if most >= self.routing.experts else ""
 
     def of(self, start: int, stop: int) -> tuple[bytes, bytes]:
         """(routes, known) of these positions; holes are zeros."""
@@ -79,9 +91,15 @@ def route_columns(paths: Sequence[Path], routing: Routing, lengths: np.ndarray) 
     nodes = [node for path in paths for node, _ in path]
     values = b"".join(node.routes or bytes(len(node.tokens) * routing.width) for node in nodes)
     known = b"".join(node.routed or bytes(len(node.tokens)) for node in nodes)
-    shape = (-1, routing.layers, routing.top_k)
-    dtype = np.dtype(routing.dtype).newbyteorder("<")
     return {
-        "routed_experts": Ragged(np.frombuffer(values, dtype).reshape(shape), lengths),
+        "routed_experts": Ragged(_array(values, routing), lengths),
         "routed_valid": Ragged(np.frombuffer(known, np.uint8), lengths),
     }
+
+
+def _array(values: bytes, routing: Routing) -> np.ndarray:
+    """[positions, layers, top_k]."""
+    import numpy as np
+
+    told = np.frombuffer(values, np.dtype(routing.dtype).newbyteorder("<"))
+    return told.astype(routing.dtype, copy=False).reshape(-1, routing.layers, routing.top_k)

@@ -11,8 +11,10 @@ from relax_core.api.batch import AttemptId, Ragged, RowBatch, RowId
 from relax_core.api.bus import Sealed
 from relax_core.api.column import Column
 from relax_core.api.media_store import key_bytes
+from relax_core.api.routing import Routing
 from relax_core.api.trajectory import Path, Trajectory
 from relax_core.rollout.judge import Judgement
+from relax_core.rollout.routes import route_columns
 from relax_core.rollout.turn_columns import TURN_COLUMNS, turn_columns
 
 if TYPE_CHECKING:
@@ -20,10 +22,14 @@ if TYPE_CHECKING:
 
 
 def row_batch(
-    samples: Sequence[tuple[AttemptId, Trajectory, Judgement]], greedy: int | None = None, asked: Collection[str] = ()
+    samples: Sequence[tuple[AttemptId, Trajectory, Judgement]],
+    greedy: int | None = None,
+    asked: Collection[str] = (),
+    routing: Routing | None = None,
 ) -> tuple[RowBatch, list[Sealed]]:
     """Rows with the columns that rollout produces, and a seal for each sample; samples without a verdict have no rows, nor
-    has the one whose place is `greedy`. Columns of turns, and of media, are made where they are `asked` for."""
+    has the one whose place is `greedy`. Columns of turns, and of media, are made where they are `asked` for; those of
+    routes where it is told how the model routes."""
     ids: list[RowId] = []
     rewards: list[float] = []
     owned: list[tuple[Path, ...]] = []
@@ -47,6 +53,8 @@ def row_batch(
     ]  # fmt: skip
     if "media" in asked:
         columns["media"] = _media([*chain.from_iterable(owned)])
+    if routing is not None:
+        columns |= route_columns([*chain.from_iterable(owned)], routing, columns["tokens"].lengths)
     return RowBatch(tuple(ids), columns), sealed
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from relax_core.api.environment import Action, Observation, Tool
@@ -21,6 +21,7 @@ from relax_core.api.task import Message, ToolCall
 from relax_core.api.trajectory import Node, Trajectory
 from relax_core.rollout.completion import Completion, Generate, GenerateCall, cut, watch_for
 from relax_core.rollout.media import MediaDesk, MediaRefused, media_of
+from relax_core.rollout.routes import Routes, filled
 from relax_core.rollout.seeds import branch_seed, turn_seed
 from relax_core.rollout.state import state_key
 
@@ -312,6 +313,8 @@ class Branch:
             sample.newest = max(completion.versions if sample.newest is None else (sample.newest, *completion.versions))
             self._leaf = self._node(Node(self._leaf, tokens, True, completion.log_probs, versions, turn))
             self._tokens += tokens
+        if completion.routes is not None:
+            self._visit(completion.routes)
         text, error = family.decode(tokens), ""
         calls: tuple[ToolCall, ...] = ()
         if sample.tools:
@@ -320,6 +323,16 @@ class Branch:
         sample.response = text
         self._messages.append(Message("assistant", text, calls))
         return Action(text, tokens, calls, error)
+
+    def _visit(self, routes: Routes) -> None:
+        """Nodes learn which experts their tokens visited, as far as they did not know."""
+        forest, at, stop = self.sample.forest, self._leaf, len(self._tokens)
+        while at is not None:
+            node = forest[at]
+            stop -= len(node.tokens)
+            if (told := filled(node, stop, routes)) is not None:
+                forest[at] = replace(node, routes=told[0], routed=told[1])
+            at = node.parent
 
     def _node(self, node: Node) -> int:
         self.sample.num_tokens += len(node.tokens)

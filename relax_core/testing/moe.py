@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from relax_core.api.engine import Delta, Engine, GenerateRequest
+from relax_core.api.routing import Routing
 from relax_core.rollout.routes import Routes
 from relax_core.testing.engine_lab import CONTEXT, VOCABULARY
 
@@ -46,7 +47,7 @@ def tiny_moe(directory: str, seed: int, kind: str = "qwen3_moe", **changes: Any)
 
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(moe_config(kind, **changes), dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(moe_config(kind, **changes), dtype=torch.float32)  # type: ignore[no-untyped-call]
         for name, parameter in model.named_parameters():
             if name.endswith("mlp.gate.weight"):  # zeros would route every token alike
                 torch.nn.init.normal_(parameter, std=0.5)
@@ -59,7 +60,8 @@ def plain_routes(directory: str, tokens: Sequence[int], layers: int = LAYERS) ->
     import torch
     from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
+    model.eval()
     seen: list[np.ndarray] = []
     keep: Callable[..., None] = lambda module, inputs, output: seen.append(output[2].sort(-1).values.numpy())  # noqa: E731
     for name, module in model.named_modules():
@@ -71,11 +73,11 @@ def plain_routes(directory: str, tokens: Sequence[int], layers: int = LAYERS) ->
     return np.stack(seen, 1)
 
 
-async def routed(engine: Engine, requests: Sequence[GenerateRequest], width: int) -> list[tuple[Delta, Routes]]:
+async def routed(engine: Engine, requests: Sequence[GenerateRequest], routing: Routing) -> list[tuple[Delta, Routes]]:
     """Run requests to their end: the last delta of each with all of its tokens, and what was told of its positions."""
     from dataclasses import replace
 
-    told = {request.id: Routes(width) for request in requests}
+    told = {request.id: Routes(routing) for request in requests}
     parts: dict[str, list[Delta]] = {request.id: [] for request in requests}
     async for deltas in engine.generate(requests):
         for delta in deltas:

@@ -51,7 +51,7 @@ def test_every_position_that_was_fed_has_its_route(lab: Lab) -> None:
     requests = [
         lab.request(prompt, 3 + 9 * (i % 3), seed=i, routed_experts=i != 1) for i, prompt in enumerate(PROMPTS * 2)
     ]
-    for request, (got, routes) in zip(requests, lab.run(routed(lab.engine, requests, ROUTING.width)), strict=True):
+    for request, (got, routes) in zip(requests, lab.run(routed(lab.engine, requests, ROUTING)), strict=True):
         if request.routed_experts:
             check(lab.model, request.tokens, got, routes)
         else:
@@ -64,7 +64,7 @@ def test_experts_are_published_by_name_and_read_as_the_folder_has_them(lab: Lab)
     assert any(".experts.0." in info.name for info in manifest.tensors)
     assert lab.update(manifest).fingerprint == manifest.fingerprint
     request = lab.request(PROMPTS[0], 8, seed=3, routed_experts=True)
-    ((got, routes),) = lab.run(routed(lab.engine, [request], ROUTING.width))
+    ((got, routes),) = lab.run(routed(lab.engine, [request], ROUTING))
     check(lab.other, request.tokens, got, routes)
     (plain,) = lab.generate(lab.request(PROMPTS[0], 8, seed=3))
     agrees(lab.other, PROMPTS[0], plain)

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Routes by position: through turns, branches, retries and other engines each token keeps those it was sampled under."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relax_core.api.batch import AttemptId
+from relax_core.api.engine import Delta, GenerateRequest
+from relax_core.api.family import Rendered
+from relax_core.api.outcome import Outcome
+from relax_core.api.routing import Routing
+from relax_core.api.task import Message
+from relax_core.api.trajectory import Node, Trajectory
+from relax_core.rollout.completion import Completion, GenerateCall
+from relax_core.rollout.engine_state import lie
+from relax_core.rollout.judge import Judgement
+from relax_core.rollout.requests import Pending
+from relax_core.rollout.routes import Routes, filled, route_columns
+from relax_core.rollout.rows import row_batch
+from relax_core.rollout.session import Limits, Sample
+from tests.unit.rollout.toy_policy import Letters
+
+ROUTING = Routing(2, 2, 200)
+WIDE = Routing(1, 2, 300)
+
+
+def route(tokens: tuple[int, ...], position: int, engine: int = 0) -> bytes:
+    """What a policy chooses at a position: it depends on all tokens up to there, and on the engine."""
+    seed = hash((tokens[: position + 1], engine)) & 0xFFFFFFFF
+    return bytes(np.random.default_rng(seed).integers(0, 200, 4, np.uint8))
+
+
+def routes_of(tokens: tuple[int, ...], start: int = 0, engine: int = 0) -> bytes:
+    return b"".join(route(tokens, at, engine) for at in range(start, len(tokens)))
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 8)), max_size=8))
+def test_what_was_told_first_stays_and_holes_are_known(pieces: list[tuple[int, int]]) -> None:
+    routes, wanted = Routes(ROUTING), {}
+    for number, (start, count) in enumerate(pieces):
+        values = bytes([number % 200]) * (count * ROUTING.width)
+        routes.tell(start, values)
+        for at in range(start, start + count):
+            wanted.setdefault(at, bytes([number % 200]) * ROUTING.width)
+    told, known = routes.of(0, 32)
+    for at in range(32):
+        assert told[at * 4 : at * 4 + 4] == wanted.get(at, bytes(4))
+        assert known[at] == (at in wanted)
+
+
+@given(st.integers(1, 6), st.lists(st.integers(1, 5), min_size=1, max_size=5), st.data())
+def test_a_request_that_moves_keeps_the_routes_its_tokens_were_sampled_under(
+    prompt: int, lives: list[int], data: st.DataObject
+) -> None:
+    """Each engine runs the whole of it again, and tells what it makes of it."""
+    request = GenerateRequest("r", tuple(range(prompt)), 100, routed_experts=True)
+    pending = Pending(request, routes=Routes(ROUTING))
+    for engine, count in enumerate(lives):
+        asked = pending.remaining()
+        new = tuple(data.draw(st.lists(st.integers(0, 9), min_size=count, max_size=count)))
+        whole, first = (*asked.tokens, *new), len(asked.tokens) - 1
+        split = data.draw(st.integers(0, count - 1))
+        told = routes_of(whole[:-1], 0, engine)
+        cut = (first + split) * 4
+        if split:
+            pending.add(Delta("r", new[:split], (-1.0,) * split, 0, 0, "", routed_experts=told[:cut]))
+        rest, begins = (told[cut:], first + split) if split else (told, 0)
+        last = Delta("r", new[split:], (-1.0,) * (count - split), 0, 0, "abort", "", rest, begins)
+        assert lie(last, pending, 0, 0) == ""
+        pending.add(last)
+    routes = pending.completion().routes
+    assert routes is not None
+    tokens = (*request.tokens, *pending.tokens)
+    values, known = routes.of(0, len(tokens))
+    assert known == b"\1" * (len(tokens) - 1) + b"\0"
+    at = prompt - 1
+    owners = [0] * at + [engine for engine, count in enumerate(lives) for _ in range(count)]
+    for position in range(len(tokens) - 1):
+        assert values[position * 4 : position * 4 + 4] == route(tokens, position, owners[position])
+
+
+def test_a_batch_that_begins_anew_has_no_routes_of_its_first_life() -> None:
+    pending = Pending(GenerateRequest("r", (1, 2), 5, routed_experts=True), routes=Routes(ROUTING))
+    pending.add(Delta("r", (3,), (-1.0,), 0, 0, "", routed_experts=routes_of((1, 2))))
+    again = pending.afresh()
+    assert again.routes is not None and len(again.routes) == 0
+    assert pending.routes is not None and len(pending.routes) == 2
+
+
+@pytest.mark.parametrize(
+    ("routing", "start", "values", "message"),
+    [
+        (ROUTING, 0, b"\0" * 5, "5 bytes of routes"),
+        (ROUTING, 2, b"\0" * 8, "from position 2"),
+        (ROUTING, -1, b"\0" * 4, "from position -1"),
+        (ROUTING, 0, b"\0\0\0\xc8", "expert 200, of 200"),
+        (WIDE, 0, b"\0\0\x2c\1", "expert 300, of 300"),
+    ],
+)
+def test_an_engine_that_tells_impossible_routes_is_not_trusted(
+    routing: Routing, start: int, values: bytes, message: str
+) -> None:
+    pending = Pending(GenerateRequest("r", (1, 2), 5, routed_experts=True), routes=Routes(routing))
+    delta = Delta("r", (3,), (-1.0,), 0, 0, "", "", values, start)
+    assert message in lie(delta, pending, 0, 0)
+
+
+def sampled(call: GenerateCall, tokens: tuple[int, ...], engine: int = 0) -> Completion:
+    """A turn as an engine answers it: all that it fed is told, its last token is not."""
+    routes = Routes(ROUTING)
+    routes.tell(0, routes_of((*call.tokens, *tokens)[:-1], 0, engine))
+    return Completion(tokens, (-1.0,) * len(tokens), (0,) * len(tokens), routes=routes)
+
+
+def sample() -> Sample:
+    async def nobody(call: GenerateCall) -> Completion:
+        raise NotImplementedError
+
+    return Sample(Letters(), nobody, Limits(50, max_turns=50), lambda observation: (Message("user", str(observation)),))
+
+
+turns = st.lists(
+    st.tuples(st.sampled_from(["turn", "fork"]), st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(0, 3)),
+    min_size=1, max_size=7,
+)  # fmt: skip
+
+
+@given(turns, st.data())
+def test_rows_keep_token_order_over_turns_and_branches(
+    played: list[tuple[str, list[int], int]], data: st.DataObject
+) -> None:
+    own = sample()
+    branches = [own.open("ab", Rendered((1, 2, 3)), 0)]
+    for what, tokens, said in played:
+        branch = branches[data.draw(st.integers(0, len(branches) - 1))]
+        if what == "fork":
+            branch = branch.fork()
+            branches.append(branch)
+        for word in range(said):
+            branch.observe(f"o{word}")
+        call = branch.begin()
+        branch.take(call, sampled(call, tuple(tokens)))
+    trajectory = own.trajectory()
+    judged = Judgement(1.0)
+    batch, _ = row_batch([(AttemptId(0, 0, 0), trajectory, judged)], routing=ROUTING)
+    experts, valid = batch.columns["routed_experts"], batch.columns["routed_valid"]
+    assert experts.values.dtype == np.uint8 and experts.values.shape[1:] == (2, 2)
+    for ids, routes, known in zip(batch.columns["tokens"].rows(), experts.rows(), valid.rows(), strict=True):
+        row = tuple(ids.tolist())
+        assert known[:-1].all()
+        for position in range(len(row) - 1):
+            assert routes[position].tobytes() == route(row, position)
+    leaves = {node.parent for node in trajectory.forest}
+    ends = [node for number, node in enumerate(trajectory.forest) if number not in leaves]
+    assert not any(node.routed.endswith(b"\1") for node in ends)
+
+
+def test_a_later_turn_fills_the_last_token_and_what_was_observed() -> None:
+    own = sample()
+    branch = own.open("ab", Rendered((1, 2, 3)), 0)
+    call = branch.begin()
+    branch.take(call, sampled(call, (4, 5), engine=1))
+    assert own.forest[1].routed == b"\1\0"
+    branch.observe("seen")
+    call = branch.begin()
+    branch.take(call, sampled(call, (6,), engine=2))
+    assert [node.routed for node in own.forest] == [b"\1\1\1", b"\1\1", b"\1" * len(own.forest[2].tokens), b""]
+    tokens = branch._tokens
+    first, second = own.forest[1].routes[:4], own.forest[1].routes[4:]
+    assert (first, second) == (route(tokens, 3, 1), route(tokens, 4, 2))
+
+
+def test_rows_of_unknown_routes_are_zeros_that_do_not_count() -> None:
+    node, lengths = Node(None, (1, 2), False), np.array([2])
+    assert filled(node, 0, Routes(ROUTING)) is None
+    columns = route_columns([((node, False),)], WIDE, lengths)
+    assert columns["routed_valid"].values.tolist() == [0, 0]
+    assert columns["routed_experts"].values.dtype == np.uint16
+    assert Trajectory((), "", (node,), Outcome.FINISHED).forest[0].routed == b""

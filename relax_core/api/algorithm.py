@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Reduction = Literal["token", "row", "pair"]
-Name = Literal["log_probs", "entropy", "values", "top_k", "log_probs_at", "rewards"]
+Name = Literal["log_probs", "entropy", "values", "top_k", "log_probs_at", "rewards", "routed_experts"]
 
 
 class Source(StrEnum):
@@ -67,7 +67,7 @@ class Output:
             return cls("top_k", k=int(detail))
         if name == "log_probs_at" and detail:
             return cls("log_probs_at", ids=detail)
-        if name not in ("log_probs", "entropy", "values", "rewards") or detail:
+        if name not in ("log_probs", "entropy", "values", "rewards", "routed_experts") or detail:
             raise ValueError(
                 f"output {key!r}: give log_probs, entropy, values, rewards, top_k:<k> or log_probs_at:<column>"
             )

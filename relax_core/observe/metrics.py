@@ -46,6 +46,7 @@ GROUPS = {
     "policy": "How the updated policy relates to the one that sampled.",
     "distill": "How far the policy is from its teacher, where it learns from one.",
     "train": "The optimizer step.",
+    "routing": "Which experts tokens visited, where their routes are replayed.",
     "critic": "The critic's step, which trains on the rows of the actor's.",
     "weights": "Publishing weights to engines.",
     "bus": "Rows between roles.",
@@ -144,6 +145,10 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("distill/agreement", "Probability that both give to the same tokens: 1 less their total variation, a token"),
     Metric("distill/divergence", "The divergence that is trained, a token, before its weight"),
+    Metric(
+        "routing/replayed", "Share of the tokens that were fed whose routes were replayed; others went their own way"
+    ),
+    Metric("routing/differs", "Share of those that the trainer would have sent to other experts in some layer"),
     Metric("train/loss", "Loss as reduced by the trainer", "last"),
     Metric("train/loss/<term>", "One term of it", "last"),
     Metric("train/grad_norm", "Gradient norm before clipping", "last"),

@@ -36,7 +36,8 @@ class ClaimedRows:
         """Put values in place of these rows' own; rows that never had the column get zeros."""
         own = self.rows.columns.get(column)
         tokens = self.rows.columns["tokens"]
-        filled = np.zeros(len(tokens.values), np.float32) if own is None else own.values.copy()
+        shape, dtype = (len(tokens.values), *values.values.shape[1:]), values.values.dtype
+        filled = np.zeros(shape, dtype) if own is None else own.values.copy()
         starts = tokens.offsets()
         for index, row in zip(indices, values.rows(), strict=True):
             filled[starts[index] : starts[index + 1]] = row

@@ -154,8 +154,12 @@ class Fit:
         rows = ClaimedRows(claim, await self._context.bus.read(claim, self._context.plan.trained_columns), self._skips)
         if self._context.plan.needs_old_log_probs and (outdated := rows.outdated("old_log_probs", version)):
             self._context.doing(f"log-probs at the start of step {version.step}", rows=len(outdated))
-            columns = await self._trainer.forward(rows.take(outdated), ("log_probs",))
+            again = self._context.run.model.routing_replay == "recompute"
+            asks = ("log_probs", "routed_experts") if again else ("log_probs",)
+            columns = await self._trainer.forward(rows.take(outdated), asks)
             rows.fill("old_log_probs", outdated, columns["log_probs"])
+            if again:  # the updates visit the experts that the policy of the step's start visited
+                rows.fill("routed_experts", outdated, columns["routed_experts"])
         if self._algorithm.prepared():
             learn = await asyncio.to_thread(importlib.import_module, "relax_core.learn.prepared")  # it loads torch
             rows.rows = rows.rows.with_columns(learn.prepared_columns(self._algorithm, rows.rows))

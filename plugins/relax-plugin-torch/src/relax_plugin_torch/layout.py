@@ -76,16 +76,27 @@ class PrefixTree:
     Building it is cheap and tells the size of the layout; the mask is made only when asked for.
     """
 
-    def __init__(self, batch: PackedBatch) -> None:
+    def __init__(self, batch: PackedBatch, beside: np.ndarray | None = None) -> None:
+        """`beside` [tokens, bytes]: what tokens must have in common as well."""
         self._batch = batch
         self._rows, self._order, self._line = _sorted_inputs(batch)
-        self._fresh = _fresh(self._rows, self._line)
+        self._fresh = _fresh(self._rows, self._line, self._sorted(beside))
         nodes_in_line = np.bincount(self._line, weights=self._fresh.sum(1)).astype(np.int64)
         self.lines, self.width = len(nodes_in_line), max(1, int(nodes_in_line.max()))
         # a shared token is the node of the row above it, so every column carries its last fresh node downwards
         numbers = np.where(self._fresh, np.cumsum(self._fresh).reshape(self._fresh.shape) - 1, -1)
         first = np.cumsum(nodes_in_line) - nodes_in_line
         self._node = np.maximum.accumulate(numbers, axis=0) - first[self._line][:, None]
+
+    def _sorted(self, beside: np.ndarray | None) -> np.ndarray | None:
+        """[rows, longest, bytes], as the rows are."""
+        if beside is None:
+            return None
+        lengths = np.asarray(self._batch.rows.columns["tokens"].lengths)
+        longest = max(int(lengths.max()), self._rows.shape[1])
+        whole = np.zeros((len(lengths), longest, beside.shape[1]), np.uint8)
+        whole[np.arange(longest) < lengths[:, None]] = beside
+        return whole[self._order, : self._rows.shape[1]]
 
     def layout(self) -> Layout:
         owner, column = np.nonzero(self._fresh)
@@ -133,9 +144,11 @@ def _sorted_inputs(batch: PackedBatch) -> tuple[np.ndarray, np.ndarray, np.ndarr
     return rows[order], order, groups[order]
 
 
-def _fresh(rows: np.ndarray, line: np.ndarray) -> np.ndarray:
+def _fresh(rows: np.ndarray, line: np.ndarray, beside: np.ndarray | None = None) -> np.ndarray:
     """[rows, longest] bool: tokens whose prefix the row above does not have."""
     same = np.zeros(rows.shape, bool)
     same[1:] = (rows[1:] == rows[:-1]) & (line[1:] == line[:-1])[:, None]
+    if beside is not None:
+        same[1:] &= (beside[1:] == beside[:-1]).all(-1)
     shared = np.logical_and.accumulate(same, axis=1)
     return (rows >= 0) & ~shared

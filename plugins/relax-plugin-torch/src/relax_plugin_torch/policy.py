@@ -20,6 +20,7 @@ from relax_core.api import LOG_PROBS, Output, Ragged, RowBatch, RowId
 from relax_plugin_torch.asked import wanted
 from relax_plugin_torch.attention import FLASH
 from relax_plugin_torch.layout import Layout, PrefixTree, by_row, one_line
+from relax_plugin_torch.routes import Routes, beside
 from relax_plugin_torch.sight import Sight
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class Policy:
         share_prefixes: bool,
         sight: Sight | None = None,
         suppress: tuple[int, ...] = (),
+        routes: Routes | None = None,
     ) -> None:  # fmt: skip
         self.model = model
         self.device = next(model.parameters()).device
@@ -93,6 +95,8 @@ class Policy:
         text = model.config.get_text_config()
         self._vocab_size: int = text.vocab_size
         self._sight = sight or Sight(model, "")
+        self.routes = routes
+        """Where experts are replayed."""
         self._suppress = torch.tensor(suppress, dtype=torch.long, device=self.device)
         """Ids that no engine samples."""
         self._flops = Flops.of(model)
@@ -119,6 +123,8 @@ class Policy:
 
     def _score(self, batch: learn.PackedBatch, layout: Layout, outputs: Collection[Output]) -> dict[str, Tensor]:
         trained = batch.loss_mask.nonzero().squeeze(1)
+        if self.routes is not None:
+            self.routes.plan(batch, layout)
         with self._precision():
             shown = self._sight.inputs(batch, layout.ids) if self._sight.shows(batch) else {}
             features = self._features(layout, shown).index_select(0, layout.before[trained])
@@ -151,7 +157,7 @@ class Policy:
         alone = len({row.group for row in batch.rows.ids}) == batch.num_rows
         if alone or not self._shares or self._flops.mostly_attention(plain.width):
             return plain
-        tree = PrefixTree(batch)
+        tree = PrefixTree(batch, None if self.routes is None else beside(batch))
         return tree.layout() if self._flops.favour_tree(plain, tree) else plain
 
     def _features(self, layout: Layout, shown: Mapping[str, Tensor] = _NOTHING) -> Tensor:

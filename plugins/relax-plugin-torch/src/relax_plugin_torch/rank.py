@@ -47,6 +47,7 @@ from relax_plugin_torch.random_state import seed_all
 from relax_plugin_torch.ranks import Ranks, met
 from relax_plugin_torch.recomputing import recompute_blocks
 from relax_plugin_torch.rest import Rest, check_offload
+from relax_plugin_torch.routes import OUTPUT, Routes
 from relax_plugin_torch.rows import check_rows
 from relax_plugin_torch.setup import HEAD_OUTPUTS, TRAINED_ROLES, check_outputs, check_spec, choose_device, set_up
 from relax_plugin_torch.sharding import alike, gathered, local, shard, suits, whole
@@ -111,6 +112,7 @@ class Rank:
         self._policy = Policy(
             self._model, temperature=self._spec.temperature, autocast=autocast, max_logits=options.logits_mb * 2**18,
             share_prefixes=options.share_prefixes, sight=self._sight, suppress=self._spec.suppress_tokens,
+            routes=Routes.of(self._model, self._spec, options),
         )  # fmt: skip
 
     def _choose_algorithm(self) -> None:
@@ -260,7 +262,7 @@ class Rank:
 
     @met
     def forward(self, chunk: Chunk, columns: Sequence[str]) -> RowBatch:
-        able = sorted(self._scalars or HEAD_OUTPUTS)
+        able = sorted(self._scalars or (HEAD_OUTPUTS if self._policy.routes is None else HEAD_OUTPUTS | {OUTPUT}))
         outputs = [Output.parse(key) for key in columns]
         unknown = [output.key for output in outputs if output.name not in able]
         if unknown:
@@ -284,7 +286,11 @@ class Rank:
             if batch is None:
                 self._policy.attend()
             else:
-                yield columns_of(batch, self._policy.score(batch, outputs))
+                filled = columns_of(batch, self._policy.score(batch, [one for one in outputs if one.name != OUTPUT]))
+                routes = self._policy.routes
+                if routes is not None and any(one.name == OUTPUT for one in outputs):
+                    filled[OUTPUT] = routes.column(batch)
+                yield filled
 
     # -- weights ------------------------------------------------------------------------------------------------
 

@@ -49,6 +49,8 @@ class Update:
         for name, value in terms.items():
             self._terms[name] = self._terms.get(name, 0.0) + value.detach()
         self._metrics.append(loss.metrics)
+        if self._policy.routes is not None:
+            self._metrics.append(self._policy.routes.metrics())
         if "log_probs" in outputs and step_start is not None and batch.has("rollout_log_probs"):
             self._metrics.append(_rollout_difference(batch, outputs["log_probs"].detach(), step_start))
 

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from relax_core.api import ConfigError, TensorInfo
 from relax_core.api.weights import combined_fingerprint, tensor_fingerprint
+from relax_core.learn.published import parts_of
 from relax_plugin_torch.folder import FIELD, TOKENIZER_FILES, check_folder, has_towers
-from relax_plugin_torch.sharding import gathered
+from relax_plugin_torch.sharding import gathered, local
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -79,11 +80,17 @@ def own_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def named_tensors(model: PreTrainedModel, adapters: Adapters | None = None) -> dict[str, Tensor]:
-    """Weights under the names of a Hugging Face folder, without adapters."""
+    """Weights under the names of a Hugging Face folder, without adapters, to be written to: views of the model's own."""
     from transformers.core_model_loading import revert_weight_conversion
 
-    own = own_tensors(model)
-    return dict(revert_weight_conversion(model, own if adapters is None else adapters.below(own)))
+    own = own_tensors(model) if adapters is None else adapters.below(own_tensors(model))
+    parts = parts_of(own, lambda tensors: revert_weight_conversion(model, tensors))
+    fused = {part.source for part in parts.values()}
+    if shared := sorted(name for name in fused if local(own[name]) is not own[name]):
+        fix = "what is fused can't be loaded into shares of it: choose none for this role"
+        raise ConfigError("trainer.sharding", f"fsdp with {shared[0]}", fix)
+    kept = {name: tensor for name, tensor in own.items() if name not in fused}
+    return {**kept, **{name: part.of(own) for name, part in parts.items()}}
 
 
 def whole_tensors(model: PreTrainedModel, keep: bool = True, adapters: Adapters | None = None) -> dict[str, Tensor]:

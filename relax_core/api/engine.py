@@ -34,6 +34,8 @@ class Capabilities:
     """Can tell which experts every position visited."""
     lora: bool = False
     delta: bool = False
+    dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
+    """Number formats of weights that it computes in."""
     media: frozenset[str] = frozenset()
     score: bool = False
     sleep: frozenset[str] = frozenset()
@@ -48,7 +50,7 @@ class EngineSpec:
     """What an engine is started with."""
 
     model: Mapping[str, Any]
-    """The `[model]` table."""
+    """The `[model]` table; its `dtype` is the engine's, which is also that of all that is published to it."""
     max_context: int
     """Prompt and completion together, in tokens."""
     seed: int = 0

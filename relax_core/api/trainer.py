@@ -69,6 +69,8 @@ class TrainerSpec:
     """Directory of the run's media store (`relax_core.api.media_store`); empty: the run has no media."""
     suppress_tokens: tuple[int, ...] = ()
     """Ids that are never sampled: log-probs are of the distribution without them."""
+    publish_dtype: str = ""
+    """Number format of the weights that it publishes; empty: that of `model`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ class Trainer(Configurable[OptionsT], Generic[OptionsT]):
     replays_routes: ClassVar[bool] = False
     """Whether rows that have `routed_experts` visit those experts, and `forward` gives `routed_experts` of its own."""
     dtypes: ClassVar[tuple[str, ...]] = ("float32",)
+    """Number formats that it computes in; it publishes in any."""
     build: Callable[[Chosen], Any]
     """Builds the algorithm and the weight transport; the worker host sets it before `start`."""
 

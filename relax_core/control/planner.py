@@ -14,6 +14,7 @@ from relax_core.api.environment import Environment
 from relax_core.api.errors import ConfigError
 from relax_core.api.role import Operation, Role
 from relax_core.api.trainer import Trainer
+from relax_core.control.formats import check_formats
 from relax_core.control.graph import select
 from relax_core.control.machine import count_gpus, has_gpus
 from relax_core.control.placing import check_live, on_own_devices, remarks, too_many, worker_groups
@@ -52,6 +53,7 @@ def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -
     told = waits and algorithm.source is Source.ROLLOUT
     not_streamed = (f"no streaming, each step waits for all of its rows: {waits}",) if told else ()
     alone, form = adapters_alone(config, catalogue, roles)
+    formats = check_formats(config, catalogue, operations, rounds=on_own_devices(config, "actor-fwd") and not alone)
     return Plan(
         mode=config.placement.mode,
         operations=operations,
@@ -70,7 +72,7 @@ def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -
         adapters_alone=alone,
         fit_columns={fit: tuple(sorted(_fit_columns(algorithm, fit))) for fit in algorithm.fits},
         warm_up_steps=config.critic.warmup_steps if "critic" in algorithm.fits else 0,
-        notes=(*not_streamed, *form, *remarks(groups), *too_many(groups, count_gpus())),
+        notes=(*not_streamed, *form, *formats, *remarks(groups), *too_many(groups, count_gpus())),
     )
 
 

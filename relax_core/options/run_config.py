@@ -113,6 +113,11 @@ class RunConfig(Core):
         return None if self.max_staleness == "unbounded" else self.max_staleness
 
     @property
+    def engine_dtype(self) -> str:
+        """The engines' number format, in which weights are published."""
+        return self.rollout.dtype or self.model.dtype
+
+    @property
     def algorithm(self) -> Choice:
         return self.components["algorithm"][0]
 

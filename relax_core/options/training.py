@@ -17,6 +17,8 @@ from relax_core.api.options import Options
 from relax_core.api.routing import RoutingReplay
 from relax_core.options.annotation import PathOrText
 
+Format = Literal["float32", "bfloat16", "float16"]
+
 
 class Lora(Options):
     """Train low-rank adapters instead of all weights."""
@@ -45,8 +47,9 @@ class ModelTable(Options):
 
     path: Path
     """Folder of a Hugging Face model: config.json, weights, tokenizer.json."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Number format of the weights in trainer and engine."""
+    dtype: Format = "float32"
+    """Number format in which trainers compute, and engines where `rollout.dtype` names no other. The weights that are trained
+    and their optimizer are float32 whatever it is."""
     tokenizer: Path | None = None
     """Folder of another tokenizer; absent: the model's own."""
     chat_template: PathOrText = ""
@@ -99,6 +102,8 @@ class RolloutTable(Options):
     """Sampling temperature; training divides the logits by it too."""
     top_p: float = Field(1.0, gt=0.0, le=1.0)
     """Nucleus sampling; 1 samples the policy itself."""
+    dtype: Literal["", Format] = ""
+    """Number format of the engines' weights and caches, and so of what is published to them; empty: `model.dtype`."""
     stop: tuple[str, ...] = ()
     """Texts that end a turn, besides the model's own end tokens."""
     max_turns: PositiveInt = 32

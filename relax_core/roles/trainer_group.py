@@ -46,6 +46,8 @@ MAX_OVERFLOWS = 32
 ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}
 """The thread that trains has an arena of malloc to itself otherwise, whose holes took a seventh more memory."""
 
+SENDS = ("actor", "actor-fwd")
+"""Roles whose weights are those that engines get: the first publishes them, the second takes them over."""
 LOOPBACK = "127.0.0.1"
 WORK = frozenset({"begin_step", "begin_update", "accumulate", "finish_update", "forward"})
 """Methods that are what a step is for; others move weights, save, sleep and wake."""
@@ -281,6 +283,7 @@ def trainer_spec(
         tokens_per_micro_batch=run.batch.tokens_per_micro_batch, rank=rank, world_size=world_size, rendezvous=rendezvous,
         temperature=run.rollout.temperature if context.plan.source is Source.ROLLOUT else 1.0,
         media=media_store(context) if run.media else "", suppress_tokens=_never_sampled(context),
+        publish_dtype=run.engine_dtype if role in SENDS else "",
     )  # fmt: skip
 
 

@@ -144,8 +144,9 @@ def context_of(run: Any) -> int:
 
 def engine_spec(run: Any, version: Version) -> EngineSpec:
     """What each engine of a run is started with; its pool names it."""
+    model = {**run.model.model_dump(mode="json"), "dtype": run.engine_dtype}
     return EngineSpec(
-        run.model.model_dump(mode="json"), context_of(run), run.seed, run.deterministic, version,
+        model, context_of(run), run.seed, run.deterministic, version,
         kv_across_versions=run.rollout.kv_across_versions,
     )  # fmt: skip
 

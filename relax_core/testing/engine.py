@@ -24,6 +24,7 @@ from relax_core.api.trainer import Chosen
 from relax_core.api.version import Version
 from relax_core.testing.engine_adapters import AdapterChecks
 from relax_core.testing.engine_deltas import DeltaChecks
+from relax_core.testing.engine_formats import FormatChecks
 from relax_core.testing.engine_in_flight import PROMPT, PROMPTS, InFlightChecks
 from relax_core.testing.engine_lab import (
     CONTEXT,
@@ -43,7 +44,7 @@ __all__ = ["PROMPT", "PROMPTS", "EngineSuite"]
 _REFUSED = (ValueError, RelaxError)
 
 
-class EngineSuite(InFlightChecks, AdapterChecks, DeltaChecks, Suite):
+class EngineSuite(InFlightChecks, AdapterChecks, DeltaChecks, FormatChecks, Suite):
     """Subclass it in the plugin's tests."""
 
     kind: ClassVar[str] = "engine"

@@ -68,9 +68,9 @@ class Lab:
         self._step = 0
         self._requests = 0
 
-    def start(self, **spec: Any) -> Lab:
+    def start(self, dtype: str = "float32", **spec: Any) -> Lab:
         lora = {"lora": LORA} if self.engine.capabilities.lora else {}
-        chosen = EngineSpec({"path": self.model, "dtype": "float32", **lora}, CONTEXT, **spec)
+        chosen = EngineSpec({"path": self.model, "dtype": dtype, **lora}, CONTEXT, **spec)
         self.facts = dict(self.run(self.engine.start(chosen), 600.0))
         return self
 

@@ -33,6 +33,7 @@ from relax_core.api.weights import (
 )
 from relax_core.learn.counts import count
 from relax_core.testing.suite import Suite
+from relax_core.testing.trainer_formats import FormatChecks
 from relax_core.testing.trainer_rows import VOCAB, make_rows, with_values
 
 
@@ -95,7 +96,7 @@ def tiny_model(
     return str(directory)
 
 
-class TrainerSuite(Suite):
+class TrainerSuite(FormatChecks, Suite):
     """What a step, a publish and a checkpoint promise."""
 
     kind: ClassVar[str] = "trainer"

@@ -9,7 +9,6 @@ import pytest
 import torch
 import transformers
 from relax_plugin_transformers.engine import TransformersEngine
-from relax_plugin_transformers.options import TransformersOptions
 
 from relax_core.api.version import Version
 from relax_core.testing.engine import PROMPTS
@@ -43,10 +42,10 @@ def saved(config: transformers.PretrainedConfig, directory: Path, seed: int, dty
     return str(directory)
 
 
-def started(first: str, second: str, options: TransformersOptions | None = None) -> Lab:
-    engine = TransformersEngine(options)
+def started(first: str, second: str, dtype: str = "float32") -> Lab:
+    engine = TransformersEngine()
     engine.build = lambda chosen: Disk()
-    return Lab(engine, first, second).start(version=Version("actor", 0, 0))
+    return Lab(engine, first, second).start(dtype, version=Version("actor", 0, 0))
 
 
 @pytest.fixture(params=MODELS)
@@ -70,7 +69,7 @@ def test_every_architecture_agrees_with_its_plain_forward_and_is_updated(lab: La
 def test_bf16_is_published_bit_for_bit(tmp_path: Path) -> None:
     config = MODELS["qwen2 tied"]()
     first, second = (saved(config, tmp_path / str(seed), seed, torch.bfloat16) for seed in (1, 2))
-    lab = started(first, second, TransformersOptions(dtype="auto"))
+    lab = started(first, second, "auto")
     try:
         assert lab.facts["dtype"] == "bfloat16"
         manifest = lab.publish()

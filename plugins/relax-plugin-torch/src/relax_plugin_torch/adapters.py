@@ -172,13 +172,14 @@ def _there(model: PreTrainedModel, patterns: tuple[str, ...]) -> tuple[str, ...]
     return tuple(pattern for pattern in patterns if any(named(model, pattern)))
 
 
-def settle(model: PreTrainedModel, spec: TrainerSpec, dtype: torch.dtype) -> Adapters | None:
-    """`choose_trained` for a model that holds the folder's weights: what lies below is known from now on, and held small."""
+def settle(model: PreTrainedModel, spec: TrainerSpec, publishes: torch.dtype, frozen: torch.dtype) -> Adapters | None:
+    """`choose_trained` for a model that holds the folder's weights: what lies below is known from now on, as it would be
+    published, and held small."""
     adapters = choose_trained(model, spec)
     if adapters is not None:
-        adapters.base = fingerprint(named_tensors(model, adapters), dtype)
+        adapters.base = fingerprint(named_tensors(model, adapters), publishes)
     if not all(parameter.requires_grad for parameter in model.parameters()):
-        hold_frozen_in(model, dtype)
+        hold_frozen_in(model, frozen)
     return adapters
 
 

@@ -27,7 +27,7 @@ from relax_plugin_torch.freezing import hold_frozen_in
 from relax_plugin_torch.live_bytes import LiveBytes
 from relax_plugin_torch.optimizer import Kind, make_optimizer
 from relax_plugin_torch.policy import Flops
-from relax_plugin_torch.precision import choose_format, rounded
+from relax_plugin_torch.precision import choose_format, frozen_format, publish_format, rounded
 from relax_plugin_torch.ranks import BUCKET
 from relax_plugin_torch.recomputing import recompute_blocks
 from relax_plugin_torch.rest import check_offload
@@ -231,7 +231,8 @@ def _skeleton(config: PretrainedConfig, spec: TrainerSpec, options: TorchOptions
     with torch.device("meta"):
         made = kind.from_config(config, dtype=torch.float32, attn_implementation=attention)
         choose_trained(made, spec)
-    hold_frozen_in(made, choose_format(spec.model.get("dtype", "float32"), torch.device("cpu")))
+    computes = choose_format(spec.model.get("dtype", "float32"), torch.device("cpu"))
+    hold_frozen_in(made, frozen_format(publish_format(spec, computes), computes))
     if options.activation_checkpointing:
         recompute_blocks(made)
     return made.eval()  # type: ignore[no-any-return]
@@ -350,7 +351,7 @@ def _phases(
     if ranks > 1 and not shared:
         phases["exchange"] = {**held, "gradients": 4 * trace.counts[0], "exchange": min(whole, 2 * BUCKET * 4)}
     if first and spec.role == "actor":
-        half = 1.0 if spec.model.get("dtype", "float32") == "float32" else 0.5
+        half = 1.0 if (spec.publish_dtype or spec.model.get("dtype", "float32")) == "float32" else 0.5
         phases["publish"] = {**held, "published": whole * half, **({"gathered": whole} if shared else {})}
     if options.offload_optimizer:  # it is there for the step and the copy of it alone
         phases["update"] = {**held, "gradients": peak["gradients"]}

@@ -118,7 +118,7 @@ def published_arrays(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Itera
 
 
 def published_array(tensor: Tensor, dtype: torch.dtype) -> tuple[np.ndarray, str]:
-    """Floats in the dtype of the run."""
+    """Floats in this dtype."""
     value = tensor.detach().to(dtype if tensor.is_floating_point() else tensor.dtype).cpu().contiguous()
     bits = value.view(torch.uint16) if value.dtype == torch.bfloat16 else value
     return bits.numpy(), SAFETENSORS[value.dtype]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The number format of matrix products. Weights that are trained, their gradients and the optimizer's state are float32
-whatever it is, so that small steps add up; what is published and exported is in the format of the run.
+whatever it is, so that small steps add up. What is exported is in that format, what is published in the engines'.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from relax_core.api import ConfigError
+from relax_core.api import ConfigError, TrainerSpec
 
 FIELD = "model.dtype"
 FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -23,6 +23,20 @@ def choose_format(name: Any, device: torch.device) -> torch.dtype:
     if lacking:
         raise ConfigError(FIELD, repr(name), f"{lacking} does not compute in bfloat16; use float16 or float32")
     return FORMATS[name]
+
+
+def publish_format(spec: TrainerSpec, computes: torch.dtype) -> torch.dtype:
+    """What goes to engines. Raises ConfigError for a format that there is none of."""
+    name = spec.publish_dtype
+    if name and name not in FORMATS:
+        raise ConfigError("rollout.dtype", repr(name), f"the torch trainer publishes {', '.join(FORMATS)}")
+    return FORMATS[name] if name else computes
+
+
+def frozen_format(publishes: torch.dtype, computes: torch.dtype) -> torch.dtype:
+    """How frozen weights lie: rounded as they are computed with, unless engines are to get them in another format, for
+    which they would have been rounded twice."""
+    return computes if publishes == computes else torch.float32
 
 
 def bfloat16_lacks(device: torch.device) -> str:

@@ -40,7 +40,7 @@ from relax_plugin_torch.loss_scale import LossScale
 from relax_plugin_torch.model import export_folder, fingerprint, load_model, own_tensors, whole_tensors
 from relax_plugin_torch.optimizer import advance, check_whole, make_optimizer
 from relax_plugin_torch.policy import Policy
-from relax_plugin_torch.precision import choose_format, rounded
+from relax_plugin_torch.precision import choose_format, frozen_format, publish_format, rounded
 from relax_plugin_torch.progress import Progress
 from relax_plugin_torch.publication import Publication
 from relax_plugin_torch.random_state import seed_all
@@ -71,12 +71,13 @@ class Rank:
         self._device = choose_device(options.device, spec.rank)
         check_offload(options.offload_optimizer, self._device)
         self._dtype = choose_format(spec.model.get("dtype", "float32"), self._device)
+        self._publishes = publish_format(spec, self._dtype)
         self._scale = LossScale.of(self._dtype, options.loss_scale, options.loss_scale_window)
         self._scalars = scalars(spec, build)
         self._load(options)
         self.progress = Progress()
         self._update: Update | None = None
-        self._adapters = settle(self._model, spec, self._dtype)
+        self._adapters = settle(self._model, spec, self._publishes, frozen_format(self._publishes, self._dtype))
         if options.activation_checkpointing:
             recompute_blocks(self._model, draws=self._adapters is not None and self._adapters.table.dropout > 0)
         self._choose_algorithm()
@@ -89,7 +90,7 @@ class Rank:
             check_whole_sight(spec, self._sharded or self._team.size > 1)
             if options.compile:
                 compile_blocks(self._model, self._policy.attend)
-        self._publication = Publication(self._model, self._dtype, build, self.ranks.first, self._adapters)
+        self._publication = Publication(self._model, self._publishes, build, self.ranks.first, self._adapters)
         self._dropout = Dropout(self._model, spec.rank, self._device, self._adapters)
         self._make_optimizer()
         self._rest = Rest(self._model, getattr(self, "_optimizer", None), self._device, apart=options.offload_optimizer)
@@ -146,7 +147,7 @@ class Rank:
             "trainable": sum(parameter.numel() for parameter in self._model.parameters() if parameter.requires_grad),
             "max_context": getattr(self._model.config.get_text_config(), "max_position_embeddings", 0),
             "vocab_size": self._model.config.get_text_config().vocab_size,
-            "fingerprint": base or fingerprint(whole_tensors(self._model, self.ranks.first), self._dtype),
+            "fingerprint": base or fingerprint(whole_tensors(self._model, self.ranks.first), self._publishes),
             "base": base,
             "device": str(self._device),
             "sleeps": self._rest.able,

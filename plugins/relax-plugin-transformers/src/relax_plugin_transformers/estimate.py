@@ -78,7 +78,7 @@ def estimate(spec: EngineSpec, options: TransformersOptions, work: Workload) -> 
     """Raises NotImplementedError where `config.json` does not have the usual names."""
     whole = read_config(spec.model)
     config: Mapping[str, Any] = whole.get("text_config", whole)
-    number = _BYTES[_dtype(spec, options, config)]
+    number = _BYTES[_dtype(spec, config)]
     model = _Model.of(config, number)
     elements = _elements(Path(str(spec.model["path"])))
     weights, rows = elements * number, _rows(spec, options, work)
@@ -157,8 +157,8 @@ def _drawn(rows: int, vocab: int) -> int:
     return rows * vocab * 4 * 2 + min(rows * vocab, _CDF_ELEMENTS) * 8 * 2
 
 
-def _dtype(spec: EngineSpec, options: TransformersOptions, config: Mapping[str, Any]) -> str:
-    wanted = options.dtype or str(spec.model.get("dtype") or "auto")
+def _dtype(spec: EngineSpec, config: Mapping[str, Any]) -> str:
+    wanted = str(spec.model.get("dtype") or "auto")
     stored = str(config.get("dtype") or config.get("torch_dtype") or "float32")
     return stored if wanted == "auto" else wanted
 

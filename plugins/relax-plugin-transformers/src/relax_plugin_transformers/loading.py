@@ -61,7 +61,7 @@ def load_model(model: Mapping[str, Any], options: TransformersOptions) -> torch.
         kind = transformers.AutoModelForMultimodalLM if towers else transformers.AutoModelForCausalLM
         module, loaded = kind.from_pretrained(
             path,
-            dtype=options.dtype or model.get("dtype") or "auto",
+            dtype=model.get("dtype") or "auto",
             attn_implementation=options.attention,
             local_files_only=True,
             output_loading_info=True,

@@ -15,8 +15,6 @@ class TransformersOptions(Options):
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs; `auto` takes a GPU where torch sees one."""
-    dtype: Literal["", "auto", "float32", "bfloat16", "float16"] = ""
-    """Weights and KV cache; empty: as `[model] dtype`. Published weights must have the same."""
     attention: Literal["sdpa", "eager"] = "sdpa"
     """Attention implementation of transformers."""
     max_batch_rows: int = Field(default=256, ge=1)

@@ -32,6 +32,7 @@ _HOME = {
     "kl": ("kl_k1", "kl_k2", "kl_k3", "kl_unbiased", "less_divergence"),
     "lag": ("check_lag",),
     "metrics": ("mean", "merge_metrics"),
+    "mismatch": ("Mismatch",),
     "off_policy": (
         "importance_ratio",
         "importance_weight",
@@ -110,6 +111,7 @@ if TYPE_CHECKING:
     from relax_core.learn.lag import check_lag as check_lag
     from relax_core.learn.metrics import mean as mean
     from relax_core.learn.metrics import merge_metrics as merge_metrics
+    from relax_core.learn.mismatch import Mismatch as Mismatch
     from relax_core.learn.off_policy import importance_ratio as importance_ratio
     from relax_core.learn.off_policy import importance_weight as importance_weight
     from relax_core.learn.off_policy import mask_outside as mask_outside

@@ -161,7 +161,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("train/rollout_log_prob_diff_max", "The largest", "max"),
     Metric(
         "train/rollout_log_prob_diff_p99",
-        "99 % of tokens are at most this far apart; taken within a micro-batch and averaged by tokens",
+        "99 % of tokens are at most this far apart, by counts in buckets that are 4 % wide",
         "last",
     ),
     Metric(
@@ -177,6 +177,10 @@ METRICS: tuple[Metric, ...] = (
         "last",
     ),
     Metric("train/rollout_kl_lag0", "The same over tokens without lag", "last"),
+    Metric("train/rollout_ratio_max", "Largest importance ratio trainer / engine of a token, at the step's start", "max"),
+    Metric("train/rollout_ratio_min", "The smallest", "last"),
+    Metric("train/rollout_ratio_lag0_max", "The largest over tokens without lag", "max"),
+    Metric("train/rollout_ratio_lag0_min", "The smallest of those", "last"),
     Metric("train/<name>", "A further number of the trainer", "last"),
     Metric("critic/loss", "Loss of the values as reduced by the trainer", "last"),
     Metric("critic/loss/<term>", "One term of it", "last"),

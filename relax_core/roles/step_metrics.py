@@ -14,6 +14,7 @@ from relax_core.api.bus import Account, Sealed
 from relax_core.api.clock import Clock
 from relax_core.api.trainer import UpdateOutcome, UpdateResult
 from relax_core.api.version import Version
+from relax_core.learn.histogram import with_quantiles
 from relax_core.learn.metrics import mean, merge_metrics
 from relax_core.roles.step import Step
 
@@ -105,7 +106,7 @@ def _length_metrics(rows: RowBatch) -> dict[str, float]:
 
 
 def _trainer_metrics(results: Sequence[UpdateResult]) -> dict[str, float]:
-    merged = merge_metrics(*(result.metrics for result in results))
+    merged = with_quantiles(merge_metrics(*(result.metrics for result in results)))
     skipped = sum(result.outcome is not UpdateOutcome.APPLIED for result in results)
     return {
         **{name: mean(metric) for name, metric in merged.items()},

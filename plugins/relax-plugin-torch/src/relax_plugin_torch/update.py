@@ -18,9 +18,6 @@ from relax_core.api import Algorithm, Loss
 from relax_core.learn.metrics import Metric
 from relax_plugin_torch.policy import Policy
 
-Sums = dict[str, tuple[Tensor, Tensor]]
-_MOST = 20.0
-"""Of a log ratio, before its exponential."""
 
 
 class Update:
@@ -34,6 +31,7 @@ class Update:
         self._policy, self._algorithm, self._role, self._scale = policy, algorithm, role, scale
         self.denominators = learn.Denominators(denominators)
         self._terms: dict[str, Tensor] = {}
+        self._mismatch = learn.Mismatch()
         self._metrics: list[Mapping[str, tuple[Tensor, Tensor]]] = []
         self._totals: dict[str, float] = {}
         self._merged: dict[str, Metric] = {}
@@ -52,7 +50,8 @@ class Update:
         if self._policy.routes is not None:
             self._metrics.append(self._policy.routes.metrics())
         if "log_probs" in outputs and step_start is not None and batch.has("rollout_log_probs"):
-            self._metrics.append(_rollout_difference(batch, outputs["log_probs"].detach(), step_start))
+            apart = outputs["log_probs"].detach() - batch.column("rollout_log_probs")
+            self._mismatch.add(apart, batch.loss_mask, _fresh(batch, step_start))
 
     def _loss(self, batch: learn.PackedBatch, outputs: learn.Outputs) -> Loss:
         if self._role == "actor":
@@ -71,7 +70,8 @@ class Update:
             {name: (float(total), float(count)) for name, (total, count) in part.items()} for part in self._metrics
         ]
         terms = {name: float(value) for name, value in self._terms.items()}
-        return {"counts": self.denominators.share(), "terms": terms, "metrics": learn.merge_metrics(*parts)}
+        metrics = learn.merge_metrics(*parts, self._mismatch.share())
+        return {"counts": self.denominators.share(), "terms": terms, "metrics": metrics}
 
     def join(self, shares: Sequence[Mapping[str, Any]]) -> None:
         """The shares of all ranks, this one's too, take the place of its own."""
@@ -95,28 +95,8 @@ class Update:
         return learn.merge_metrics({f"{group}/loss": (sum(terms.values()), 1.0)}, losses, self._merged)
 
 
-def _rollout_difference(batch: learn.PackedBatch, log_probs: Tensor, step_start: int) -> Sums:
-    """How far engine and trainer are apart; only tokens without lag tell of the engine rather than of learning."""
-    apart = log_probs - batch.column("rollout_log_probs")
-    sums = _differences(apart, batch.loss_mask)
-    if batch.has("weight_versions"):
-        fresh = _differences(apart, batch.loss_mask & (batch.column("weight_versions") == step_start))
-        names = {name: name.replace("_diff", "_diff_lag0").replace("_kl", "_kl_lag0") for name in fresh}
-        sums |= {names[name]: value for name, value in fresh.items()}
-    return sums
-
-
-def _differences(apart: Tensor, mask: Tensor) -> Sums:
-    """Mean, 99th percentile and largest |difference| of the masked tokens, and the KL they estimate (k3, as in
-    http://joschu.net/blog/kl-approx.html: never negative, unbiased). Nothing here waits for the device."""
-    size, count = torch.where(mask, apart.abs(), 0.0), mask.sum()
-    ranked = torch.where(mask, size, -1.0).sort().values
-    place = len(ranked) - 1 - (count * 0.01).floor().long()
-    p99 = ranked.gather(0, place.clamp(min=0).reshape(1))[0].clamp(min=0.0)
-    bounded = torch.where(mask, apart, 0.0).clamp(max=_MOST)
-    return {
-        "train/rollout_log_prob_diff": (size.sum(), count),
-        "train/rollout_log_prob_diff_p99": (p99 * count, count),
-        "train/rollout_log_prob_diff_max": (size.max(), count.clamp(max=1)),
-        "train/rollout_kl": ((bounded.expm1() - bounded).sum(), count),
-    }
+def _fresh(batch: learn.PackedBatch, step_start: int) -> Tensor | None:
+    """Tokens without lag: they tell of the engine rather than of learning."""
+    if not batch.has("weight_versions"):
+        return None
+    return batch.loss_mask & (batch.column("weight_versions") == step_start)

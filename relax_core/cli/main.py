@@ -17,6 +17,7 @@ VERBS = (
     "try_",
     "graph",
     "plan",
+    "bench",
     "config",
     "doctor",
     "init",

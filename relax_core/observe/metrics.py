@@ -177,7 +177,9 @@ METRICS: tuple[Metric, ...] = (
         "last",
     ),
     Metric("train/rollout_kl_lag0", "The same over tokens without lag", "last"),
-    Metric("train/rollout_ratio_max", "Largest importance ratio trainer / engine of a token, at the step's start", "max"),
+    Metric(
+        "train/rollout_ratio_max", "Largest importance ratio trainer / engine of a token, at the step's start", "max"
+    ),
     Metric("train/rollout_ratio_min", "The smallest", "last"),
     Metric("train/rollout_ratio_lag0_max", "The largest over tokens without lag", "max"),
     Metric("train/rollout_ratio_lag0_min", "The smallest of those", "last"),

@@ -19,7 +19,6 @@ from relax_core.learn.metrics import Metric
 from relax_plugin_torch.policy import Policy
 
 
-
 class Update:
     """Accumulates gradients, term values and metrics over micro-batches."""
 

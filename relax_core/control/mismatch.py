@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far engine and trainer of a configuration are apart: samples of its real engines, log-probs of the same tokens by its
+real trainer, and no training between. Of several number formats each engine samples once and each trainer starts once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from itertools import product
+from math import ceil
+from typing import Any
+
+from relax_core.api.algorithm import Source
+from relax_core.api.batch import AttemptId, RowBatch
+from relax_core.api.bus import BusSettings, Issue
+from relax_core.api.clock import SystemClock
+from relax_core.api.errors import ConfigError
+from relax_core.api.routing import ROUTES
+from relax_core.api.version import Version
+from relax_core.api.worker import Workers
+from relax_core.bus.in_process import InProcessBus
+from relax_core.bus.opening import open_bus
+from relax_core.control.differences import Differences
+from relax_core.control.planner import plan
+from relax_core.control.prepare import Source as Layer
+from relax_core.control.prepare import launch_of
+from relax_core.options.run_config import RunConfig
+from relax_core.plugins.catalogue import Catalogue
+from relax_core.roles.trainer_group import TrainerGroup
+from relax_core.rollout.finished import FinishedGroup
+from relax_core.rollout.judge import Judgement
+from relax_core.rollout.producer import Producer
+from relax_core.rollout.rows import row_batch
+from relax_core.runners.board import BoardService
+from relax_core.runners.context import RoleContext
+from relax_core.runners.launch import Launch
+from relax_core.runners.local.workers import LocalWorkers
+from relax_core.weights.service import WeightBoard
+
+FORMATS = ("float32", "bfloat16", "float16")
+SAID = "rollout_log_probs"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is measured: number formats, and whether the trainer takes the engine's routes."""
+
+    trainer: str
+    engine: str
+    replay: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One setting, or why it can't be."""
+
+    setting: Setting
+    found: Differences | None
+    refused: str = ""
+
+
+MakeWorkers = Callable[[Launch], Any]
+
+
+async def mismatch(
+    sources: Sequence[Layer], overrides: Sequence[str], num_samples: int, formats: Sequence[str] = (),
+    make_workers: MakeWorkers | None = None,
+) -> list[Measured]:  # fmt: skip
+    """The configuration as it is; or of each pair of `formats`, and with and without replay where its experts can be."""
+    with tempfile.TemporaryDirectory(prefix="relax-mismatch-") as directory:
+        launch, catalogue = launch_of(sources, overrides, directory)
+        config = RunConfig.parse(launch.config, catalogue)
+        if launch.plan.source is not Source.ROLLOUT:
+            raise ConfigError(
+                "algorithm.name", config.algorithm.name, "it samples nothing; name one that learns by doing"
+            )
+        bench = _Bench(launch, catalogue, config, make_workers or _processes)
+        return await bench.run(list(_settings(bench, formats)), num_samples)
+
+
+def _settings(bench: _Bench, formats: Sequence[str]) -> Iterator[Setting]:
+    config = bench.config
+    asked = config.model.routing_replay == "rollout"
+    if not formats:
+        yield Setting(config.model.dtype, config.engine_dtype, asked)
+        return
+    replays = (False, True) if bench.can_replay() else (False,)
+    for trainer, engine, replay in product(formats, formats, replays):
+        yield Setting(trainer, engine, replay)
+
+
+class _Bench:
+    """One configuration and its variants."""
+
+    def __init__(self, launch: Launch, catalogue: Catalogue, config: RunConfig, make_workers: MakeWorkers) -> None:
+        self.config = config
+        self._launch, self._catalogue, self._make_workers = launch, catalogue, make_workers
+
+    def can_replay(self) -> bool:
+        try:
+            self._variant(Setting(self.config.model.dtype, self.config.engine_dtype, True))
+        except ConfigError:
+            return False
+        return True
+
+    async def run(self, settings: Sequence[Setting], num_samples: int) -> list[Measured]:
+        able: dict[Setting, Launch] = {}
+        refused: dict[Setting, str] = {}
+        for setting in settings:
+            try:
+                able[setting] = self._variant(setting)
+            except ConfigError as error:
+                refused[setting] = str(error)
+        if refused and not able:
+            raise ConfigError("relax bench mismatch", next(iter(refused.values())), "none of the settings can run")
+        rows = {engine: await self._rows(own, num_samples) for engine, own in _by(able, lambda one: one.engine).items()}
+        found: dict[Setting, Differences] = {}
+        for launch, own in _trainers(able):
+            async for setting, differences in self._compared(launch, own, rows):
+                found[setting] = differences
+        return [Measured(setting, found.get(setting), refused.get(setting, "")) for setting in settings]
+
+    def _variant(self, setting: Setting) -> Launch:
+        """The run with these formats. Raises ConfigError where it can't be planned."""
+        replay = "rollout" if setting.replay else "off"
+        model = self.config.model.model_copy(update={"dtype": setting.trainer, "routing_replay": replay})
+        rollout = self.config.rollout.model_copy(update={"dtype": setting.engine})
+        config = self.config.model_copy(update={"model": model, "rollout": rollout})
+        return replace(self._launch, config=config.dump(), plan=plan(config, self._catalogue))
+
+    # -- sampling -------------------------------------------------------------------------------------------------
+
+    async def _rows(self, launch: Launch, num_samples: int) -> RowBatch:
+        """Samples of the engines with the weights of the model's folder."""
+        async with self._context("rollout", launch) as context:
+            producer = await Producer.open(context, _ignore)
+            try:
+                return await _sampled(context, producer, num_samples)
+            finally:
+                await producer.close()
+
+    # -- computing again ------------------------------------------------------------------------------------------
+
+    async def _compared(
+        self, launch: Launch, settings: Sequence[Setting], rows: Mapping[str, RowBatch]
+    ) -> AsyncIterator[tuple[Setting, Differences]]:
+        """What one trainer makes of the samples of each engine."""
+        async with self._context("actor", launch) as context:
+            trainer = await TrainerGroup.start(context, "actor")
+            try:
+                for setting in settings:
+                    yield setting, await _differences(trainer, rows[setting.engine], setting.replay)
+            finally:
+                await trainer.stop()
+
+    @asynccontextmanager
+    async def _context(self, role: str, launch: Launch) -> AsyncIterator[RoleContext]:
+        """A role alone: its workers end with it, so that engine and trainer never lie in memory together."""
+        clock, workers = SystemClock(), self._make_workers(launch)
+        size = int(launch.config["rollout"]["group_size"])
+        bus = await open_bus(InProcessBus(), BusSettings(size, 1, 0), launch.run_dir, Version("actor", 0, 0))
+        context = RoleContext(
+            role, launch, self._catalogue, bus, WeightBoard(clock), BoardService(clock), workers, workers, clock, 0
+        )
+        try:
+            yield context
+        finally:
+            await workers.close()
+            await bus.close()
+
+
+async def _sampled(context: RoleContext, producer: Producer, num_samples: int) -> RowBatch:
+    size, at_once = context.plan.group_size, int(context.run.rollout.prompts_per_step)
+    numbers = range(ceil(num_samples / size))
+    issues = [Issue(number, tuple(AttemptId(number, sample, 0) for sample in range(size))) for number in numbers]
+    groups: list[FinishedGroup] = []
+    for first in range(0, len(issues), at_once):
+        made = (producer.make(issue, producer.version()) for issue in issues[first : first + at_once])
+        groups += await asyncio.gather(*made)
+    samples = [
+        (attempt, trajectory, Judgement(0.0, outcome=trajectory.outcome))
+        for group in groups
+        for attempt, trajectory in zip(group.issue.attempts, group.trajectories, strict=True)
+    ]
+    asked = {*context.plan.consumed, *(("media",) if context.run.media else ())}
+    rows, _ = row_batch(samples, context.plan.greedy, asked)
+    if not len(rows):
+        outcomes = ", ".join(sorted({str(trajectory.outcome) for _, trajectory, _ in samples}))
+        raise ConfigError("relax bench mismatch", f"no sample that could be trained ({outcomes})", "see relax try")
+    return rows
+
+
+async def _differences(trainer: TrainerGroup, rows: RowBatch, replay: bool) -> Differences:
+    given = {name: column for name, column in rows.columns.items() if replay or name not in ROUTES}
+    found = await trainer.forward(RowBatch(rows.ids, given), ("log_probs",))
+    return Differences.of(rows, found["log_probs"])
+
+
+def _by(settings: Mapping[Setting, Launch], key: Callable[[Setting], str]) -> dict[str, Launch]:
+    """A launch for each key: of all with one key, the last, which is one with replay where there is any."""
+    return {key(setting): launch for setting, launch in settings.items()}
+
+
+def _trainers(settings: Mapping[Setting, Launch]) -> Iterator[tuple[Launch, list[Setting]]]:
+    """Each format's trainer with what it is asked for."""
+    for dtype, launch in _by(settings, lambda one: one.trainer).items():
+        yield launch, [setting for setting in settings if setting.trainer == dtype]
+
+
+def _processes(launch: Launch) -> Workers:
+    return LocalWorkers(launch.plugin_files, launch.resolved, None, SystemClock())  # type: ignore[return-value]
+
+
+async def _ignore(*_: Any) -> None:
+    """There is nobody to tell."""

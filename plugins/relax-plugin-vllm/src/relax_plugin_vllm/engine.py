@@ -22,6 +22,7 @@ class VllmEngine(SteppedEngine[VllmOptions]):
 
     capabilities: ClassVar[Capabilities] = Capabilities(
         in_flight_updates=True, keeps_kv_across_versions=True, seeds=True, delta=True, lora=True, score=True,
+        media=frozenset({"image"}),
         sleep=frozenset({"weights", "kv"}) if on_gpu() else frozenset(), receipts="resident" if on_gpu() else "wire",
         transports=frozenset({"shared-memory", "disk", "http", "collective"}),
     )  # fmt: skip

@@ -23,6 +23,8 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.stepped import New
 from relax_plugin_vllm.environment import on_gpu
 from relax_plugin_vllm.options import VllmOptions
+from relax_plugin_vllm.sight import Sight, architectures_of, written
+from relax_plugin_vllm.sight import arguments as seeing
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -57,6 +59,7 @@ class Vllm:
         self.vocab_size: int = config.get_vocab_size()
         self.dtype = str(config.dtype).removeprefix("torch.")
         self.model_type: str = config.hf_config.model_type
+        self._sight = Sight(spec.media, config.hf_config)
 
     @property
     def busy(self) -> bool:
@@ -71,7 +74,7 @@ class Vllm:
             detokenize=False, output_kind=RequestOutputKind.DELTA,
             logit_bias=dict.fromkeys(request.suppress_tokens, SUPPRESSED) or None,
         )  # fmt: skip
-        inside = self._add(request.id, request.tokens, params)
+        inside = self._add(request.id, self._sight.prompt(request.tokens, request.media), params)
         self._seeds[request.id] = (inside, request.seed, len(request.tokens))
 
     def add_score(self, name: str, tokens: tuple[int, ...], temperature: float) -> None:
@@ -80,11 +83,11 @@ class Vllm:
             max_tokens=1, temperature=0.0, prompt_logprobs=0 if temperature == 1.0 else -1, detokenize=False,
             ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY,
         )  # fmt: skip
-        self._add(name, tokens, params)
+        self._add(name, written(tokens), params)
         self._scores[name] = (tokens, temperature)
 
-    def _add(self, name: str, tokens: tuple[int, ...], params: SamplingParams) -> str:
-        return str(self._llm.add_request(name, {"prompt_token_ids": list(tokens)}, params))
+    def _add(self, name: str, prompt: Any, params: SamplingParams) -> str:
+        return str(self._llm.add_request(name, prompt, params))
 
     def abort(self, names: Sequence[str]) -> None:
         for name in names:
@@ -129,6 +132,7 @@ class Vllm:
     def load(self, arrays: Iterable[tuple[str, np.ndarray, str]]) -> None:
         """Replace the weights by (name, array, dtype), Hugging Face names. Where it raises, the model is half of two."""
         weights = ((name, tensor(array, dtype)) for name, array, dtype in arrays)
+        self._sight.outlook += 1
         self._worker.model_runner.reload_weights(weights_iterator=weights)
         if not on_gpu():
             _pack_tied(self._worker.model_runner.get_model())
@@ -143,6 +147,8 @@ class Vllm:
     def forget_caches(self, running: bool) -> None:
         """No later request meets keys and values of now; where `running`, those under way compute theirs again too."""
         self._llm.reset_prefix_cache(reset_running_requests=running)
+        if running and self._sight.sees:  # all of them begin anew, and look again
+            self._llm.reset_encoder_cache()
 
     # -- memory ---------------------------------------------------------------------------------------------------
 
@@ -212,7 +218,7 @@ def _arguments(spec: EngineSpec, options: VllmOptions) -> dict[str, Any]:
     }  # fmt: skip
     if kv_mb is not None:
         arguments["kv_cache_memory_bytes"] = kv_mb << 20
-    return {**arguments, **options.engine_args}
+    return {**arguments, **seeing(architectures_of(spec.model["path"]), spec.media), **options.engine_args}
 
 
 def _new(output: RequestOutput) -> New:

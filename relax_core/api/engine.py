@@ -39,6 +39,9 @@ class Capabilities:
     media: frozenset[str] = frozenset()
     score: bool = False
     sleep: frozenset[str] = frozenset()
+    """Parts whose memory it gives back meanwhile: `weights`, `kv`."""
+    sleeps_on_cpu: bool = True
+    """False: only on GPUs."""
     receipts: ReceiptLevel = "wire"
     transports: frozenset[str] = frozenset({"shared-memory", "disk"})
     receives_online: bool = True
@@ -130,6 +133,10 @@ class Engine(Configurable[OptionsT], Generic[OptionsT]):
     capabilities: ClassVar[Capabilities] = Capabilities()
     switches: ClassVar[Mapping[str, str]] = {}
     """Capabilities that cost something and are had only where an option is true: {"delta": "keep_weights"}."""
+
+    def devices(self) -> int:
+        """GPUs that one engine with these options works on, where it works on any; 0: as many as it is given."""
+        return 0
 
     @abstractmethod
     async def start(self, spec: EngineSpec) -> Mapping[str, Any]:

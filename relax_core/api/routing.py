@@ -48,8 +48,16 @@ class Routing:
         total = config.get("num_hidden_layers")
         if experts < 2 or top_k < 1 or not isinstance(total, int):
             return None
-        layers = sum(_routes(config, layer) for layer in range(total))
+        layers = len(routed_layers(config))
         return cls(layers, top_k, experts) if layers else None
+
+
+def routed_layers(config: Mapping[str, Any]) -> list[int]:
+    """Numbers of the layers that have a router, of a model that `Routing.of` knows."""
+    for part in _PARTS:
+        if isinstance(config.get(part), Mapping):
+            return routed_layers(config[part])
+    return [layer for layer in range(config["num_hidden_layers"]) if _routes(config, layer)]
 
 
 def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int:

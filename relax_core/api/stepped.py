@@ -32,6 +32,8 @@ class New:
     """The likeliest of each token, by rank; perhaps more than were asked for."""
     scores: tuple[float, ...] = ()
     """Of a sequence that was scored: the log-prob of each token but the first."""
+    routes: bytes = b""
+    """Which experts its positions visited, from the first, as `Delta.routed_experts`; once it has finished, where asked."""
 
 
 class Stepper(Protocol):
@@ -61,6 +63,10 @@ class Stepper(Protocol):
 
     def begun(self) -> Iterable[str]:
         """Requests of which something is computed already."""
+        ...
+
+    def routes(self, name: str) -> bytes:
+        """As `New.routes`, of a request that asked for them and runs; empty where nothing is computed."""
         ...
 
     def load(self, arrays: Iterable[tuple[str, np.ndarray, str]]) -> None:
@@ -126,9 +132,13 @@ class SteppedThread(EngineThread[Stepping]):
             raise
 
     def _abort(self, names: list[str]) -> None:
+        routes = {name: self._routes(self._open[name]) for name in names}
         self.model.abort(names)
         for name in names:
-            self._grown(name, New((), (), "abort"))
+            self._grown(name, New((), (), "abort", routes=routes[name]))
+
+    def _routes(self, member: Stepping) -> bytes:
+        return self.model.routes(member.request.id) if member.request.routed_experts else b""
 
     def score(self, sequences: Sequence[tuple[int, ...]], temperature: float) -> list[Future[list[float]]]:
         answers: list[Future[list[float]]] = []
@@ -150,6 +160,9 @@ class SteppedThread(EngineThread[Stepping]):
             for name in self.model.begun():
                 if name in self._open and self._open[name].oldest < 0:
                     self._open[name].oldest = self.version.step
+        for name, member in self._open.items():
+            if routes := self._routes(member):  # of the weights that sampled so far; computed again, they may differ
+                self._grown(name, New((), (), routes=routes))
         self.model.forget_caches(running=not keeps)
         for member in self._open.values():
             if not keeps:
@@ -182,7 +195,7 @@ class SteppedThread(EngineThread[Stepping]):
         likeliest = tuple(pairs[: member.request.num_top] for pairs in new.top) if member.request.num_top else ()
         self._hold(
             member.stream,
-            Delta(name, new.tokens, new.log_probs, step, oldest, new.finish, new.error, top=likeliest),
+            Delta(name, new.tokens, new.log_probs, step, oldest, new.finish, new.error, new.routes, top=likeliest),
         )
 
     def _close(self) -> None:

@@ -70,6 +70,10 @@ class SteppedEngine(Engine[OptionsT], Generic[OptionsT]):
         """How weights lie in its memory; checksums are compared within one layout."""
         return ""
 
+    def sleeps(self) -> frozenset[str]:
+        """Parts that can sleep on this machine."""
+        return self.capabilities.sleep
+
     async def start(self, spec: EngineSpec) -> Mapping[str, Any]:
         began = time.monotonic()
         facts = self.prepare()
@@ -269,8 +273,8 @@ class SteppedEngine(Engine[OptionsT], Generic[OptionsT]):
             await self._call(wake_up)
 
     def _parts(self, parts: Sequence[str]) -> frozenset[str]:
-        if unknown := sorted(set(parts) - self.capabilities.sleep):
-            has = ", ".join(sorted(self.capabilities.sleep)) or "none: its sleep needs a GPU"
+        if unknown := sorted(set(parts) - self.sleeps()):
+            has = ", ".join(sorted(self.sleeps())) or "none: its sleep needs a GPU"
             raise ValueError(f"parts: got {', '.join(unknown)}; this engine has {has}")
         return frozenset(parts)
 

@@ -33,6 +33,8 @@ def worker_groups(
     """The groups of a run by role. `on_gpus`: where a table does not say, a process has a GPU."""
     placed = [role for role in TABLES if role in roles or role == "actor"]
     counts = {role: _gpus(_table(config, role), on_gpus) for role in placed}
+    if "rollout" in counts:
+        counts["rollout"] = _engine_gpus(config, catalogue, on_gpus)
     names = _names(config, counts)
     groups = {
         role: WorkerGroup(
@@ -54,6 +56,20 @@ def check_live(config: RunConfig, catalogue: Catalogue, groups: Mapping[str, Wor
     if live and "weights" in rollout.sleeps and rollout.devices & groups["actor"].devices:
         fix = "engines and trainer take turns on the same GPUs: choose one that keeps a copy, shared-memory or disk"
         raise ConfigError("weights.name", chosen.name, fix)
+
+
+def check_sleep(config: RunConfig, catalogue: Catalogue, groups: Mapping[str, WorkerGroup]) -> None:
+    """An engine that gives no memory back can't take turns on a GPU: what it holds is missing to its neighbours."""
+    rollout = groups.get("rollout")
+    if rollout is None or rollout.sleeps or not any(name.startswith("gpu:") for name in rollout.devices):
+        return
+    around = sorted(group.name for group in groups.values() if group.devices & rollout.devices and group != rollout)
+    if around:
+        kinds = {name: cast(type[Engine], catalogue.target("engine", name)) for name in catalogue.names("engine")}
+        able = " or ".join(name for name, kind in kinds.items() if kind.capabilities.sleep) or "another"
+        got = f"{config.engine.chosen.name}, which gives no memory back, beside {_listed(around)}"
+        fix = f'use {able}, or give it GPUs of its own: placement = "hybrid" or placement.rollout.share = "own"'
+        raise ConfigError("engine.name", got, fix)
 
 
 def on_own_devices(config: RunConfig, role: str) -> bool:
@@ -101,6 +117,20 @@ def _gpus(table: Any, on_gpus: bool) -> int:
     return math.ceil(_size(table) * ((1.0 if on_gpus else 0.0) if each is None else each))
 
 
+def _engine_gpus(config: RunConfig, catalogue: Catalogue, on_gpus: bool) -> int:
+    """As many as the engine's options spread each engine over. ConfigError where that is not what it is given."""
+    engine, table, name = catalogue.build(config.engine.chosen), config.placement.rollout, config.engine.chosen.name
+    wants = engine.devices() if isinstance(engine, Engine) else 0
+    each = ((wants or 1) if on_gpus else 0) if table.gpus_per_engine is None else table.gpus_per_engine
+    if wants > 1 and each == 0:
+        fix = "there is no GPU here, and a CPU shares nothing with others: set its parallel options to 1"
+        raise ConfigError("engine.name", f"{name} spread over {wants} GPUs", fix)
+    if (each > 1 and wants not in (0, each)) or (0 < each < wants and wants > 1):
+        fix = f"engine {name}, as it is set, works on {wants}: set {wants} or leave it out, or change its parallel options"
+        raise ConfigError("placement.rollout.gpus_per_engine", each, fix)
+    return math.ceil(table.engines * each)
+
+
 def _names(config: RunConfig, gpus: Mapping[str, int]) -> dict[str, frozenset[str]]:
     """One block of devices for each home; who is at home there has its first ones."""
     names: dict[str, frozenset[str]] = {}
@@ -123,4 +153,6 @@ def _sleeps(config: RunConfig, catalogue: Catalogue, role: str, on_gpu: bool) ->
         return ("weights",) if on_gpu else ()
     engine = cast(type[Engine], catalogue.target("engine", config.engine.chosen.name))
     able = engine.capabilities.sleep & ({"weights", "kv"} if on_gpu else {"kv"})
+    if not on_gpu and not engine.capabilities.sleeps_on_cpu:
+        return ()
     return cast(tuple[Part, ...], tuple(sorted(able)))

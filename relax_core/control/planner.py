@@ -17,7 +17,7 @@ from relax_core.api.trainer import Trainer
 from relax_core.control.formats import check_formats
 from relax_core.control.graph import select
 from relax_core.control.machine import count_gpus, has_gpus
-from relax_core.control.placing import check_live, on_own_devices, remarks, too_many, worker_groups
+from relax_core.control.placing import check_live, check_sleep, on_own_devices, remarks, too_many, worker_groups
 from relax_core.control.publishing import adapters_alone
 from relax_core.control.routing import replayed_columns
 from relax_core.control.teachers import taught
@@ -49,6 +49,7 @@ def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -
     roles = tuple(dict.fromkeys(operation.role for operation in operations))
     groups = worker_groups(config, catalogue, roles, has_gpus() if on_gpus is None else on_gpus)
     check_live(config, catalogue, groups)
+    check_sleep(config, catalogue, groups)
     waits = _why_whole_steps(config, algorithm, trainer, groups)
     told = waits and algorithm.source is Source.ROLLOUT
     not_streamed = (f"no streaming, each step waits for all of its rows: {waits}",) if told else ()

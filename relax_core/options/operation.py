@@ -33,7 +33,7 @@ class EnginePlacement(Options):
     engines: PositiveInt = 1
     """Engine processes."""
     gpus_per_engine: NonNegativeFloat | None = None
-    """Devices of one engine; 0: none; absent: 1 where there are any."""
+    """Devices of one engine; 0: none; absent: where there are any, as many as the engine's options spread it over."""
     threads: NonNegativeInt = 0
     """CPU threads of one engine; 0: an equal share of the cores."""
     share: Share = ""

@@ -20,7 +20,7 @@ from relax_core.api.errors import ConfigError, InfrastructureError
 from relax_core.api.media_store import MediaStore
 from relax_core.api.modality import ProcessedMedia
 from relax_core.api.version import Version
-from relax_core.learn.media import media_inputs, placeholder_ids
+from relax_core.learn.media import MediaInputs
 from relax_core.testing.engine_lab import Lab, tiny_qwen3
 from relax_core.testing.engine_truth import TOLERANCE, log_softmax
 from relax_core.weights.files import Disk
@@ -42,7 +42,7 @@ def seeing(folder: Path, seed: int) -> str:
 def image(seed: int, high: int, wide: int) -> ProcessedMedia:
     values = np.random.default_rng(seed).normal(size=(high * wide, PATCH_VALUES)).astype(np.float32)
     tensors = {"pixel_values": values, "image_grid_thw": np.array([[1, high, wide]], np.int64)}
-    return ProcessedMedia(f"{seed:032x}", tensors, high * wide // tiny.MERGE**2)
+    return ProcessedMedia(f"{seed:032x}", tensors, high * wide // tiny.MERGE**2).laid_out("image")
 
 
 IMAGES = (image(1, 4, 4), image(2, 4, 4), image(3, 6, 4))
@@ -77,7 +77,7 @@ def plain(folder: str, tokens: Sequence[int], shown: Sequence[ProcessedMedia]) -
     """Log-probs [tokens, vocabulary] after each token, by transformers."""
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
     ids = torch.tensor([list(tokens)])
-    inputs = media_inputs(ids, shown, placeholder_ids(model.config)) if shown else {}
+    inputs = MediaInputs(model).of(ids, torch.ones_like(ids, dtype=torch.bool), shown)[0] if shown else {}
     with torch.no_grad():
         logits = model(input_ids=ids, **inputs, use_cache=False).logits[0]
     logits[:, list(NEVER)] = -1e9
@@ -131,8 +131,8 @@ def test_what_was_seen_is_seen_anew_with_new_weights_in_mid_generation(lab: Lab)
 @pytest.mark.parametrize(
     ("media", "error", "message"),
     [
-        ((), ValueError, "4 placeholders for 0 features"),
-        ((IMAGES[2].key,), ValueError, "4 placeholders for 6 features"),
+        ((), ValueError, "4 image placeholders for 0 features"),
+        ((IMAGES[2].key,), ValueError, "4 image placeholders for 6 features"),
         (("ab" * 16,), InfrastructureError, "can't be read"),
     ],
 )

@@ -61,12 +61,17 @@ class Counter:
             self.begun_ones.add(name)
             done = len(so_far) == request.max_new_tokens
             news[name] = New((so_far[-1],), (-0.5,), "length" if done else "", top=(((so_far[-1], -0.5), (0, -1.0)),))
+            if request.routed_experts and done:
+                news[name].routes = bytes([9]) * len(so_far)
             if done:
                 del self.requests[name]
         return news
 
     def begun(self) -> Iterable[str]:
         return self.begun_ones
+
+    def routes(self, name: str) -> bytes:
+        return bytes(len(self.requests[name][1]))
 
     def load(self, arrays: Iterable[tuple[str, np.ndarray, str]]) -> None:
         self.weights = {name: array.copy() for name, array, _ in arrays}
@@ -89,7 +94,9 @@ class Counter:
 
 
 class CountingEngine(SteppedEngine[Options]):
-    capabilities = Capabilities(score=True, sleep=frozenset({"weights", "kv"}), transports=frozenset({"disk"}))
+    capabilities = Capabilities(
+        routed_experts=True, score=True, sleep=frozenset({"weights", "kv"}), transports=frozenset({"disk"})
+    )
 
     def prepare(self) -> Mapping[str, Any]:
         return {"device": "abacus"}
@@ -199,6 +206,24 @@ async def test_kept_caches_are_as_old_as_what_was_computed_first(tmp_path: Path)
         assert {delta.version for deltas in found.values() for delta in deltas} == {4}
         assert {delta.oldest_cache for delta in found["began"]} == {0}
         assert {delta.oldest_cache for delta in found["waits"]} == {4}
+
+
+async def test_routes_are_told_before_the_weights_change_and_at_every_end(
+    engine: CountingEngine, tmp_path: Path
+) -> None:
+    await engine.pause()
+    calls = [GenerateRequest(name, (1,), 3, routed_experts=True) for name in ("ends", "aborted")]
+    running = asyncio.create_task(gathered(engine, *calls))
+    async with asyncio.timeout(30):
+        while (await engine.health()).running < 2:
+            await asyncio.sleep(0)
+    engine.counter.step()
+    await engine.update_weights(published(tmp_path, 4), DISK)
+    await engine.abort(["aborted"])
+    await engine.resume()
+    found = {name: [(d.version, d.routed_experts) for d in deltas] for name, deltas in (await running).items()}
+    assert found["aborted"] == [(0, bytes(1)), (4, bytes(1))]
+    assert found["ends"][0] == (0, bytes(1)) and found["ends"][-1] == (4, bytes([9]) * 3)
 
 
 async def test_weights_that_load_by_half_end_the_engine(engine: CountingEngine, tmp_path: Path) -> None:

@@ -135,3 +135,42 @@ def test_only_the_options_know_modes_by_name() -> None:
         if isinstance(node, ast.Constant) and node.value in SHARES
     }
     assert {path.partition("/")[0] for path in knowing} == {"options"}
+
+
+def test_an_engine_that_gives_no_memory_back_can_not_take_turns_on_a_gpu(catalogue: Catalogue) -> None:
+    with pytest.raises(ConfigError, match=r'engine\.name: .*sglang.* beside .*actor.* use transformers or .*"hybrid"'):
+        planned(catalogue, "engine=sglang", "placement=colocate", on_gpus=True)
+    for fine in (("placement=hybrid",), ("placement.mode=colocate", "placement.rollout.share=own")):
+        assert not neighbours(planned(catalogue, "engine=sglang", *fine, on_gpus=True))["rollout"]
+    assert planned(catalogue, "engine=sglang", "placement=colocate").groups["rollout"].sleeps == ()
+    assert planned(catalogue, "engine=vllm", "placement=colocate").groups["rollout"].sleeps == ()
+    asleep = planned(catalogue, "engine=vllm", "placement=colocate", on_gpus=True).groups["rollout"].sleeps
+    assert asleep == ("kv", "weights")
+
+
+def test_an_engine_has_the_gpus_that_its_options_spread_it_over(catalogue: Catalogue) -> None:
+    spread = ("engine=vllm", "engine.tensor_parallel=2", "engine.pipeline_parallel=2", "placement.mode=hybrid",
+              "placement.rollout.engines=2")  # fmt: skip
+    made = planned(catalogue, *spread, on_gpus=True)
+    assert made.groups["rollout"].devices == {f"gpu:{number}" for number in range(1, 9)}
+    assert planned(catalogue, *spread, "placement.rollout.gpus_per_engine=4", on_gpus=True).groups == made.groups
+
+
+@pytest.mark.parametrize(
+    ("overrides", "on_gpus", "message"),
+    [
+        (("engine=vllm", "engine.tensor_parallel=2"), False, r"engine\.name: .*spread over 2 GPUs.* is no GPU here"),
+        (("engine=vllm", "engine.tensor_parallel=2", "placement.rollout.gpus_per_engine=1"), True, "works on 2: set 2"),
+        (("engine=vllm", "placement.rollout.gpus_per_engine=2"), True, "works on 1: set 1"),
+        (("engine=sglang", "placement.rollout.gpus_per_engine=2"), True, "engine sglang, as it is set, works on 1"),
+        (("engine=vllm", "engine.expert_parallel=true"), True, "set tensor_parallel to 2 or more"),
+        (("engine=vllm", "engine.engine_args.data_parallel_size=2"), True, "placement.rollout"),
+        (("engine=sglang", "engine.server_args.tp_size=2"), True, "works on one GPU"),
+    ],
+)
+def test_devices_that_do_not_divide_are_refused(
+    catalogue: Catalogue, overrides: tuple[str, ...], on_gpus: bool, message: str
+) -> None:
+    overrides = tuple(override.replace("placement=", "placement.mode=") for override in overrides)
+    with pytest.raises(ConfigError, match=message):
+        planned(catalogue, "placement.mode=hybrid", *overrides, on_gpus=on_gpus)

@@ -67,6 +67,7 @@ def test_own_routes_take_no_column_and_the_actors_own_pass(catalogue: Catalogue,
     ("replay", "change", "message"),
     [
         (ROLLOUT, {"engine": "deaf"}, "engine deaf does not tell .* use .*transformers"),
+        (ROLLOUT, {"engine": "vllm"}, "engine vllm does not tell which experts .* use .*sglang"),
         (ROLLOUT, {"trainer": "plain"}, "trainer plain replays no routes: use torch"),
         (ROLLOUT, {"config": {"num_hidden_layers": 2}}, "has no experts to route to"),
         (ROLLOUT, {"algorithm": "dpo"}, "rows of a dataset were not sampled here"),

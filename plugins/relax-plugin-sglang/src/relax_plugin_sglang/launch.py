@@ -38,6 +38,11 @@ def launch(spec: EngineSpec, options: SglangOptions) -> SteppedScheduler:
     return SteppedScheduler(arguments, _ports())
 
 
+def replays(spec: EngineSpec) -> bool:
+    """Whether the trainer will ask which experts tokens visited: a record of that costs host memory for every cached token."""
+    return spec.model.get("routing_replay") == "rollout"
+
+
 def _ports() -> PortArgs:
     """One for torch's process group, which SGLang makes for one rank as well; it opens no sockets."""
     return PortArgs(
@@ -63,5 +68,6 @@ def _arguments(spec: EngineSpec, options: SglangOptions) -> dict[str, Any]:
         # The next step begins when this one's tokens are known: weights change between two tokens.
         "disable_overlap_schedule": True, "disable_cuda_graph": not (gpu and options.graphs),
         "attention_backend": options.attention or (None if gpu else "torch_native"),
+        "enable_return_routed_experts": replays(spec),
     }  # fmt: skip
     return {**{name: value for name, value in arguments.items() if value is not None}, **options.server_args}

@@ -8,9 +8,11 @@ nothing is sampled while weights change.
 from __future__ import annotations
 
 import itertools
+import json
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,16 +24,19 @@ from sglang.srt.managers.io_struct import (
     TokenizedGenerateReqInput,
 )
 from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
 
 from relax_core.api.engine import EngineSpec, FinishReason, GenerateRequest
-from relax_core.api.errors import InfrastructureError
+from relax_core.api.errors import ConfigError, InfrastructureError
+from relax_core.api.routing import Routing, routed_layers
 from relax_core.api.stepped import New
-from relax_plugin_sglang.launch import launch
+from relax_plugin_sglang.launch import launch, replays
 from relax_plugin_sglang.options import SglangOptions
 from relax_plugin_sglang.sampler import Row
 
 BUCKET_BYTES = 256 << 20
 """Of weights that go to SGLang at once."""
+ALL_SPARSE = ("qwen2_moe", "qwen3_moe")
 _FINISHES: Mapping[str, FinishReason] = {"stop": "stop", "length": "length"}
 _BITS: Mapping[str, torch.dtype] = {
     "BF16": torch.bfloat16,
@@ -44,6 +49,7 @@ class Sglang:
     """One model in this process."""
 
     def __init__(self, spec: EngineSpec, options: SglangOptions) -> None:
+        _check_layers(spec)
         self._scheduler = launch(spec, options)
         self._inside: dict[str, str] = {}
         """Of requests: their name inside SGLang, which aborts all names that begin alike."""
@@ -54,12 +60,15 @@ class Sglang:
         self.vocab_size: int = config.vocab_size
         self.dtype = str(config.dtype).removeprefix("torch.")
         self.model_type: str = config.hf_config.model_type
+        self._routes = _Routes.of(config.hf_config.to_dict()) if replays(spec) else None
 
     # -- requests -------------------------------------------------------------------------------------------------
 
     def add(self, request: GenerateRequest) -> None:
+        if request.routed_experts and self._routes is None:
+            raise ValueError('routed_experts, but this engine was started without model.routing_replay = "rollout"')
         params = SamplingParams(max_new_tokens=request.max_new_tokens, stop_token_ids=set(request.stop_tokens))
-        self._take(request.tokens, params, Row(request.id, request))
+        self._take(request.tokens, params, Row(request.id, request), return_routed_experts=request.routed_experts)
 
     def add_score(self, name: str, tokens: tuple[int, ...], temperature: float) -> None:
         self._scores[name] = (tokens, temperature)
@@ -69,11 +78,12 @@ class Sglang:
         )
 
     def _take(self, tokens: tuple[int, ...], params: SamplingParams, row: Row, **fields: Any) -> None:
+        """Queue it; log-probs of the prompt, where that is scored."""
         inside = self._inside[row.name] = f"{next(self._numbers):016}"
         params.normalize(None)
         request: dict[str, Any] = {
             "rid": inside, "input_text": None, "input_ids": array("q", tokens), "input_embeds": None, "mm_inputs": None,
-            "token_type_ids": None, "sampling_params": params, "return_logprob": bool(fields), "logprob_start_len": -1,
+            "token_type_ids": None, "sampling_params": params, "return_logprob": row.request is None, "logprob_start_len": -1,
             "top_logprobs_num": 0, "token_ids_logprob": None, "stream": True, **fields,
         }  # fmt: skip
         with torch.inference_mode():
@@ -106,11 +116,25 @@ class Sglang:
             return New((), (), finish, scores=_scored(req, *self._scores.pop(row.name)))
         if len(tokens) > 1:
             raise InfrastructureError(f"SGLang gave {len(tokens)} tokens in one step; speculation must be off")
-        return New(tokens, (row.log_prob,) * len(tokens), finish, error, (row.top,) * len(tokens))
+        told = bool(finish) and self._routes is not None and req.routed_experts is not None
+        routes = self._routes.bytes_of(req.routed_experts) if told and self._routes else b""
+        return New(tokens, (row.log_prob,) * len(tokens), finish, error, (row.top,) * len(tokens), routes=routes)
 
     def begun(self) -> list[str]:
         reqs = {*self._scheduler.collect_inflight_reqs(), self._scheduler.chunked_req} - {None}
         return [req.row.name for req in reqs if self._inside.get(req.row.name) == req.rid]
+
+    def routes(self, name: str) -> bytes:
+        """Of all positions but the last: what SGLang keeps beside the keys and values of each."""
+        running = (req for req in self._scheduler.collect_inflight_reqs() if req.row.name == name)
+        req = next((req for req in running if req.output_ids and not req.finished()), None)
+        if req is None or self._routes is None:
+            return b""
+        found = get_global_experts_capturer().get_topk(
+            req_pool_idx=req.kv.req_pool_idx, seqlen=len(req.origin_input_ids) + len(req.output_ids),
+            req_to_token_pool=self._scheduler.req_to_token_pool,
+        )  # fmt: skip
+        return self._routes.bytes_of(found)
 
     # -- weights --------------------------------------------------------------------------------------------------
 
@@ -162,6 +186,32 @@ class Sglang:
 
     def stop(self) -> None:
         """Nothing outside of this process was started; what lies in it ends with it."""
+
+
+def _check_layers(spec: EngineSpec) -> None:
+    """SGLang makes every layer of these a mixture, and where the folder has a dense one goes on with random experts."""
+    path = Path(spec.model["path"]) / "config.json"
+    config = json.loads(path.read_text()) if path.is_file() else {}
+    routing = Routing.of(config)
+    if routing and config.get("model_type") in ALL_SPARSE and routing.layers < config["num_hidden_layers"]:
+        got = f"a {config['model_type']} with dense layers"
+        raise ConfigError("model.path", got, "SGLang takes all layers for mixtures; take another engine")
+
+
+class _Routes(NamedTuple):
+    """How choices travel: of which layers, in which dtype."""
+
+    layers: list[int]
+    dtype: str
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> _Routes | None:
+        routing = Routing.of(config)
+        return cls(routed_layers(config), routing.dtype) if routing else None
+
+    def bytes_of(self, choices: torch.Tensor) -> bytes:
+        """Of [positions, all layers, top_k]."""
+        return bytes(choices[:, self.layers].numpy().astype(np.dtype(self.dtype).newbyteorder("<")).tobytes())
 
 
 def _finish(req: Any) -> tuple[FinishReason, str]:

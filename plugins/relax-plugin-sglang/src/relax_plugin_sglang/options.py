@@ -5,9 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, field_validator
 
 from relax_core.api.options import Options
+
+PARALLEL = frozenset({"tp_size", "pp_size", "dp_size", "ep_size", "nnodes"})
+"""Of SGLang's arguments: its scheduler runs in the engine's process, and others of its ranks would be missing."""
 
 
 class SglangOptions(Options):
@@ -29,3 +32,11 @@ class SglangOptions(Options):
     """CUDA graphs, on a GPU; a CPU runs eagerly."""
     server_args: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of SGLang's `ServerArgs`, as they are called there."""
+
+    @field_validator("server_args")
+    @classmethod
+    def _one_gpu(cls, given: dict[str, Any]) -> dict[str, Any]:
+        if several := sorted(name for name in PARALLEL & given.keys() if given[name] != 1):
+            fix = "this engine works on one GPU; start more of them (placement.rollout.engines), or use vllm"
+            raise ValueError(f"{', '.join(several)}: {fix}")
+        return given

@@ -23,10 +23,16 @@ class VllmEngine(SteppedEngine[VllmOptions]):
     capabilities: ClassVar[Capabilities] = Capabilities(
         in_flight_updates=True, keeps_kv_across_versions=True, seeds=True, delta=True, lora=True, score=True,
         media=frozenset({"image"}),
-        sleep=frozenset({"weights", "kv"}) if on_gpu() else frozenset(), receipts="resident" if on_gpu() else "wire",
+        sleep=frozenset({"weights", "kv"}), sleeps_on_cpu=False, receipts="resident" if on_gpu() else "wire",
         transports=frozenset({"shared-memory", "disk", "http", "collective"}),
     )  # fmt: skip
     switches: ClassVar[Mapping[str, str]] = {"delta": "keep_weights"}
+
+    def devices(self) -> int:
+        return self.options.tensor_parallel * self.options.pipeline_parallel
+
+    def sleeps(self) -> frozenset[str]:
+        return super().sleeps() if on_gpu() else frozenset()
 
     def prepare(self) -> Mapping[str, Any]:
         prepare()

@@ -127,6 +127,9 @@ class Vllm:
     def _worker(self) -> Any:
         return self._llm.engine_core.engine_core.model_executor.driver_worker.worker
 
+    def routes(self, name: str) -> bytes:
+        raise NotImplementedError("vLLM's runner for CPUs has no record of experts, and the engine claims none")
+
     # -- weights --------------------------------------------------------------------------------------------------
 
     def load(self, arrays: Iterable[tuple[str, np.ndarray, str]]) -> None:

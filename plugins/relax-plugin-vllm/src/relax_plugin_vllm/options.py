@@ -5,18 +5,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
 from relax_core.api.options import Options
+
+OWN = frozenset({"tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel"})
 
 
 class VllmOptions(Options):
     tensor_parallel: PositiveInt = 1
-    """GPUs that share each layer."""
+    """GPUs that share each layer; they divide the heads of attention."""
     pipeline_parallel: PositiveInt = 1
     """GPUs that share the layers among them."""
     expert_parallel: bool = False
-    """Experts of a mixture are spread over the tensor-parallel GPUs whole."""
+    """Experts of a mixture are spread over the tensor-parallel GPUs whole. Several copies of the model side by side (data
+    parallel) are several engines: `placement.rollout.engines`."""
     kv_cache_mb: PositiveInt | None = None
     """Memory for keys and values; absent: 256 MB on a CPU, on a GPU what `gpu_memory` leaves."""
     gpu_memory: float = Field(0.9, gt=0.0, le=1.0)
@@ -33,3 +36,15 @@ class VllmOptions(Options):
     """CUDA graphs and compilation, on a GPU; a CPU runs eagerly."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of vLLM's `EngineArgs`, as they are called there."""
+
+    @model_validator(mode="after")
+    def _parallel(self) -> VllmOptions:
+        if self.expert_parallel and self.tensor_parallel == 1:
+            raise ValueError(
+                "expert_parallel spreads experts over the tensor_parallel GPUs: set tensor_parallel to 2 or more"
+            )
+        if given := sorted(OWN & self.engine_args.keys()):
+            raise ValueError(
+                f"engine_args: {', '.join(given)} of vLLM has an option of its own here, or placement.rollout"
+            )
+        return self

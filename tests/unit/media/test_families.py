@@ -77,7 +77,7 @@ class Model:
         )  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=[kind for kind in tiny.MODEL_TYPES if "qwen3_5" not in kind])
+@pytest.fixture(scope="module", params=tiny.MODEL_TYPES)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     folder = tmp_path_factory.mktemp(request.param) / "model"
     tiny.save_tokenizer(WORDS, folder)

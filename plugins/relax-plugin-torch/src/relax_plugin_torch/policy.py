@@ -100,7 +100,8 @@ class Policy:
         self._suppress = torch.tensor(suppress, dtype=torch.long, device=self.device)
         """Ids that no engine samples."""
         self._flops = Flops.of(model)
-        self._lines_up = model.config._attn_implementation == FLASH
+        states = "linear_attention" in (getattr(text, "layer_types", None) or ())
+        self._lines_up = model.config._attn_implementation == FLASH and not states
         self._apart = self._head_stands_apart()
         self._shares = share_prefixes and self._sees_by_mask()
         self._enter: Callable[[Callable[[], Scores]], Scores] = _at_once

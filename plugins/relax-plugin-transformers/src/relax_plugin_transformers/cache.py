@@ -3,15 +3,17 @@
 
 Every row is right-aligned, so a decode step writes one column for all rows. Memory is reserved ahead and grows by
 half; a finished row is replaced by the last one, so leaving a batch copies only the rows that fill the holes.
-Sliding-window layers keep their whole history here: the mask, not the cache, limits what they see.
+Sliding-window layers keep their whole history here: the mask, not the cache, limits what they see. Layers of linear
+attention have a state instead, the same for any number of columns.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin
 
 _ROUND = 16
 """Columns are reserved in multiples of this."""
@@ -23,6 +25,8 @@ class Extent:
     def __init__(self) -> None:
         self.first = 0
         """First row of those now in the model's hands."""
+        self.rows = 0
+        """How many these are."""
         self.length = 0
         """Columns written."""
 
@@ -77,21 +81,106 @@ class RowsLayer(CacheLayerMixin):
             new[: picked.shape[0], :, shift : shift + kept] = picked
             setattr(self, name, new)
 
+    def tensors(self) -> list[torch.Tensor]:
+        return [self.keys, self.values] if self.is_initialized else []
+
+    def append(self, other: RowsLayer, rows: slice, gap: int) -> None:
+        """Rows of another layer of these columns but the first `gap`."""
+        for mine, theirs in zip(self.tensors(), other.tensors(), strict=True):
+            mine[rows, :, :gap] = 0
+            length = self._extent.length
+            mine[rows, :, gap:length] = theirs[: rows.stop - rows.start, :, : length - gap]
+
+    def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        for tensor in self.tensors():
+            tensor[target, :, : self._extent.length] = tensor[source, :, : self._extent.length]
+
+
+class StateLayer(LinearAttentionCacheLayerMixin):
+    """The states of one layer of linear attention, [rows, ...]; before the first column there are none."""
+
+    def __init__(self, extent: Extent, rows: int, columns: int) -> None:
+        super().__init__()
+        self._extent, self._rows = extent, rows
+        self._states: dict[str, torch.Tensor] = {}
+
+    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: memory is taken when the first states come."""
+
+    def state(self, name: str) -> torch.Tensor | None:
+        """Of the rows now in the model's hands, in place: some models write there."""
+        if not self._extent.length:
+            return None
+        return self._states[name][self._extent.first : self._extent.first + self._extent.rows]
+
+    def update_conv_state(
+        self, conv_states: torch.Tensor, state_idx: int = 0, conv_kernel_size: int = 0, **kwargs: Any
+    ) -> torch.Tensor:
+        """What the convolution reads: the last columns before these, and these."""
+        before = self.state(f"conv {state_idx}")
+        missing = max(0, conv_kernel_size - conv_states.shape[-1])
+        seen = torch.nn.functional.pad(conv_states, (missing, 0))
+        if before is not None:
+            seen = torch.cat([before, conv_states], dim=-1)
+        self._keep(f"conv {state_idx}", seen[..., -conv_kernel_size:])
+        return seen
+
+    def update_recurrent_state(
+        self, recurrent_states: torch.Tensor, state_idx: int = 0, **kwargs: Any
+    ) -> torch.Tensor:  # fmt: skip
+        self._keep(f"recurrent {state_idx}", recurrent_states)
+        return recurrent_states
+
+    def _keep(self, name: str, state: torch.Tensor) -> None:
+        if name not in self._states:
+            self._states[name] = state.new_zeros(self._rows, *state.shape[1:])
+        self._states[name][self._extent.first : self._extent.first + len(state)] = state
+
+    def rebuild(self, rows: int, columns: int, index: torch.Tensor | slice, shift: int, drop: int) -> None:
+        """New memory: rows picked by `index`."""
+        self._rows = rows
+        for name, old in self._states.items():
+            picked = old[index]
+            self._states[name] = old.new_zeros(rows, *old.shape[1:])
+            self._states[name][: len(picked)] = picked
+
+    def tensors(self) -> list[torch.Tensor]:
+        return list(self._states.values())
+
+    def append(self, other: StateLayer, rows: slice, gap: int) -> None:
+        for mine, theirs in zip(self.tensors(), other.tensors(), strict=True):
+            mine[rows] = theirs[: rows.stop - rows.start]
+
+    def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        for tensor in self.tensors():
+            tensor[target] = tensor[source]
+
 
 class RowsCache(Cache):
     """All layers; one length."""
 
-    def __init__(self, num_layers: int, rows: int, columns: int) -> None:
+    def __init__(self, kinds: Sequence[str], rows: int, columns: int) -> None:
+        """`kinds`: of each layer, as configurations name them."""
         self.extent = Extent()
         self.capacity = (rows, _rounded(columns))
-        super().__init__(layers=[RowsLayer(self.extent, *self.capacity) for _ in range(num_layers)])
+        made = (StateLayer if kind == "linear_attention" else RowsLayer for kind in kinds)
+        super().__init__(layers=[layer(self.extent, *self.capacity) for layer in made])
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        return self.layers[layer_idx].state(f"conv {state_idx}")  # type: ignore[no-any-return]
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        return self.layers[layer_idx].state(f"recurrent {state_idx}")  # type: ignore[no-any-return]
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        return False
 
     @property
     def length(self) -> int:
         return self.extent.length
 
     def tensors(self) -> list[torch.Tensor]:
-        return [t for layer in self.layers if layer.is_initialized for t in (layer.keys, layer.values)]
+        return [tensor for layer in self.layers for tensor in layer.tensors()]
 
     @property
     def size_bytes(self) -> int:
@@ -126,14 +215,13 @@ class RowsCache(Cache):
         """Take the first rows of a cache that is not longer; what lies left of them is zeroed."""
         self.reserve(used_rows + new_rows, self.length, used_rows)
         rows, gap = slice(used_rows, used_rows + new_rows), self.length - other.length
-        for mine, theirs in zip(self.tensors(), other.tensors(), strict=True):
-            mine[rows, :, :gap] = 0
-            mine[rows, :, gap : self.length] = theirs[:new_rows, :, : other.length]
+        for mine, theirs in zip(self.layers, other.layers, strict=True):
+            mine.append(theirs, rows, gap)
 
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy rows into the places of rows that left."""
-        for tensor in self.tensors():
-            tensor[target, :, : self.length] = tensor[source, :, : self.length]
+        for layer in self.layers:
+            layer.move(source, target)
 
 
 def _rounded(columns: int) -> int:

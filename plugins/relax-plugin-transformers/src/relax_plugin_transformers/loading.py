@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _TOWERS = ("vision_config", "audio_config", "thinker_config")
 """Parts of `config.json` by which a model that sees or hears is known."""
 _LAYERS = {"full_attention", "sliding_attention"}
+_WITH_STATES = ("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text")
+"""Model types whose layers of linear attention keep their states in this engine's cache."""
 
 
 def read_config(model: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -38,9 +40,10 @@ def read_config(model: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(config, dict):
         raise ConfigError("model.path", f"{file} holding a {type(config).__name__}", "config.json must be an object")
     text = config.get("text_config", config)
-    unknown = sorted(set(text.get("layer_types") or ()) - _LAYERS)
+    known = _LAYERS | {"linear_attention"} if text.get("model_type") in _WITH_STATES else _LAYERS
+    unknown = sorted(set(text.get("layer_types") or ()) - known)
     if unknown:
-        fix = "this engine decodes full and sliding attention only; choose another engine"
+        fix = "this engine decodes full and sliding attention, and linear attention of Qwen3.5; choose another engine"
         raise ConfigError("model.path", f"{path} with layers {', '.join(unknown)}", fix)
     return config
 

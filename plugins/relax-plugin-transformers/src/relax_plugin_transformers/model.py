@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ class CausalModel:
     def __init__(self, module: torch.nn.Module, max_prefill_tokens: int, media: MediaStore | None = None) -> None:
         config = module.config.get_text_config()
         self.module = module
-        self.num_layers = int(config.num_hidden_layers)
+        self._kinds = layer_kinds(config)
         self.vocab_size = int(module.get_input_embeddings().num_embeddings)
         self.device = next(module.parameters()).device
         self._budget = max_prefill_tokens
@@ -38,13 +39,13 @@ class CausalModel:
         self._holds = self._inputs.holds
         self._cuts = "logits_to_keep" in inspect.signature(module.forward).parameters
         """Whether the model computes the logits of its last columns only, where it is asked to."""
-        windowed = any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ())
+        windowed = any(kind != "full_attention" for kind in self._kinds)
         windowed |= bool(getattr(config, "sliding_window", None)) and not hasattr(config, "layer_types")
         self.routes = Watch(module)
         self._own_masks = config._attn_implementation == "sdpa" and not windowed
 
     def new_cache(self, rows: int, columns: int) -> RowsCache:
-        return RowsCache(self.num_layers, rows, columns)
+        return RowsCache(self._kinds, rows, columns)
 
     def media_of(self, keys: Sequence[str]) -> Shown:
         """Processed media from the run's store."""
@@ -92,6 +93,7 @@ class CausalModel:
         inputs: Mapping[str, torch.Tensor],
     ) -> torch.Tensor:  # fmt: skip
         past, width = cache.length, tokens.shape[1]
+        cache.extent.rows = len(tokens)
         asked = {
             "input_ids": tokens, "attention_mask": self._mask(start, past, width, len(tokens)), "past_key_values": cache,
             "use_cache": True, **inputs,
@@ -192,6 +194,12 @@ class CausalModel:
                 logits = self.forward(tokens[part, left : left + columns_each], begins, cache, keep)
                 yield part, left + columns_each >= length, logits
         cache.extent.first = 0
+
+
+def layer_kinds(config: Any) -> list[str]:
+    """Of each layer of a language model."""
+    count = int(config.num_hidden_layers)
+    return list(getattr(config, "layer_types", None) or ["full_attention"] * count)[:count]
 
 
 def aligned(sequences: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, np.ndarray]:

@@ -27,6 +27,9 @@ def check_folder(path: str) -> Path:
     config = _json(folder, "config.json")
     if "model_type" not in config:
         raise ConfigError(FIELD, path, "its config.json has no model_type; name a Hugging Face model folder")
+    if config.get("thinker_config"):
+        fix = "save `.thinker` of what transformers loads from it as a folder of its own, with tokenizer and processor"
+        raise ConfigError(FIELD, f"{path} with a talker beside the thinker", fix)
     missing = [name for name in _weight_files(folder) if not (folder / name).is_file()]
     if missing:
         raise ConfigError(FIELD, path, f"it lacks {', '.join(missing)}; save the model with safetensors weights")
@@ -35,7 +38,7 @@ def check_folder(path: str) -> Path:
 
 def has_towers(config: Mapping[str, Any]) -> bool:
     """Whether a `config.json` is of a model that sees or hears."""
-    return any(config.get(name) for name in ("vision_config", "audio_config", "thinker_config"))
+    return any(config.get(name) for name in ("vision_config", "audio_config"))
 
 
 def _weight_files(folder: Path) -> list[str]:

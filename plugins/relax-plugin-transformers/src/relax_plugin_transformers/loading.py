@@ -18,7 +18,7 @@ from relax_plugin_transformers.options import TransformersOptions
 if TYPE_CHECKING:
     import torch
 
-_TOWERS = ("vision_config", "audio_config", "thinker_config")
+_TOWERS = ("vision_config", "audio_config")
 """Parts of `config.json` by which a model that sees or hears is known."""
 _LAYERS = {"full_attention", "sliding_attention"}
 _WITH_STATES = ("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text")
@@ -39,6 +39,9 @@ def read_config(model: Mapping[str, Any]) -> Mapping[str, Any]:
         raise ConfigError("model.path", f"{file} ({error})", "its config.json can't be read; copy it again") from error
     if not isinstance(config, dict):
         raise ConfigError("model.path", f"{file} holding a {type(config).__name__}", "config.json must be an object")
+    if config.get("thinker_config"):
+        fix = "save `.thinker` of what transformers loads from it as a folder of its own, with tokenizer and processor"
+        raise ConfigError("model.path", f"{path} with a talker beside the thinker", fix)
     text = config.get("text_config", config)
     known = _LAYERS | {"linear_attention"} if text.get("model_type") in _WITH_STATES else _LAYERS
     unknown = sorted(set(text.get("layer_types") or ()) - known)

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from relax_contrib.recipes.colours import model as tiny
-from relax_contrib.recipes.colours.task import SIDE, split, write
+from relax_contrib.recipes import families
+from relax_contrib.recipes.colours.task import COLOURS, QUESTION, items
 from relax_contrib.recipes.making import made
+from relax_contrib.recipes.shown import write
+
+WORDS = (*QUESTION.split(), *COLOURS)
+NUM_TRAIN, NUM_EVAL = 1024, 256
 
 
 def build(folder: Path, seed: int) -> None:
     """Everything the recipe's TOML names."""
-    items = split(folder, seed)
-    write(items.train, folder / "train.jsonl")
-    write(items.held_out, folder / "eval.jsonl")
-    tiny.save_tokenizer(folder / "model")
-    tiny.save_processor(folder / "model", SIDE)
-    tiny.build_model(seed).save_pretrained(folder / "model")
+    found = items(folder, seed, NUM_TRAIN + NUM_EVAL)
+    write(found[:NUM_TRAIN], folder / "train.jsonl")
+    write(found[NUM_TRAIN:], folder / "eval.jsonl")
+    families.save_tokenizer(WORDS, folder / "model")
+    families.build_model("qwen3_vl", seed, len(families.SPECIAL) + len(WORDS)).save_pretrained(folder / "model")
 
 
 if __name__ == "__main__":

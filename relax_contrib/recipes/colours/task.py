@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from relax_contrib.recipes.shown import Item, save_picture
 
 if TYPE_CHECKING:
     import numpy as np
@@ -14,35 +15,18 @@ if TYPE_CHECKING:
 COLOURS = {"red": (220, 40, 40), "green": (40, 190, 60), "blue": (50, 70, 220), "yellow": (225, 205, 50)}
 QUESTION = "which colour ?"
 SIDE = 32
-NUM_TRAIN, NUM_CHECK, NUM_EVAL = 1024, 128, 256
 
 
-class Item(NamedTuple):
-    picture: str
-    """Path below the recipe's folder."""
-    answer: str
-
-
-class Split(NamedTuple):
-    train: list[Item]
-    check: list[Item]
-    """Read by the warm start's stop rule only."""
-    held_out: list[Item]
-
-
-def split(folder: Path, seed: int) -> Split:
-    """Draw and save all pictures."""
-    from PIL import Image
-
+def items(folder: Path, seed: int, count: int) -> list[Item]:
+    """Draw and save them."""
     random = Random(f"colours {seed}")
-    (folder / "pictures").mkdir(parents=True, exist_ok=True)
-    items: list[Item] = []
-    for number in range(NUM_TRAIN + NUM_CHECK + NUM_EVAL):
-        answer = random.choice(list(COLOURS))
-        name = f"pictures/{number:05}.png"
-        Image.fromarray(draw(answer, random)).save(folder / name)
-        items.append(Item(name, answer))
-    return Split(items[:NUM_TRAIN], items[NUM_TRAIN:-NUM_EVAL], items[-NUM_EVAL:])
+    return [_item(folder, f"pictures/{number:05}.png", random) for number in range(count)]
+
+
+def _item(folder: Path, name: str, random: Random) -> Item:
+    answer = random.choice(list(COLOURS))
+    save_picture(draw(answer, random), folder / name)
+    return Item((("image", name),), QUESTION, answer)
 
 
 def draw(colour: str, random: Random) -> np.ndarray:
@@ -57,12 +41,3 @@ def draw(colour: str, random: Random) -> np.ndarray:
     inside = (rows - y) ** 2 + (columns - x) ** 2 < radius**2
     pixels[inside] = np.array(COLOURS[colour]) + noise.normal(0, 25, (int(inside.sum()), 3))
     return pixels.clip(0, 255).astype(np.uint8)
-
-
-def write(items: list[Item], path: Path) -> None:
-    path.write_text("".join(json.dumps(row(item)) + "\n" for item in items))
-
-
-def row(item: Item) -> dict[str, object]:
-    parts = [{"type": "image", "image": item.picture}, {"type": "text", "text": QUESTION}]
-    return {"prompt": [{"role": "user", "content": parts}], "answer": item.answer, "completion": item.answer}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relax_contrib.recipes.colours import model as tiny
+from relax_contrib.recipes import families as tiny
 from relax_core.api import ProcessedMedia, Span
 from relax_core.api.family import Rendered
 from relax_core.learn.media import conserved
@@ -65,7 +65,7 @@ def test_a_kind_that_the_model_has_no_token_for():
 def timed(tmp_path_factory: pytest.TempPathFactory) -> ChatFamily:
     """Of a Qwen3-VL, which reads the time before the frames that it sees."""
     folder = tmp_path_factory.mktemp("timed")
-    tiny.save_tokenizer(folder)
+    tiny.save_tokenizer(["<0.3", "<1.3", "seconds>"], folder)
     config = {
         "model_type": "qwen3_vl", "image_token_id": tiny.IMAGE, "video_token_id": tiny.VIDEO,
         "vision_start_token_id": tiny.VISION_START, "vision_end_token_id": tiny.VISION_END,
@@ -81,6 +81,7 @@ def test_a_video_is_pictures_with_the_time_before_each(timed):
     clip = Held("video", "k", (Span("video", 2, 0.26), Span("video", 2, 1.3)))
     still = Held("image", "i", (Span("image", 3),))
     first, second = (timed.encode(f"<{at} seconds>") for at in ("0.3", "1.3"))
+    assert tiny.UNK not in (*first, *second)
     frames = (*first, start, video, video, end, *second, start, video, video, end)
     got = held(Rendered((9, start, video, end, 8, start, image, end, 8)), [clip, still], timed)
     assert got == Rendered((9, *frames, 8, start, image, image, image, end, 8), ("k", "i"))

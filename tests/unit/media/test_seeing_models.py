@@ -22,18 +22,18 @@ from relax_plugin_torch.policy import Policy  # noqa: E402
 from relax_plugin_torch.sight import Sight  # noqa: E402
 from relax_plugin_transformers.engine import TransformersEngine  # noqa: E402
 
-from relax_contrib.recipes.colours import model as tiny  # noqa: E402
+from relax_contrib.recipes import families as tiny  # noqa: E402
 from relax_core.learn import PackedBatch  # noqa: E402
 
+WORDS = ("which", "colour", "?", "red", "green", "blue", "yellow")
 NEVER = (tiny.IMAGE, tiny.VIDEO)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("seeing") / "model"
-    tiny.save_tokenizer(folder)
-    tiny.save_processor(folder, 32)
-    tiny.build_model(3).save_pretrained(folder)
+    tiny.save_tokenizer(WORDS, folder)
+    tiny.build_model("qwen3_vl", 3, 32).save_pretrained(folder)
     return folder
 
 

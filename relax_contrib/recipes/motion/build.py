@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the recipe in a folder: videos, tasks, and a random model that its first stage warms up.
+
+`python -m relax_contrib.recipes.motion.build FOLDER --seed 0`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from relax_contrib.recipes import families
+from relax_contrib.recipes.making import made
+from relax_contrib.recipes.motion.task import QUESTION, WAYS, items
+from relax_contrib.recipes.shown import write
+
+TIMES = ("seconds>", *(f"<{tenth / 10:.1f}" for tenth in range(10)))
+"""What this model reads before the frames of a time."""
+WORDS = (*QUESTION.split(), *WAYS, *TIMES)
+NUM_TRAIN, NUM_EVAL = 1024, 256
+
+
+def build(folder: Path, seed: int) -> None:
+    """Everything the recipe's TOML names."""
+    found = items(folder, seed, NUM_TRAIN + NUM_EVAL)
+    write(found[:NUM_TRAIN], folder / "train.jsonl")
+    write(found[NUM_TRAIN:], folder / "eval.jsonl")
+    families.save_tokenizer(WORDS, folder / "model")
+    families.build_model("qwen3_vl", seed, len(families.SPECIAL) + len(WORDS)).save_pretrained(folder / "model")
+
+
+if __name__ == "__main__":
+    made(build, __doc__)

@@ -6,7 +6,20 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("bus", "weights", "overlap", "overhead", "modes", "learning", "trainer", "trl", "samples", "router", "engines")
+NAMES = (
+    "bus",
+    "weights",
+    "overlap",
+    "overhead",
+    "modes",
+    "learning",
+    "trainer",
+    "trl",
+    "samples",
+    "router",
+    "engines",
+    "recipes",
+)
 
 
 def main() -> int:

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recipes: what each gains by reinforcement, from a partly warm start, over three seeds, as a user starts it.
+
+Seconds are of the whole run, the warm start and the building of model and data included. With `--out`, curves are drawn
+into the folder `images` beside it, and rows of other recipes that are there stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks import report
+
+RUN_S = 1200.0
+STANDARD = "eval/held-out/mean"
+
+
+def train(recipe: str, seed: int, more: Sequence[str]) -> dict[str, Any]:
+    """One run through the CLI: the held-out rewards of its steps of reinforcement."""
+    report.say(f"{recipe}, seed {seed}")
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="relax-bench-") as folder:
+        run = Path(folder) / "run"
+        command = [sys.executable, "-m", "relax_core", "train", recipe, "--run-dir", str(run), "--runner", "local"]
+        done = subprocess.run(
+            [*command, f"seed={seed}", *more], capture_output=True, text=True, timeout=RUN_S, check=False
+        )
+        if done.returncode:
+            raise RuntimeError(f"{recipe} ended with {done.returncode}: {done.stderr.strip()[-2000:]}")
+        records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        balanced = json.loads((run / "summary.json").read_text())["balanced"]
+    seconds = time.monotonic() - began
+    return {"curve": [(one["step"], one[STANDARD]) for one in records if STANDARD in one], "s": seconds, "ok": balanced}
+
+
+def row(recipe: str, runs: Sequence[Mapping[str, Any]]) -> report.Row:
+    """What the seeds of one recipe say together."""
+    first, last = ([run["curve"][at][1] for run in runs] for at in (0, -1))
+    changes = [after - before for before, after in zip(first, last, strict=True)]
+    error = statistics.stdev(changes) / len(changes) ** 0.5 if len(changes) > 1 else float("nan")
+    return {
+        "recipe": recipe,
+        "before": " ".join(f"{value:.3f}" for value in first),
+        "after": " ".join(f"{value:.3f}" for value in last),
+        "change": statistics.mean(changes),
+        "standard errors": statistics.mean(changes) / error if error else float("inf"),
+        "seconds": " ".join(f"{run['s']:.0f}" for run in runs),
+        "balanced": all(run["ok"] for run in runs),
+        "curves": [run["curve"] for run in runs],
+    }
+
+
+def draw(made: report.Row, seeds: Sequence[int], folder: Path) -> None:
+    from relax_core.views.curve import write_png
+
+    folder.mkdir(parents=True, exist_ok=True)
+    curves = {f"seed {seed}": curve for seed, curve in zip(seeds, made["curves"], strict=True)}
+    write_png(folder / f"recipe-{made['recipe']}.png", str(made["recipe"]), (), curves)
+
+
+def others(options: argparse.Namespace) -> list[report.Row]:
+    """Rows that are recorded of recipes that are not asked about."""
+    file = options.out / "recipes.json" if options.out else None
+    found = json.loads(file.read_text(encoding="utf-8"))["rows"] if file and file.is_file() else []
+    return [row for row in found if row["recipe"] not in options.recipes]
+
+
+def main() -> None:
+    arguments = report.parser(__doc__ or "")
+    arguments.add_argument("recipes", nargs="+")
+    arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    arguments.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of these recipes' runs")
+    arguments.add_argument("--at-once", type=int, default=1, help="runs side by side; what they learn is the same")
+    options = arguments.parse_args()
+    set_up = report.begin(options)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    rows = []
+    with ThreadPoolExecutor(options.at_once) as pool:
+        for recipe in options.recipes:
+            runs = list(pool.map(lambda seed, recipe=recipe: train(recipe, seed, options.set), options.seeds))
+            rows.append(row(recipe, runs))
+            if options.out:
+                draw(rows[-1], options.seeds, options.out.parent / "images")
+    report.finish("recipes", set_up, sorted([*others(options), *rows], key=lambda one: one["recipe"]), options)

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A mixture of experts through the command line on both runners, on the routes of the rollout and on its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from relax_contrib.recipes.experts.build import build_model
+from relax_contrib.recipes.quickstart.model import save_tokenizer
+from relax_contrib.recipes.quickstart.task import split, write
+from tests.graph.conftest import Relax
+
+RECIPE = Path(__file__).parents[2] / "relax_contrib/recipes/experts/recipe.toml"
+APART = 0.1
+"""Mean difference of log-probs between engine and trainer, both in bfloat16."""
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The recipe without its warm start: what is learnt is not what is looked at."""
+    folder = tmp_path_factory.mktemp("experts")
+    save_tokenizer(folder / "model")
+    build_model(0).save_pretrained(folder / "model")
+    items = split(0)
+    write(items.train[:64], folder / "train.jsonl")
+    write(items.held_out[:8], folder / "eval.jsonl")
+    (folder / "recipe.toml").write_text(RECIPE.read_text())
+    return folder
+
+
+def test_a_mixture_of_experts_is_trained_on_the_routes_of_its_rollout(
+    relax: Relax, runner: str, experts: Path, tmp_path: Path
+) -> None:
+    small = (
+        "steps=3",
+        "rollout.prompts_per_step=8",
+        "eval.every=0",
+        "algorithm.entropy_coef=0.01",
+    )  # nothing is right yet
+    own = (
+        ("model.routing_replay=recompute", "batch.updates_per_step=2") if runner == "ray" else ("model.dtype=bfloat16",)
+    )
+    run = tmp_path / "run"
+    ran = relax("train", experts / "recipe.toml", *small, *own, "--runner", runner, "--run-dir", run)
+    assert ran.code == 0, ran.err
+    done = json.loads((run / "summary.json").read_text())
+    assert done["steps"] == 3
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    told = [step for step in steps if "routing/replayed" in step]
+    assert len(told) == 3 and all(step["routing/replayed"] == 1.0 for step in told)
+    assert all(step["train/rollout_log_prob_diff"] < APART for step in told)
+    assert list((run / "export").glob("*.safetensors"))

@@ -19,6 +19,7 @@ NAMES = (
     "router",
     "engines",
     "recipes",
+    "soak",
 )
 
 

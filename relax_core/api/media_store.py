@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The media store of a run: processed media by key, in a directory that rollout, engines and trainers share.
 
-A medium is one file, written once and whole, that readers map into memory: rows and requests carry its key, never its
+A medium is one file, written once and whole, that readers map into memory where it is large: rows and requests carry its key, never its
 tensors. Each file holds the hash of its payload, checked when it is opened, so that trainer and engine read the same bits.
 """
 
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 _ALIGN = 64
 _KEPT_BYTES = 1 << 28
-"""Of files that a reader keeps mapped; what is dropped is read again from the directory."""
+"""Of media that a reader keeps; what is dropped is read again from the directory."""
+_MAPPED_BYTES = 1 << 20
+"""Smaller files are read: each that is mapped holds a descriptor, and a process may have few of them."""
 
 
 class MediaStore:
@@ -73,7 +75,8 @@ class MediaStore:
 
         path = self._path(key)
         try:
-            whole = np.memmap(path, np.uint8, "r")
+            large = path.stat().st_size >= _MAPPED_BYTES
+            whole = np.memmap(path, np.uint8, "r") if large else np.fromfile(path, np.uint8)
             length = int.from_bytes(whole[:8].tobytes(), "little")
             head = json.loads(whole[8 : 8 + length].tobytes())
             payload = whole[_aligned(8 + length) :]

@@ -84,3 +84,18 @@ def test_keys_travel_as_bytes():
 def test_tensors_of_several_are_packed_in_order():
     one, other = (ProcessedMedia(KEY, {"x": np.full((n, 2), n)}, 1) for n in (1, 3))
     assert tensors_of([one, other])["x"][:, 0].tolist() == [1, 3, 3, 3] and tensors_of([]) == {}
+
+
+def test_many_small_media_hold_no_descriptors(tmp_path):
+    import psutil
+
+    store = MediaStore(tmp_path)
+    for at in range(64):
+        store.put(ProcessedMedia(f"{at:032x}", {"x": np.full(100, at)}, 1).laid_out("image"))
+    before = psutil.Process().num_fds()
+    seen = [store.get(f"{at:032x}").tensors["x"][0] for at in range(64)]
+    assert seen == list(range(64)) and psutil.Process().num_fds() <= before + 2
+    large = ProcessedMedia("f" * 32, {"x": np.arange(1 << 18)}, 1).laid_out("image")
+    store.put(large)
+    assert isinstance(store.get("f" * 32).tensors["x"].base, np.ndarray)
+    np.testing.assert_array_equal(store.get("f" * 32).tensors["x"], large.tensors["x"])

@@ -32,6 +32,8 @@ class New:
     """The likeliest of each token, by rank; perhaps more than were asked for."""
     scores: tuple[float, ...] = ()
     """Of a sequence that was scored: the log-prob of each token but the first."""
+    cached_tokens: int = 0
+    """Of the prompt, found in caches of other requests; once it has finished."""
     routes: bytes = b""
     """Which experts its positions visited, from the first, as `Delta.routed_experts`; once it has finished, where asked."""
 
@@ -110,6 +112,8 @@ class SteppedThread(EngineThread[Stepping]):
         self._make, self._keeps_caches = make, keeps_caches
         self._scoring: dict[str, Future[list[float]]] = {}
         self._numbers = 0
+        self.prompt_tokens = self.cached_tokens = 0
+        """Of requests that came to their ends: of their prompts, and of those found in caches."""
 
     def begin(self) -> Future[Stepper]:
         """Start; the model is made on the thread that it works on."""
@@ -189,6 +193,9 @@ class SteppedThread(EngineThread[Stepping]):
 
     def _grown(self, name: str, new: New) -> None:
         member, step = self._open[name], self.version.step
+        if new.finish in ("stop", "length"):
+            self.prompt_tokens += len(member.request.tokens)
+            self.cached_tokens += new.cached_tokens
         if member.oldest < 0 and new.tokens:
             member.oldest = step
         oldest = member.oldest if member.oldest >= 0 else step

@@ -282,7 +282,10 @@ class SteppedEngine(Engine[OptionsT], Generic[OptionsT]):
         thread = self._thread
         if thread is None:
             return Health(False, self._spec.version, facts={"failure": "not started"})
-        facts = {"failure": thread.failure, "paused": thread.paused, "asleep": tuple(sorted(thread.asleep))}
+        facts = {
+            "failure": thread.failure, "paused": thread.paused, "asleep": tuple(sorted(thread.asleep)),
+            "prompt_tokens": thread.prompt_tokens, "cached_tokens": thread.cached_tokens,
+        }  # fmt: skip
         return Health(not thread.failure, thread.version, thread.open, 0, facts)
 
     async def stop(self) -> None:

@@ -148,7 +148,8 @@ def media(config: RunConfig, catalogue: Catalogue) -> Errors:
             yield ConfigError(f"media.{at}.name", choice.name, f"{by_kind[kind]} reads {kind} already: leave one out")
         if generated and kind not in can:
             takes = ", ".join(sorted(can)) or "text only"
-            yield ConfigError(f"media.{at}.name", choice.name, f"engine {config.engine.name} takes {takes}")
+            fix = f"engine {config.engine.name} takes {takes}: use {_engines_that_take(kind, catalogue)}, or leave it out"
+            yield ConfigError(f"media.{at}.name", choice.name, fix)
         by_kind[kind] = choice.name
 
 

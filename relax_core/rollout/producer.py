@@ -95,6 +95,7 @@ class Producer:
         try:
             starts = (one.start() for one in environments.values())
             facts, *_ = await together(pool.start(), judge.start(), *starts, media.start())
+            check_vocabulary(family, facts)
             made._limits = _limits(run, facts)
         except BaseException:
             await made.close()
@@ -229,6 +230,16 @@ def _unseen(task: Task, why: str) -> Trajectory:
     """A sample whose prompt can't be shown to the policy."""
     messages = (Message("user", task.prompt),) if isinstance(task.prompt, str) else task.prompt
     return Trajectory(messages, "", (), Outcome.MEDIA_ERROR, info={"error": why})
+
+
+def check_vocabulary(family: ModelFamily, facts: Any) -> None:
+    """What the tokenizer says, the engine's model must know; a model may know more (padding)."""
+    have = int(facts["vocab_size"])
+    if family.vocab_size > have:
+        fix = "prompts would hold ids that the model does not know: name the tokenizer and the folder of one model"
+        raise ConfigError(
+            "model.tokenizer", f"one of {family.vocab_size} tokens over an engine whose model has {have}", fix
+        )
 
 
 def _limits(run: Any, facts: Any) -> Limits:

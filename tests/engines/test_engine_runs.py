@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,26 @@ def test_a_killed_engine_is_replaced_and_the_ledger_balances(
         step["train/rollout_log_prob_diff_lag0_max"] for step in steps if "train/rollout_log_prob_diff_lag0_max" in step
     ]
     assert max(same, default=0.0) < 1e-3
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("engine", INTERPRETERS)
+@pytest.mark.parametrize("weights", [("model.lora.rank=4",), ("weights.payload=delta", "engine.keep_weights=true")])
+def test_adapters_and_deltas_are_published_and_each_is_proved(
+    relax: Relax, tiny: Path, tmp_path: Path, engine: str, weights: tuple[str, ...]
+) -> None:
+    run = tmp_path / "run"
+    ran = relax(
+        "train", tiny / "recipe.toml", "--runner", "local", "--run-dir", run, f"engine={engine}",
+        f"engine.python={INTERPRETERS[engine]}", "steps=4", "eval.every=0", "optimizer.lr=5e-3",
+        "optimizer.warmup_steps=0", *weights, timeout_s=START_S,
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    summary = json.loads((run / "summary.json").read_text())
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    apart = [step["train/rollout_log_prob_diff_lag0_max"] for step in steps if "reward/mean" in step]
+    assert len(apart) == 4 and max(apart) < 1e-3
+    assert summary["balanced"] and not summary["restarts"].get("engine")
 
 
 @pytest.mark.parametrize("engine", INTERPRETERS)

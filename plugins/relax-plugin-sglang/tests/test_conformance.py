@@ -11,9 +11,10 @@ from relax_plugin_sglang.engine import SglangEngine
 from relax_core.api.engine import Engine
 from relax_core.testing.engine import EngineSuite
 from relax_core.testing.engine_hosted import HostedEngine
+from relax_core.testing.engine_prefixes import PrefixChecks
 
 
-class TestSglang(EngineSuite):
+class TestSglang(PrefixChecks, EngineSuite):
     component = "sglang"
     options: ClassVar[Mapping[str, Any]] = {"keep_weights": True}
     # It does not claim sleep, and CPUs have none.

@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 from relax_plugin_vllm.environment import on_gpu
 
 from relax_core.testing.engine import EngineSuite
+from relax_core.testing.engine_prefixes import PrefixChecks
 
 
-class TestVllm(EngineSuite):
+class TestVllm(PrefixChecks, EngineSuite):
     component = "vllm"
     options: ClassVar[Mapping[str, Any]] = {"keep_weights": True}
     if not on_gpu():  # vLLM lays nothing down on a CPU, and the engine claims nothing

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -126,3 +127,10 @@ class OddEngine(ScriptedEngine):
 
     async def start(self, spec: EngineSpec) -> dict[str, Any]:
         return {**await super().start(spec), "vocab_size": 1000 + int(spec.name[-1])}
+
+
+class DyingEngine(ScriptedEngine):
+    """Its process ends while the model is loaded, as one does that runs out of memory."""
+
+    async def start(self, spec: EngineSpec) -> dict[str, Any]:
+        os._exit(9)

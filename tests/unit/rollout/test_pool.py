@@ -6,10 +6,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from relax_core.api import Chosen, InfrastructureError
+from relax_core.api import Chosen, ConfigError, InfrastructureError, WorkerDied
+from relax_core.rollout.producer import check_vocabulary
 from relax_core.rollout.router import Bounds
 from tests.unit.rollout.pool_lab import ask, call, engines, manifest, until
 
@@ -86,6 +89,22 @@ async def test_engines_whose_vocabularies_differ_do_not_start() -> None:
     with pytest.raises(InfrastructureError, match="vocab_size"):
         async with engines(2, kind="OddEngine"):
             """Never."""
+
+
+async def test_an_engine_that_dies_while_it_loads_ends_the_start_with_its_name_and_its_log() -> None:
+    with pytest.raises(
+        WorkerDied, match=r"engine-\d .*ended with status 9 during start; its log is logs/engine-\d.log"
+    ):
+        async with engines(2, kind="DyingEngine"):
+            """Never."""
+
+
+def test_a_tokenizer_of_more_tokens_than_the_engine_knows_is_refused() -> None:
+    family: Any = SimpleNamespace(vocab_size=64)
+    check_vocabulary(family, {"vocab_size": 64})
+    check_vocabulary(family, {"vocab_size": 80})
+    with pytest.raises(ConfigError, match=r"model.tokenizer: got one of 64 tokens .* model has 63; .*of one model"):
+        check_vocabulary(family, {"vocab_size": 63})
 
 
 async def test_a_request_over_the_context_is_answered_and_never_reaches_an_engine() -> None:

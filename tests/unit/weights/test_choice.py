@@ -85,3 +85,15 @@ def test_what_does_not_fit_is_refused(catalogue: Catalogue, overrides: list[str]
     with pytest.raises(ConfigError) as caught:
         composed(catalogue, *overrides)
     assert message in str(caught.value) and "weights" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("engine", "media", "takes", "use"),
+    [("sglang", "image", "text only", "transformers or vllm"), ("vllm", "video", "image", "transformers")],
+)
+def test_media_that_an_engine_does_not_take_are_refused_with_one_that_does(
+    catalogue: Catalogue, engine: str, media: str, takes: str, use: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        composed(catalogue, f"engine={engine}", f'media=["{media}"]')
+    assert f"got {media}; engine {engine} takes {takes}: use {use}, or leave it out" in str(caught.value)

@@ -118,7 +118,10 @@ class Sglang:
             raise InfrastructureError(f"SGLang gave {len(tokens)} tokens in one step; speculation must be off")
         told = bool(finish) and self._routes is not None and req.routed_experts is not None
         routes = self._routes.bytes_of(req.routed_experts) if told and self._routes else b""
-        return New(tokens, (row.log_prob,) * len(tokens), finish, error, (row.top,) * len(tokens), routes=routes)
+        return New(
+            tokens, (row.log_prob,) * len(tokens), finish, error, (row.top,) * len(tokens), routes=routes,
+            cached_tokens=req.cached_tokens,
+        )  # fmt: skip
 
     def begun(self) -> list[str]:
         reqs = {*self._scheduler.collect_inflight_reqs(), self._scheduler.chunked_req} - {None}

@@ -230,7 +230,7 @@ def _new(output: RequestOutput) -> New:
     tokens = tuple(one.token_ids)
     chosen = tuple(row[token].logprob for row, token in zip(rows, tokens, strict=True)) if rows else ()
     top = tuple(map(_ranked, rows)) if max(map(len, rows), default=0) > 1 else ()
-    return New(tokens, chosen, _finish(one.finish_reason), top=top)
+    return New(tokens, chosen, _finish(one.finish_reason), top=top, cached_tokens=output.num_cached_tokens or 0)
 
 
 def _tempered(temperature: float) -> Callable[[Mapping[int, Any], int], float]:

@@ -148,9 +148,16 @@ def media(config: RunConfig, catalogue: Catalogue) -> Errors:
             yield ConfigError(f"media.{at}.name", choice.name, f"{by_kind[kind]} reads {kind} already: leave one out")
         if generated and kind not in can:
             takes = ", ".join(sorted(can)) or "text only"
-            fix = f"engine {config.engine.name} takes {takes}: use {_engines_that_take(kind, catalogue)}, or leave it out"
+            fix = (
+                f"engine {config.engine.name} takes {takes}: use {_engines_that_take(kind, catalogue)}, or leave it out"
+            )
             yield ConfigError(f"media.{at}.name", choice.name, fix)
         by_kind[kind] = choice.name
+
+
+def _engines_that_take(kind: str, catalogue: Catalogue) -> str:
+    kinds = {name: cast(type[Engine], catalogue.target("engine", name)) for name in catalogue.names("engine")}
+    return " or ".join(name for name, engine in kinds.items() if kind in engine.capabilities.media) or "another"
 
 
 def updates(config: RunConfig, catalogue: Catalogue) -> Errors:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 SEED_MASK = (1 << 63) - 1
 CPU_KV_MB = 256
+CPU_BLOCK_TOKENS = 32
+"""Prompts share whole blocks only, and vLLM's own choice on a CPU is 128."""
 _TAGS = {"weights": "weights", "kv": "kv_cache"}
 SUPPRESSED = -100.0
 """The strongest bias that vLLM takes: e^-100 of a token's share."""
@@ -219,6 +221,8 @@ def _arguments(spec: EngineSpec, options: VllmOptions) -> dict[str, Any]:
         "enable_prefix_caching": options.prefix_cache and not spec.kv_across_versions,
         "logprobs_mode": "processed_logprobs", "max_logprobs": -1, "async_scheduling": False, "disable_log_stats": True,
     }  # fmt: skip
+    if not gpu:
+        arguments["block_size"] = CPU_BLOCK_TOKENS
     if kv_mb is not None:
         arguments["kv_cache_memory_bytes"] = kv_mb << 20
     return {**arguments, **seeing(architectures_of(spec.model["path"]), spec.media), **options.engine_args}

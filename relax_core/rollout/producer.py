@@ -233,9 +233,9 @@ def _unseen(task: Task, why: str) -> Trajectory:
 
 
 def check_vocabulary(family: ModelFamily, facts: Any) -> None:
-    """What the tokenizer says, the engine's model must know; a model may know more (padding)."""
-    have = int(facts["vocab_size"])
-    if family.vocab_size > have:
+    """What the tokenizer says, the engine's model must know; a model may know more (padding), an engine may not tell."""
+    have = int(facts.get("vocab_size", 0))
+    if have and family.vocab_size > have:
         fix = "prompts would hold ids that the model does not know: name the tokenizer and the folder of one model"
         raise ConfigError(
             "model.tokenizer", f"one of {family.vocab_size} tokens over an engine whose model has {have}", fix

@@ -61,8 +61,8 @@ async def engines(
     pool = EnginePool(
         slots, SystemClock(), Direct(), tell, serve_at_start=serve, deterministic=deterministic, bounds=bounds
     )
-    await pool.start()
     try:
+        await pool.start()
         yield pool, receipts, told
     finally:
         await pool.close()

@@ -20,6 +20,7 @@ NAMES = (
     "engines",
     "recipes",
     "soak",
+    "routing",
 )
 
 

@@ -40,11 +40,14 @@ class MediaInputs:
     def __init__(self, module: Any) -> None:
         self.holds = placeholder_ids(module.config)
         self._takes = frozenset(inspect.signature(module.forward).parameters)
-        self._positions = Positions(module, self.holds)
+        self._positions = Positions(module, self.holds, KINDS)
 
-    def of(self, ids: Tensor, valid: Tensor, media: Sequence[ProcessedMedia]) -> tuple[dict[str, Tensor], Tensor]:
+    def of(
+        self, ids: Tensor, valid: Tensor, shown: Sequence[Sequence[ProcessedMedia]]
+    ) -> tuple[dict[str, Tensor], Tensor]:
         """Inputs beside `input_ids` [rows, width], positions among them; and how far the token after each row is ahead of
-        its length [rows]. `valid` [rows, width]: what is no padding; `media`: of all rows in order."""
+        its length [rows]. `valid` [rows, width]: what is no padding; `shown`: media of each row."""
+        media = [one for row in shown for one in row]
         inputs = {
             name: torch.from_numpy(value).to(ids.device) for name, value in tensors_of(media).items() if name in INPUTS
         }
@@ -53,7 +56,7 @@ class MediaInputs:
             if kind in self.holds:
                 types[ids == self.holds[kind]] = number
         inputs["mm_token_type_ids"] = types
-        positions, ahead = self._positions.of(ids, valid, inputs)
+        positions, ahead = self._positions.of(ids, valid, shown)
         taken = {name: value for name, value in inputs.items() if name in self._takes}
         return taken if positions is None else {**taken, "position_ids": positions}, ahead
 

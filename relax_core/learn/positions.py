@@ -1,67 +1,93 @@
 # SPDX-License-Identifier: Apache-2.0
 """Positions of tokens in rows with media, as a Hugging Face model itself computes them (`get_rope_index`).
 
-Models differ in what they ask for and in what they stumble over; here all are asked in one way, and whatever a policy may
-have written between media (a mark that opens none, say) is text. Engine and trainer both ask here.
+Models differ in what they ask for and in what they stumble over. Here each is asked about one medium at a time, with the
+text before it; whatever a policy may have written (a mark that opens nothing, say) is text. Engine and trainer both ask here.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from relax_core.api.modality import ProcessedMedia
+
+_ASKED = {
+    "image_grid_thw": "image_grid_thw", "video_grid_thw": "video_grid_thw", "second_per_grids": "video_second_per_grid",
+}  # fmt: skip
+"""What models call tensors of processed media here."""
 
 
 class Positions:
     """Of one model."""
 
-    def __init__(self, module: Any, holds: Mapping[str, int]) -> None:
-        """`holds`: by kind of medium, the token that holds its place."""
+    def __init__(self, module: Any, holds: Mapping[str, int], kinds: Sequence[str]) -> None:
+        """`holds`: by kind of medium, the token that holds its place; `kinds`: in the order of their numbers, from 1."""
         self._compute = getattr(module.base_model, "get_rope_index", None)
-        self._asks = frozenset(inspect.signature(self._compute).parameters) if self._compute else frozenset()
-        self._holds = torch.tensor(sorted(holds.values()))
+        self._takes = frozenset(inspect.signature(self._compute).parameters) if self._compute else frozenset()
+        self._holds = torch.tensor(sorted(holds.values()), dtype=torch.long)
+        self._numbers = {holds[kind]: number for number, kind in enumerate(kinds, 1) if kind in holds}
         marks = [getattr(module.config, f"{mark}_start_token_id", None) for mark in ("vision", "audio")]
         self._vision, self._audio = (-1 if mark is None else int(mark) for mark in marks)
         special = {*holds.values(), self._vision, self._audio}
         self._text = next(number for number in range(len(special) + 1) if number not in special)
         """A token that means nothing here."""
 
-    def of(self, ids: Tensor, valid: Tensor, inputs: Mapping[str, Tensor]) -> tuple[Tensor | None, Tensor]:
+    def of(self, ids: Tensor, valid: Tensor, shown: Sequence[Sequence[ProcessedMedia]]) -> tuple[Tensor | None, Tensor]:
         """[3, rows, width], None where the model counts tokens alone; and how far the token after each row is ahead of the
-        row's length [rows].
-
-        `ids`, `valid` [rows, width]: tokens, and which are no padding; `inputs`: as `media_inputs` makes them.
-        """
+        row's length [rows]. `ids`, `valid` [rows, width]: tokens, and which are no padding; `shown`: media of each row."""
+        ahead = torch.zeros(len(ids), dtype=torch.float64)
         if self._compute is None:
-            return None, torch.zeros(len(ids), dtype=torch.long, device=ids.device)
-        rows, width = ids.shape
-        end = width - valid.long().flip(1).argmax(1)
-        end[~valid.any(1)] = 0
-        at = torch.arange(rows, device=ids.device)
-        # One more token of text behind each row: models count on one behind a medium, and its place is what is asked.
-        longer, real = (torch.nn.functional.pad(part, (0, 1)) for part in (self._as_text(ids, valid), valid.bool()))
-        longer[at, end], real[at, end] = self._text, True
-        positions: Tensor = self._compute(longer, attention_mask=real.long(), **self._asked(longer, inputs))[0]
-        return positions[:, :, :width], positions[0, at, end] - valid.sum(1)
+            return None, ahead
+        tokens, real = ids.cpu(), valid.bool().cpu()
+        rows = [self._row(row[own], media) for row, own, media in zip(tokens, real, shown, strict=True)]
+        positions = torch.zeros(3, *ids.shape, dtype=torch.float64)
+        for number, row in enumerate(rows):
+            positions[:, number, real[number]] = row[:, :-1]
+            ahead[number] = row[0, -1] - (row.shape[1] - 1)
+        whole = bool((positions == positions.round()).all())  # of some models, videos have fractions
+        return (positions.long() if whole else positions.float()).to(ids.device), ahead.to(ids.device)
 
-    def _as_text(self, ids: Tensor, valid: Tensor) -> Tensor:
+    def _row(self, tokens: Tensor, media: Sequence[ProcessedMedia]) -> Tensor:
+        """[3, tokens + 1]: the last is of the token to come."""
+        places = torch.isin(tokens, self._holds).nonzero().squeeze(1)
+        ends = np.cumsum([one.num_placeholders for one in media], dtype=np.int64)
+        if len(ends) and ends[-1] > len(places):
+            raise ValueError(f"{len(places)} placeholders for {ends[-1]} features")
+        parts: list[Tensor] = []
+        at, following = 0, torch.zeros((), dtype=torch.float64)
+        for one, end in zip(media, ends, strict=True):
+            behind = int(places[end - 1]) + 1
+            part = self._piece(tokens[at:behind], one) + following
+            parts.append(part[:, :-1])
+            at, following = behind, part[0, -1]
+        rest = torch.arange(len(tokens) - at + 1) + following
+        return torch.cat([*parts, rest.expand(3, -1)], dim=1)
+
+    def _piece(self, tokens: Tensor, media: ProcessedMedia) -> Tensor:
+        """[3, tokens + 1]: of a text that ends with a medium, and of the token behind it."""
+        # Two tokens of text behind it: models count on one mark there, or two.
+        ids = torch.cat([self._as_text(tokens), torch.full((2,), self._text)])[None]
+        asked: dict[str, Any] = {
+            name: torch.from_numpy(np.array(media.tensors[own])) for name, own in _ASKED.items() if own in media.tensors
+        }
+        if "feature_attention_mask" in media.tensors:
+            asked["audio_seqlens"] = torch.from_numpy(media.tensors["feature_attention_mask"].sum(-1))
+        asked["use_audio_in_video"] = {span.kind for span in media.layout} == {"video", "audio"}
+        asked["mm_token_type_ids"] = sum((ids == token) * number for token, number in self._numbers.items())
+        taken = {name: value for name, value in asked.items() if name in self._takes}
+        positions: Tensor = self._compute(ids, attention_mask=torch.ones_like(ids), **taken)[0]  # type: ignore[misc]
+        return positions[:, 0, :-1].double()
+
+    def _as_text(self, ids: Tensor) -> Tensor:
         """Marks that open no medium are text: a policy may sample them."""
-        following = torch.nn.functional.pad(ids, (0, 1), value=self._text)[:, 1:]
-        holds = torch.isin(following, self._holds.to(ids.device))
+        following = torch.cat([ids[1:], torch.tensor([self._text])])
+        holds = torch.isin(following, self._holds)
         audio = (ids == self._audio) & holds
-        opens = (ids == self._vision) & (holds | torch.nn.functional.pad(audio, (0, 1))[:, 1:]) | audio
-        stray = ((ids == self._vision) | (ids == self._audio)) & ~opens
-        return ids.masked_fill(stray | ~valid.bool(), self._text)
-
-    def _asked(self, ids: Tensor, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
-        mask, types = inputs.get("feature_attention_mask"), inputs.get("mm_token_type_ids")
-        known = {
-            "image_grid_thw": inputs.get("image_grid_thw"), "video_grid_thw": inputs.get("video_grid_thw"),
-            "second_per_grids": inputs.get("video_second_per_grid"),
-            "audio_seqlens": None if mask is None else mask.sum(-1),
-            "mm_token_type_ids": None if types is None else torch.nn.functional.pad(types, (0, 1)),
-        }  # fmt: skip
-        return {name: value for name, value in known.items() if name in self._asks}
+        opens = audio | (ids == self._vision) & (holds | torch.cat([audio[1:], torch.tensor([False])]))
+        return ids.masked_fill(((ids == self._vision) | (ids == self._audio)) & ~opens, self._text)

@@ -64,11 +64,11 @@ class Sight:
 
     def inputs(self, batch: learn.PackedBatch, ids: Tensor) -> dict[str, Tensor]:
         """Inputs of the model beside `ids`, a row a line without its last token; empty where no row shows anything."""
-        media = [one for own in self.of(batch.rows) for one in own]
-        if not media:
+        shown = self.of(batch.rows)
+        if not any(shown):
             return {}
         valid = torch.arange(ids.shape[1], device=ids.device) < batch.lengths[:, None] - 1
-        return self._inputs.of(ids, valid, media)[0]
+        return self._inputs.of(ids, valid, shown)[0]
 
     def shows(self, batch: learn.PackedBatch) -> bool:
         """Whether a row has media."""

@@ -78,8 +78,7 @@ class CausalModel:
         """As `forward` of whole rows with media; and how far their positions are ahead of columns behind them [rows]."""
         columns = torch.arange(tokens.shape[1], device=self.device)
         valid = columns >= (0 if start is None else start[:, None])
-        media = [one for row in shown for one in row]
-        inputs, jumps = self._inputs.of(tokens, valid.expand(tokens.shape), media)
+        inputs, jumps = self._inputs.of(tokens, valid.expand(tokens.shape), shown)
         inputs.setdefault("position_ids", self._columns(tokens, start, cache))
         return self._run(tokens, start, cache, keep, inputs), jumps
 
@@ -149,7 +148,7 @@ class CausalModel:
             begins = torch.from_numpy(start[part]).to(self.device) if start[part].any() else None
             after, ahead = self._look(tokens[part], begins, cache, 1, shown[part])
             logits.append(after[:, -1])
-            jumps.append(ahead.cpu().numpy().astype(np.float64))
+            jumps.append(ahead.cpu().numpy())
         cache.extent.first = 0
         return cache, torch.cat(logits), np.concatenate(jumps)
 

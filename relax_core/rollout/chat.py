@@ -21,7 +21,7 @@ from relax_core.api.options import Options
 from relax_core.api.task import Message, ToolCall
 from relax_core.options.model_folder import model_type
 from relax_core.rollout.chat_files import ChatFiles
-from relax_core.rollout.chat_media import PARTS, timed
+from relax_core.rollout.chat_media import PARTS, reader
 from relax_core.rollout.chat_template import ChatTemplate
 from relax_core.rollout.chat_tools import parse_calls
 
@@ -45,7 +45,7 @@ class ChatFamily(ModelFamily[Options]):
         }
         self._opening = _opening(files)
         self.placeholders = files.placeholders
-        self._timed = timed(files.config, files.placeholders, self._after_anchor)
+        self._reader = reader(files.config, files.placeholders, self._after_anchor)
         self._end_of_turn = self._find_end_of_turn(files)
         eos = self._tokenizer.token_to_id(files.special.get("eos_token", ""))
         ends = (self._end_of_turn, *files.end_ids, eos)
@@ -72,9 +72,9 @@ class ChatFamily(ModelFamily[Options]):
         return Rendered(ids, _media(appended))
 
     def expand(self, tokens: Sequence[int], layouts: Sequence[Sequence[Span]]) -> tuple[int, ...]:
-        if self._timed is None:
+        if self._reader is None:
             return super().expand(tokens, layouts)
-        return self._timed.expand(tokens, layouts, self.placeholders)
+        return self._reader.expand(tokens, layouts, self.placeholders)
 
     def parts(self, model: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
         return PARTS.get(model_type(Path(str(model.get("path") or ""))), {})

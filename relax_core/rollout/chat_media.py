@@ -13,6 +13,8 @@ from relax_core.api.modality import Span
 
 _TIMED = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 """They read a video as pictures with the time before each."""
+_HEARD = ("qwen3_omni_moe_thinker",)
+"""A video that comes with its sound stands between marks of sound too."""
 _VISION = {"vision": ("visual.patch_embed", "visual.pos_embed", "visual.blocks")}
 _LANGUAGE = {"language": ("language_model", "lm_head")}
 _AUDIO = {"audio": ("audio_tower.conv*", "audio_tower.layers", "audio_tower.ln_post")}
@@ -65,11 +67,35 @@ class Timed:
             yield from (start, *[self._video] * span.size, end)
 
 
-def timed(
+class Heard:
+    """Videos that come with their sound between marks of sound."""
+
+    def __init__(self, marks: tuple[int, int]) -> None:
+        self._marks = marks
+
+    def expand(
+        self, tokens: Sequence[int], layouts: Sequence[Sequence[Span]], holds: Mapping[str, int]
+    ) -> tuple[int, ...]:
+        ids, left, out = frozenset(holds.values()), iter(layouts), list[int]()
+        start, end = self._marks
+        for token in tokens:
+            if token not in ids:
+                out.append(token)
+                continue
+            layout = next(left)
+            own = [holds[span.kind] for span in layout for _ in range(span.size)]
+            out += [start, *own, end] if len({span.kind for span in layout}) > 1 else own
+        return tuple(out)
+
+
+def reader(
     config: Mapping[str, Any], holds: Mapping[str, int], encode: Callable[[str], tuple[int, ...]]
-) -> Timed | None:
-    """For a model that reads videos so."""
-    start, end = (config.get(f"vision_{mark}_token_id") for mark in ("start", "end"))
-    if config.get("model_type") not in _TIMED or "video" not in holds or start is None or end is None:
+) -> Timed | Heard | None:
+    """How the model reads media; None: placeholders are all there is."""
+    kind = config.get("model_type")
+    mark = "vision" if kind in _TIMED else "audio" if kind in _HEARD else ""
+    start, end = (config.get(f"{mark}_{side}_token_id") for side in ("start", "end"))
+    if not mark or "video" not in holds or start is None or end is None:
         return None
-    return Timed(holds["video"], (int(start), int(end)), encode)
+    marks = int(start), int(end)
+    return Timed(holds["video"], marks, encode) if mark == "vision" else Heard(marks)

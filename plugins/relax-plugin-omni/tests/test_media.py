@@ -17,9 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from relax_plugin_omni.audio import AudioOptions, AudioProcessor, samples
 from relax_plugin_omni.image import ImageOptions, ImageProcessor
+from relax_plugin_omni.together import together
 from relax_plugin_omni.video import VideoOptions, VideoProcessor
 
-from relax_core.api import ConfigError, Media, ProcessedMedia
+from relax_core.api import ConfigError, Media, ProcessedMedia, Span
 from relax_core.api.media_source import content_key, read_source
 
 PROCESSORS: dict[str, Any] = {"image": ImageProcessor, "audio": AudioProcessor, "video": VideoProcessor}
@@ -325,3 +326,38 @@ def test_bad_sources_say_what_is_wrong(tmp_path: Path) -> None:
 def test_content_keys() -> None:
     assert content_key(b"a", 1) == content_key(b"a", 1) != content_key(b"a", 2)
     assert len(bytes.fromhex(content_key(b""))) == 16
+
+
+@pytest.mark.parametrize(
+    ("grids", "grid_s", "tokens", "rate"), [(3, 1.0, 40, 13.0), (4, 0.37, 7, 13.0), (2, 2.0, 130, 25.0)]
+)
+def test_sound_stands_between_frames_as_transformers_puts_it(grids, grid_s, tokens, rate):
+    from types import SimpleNamespace
+
+    from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import Qwen3OmniMoeProcessor
+
+    processor = SimpleNamespace(
+        video_processor=SimpleNamespace(merge_size=2),
+        video_token="v",
+        audio_token="a",
+        audio_bos_token="",
+        audio_eos_token="",
+    )
+    seen = {"video_grid_thw": np.array([[grids, 4, 6]]), "video_second_per_grid": [grid_s]}
+    theirs = Qwen3OmniMoeProcessor.replace_video_with_audio_token(
+        processor, seen, 0, {"num_audio_tokens": [tokens]}, 0, position_id_per_seconds=rate
+    )
+    frames = tuple(Span("video", 6, float(at)) for at in range(grids))
+    video = ProcessedMedia("ab", {"video_second_per_grid": np.array([grid_s], np.float32)}, 6 * grids, frames)
+    ours = together(video, ProcessedMedia("cd", {}, tokens), rate)
+    assert "".join(span.kind[0] * span.size for span in ours.layout) == theirs and ours.laid_out("video") == ours
+
+
+def test_a_video_with_its_sound_and_one_that_has_none(model):
+    both = process("video", media.video(audio=True), model, sound=True)
+    assert {span.kind for span in both.layout} == {"video", "audio"} and "input_features" in both.tensors
+    assert both.num_placeholders > process("video", media.video(audio=True), model).num_placeholders
+    silent = process("video", media.video(), model, sound=True)
+    assert {span.kind for span in silent.layout} == {"video"}
+    with pytest.raises(ValueError, match="leave the option sound out"):
+        VideoProcessor().view(both, 0.0, 1.0)

@@ -59,6 +59,11 @@ class Container:
             raise ValueError(f"{self._kind} of {seconds:g} s")
         return seconds
 
+    @property
+    def sounds(self) -> bool:
+        """Whether the file has a stream of sound."""
+        return bool(self._file.streams.audio)
+
     def sound(self) -> tuple[int, int]:
         """(rate, channels)."""
         context = self._stream.codec_context

@@ -70,6 +70,12 @@ class Hearing:
         return ((rest - 1) // 2 + 1 - 1) // 2 + 1 + frames // chunk * 13
 
 
+def positions_per_second(model: Mapping[str, Any]) -> float:
+    """How many positions a second of sound takes in a model that sees and hears."""
+    config = _json(Path(str(model.get("path", ""))) / "config.json")
+    return float(config.get("thinker_config", config).get("position_id_per_seconds", 25))
+
+
 def _part(folder: Path, name: str) -> dict[str, Any]:
     config = _json(folder / "config.json")
     known = config.get("thinker_config", config)

@@ -2,7 +2,7 @@
 """Video: frames at even distances in time, all of one size, as patches. The header tells how many and how large.
 
 Frames are decoded one after another and only the chosen ones are kept, so memory does not grow with a video's length.
-Its sound is a medium of its own: the processor of sound reads the same file.
+Its sound is a medium of its own, which the processor of sound reads from the same file, or comes with it where asked.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from pydantic import Field, model_validator
 
 from relax_core.api import Media, ModalityProcessor, Options, ProcessedMedia, Span
 from relax_core.api.media_source import content_key, read_source
+from relax_plugin_omni.audio import AudioOptions, AudioProcessor
 from relax_plugin_omni.containers import Container, picture
-from relax_plugin_omni.geometry import Vision
+from relax_plugin_omni.geometry import Vision, positions_per_second
 from relax_plugin_omni.patches import fitted, patches, resized
+from relax_plugin_omni.together import together
 
 TRUNCATED = 0.8
 """Frames that end before this part of the promised length: the rest is missing."""
@@ -38,6 +40,8 @@ class VideoOptions(Options):
     """Smaller frames are enlarged. A token stands for a part of two frames in most models."""
     max_tokens_per_frame: int = Field(default=256, ge=1)
     """Larger frames are shrunk."""
+    sound: bool = False
+    """Its sound too, where it has any: tokens of both in the order of time, for models that see and hear."""
     max_seconds: float = Field(default=600.0, gt=0)
     """Longer videos are refused."""
     max_megapixels: float = Field(default=16.0, gt=0)
@@ -71,8 +75,9 @@ class VideoProcessor(ModalityProcessor[VideoOptions]):
         """From the header."""
         vision = Vision.of(model)
         with Container.of(read_source(media.source), "video") as container:
-            plan = self._plan(container, vision)
-        return len(plan.times) // vision.temporal * plan.high * plan.wide // vision.side**2
+            plan, sounds = self._plan(container, vision), self.options.sound and container.sounds
+        seen = len(plan.times) // vision.temporal * plan.high * plan.wide // vision.side**2
+        return seen + (self._listener.budget(media, model) if sounds else 0)
 
     def process(self, media: Media, data: bytes, model: Mapping[str, Any]) -> ProcessedMedia:
         """`pixel_values_videos` [patches, values], `video_grid_thw` [1, 3], how long each of its grids lasts,
@@ -80,14 +85,23 @@ class VideoProcessor(ModalityProcessor[VideoOptions]):
         vision = Vision.of(model)
         with Container.of(data, "video") as container:
             plan = self._plan(container, vision)
-            frames = self._frames(container, plan)
+            frames, sounds = self._frames(container, plan), self.options.sound and container.sounds
         values, grid = patches(frames, vision)
         lasts = np.array([plan.seconds / grid[0]], np.float32)
         key, each = content_key(data, "video", self.options, vision), grid[1] * grid[2] // vision.merge**2
-        return _seen(key, values, grid, lasts, np.array(plan.times, np.float64), each)
+        seen = _seen(key, values, grid, lasts, np.array(plan.times, np.float64), each)
+        return (
+            together(seen, self._listener.process(media, data, model), positions_per_second(model)) if sounds else seen
+        )
+
+    @property
+    def _listener(self) -> AudioProcessor:
+        return AudioProcessor(AudioOptions(max_seconds=self.options.max_seconds))
 
     def view(self, whole: ProcessedMedia, start_s: float, end_s: float) -> ProcessedMedia:
         """The patches of all frames that are shown between the two."""
+        if "input_features" in whole.tensors:
+            raise ValueError("a view of a video with its sound: leave the option sound out, or cut the file")
         ((t, h, w),) = whole.tensors["video_grid_thw"].tolist()
         seconds = whole.tensors["frame_seconds"].reshape(t, -1)
         kept = (seconds[:, -1] >= start_s) & (seconds[:, 0] < end_s)

@@ -28,6 +28,7 @@ _HOME = {
     ),
     "component": ("Component", "Configurable"),
     "engine": ("Capabilities", "Delta", "Engine", "EngineSpec", "GenerateRequest", "Health"),
+    "engine_hand": ("EngineHand", "Generated"),
     "environment": ("Action", "Environment", "Observation", "Session", "Step", "Tool"),
     "errors": (
         "ComeAgain", "ConfigError", "DeadlineExceeded", "InfrastructureError", "PluginError", "RelaxError", "StaleFence",
@@ -144,6 +145,8 @@ if TYPE_CHECKING:
     from relax_core.api.engine import EngineSpec as EngineSpec
     from relax_core.api.engine import GenerateRequest as GenerateRequest
     from relax_core.api.engine import Health as Health
+    from relax_core.api.engine_hand import EngineHand as EngineHand
+    from relax_core.api.engine_hand import Generated as Generated
     from relax_core.api.environment import Action as Action
     from relax_core.api.environment import Environment as Environment
     from relax_core.api.environment import Observation as Observation

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Protocol
 
 from relax_core.api.component import Configurable, OptionsT
+from relax_core.api.engine_hand import NO_ENGINES, EngineHand
 from relax_core.api.task import Message, Part, Task, ToolCall
 
 
@@ -90,6 +91,11 @@ class Environment(Configurable[OptionsT], Generic[OptionsT]):
     """True where its steps or `run` judge the sample, so that a run needs no `[[rewards]]`."""
     in_process: ClassVar[bool] = False
     """True only for code that can't block or crash; everything else runs in a killable worker."""
+
+    needs_engines: tuple[str, ...] = ()
+    """Pools of `[[engines]]` that it asks; set by `__init__` where an option names them."""
+    engines: Mapping[str, EngineHand] = NO_ENGINES
+    """A hand on each of them, from `reset` or `run` on."""
 
     @classmethod
     async def open(cls, options: Any) -> object:

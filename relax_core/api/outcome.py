@@ -20,8 +20,9 @@ class Outcome(StrEnum):
     ENVIRONMENT_ERROR = "environment_error"
     ENVIRONMENT_TIMEOUT = "environment_timeout"
     ENGINE_ERROR = "engine_error"
+    """The policy's engines, or those that a reward asked, could not answer."""
     ENGINE_TIMEOUT = "engine_timeout"
-    """A turn was not sampled within `rollout.turn_timeout_s`."""
+    """A turn was not sampled within `rollout.turn_timeout_s`, or an engine that a reward asked did not answer in time."""
     MEDIA_ERROR = "media_error"
     INVALID_TASK = "invalid_task"
 

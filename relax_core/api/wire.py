@@ -131,8 +131,8 @@ def _register_all() -> None:
     import importlib
 
     for module_name in (
-        "batch", "bus", "column", "engine", "environment", "events", "outcome", "reward", "role", "source", "status",
-        "task", "trainer", "trajectory", "version", "weights", "worker",
+        "batch", "bus", "column", "engine", "engine_hand", "environment", "events", "outcome", "reward", "role", "source",
+        "status", "task", "trainer", "trajectory", "version", "weights", "worker",
     ):  # fmt: skip
         module = importlib.import_module(f"relax_core.api.{module_name}")
         for value in vars(module).values():

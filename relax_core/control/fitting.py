@@ -20,6 +20,7 @@ from relax_core.options.model_folder import WEIGHTS, model_context
 from relax_core.options.run_config import RunConfig
 from relax_core.plugins.catalogue import Catalogue
 from relax_core.roles.plan import Plan
+from relax_core.rollout.side_pools import GROUP
 
 SMALL = 0.5
 """Of what is free."""
@@ -62,7 +63,8 @@ def _bound(config: RunConfig, plan: Plan) -> float:
     tokens = rollout.prompts_per_step * plan.group_size * row * (1 + (plan.max_staleness or 0))
     trained = min(tokens, max(row, config.batch.tokens_per_micro_batch or AT_ONCE))
     teachers = config.teachers if any(name.partition("-")[0] == TEACHER for name in plan.groups) else ()
-    folders = {config.model.path, *(teacher.path for teacher in teachers)}
+    pools = {pool.path for pool in config.engines if GROUP + pool.name in plan.groups}
+    folders = {config.model.path, *(teacher.path for teacher in teachers if teacher.path), *pools}
     each = max(_of_model(folder, COMPUTED * trained + CACHED * tokens) for folder in folders)
     return (LIBRARIES + each) * sum(group.size for group in plan.groups.values())
 

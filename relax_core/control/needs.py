@@ -16,11 +16,13 @@ from relax_core.api.estimate import Estimate, Workload
 from relax_core.api.role import Context
 from relax_core.api.trainer import Trainer
 from relax_core.api.version import Version
+from relax_core.options.engines import EngineTable
 from relax_core.options.run_config import RunConfig
 from relax_core.plugins.catalogue import Catalogue
 from relax_core.roles.plan import Plan, WorkerGroup
 from relax_core.roles.trainer_group import trainer_spec
 from relax_core.rollout.opening import engine_spec
+from relax_core.rollout.side_pools import GROUP, pool_spec
 
 ENGINES = "rollout"
 
@@ -64,12 +66,17 @@ def needs(config: RunConfig, catalogue: Catalogue, plan: Plan, prompt_tokens: in
 
 
 def _need(group: WorkerGroup, planned: _Planned, step: Workload) -> Need:
-    choice = planned.run.engine if group.name == ENGINES else planned.run.trainer
+    pool = planned.run.pool(group.name.removeprefix(GROUP)) if group.name.startswith(GROUP) else None
+    own = planned.run.engine if group.name == ENGINES else planned.run.trainer
+    choice = own if pool is None else planned.run.backend_of(pool)
     if choice.python:
         return Need(group, None, None, f"{choice.name} runs under another interpreter, {choice.python}")
     backend = planned.build(choice.chosen)
     backend.build = planned.build
     try:
+        if pool is not None:
+            told = _of_pool(cast(Engine, backend), planned.run, pool, step, group.size)
+            return Need(group, told, told)
         if group.name == ENGINES:
             told = _of_engine(cast(Engine, backend), planned, step, group.size)
             return Need(group, told, told)
@@ -89,6 +96,11 @@ def _of_engine(engine: Engine, planned: _Planned, step: Workload, size: int) -> 
     bytes_of = engine.estimate(spec, replace(step, prompts=ceil(most / size)))
     flops = engine.estimate(spec, replace(step, prompts=ceil(step.prompts / size))).flops
     return replace(bytes_of, flops=flops)
+
+
+def _of_pool(engine: Engine, run: RunConfig, pool: EngineTable, step: Workload, size: int) -> Estimate:
+    """Its share of one request for each sample of a step, as long as a sample: what is asked is not known before."""
+    return engine.estimate(pool_spec(run, pool), replace(step, prompts=ceil(step.prompts / size)))
 
 
 def _of_rank(trainer: Trainer, planned: _Planned, group: WorkerGroup, rank: int, step: Workload) -> Estimate:

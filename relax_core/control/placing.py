@@ -14,6 +14,7 @@ from relax_core.api.engine import Engine
 from relax_core.api.errors import ConfigError
 from relax_core.api.turn import Part
 from relax_core.api.weights import WeightTransport
+from relax_core.control.pools import NOBODY, Asked, pool_groups
 from relax_core.control.teachers import teacher_groups
 from relax_core.options.operation import RankPlacement
 from relax_core.options.run_config import RunConfig
@@ -28,10 +29,11 @@ TABLES = {"actor": "actor", "rollout": "rollout", "reference": "reference", "act
 
 
 def worker_groups(
-    config: RunConfig, catalogue: Catalogue, roles: Collection[str], on_gpus: bool
+    config: RunConfig, catalogue: Catalogue, roles: Collection[str], on_gpus: bool, asked: Asked = NOBODY
 ) -> dict[str, WorkerGroup]:
-    """The groups of a run by role. `on_gpus`: where a table does not say, a process has a GPU."""
-    placed = [role for role in TABLES if role in roles or role == "actor"]
+    """The groups of a run by role, and its engine pools. `on_gpus`: where a table does not say, a process has a GPU."""
+    by_ranks = not config.teachers or any(teacher.path for teacher in config.teachers)
+    placed = [role for role in TABLES if (role in roles and (role != "teacher" or by_ranks)) or role == "actor"]
     counts = {role: _gpus(_table(config, role), on_gpus) for role in placed}
     if "rollout" in counts:
         counts["rollout"] = _engine_gpus(config, catalogue, on_gpus)
@@ -44,7 +46,7 @@ def worker_groups(
         for role in placed
     }  # fmt: skip
     taught = teacher_groups(groups.pop("teacher"), config) if "teacher" in groups else {}
-    return {**groups, **taught}
+    return {**groups, **taught, **pool_groups(config, asked, roles, on_gpus, {**groups, **taught})}
 
 
 def check_live(config: RunConfig, catalogue: Catalogue, groups: Mapping[str, WorkerGroup]) -> None:

@@ -18,6 +18,7 @@ from relax_core.control.formats import check_formats
 from relax_core.control.graph import select
 from relax_core.control.machine import count_gpus, has_gpus
 from relax_core.control.placing import check_live, check_sleep, on_own_devices, remarks, too_many, worker_groups
+from relax_core.control.pools import askers, check_pools, pool_notes
 from relax_core.control.publishing import adapters_alone
 from relax_core.control.routing import replayed_columns
 from relax_core.control.teachers import taught
@@ -44,10 +45,12 @@ def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -
     routes = replayed_columns(config, catalogue, algorithm.source)
     columns = tuple(sorted({*_columns(algorithm, config, own_pass), *routes}))
     _check_rewards(config, catalogue, algorithm)
+    asked = askers(config, catalogue)
+    check_pools(config, catalogue, asked)
     operations = taught(select(_operations(catalogue, algorithm.source), _goals(algorithm, columns)), config)
     trainer = cast(type[Trainer], catalogue.target("trainer", config.trainer.chosen.name))
     roles = tuple(dict.fromkeys(operation.role for operation in operations))
-    groups = worker_groups(config, catalogue, roles, has_gpus() if on_gpus is None else on_gpus)
+    groups = worker_groups(config, catalogue, roles, has_gpus() if on_gpus is None else on_gpus, asked)
     check_live(config, catalogue, groups)
     check_sleep(config, catalogue, groups)
     waits = _why_whole_steps(config, algorithm, trainer, groups)
@@ -73,7 +76,14 @@ def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -
         adapters_alone=alone,
         fit_columns={fit: tuple(sorted(_fit_columns(algorithm, fit))) for fit in algorithm.fits},
         warm_up_steps=config.critic.warmup_steps if "critic" in algorithm.fits else 0,
-        notes=(*not_streamed, *form, *formats, *remarks(groups), *too_many(groups, count_gpus())),
+        notes=(
+            *not_streamed,
+            *form,
+            *formats,
+            *pool_notes(config, asked, groups),
+            *remarks(groups),
+            *too_many(groups, count_gpus()),
+        ),
     )
 
 

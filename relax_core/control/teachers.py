@@ -9,6 +9,7 @@ from dataclasses import replace
 from relax_core.api.column import TEACHER_INDEX
 from relax_core.api.errors import ConfigError
 from relax_core.api.role import Operation
+from relax_core.control.pools import check_asked
 from relax_core.options.run_config import RunConfig
 from relax_core.roles.plan import WorkerGroup
 
@@ -23,16 +24,17 @@ def taught(operations: Sequence[Operation], config: RunConfig) -> tuple[Operatio
         fix = 'it learns from a teacher: write teachers = "FOLDER", or [[teachers]] with path and only'
         raise ConfigError("teachers", f"nothing, with algorithm {config.algorithm.name}", fix)
     _check_filters(config)
+    check_asked(config, {column for operation in operations if operation.role == ROLE for column in operation.produces})
     if len(config.teachers) == 1:
         return tuple(operations)
     return tuple(each for operation in operations for each in _of_each(operation, config))
 
 
 def teacher_groups(group: WorkerGroup, config: RunConfig) -> dict[str, WorkerGroup]:
-    """One worker group a teacher; several live on the same devices, in turns."""
+    """One worker group a teacher with a folder; several live on the same devices, in turns. Others are engine pools."""
     if len(config.teachers) < 2:
         return {ROLE: group}
-    names = [f"{ROLE}-{number}" for number in range(len(config.teachers))]
+    names = [f"{ROLE}-{number}" for number, teacher in enumerate(config.teachers) if teacher.path]
     return {name: replace(group, name=name) for name in names}
 
 

@@ -17,6 +17,7 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.modality import ModalityProcessor
 from relax_core.api.trainer import Trainer
 from relax_core.api.weights import WeightTransport
+from relax_core.options.engines import pool_errors
 from relax_core.options.operation import RankPlacement
 from relax_core.options.run_config import RunConfig
 from relax_core.options.training import CriticTable
@@ -273,6 +274,7 @@ CHECKS: tuple[Check, ...] = (
     live_weights,
     weight_proof,
     media,
+    pool_errors,
     updates,
     micro_batches,
     rewards,

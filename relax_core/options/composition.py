@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from relax_core.options.checks import combination_errors, samples
+from relax_core.options.engines import pool_file_errors
 from relax_core.options.layers import Source, plugin_files, read_layers
 from relax_core.options.model_folder import file_errors
 from relax_core.options.problems import located, origin_at, refuse
@@ -75,7 +76,8 @@ def _resolved(tree: Tree, catalogue: Catalogue, checked: bool, on_disk: bool) ->
     config = resolve(tree, catalogue)
     problems = combination_errors(config, catalogue) if checked else []
     if checked and on_disk:
-        problems += [*file_errors(config, samples(config, catalogue)), *teacher_errors(config, catalogue)]
+        problems += file_errors(config, samples(config, catalogue))
+        problems += [*pool_file_errors(config), *teacher_errors(config, catalogue)]
     refuse(located(problem, tree) for problem in problems)
     return config
 

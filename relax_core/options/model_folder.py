@@ -57,6 +57,16 @@ def model_type(folder: Path) -> str:
         return ""
 
 
+def vocabulary_size(folder: Path) -> int | None:
+    """Ids of the model, by its `config.json`; None where that does not say or can't be read."""
+    try:
+        config = _read(folder)
+    except (OSError, ValueError):
+        return None
+    size = config.get("vocab_size", (config.get("text_config") or {}).get("vocab_size"))
+    return size if isinstance(size, int) else None
+
+
 def placeholders(folder: Path) -> dict[str, int]:
     """By kind of medium, the id of the tokens that hold its place; empty where `config.json` names none or can't be read."""
     try:

@@ -20,6 +20,7 @@ from relax_core.api.options import Options
 from relax_core.api.secret import Secret
 from relax_core.api.trainer import Chosen
 from relax_core.options.choice import DEFAULT_NAMES, RUNNER_BUS, Choice, choice_model, core_keys, keys_model
+from relax_core.options.engines import EngineTable
 from relax_core.options.problems import located, refuse, unknown_key, validation_errors
 from relax_core.options.rooted import rooted
 from relax_core.options.run_config import DEFAULT_STALENESS, Core, RunConfig, table_keys, top_level_keys
@@ -34,7 +35,7 @@ def resolve(tree: Tree, catalogue: Catalogue) -> RunConfig:
     """Raises ConfigError, or ConfigProblems with all of them."""
     tree = with_defaults(tree)
     problems: list[RelaxError] = []
-    core = _core(tree, problems)
+    core = _with_engines(_core(tree, problems), tree, catalogue, problems)
     components = {table: tuple(_choices(kind, tree, catalogue, problems)) for table, kind in BY_TABLE.items()}
     refuse(located(problem, tree) for problem in problems if isinstance(problem, ConfigError))
     if problems:
@@ -77,6 +78,27 @@ def _core(tree: Tree, problems: list[RelaxError]) -> Core | None:
     strange = [key for key in tree if key not in known and key not in BY_TABLE]
     problems += [unknown_key(key, [*top_level_keys(), *table_keys()], table_keys()) for key in strange]
     return _validated(Core, known, "", problems)
+
+
+def _with_engines(core: Core | None, tree: Tree, catalogue: Catalogue, problems: list[RelaxError]) -> Core | None:
+    """The engines of pools, validated by their classes like that of the run."""
+    if core is None or not core.engines:
+        return core
+    nodes = cast(list[Tree], tree["engines"])
+    pools = [
+        _with_engine(pool, f"engines.{at}.engine", node, catalogue, problems)
+        for at, (pool, node) in enumerate(zip(core.engines, nodes, strict=True))
+    ]
+    return core.model_copy(update={"engines": tuple(pools)})
+
+
+def _with_engine(
+    pool: EngineTable, key: str, node: Tree, catalogue: Catalogue, problems: list[RelaxError]
+) -> EngineTable:
+    if not pool.engine:
+        return pool
+    own = _choice(BY_TABLE["engine"], key, node["engine"], catalogue, problems)
+    return pool.model_copy(update={"engine": own.dump()}) if own else pool
 
 
 def _choices(kind: Kind, tree: Tree, catalogue: Catalogue, problems: list[RelaxError]) -> Iterator[Choice]:

@@ -24,6 +24,7 @@ from relax_core.options.choice import (
     RewardChoice,
     WeightChoice,
 )
+from relax_core.options.engines import EngineTable
 from relax_core.options.operation import CheckpointTable, NotifyTable, PlacementTable, RunTable
 from relax_core.options.teachers import TeacherTable
 from relax_core.options.training import (
@@ -62,6 +63,8 @@ class Core(Options):
     """The tasks."""
     teachers: tuple[TeacherTable, ...] = ()
     """Models to learn from."""
+    engines: tuple[EngineTable, ...] = ()
+    """Pools of engines beside the policy's."""
     rollout: RolloutTable = RolloutTable()
     """Generation."""
     optimizer: OptimizerTable = OptimizerTable()
@@ -124,6 +127,18 @@ class RunConfig(Core):
     @property
     def engine(self) -> BackendChoice:
         return cast(BackendChoice, self.components["engine"][0])
+
+    def pool(self, name: str) -> EngineTable | None:
+        """The pool of this name; None where there is none."""
+        return next((pool for pool in self.engines if pool.name == name), None)
+
+    def backend_of(self, pool: EngineTable) -> BackendChoice:
+        """What a pool's engines are: its own, or as the policy's."""
+        if not pool.engine:
+            return self.engine
+        options = dict(pool.engine)
+        name, python = options.pop("name"), options.pop("python", "")
+        return BackendChoice(chosen=Chosen("engine", name, options), python=python)
 
     @property
     def trainer(self) -> BackendChoice:

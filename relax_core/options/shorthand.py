@@ -18,7 +18,7 @@ def written_out(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def expand(path: KeyPath, value: Any) -> Any:
     """`grpo` at `algorithm` is `{name = "grpo"}`, `async` at `placement` is `{mode = "async"}`, a folder at `teachers` one
-    teacher."""
+    teacher, and the engine of a pool is a component like that of the run."""
     if path == ("placement",) and isinstance(value, str):
         return {"mode": value}
     if path == ("teachers",):
@@ -26,6 +26,12 @@ def expand(path: KeyPath, value: Any) -> Any:
         if not isinstance(teachers, list | tuple):
             return value
         return [{"path": teacher} if isinstance(teacher, str | os.PathLike) else teacher for teacher in teachers]
+    if path == ("engines",) and isinstance(value, list | tuple):
+        return [expand(("engines", ""), pool) for pool in value]
+    if path[0] == "engines" and len(path) == 2 and isinstance(value, Mapping) and "engine" in value:
+        return {**value, "engine": expand((*path, "engine"), value["engine"])}
+    if path[0] == "engines" and path[-1] == "engine" and len(path) == 3:
+        return {"name": value} if isinstance(value, str) else value
     if path[0] == "environments" and path[-1] == "algorithm" and len(path) == 3:
         return {"name": value} if isinstance(value, str) else value
     if path[0] == "environments" and len(path) == 2 and isinstance(value, Mapping) and "algorithm" in value:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from pydantic import Field
 
 from relax_core.api.algorithm import Algorithm
 from relax_core.api.errors import ConfigError
 from relax_core.api.options import Options
-from relax_core.options.model_folder import folder_errors
+from relax_core.options.model_folder import folder_errors, vocabulary_size
 
 if TYPE_CHECKING:
     from relax_core.options.run_config import RunConfig
@@ -31,13 +31,16 @@ COLUMNS = frozenset(
 class TeacherTable(Options):
     """Models that the policy learns from, where the algorithm asks for a teacher; each task has exactly one."""
 
-    path: Path
-    """Folder of a Hugging Face model with the policy's tokenizer."""
+    path: Path | None = None
+    """Folder of a Hugging Face model with the policy's tokenizer, which a trainer runs forward."""
+    engine: str = ""
+    """Instead of a folder: the pool of `[[engines]]` that scores the rows. It gives log-probs of the tokens that the policy
+    sampled, and no others."""
     only: str = Field("", pattern=r"^$|^[^=]+=")
     """Teaches only tasks in which a column has this value, `domain=maths`; a dot goes into a table of the column. Empty:
     all tasks."""
     dtype: Literal["", "float32", "bfloat16", "float16"] = ""
-    """Number format of its weights; empty: that of `model.dtype`."""
+    """Number format of its weights; empty: that of `model.dtype`. A pool has its own."""
 
 
 def asks_for_teacher(config: RunConfig, catalogue: Catalogue) -> bool:
@@ -51,33 +54,37 @@ def teacher_errors(config: RunConfig, catalogue: Catalogue) -> list[ConfigError]
     if not config.teachers or not asks_for_teacher(config, catalogue):
         return []
     return [
-        error for at, teacher in enumerate(config.teachers) for error in _errors(config, f"teachers.{at}.path", teacher)
+        error
+        for at, teacher in enumerate(config.teachers)
+        if (folder := teacher_folder(config, teacher)) is not None
+        for error in _errors(config, f"teachers.{at}.{'engine' if teacher.engine else 'path'}", folder)
     ]
 
 
-def _errors(config: RunConfig, key: str, teacher: TeacherTable) -> Iterator[ConfigError]:
+def teacher_folder(config: RunConfig, teacher: TeacherTable) -> Path | None:
+    """Of its model; None where it names a pool that is not there."""
+    pool = config.pool(teacher.engine) if teacher.engine else None
+    return pool.path if pool else teacher.path
+
+
+def _errors(config: RunConfig, key: str, folder: Path) -> Iterator[ConfigError]:
     """First the folder itself, then whether it speaks the policy's language."""
-    missing = list(folder_errors(teacher.path, key))
+    missing = list(folder_errors(folder, key))
     yield from missing
     if missing or not (config.model.path / "config.json").is_file():
         return
-    own, other = _vocabulary_size(config.model.path), _vocabulary_size(teacher.path)
+    own, other = vocabulary_size(config.model.path), vocabulary_size(folder)
     if own != other:
         fix = f"the policy has {own}, and ids must mean the same to both: name a teacher with that vocabulary"
-        yield ConfigError(key, f"{teacher.path} with a vocabulary of {other}", fix)
+        yield ConfigError(key, f"{folder} with a vocabulary of {other}", fix)
         return
     home = config.model.tokenizer or config.model.path
-    if not (teacher.path / "tokenizer.json").is_file():
+    if not (folder / "tokenizer.json").is_file():
         fix = f"save the tokenizer it was trained with there, so that it can be compared with that of {home}"
-        yield ConfigError(key, f"{teacher.path} without tokenizer.json", fix)
-    elif (home / "tokenizer.json").is_file() and (said := _difference(home, teacher.path)):
+        yield ConfigError(key, f"{folder} without tokenizer.json", fix)
+    elif (home / "tokenizer.json").is_file() and (said := _difference(home, folder)):
         fix = f"ids must mean the same to both: name a teacher with the tokenizer of {home}"
-        yield ConfigError(key, f"{teacher.path}, whose tokenizer {said}", fix)
-
-
-def _vocabulary_size(folder: Path) -> Any:
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return config.get("vocab_size", (config.get("text_config") or {}).get("vocab_size"))
+        yield ConfigError(key, f"{folder}, whose tokenizer {said}", fix)
 
 
 def _difference(one: Path, other: Path) -> str:

@@ -66,7 +66,7 @@ class Rollout(Role):
         if state := await context.bus.kept("sampler"):
             producer.selection.load(state)
         context.doing("ready", engines=producer.facts, held=lambda: len(self._held), under_way=producer.oldest,
-                      judging=producer.judging)  # fmt: skip
+                      judging=producer.judging, pools=producer.pools)  # fmt: skip
         self._undisturbed = asyncio.Lock()
         turns = generate_in_turns(context, producer.engines, self._undisturbed)
         work = (self._admit(), self._finish(), self._attend(), turns, self._follow())

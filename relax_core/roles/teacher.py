@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The teacher role: what other, fixed models think of the rows that the policy sampled. Stateless.
 
-Each row has one teacher. Where there are several, the rollout wrote down which; they live on the same devices in turns.
-Their log-probs are of logits / `rollout.temperature`, as the policy's own are.
+Each row has one teacher, which a trainer runs forward or an engine pool scores. Where there are several, the rollout wrote
+down which; those of trainers live on the same devices in turns. Their log-probs are of logits / `rollout.temperature`, as
+the policy's own are.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from relax_core.api.column import TEACHER_INDEX, student_top_k_ids
 from relax_core.api.role import Context, Operation, Reads, Role
 from relax_core.options.teachers import TeacherTable
 from relax_core.roles.forward import INPUTS, Filled, Filling, ForwardLoop, width_of
+from relax_core.roles.pool_tutor import PoolTutor, Tutor, context_tells
 from relax_core.roles.trainer_group import TrainerGroup
 from relax_core.roles.turn import forwarding
+from relax_core.rollout.side_pools import GROUP, SidePools, side_pool_names
 
 INDEX = TEACHER_INDEX.name
 
@@ -39,19 +42,31 @@ class Teacher(Role):
     async def run(self, context: Context) -> None:
         groups = groups_of(context)
         trainers: list[TrainerGroup] = []
+        pools = SidePools.of(context, side_pool_names(context, teaching=True), context_tells(context))
         try:
+            await pools.start()
+            tutors: list[Tutor] = []
             for group, teacher in zip(groups, context.run.teachers, strict=True):
+                if teacher.engine:
+                    tutors.append(PoolTutor(context, pools.hands[teacher.engine]))
+                    continue
                 trainers.append(await TrainerGroup.start(context, group, self.name, _model(context, teacher)))
-            await _Lesson(context, groups, trainers).run()
+                tutors.append(trainers[-1])
+            context.doing("ready", pools=pools.facts)
+            await _Lesson(context, groups, tutors).run()
         finally:
             for trainer in trainers:
                 await trainer.stop()
+            await pools.close()
 
 
 def groups_of(context: Context) -> tuple[str, ...]:
     """The worker groups of the teachers, in the order of the configuration."""
-    known = context.plan.groups
-    return tuple(name for name in known if name == Teacher.name or name.startswith(f"{Teacher.name}-"))
+    several = len(context.run.teachers) > 1
+    return tuple(
+        GROUP + teacher.engine if teacher.engine else f"{Teacher.name}-{number}" if several else Teacher.name
+        for number, teacher in enumerate(context.run.teachers)
+    )
 
 
 def _model(context: Context, teacher: TeacherTable) -> dict[str, str]:
@@ -83,8 +98,8 @@ def _filling(context: Context, several: bool) -> Filling:
 class _Lesson(ForwardLoop):
     """Rows go to their teachers, one after another; then all of their columns are written at once."""
 
-    def __init__(self, context: Context, groups: Sequence[str], trainers: Sequence[TrainerGroup]) -> None:
-        self._groups, self._trainers = tuple(groups), tuple(trainers)
+    def __init__(self, context: Context, groups: Sequence[str], tutors: Sequence[Tutor]) -> None:
+        self._groups, self._tutors = tuple(groups), tuple(tutors)
         filling = _filling(context, len(groups) > 1)
         first = "actor-fwd" if "student_top_k_ids" in filling.inputs else ""
         super().__init__(context, Teacher.name, filling, first)
@@ -93,7 +108,7 @@ class _Lesson(ForwardLoop):
         return self._groups
 
     async def fill(self, rows: RowBatch) -> Filled:
-        pupils = _pupils(rows, len(self._trainers))
+        pupils = _pupils(rows, len(self._tutors))
         parts = [await self._taught(number, rows.take(own)) for number, own in enumerate(pupils) if own]
         order = [index for own in pupils for index in own]
         if len(parts) == 1:
@@ -105,7 +120,7 @@ class _Lesson(ForwardLoop):
         group = self._groups[number]
         async with forwarding(self.context, group):
             self.context.doing(f"scoring with {group}", rows=len(rows))
-            return self.filling.of(await self._trainers[number].forward(rows, self.filling.asks))
+            return self.filling.of(await self._tutors[number].forward(rows, self.filling.asks))
 
 
 def _pupils(rows: RowBatch, teachers: int) -> list[list[int]]:

@@ -84,11 +84,18 @@ class EngineSlot:
             self.loading = ""
         return receipt
 
-    async def score(self, canary: Canary, timeout_s: float) -> Sequence[float]:
+    async def ask(self, canary: Canary, timeout_s: float) -> Sequence[float]:
         """What the engine makes of a canary."""
         with self._lane.span("overhead", "scoring a canary"):
             (log_probs,) = await self._call("score", [canary.tokens], canary.temperature, timeout_s=timeout_s)
         found: Sequence[float] = log_probs
+        return found
+
+    async def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> Sequence[Sequence[float]]:
+        """Log-probs of given tokens, as long as the engine says that it lives."""
+        found: Sequence[Sequence[float]]
+        with self._lane.span("work", "scoring"):
+            found = await self._call("score", [list(one) for one in sequences], temperature, timeout_s=LONGEST_S)
         return found
 
     async def health(self, timeout_s: float) -> Health:

@@ -14,6 +14,7 @@ from typing import Any
 from relax_core.api.environment import Action, Environment
 from relax_core.api.task import Task
 from relax_core.api.trainer import Chosen
+from relax_core.rollout.engine_line import Ask, EngineLine
 from relax_core.rollout.environment_handle import EnvironmentFailed, guarded, reset, step, told
 from relax_core.rollout.remote_session import Line, RemoteSession
 from relax_core.rollout.session import Ended
@@ -34,11 +35,22 @@ class EnvironmentHost:
         self._instances: dict[int, Environment] = {}
         self._lines: dict[int, Line] = {}
         self._driving: dict[int, asyncio.Future[None]] = {}
+        self._engines = EngineLine()
 
-    async def open(self) -> None:
-        """Once a worker: build the options, run the author's shared set-up."""
+    async def open(self) -> tuple[str, ...]:
+        """Once a worker: build the options, run the author's shared set-up; the engine pools that it asks."""
         self._prototype = self.build(self.component)
         self._shared = await type(self._prototype).open(self._prototype.options)
+        return tuple(self._prototype.needs_engines)
+
+    async def asks(self) -> AsyncIterator[list[Ask]]:
+        """What the instances ask of engine pools, as long as this process lives."""
+        async for asks in self._engines.asks():
+            yield asks
+
+    async def answered(self, number: int, failure: str, value: Any) -> None:
+        """What became of one of them."""
+        self._engines.answered(number, failure, value)
 
     async def reset(self, number: int, task: Task, seed: int, timeout_s: float) -> Any:
         return await _told(lambda: guarded(reset(self._made(number), task, seed), timeout_s, "reset"))
@@ -85,6 +97,7 @@ class EnvironmentHost:
     def _made(self, number: int) -> Environment:
         instance = type(self._prototype)(self._prototype.options)
         instance.shared = self._shared
+        instance.engines = self._engines.hands(instance.needs_engines)
         self._instances[number] = instance
         return instance
 

@@ -17,6 +17,7 @@ from relax_core.api.outcome import Outcome
 from relax_core.api.task import Task
 from relax_core.api.trainer import Chosen
 from relax_core.api.worker import Worker, Workers, WorkerSpec
+from relax_core.rollout.engine_desk import EngineDesk
 from relax_core.rollout.environment_handle import Answer, EnvironmentFailed, Shown, driven, late
 from relax_core.rollout.session import Branch, Format
 
@@ -28,8 +29,8 @@ GRACE_S = 2.0
 class Seat:
     """One process, replaced when it has died."""
 
-    def __init__(self, name: str, chosen: Chosen, children: Workers) -> None:
-        self.name, self._chosen, self._children = name, chosen, children
+    def __init__(self, name: str, chosen: Chosen, children: Workers, desk: EngineDesk) -> None:
+        self.name, self._chosen, self._children, self._desk = name, chosen, children, desk
         self.worker: Worker | None = None
         self.samples = self._started = self._numbered = 0
         # Held across the start of a process: samples that come meanwhile want that process, not one each.
@@ -44,7 +45,8 @@ class Seat:
                 target = "relax_core.rollout.environment_host:EnvironmentHost"
                 (worker,) = await self._children.start([WorkerSpec(name, self._chosen, target=target)], START_S)
                 try:
-                    await worker.call("open", timeout_s=START_S)
+                    needs = await worker.call("open", timeout_s=START_S)
+                    self._desk.attend(worker, f"environment {self._chosen.name}", needs)
                 except BaseException:
                     await worker.kill()
                     raise

@@ -14,6 +14,7 @@ from relax_core.api.clock import Clock
 from relax_core.api.environment import Environment, Tool
 from relax_core.api.trainer import Chosen
 from relax_core.api.worker import Workers
+from relax_core.rollout.engine_desk import EngineDesk
 from relax_core.rollout.environment_handle import EnvironmentHandle, InProcess
 from relax_core.rollout.environment_worker import Remote, Seat
 from relax_core.rollout.single_turn import SingleTurn
@@ -32,7 +33,9 @@ class EnvironmentPool:
         *,
         isolate: bool = False,
         build: Callable[[Chosen], Any] | None = None,
+        desk: EngineDesk | None = None,
     ) -> None:
+        self._desk = desk or EngineDesk({})
         self._chosen, self._children, self._clock = chosen, children, clock
         self._timeout_s, self._isolate = timeout_s, isolate
         self._prototype: Environment = (build or _from_catalogue)(chosen)
@@ -99,6 +102,7 @@ class EnvironmentPool:
     def _made(self) -> Environment:
         instance = type(self._prototype)(self._prototype.options)
         instance.shared = self._shared
+        instance.engines = {name: self._desk.hands[name] for name in instance.needs_engines}
         return instance
 
     def _seat_alone(self) -> Seat:
@@ -108,7 +112,7 @@ class EnvironmentPool:
         return seat
 
     def _seat(self, number: int) -> Seat:
-        return Seat(f"environment-{self._chosen.name}-{number}", self._chosen, self._children)
+        return Seat(f"environment-{self._chosen.name}-{number}", self._chosen, self._children, self._desk)
 
 
 def _from_catalogue(chosen: Chosen) -> Any:

@@ -20,7 +20,8 @@ from relax_core.api.outcome import Outcome
 from relax_core.api.task import Task
 from relax_core.api.trajectory import Trajectory
 from relax_core.api.worker import Workers
-from relax_core.rollout.reward_workers import Group, RewardChoice, RewardWorkers
+from relax_core.rollout.engine_desk import EngineDesk
+from relax_core.rollout.reward_workers import NO_DESK, Group, RewardChoice, RewardWorkers
 from relax_core.rollout.verdict import Verdict
 
 __all__ = ["Judge", "Judgement", "RewardChoice"]
@@ -51,13 +52,16 @@ class Judgement:
 class Judge:
     """All rewards of a run."""
 
-    def __init__(self, rewards: Sequence[RewardChoice], children: Workers, clock: Clock, num_workers: int = 1) -> None:
+    def __init__(
+        self, rewards: Sequence[RewardChoice], children: Workers, clock: Clock, num_workers: int = 1,
+        desk: EngineDesk = NO_DESK,
+    ) -> None:  # fmt: skip
         self._clock = clock
         self.seconds = 0.0
         """Spent in `judge` so far."""
         self._asked: list[float] = []
         """When the calls under way began."""
-        self._rewards = [RewardWorkers(choice, name, children, num_workers) for name, choice in _named(rewards)]
+        self._rewards = [RewardWorkers(choice, name, children, num_workers, desk) for name, choice in _named(rewards)]
 
     async def start(self) -> None:
         await asyncio.gather(*(reward.start() for reward in self._rewards))

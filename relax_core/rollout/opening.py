@@ -17,6 +17,7 @@ from relax_core.api.role import Context
 from relax_core.api.routing import Routing
 from relax_core.api.version import Version
 from relax_core.api.worker import WorkerSpec
+from relax_core.options.choice import BackendChoice
 from relax_core.options.model_folder import model_context, routing
 from relax_core.rollout.engine_slot import EngineSlot
 from relax_core.rollout.evaluation import EvalSet
@@ -172,22 +173,30 @@ def make_pool(context: Context, now: Version, tell: Tell, suppress: tuple[int, .
     """Engines for the run at version `now`; they start with the model folder, and serve as they are only at step 0."""
     run, group = context.run, context.plan.groups["rollout"]
     spec = replace(engine_spec(run, now._replace(step=0)), media=media_store(context) if run.media else "")
-    can = type(context.build(run.engine.chosen)).capabilities
-    slots, silence_s = [], run.placement.rollout.silence_s
-    for number in range(group.size):
-        name = f"engine-{number}"
-        worker = WorkerSpec(
-            name, run.engine.chosen, str(run.engine.python or ""), {"OMP_NUM_THREADS": str(group.threads or 1)},
-            devices=group.seat(number), num_gpus=context.plan.num_gpus(group.seat(number)),
-        )  # fmt: skip
-        lane = context.lane(name, group.devices_of(number))
-        slots.append(EngineSlot(name, run.engine.chosen, spec, worker, context.workers, can, lane, silence_s))
+    slots = engine_slots(context, group, "engine", run.engine, spec, run.placement.rollout.silence_s)
     weights = run.weights
     feed = WeightFeed(context.weights, context.clock, weights.proof, weights.tolerance, weights.timeout_s)
     bounds = pool_bounds(run)
     return EnginePool(
         slots, context.clock, feed, tell, now.step == 0, run.deterministic, group.sleeps, suppress, bounds
     )
+
+
+def engine_slots(
+    context: Context, group: Any, prefix: str, choice: BackendChoice, spec: EngineSpec, silence_s: float
+) -> list[EngineSlot]:
+    """The places of a worker group's engines, on its devices; none is started."""
+    can = type(context.build(choice.chosen)).capabilities
+    slots = []
+    for number in range(group.size):
+        name = f"{prefix}-{number}"
+        worker = WorkerSpec(
+            name, choice.chosen, str(choice.python or ""), {"OMP_NUM_THREADS": str(group.threads or 1)},
+            devices=group.seat(number), num_gpus=context.plan.num_gpus(group.seat(number)),
+        )  # fmt: skip
+        lane = context.lane(name, group.devices_of(number))
+        slots.append(EngineSlot(name, choice.chosen, spec, worker, context.workers, can, lane, silence_s))
+    return slots
 
 
 def pool_bounds(run: Any) -> Bounds:

@@ -30,6 +30,7 @@ from relax_core.rollout.rest import Rest
 from relax_core.rollout.router import Bounds, Router
 from relax_core.rollout.router_actions import Abort, Action, Answer, Give, Quarantine
 from relax_core.rollout.routes import Routes
+from relax_core.rollout.scoring import Scoring
 from relax_core.rollout.upkeep import Arrived, Tell, Upkeep
 from relax_core.rollout.weight_feed import Feed
 
@@ -63,6 +64,7 @@ class EnginePool:
         self._router = Router(self._slots, bounds, deterministic)
         self._upkeep = Upkeep(self._slots, self._router, self._rest, clock, feed, tell, self._act, serve_at_start)
         self._door = Door(self._router.room)
+        self._scoring, self._deterministic = Scoring(self._slots, self._router, self._upkeep.trusting), deterministic
         self._requests: dict[str, tuple[Asked, int]] = {}
         """What each open request was asked with, and its place there."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -161,6 +163,10 @@ class EnginePool:
             self._forget([pending.request.id for pending in requests])
             raise
 
+    async def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[Sequence[float]]:
+        """Log-probs of given tokens, for who bounds the time; not of a pool that is paused or updated."""
+        return await self._scoring.score(sequences, temperature, singly=self._deterministic)
+
     def _pending(self, call: GenerateCall, sampling: Sampling) -> Pending:
         self._numbers += 1
         request = GenerateRequest(
@@ -188,6 +194,7 @@ class EnginePool:
             now = self._clock.now()
             self._do(self._router.place(now))
             self._door.open(self._router.time(now))
+            self._scoring.changed()
 
     def _act(self, actions: Sequence[Action]) -> None:
         """Do what the router wants; something has changed, so that more may be placed."""
@@ -241,6 +248,7 @@ class EnginePool:
                 asked.future.set_exception(error)
         self._requests.clear()
         self._door.fail(error)
+        self._scoring.fail(error)
 
     def _own(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

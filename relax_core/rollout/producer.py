@@ -25,6 +25,7 @@ from relax_core.api.trajectory import Trajectory
 from relax_core.api.version import Version
 from relax_core.api.weights import Manifest
 from relax_core.rollout.completion import GenerateAll, singly
+from relax_core.rollout.engine_desk import EngineDesk
 from relax_core.rollout.environments import EnvironmentPool
 from relax_core.rollout.episode import Limits, run_answers, run_episode
 from relax_core.rollout.evaluation import EvalSet, Evaluation
@@ -38,6 +39,7 @@ from relax_core.rollout.pool import EnginePool, Sampling
 from relax_core.rollout.progress import Progress
 from relax_core.rollout.seeds import sample_seed
 from relax_core.rollout.selection import Selection
+from relax_core.rollout.side_pools import SidePools, side_pool_names
 from relax_core.rollout.tasks import TaskSet
 from relax_core.rollout.together import together
 from relax_core.rollout.under_way import GroupUnderWay
@@ -55,13 +57,14 @@ class Producer:
     def __init__(
         self, context: Context, family: ModelFamily, pool: EnginePool, environments: Mapping[str, EnvironmentPool],
         judge: Judge, tasks: TaskSet, selection: Selection, sets: Sequence[EvalSet], media: MediaDesk,
+        pools: SidePools, desk: EngineDesk,
     ) -> None:  # fmt: skip
         run = context.run
         self._limits = Limits(0)  # of the engine, once it has started
         self._context, self._family, self._pool = context, family, pool
         self._played_by_default = environments[run.environment.name]
         self._environments, self._judge, self._tasks, self.selection = environments, judge, tasks, selection
-        self._media = media
+        self._media, self._pools, self._desk = media, pools, desk
         self.routing = replayed_routing(run)
         """How the model routes, where the trainer replays what the rollout visited."""
         self._sampling = Sampling(run.rollout.temperature, run.rollout.top_p, routing=self.routing)
@@ -83,18 +86,20 @@ class Producer:
             RewardChoice(r.chosen, r.weight, r.timeout_s, r.memory_mb, r.only, context.functions.get(r.name))
             for r in run.rewards
         ]
-        judge = Judge(rewards, context.children, context.clock)
+        pools = SidePools.of(context, side_pool_names(context, teaching=False), tell)
+        desk = EngineDesk(pools.hands)
+        judge = Judge(rewards, context.children, context.clock, desk=desk)
         environments = {
-            choice.name: EnvironmentPool(choice.chosen, context.children, context.clock, build=context.build)
+            choice.name: EnvironmentPool(choice.chosen, context.children, context.clock, build=context.build, desk=desk)
             for choice in (run.environment, *run.environments)
         }
         pool = make_pool(context, await context.bus.version(), tell, tuple(family.placeholders.values()))
         media = make_desk(context, family)
         selection = make_selection(context, tasks, train)
-        made = cls(context, family, pool, environments, judge, tasks, selection, sets, media)
+        made = cls(context, family, pool, environments, judge, tasks, selection, sets, media, pools, desk)
         try:
             starts = (one.start() for one in environments.values())
-            facts, *_ = await together(pool.start(), judge.start(), *starts, media.start())
+            facts, *_ = await together(pool.start(), judge.start(), *starts, media.start(), pools.start())
             check_vocabulary(family, facts)
             made._limits = _limits(run, facts)
         except BaseException:
@@ -105,6 +110,8 @@ class Producer:
     async def close(self) -> None:
         stops = (one.stop() for one in self._environments.values())
         await asyncio.gather(self._pool.close(), self._judge.stop(), *stops, self._media.stop())
+        await self._desk.close()
+        await self._pools.close()
 
     # -- training samples ---------------------------------------------------------------------------------------
 
@@ -216,6 +223,10 @@ class Producer:
 
     def facts(self) -> dict[str, Any]:
         return self._pool.facts()
+
+    def pools(self) -> dict[str, Any]:
+        """Engine pools beside the policy's."""
+        return self._pools.facts()
 
     def oldest(self) -> list[dict[str, Any]]:
         """The groups that have been under way for longest."""

@@ -15,15 +15,19 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 from relax_core.api.clock import Clock, SystemClock
+from relax_core.api.errors import PluginError
 from relax_core.api.reward import BatchReward, GroupReward, Reward
 from relax_core.api.task import Task
 from relax_core.api.trainer import Chosen
 from relax_core.api.trajectory import Trajectory
+from relax_core.rollout.engine_line import Ask, EngineLine, own_time
 from relax_core.rollout.transcript import revive
 from relax_core.rollout.verdict import Verdict, raised_verdict, timeout_verdict, verdict_of, where
 
 FLUSH_S = 0.02
 """How long a finished result may wait for company."""
+BEAT_S = 0.5
+"""How often a process whose samples wait for an engine says so."""
 FUNCTION = "reward-function"
 """Component kind of a function passed from Python; its options hold the cloudpickle, read from the parent's pipe."""
 
@@ -54,17 +58,35 @@ class RewardHost:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reward")
         self._author: Callable[..., Any] = self.open
         self._form = ""
+        self._line = EngineLine()
 
-    def open(self) -> tuple[str, str, bool]:
-        """Build the reward; its form (sample, batch or group), the place of its method, and whether it awaits others."""
+    def open(self) -> tuple[str, str, bool, tuple[str, ...]]:
+        """Build the reward; its form (sample, batch or group), the place of its method, whether it awaits others, and the
+        engine pools that it asks."""
         reward = self._built()
+        needs = tuple(reward.needs_engines)
         if isinstance(reward, GroupReward):
             self._form, self._author = "group", reward.score_group
         elif isinstance(reward, BatchReward):
             self._form, self._author = "batch", reward.score_batch
         else:
             self._form, self._author = "sample", reward.score
-        return self._form, where(self._author), inspect.iscoroutinefunction(self._author)
+        awaits = inspect.iscoroutinefunction(self._author)
+        if needs:
+            if not awaits:
+                fix = "it asks an engine pool, which takes time: write it as `async def`"
+                raise PluginError(f"reward {self.component.name}", f"{where(self._author)} is no coroutine; {fix}")
+            reward.engines = self._line.hands(needs)
+        return self._form, where(self._author), awaits, needs
+
+    async def asks(self) -> AsyncIterator[list[Ask]]:
+        """What the reward asks of engine pools, as long as this process lives."""
+        async for asks in self._line.asks():
+            yield asks
+
+    async def answered(self, number: int, failure: str, value: Any) -> None:
+        """What became of one of them."""
+        self._line.answered(number, failure, value)
 
     async def score(
         self,
@@ -113,8 +135,9 @@ class RewardHost:
         tasks = {asyncio.create_task(self._awaited(number, samples, timeout_s)) for number, samples in work}
         try:
             while tasks:
-                done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                yield [task.result() for task in done], False
+                done, tasks = await asyncio.wait(tasks, timeout=BEAT_S, return_when=asyncio.FIRST_COMPLETED)
+                if done or self._line.waits:  # who waits for an engine is not silent
+                    yield [task.result() for task in done], False
         finally:
             for task in tasks:
                 task.cancel()
@@ -124,7 +147,8 @@ class RewardHost:
         deadline = asyncio.timeout(timeout_s)
         try:
             async with deadline:
-                result = await self._ask(samples)
+                with own_time(deadline):
+                    result = await self._ask(samples)
             verdicts = self._verdicts(result, len(samples))
         except Exception as error:
             late = deadline.expired()

@@ -14,21 +14,24 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from relax_core.api.errors import DeadlineExceeded, RelaxError, WorkerDied
+from relax_core.api.errors import DeadlineExceeded, InfrastructureError, RelaxError, WorkerDied
 from relax_core.api.task import Task
 from relax_core.api.trainer import Chosen
 from relax_core.api.trajectory import Trajectory
 from relax_core.api.worker import Worker, Workers, WorkerSpec
+from relax_core.rollout.engine_desk import EngineDesk
 from relax_core.rollout.fuse import Fuse, FuseTripped, failing_sample, fault_of
 from relax_core.rollout.reward_host import FUNCTION
 from relax_core.rollout.reward_lane import RewardLane
 from relax_core.rollout.transcript import flatten
-from relax_core.rollout.verdict import Verdict, death_verdict, timeout_verdict, unpack
+from relax_core.rollout.verdict import ENGINE_OUTCOMES, Verdict, death_verdict, timeout_verdict, unpack
 
 START_S = 120.0
 GRACE_S = 2.0
 """On top of a reward's own deadline before its process's silence counts: the way there and back."""
 MAX_UNITS = 1024
+NO_DESK = EngineDesk({})
+"""Of a reward that is asked outside a run: no engine pool is there."""
 Group = tuple[Task, Sequence[Trajectory]]
 
 
@@ -80,8 +83,10 @@ class _Unit:
 class RewardWorkers:
     """Scores with one reward in `num_workers` processes."""
 
-    def __init__(self, choice: RewardChoice, name: str, children: Workers, num_workers: int) -> None:
-        self.choice, self.name = choice, name
+    def __init__(
+        self, choice: RewardChoice, name: str, children: Workers, num_workers: int, desk: EngineDesk = NO_DESK
+    ) -> None:
+        self.choice, self.name, self._desk = choice, name, desk
         self._children = children
         self._lanes = [RewardLane(f"reward-{name}-{number}", self._opened) for number in range(num_workers)]
         self._waiting: asyncio.Queue[_Unit] = asyncio.Queue()
@@ -144,7 +149,8 @@ class RewardWorkers:
             memory_mb=self.choice.memory_mb,
         )
         (worker,) = await self._children.start([spec], START_S)
-        self._form, self._place, awaits = await worker.call("open", timeout_s=START_S)
+        self._form, self._place, awaits, needs = await worker.call("open", timeout_s=START_S)
+        self._desk.attend(worker, f"reward {self.name}", needs)
         return worker, awaits
 
     def _component(self) -> Chosen:
@@ -241,6 +247,8 @@ class RewardWorkers:
 
     def _watch(self, sample: tuple[Task, Trajectory], verdict: Verdict) -> None:
         seen = self._fuse.record(fault_of(verdict))
+        if seen and verdict.outcome in ENGINE_OUTCOMES:
+            raise InfrastructureError(f"reward {self.name} got no answer on {seen}: {verdict.error}")
         if seen:
             raise FuseTripped(self.name, verdict, seen, failing_sample(self.name, *sample, verdict))
 

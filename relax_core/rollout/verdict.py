@@ -14,6 +14,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from relax_core.api.errors import DeadlineExceeded, InfrastructureError
 from relax_core.api.outcome import Outcome
 from relax_core.api.reward import Score
 
@@ -67,8 +68,16 @@ def verdict_of(result: object, place: str) -> Verdict:
         )
 
 
+ENGINE_OUTCOMES = (Outcome.ENGINE_ERROR, Outcome.ENGINE_TIMEOUT)
+"""Of a reward that asked an engine: nothing that its author could mend."""
+
+
 def raised_verdict(error: BaseException, author: Callable[..., Any]) -> Verdict:
-    """REWARD_ERROR with the frames inside the author's code, the innermost of them as its place."""
+    """REWARD_ERROR with the frames inside the author's code, the innermost of them as its place; an engine that could not be
+    asked is an outcome of its own."""
+    if isinstance(error, InfrastructureError):
+        outcome = Outcome.ENGINE_TIMEOUT if isinstance(error, DeadlineExceeded) else Outcome.ENGINE_ERROR
+        return Verdict(outcome=outcome, error=str(error), kind=type(error).__name__, place=where(author))
     trace = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_HERE)]
     root = _root(author)
     own = [frame for frame in trace if frame.filename.startswith(root)] or trace[-1:]

@@ -95,7 +95,7 @@ class WeightFeed:
             raise InfrastructureError(f"{manifest.version}: published without a canary; weights.proof asks for one")
         began = self._clock.now()
         left = self._left(slot, f"the canary of {manifest.version}", deadline)
-        worst = difference(manifest.canary, await slot.score(manifest.canary, left))
+        worst = difference(manifest.canary, await slot.ask(manifest.canary, left))
         if not worst <= self._tolerance:
             raise InfrastructureError(
                 f"{slot.name}: {manifest.version}: a canary's log-prob differs from the trainer's by {worst:.4g}, at most "

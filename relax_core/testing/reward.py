@@ -16,6 +16,7 @@ from relax_core.api.task import Task
 from relax_core.api.trajectory import Trajectory
 from relax_core.testing.number import is_finite
 from relax_core.testing.samples import trajectory
+from relax_core.testing.scripted_hand import ScriptedHand
 from relax_core.testing.suite import Suite
 
 Sample = tuple[Task, str]
@@ -32,6 +33,11 @@ class RewardSuite(Suite):
     """Index of the sample that must score highest, where there is one."""
 
     @classmethod
+    def engine_says(cls, prompt: str) -> str:
+        """What the engines say that the reward asks (`needs_engines`); overwrite it where they must say something else."""
+        return "1"
+
+    @classmethod
     def judged(cls, reward: Any, samples: Sequence[Sample]) -> list[Any]:
         """The reward's own results, one a sample, whichever of the three forms it has."""
         return cls.handed(reward, copy.deepcopy(samples))
@@ -39,6 +45,7 @@ class RewardSuite(Suite):
     @classmethod
     def handed(cls, reward: Any, samples: Sequence[Sample]) -> list[Any]:
         """The same, with these very samples in the reward's hands."""
+        reward.engines = {name: ScriptedHand(name, cls.engine_says) for name in reward.needs_engines}
         tasks = [_with_columns(task, reward.needs_columns) for task, _ in samples]
         attempts = [trajectory(task, response) for task, (_, response) in zip(tasks, samples, strict=True)]
         return asyncio.run(_judge(reward, tasks, attempts))
@@ -65,6 +72,13 @@ class RewardSuite(Suite):
     def test_needed_columns_are_names(self) -> None:
         needed = getattr(self.target(), "needs_columns", ())
         assert isinstance(needed, tuple) and all(isinstance(name, str) for name in needed), "a tuple of column names"
+
+    def test_a_reward_that_asks_engines_awaits_them(self, made: Any) -> None:
+        needed = made.needs_engines
+        assert isinstance(needed, tuple) and all(isinstance(name, str) for name in needed), "a tuple of pool names"
+        form = made.score_group if isinstance(made, GroupReward) else None
+        form = made.score_batch if isinstance(made, BatchReward) else form or made.score
+        assert not needed or inspect.iscoroutinefunction(form), "it waits for engines: write it as `async def`"
 
     def test_the_best_sample_scores_highest(self, made: Any) -> None:
         if self.best is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Both rewards keep what every reward promises."""
+"""All rewards keep what every reward promises."""
 
 from __future__ import annotations
 
@@ -19,3 +19,13 @@ class TestMaths(RewardSuite):
     component = "maths"
     samples = ((HALF, "two"), (HALF, r"so it is \boxed{\frac{1}{2}}"), (HALF, "2"))
     best = 1
+
+
+class TestJudge(RewardSuite):
+    component = "judge"
+    samples = ((HALF, "two"), (HALF, "a good one"))
+    best = 1
+
+    @classmethod
+    def engine_says(cls, prompt: str) -> str:
+        return "It is right.\n9" if "a good one" in prompt else "No.\n2"

@@ -89,6 +89,8 @@ def test_unknown_keys_are_always_refused_with_a_hint(catalogue: Catalogue, table
         data[table] = [{"name": chosen[table], key: 1}]
     elif table == "teachers":
         data[table] = [{"path": "/t", key: 1}]
+    elif table == "engines":
+        data[table] = [{"name": "judge", "path": "/t", key: 1}]
     else:
         data[table] = {**data.get(table, {}), key: 1, **({"train": "/t"} if table == "data" else {})}
     with pytest.raises(ConfigError) as caught:

@@ -59,7 +59,8 @@ def _follow(roles: Roles, name: str, now: float) -> tuple[list[Link], str]:
         left = None if wait.get("polls") else float(wait["deadline"]) - now
         link = Link(name, f"waits for {wait['reason']}{named}", now - float(wait["since"]), left)
         return [link], next(busy, owing[0] if owing else "")
-    return [Link(name, f"is {role['state']}" + (f": {role['doing']}" if role.get("doing") else ""))], ""
+    at_work = Link(name, f"is {role['state']}" + (f": {role['doing']}" if role.get("doing") else ""))
+    return [at_work, *_asked((role.get("facts") or {}).get("pools") or {}, age)], ""
 
 
 def oldest_wait(role: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -85,8 +86,21 @@ def _parts(name: str, role: Mapping[str, Any], age: float) -> Iterator[Link]:
     elif group["at"] == "rewards" and (judging := facts.get("judging")):
         names, owed = _rewards(judging)
         yield Link(names, f"owe{'s' * (len(judging['rewards']) == 1)} {owed} verdicts", judging["for_s"] + age)
+        yield from _asked(facts.get("pools") or {}, age)
     elif group["at"] == "environments":
         yield Link("environments", f"have {group['missing']} of its samples")
+        yield from _asked(facts.get("pools") or {}, age)
+
+
+def _asked(pools: Mapping[str, Mapping[str, Any]], age: float) -> Iterator[Link]:
+    """The pool beside the policy's that has owed an answer for longest, and its engine."""
+    owing = [name for name in pools if pools[name].get("open")]
+    if owing:
+        name = max(owing, key=lambda name: float(pools[name]["for_s"]))
+        pool, engines = pools[name], pools[name]["engines"]
+        yield Link(f"engine pool {name}", f"owes {pool['open']} answers", pool["for_s"] + age)
+        if engine := _slowest(engines):
+            yield Link(engine, engine_says(engines[engine]), engines[engine].get("silent_s", 0.0) + age)
 
 
 def _loading(name: str, role: Mapping[str, Any], engines: Mapping[str, Mapping[str, Any]]) -> Iterator[Link]:

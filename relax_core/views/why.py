@@ -132,11 +132,12 @@ def _waits(roles: Any, now: float) -> Iterator[Waiting]:
 
 
 def _details(role: Mapping[str, Any], now: float) -> Iterator[str]:
-    """What a rollout has under way: its oldest groups, and its engines."""
+    """What a rollout has under way: its oldest groups, and its engines; and those of other pools."""
     facts, age = role.get("facts") or {}, now - float(role.get("at") or now)
     for group in facts.get("under_way") or ():
         yield f"{group_says(group)}: {seconds(group['for_s'] + age)} old"
-    for name, engine in (facts.get("engines") or {}).items():
+    pools = (facts.get("pools") or {}).values()
+    for name, engine in [one for part in (facts, *pools) for one in (part.get("engines") or {}).items()]:
         silent = engine.get("silent_s", 0.0)
         yield f"{name} {engine_says(engine)}" + (f", silent for {seconds(silent + age)}" if silent else "")
 

@@ -60,6 +60,13 @@ class DrainingEngine:
             del self._left[name]
         return Delta(name, (last[name],), (-0.5,), self._step, self._step, finish)
 
+    async def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
+        """Each token's log-prob is its id, negative and by the temperature."""
+        await asyncio.sleep(TOKEN_S * len(sequences))
+        if any(REFUSED in sequence for sequence in sequences):
+            raise ValueError(f"token {REFUSED} is outside the vocabulary")
+        return [[0.0, *(-token / temperature for token in sequence[1:])] for sequence in sequences]
+
     async def update_weights(self, manifest: Manifest, transport: Any) -> Receipt:
         if self._left and not self.in_flight:
             raise RuntimeError(f"updated while it runs {sorted(self._left)}")
@@ -120,6 +127,10 @@ class FalseEngine(ScriptedEngine):
     def _delta(self, name: str, last: dict[str, int]) -> Delta:
         delta = super()._delta(name, last)
         return replace(delta, log_probs=()) if self._name == "engine-0" else delta
+
+    async def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
+        found = await super().score(sequences, temperature)
+        return [one[:-1] for one in found] if self._name == "engine-0" else found
 
 
 class OddEngine(ScriptedEngine):

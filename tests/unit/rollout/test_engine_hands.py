@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hands on engine pools, from the processes of rewards and environments: what engines do never becomes a score."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relax_core.api import Chosen, ConfigError, InfrastructureError, Message, Outcome, SystemClock, Task, Trajectory
+from relax_core.api.errors import DeadlineExceeded, PluginError
+from relax_core.plugins.catalogue import Catalogue
+from relax_core.rollout.engine_desk import EngineDesk
+from relax_core.rollout.environments import EnvironmentPool
+from relax_core.rollout.judge import Judge, Judgement, RewardChoice
+from relax_core.rollout.pool_hand import PoolHand
+from relax_core.runners.local.workers import LocalWorkers
+from tests.unit.rollout.pool_lab import engines, until
+from tests.unit.rollout.scripted_engine import REFUSED
+from tests.unit.rollout.toy_policy import Letters
+
+ASKING = '''
+import asyncio
+from relax_core.api import Environment, Observation, Reward
+
+
+class Following(Reward):
+    """The letter that the judge says last, by its place behind what the response says."""
+    needs_engines = ("judge",)
+
+    async def score(self, task, trajectory):
+        said = await self.engines["judge"].generate(trajectory.response, 40)
+        return float(ord(said.text[-1]) - ord(trajectory.response[-1]))
+
+
+class Hasty(Reward):
+    needs_engines = ("judge",)
+
+    async def score(self, task, trajectory):
+        return len((await self.engines["judge"].generate("a", 60, timeout_s=0.05)).text)
+
+
+class Refused(Reward):
+    needs_engines = ("judge",)
+
+    async def score(self, task, trajectory):
+        return len((await self.engines["judge"].generate([999], 2)).text)
+
+
+class Elsewhere(Reward):
+    needs_engines = ("judge",)
+
+    async def score(self, task, trajectory):
+        return len((await self.engines.get("judge").generate("a", 2)).text)
+
+
+class Blocking(Reward):
+    needs_engines = ("judge",)
+
+    def score(self, task, trajectory):
+        return 1.0
+
+
+class Likely(Reward):
+    needs_engines = ("judge",)
+
+    async def score(self, task, trajectory):
+        both = await self.engines["judge"].score("q", ["a", "b"])
+        return both[0][0] - both[1][0]
+
+
+class Hinting(Environment):
+    needs_engines = ("judge",)
+
+    async def reset(self, task, seed):
+        return Observation((await self.engines["judge"].generate("a", 3)).text)
+'''
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("plugin") / "asking.py"
+    path.write_text(ASKING)
+    return str(path)
+
+
+@asynccontextmanager
+async def judging(plugin: str, name: str, hand: Any, timeout_s: float = 10.0) -> AsyncIterator[Judge]:
+    children, desk = LocalWorkers([plugin]), EngineDesk({"judge": hand} if hand else {})
+    judge = Judge([RewardChoice(Chosen("reward", name), timeout_s=timeout_s)], children, SystemClock(), desk=desk)
+    try:
+        await judge.start()
+        yield judge
+    finally:
+        await judge.stop()
+        await desk.close()
+        await children.close()
+
+
+async def judged(judge: Judge, *responses: str) -> list[Judgement]:
+    samples = [Trajectory((Message("user", "?"), Message("assistant", said)), said, ()) for said in responses]
+    async with asyncio.timeout(60):
+        (answers,) = await judge.judge([(Task("t", "?"), samples)])
+    return answers
+
+
+def hand_on(pool: Any, timeout_s: float = 30.0, deterministic: bool = False) -> PoolHand:
+    return PoolHand("judge", pool, Letters(), SystemClock(), timeout_s, deterministic)
+
+
+class Dead:
+    """A pool without engines."""
+
+    name = "judge"
+
+    async def generate(self, *args: Any, **named: Any) -> Any:
+        raise InfrastructureError("engine pool judge: engine-0 failed 8 times in a row")
+
+
+async def test_a_killed_engine_costs_no_answer_and_waiting_is_not_the_rewards_own_time(plugin: str) -> None:
+    """40 tokens take longer than the reward's own deadline; their engine dies in the middle of them."""
+    async with engines(2) as (pool, _, told), judging(plugin, "following", hand_on(pool), timeout_s=0.2) as judge:
+        asked = asyncio.create_task(judged(judge, *"abcdefgh"))
+        await until(lambda: bool(pool.facts()["engine-0"]["running"] and pool.facts()["engine-1"]["running"]))
+        os.kill(pool.facts()["engine-0"]["pid"], signal.SIGKILL)
+        assert [answer.value for answer in await asked] == [40.0] * 8
+        await until(lambda: told == ["failed", "recovered"])
+
+
+async def test_a_deadline_is_the_samples_outcome_and_an_unreadable_prompt_the_authors_error(plugin: str) -> None:
+    async with engines(1) as (pool, _, told):
+        async with judging(plugin, "hasty", hand_on(pool)) as judge:
+            (late,) = await judged(judge, "x")
+        async with judging(plugin, "refused", hand_on(pool)) as judge:
+            (refused,) = await judged(judge, "x")
+        assert not told, "neither is the engine's fault"
+    assert late.outcome is Outcome.ENGINE_TIMEOUT and "raise timeout_s of the pool judge" in late.error
+    assert refused.outcome is Outcome.REWARD_ERROR and str(REFUSED) in refused.error
+    assert math.isnan(late.value) and math.isnan(refused.value)
+
+
+async def test_a_pool_that_can_answer_nothing_stops_the_run_as_infrastructure(plugin: str) -> None:
+    async with judging(plugin, "elsewhere", Dead()) as judge:
+        few = await judged(judge, *"abc")
+        assert {answer.outcome for answer in few} == {Outcome.ENGINE_ERROR}
+        with pytest.raises(InfrastructureError, match=r"got no answer on the first 16 samples: .*failed 8 times"):
+            await judged(judge, *"abcdefghijklmnop")
+
+
+async def test_a_pool_that_is_not_there_is_refused_and_so_is_a_reward_that_would_block(plugin: str) -> None:
+    with pytest.raises(ConfigError, match="nothing named judge, which reward following asks"):
+        async with judging(plugin, "following", None):
+            """It does not start."""
+    with pytest.raises(PluginError, match="write it as `async def`"):
+        async with judging(plugin, "blocking", Dead()):
+            """It does not start."""
+
+
+async def test_completions_are_scored_behind_the_prompt_alone(plugin: str) -> None:
+    async with engines(1) as (pool, _, _), judging(plugin, "likely", hand_on(pool)) as judge:
+        assert [answer.value for answer in await judged(judge, "x")] == [1.0]  # -ord("a") - -ord("b")
+
+
+async def test_an_environment_in_a_process_of_its_own_asks_too(plugin: str) -> None:
+    catalogue, children = Catalogue.load([plugin]), LocalWorkers([plugin])
+    async with engines(1) as (pool, _, _):
+        desk = EngineDesk({"judge": hand_on(pool)})
+        environments = EnvironmentPool(
+            Chosen("environment", "hinting"), children, SystemClock(), build=catalogue.build, desk=desk
+        )
+        try:
+            await environments.start()
+            async with environments.instance() as handle:
+                (shown,), _ = await handle.reset(Task("t", "?"), 0)
+        finally:
+            await environments.stop()
+            await desk.close()
+            await children.close()
+    assert shown.text == "bcd"
+
+
+async def test_scores_survive_an_engine_that_dies_and_one_that_lies() -> None:
+    rows = [[1, number, number + 1] for number in range(2, 40)]
+    async with engines(2) as (pool, _, told):
+        asked = asyncio.create_task(pool.score(rows, 2.0))
+        await asyncio.sleep(0)
+        os.kill(pool.facts()["engine-0"]["pid"], signal.SIGKILL)
+        assert await asked == [(0.0, -row[1] / 2, -row[2] / 2) for row in rows]
+        await until(lambda: told in ([], ["failed", "recovered"]))
+    async with engines(2, kind="FalseEngine") as (pool, _, told):
+        assert (await pool.score(rows, 1.0))[0] == (0.0, -2.0, -3.0)
+        assert (await pool.score(rows, 1.0))[0] == (0.0, -2.0, -3.0)
+        assert "failed" in told
+
+
+async def test_what_is_asked_has_a_deadline_and_is_told_while_it_is_open() -> None:
+    async with engines(1) as (pool, _, _):
+        hand = hand_on(pool, timeout_s=0.1, deterministic=True)
+        asked = [asyncio.create_task(hand.generate("a", 50)) for _ in range(2)]
+        await until(lambda: hand.facts()["open"] == 2)
+        for late in asked:
+            with pytest.raises(DeadlineExceeded, match="engine pool judge waited"):
+                await late
+        assert hand.facts()["open"] == 0
+        with pytest.raises(ValueError, match="completion 1 is empty"):
+            await hand.score("q", ["a", ""])
+        with pytest.raises(ValueError, match="pass the context of 64"):
+            await hand.generate("a", 640)

@@ -190,3 +190,20 @@ def test_a_wait_that_asks_again_has_no_deadline():
     polling = Wait("rollout", "leave to start groups", "actor", 60.0, 100.5, polls=True)
     (found,) = why(status(Beat("rollout", "waiting", waits=(polling,))), RUNNING, 5000.0).waits
     assert found.sentence().endswith("owed by actor: 40.0 s so far")
+
+
+def test_a_judge_that_owes_answers_is_named_with_its_engine():
+    engine = {"serving": False, "version": "judge@0.0", "running": 0, "silent_s": 0.0}
+    facts = {
+        "under_way": [{"group": 3, "for_s": 9.0, "samples": 4, "missing": 0, "at": "rewards"}],
+        "judging": {"rewards": {"judge": 4}, "for_s": 8.0},
+        "pools": {"judge": {"open": 4, "for_s": 7.0, "engines": {"judge-engine-0": engine}}},
+    }
+    said = status(
+        Beat("actor", "waiting", waits=(wait("actor", "8 groups", "rollout", 90.0, 150.0),)),
+        Beat("rollout", "busy", doing="generating", facts=facts),
+    )
+    answer = why(said, RUNNING, 5000.0)
+    assert [link.who for link in answer.chain][-3:] == ["reward judge", "engine pool judge", "judge-engine-0"]
+    assert answer.chain[-2].says == "owes 4 answers"
+    assert any(line.startswith("judge-engine-0 (version judge@0.0) does not serve") for line in answer.details)

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engine pools in a plan: where they live, who asks them, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from relax_core.api.errors import ConfigError
+from relax_core.api.trainer import Chosen
+from relax_core.control.planner import plan
+from relax_core.options.composition import compose
+from relax_core.options.run_config import RunConfig
+from relax_core.plugins.catalogue import Catalogue
+from relax_core.roles.plan import Plan
+
+JUDGE: dict[str, Any] = {"name": "judge", "path": "j"}
+
+
+@pytest.fixture(scope="module")
+def catalogue() -> Catalogue:
+    return Catalogue.load()
+
+
+def configured(catalogue: Catalogue, *overrides: str, **layer: Any) -> RunConfig:
+    base = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}, "rewards": ["judge"], "engines": [JUDGE]}
+    return compose([{**base, **layer}], overrides, catalogue, on_disk=False).config
+
+
+def planned(catalogue: Catalogue, *overrides: str, on_gpus: bool = False, **layer: Any) -> Plan:
+    return plan(configured(catalogue, *overrides, **layer), catalogue, on_gpus)
+
+
+@pytest.mark.parametrize("placement", ["colocate", "hybrid", "async"])
+@pytest.mark.parametrize("on_gpus", [False, True])
+def test_a_pool_has_devices_of_its_own_in_every_mode(catalogue: Catalogue, placement: str, on_gpus: bool) -> None:
+    made = planned(catalogue, placement=placement, on_gpus=on_gpus, engines=[{**JUDGE, "count": 2}])
+    pool = made.groups["engines-judge"]
+    assert pool.size == 2 and len(pool.devices) == (2 if on_gpus else 1)
+    assert made.neighbours("engines-judge") == () and pool.sleeps == ()
+    assert any(note.startswith("engine pool judge: 2 transformers engines with ") for note in made.notes)
+
+
+def test_a_pools_engines_are_the_policys_unless_it_says_otherwise(catalogue: Catalogue) -> None:
+    own = {"name": "sglang", "python": "/venv/python"}
+    config = configured(catalogue, "engine=vllm", engines=[JUDGE, {"name": "other", "path": "o", "engine": own}])
+    judge, other = config.engines
+    assert config.backend_of(judge) == config.engine and config.backend_of(other).python == "/venv/python"
+    assert config.backend_of(other).chosen.name == "sglang" and "python" not in config.backend_of(other).chosen.options
+    assert RunConfig.parse(config.dump(), catalogue) == config
+
+
+def test_a_teacher_behind_a_pool_needs_no_ranks(catalogue: Catalogue) -> None:
+    layer = {"algorithm": "distillation", "rewards": [], "placement": "async"}
+    one = planned(catalogue, teachers=[{"engine": "judge"}], on_gpus=True, **layer)
+    assert {"actor", "rollout", "engines-judge"} == set(one.groups)
+    both = [{"engine": "judge", "only": "d=x"}, {"path": "p", "only": "d=y"}]
+    two = planned(catalogue, teachers=both, on_gpus=True, **layer)
+    assert {"engines-judge", "teacher-1"} <= set(two.groups) and "teacher-0" not in two.groups
+
+
+def test_a_pool_that_only_rewards_ask_has_no_place_in_a_run_without_samples(catalogue: Catalogue) -> None:
+    assert "engines-judge" not in planned(catalogue, algorithm="sft").groups
+
+
+LAYERS: list[tuple[dict[str, Any], str]] = [
+    ({"engines": []}, r"engines: got none named 'judge', which reward judge asks; add it: \[\[engines\]\]"),
+    ({"rewards": [{"name": "judge", "engine": "other"}]}, "got none named 'other', .*the pools of .* are judge"),
+    ({"rewards": ["exact"]}, r"engines\.0\.name: got judge, which nobody asks"),
+    ({"engines": [JUDGE, JUDGE]}, r"engines\.1\.name .*got judge; pools are found by their names"),
+    ({"engines": [{"name": "judge"}]}, r"engines\.0\.path"),
+    ({"engines": [{**JUDGE, "engine": "nonesuch"}]}, r"engines\.0\.engine\.name .*got 'nonesuch'"),
+    ({"engines": [{**JUDGE, "share": "actor"}]}, r"engines\.0\.share .*got an unknown key"),
+    ({"algorithm": "distillation", "teachers": [{"engine": "judge"}]}, "reward judge and teachers.0 ask; give each"),
+    ({"teachers": [{"engine": "none"}]}, r"teachers\.0\.engine .*got 'none'; the pools of .* are judge"),
+    ({"teachers": [{"engine": "judge", "path": "p"}]}, r"teachers\.0\.path .* beside engine = 'judge'; keep one"),
+    ({"teachers": [{}]}, r"teachers\.0 .*got neither path nor engine"),
+    ({"rewards": [], "algorithm": {"name": "distillation", "mode": "loss", "tokens": "teacher-top-k"},
+      "teachers": [{"engine": "judge"}]}, r"teachers\.0\.engine: got judge, asked for teacher_top_k_ids and"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("layer", "says"), LAYERS)
+def test_what_can_not_work_is_refused(catalogue: Catalogue, layer: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        planned(catalogue, **layer)
+
+
+def test_a_teachers_engine_must_score(catalogue: Catalogue) -> None:
+    from relax_plugin_transformers.engine import TransformersEngine
+
+    from relax_core.api.engine import Capabilities
+
+    mute = type("Mute", (TransformersEngine,), {"capabilities": Capabilities()})
+    own = Catalogue.load()
+    own.add("engine", "mute", mute)
+    layer = {"algorithm": "distillation", "rewards": [], "teachers": [{"engine": "judge"}]}
+    with pytest.raises(ConfigError, match=r"teachers\.0\.engine: got judge: engine mute scores no given tokens"):
+        planned(own, engines=[{**JUDGE, "engine": "mute"}], **layer)
+
+
+def test_a_pool_is_told_what_a_policys_engine_is_told() -> None:
+    """Adapters and frozen parts are of models that somebody trains."""
+    from relax_core.rollout.side_pools import pool_spec
+
+    config = configured(Catalogue.load(), "model.lora={rank=4}", "seed=7", engines=[{**JUDGE, "max_context": 32}])
+    spec = pool_spec(config, config.engines[0])
+    assert spec.model["lora"] is None and spec.model["path"].endswith("/j") and spec.model["dtype"] == "float32"
+    assert (spec.max_context, spec.seed, str(spec.version)) == (32, 7, "judge@0.0")
+    assert config.backend_of(config.engines[0]).chosen == Chosen("engine", "transformers", config.engine.chosen.options)

@@ -9,17 +9,21 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from relax_core.api import Chosen, ConfigError, InfrastructureError, Message, Outcome, SystemClock, Task, Trajectory
 from relax_core.api.errors import DeadlineExceeded, PluginError
+from relax_core.options.engines import EngineTable
 from relax_core.plugins.catalogue import Catalogue
 from relax_core.rollout.engine_desk import EngineDesk
 from relax_core.rollout.environments import EnvironmentPool
 from relax_core.rollout.judge import Judge, Judgement, RewardChoice
 from relax_core.rollout.pool_hand import PoolHand
+from relax_core.rollout.side_pools import SidePools
 from relax_core.runners.local.workers import LocalWorkers
 from tests.unit.rollout.pool_lab import engines, until
 from tests.unit.rollout.scripted_engine import REFUSED
@@ -212,3 +216,20 @@ async def test_what_is_asked_has_a_deadline_and_is_told_while_it_is_open() -> No
             await hand.score("q", ["a", ""])
         with pytest.raises(ValueError, match="pass the context of 64"):
             await hand.generate("a", 640)
+
+
+async def test_an_engine_with_another_vocabulary_than_its_folder_says_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"vocab_size": 512}')
+    for told, refused in ((512, False), (640, True)):
+        async with engines(1) as (pool, _, _):
+            pool.start = partial(_facts, told)  # type: ignore[method-assign]
+            pools = SidePools({"judge": hand_on(pool)}, {"judge": EngineTable(name="judge", path=tmp_path)})
+            if not refused:
+                await pools.start()
+                continue
+            with pytest.raises(ConfigError, match="engines.judge: got an engine with a vocabulary of 640 .* says 512"):
+                await pools.start()
+
+
+async def _facts(vocab_size: int) -> dict[str, int]:
+    return {"vocab_size": vocab_size}

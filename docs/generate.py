@@ -245,7 +245,8 @@ of either model it is the loss (`mode = "loss"`). Rewards are not needed; `rewar
 disjoint tasks, `only = "domain=maths"`, and every task exactly one: others are refused at start with their line, as is a
 teacher whose vocabulary or tokenizer is not the policy's. A teacher is a folder that a trainer runs forward, or, for the
 sampled tokens alone, [a pool of engines](engines.md#pools-beside-the-policys) (`engine = "POOL"`), on devices of its own. All
-log-probs are of logits / `rollout.temperature`. `distill/kl` and `distill/agreement` show how near they are. On the quickstart's task, whose recipe trains a teacher to 80 % of right answers,
+log-probs are of logits / `rollout.temperature`. `distill/kl` and `distill/agreement` show how near they are. On the
+quickstart's task, whose recipe trains a teacher to 80 % of right answers,
 `relax train quickstart algorithm=distillation run.runner=local steps=100` brought `distill/kl` from 0.63 (mean of the first ten
 steps) to 0.15 (of the last ten), the agreement from 0.79 to 0.91 and the held-out reward, which it never saw, from 0.285 to
 0.551 (512 answers, one seed, placement `async` with staleness 0).

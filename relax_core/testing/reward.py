@@ -76,9 +76,10 @@ class RewardSuite(Suite):
     def test_a_reward_that_asks_engines_awaits_them(self, made: Any) -> None:
         needed = made.needs_engines
         assert isinstance(needed, tuple) and all(isinstance(name, str) for name in needed), "a tuple of pool names"
-        form = made.score_group if isinstance(made, GroupReward) else None
-        form = made.score_batch if isinstance(made, BatchReward) else form or made.score
-        assert not needed or inspect.iscoroutinefunction(form), "it waits for engines: write it as `async def`"
+        form = {GroupReward: "score_group", BatchReward: "score_batch"}
+        method = next((name for base, name in form.items() if isinstance(made, base)), "score")
+        waits = inspect.iscoroutinefunction(getattr(made, method))
+        assert not needed or waits, "it waits for engines: write it as `async def`"
 
     def test_the_best_sample_scores_highest(self, made: Any) -> None:
         if self.best is None:

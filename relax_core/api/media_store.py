@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The media store of a run: processed media by key, in a directory that rollout, engines and trainers share.
 
-A medium is one file, written once and whole, that readers map into memory where it is large: rows and requests carry its key, never its
-tensors. Each file holds the hash of its payload, checked when it is opened, so that trainer and engine read the same bits.
+A medium is one file, written once and whole, that readers map into memory where it is large: rows and requests carry its
+key, never its tensors. Each file holds the hash of its payload, checked when it is opened, so that trainer and engine read
+the same bits.
 """
 
 from __future__ import annotations

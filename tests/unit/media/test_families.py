@@ -65,14 +65,15 @@ class Model:
     shows: tuple[list[str], ...]
     family: ChatFamily
 
+    def message(self, names: list[str]) -> Message:
+        media = [Part(media=Media(KINDS.get(name, "video"), name)) for name in names]
+        return Message("user", (*media, Part("what is this ?")))
+
+    def held(self, names: list[str]) -> list[Held]:
+        return [Held(KINDS.get(name, "video"), self.media[name].key, self.media[name].layout) for name in names]
+
     def prompt(self, names: list[str]) -> tuple[int, ...]:
-        kinds = [KINDS.get(name, "video") for name in names]
-        parts = [Part(media=Media(kind, name)) for kind, name in zip(kinds, names, strict=True)]
-        rendered = self.family.start((Message("user", (*parts, Part("what is this ?"))),))
-        shown = [
-            Held(kind, self.media[name].key, self.media[name].layout) for kind, name in zip(kinds, names, strict=True)
-        ]
-        return held(rendered, shown, self.family).tokens
+        return held(self.family.start((self.message(names),)), self.held(names), self.family).tokens
 
     @property
     def atol(self) -> float:
@@ -245,3 +246,32 @@ def test_a_whole_omni_is_refused_with_what_to_do(tmp_path):
     ):
         with pytest.raises(ConfigError, match=r"talker beside the thinker; save `\.thinker`"):
             look()
+
+
+async def test_media_that_come_with_a_later_turn(model, engine):
+    """The policy speaks, is shown something more, and speaks again: both turns are scored as they were sampled."""
+    first = [replace(one, max_new_tokens=4) for one in model.requests()[::2]]
+    said = await sampled(engine, first)
+    later = [model.shows[(number + 1) % len(model.shows)] for number in range(len(first))]
+    asked, spoken = [], {}
+    for one, names in zip(first, later, strict=True):
+        tokens = said[one.id][0]
+        added = model.family.delta(
+            (Message("user", "x"), Message("assistant", "y")), (model.message(names),), tokens[-1]
+        )
+        more = held(added, model.held(names), model.family).tokens
+        keys = (*one.media, *(model.media[name].key for name in names))
+        asked.append(replace(one, tokens=(*one.tokens, *tokens, *more), media=keys, max_new_tokens=5))
+        spoken[one.id] = (len(one.tokens), len(tokens))
+    again = await sampled(engine, asked)
+    together, policy = rows(asked, again), model.policy()
+    masks = [mask.copy() for mask in together.columns["loss_mask"].rows()]
+    for mask, one in zip(masks, first, strict=True):
+        begin, length = spoken[one.id]
+        mask[begin : begin + length] = 1
+    batch = PackedBatch(together.with_columns({"loss_mask": Ragged.of(masks)}))
+    policy._sight.check(batch.rows)
+    with torch.no_grad():
+        scored = policy.score(batch)["log_probs"][batch.loss_mask].numpy()
+    wanted = np.concatenate([[*said[one.id][1], *again[one.id][1]] for one in first])
+    np.testing.assert_allclose(scored, wanted, atol=model.atol)

@@ -241,6 +241,7 @@ class Bus(Protocol):
     async def statistics(self) -> Mapping[str, Any]:
         """Rows, bytes, groups by state, lag histogram, drops by reason and length: for metrics and `relax why`.
 
+        `oldest_group`: groups below this number have ended for good. `next_group`: the number of the next new one.
         `lag_histogram`: trained samples by lag. `dropped_lengths`: by reason, ended samples by the power of two at or
         above their sampled tokens; -1: nobody told. `trained_lengths`: the same of trained samples.
         """

@@ -40,8 +40,11 @@ class MediaStore:
     def put(self, media: ProcessedMedia) -> None:
         """Keep a medium, unless its key is there: the same key is the same bits."""
         path = self._path(media.key)
-        if path.is_file():
+        try:
+            os.utime(path)  # it is used again
             return
+        except FileNotFoundError:
+            pass
         self._directory.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}")
         partial.write_bytes(_packed(media))
@@ -65,6 +68,32 @@ class MediaStore:
     def size_bytes(self) -> int:
         """Of all files."""
         return sum(path.stat().st_size for path in self._directory.glob("*.media"))
+
+    def size_of(self, key: str) -> int | None:
+        """Bytes of its file; None: it is not there."""
+        try:
+            return self._path(key).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def found(self) -> dict[str, int]:
+        """Sizes of all files, the least recently used first. What a killed process left half written is deleted."""
+        import psutil
+
+        if not self._directory.is_dir():
+            return {}
+        files: list[tuple[float, str, int]] = []
+        for path in self._directory.iterdir():
+            if path.suffix == ".media":
+                told = path.stat()
+                files.append((told.st_mtime, path.stem, told.st_size))
+            elif path.suffix[1:].isdigit() and not psutil.pid_exists(int(path.suffix[1:])):
+                path.unlink(missing_ok=True)
+        return {key: size for _, key, size in sorted(files)}
+
+    def remove(self, key: str) -> None:
+        """Delete its file: who has it mapped can read on, nobody else can open it."""
+        self._path(key).unlink(missing_ok=True)
 
     def _path(self, key: str) -> Path:
         if not key.isalnum():

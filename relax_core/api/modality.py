@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple
 
 from relax_core.api.component import Configurable, OptionsT
+from relax_core.api.media_source import browser_type
 from relax_core.api.task import Media, MediaKind
 
 if TYPE_CHECKING:
@@ -57,6 +58,14 @@ class ModalityProcessor(Configurable[OptionsT], Generic[OptionsT]):
     @abstractmethod
     def process(self, media: Media, data: bytes, model: Mapping[str, Any]) -> ProcessedMedia:
         """Raises ValueError naming medium and reason for what can't be read."""
+
+    def facts(self, media: Media, data: bytes) -> Mapping[str, Any]:
+        """What people may want to know of it (seconds, width, rate, ...), from its header. Raises ValueError."""
+        return {}
+
+    def preview(self, media: Media, data: bytes, most_bytes: int) -> bytes | None:
+        """A copy that a browser shows or plays, no larger than this; by default itself, where it is one."""
+        return data if len(data) <= most_bytes and browser_type(data).startswith(self.medium) else None
 
     def view(self, whole: ProcessedMedia, start_s: float, end_s: float) -> ProcessedMedia:
         """The part of a processed medium that one view shows; the whole is stored once for all its views."""

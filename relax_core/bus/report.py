@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from relax_core.api.batch import AttemptId
@@ -13,6 +13,7 @@ from relax_core.api.outcome import DropReason
 from relax_core.bus.group import Group
 
 if TYPE_CHECKING:
+    from relax_core.bus.ledger import Ledger
     from relax_core.bus.queue import TransferQueue
 
 
@@ -65,6 +66,8 @@ def statistics(queue: TransferQueue) -> Mapping[str, Any]:
         "bytes": queue.credits.bytes,
         "kept_bytes": queue.credits.kept_bytes,
         "groups": {"pending": len(ledger.pending), "provisional": len(ledger.provisional), **groups},
+        "oldest_group": min(_unfinished(ledger), default=ledger.next_group),
+        "next_group": ledger.next_group,
         "waited_for": sorted(number for number, group in ledger.live.items() if not group.complete),
         "leases": {lease.number: lease.task for lease in queue.leases.out.values()},
         "lag_histogram": dict(sorted(report.lag.items())),
@@ -73,6 +76,13 @@ def statistics(queue: TransferQueue) -> Mapping[str, Any]:
         "dropped_lengths": {reason: dict(sorted((+found).items())) for reason, found in report.dropped_lengths.items()},
         "trained_lengths": dict(sorted(report.trained_lengths.items())),
     }
+
+
+def _unfinished(ledger: Ledger) -> Iterator[int]:
+    """Groups that are live, that a rollback may bring back, or that will be issued again."""
+    yield from ledger.live
+    yield from ledger.provisional
+    yield from (number for number, _, _ in ledger.pending)
 
 
 def _bucket(length: int) -> int:

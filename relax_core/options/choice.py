@@ -60,6 +60,8 @@ class MediaKeys(Options):
     """Memory limit of its process; 0: none."""
     max_mb: PositiveInt = 256
     """Larger files, and longer answers of a URL, are refused."""
+    preview_kb: NonNegativeInt = 512
+    """Largest copy of a medium that is kept for the report page, where samples are shown; 0: none."""
 
 
 class WeightKeys(Options):

@@ -120,6 +120,9 @@ class RolloutTable(Options):
     kv_across_versions: bool = False
     """Samples under way keep their KV cache when new weights arrive: faster, and their tokens count as old as the cache.
     Needs `max_staleness` of 1 or more. False: caches are computed again."""
+    media_store_mb: PositiveInt = 65536
+    """Processed media that are kept in the run directory, in MB. Over it, those that no group needs any more are deleted, the
+    least recently used first, and processed again when they are needed again. What is needed stays, also over it."""
     turn_timeout_s: PositiveFloat = 3600.0
     """Deadline of one turn of the policy, from when it is asked; it stands still while the engines are paused. Then the
     sample ends as `engine_timeout`, which is never judged."""

@@ -184,6 +184,8 @@ class Rollout(Role):
         while True:
             await self._context.clock.sleep(POLL_S)
             await self._audit()
+            if self._context.run.media:
+                self._producer.covered((await self._context.bus.statistics())["oldest_group"])
 
     async def _audit(self) -> None:
         """Report what is held; work on attempts that the bus has ended is given up."""

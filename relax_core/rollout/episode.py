@@ -16,7 +16,7 @@ from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Trajectory
 from relax_core.rollout.completion import Generate, GenerateAll, GenerateCall, singly
 from relax_core.rollout.environment_handle import EnvironmentFailed, EnvironmentHandle
-from relax_core.rollout.media import MediaDesk
+from relax_core.rollout.media import MediaFor
 from relax_core.rollout.session import ENGINE_FAILS, Branch, Ended, Limits, Sample, state_of
 
 __all__ = ["Limits", "run_answers", "run_episode"]
@@ -30,7 +30,7 @@ async def run_episode(
     family: ModelFamily,
     generate: Generate,
     limits: Limits,
-    media: MediaDesk | None = None,
+    media: MediaFor | None = None,
 ) -> Trajectory:
     """Play one sample. `prompt` is the task's prompt rendered with the environment's tools, once for all its samples."""
     sample = Sample(family, generate, limits, environment.format_observation, environment.tools, media)

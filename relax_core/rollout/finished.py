@@ -24,6 +24,8 @@ class FinishedGroup:
     version: Version
     """Of the engines when it was admitted."""
     seconds: float
+    unfit: str = ""
+    """Why it was not generated, where its task can't be trained on: it is replaced like one that a filter rejects."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from relax_core.api.errors import ConfigError
@@ -17,6 +18,7 @@ from relax_core.api.media_store import MediaStore
 from relax_core.api.modality import ModalityProcessor, ProcessedMedia
 from relax_core.api.task import Media
 from relax_core.api.trainer import Chosen
+from relax_core.rollout.previews import PREVIEWS, Previews
 
 MAX_KNOWN = 65536
 """Contents whose keys are remembered."""
@@ -28,13 +30,14 @@ class MediaHost:
     component: Chosen
     build: Callable[[Chosen], Any]
 
-    def open(self, directory: str, model: Mapping[str, Any], max_bytes: int) -> str:
-        """Build the processor; the kind of medium that it reads."""
+    def open(self, directory: str, model: Mapping[str, Any], max_bytes: int, preview_bytes: int) -> str:
+        """Build the processor; the kind of medium that it reads. `preview_bytes`: of copies for people; 0: none."""
         built = self.build(self.component)
         if not isinstance(built, ModalityProcessor) or not built.medium:
             raise ConfigError("media", self.component.name, "it is no processor of a kind of medium")
         self._processor, self._store = built, MediaStore(directory)
         self._model, self._max_bytes = dict(model), max_bytes
+        self._previews, self._preview_bytes = Previews(Path(directory) / PREVIEWS, built.medium), preview_bytes
         self._known: dict[tuple[bytes, Any], tuple[str, list[tuple[Any, ...]]]] = {}
         return built.medium
 
@@ -46,13 +49,32 @@ class MediaHost:
         """(key in the store, how its features lie: values of `Span`). ValueError for what can't be read."""
         data = read_source(media.source, self._max_bytes)
         content = (hashlib.blake2b(data, digest_size=16).digest(), media.view)
-        if content not in self._known:
+        if content not in self._known or self._known[content][0] not in self._store:
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
             done = self._processed(media, data).laid_out(media.kind)
             self._store.put(done)
             self._known[content] = done.key, [tuple(span) for span in done.layout]
+            self._keep_preview(done.key, media, data)
         return self._known[content]
+
+    def examine(self, media: Media) -> dict[str, Any]:
+        """What it is, for people; decoded and processed, and not kept. ValueError for what can't be read."""
+        data = read_source(media.source, self._max_bytes)
+        facts = {"size_bytes": len(data), **self._processor.facts(media, data)}
+        done = self._processed(media, data)
+        preview = self._processor.preview(media, data, self._preview_bytes) if self._preview_bytes else None
+        return {"key": done.key, "tokens": done.num_placeholders, **facts, "preview": preview}
+
+    def _keep_preview(self, key: str, media: Media, data: bytes) -> None:
+        if not self._preview_bytes or key in self._previews:
+            return
+        try:
+            preview = self._processor.preview(media, data, self._preview_bytes)
+        except ValueError:
+            return  # it was read for the model; people see its name
+        if preview:
+            self._previews.put(key, preview)
 
     def _processed(self, media: Media, data: bytes) -> ProcessedMedia:
         whole = self._processor.process(media, data, self._model)

@@ -152,10 +152,12 @@ def engine_spec(run: Any, version: Version) -> EngineSpec:
     )  # fmt: skip
 
 
-def make_desk(context: Context, family: ModelFamily) -> MediaDesk:
-    """The processors of the run's media, and where what they make is kept."""
+def make_desk(context: Context, family: ModelFamily, limit: int | None = None) -> MediaDesk:
+    """The processors of the run's media, and where what they make is kept, within a limit of bytes where one is given."""
     run = context.run
-    return MediaDesk(run.media, context.children, media_store(context), run.model.model_dump(mode="json"), family)
+    return MediaDesk(
+        run.media, context.children, media_store(context), run.model.model_dump(mode="json"), family, limit
+    )
 
 
 @asynccontextmanager

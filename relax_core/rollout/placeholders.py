@@ -19,6 +19,10 @@ class MediaRefused(Exception):
     """A medium can't be read, or a prompt and its media don't fit together: an outcome of the samples that need it."""
 
 
+class PromptTooLong(MediaRefused):
+    """With its media a prompt has more tokens than it may."""
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """A medium in the store."""

@@ -32,9 +32,9 @@ from relax_core.rollout.evaluation import EvalSet, Evaluation
 from relax_core.rollout.finished import FinishedGroup, JudgedGroup
 from relax_core.rollout.fuse import FuseTripped
 from relax_core.rollout.judge import Judge, RewardChoice
-from relax_core.rollout.media import MediaDesk
+from relax_core.rollout.media import MediaDesk, MediaFor, media_of
 from relax_core.rollout.opening import make_desk, make_pool, make_selection, open_tasks, remarks, replayed_routing
-from relax_core.rollout.placeholders import MediaRefused
+from relax_core.rollout.placeholders import MediaRefused, PromptTooLong
 from relax_core.rollout.pool import EnginePool, Sampling
 from relax_core.rollout.progress import Progress
 from relax_core.rollout.seeds import sample_seed
@@ -94,12 +94,13 @@ class Producer:
             for choice in (run.environment, *run.environments)
         }
         pool = make_pool(context, await context.bus.version(), tell, tuple(family.placeholders.values()))
-        media = make_desk(context, family)
+        media = make_desk(context, family, run.rollout.media_store_mb << 20)
         selection = make_selection(context, tasks, train)
         made = cls(context, family, pool, environments, judge, tasks, selection, sets, media, pools, desk)
         try:
             starts = (one.start() for one in environments.values())
-            facts, *_ = await together(pool.start(), judge.start(), *starts, media.start(), pools.start())
+            issued: int = (await context.bus.statistics())["next_group"] if run.media else 0
+            facts, *_ = await together(pool.start(), judge.start(), *starts, media.start(issued), pools.start())
             check_vocabulary(family, facts)
             made._limits = _limits(run, facts)
         except BaseException:
@@ -150,10 +151,18 @@ class Producer:
 
         try:
             with self._progress.making(issue.group, len(issue.attempts)) as progress:
-                trajectories = await self.samples(task, prompt, seeds, generator, progress.made)
+                trajectories = await self.samples(task, prompt, seeds, generator, progress.made, issue.group)
         finally:
             del self._under_way[issue]
-        return FinishedGroup(issue, task, tuple(trajectories), version, self._context.clock.now() - start)
+        unfit = _unfit(trajectories)
+        if unfit and self._context.run.data.too_long == "error":
+            fix = 'lower the bounds of its processor, raise data.max_prompt_tokens, or data.too_long = "skip"'
+            raise ConfigError("data.train", f"{self._tasks.where(index)}: {unfit}", fix)
+        return FinishedGroup(issue, task, tuple(trajectories), version, self._context.clock.now() - start, unfit)
+
+    def covered(self, oldest_group: int) -> None:
+        """Groups below this number need nothing any more."""
+        self._media.over_below(oldest_group)
 
     def lengths(self, issue: Issue) -> Mapping[AttemptId, int]:
         """Tokens sampled so far for the attempts of a group that is being made."""
@@ -165,14 +174,28 @@ class Producer:
         return [self._greedy if attempt.sample == greedy else self._sampling for attempt in attempts]
 
     async def samples(
-        self, task: Task, prompt: Rendered, seeds: Sequence[int], generator: Generator, made: Callable[[], None]
-    ) -> Sequence[Trajectory]:
-        """A sample a seed. `made` is called for each as it ends."""
-        family, limits = self._family, self._limits
+        self, task: Task, prompt: Rendered, seeds: Sequence[int], generator: Generator, made: Callable[[], None],
+        group: int | None = None,
+    ) -> Sequence[Trajectory]:  # fmt: skip
+        """A sample a seed. `made` is called for each as it ends. What a `group` sees is kept until the bus needs it no more,
+        what others see until they end."""
+        owner = object() if group is None else group
         try:
-            prompt = await self._seen(task, prompt)
+            return await self._samples(task, prompt, seeds, generator, made, MediaFor(self._media, owner))
+        except PromptTooLong as refused:
+            return [_unseen(task, str(refused), Outcome.INVALID_TASK) for _ in seeds]
         except MediaRefused as refused:
-            return [_unseen(task, str(refused)) for _ in seeds]
+            return [_unseen(task, str(refused), Outcome.MEDIA_ERROR) for _ in seeds]
+        finally:
+            if group is None:
+                self._media.let_go(owner)
+
+    async def _samples(
+        self, task: Task, prompt: Rendered, seeds: Sequence[int], generator: Generator, made: Callable[[], None],
+        media: MediaFor,
+    ) -> Sequence[Trajectory]:  # fmt: skip
+        family, limits = self._family, self._limits
+        prompt = await self._seen(task, prompt, media)
         environments = self._environments.get(task.environment, self._played_by_default)
         if environments.answers_once:
             return await run_answers(task, prompt, seeds, family, generator(range(len(seeds))), limits, made)
@@ -180,22 +203,33 @@ class Producer:
         async def episode(place: int, seed: int) -> Trajectory:
             generate = singly(generator([place]))
             async with environments.instance() as environment:
-                trajectory = await run_episode(task, prompt, seed, environment, family, generate, limits, self._media)
+                trajectory = await run_episode(task, prompt, seed, environment, family, generate, limits, media)
             made()
             return trajectory
 
         return await asyncio.gather(*(episode(place, seed) for place, seed in enumerate(seeds)))
 
-    async def _seen(self, task: Task, prompt: Rendered) -> Rendered:
-        """The prompt with the tokens that its media take, processed once for all samples. Raises MediaRefused."""
+    async def _seen(self, task: Task, prompt: Rendered, media: MediaFor) -> Rendered:
+        """The prompt with the tokens that its media take, processed once for all samples, and not at all where their headers
+        say that it is too long. Raises MediaRefused."""
         messages = () if isinstance(task.prompt, str) else task.prompt
-        await self._media.prepare(messages)
-        whole = self._media.hold(prompt, messages)
-        most = self._limits.max_context - self._limits.max_new_tokens
-        if len(whole.tokens) > most and whole.media:
-            fix = "raise it, or lower the processor's max_tokens"
-            raise MediaRefused(f"a prompt of {len(whole.tokens)} tokens with its media; {most} are left for it: {fix}")
+        shown = len(media_of(messages))
+        if shown:
+            self._check_room(len(prompt.tokens) - shown + await self._media.room(messages))
+        await media.prepare(messages)
+        whole = media.hold(prompt, messages)
+        if shown:
+            self._check_room(len(whole.tokens))
         return whole
+
+    def _check_room(self, length: int) -> None:
+        """Raises PromptTooLong."""
+        most = self._limits.max_context - self._limits.max_new_tokens
+        asked: int | None = self._context.run.data.max_prompt_tokens
+        if length > min(most, asked or most):
+            bound = f"data.max_prompt_tokens is {asked}" if asked and asked < most else f"{most} are left for it"
+            fix = "lower the bounds of its processor (max_tokens and the like)"
+            raise PromptTooLong(f"a prompt of {length} tokens with its media; {bound}: {fix}")
 
     async def judge(self, groups: Sequence[FinishedGroup]) -> list[JudgedGroup]:
         """Judge and filter. Raises FuseTripped after saving one failing sample for `relax try`."""
@@ -237,10 +271,16 @@ class Producer:
         return self._judge.owing()
 
 
-def _unseen(task: Task, why: str) -> Trajectory:
+def _unseen(task: Task, why: str, outcome: Outcome) -> Trajectory:
     """A sample whose prompt can't be shown to the policy."""
     messages = (Message("user", task.prompt),) if isinstance(task.prompt, str) else task.prompt
-    return Trajectory(messages, "", (), Outcome.MEDIA_ERROR, info={"error": why})
+    return Trajectory(messages, "", (), outcome, info={"error": why})
+
+
+def _unfit(trajectories: Sequence[Trajectory]) -> str:
+    """Why none was generated, where the task is to blame."""
+    invalid = bool(trajectories) and all(one.outcome is Outcome.INVALID_TASK for one in trajectories)
+    return str(trajectories[0].info.get("error", "")) if invalid else ""
 
 
 def check_vocabulary(family: ModelFamily, facts: Any) -> None:

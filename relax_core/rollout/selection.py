@@ -19,6 +19,8 @@ from relax_core.api.task import Task
 from relax_core.rollout.finished import JudgedGroup
 from relax_core.rollout.tasks import TaskSet
 
+TOO_LONG = "too-long"
+"""What groups count under whose prompt is too long with its media, which only their headers tell."""
 REMEMBERED = 1 << 16
 """Groups whose task is known: far more than are ever under way. One that is issued again keeps its task."""
 
@@ -54,6 +56,9 @@ class Selection:
     def filtered(self, judged: JudgedGroup) -> JudgedGroup:
         """The group with the first filter that rejects it, if one does. Raises where nothing but rejections come."""
         group = judged.group
+        if group.unfit:
+            self._count(f"{TOO_LONG} ({group.unfit})")
+            return replace(judged, rejected_by=TOO_LONG, reason=group.unfit)
         rewards = [one.value if one.outcome.judged else math.nan for one in judged.judgements]
         for name, rule in self._filters.items():
             if reason := rule.reject(group.task, group.issue.attempts, group.trajectories, rewards):

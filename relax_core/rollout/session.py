@@ -20,7 +20,7 @@ from relax_core.api.outcome import Outcome
 from relax_core.api.task import Message, ToolCall
 from relax_core.api.trajectory import Node, Trajectory
 from relax_core.rollout.completion import Completion, Generate, GenerateCall, cut, watch_for
-from relax_core.rollout.media import MediaDesk, MediaRefused, media_of
+from relax_core.rollout.media import MediaFor, MediaRefused, media_of
 from relax_core.rollout.routes import Routes, filled
 from relax_core.rollout.seeds import branch_seed, turn_seed
 from relax_core.rollout.state import state_key
@@ -60,7 +60,7 @@ class Sample:
     format: Format
     """The environment's `format_observation`."""
     tools: tuple[Tool, ...] = ()
-    media: MediaDesk | None = None
+    media: MediaFor | None = None
     """None: whatever is said is text."""
     forest: list[Node] = field(default_factory=list)
     branches: list[Branch] = field(default_factory=list)

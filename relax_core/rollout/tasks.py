@@ -168,7 +168,9 @@ class TaskSet:
         return replace(task, prompt=(Message("system", self._system_prompt), *task.prompt))
 
     def _fits(self, task: Task, row: int) -> bool:
-        if self._limit is None or self._too_long == "truncate" or self._surely_fits(task, self._limit):
+        if self._limit is None or self._surely_fits(task, self._limit):
+            return True
+        if self._too_long == "truncate" and not _shows(task):  # of media there is no half
             return True
         length = len(self._render(task, row).tokens)
         if length > self._limit and self._too_long == "error":
@@ -224,6 +226,10 @@ class TaskSet:
     def _too_long_error(self, row: int, length: int) -> ConfigError:
         got = f"{self._limit}, but the prompt at {self._source.where(row)} has {length} tokens"
         return ConfigError("data.max_prompt_tokens", got, 'raise it, or set data.too_long = "skip" or "truncate"')
+
+
+def _shows(task: Task) -> bool:
+    return not isinstance(task.prompt, str) and bool(media_of(task.prompt))
 
 
 def hold_out(count: int, size: int, seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -69,7 +69,9 @@ class Shown(Letters):
 
 
 @asynccontextmanager
-async def desk(tmp_path: Path, **keys: Any) -> AsyncIterator[tuple[MediaDesk, Path]]:
+async def desk(
+    tmp_path: Path, limit_bytes: int | None = None, known_groups: int = 0, **keys: Any
+) -> AsyncIterator[tuple[MediaDesk, Path]]:
     (tmp_path / "words.py").write_text(PROCESSOR)
     log = tmp_path / "log"
     log.touch()
@@ -78,9 +80,9 @@ async def desk(tmp_path: Path, **keys: Any) -> AsyncIterator[tuple[MediaDesk, Pa
         chosen=Chosen("modality-processor", "words", {"log": str(log)}), name="words",
         **{"timeout_s": 30.0, "memory_mb": 3000, "max_mb": 1, **keys},
     )  # fmt: skip
-    made = MediaDesk([choice], children, str(tmp_path / "media"), {}, Shown())
+    made = MediaDesk([choice], children, str(tmp_path / "media"), {}, Shown(), limit_bytes)
     try:
-        await made.start()
+        await made.start(known_groups)
         yield made, log
     finally:
         await made.stop()

@@ -25,6 +25,8 @@ TRUNCATED = 0.9
 """Less of what the header promises than this: the rest is missing."""
 HIGHEST_RATE = 384_000
 MAX_CHANNELS = 16
+WAV_HEAD = 64
+"""Bytes of a WAV file that are no samples, at most."""
 
 
 class AudioOptions(Options):
@@ -74,6 +76,23 @@ class AudioProcessor(ModalityProcessor[AudioOptions]):
         tensors = {"input_features": features[None], "feature_attention_mask": mask}
         key = content_key(data, "audio", self.options, hearing)
         return _heard(key, tensors, hearing)
+
+    def facts(self, media: Media, data: bytes) -> Mapping[str, Any]:
+        """Seconds, rate, channels."""
+        sound = header(data, self.options.max_seconds)
+        return {"seconds": round(sound.samples / sound.rate, 3), "rate": sound.rate, "channels": sound.channels}
+
+    def preview(self, media: Media, data: bytes, most_bytes: int) -> bytes | None:
+        """Itself, or its beginning as the model hears it."""
+        own = super().preview(media, data, most_bytes)
+        if own is not None:
+            return own
+        import soundfile
+
+        heard = samples(data, self.options.max_seconds)[: max(0, most_bytes - WAV_HEAD) // 2]
+        out = io.BytesIO()
+        soundfile.write(out, heard, RATE, format="WAV", subtype="PCM_16")
+        return out.getvalue()
 
     def view(self, whole: ProcessedMedia, start_s: float, end_s: float) -> ProcessedMedia:
         """The feature frames between the two; their loudness stays relative to the whole."""

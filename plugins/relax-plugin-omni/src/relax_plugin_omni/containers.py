@@ -64,6 +64,11 @@ class Container:
         """Whether the file has a stream of sound."""
         return bool(self._file.streams.audio)
 
+    @property
+    def codec(self) -> str:
+        """As FFmpeg calls it."""
+        return str(self._stream.codec_context.name)
+
     def sound(self) -> tuple[int, int]:
         """(rate, channels)."""
         context = self._stream.codec_context

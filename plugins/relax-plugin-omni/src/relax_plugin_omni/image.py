@@ -21,6 +21,8 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 TURNED = (5, 6, 7, 8)
 """Values of the EXIF tag Orientation that swap the sides."""
 ORIENTATION = 0x0112
+SHOWN = 512
+"""Pixels on the longer side of a large image's preview."""
 
 
 class ImageOptions(Options):
@@ -63,6 +65,25 @@ class ImageProcessor(ModalityProcessor[ImageOptions]):
         tokens = int(np.prod(grid)) // vision.merge**2
         key = content_key(data, "image", self.options, vision)
         return ProcessedMedia(key, tensors, tokens, (Span("image", tokens),))
+
+    def facts(self, media: Media, data: bytes) -> Mapping[str, Any]:
+        """Width, height, format."""
+        with _opened(data) as picture:
+            return {"width": picture.size[0], "height": picture.size[1], "format": picture.format}
+
+    def preview(self, media: Media, data: bytes, most_bytes: int) -> bytes | None:
+        """Itself, or smaller."""
+        own = super().preview(media, data, most_bytes)
+        if own is not None:
+            return own
+        with _opened(data) as picture:
+            if picture.size[0] * picture.size[1] > self.options.max_megapixels * 1e6:
+                return None
+            small = ImageOps.exif_transpose(picture).convert("RGB")
+            small.thumbnail((SHOWN, SHOWN))
+        out = io.BytesIO()
+        small.save(out, "JPEG", quality=80)
+        return out.getvalue() if out.tell() <= most_bytes else None
 
     def _size(self, picture: Image.Image, vision: Vision) -> tuple[int, int]:
         """Of what the model will see."""

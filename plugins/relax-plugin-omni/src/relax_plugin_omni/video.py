@@ -21,6 +21,7 @@ from relax_plugin_omni.audio import AudioOptions, AudioProcessor
 from relax_plugin_omni.containers import Container, picture
 from relax_plugin_omni.geometry import Vision, positions_per_second
 from relax_plugin_omni.patches import fitted, patches, resized
+from relax_plugin_omni.playable import PLAYED, playable
 from relax_plugin_omni.together import together
 
 TRUNCATED = 0.8
@@ -97,6 +98,22 @@ class VideoProcessor(ModalityProcessor[VideoOptions]):
     @property
     def _listener(self) -> AudioProcessor:
         return AudioProcessor(AudioOptions(max_seconds=self.options.max_seconds))
+
+    def facts(self, media: Media, data: bytes) -> Mapping[str, Any]:
+        """Seconds, width, height, codec, and how many frames are taken."""
+        with Container.of(data, "video") as container:
+            seconds, (high, wide) = container.seconds, container.size()
+            return {"seconds": round(seconds, 3), "width": wide, "height": high, "codec": container.codec}
+
+    def preview(self, media: Media, data: bytes, most_bytes: int) -> bytes | None:
+        """Itself where browsers know its codec, else its beginning in one that they know."""
+        own = super().preview(media, data, most_bytes)
+        if own is not None:
+            with Container.of(data, "video") as container:
+                if container.codec in PLAYED:
+                    return own
+        copy = playable(data, self.options.max_megapixels * 1e6)
+        return copy if len(copy) <= most_bytes else None
 
     def view(self, whole: ProcessedMedia, start_s: float, end_s: float) -> ProcessedMedia:
         """The patches of all frames that are shown between the two."""

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The media store's budget: what a live group needs is never deleted, what goes is what was used longest ago, and no more of it
+than the budget asks; and a killed writer leaves whole files only."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from relax_core.api.media_store import MediaStore
+from relax_core.api.modality import ProcessedMedia, Span
+from relax_core.rollout.media_budget import MediaBudget
+from tests.unit.media.test_desk import desk, rendered, said
+
+KEYS = st.sampled_from([f"{number:032x}" for number in range(12)])
+
+
+class Needs(RuleBasedStateMachine):
+    """The budget beside a plain model: who holds what, written down."""
+
+    @initialize(limit=st.integers(0, 60), found=st.dictionaries(KEYS, st.integers(1, 20)), known=st.integers(0, 5))
+    def begin(self, limit, found, known):
+        self.limit, self.there, self.used = limit, dict(found), list(found)
+        self.budget = MediaBudget(limit, found, known)
+        self.oldest, self.next = 0, known
+        self.held = {(known - 1, key) for key in found} if known else set()
+
+    @rule(key=KEYS, size=st.integers(1, 20), transient=st.booleans())
+    def see(self, key, size, transient):
+        """A new group, or somebody who lets go himself, is shown a medium."""
+        size = self.there.setdefault(key, size)
+        self.budget.add(key, size)
+        owner = f"eval {self.next}" if transient else self.next
+        self.next += not transient
+        self.budget.hold(owner, key)
+        self.held.add((owner, key))
+        self.used = [one for one in self.used if one != key] + [key]
+        self._delete()
+
+    @rule(data=st.data())
+    def end(self, data):
+        """The bus needs nothing older, or somebody lets go."""
+        others = sorted({owner for owner, _ in self.held if isinstance(owner, str)})
+        if others and data.draw(st.booleans()):
+            gone = data.draw(st.sampled_from(others))
+            self.budget.let_go(gone)
+            self.held = {(owner, key) for owner, key in self.held if owner != gone}
+        else:
+            self.oldest = data.draw(st.integers(self.oldest, max(self.oldest, self.next)))
+            self.budget.over_below(self.oldest)
+            self.held = {(owner, key) for owner, key in self.held if isinstance(owner, str) or owner >= self.oldest}
+        self._delete()
+
+    def _delete(self):
+        needed = {key for _, key in self.held}
+        free = [key for key in self.used if key in self.there and key not in needed]
+        gone = self.budget.evicted()
+        assert gone == free[: len(gone)], "not what was used longest ago"
+        if gone:
+            assert sum(self.there.values()) - sum(self.there[key] for key in gone[:-1]) > self.limit, (
+                "more than it had to"
+            )
+        for key in gone:
+            del self.there[key]
+        assert sum(self.there.values()) <= self.limit or needed >= set(self.there), "over its budget for no need"
+
+    @invariant()
+    def a_needed_medium_is_there(self):
+        if hasattr(self, "budget"):
+            assert {key for _, key in self.held} <= set(self.there)
+            assert self.budget.total_bytes == sum(self.there.values())
+
+
+TestNeeds = Needs.TestCase
+TestNeeds.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+async def test_media_over_the_budget_go_and_come_back_when_they_are_needed(tmp_path):
+    words = [f"data:,word{number:04}" for number in range(6)]
+    async with desk(tmp_path, limit_bytes=3 * 200) as (made, log):
+        store = MediaStore(tmp_path / "media")
+        for group, word in enumerate(words):
+            await made.prepare([said(word)], group)
+            assert set(_keys(made, words[: group + 1])) <= set(store.found()), "a live group's medium is gone"
+        made.over_below(4)
+        assert set(_keys(made, words[4:])) <= set(store.found()) and store.size_bytes() <= 600
+        assert len(log.read_text().split()) == 6
+        await made.prepare([said(words[0])], 6)
+        assert len(log.read_text().split()) == 7
+        assert (
+            store.get(made.hold(rendered([said(words[0])]), [said(words[0])]).media[0]).tensors["x"].tobytes()
+            == b"word0000"
+        )
+
+
+def _keys(made, words):
+    return [made.hold(rendered([said(word)]), [said(word)]).media[0] for word in words]
+
+
+async def test_who_lets_go_needs_it_no_more_and_what_was_there_stays_until_old_groups_are_over(tmp_path):
+    old = MediaStore(tmp_path / "media")
+    old.put(ProcessedMedia("ab" * 16, {"x": np.zeros(500, np.uint8)}, 1, (Span("image", 1),)))
+    async with desk(tmp_path, limit_bytes=100, known_groups=3) as (made, _):
+        await made.prepare([said("data:,abc")], "eval")
+        assert len(old.found()) == 2
+        made.let_go("eval")
+        assert list(old.found()) == ["ab" * 16]
+        made.over_below(2)
+        assert list(old.found()) == ["ab" * 16]
+        made.over_below(3)
+        assert old.found() == {}
+
+
+async def test_headers_tell_the_room_that_media_take(tmp_path):
+    async with desk(tmp_path) as (made, log):
+        assert await made.room([said("data:,abc", "data:,de")]) == 2
+        assert log.read_text() == "", "something was decoded"
+        await made.prepare([said("data:,abc")])
+        assert await made.room([said("data:,abc")]) == 3
+
+
+WRITER = """
+import sys, numpy as np
+from relax_core.api.media_store import MediaStore
+from relax_core.api.modality import ProcessedMedia, Span
+store = MediaStore(sys.argv[1])
+for number in range(10**6):
+    media = ProcessedMedia(f"{number:032x}", {"x": np.full(200_000, number % 251, np.uint8)}, 1, (Span("image", 1),))
+    store.put(media)
+"""
+
+
+def test_a_killed_writer_leaves_whole_files_and_its_rest_is_cleared_away(tmp_path):
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.glob("*.media"))) < 20 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    writer.kill()
+    writer.wait()
+    (tmp_path / f"{'0' * 32}.{writer.pid}").write_bytes(b"half")
+    store = MediaStore(tmp_path)
+    found = store.found()
+    assert len(found) >= 20 and {path.suffix for path in tmp_path.iterdir()} == {".media"}
+    for key in found:
+        assert (store.get(key).tensors["x"] == int(key, 16) % 251).all()
+
+
+def test_a_reader_holds_few_descriptors_and_little_memory(tmp_path):
+    store = MediaStore(tmp_path)
+    for number in range(300):
+        size = 100 if number % 2 else 70_000
+        store.put(ProcessedMedia(f"{number:032x}", {"x": np.zeros(size, np.uint8)}, 1, (Span("image", 1),)))
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for key in store.found():
+        store.get(key)
+    assert len(list(Path("/proc/self/fd").iterdir())) - before <= 128

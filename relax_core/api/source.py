@@ -21,6 +21,10 @@ class BadRow:
     where: str
     """`file:line` or the row's key."""
     reason: str
+    field: str = ""
+    """Which part of it, where that is known."""
+    fix: str = ""
+    """What to do about it, where the reason does not say."""
 
 
 class TaskSource(Configurable[OptionsT], Generic[OptionsT]):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,11 +30,16 @@ def add(app: typer.Typer) -> None:
     app.add_typer(verbs, name="data")
 
 
-def check(file: File, model: Model = None, as_json: Json = False) -> None:
+def check(
+    file: File,
+    model: Model = None,
+    media: Annotated[bool, typer.Option("--media", help="Decode all images, videos and sounds.")] = False,
+    as_json: Json = False,
+) -> None:
     """List every row that can't be used, and why; count the rest. Exit code 2 where there is a bad one."""
     from relax_core.cli.data_files import data_files, survey
 
-    reports = [_report(survey(found)) for found in data_files(file, model)]
+    reports = [_report(survey(found, media)) for found in data_files(file, model)]
     if as_json:
         typer.echo(json.dumps({"schema": 1, "files": reports}, ensure_ascii=False))
     else:
@@ -47,12 +53,16 @@ def show(
     file: File,
     model: Model = None,
     index: Annotated[int, typer.Option(help="Which usable task, from 0.")] = 0,
+    html: Annotated[Path | None, typer.Option(help="Write a page with its media instead.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show one rendered prompt, token by token, with its ids, answer and other columns."""
+    """Show one rendered prompt, token by token, with its ids, answer and other columns, and what is known of its media."""
     from relax_core.cli.data_files import data_files
 
     shown = _shown(next(iter(data_files(file, model))), index)
+    previews = [one.pop("preview", None) for one in shown["media"]]
+    if html is not None:
+        _write_page(html, shown, previews)
     if as_json:
         typer.echo(json.dumps({"schema": 1, **shown}, ensure_ascii=False))
     else:
@@ -64,8 +74,9 @@ def _report(found: Survey) -> dict[str, Any]:
         "path": found.path,
         "usable": found.usable,
         "skipped": found.skipped,
-        "bad": [{"where": row.where, "reason": row.reason} for row in found.bad],
+        "bad": [{"where": row.where, "reason": row.reason, "field": row.field, "fix": row.fix} for row in found.bad],
         "columns": dict(found.columns),
+        "media": found.media,
         "tokens": _spread(found.lengths),
     }
 
@@ -81,19 +92,26 @@ def _spread(lengths: list[int]) -> dict[str, int]:
 
 def _print_report(report: dict[str, Any]) -> None:
     for row in report["bad"][:SHOWN_BAD_ROWS]:
-        typer.echo(f"{row['where']}: {row['reason']}")
+        fix = f"; {row['fix']}" if row["fix"] and row["fix"] not in row["reason"] else ""
+        typer.echo(f"{row['where']}: {row['reason']}{fix}")
     if len(report["bad"]) > SHOWN_BAD_ROWS:
         typer.echo(f"... and {len(report['bad']) - SHOWN_BAD_ROWS} more; --json lists them all")
     skipped = f", {report['skipped']} skipped as too long" if report["skipped"] else ""
     typer.echo(f"{report['path']}: {report['usable']} usable, {len(report['bad'])} bad{skipped}")
     if report["columns"]:
         typer.echo("columns  " + ", ".join(f"{name} {count}" for name, count in report["columns"].items()))
+    for kind, sums in report["media"].items():
+        seconds = f", {sums['seconds']:.1f} s" if sums["seconds"] else ""
+        typer.echo(
+            f"{kind:<9}{sums['count']:.0f} decoded, {sums['tokens']:.0f} tokens, {sums['size_bytes'] / 1e6:.1f} MB{seconds}"
+        )
     if report["tokens"]:
         typer.echo("tokens   " + ", ".join(f"{name} {count}" for name, count in report["tokens"].items()))
 
 
 def _shown(found: DataFile, index: int) -> dict[str, Any]:
     from relax_core.api.errors import ConfigError
+    from relax_core.cli.data_media import facts, shown_by
     from relax_core.rollout.tasks import TaskSet
 
     tasks, family = found.tasks, found.family
@@ -106,6 +124,7 @@ def _shown(found: DataFile, index: int) -> dict[str, Any]:
     if not 0 <= index < len(tasks):
         raise ConfigError("--index", index, f"choose 0 to {len(tasks) - 1}")
     task, ids = tasks[index], tasks.prompt(index).tokens
+    media = asyncio.run(facts(found, task)) if any(shown_by(task)) else []
     written = () if isinstance(tasks, TaskSet) else tasks.examples(index)
     return {
         "where": tasks.where(index),
@@ -115,6 +134,7 @@ def _shown(found: DataFile, index: int) -> dict[str, Any]:
         "ids": list(ids),
         "answer": task.answer,
         "metadata": dict(task.metadata),
+        "media": media,
         "ends_with": [family.decode((number,), skip_special=False) for number in family.stop_tokens],
     }
 
@@ -126,12 +146,24 @@ def _trained(family: Any, written: Any) -> Iterator[str]:
             yield family.decode((token,), skip_special=False)
 
 
+def _write_page(path: Path, shown: dict[str, Any], previews: list[bytes | None]) -> None:
+    from relax_core.observe.document import write_text
+    from relax_core.views.task_page import task_page
+
+    write_text(path, task_page(shown, previews))
+    typer.echo(str(path), err=True)
+
+
 def _print_shown(shown: dict[str, Any]) -> None:
+    from relax_core.views.media_element import told
+
     typer.echo(f"{shown['where']} ({shown['id']}), {len(shown['ids'])} tokens\n")
     typer.echo(SEPARATOR.join(token.replace("\n", "⏎\n") for token in shown["tokens"]) + "\n")
     typer.echo(f"ids       {' '.join(map(str, shown['ids']))}")
     for text in shown.get("trained", ()):
         typer.echo(f"trained   {text}")
+    for medium in shown["media"]:
+        typer.echo(f"{medium['kind']:<9} {medium['source']}: {medium.get('error') or told(medium)}")
     typer.echo(f"answer    {json.dumps(shown['answer'], ensure_ascii=False)}")
     for name, value in shown["metadata"].items():
         typer.echo(f"{name:<9} {json.dumps(value, ensure_ascii=False)}")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -16,10 +17,12 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.family import ModelFamily
 from relax_core.api.source import BadRow, TaskSource
 from relax_core.api.trainer import Chosen
+from relax_core.cli.data_media import Processors, choices_for, survey_media
 from relax_core.options import RunConfig, load
 from relax_core.options.model_folder import model_context
 from relax_core.plugins import Catalogue
 from relax_core.rollout.dataset import Dataset
+from relax_core.rollout.row_media import MEDIA_KINDS
 from relax_core.rollout.tasks import Need, TaskSet
 
 
@@ -34,6 +37,11 @@ class DataFile:
     family: ModelFamily | None = None
     tasks: TaskSet | Dataset | None = None
     """Unchecked; where a model is known."""
+    processors: Processors | None = None
+    """Of its media; where a model is known and something reads them."""
+    limit: int | None = None
+    """Most tokens of a prompt."""
+    too_long: str = "skip"
 
 
 @dataclass(slots=True)
@@ -46,8 +54,41 @@ class Survey:
     skipped: int = 0
     columns: Counter[str] = field(default_factory=Counter)
     """How many tasks have a value in each column."""
-    lengths: list[int] = field(default_factory=list)
-    """Tokens of each usable prompt, where a model is known."""
+    rows: dict[int, int] = field(default_factory=dict)
+    """Tokens of each usable prompt by its row, 0 where no model is known."""
+    media: dict[str, dict[str, float]] = field(default_factory=dict)
+    """By kind, how many were decoded, with their tokens, bytes and seconds in all."""
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of the usable prompts, where a model is known."""
+        return [length for length in self.rows.values() if length]
+
+    def refuse(self, row: int, bad: BadRow) -> None:
+        """A row that looked usable is not."""
+        del self.rows[row]
+        self.usable -= 1
+        self.bad.append(bad)
+
+    def count_medium(self, kind: str, told: Mapping[str, Any]) -> None:
+        """One that was decoded."""
+        sums = self.media.setdefault(kind, {"count": 0, "tokens": 0, "size_bytes": 0, "seconds": 0.0})
+        sums["count"] += 1
+        for name in ("tokens", "size_bytes", "seconds"):
+            sums[name] += float(told.get(name) or 0)
+
+    def lengthen(self, row: int, tokens: int, limit: int | None, where: str, too_long: str) -> None:
+        """A prompt takes so many more than its text; one that is too long with them is skipped, or refused."""
+        length = self.rows[row] + tokens
+        if limit is None or length <= limit:
+            self.rows[row] = length
+        elif too_long == "error":
+            got = f"{length} tokens with its media; data.max_prompt_tokens leaves {limit}"
+            self.refuse(row, BadRow(where, got, "prompt", "lower the bounds of the media's processor"))
+        else:
+            del self.rows[row]
+            self.usable -= 1
+            self.skipped += 1
 
 
 def data_files(file: Path, model: Path | None) -> Iterator[DataFile]:
@@ -55,7 +96,11 @@ def data_files(file: Path, model: Path | None) -> Iterator[DataFile]:
     if file.suffix != ".toml":
         catalogue = Catalogue.load()
         family = _family(catalogue, Chosen("model-family", "chat"), {"path": str(model)}) if model else None
-        yield _opened(str(file), {}, _source_for(file, catalogue), family, {})
+        choices, kinds = (
+            choices_for(catalogue.names("modality-processor"), catalogue.target, MEDIA_KINDS) if family else ([], [])
+        )
+        read = Processors(choices, kinds, {"path": str(model)}, family) if family else None
+        yield _opened(str(file), {}, _source_for(file, catalogue), family, {"media": kinds}, processors=read)
         return
     composed, catalogue = load(
         [file], [f"model.path={json.dumps(str(model.absolute()))}"] if model else [], checked=False
@@ -70,17 +115,25 @@ def _of_config(config: RunConfig, catalogue: Catalogue) -> Iterator[DataFile]:
     form = cast(type[Algorithm], catalogue.target("algorithm", config.algorithm.name)).source
     settings = _settings(config, catalogue) if form is Form.ROLLOUT else _dataset_settings(config)
     files = [(config.data.train, config.data.columns), *((found.path, found.columns) for found in config.eval.sets)]
+    kinds = [cast(Any, catalogue.target("modality-processor", one.name)).medium for one in config.media]
+    plugins = [str(path) for path in config.plugins]
+    read = Processors(config.media, kinds, config.model.model_dump(mode="json"), family, plugins)
     for path, columns in files:
         source = cast(TaskSource, catalogue.build(config.source.chosen))
-        yield _opened(str(path), columns, source, family, settings, form)
+        yield _opened(str(path), columns, source, family, {**settings, "media": kinds}, form, read)
 
 
-def survey(found: DataFile) -> Survey:
-    """Read every row."""
+def survey(found: DataFile, media: bool = False) -> Survey:
+    """Read every row, and where asked decode all that they show."""
     result = Survey(found.path, list(found.source.problems()))
     for row in range(len(found.source)):
         _count_columns(found.source, row, result.columns)
         _examine(found, row, result)
+    if media:
+        if found.processors is None:
+            fix = "name the folder whose config.json tells how media become tokens: --model DIR"
+            raise ConfigError("--media", "no model folder", fix)
+        asyncio.run(survey_media(found, result))
     return result
 
 
@@ -88,11 +141,10 @@ def _examine(found: DataFile, row: int, result: Survey) -> None:
     try:
         rendered = found.tasks.examine(row) if found.tasks else None
     except ConfigError as error:
-        result.bad.append(BadRow(found.source.where(row), str(error)))
+        result.bad.append(BadRow(found.source.where(row), str(error), error.field, str(error.fix)))
         return
-    if rendered:
-        result.lengths.append(len(rendered.tokens))
     if rendered or not found.tasks:
+        result.rows[row] = len(rendered.tokens) if rendered else 0
         result.usable += 1
     else:
         result.skipped += 1
@@ -107,7 +159,7 @@ def _count_columns(source: TaskSource, row: int, columns: Counter[str]) -> None:
 
 def _opened(
     path: str, columns: Mapping[str, str], source: TaskSource, family: ModelFamily | None, settings: Mapping[str, Any],
-    form: Form = Form.ROLLOUT,
+    form: Form = Form.ROLLOUT, processors: Processors | None = None,
 ) -> DataFile:  # fmt: skip
     refused = None
     try:
@@ -119,8 +171,11 @@ def _opened(
     if family is None:
         return DataFile(path, source, refused)
     if form is Form.ROLLOUT:
-        return DataFile(path, source, refused, family, TaskSet(source, family, check=False, **settings))
-    return DataFile(path, source, refused, family, Dataset(source, family, form, check=False, **settings))
+        tasks: TaskSet | Dataset = TaskSet(source, family, check=False, **settings)
+    else:
+        tasks = Dataset(source, family, form, check=False, **settings)
+    limit, too_long = settings.get("max_prompt_tokens"), settings.get("too_long", "skip")
+    return DataFile(path, source, refused, family, tasks, processors, limit, too_long)
 
 
 def _family(catalogue: Catalogue, chosen: Chosen, model: Mapping[str, Any]) -> ModelFamily:
@@ -134,7 +189,7 @@ def _source_for(file: Path, catalogue: Catalogue) -> TaskSource:
     known: list[str] = []
     for name in catalogue.names("task-source"):
         suffixes = cast(type[TaskSource], catalogue.target("task-source", name)).suffixes
-        if file.suffix in suffixes:
+        if file.suffix in suffixes or (file.is_dir() and name == "files"):
             return cast(TaskSource, catalogue.build(Chosen("task-source", name)))
         known += suffixes
     raise ConfigError("FILE", file, f"name a .toml or a task file ({', '.join(sorted(known))})")

@@ -4,20 +4,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from relax_core.api.task import Message, Task
+from relax_core.api.media_source import shown
+from relax_core.api.task import Media, Message, Task
 from relax_core.api.trajectory import Trajectory
 from relax_core.rollout.finished import JudgedGroup
 from relax_core.rollout.judge import Judgement
+from relax_core.rollout.media import media_of
 
 
 def sample_record(task: Task, trajectory: Trajectory, judgement: Judgement) -> dict[str, Any]:
     """One sample as JSON: what was asked, said and judged."""
+    keys = _keys(task, trajectory)
     record: dict[str, Any] = {
         "task_id": task.id,
-        "prompt": task.prompt if isinstance(task.prompt, str) else [_message(m) for m in task.prompt],
+        "prompt": task.prompt if isinstance(task.prompt, str) else _messages(task.prompt, keys),
         "response": trajectory.response,
         "answer": task.answer,
         "reward": judgement.value if judgement.outcome.judged else None,
@@ -29,7 +32,7 @@ def sample_record(task: Task, trajectory: Trajectory, judgement: Judgement) -> d
     if judgement.error:
         record["error"] = judgement.error
     if len(trajectory.messages) > 2:
-        record["messages"] = [_message(message) for message in trajectory.messages]
+        record["messages"] = _messages(trajectory.messages, keys)
     return record
 
 
@@ -64,5 +67,31 @@ def measures(judged: Sequence[JudgedGroup]) -> dict[str, float]:
     }
 
 
-def _message(message: Message) -> dict[str, Any]:
-    return {"role": message.role, "content": message.text}
+def _keys(task: Task, trajectory: Trajectory) -> Sequence[str]:
+    """Of the media that its messages show, in order; those of the prompt alone where branches part what was shown."""
+    told = [key for node in trajectory.forest for key in node.media]
+    if len(told) == len(media_of(trajectory.messages)):
+        return told
+    first = trajectory.forest[0].media if trajectory.forest else ()
+    prompt = () if isinstance(task.prompt, str) else task.prompt
+    return first if len(first) == len(media_of(prompt)) else ()
+
+
+def _messages(messages: Sequence[Message], keys: Sequence[str]) -> list[dict[str, Any]]:
+    left = iter(keys)
+    return [{"role": message.role, "content": _content(message, left)} for message in messages]
+
+
+def _content(message: Message, keys: Iterator[str]) -> str | list[dict[str, Any]]:
+    if isinstance(message.content, str) or all(part.media is None for part in message.content):
+        return message.text
+    return [{"type": "text", "text": part.text} if part.media is None else _medium(part.media, next(keys, ""))
+            for part in message.content]  # fmt: skip
+
+
+def _medium(media: Media, key: str) -> dict[str, Any]:
+    """Its key leads to the store and to the copy for people; a source that holds the bytes itself is not repeated."""
+    told: dict[str, Any] = {"type": media.kind, "source": shown(media.source)}
+    if media.view is not None:
+        told["view"] = list(media.view)
+    return {**told, "key": key} if key else told

@@ -12,10 +12,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from relax_core.observe.document import disk_errors, write_text
 from relax_core.observe.metrics import metric
 from relax_core.views import curve, time_spent
 from relax_core.views.health import Health, health
+from relax_core.views.media_element import CSS, element
 from relax_core.views.run import Metrics, RunView
 from relax_core.views.transcript import Transcript, transcript
 from relax_core.views.why import seconds
@@ -45,7 +48,6 @@ def write_report(run_dir: Path | str) -> Path:
 def render(run: RunView, metrics: Metrics, wall: float) -> str:
     """The page."""
     from jinja2 import Environment, StrictUndefined
-    from markupsafe import Markup
 
     source = resources.files("relax_core.views").joinpath("report.html.j2").read_text(encoding="utf-8")
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(source)
@@ -70,6 +72,8 @@ def render(run: RunView, metrics: Metrics, wall: float) -> str:
         charts=[(key, line, Markup(drawing)) for key, line, drawing in _charts(metrics)],
         faults=list(_faults(run)),
         chapters=list(_chapters(run)),
+        element=lambda medium: _element(run, medium),
+        media_css=Markup(CSS),
         origin=list(_origin(run)),
         config=(run.path / "config.toml").read_text(encoding="utf-8"),
     )
@@ -213,6 +217,11 @@ def _chapters(run: RunView) -> Iterator[tuple[str, list[Transcript]]]:
         shown = run.samples(step)[:SHOWN]
         if shown:
             yield f"{title} transcripts (step {step})", [transcript(sample) for sample in shown]
+
+
+def _element(run: RunView, medium: Mapping[str, Any]) -> Markup:
+    kind, key = str(medium.get("type")), str(medium.get("key") or "")
+    return element(kind, run.preview(kind, key), f"{kind} {medium.get('source') or ''}".strip())
 
 
 def _origin(run: RunView) -> Iterator[tuple[str, str]]:

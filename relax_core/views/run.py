@@ -89,6 +89,16 @@ class RunView:
         """Steps that have transcripts."""
         return self._directory.sample_steps()
 
+    def preview(self, kind: str, key: str) -> bytes | None:
+        """The copy for people of a medium that samples show; None where none was kept."""
+        if not key.isalnum():
+            return None
+        for folder in (self.path, *sorted(self.path.glob("stages/*"))):
+            file = folder / "media" / "previews" / f"{key}.{kind}"
+            if file.is_file():
+                return file.read_bytes()
+        return None
+
     def log(self, role: str = "controller") -> Iterator[dict[str, Any]]:
         """The records of a role's log."""
         return read_lines(self.path / "logs" / f"{role}.jsonl")

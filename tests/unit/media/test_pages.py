@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What people see of media: `relax data check --media` and `data show --html` over real files, and a run's report page."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from tokenizers import Tokenizer, models, pre_tokenizers
+from typer.testing import CliRunner
+
+from relax_core.api.batch import AttemptId
+from relax_core.api.bus import Issue
+from relax_core.api.errors import RelaxError
+from relax_core.api.media_source import browser_type
+from relax_core.api.outcome import Outcome
+from relax_core.api.task import Media, Message, Part, Task
+from relax_core.api.trajectory import Node, Trajectory
+from relax_core.api.version import Version
+from relax_core.cli import data
+from relax_core.rollout.finished import FinishedGroup, JudgedGroup
+from relax_core.rollout.judge import Judgement
+from relax_core.rollout.media_host import MediaHost
+from relax_core.rollout.previews import Previews
+from relax_core.rollout.sample_record import sample_record
+from relax_core.rollout.selection import TOO_LONG, Selection
+from relax_core.views.media_element import element
+from relax_core.views.report import render
+from relax_core.views.run import RunView
+from tests.unit.views.conftest import clock, write_run  # noqa: F401
+
+KEY = "ab" * 16
+PLACES = (
+    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
+    "{{ p.text if p.type == 'text' else '<I>' if p.type == 'image' else '<A>' }}{% endfor %}{% endif %}{% endfor %}"
+)
+
+
+def image(width: int = 40, height: int = 24) -> bytes:
+    from PIL import Image
+
+    out = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)).save(out, "PNG")
+    return out.getvalue()
+
+
+def sound() -> bytes:
+    import soundfile
+
+    out = io.BytesIO()
+    soundfile.write(out, np.sin(np.arange(8000) / 9).astype(np.float32), 8000, format="WAV")
+    return out.getvalue()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "model").mkdir()
+    vocabulary = {"<end>": 0, "<unk>": 1, "<I>": 2, "<A>": 3, **{chr(code): code for code in range(10, 127)}}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.add_special_tokens(["<end>", "<I>", "<A>"])
+    tokenizer.save(str(tmp_path / "model/tokenizer.json"))
+    vision = {"patch_size": 8, "spatial_merge_size": 2, "temporal_patch_size": 2}
+    config = {
+        "model_type": "qwen3_vl",
+        "eos_token_id": 0,
+        "image_token_id": 2,
+        "audio_token_id": 3,
+        "vision_config": vision,
+    }
+    config["audio_config"] = {"num_mel_bins": 32, "n_window": 50}
+    (tmp_path / "model/config.json").write_text(json.dumps(config))
+    (tmp_path / "model/chat_template.jinja").write_text(PLACES)
+    for name, content in (("a.png", image()), ("bad.png", b"?"), ("empty.png", b""), ("a.wav", sound())):
+        (tmp_path / name).write_bytes(content)
+    return tmp_path
+
+
+def relax(*arguments):
+    app = typer.Typer()
+    data.add(app)
+    app.command("other")(lambda: None)
+    result = CliRunner().invoke(app, ["data", *map(str, arguments)])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def write(folder: Path, *rows: dict) -> Path:
+    path = folder / "tasks.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_all_media_are_decoded_on_demand_and_bad_ones_told_by_row(folder):
+    rows = [
+        {"prompt": "<image><audio>?", "image": "a.png", "audio": "a.wav"}, {"prompt": "<image>", "image": "bad.png"},
+        {"prompt": "<image>", "image": "empty.png"}, {"prompt": "<image>", "image": "gone.png"},
+        {"prompt": "<image>", "image": "http://127.0.0.1:9/a.png"}, {"prompt": "<image>", "images": ["a.png"] * 2},
+    ]  # fmt: skip
+    result = relax("check", write(folder, *rows), "--model", folder / "model", "--media", "--json")
+    (report,) = json.loads(result.stdout)["files"]
+    assert result.exit_code == 2 and report["usable"] == 1
+    told = {int(row["where"].rpartition(":")[2]): row for row in report["bad"]}
+    reasons = {
+        2: "none of the formats",
+        3: "no bytes",
+        4: "no such file",
+        5: "is there a network",
+        6: "1 places for image",
+    }
+    assert {row: reason in told[row]["reason"] for row, reason in reasons.items()} == dict.fromkeys(reasons, True)
+    assert told[2]["field"] == "medium 1 of the prompt" and "leave the row out" in told[2]["fix"]
+    assert report["media"]["image"]["count"] == report["media"]["audio"]["count"] == 1
+    assert report["tokens"]["max"] == 1 + sum(sums["tokens"] for sums in report["media"].values())
+
+
+def test_a_task_is_shown_with_the_facts_of_its_media_and_as_a_page(folder):
+    path = write(folder, {"prompt": "<image><audio>?", "image": "a.png", "audio": "a.wav"})
+    result = relax("show", path, "--model", folder / "model", "--html", folder / "page.html")
+    assert "40 x 24" in result.stdout and "1 s, 8000 Hz, 1 channels" in result.stdout
+    text = (folder / "page.html").read_text()
+    sources = re.findall(r'<(img|audio)[^>]* src="data:([a-z/]*);base64,([^"]*)"', text)
+    assert [source[:2] for source in sources] == [("img", "image/png"), ("audio", "audio/wav")]
+    assert base64.b64decode(sources[0][2]) == image()
+
+
+def shown(*keys: str) -> tuple[Task, Trajectory]:
+    media = [Part(media=Media("image", "data:;base64," + "x" * 999)), Part("?"), Part(media=Media("audio", "<b>.wav"))]
+    prompt = (Message("user", tuple(media)),)
+    node = Node(None, (1, 2), sampled=False, media=keys)
+    return Task("1", prompt), Trajectory((*prompt, Message("assistant", "a")), "a", (node,), Outcome.FINISHED)
+
+
+def test_records_of_samples_name_their_media_by_key():
+    task, trajectory = shown(KEY, "cd" * 16)
+    record = sample_record(task, trajectory, Judgement(1.0))
+    content = record["prompt"][0]["content"]
+    assert [part.get("key") for part in content] == [KEY, None, "cd" * 16]
+    assert len(content[0]["source"]) < 200 and content[1] == {"type": "text", "text": "?"}
+    assert "key" not in sample_record(*shown(KEY), Judgement(1.0))["prompt"][0]["content"][0]
+
+
+def test_the_report_shows_what_samples_show(tmp_path, write_run, monkeypatch):  # noqa: F811
+    task, trajectory = shown(KEY, "cd" * 16)
+    path = write_run(tmp_path, steps=3)
+    previews = path / "stages" / "1-rl" / "media" / "previews"
+    Previews(previews, "image").put(KEY, image())
+    record = sample_record(task, trajectory, Judgement(1.0))
+    monkeypatch.setattr(RunView, "samples", lambda self, step: [record])
+    text = render(RunView(path), RunView(path).metrics(), 0.0)
+    assert text.count('<img alt="image data:') == 2 and "no copy of this audio was kept" in text
+    assert "&lt;b&gt;.wav" in text and "<b>" not in text.partition("Last transcripts")[2].replace(
+        "<b>user", ""
+    ).replace("<b>assistant", "").replace("<b>1</b>", "")
+    assert "media-src data:" in text and "<script" not in text
+
+
+def test_a_page_never_shows_bytes_as_another_kind():
+    assert "<img" not in element("image", sound(), "x") and "<audio" not in element("audio", b"<html>", "x")
+    assert "&lt;i&gt;" in element("image", image(), "<i>") and "<i>" not in element("image", image(), "<i>")
+    assert [browser_type(data) for data in (image(), sound(), b"", b"<svg")] == ["image/png", "audio/wav", "", ""]
+
+
+def test_copies_keep_the_first_and_the_newest(tmp_path, monkeypatch):
+    monkeypatch.setattr("relax_core.rollout.previews.FIRST_BYTES", 200)
+    monkeypatch.setattr("relax_core.rollout.previews.NEWEST_BYTES", 300)
+    previews = Previews(tmp_path, "image")
+    for number in range(10):
+        previews.put(f"{number:032x}", bytes(100))
+    kept = {int(path.stem, 16) for path in tmp_path.iterdir()}
+    assert kept == {0, 1, 7, 8, 9} and f"{9:032x}" in Previews(tmp_path, "image")
+
+
+def test_a_medium_whose_copy_fails_is_processed_all_the_same(tmp_path):
+    from relax_plugin_omni.image import ImageProcessor
+
+    class Odd(ImageProcessor):
+        def preview(self, media, data, most_bytes):
+            raise ValueError("no copy")
+
+    (tmp_path / "config.json").write_text('{"vision_config": {"patch_size": 8}}')
+    host = MediaHost()
+    host.component, host.build = None, lambda chosen: Odd()
+    host.open(str(tmp_path / "media"), {"path": str(tmp_path)}, 1 << 20, 1 << 20)
+    uri = "data:;base64," + base64.b64encode(image()).decode()
+    key, layout = host.process(Media("image", uri))
+    assert (tmp_path / "media" / f"{key}.media").is_file() and layout[0][1] > 0
+
+
+def test_a_group_whose_prompt_is_too_long_with_its_media_is_replaced_and_a_run_of_nothing_else_ends():
+    class Any0:
+        def open(self, tasks): ...
+        def pick(self, group, num_tasks, seed):
+            return 0
+
+    selection = Selection(Any0(), {}, [Task("1", "a")], [0], 0, refill_limit=3)
+    issue = Issue(0, (AttemptId(0, 0, 0),))
+    seen = Trajectory((), "", (), Outcome.INVALID_TASK)
+    group = FinishedGroup(issue, Task("1", "a"), (seen,), Version("actor", 0, 0), 0.0, "a prompt of 900 tokens")
+    judged = JudgedGroup(group, (Judgement(float("nan"), outcome=Outcome.INVALID_TASK),))
+    assert selection.filtered(judged).rejected_by == TOO_LONG
+    with pytest.raises(RelaxError, match="too-long .a prompt of 900 tokens"):
+        for _ in range(3):
+            selection.filtered(judged)

@@ -86,8 +86,9 @@ print(json.dumps(unmet(distribution) if distribution else []))
 
 
 def interpreters(config: RunConfig, catalogue: Catalogue) -> Iterator[Finding]:
-    """Whether engine and trainer find their plugin and its packages under the Python that they are given."""
-    for table, choice in (("engine", config.engine), ("trainer", config.trainer)):
+    """Whether engines and trainer find their plugin and its packages under the Python that they are given."""
+    pools = [(f"engines.{at}", config.backend_of(pool)) for at, pool in enumerate(config.engines) if pool.engine]
+    for table, choice in (("engine", config.engine), ("trainer", config.trainer), *pools):
         found = catalogue.find(choice.chosen.kind, choice.chosen.name)
         executable = str(choice.python or sys.executable)
         distribution = found.distribution if found.version else ""  # a single file has no packages of its own

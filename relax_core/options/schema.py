@@ -28,6 +28,7 @@ def schema(catalogue: Catalogue) -> tuple[dict[str, Any], list[str]]:
     properties["placement"] = {"anyOf": [{"type": "string", "enum": ["colocate", "hybrid", "async"]}, mode]}
     for table, kind in BY_TABLE.items():
         properties[table] = _table(kind, catalogue, definitions, notes)
+    definitions["core.EngineTable"]["properties"]["engine"] = properties["engine"]
     core["required"] = [key for key in core.get("required", []) if key in ("model", "data")]
     return {"$schema": DIALECT, **core, "title": "Relax run configuration", "$defs": definitions}, notes
 

@@ -16,7 +16,7 @@ KNOWN: dict[str, dict[str, str]] = {
     },
     "filter": dict.fromkeys(("zero-variance", "reward-band", "truncated"), "relax-plugin-selection"),
     "sampler": dict.fromkeys(("curriculum", "mixture", "success-rate"), "relax-plugin-selection"),
-    "reward": {"exact": "relax-plugin-rewards", "maths": "relax-plugin-rewards"},
+    "reward": dict.fromkeys(("exact", "judge", "maths"), "relax-plugin-rewards"),
     "modality-processor": dict.fromkeys(("image", "video", "audio"), "relax-plugin-omni"),
     "engine": {
         "transformers": "relax-plugin-transformers",

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from relax_core.api.clock import Clock
 from relax_core.api.engine_hand import Generated, Prompt
-from relax_core.api.errors import DeadlineExceeded, InfrastructureError
+from relax_core.api.errors import ConfigError, DeadlineExceeded, InfrastructureError
 from relax_core.api.family import ModelFamily
 from relax_core.api.task import Message
 from relax_core.rollout.completion import Completion, GenerateCall, cut, singly, watch_for
@@ -83,7 +83,12 @@ class PoolHand:
         if isinstance(prompt, str):
             return self._family.start(prompt).tokens
         if prompt and all(isinstance(part, Message) for part in prompt):
-            rendered = self._family.start(prompt)  # type: ignore[arg-type]  # it was just looked at
+            try:
+                rendered = self._family.start(prompt)  # type: ignore[arg-type]  # it was just looked at
+            except ConfigError as error:
+                raise ValueError(
+                    f"engine pool {self.name}: {error.got}: write its chat_template, or ask with text"
+                ) from error
             if rendered.media:
                 raise ValueError(f"engine pool {self.name}: a prompt with media; pools read text")
             return rendered.tokens

@@ -234,11 +234,7 @@ class RewardWorkers:
 
     def _settle(self, unit: _Unit, verdicts: Sequence[Verdict]) -> list[_Unit]:
         """Record verdicts; a failed batch is halved instead, so that only who spoiled it fails."""
-        if (
-            self._form == "batch"
-            and len(unit.members) > 1
-            and any(v.failed and v.kind[:7] != "invalid" for v in verdicts)
-        ):
+        if self._form == "batch" and len(unit.members) > 1 and any(map(_spoils, verdicts)):
             return unit.halves()
         for position, verdict in zip(unit.members, verdicts, strict=True):
             self._watch(unit.job.samples[position], verdict)
@@ -251,6 +247,11 @@ class RewardWorkers:
             raise InfrastructureError(f"reward {self.name} got no answer on {seen}: {verdict.error}")
         if seen:
             raise FuseTripped(self.name, verdict, seen, failing_sample(self.name, *sample, verdict))
+
+
+def _spoils(verdict: Verdict) -> bool:
+    """Whether one sample may have failed a whole batch; an engine that could not be asked fails its halves too."""
+    return verdict.failed and verdict.kind[:7] != "invalid" and verdict.outcome not in ENGINE_OUTCOMES
 
 
 def _rest(pending: list[_Unit], answered: set[int]) -> list[_Unit]:

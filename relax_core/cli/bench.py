@@ -68,7 +68,11 @@ def _formats(asked: str, known: tuple[str, ...]) -> tuple[str, ...]:
 def document(one: Measured) -> dict[str, Any]:
     """As `--json` gives it."""
     setting = {"trainer": one.setting.trainer, "engine": one.setting.engine, "replay": one.setting.replay}
-    return {**setting, "refused": one.refused} if one.found is None else {**setting, **one.found.plain()}
+    return (
+        {**setting, "refused": one.refused}
+        if one.found is None
+        else {**setting, **one.found.plain(), **({} if one.rerouted is None else {"rerouted": one.rerouted})}
+    )
 
 
 def _print(found: list[Measured]) -> None:
@@ -81,6 +85,11 @@ def _print(found: list[Measured]) -> None:
     for one in found:
         if one.found is None:
             typer.echo(f"{one.setting.trainer} / {one.setting.engine} can't run: {one.refused}")
+    for one in found:
+        if one.rerouted is not None and not one.setting.replay:
+            typer.echo(
+                f"{one.setting.trainer} / {one.setting.engine}: {one.rerouted:.2%} of the tokens visit other experts"
+            )
     if len(found) == 1 and found[0].found is not None:
         typer.echo("mean by place in the sample:")
         for end, mean in found[0].found.positions:

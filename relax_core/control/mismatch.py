@@ -14,14 +14,15 @@ from itertools import product
 from math import ceil
 from typing import Any
 
+import numpy as np
+
 from relax_core.api.algorithm import Source
-from relax_core.api.batch import AttemptId, RowBatch
+from relax_core.api.batch import AttemptId, Ragged, RowBatch
 from relax_core.api.bus import BusSettings, Issue
 from relax_core.api.clock import SystemClock
 from relax_core.api.errors import ConfigError
 from relax_core.api.routing import ROUTES
 from relax_core.api.version import Version
-from relax_core.api.worker import Workers
 from relax_core.bus.in_process import InProcessBus
 from relax_core.bus.opening import open_bus
 from relax_core.control.differences import Differences
@@ -42,7 +43,7 @@ from relax_core.runners.local.workers import LocalWorkers
 from relax_core.weights.service import WeightBoard
 
 FORMATS = ("float32", "bfloat16", "float16")
-SAID = "rollout_log_probs"
+EXPERTS, VALID = ROUTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +62,11 @@ class Measured:
     setting: Setting
     found: Differences | None
     refused: str = ""
+    rerouted: float | None = None
+    """Share of the tokens that were fed which the trainer, left to itself, sends to other experts in some layer."""
 
 
-MakeWorkers = Callable[[Launch], Any]
+MakeWorkers = Callable[[Launch, Catalogue], Any]
 
 
 async def mismatch(
@@ -118,11 +121,10 @@ class _Bench:
         if refused and not able:
             raise ConfigError("relax bench mismatch", next(iter(refused.values())), "none of the settings can run")
         rows = {engine: await self._rows(own, num_samples) for engine, own in _by(able, lambda one: one.engine).items()}
-        found: dict[Setting, Differences] = {}
+        found = {setting: Measured(setting, None, why) for setting, why in refused.items()}
         for launch, own in _trainers(able):
-            async for setting, differences in self._compared(launch, own, rows):
-                found[setting] = differences
-        return [Measured(setting, found.get(setting), refused.get(setting, "")) for setting in settings]
+            found |= {one.setting: one for one in await self._compared(launch, own, rows)}
+        return [found[setting] for setting in settings]
 
     def _variant(self, setting: Setting) -> Launch:
         """The run with these formats. Raises ConfigError where it can't be planned."""
@@ -147,20 +149,19 @@ class _Bench:
 
     async def _compared(
         self, launch: Launch, settings: Sequence[Setting], rows: Mapping[str, RowBatch]
-    ) -> AsyncIterator[tuple[Setting, Differences]]:
+    ) -> list[Measured]:
         """What one trainer makes of the samples of each engine."""
         async with self._context("actor", launch) as context:
             trainer = await TrainerGroup.start(context, "actor")
             try:
-                for setting in settings:
-                    yield setting, await _differences(trainer, rows[setting.engine], setting.replay)
+                return [await _measured(trainer, rows[setting.engine], setting) for setting in settings]
             finally:
                 await trainer.stop()
 
     @asynccontextmanager
     async def _context(self, role: str, launch: Launch) -> AsyncIterator[RoleContext]:
         """A role alone: its workers end with it, so that engine and trainer never lie in memory together."""
-        clock, workers = SystemClock(), self._make_workers(launch)
+        clock, workers = SystemClock(), self._make_workers(launch, self._catalogue)
         size = int(launch.config["rollout"]["group_size"])
         bus = await open_bus(InProcessBus(), BusSettings(size, 1, 0), launch.run_dir, Version("actor", 0, 0))
         context = RoleContext(
@@ -187,17 +188,29 @@ async def _sampled(context: RoleContext, producer: Producer, num_samples: int) -
         for attempt, trajectory in zip(group.issue.attempts, group.trajectories, strict=True)
     ]
     asked = {*context.plan.consumed, *(("media",) if context.run.media else ())}
-    rows, _ = row_batch(samples, context.plan.greedy, asked)
+    rows, _ = row_batch(samples, context.plan.greedy, asked, producer.routing)
     if not len(rows):
         outcomes = ", ".join(sorted({str(trajectory.outcome) for _, trajectory, _ in samples}))
         raise ConfigError("relax bench mismatch", f"no sample that could be trained ({outcomes})", "see relax try")
     return rows
 
 
-async def _differences(trainer: TrainerGroup, rows: RowBatch, replay: bool) -> Differences:
-    given = {name: column for name, column in rows.columns.items() if replay or name not in ROUTES}
-    found = await trainer.forward(RowBatch(rows.ids, given), ("log_probs",))
-    return Differences.of(rows, found["log_probs"])
+async def _measured(trainer: TrainerGroup, rows: RowBatch, setting: Setting) -> Measured:
+    own = {name: column for name, column in rows.columns.items() if name not in ROUTES}
+    asks, given = ("log_probs",), RowBatch(rows.ids, own)
+    if EXPERTS not in rows.columns:
+        return Measured(setting, Differences.of(rows, (await trainer.forward(given, asks))["log_probs"]))
+    free = await trainer.forward(given, (*asks, EXPERTS))
+    said = await trainer.forward(rows, asks) if setting.replay else free
+    return Measured(setting, Differences.of(rows, said["log_probs"]), rerouted=_rerouted(rows, free[EXPERTS]))
+
+
+def _rerouted(rows: RowBatch, own: Ragged) -> float:
+    engine, known = rows.columns[EXPERTS].values, rows.columns[VALID].values.astype(bool)
+    fed = known.copy()
+    fed[np.cumsum(rows.columns["tokens"].lengths) - 1] = False  # a row's last token is sampled, and never fed
+    other = (np.sort(engine, axis=-1) != np.sort(own.values, axis=-1)).any(axis=(1, 2))
+    return float(other[fed].mean()) if fed.any() else 0.0
 
 
 def _by(settings: Mapping[Setting, Launch], key: Callable[[Setting], str]) -> dict[str, Launch]:
@@ -211,8 +224,8 @@ def _trainers(settings: Mapping[Setting, Launch]) -> Iterator[tuple[Launch, list
         yield launch, [setting for setting in settings if setting.trainer == dtype]
 
 
-def _processes(launch: Launch) -> Workers:
-    return LocalWorkers(launch.plugin_files, launch.resolved, None, SystemClock())  # type: ignore[return-value]
+def _processes(launch: Launch, _: Catalogue) -> LocalWorkers:
+    return LocalWorkers(launch.plugin_files, launch.resolved, None, SystemClock())
 
 
 async def _ignore(*_: Any) -> None:

@@ -21,6 +21,7 @@ NAMES = (
     "recipes",
     "soak",
     "routing",
+    "mismatch",
 )
 
 

@@ -18,14 +18,16 @@ def add(app: typer.Typer) -> None:
 
 def explain(run: RUN = None, json: JSON = False) -> None:
     """Explain one run's waits."""
+    from relax_core.views.apart import warning
     from relax_core.views.health import health
     from relax_core.views.run import open_run
     from relax_core.views.why import why
 
     view, wall = open_run(run), time.time()
-    answer = why(view.status(), health(view, wall), wall)
+    answer, odd = why(view.status(), health(view, wall), wall), warning(view)
     if json:
-        print_json({"schema": "relax.why/1", "run": view.name, "culprit": answer.culprit, **asdict(answer)})
+        told = {"culprit": answer.culprit, **asdict(answer), "warning": odd}
+        print_json({"schema": "relax.why/1", "run": view.name, **told})
         return
-    for line in answer.lines():
+    for line in (*answer.lines(), *([odd] if odd else [])):
         typer.echo(line)

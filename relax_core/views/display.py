@@ -23,6 +23,7 @@ from relax_core.api import events
 from relax_core.api.clock import Clock, SystemClock
 from relax_core.api.events import Event
 from relax_core.api.status import Beat
+from relax_core.views.apart import MEAN
 from relax_core.views.chain import chain
 from relax_core.views.why import seconds
 
@@ -132,6 +133,7 @@ class LiveDisplay:
             "accuracy": _number(self._metrics, "pairs/accuracy", ".2f"),
             **{f"eval/{name}": f"{mean:.3f}" for name, mean in self._evals.items()},
             "lag": _lag(self._metrics),
+            "mismatch": _number(self._metrics, MEAN, ".1e"),
             "samples/s": _number(self._metrics, "samples/per_s", ".1f"),
             "tokens/s": _number(self._metrics, "tokens/per_s", ",.0f"),
             "s/step": _number(self._metrics, "time/step_s", ".2f"),

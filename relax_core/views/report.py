@@ -17,6 +17,7 @@ from markupsafe import Markup
 from relax_core.observe.document import disk_errors, write_text
 from relax_core.observe.metrics import metric
 from relax_core.views import curve, time_spent
+from relax_core.views.apart import apart, warning
 from relax_core.views.health import Health, health
 from relax_core.views.media_element import CSS, element
 from relax_core.views.run import Metrics, RunView
@@ -27,7 +28,7 @@ SHOWN = 6
 """Transcripts a chapter."""
 _CHARTS = (
     "length/mean", "lag/mean", "policy/entropy", "policy/ref_kl", "policy/importance_clipped", "train/loss", "train/grad_norm",
-    "train/rollout_log_prob_diff", "train/rollout_kl", "tokens/per_s", "tokens/per_busy_s", "time/step_s", "time/wait_rows_s",
+    "train/rollout_log_prob_diff", "train/rollout_log_prob_diff_lag0_p99", "train/rollout_kl", "tokens/per_s", "tokens/per_busy_s", "time/step_s", "time/wait_rows_s",
     "time/bubble_fraction",
 )  # fmt: skip
 _LAG = "lag/samples/"
@@ -58,6 +59,7 @@ def render(run: RunView, metrics: Metrics, wall: float) -> str:
         state=state.state,
         subtitle=_subtitle(run, state, metrics),
         error=summary.get("error", "") if state.ended else state.detail,
+        odd=warning(run),
         cards=list(_cards(summary, metrics)),
         reward_curve=Markup(_reward_curve(metrics)),
         eval_sets=list(_evals(metrics)),
@@ -104,6 +106,8 @@ def _cards(summary: Mapping[str, Any], metrics: Metrics) -> Iterator[tuple[str, 
     for label, key, form in shown:
         if summary.get(key) is not None:
             yield label, form(summary[key])
+    if (far := apart(metrics)) is not None:
+        yield "engine to trainer, |log-prob difference|", f"{far:.2g}"
     restarts = summary.get("restarts") or {}
     if restarts:
         yield "restarts", ", ".join(f"{role} {count}" for role, count in restarts.items())

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A whole run whose trainer and engine have number formats of their own, and the bench that tells how far they are apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safetensors.numpy import load_file
+
+from relax_core.views.run import open_run
+
+if TYPE_CHECKING:
+    from tests.graph.conftest import Relax
+
+SMALL = ("steps=3", "rollout.prompts_per_step=4", "rollout.group_size=4", "eval.every=0")
+
+
+def test_an_engine_in_bfloat16_serves_a_float32_trainer(relax: Relax, tiny: Path, tmp_path: Path) -> None:
+    run, formats = tmp_path / "run", ("rollout.dtype=bfloat16", "weights.payload=delta", "weights.proof=behaviour",
+                                      "weights.tolerance=0.5", "optimizer.lr=1e-2", "optimizer.warmup_steps=0")  # fmt: skip
+    ran = relax("train", tiny / "recipe.toml", *SMALL, *formats, "--runner", "local", "--run-dir", run, "--json")
+    assert ran.code == 0, ran.err
+    metrics = open_run(run).metrics()
+    far = metrics.column("train/rollout_log_prob_diff_lag0")
+    assert len(far) == 3 and all(1e-5 < mean < 0.1 for mean in far)
+    for name in ("p99", "max"):
+        assert all(a <= b for a, b in zip(far, metrics.column(f"train/rollout_log_prob_diff_lag0_{name}"), strict=True))
+    assert all(least < 1 < most for least, most in zip(
+        metrics.column("train/rollout_ratio_lag0_min"), metrics.column("train/rollout_ratio_lag0_max"), strict=True
+    ))  # fmt: skip
+    assert not [name for name in metrics.names() if "@" in name]
+    assert {str(array.dtype) for array in load_file(run / "export" / "model.safetensors").values()} == {"float32"}
+
+
+def test_the_bench_tells_how_far_they_are_apart(relax: Relax, tiny: Path) -> None:
+    ran = relax("bench", "mismatch", tiny / "recipe.toml", "rollout.dtype=float16", "--samples", 8, "--json")
+    assert ran.code == 0, ran.err
+    (one,) = ran.json["settings"]
+    assert (one["trainer"], one["engine"], one["replay"]) == ("float32", "float16", False)
+    assert 0 < one["mean"] <= one["p99"] <= one["max"] < 0.1 and one["k3_kl"] > 0

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bench with the real engine and trainer in one process: of one pair of formats, of several, and what it refuses."""
+
+import asyncio
+import json
+
+import pytest
+from relax_contrib.recipes.families import save_tokenizer
+
+from relax_core.api.errors import ConfigError
+from relax_core.control.mismatch import Setting, mismatch
+from relax_core.testing.workers_here import WorkersHere
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A mixture of experts, and prompts."""
+    import torch
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    home, words = tmp_path_factory.mktemp("bench"), [f"w{number}" for number in range(40)]
+    tokenizer = save_tokenizer(words, home / "model")
+    config = Qwen3MoeConfig(
+        vocab_size=tokenizer.get_vocab_size(), hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=16, max_position_embeddings=64, num_experts=8,
+        num_experts_per_tok=2, moe_intermediate_size=16, norm_topk_prob=True, initializer_range=0.3, eos_token_id=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    Qwen3MoeForCausalLM(config).save_pretrained(home / "model")
+    lines = [json.dumps({"prompt": " ".join(words[at : at + 4]), "answer": ""}) for at in range(8)]
+    (home / "train.jsonl").write_text("\n".join(lines) + "\n")
+    return home
+
+
+def measured(folder, *overrides, samples=16, formats=()):
+    source = {
+        "steps": 1, "algorithm": {"name": "grpo"}, "rewards": [{"name": "exact"}], "eval": {"every": 0},
+        "model": {"path": str(folder / "model")}, "data": {"train": str(folder / "train.jsonl")},
+        "rollout": {"prompts_per_step": 4, "group_size": 2, "max_new_tokens": 12},
+    }  # fmt: skip
+    here = lambda _, catalogue: WorkersHere(catalogue)  # noqa: E731
+    return asyncio.run(mismatch([source], overrides, samples, formats, here))
+
+
+def test_one_pair_is_measured_as_the_configuration_has_it(folder):
+    (one,) = measured(folder)
+    assert one.setting == Setting("float32", "float32", False)
+    assert 0 < one.found.tokens <= 16 * 12 and one.found.max < 1e-4 and one.rerouted is None
+
+
+def test_every_pair_of_formats_with_and_without_replay(folder):
+    found = {one.setting: one for one in measured(folder, samples=32, formats=("float32", "bfloat16"))}
+    assert len(found) == 8 and all(not one.refused for one in found.values())
+    exact, rounded = (found[Setting("float32", engine)] for engine in ("float32", "bfloat16"))
+    assert exact.found.max < 1e-4 and exact.rerouted == 0.0
+    assert rounded.found.mean > 10 * exact.found.mean
+    assert found[Setting("float32", "bfloat16", True)].found.mean < rounded.found.mean
+    assert rounded.rerouted > 0
+
+
+def test_a_pair_that_can_not_be_is_told_beside_the_others(folder):
+    apart = ("algorithm.correction=truncate", "placement=async", "batch.updates_per_step=2")
+    found = {one.setting: one for one in measured(folder, *apart, samples=2, formats=("float32", "bfloat16"))}
+    assert "actor-fwd" in found[Setting("float32", "bfloat16")].refused
+    assert found[Setting("bfloat16", "float32")].found is not None
+
+
+def test_what_samples_nothing_is_refused(folder):
+    with pytest.raises(ConfigError, match=r"algorithm\.name: got sft"):
+        measured(folder, "algorithm=sft", "rewards=[]")

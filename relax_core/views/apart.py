@@ -13,6 +13,7 @@ MEAN = "train/rollout_log_prob_diff_lag0"
 FAR = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.1}
 """Mean |difference| beyond any that was measured of sound runs, several times over, by the coarser format of the two."""
 STEPS = 10
+TOP_P = "rollout.top_p is below 1, which the trainer does not know"
 
 
 def formats(config: Mapping[str, Any]) -> tuple[str, str]:
@@ -37,7 +38,7 @@ def warning(run: RunView) -> str:
     if found <= limit:
         return ""
     cut = float(run.config.get("rollout", {}).get("top_p") or 1.0) < 1.0
-    cause = "rollout.top_p is below 1, which the trainer does not know" if cut else "do they have the same weights, tokens and temperature?"
+    cause = TOP_P if cut else "do they have the same weights, tokens and temperature?"
     return (
         f"engine and trainer are {found:.2g} apart (mean |log-prob difference| without lag), more than {limit:g}: {engine} and "
         f"{own} alone do not do that; {cause}"

@@ -28,7 +28,8 @@ SHOWN = 6
 """Transcripts a chapter."""
 _CHARTS = (
     "length/mean", "lag/mean", "policy/entropy", "policy/ref_kl", "policy/importance_clipped", "train/loss", "train/grad_norm",
-    "train/rollout_log_prob_diff", "train/rollout_log_prob_diff_lag0_p99", "train/rollout_kl", "tokens/per_s", "tokens/per_busy_s", "time/step_s", "time/wait_rows_s",
+    "train/rollout_log_prob_diff", "train/rollout_log_prob_diff_lag0_p99", "train/rollout_kl",
+    "tokens/per_s", "tokens/per_busy_s", "time/step_s", "time/wait_rows_s",
     "time/bubble_fraction",
 )  # fmt: skip
 _LAG = "lag/samples/"

@@ -5,8 +5,8 @@ import asyncio
 import json
 
 import pytest
-from relax_contrib.recipes.families import save_tokenizer
 
+from relax_contrib.recipes.families import save_tokenizer
 from relax_core.api.errors import ConfigError
 from relax_core.control.mismatch import Setting, mismatch
 from relax_core.testing.workers_here import WorkersHere

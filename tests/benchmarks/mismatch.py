@@ -2,7 +2,7 @@
 """Mismatch of engine and trainer: what float16 gains on bfloat16, and what replaying the engine's routes gains.
 
 Models are fixed in `mismatch_models`; all of them, all seeds and every pair of formats are reported. The measuring is that
-of `relax bench mismatch`, with engine and trainer in this process. With `--out`, seeds that are there already stay.
+of `relax bench mismatch`, with engine and trainer in this process. With `--out`, what is there already stays, so that a benchmark that was broken off goes on.
 """
 
 from __future__ import annotations
@@ -97,11 +97,10 @@ def rows(cells: Sequence[Cell]) -> Iterator[report.Row]:
     yield CLAIMS
 
 
-def others(options: Namespace) -> list[Cell]:
-    """What is recorded of other seeds."""
+def recorded(options: Namespace) -> list[Cell]:
+    """What is there already."""
     file = options.out / "mismatch.json" if options.out else None
-    found = json.loads(file.read_text(encoding="utf-8"))["measured"] if file and file.is_file() else []
-    return [cell for cell in found if cell["seed"] not in options.seeds]
+    return list(json.loads(file.read_text(encoding="utf-8"))["measured"]) if file and file.is_file() else []
 
 
 def main() -> None:
@@ -110,10 +109,11 @@ def main() -> None:
     options = arguments.parse_args()
     set_up = report.begin(options)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    cells = others(options)
+    cells = recorded(options)
+    known = {(cell["configuration"], cell["seed"]) for cell in cells}
     for seed in options.seeds:
         for name, shape in SHAPES.items():
-            cells += measured(name, shape, seed)
+            cells += [] if (name, seed) in known else measured(name, shape, seed)
             if options.out is not None:  # what takes minutes is not lost with what comes after it
                 report.finish("mismatch", {**set_up, "measured": cells}, list(rows(cells)), options)
     if options.out is None:

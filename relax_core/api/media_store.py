@@ -47,7 +47,8 @@ class MediaStore:
             pass
         self._directory.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}")
-        partial.write_bytes(_packed(media))
+        with partial.open("wb") as file:
+            file.writelines(_packed(media))
         os.replace(partial, path)
 
     def __contains__(self, key: str) -> bool:
@@ -131,22 +132,27 @@ def key_texts(values: np.ndarray) -> list[str]:
     return [value.tobytes().hex() for value in values]
 
 
-def _packed(media: ProcessedMedia) -> bytes:
+def _packed(media: ProcessedMedia) -> list[bytes | memoryview]:
+    """A file's parts in order; tensors are not copied."""
     import numpy as np
 
     entries: dict[str, tuple[str, tuple[int, ...], int]] = {}
-    payload = bytearray()
+    payload: list[bytes | memoryview] = []
+    length, digest = 0, hashlib.blake2b(digest_size=16)
     for name, tensor in sorted(media.tensors.items()):
-        payload += bytes(_aligned(len(payload)) - len(payload))
-        entries[name] = (tensor.dtype.str, tensor.shape, len(payload))
-        payload += np.ascontiguousarray(tensor).tobytes()
-    payload_hash = hashlib.blake2b(payload, digest_size=16).hexdigest()
+        flat = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
+        padding = bytes(_aligned(length) - length)
+        entries[name] = (tensor.dtype.str, tensor.shape, length + len(padding))
+        for piece in (padding, flat.data):
+            digest.update(piece)
+            payload.append(piece)
+        length += len(padding) + flat.nbytes
     head = {
-        "hash": payload_hash, "num_placeholders": media.num_placeholders, "layout": media.layout, "tensors": entries,
+        "hash": digest.hexdigest(), "num_placeholders": media.num_placeholders, "layout": media.layout, "tensors": entries,
     }  # fmt: skip
     text = json.dumps(head).encode()
     start = 8 + len(text)
-    return len(text).to_bytes(8, "little") + text + bytes(_aligned(start) - start) + bytes(payload)
+    return [len(text).to_bytes(8, "little"), text, bytes(_aligned(start) - start), *payload]
 
 
 def _tensor(payload: np.ndarray, dtype: str, shape: Sequence[int], start: int) -> np.ndarray:

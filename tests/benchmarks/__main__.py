@@ -22,6 +22,7 @@ NAMES = (
     "soak",
     "routing",
     "mismatch",
+    "media",
 )
 
 

@@ -228,8 +228,7 @@ class Producer:
         asked: int | None = self._context.run.data.max_prompt_tokens
         if length > min(most, asked or most):
             bound = f"data.max_prompt_tokens is {asked}" if asked and asked < most else f"{most} are left for it"
-            fix = "lower the bounds of its processor (max_tokens and the like)"
-            raise PromptTooLong(f"a prompt of {length} tokens with its media; {bound}: {fix}")
+            raise PromptTooLong(f"a prompt of {length} tokens with its media; {bound}")
 
     async def judge(self, groups: Sequence[FinishedGroup]) -> list[JudgedGroup]:
         """Judge and filter. Raises FuseTripped after saving one failing sample for `relax try`."""

@@ -36,6 +36,8 @@ from relax_plugin_sglang.sampler import Row
 
 BUCKET_BYTES = 256 << 20
 """Of weights that go to SGLang at once."""
+SHARED_TOKENS = 64
+"""Of prompts that are long enough to wait an iteration for another's keys and values."""
 ALL_SPARSE = ("qwen2_moe", "qwen3_moe")
 _FINISHES: Mapping[str, FinishReason] = {"stop": "stop", "length": "length"}
 _BITS: Mapping[str, torch.dtype] = {
@@ -55,6 +57,11 @@ class Sglang:
         """Of requests: their name inside SGLang, which aborts all names that begin alike."""
         self._scores: dict[str, tuple[tuple[int, ...], float]] = {}
         self._numbers = itertools.count()
+        self._shares = options.prefix_cache and not spec.kv_across_versions
+        self._waiting: dict[tuple[int, ...], list[GenerateRequest]] = {}
+        """By prompt, of which one request computes keys and values now: others that will find them."""
+        self._prompts: dict[str, tuple[int, ...]] = {}
+        """Of those requests that compute theirs, by name."""
         config = self._scheduler.model_config
         self.max_context: int = min(spec.max_context, self._scheduler.max_req_len - 1)
         self.vocab_size: int = config.vocab_size
@@ -67,6 +74,14 @@ class Sglang:
     def add(self, request: GenerateRequest) -> None:
         if request.routed_experts and self._routes is None:
             raise ValueError('routed_experts, but this engine was started without model.routing_replay = "rollout"')
+        if self._shares and len(request.tokens) >= SHARED_TOKENS:
+            if request.tokens in self._waiting:  # SGLang would compute all prompts of one iteration side by side
+                self._waiting[request.tokens].append(request)
+                return
+            self._waiting[request.tokens], self._prompts[request.id] = [], request.tokens
+        self._queue(request)
+
+    def _queue(self, request: GenerateRequest) -> None:
         params = SamplingParams(max_new_tokens=request.max_new_tokens, stop_token_ids=set(request.stop_tokens))
         self._take(request.tokens, params, Row(request.id, request), return_routed_experts=request.routed_experts)
 
@@ -91,9 +106,21 @@ class Sglang:
 
     def abort(self, names: Sequence[str]) -> None:
         """What runs goes through one more step before SGLang lets it go; nothing is told of that."""
+        gone = frozenset(names)
         for name in names:
+            self._prompts.pop(name, None)
             if inside := self._inside.pop(name, ""):
                 self._scheduler.abort_request(AbortReq(rid=inside))
+        for tokens, waiting in list(self._waiting.items()):
+            self._waiting[tokens] = [request for request in waiting if request.id not in gone]
+        self._begin_waiting()
+
+    def _begin_waiting(self) -> None:
+        """Queue requests whose prompt nobody computes any more: it is there, or whoever did is gone."""
+        computing = set(self._prompts.values())
+        for tokens in [tokens for tokens in self._waiting if tokens not in computing]:
+            for request in self._waiting.pop(tokens):
+                self._queue(request)
 
     def step(self) -> dict[str, New]:
         self._scheduler.told.clear()
@@ -103,8 +130,10 @@ class Sglang:
         for req in self._scheduler.told:
             if self._inside.get(req.row.name) == req.rid:
                 news[req.row.name] = self._new(req)
+                self._prompts.pop(req.row.name, None)
                 if req.finished():
                     del self._inside[req.row.name]
+        self._begin_waiting()
         return news
 
     def _new(self, req: Any) -> New:

@@ -8,9 +8,11 @@ They count `prompt_tokens` and `cached_tokens` in the facts of `health`.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
-from relax_core.testing.engine_lab import VOCABULARY, Lab
+from relax_core.api.engine import Delta
+from relax_core.testing.engine_lab import VOCABULARY, Lab, gather, until_known
 from relax_core.testing.engine_truth import agrees
 
 LONG_PROMPT = tuple((place * 7 + 3) % VOCABULARY for place in range(112))
@@ -28,6 +30,22 @@ class PrefixChecks:
         prompt, cached = (after - had for after, had in zip(counted(lab), before, strict=True))
         assert prompt == SAMPLES * len(LONG_PROMPT)
         assert cached >= 0.8 * (SAMPLES - 1) * len(LONG_PROMPT), f"{cached} of {prompt} prompt tokens were shared"
+
+    def test_samples_go_on_when_the_one_before_them_is_aborted(self, lab: Lab) -> None:
+        requests = [lab.request(LONG_PROMPT, 4, seed=seed) for seed in range(4)]
+
+        async def abort_first() -> list[Delta]:
+            await lab.engine.pause()
+            running = asyncio.create_task(gather(lab.engine, requests))
+            await until_known(lab.engine, len(requests))
+            await lab.engine.abort([requests[0].id, requests[2].id])
+            await lab.engine.resume()
+            return await running
+
+        results = lab.run(abort_first())
+        assert [got.finish for got in results] == ["abort", "length", "abort", "length"]
+        for got in results[1::2]:
+            agrees(lab.model, LONG_PROMPT, got)
 
     def test_an_update_ends_what_is_shared(self, lab: Lab) -> None:
         lab.generate(lab.request(LONG_PROMPT, 2))

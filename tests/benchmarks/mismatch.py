@@ -113,7 +113,7 @@ def main() -> None:
     cells = recorded(options)
     known = {(cell["configuration"], cell["seed"]) for cell in cells}
     for seed in options.seeds:
-        for name, shape in SHAPES.items():
+        for name, shape in sorted(SHAPES.items(), key=lambda each: each[1].cost):
             cells += [] if (name, seed) in known else measured(name, shape, seed)
             if options.out is not None:  # what takes minutes is not lost with what comes after it
                 report.finish("mismatch", {**set_up, "measured": cells}, list(rows(cells)), options)

@@ -32,6 +32,11 @@ class Shape:
     """Of learning the corpus."""
     init: float = 0.02
 
+    @property
+    def cost(self) -> int:
+        """What it takes to learn, in no unit: the cheap ones are measured first."""
+        return self.steps * self.layers * (1 + self.experts) * (1 + self.top_k)
+
 
 SHAPES: Mapping[str, Shape] = {
     "16 experts, top 2, 4 layers, near init": Shape(16, 2, 4, 1),

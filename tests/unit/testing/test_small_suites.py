@@ -11,14 +11,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from relax_core.api import Filter, Load, Role, Sampler, ScalingPolicy
 from relax_core.api.role import Operation
 from relax_core.rollout.chat import ChatFamily
+from relax_core.rollout.files import Files
 from relax_core.rollout.jsonl import JsonLines
 from relax_core.rollout.shuffle import Shuffle
+from relax_core.rollout.table import Table
 from relax_core.testing.filter import FilterSuite
 from relax_core.testing.model_family import ModelFamilySuite
 from relax_core.testing.role import RoleSuite
@@ -39,6 +43,19 @@ class TestShuffle(SamplerSuite):
 
 class TestJsonLines(TaskSourceSuite):
     component = JsonLines
+
+
+class TestFiles(TaskSourceSuite):
+    component = Files
+
+
+class TestTable(TaskSourceSuite):
+    component = Table
+
+    @classmethod
+    def store(cls, rows: Any, directory: Path) -> str:
+        parquet.write_table(pa.Table.from_pylist(list(rows)), directory / "tasks.parquet", row_group_size=2)
+        return str(directory / "tasks.parquet")
 
 
 class TestChat(ModelFamilySuite):

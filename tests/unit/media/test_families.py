@@ -101,12 +101,15 @@ class Model:
 
 @pytest.fixture(scope="module", params=tiny.MODEL_TYPES)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
-    folder = tmp_path_factory.mktemp(request.param) / "model"
+    return built(request.param, tmp_path_factory.mktemp(request.param) / "model")
+
+
+def built(model_type: str, folder: Path) -> Model:
     tiny.save_tokenizer(WORDS, folder)
-    tiny.build_model(request.param, 3, 64, initializer_range=0.1).save_pretrained(folder)
+    tiny.build_model(model_type, 3, 64, initializer_range=0.1).save_pretrained(folder)
     family = ChatFamily()
     family.open({"path": str(folder)})
-    return Model(folder, stored(folder, "omni" in request.param), SHOWS[request.param], family)
+    return Model(folder, stored(folder, "omni" in model_type), SHOWS[model_type], family)
 
 
 def stored(folder: Path, hears: bool) -> dict[str, ProcessedMedia]:

@@ -50,9 +50,8 @@ from relax_plugin_torch.rest import Rest, check_offload
 from relax_plugin_torch.routes import OUTPUT, Routes
 from relax_plugin_torch.rows import check_rows
 from relax_plugin_torch.setup import HEAD_OUTPUTS, TRAINED_ROLES, check_outputs, check_spec, choose_device, set_up
-from relax_plugin_torch.sharding import alike, gathered, local, shard, suits, whole
-from relax_plugin_torch.sight import Sight, check_text
-from relax_plugin_torch.sight import check_whole as check_whole_sight
+from relax_plugin_torch.sharding import alike, gathered, local, shard, shared_out, suits, whole
+from relax_plugin_torch.sight import Sight, check_team_sees, check_text, towers
 from relax_plugin_torch.tensor_parallel import Team, check_team
 from relax_plugin_torch.update import Update
 from relax_plugin_torch.writing import Writing
@@ -81,13 +80,13 @@ class Rank:
         if options.activation_checkpointing:
             recompute_blocks(self._model, draws=self._adapters is not None and self._adapters.table.dropout > 0)
         self._choose_algorithm()
+        check_team_sees(spec, options.tensor_parallel)
         check_team(self._model, spec.world_size, options.tensor_parallel, self._adapters is not None)
         self.ranks = Ranks(spec, self._device, options.collective_timeout_s)
         with self.ranks.meeting("start"):
             self._team = Team.of(spec.rank, spec.world_size, options.tensor_parallel, self._device)
             self._team.cut(self._model)
             self._sharded = self._shard(options.sharding)
-            check_whole_sight(spec, self._sharded or self._team.size > 1)
             if options.compile:
                 compile_blocks(self._model, self._policy.attend)
         self._publication = Publication(self._model, self._publishes, build, self.ranks.first, self._adapters)
@@ -129,7 +128,8 @@ class Rank:
             return False
         if wanted == "none" or (wanted == "auto" and not any(self.ranks.tell(suits(self._model, self._device)))):
             return False
-        self._policy.through(shard(self._model, self._device, self.ranks.size, self._team.data))
+        aside = towers(self._model) if self._spec.media else []
+        self._policy.through(shard(self._model, self._device, self.ranks.size, self._team.data, aside))
         return True
 
     def _make_optimizer(self) -> None:
@@ -208,8 +208,9 @@ class Rank:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         self._team.add_up_partial()
-        if not self._sharded:  # those of shares were added up as they came
-            self.ranks.add_up([local(p.grad) for p in self._parameters if p.grad is not None], self._team.data)
+        # those of shares were added up as they came
+        own = [p for p in self._parameters if not (self._sharded and shared_out(p))]
+        self.ranks.add_up([local(p.grad) for p in own if p.grad is not None], self._team.data)
         parts = [[self._parameters[index] for index in group] for group in alike(self._parameters)]
         gradients = [[p.grad for p in part if p.grad is not None] for part in parts]
         if factor != 1.0:

@@ -45,21 +45,34 @@ class Root(nn.Module):
         return work()
 
 
-def shard(model: PreTrainedModel, device: torch.device, size: int, among: DeviceMesh | None = None) -> Root:
+def shard(
+    model: PreTrainedModel, device: torch.device, size: int, among: DeviceMesh | None = None,
+    aside: Sequence[nn.Module] = (),
+) -> Root:  # fmt: skip
     """Share out the model's tensors, block by block. Gradients arrive summed over the ranks, not averaged. `among`: the
-    ranks that have the same part of it; absent: all of them."""
+    ranks that have the same part of it; absent: all of them. `aside`: what every rank keeps whole."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
     root, mesh = Root(model), among or init_device_mesh(device.type, (size,))
+    kept = {part for module in aside for part in module.modules()}
     for block in blocks_of(model):
-        fully_shard(block, mesh=mesh, reshard_after_forward=True)
-    fully_shard(root, mesh=mesh, reshard_after_forward=True)
+        if block not in kept:
+            fully_shard(block, mesh=mesh, reshard_after_forward=True)
+    whole_here = {parameter for module in aside for parameter in module.parameters()}
+    fully_shard(root, mesh=mesh, reshard_after_forward=True, ignored_params=whole_here)
     for module in root.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
     return root
+
+
+def shared_out(tensor: Tensor) -> bool:
+    """Whether ranks hold shares of it."""
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(tensor, DTensor)
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from relax_core import learn
 from relax_core.api import ConfigError, ProcessedMedia, RowBatch, TrainerSpec
@@ -76,10 +76,19 @@ class Sight:
         return column is not None and len(column.values) > 0
 
 
-def check_whole(spec: TrainerSpec, spread: bool) -> None:
-    """Ranks that share a model's weights would wait for each other where only some of them have something to see."""
-    if spec.media and spread:
-        raise ConfigError("trainer.sharding", "a spread model with media", 'choose "none", and tensor_parallel = 1')
+def towers(model: Any) -> list[nn.Module]:
+    """What sees or hears. Of weights that ranks share out these stay whole on each: only some ranks may have something to
+    show, and those would wait for the others."""
+    base = model.base_model
+    if not hasattr(base, "language_model"):
+        return []
+    return [module for name, module in base.named_children() if name != "language_model"]
+
+
+def check_team_sees(spec: TrainerSpec, team: int) -> None:
+    """No plan of a model cuts its towers."""
+    if spec.media and team > 1:
+        raise ConfigError("trainer.tensor_parallel", f"{team} with media", 'set it to 1; sharding = "fsdp" takes media')
 
 
 def check_text(spec: TrainerSpec) -> None:

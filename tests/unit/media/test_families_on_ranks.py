@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two ranks that share out a model's weights train on media as one does, also where only one of them has any."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from relax_plugin_torch.trainer import TorchTrainer
+from safetensors.numpy import load_file
+
+from relax_contrib.recipes import families as tiny
+from relax_core.api import Chosen, Chunk, ConfigError, OptimizerSpec, RowBatch, TrainerSpec, Version
+from relax_core.testing.crew import RankedTrainer
+from relax_core.testing.trainer import InMemory, Reinforce, forward
+from tests.unit.media.test_families import Model, built, rows
+from tests.unit.media.test_learning_to_see import graded
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return built("qwen3_omni_moe_thinker", tmp_path_factory.mktemp("ranks") / "model")
+
+
+def batch(model: Model) -> RowBatch:
+    asked = model.requests()
+    return graded(rows(asked, {one.id: ([11 + int(one.id[0]), 12, 2], [0.0] * 3) for one in asked}))
+
+
+def trained(model: Model, ranks: int, out: Path) -> tuple[float, dict[str, np.ndarray], np.ndarray]:
+    """(norm of the gradient, weights after one step, log-probs under them): row by row, so that ranks differ in what they
+    see."""
+    if ranks == 1:
+        trainer, wire = TorchTrainer(TorchTrainer.options_model()()), InMemory()
+        trainer.build = lambda chosen: Reinforce(chosen.options) if chosen.kind == "algorithm" else wire
+    else:
+        trainer = RankedTrainer(TorchTrainer, {"sharding": "fsdp"}, ranks)
+    spec = TrainerSpec(
+        {"path": str(model.folder), "dtype": "float32"}, Chosen("algorithm", "reinforce"), OptimizerSpec(1e-3),
+        media=str(model.folder / "media"), suppress_tokens=tiny.NEVER,
+    )  # fmt: skip
+    trainer.start(spec)
+    try:
+        own = batch(model)
+        tokens = {"tokens": float(own.columns["loss_mask"].values.sum())}
+        trainer.begin_step(Version("actor", 0, 0))
+        trainer.begin_update(tokens)
+        lengths = [int(length) for length in own.columns["tokens"].lengths]
+        trainer.accumulate(Chunk(own, trainer.plan(lengths, 1, 40)), True)
+        norm = trainer.finish_update(tokens).grad_norm
+        trainer.export(str(out))
+        return norm, load_file(out / "model.safetensors"), forward(trainer, own, 40).values
+    finally:
+        trainer.stop()
+
+
+def test_two_ranks_that_share_weights_out_train_on_media_as_one_does(model, tmp_path):
+    (norm, weights, scores), (other, theirs, again) = (trained(model, n, tmp_path / str(n)) for n in (1, 2))
+    assert other == pytest.approx(norm, rel=1e-5)
+    assert weights.keys() == theirs.keys()
+    for name, value in weights.items():
+        np.testing.assert_allclose(theirs[name], value, rtol=0, atol=2e-5, err_msg=name)
+    np.testing.assert_allclose(again, scores, atol=1e-4)
+
+
+def test_matrices_in_parts_are_refused_with_media(model):
+    trainer = TorchTrainer(TorchTrainer.options_model()(tensor_parallel=2))
+    spec = TrainerSpec(
+        {"path": str(model.folder)}, Chosen("algorithm", "reinforce"), OptimizerSpec(1e-3),
+        media=str(model.folder / "media"), world_size=2, rendezvous="127.0.0.1:1",
+    )  # fmt: skip
+    trainer.build = lambda chosen: Reinforce()
+    with pytest.raises(ConfigError, match=r"trainer\.tensor_parallel: got 2 with media; set it to 1"):
+        trainer.start(spec)

@@ -13,7 +13,7 @@ from relax_contrib.recipes.tones import task as tones
 
 FRAMES = 4
 WORDS = tuple(dict.fromkeys([*colours.QUESTION.split(), *colours.COLOURS, *tones.QUESTION.split(), *tones.HERTZ]))
-KINDS = (("image",), ("video",), ("audio",), ("image", "audio"), ("audio", "image"))
+KINDS = (("image",), ("video",), ("audio",), ("audio",), ("image", "audio"), ("audio", "image"))
 
 
 def items(folder: Path, seed: int, count: int) -> list[Item]:

@@ -9,6 +9,7 @@ from the store when it is over it, and processed again when it is needed again.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from relax_core.rollout.together import together
 
 REMEMBERED = 1 << 16
 """Sources whose media are known."""
+LONG = 256
+"""Characters of a source; a longer one is remembered by its hash."""
 TRIES = 4
 """At a medium that is deleted while it is being asked for."""
 
@@ -148,8 +151,14 @@ class MediaDesk:
             known.cancel()
             raise
         while len(self._known) > REMEMBERED:
-            self._known.popitem(last=False)
+            self._forget(*self._known.popitem(last=False))
         return known
+
+    def _forget(self, name: Any, known: asyncio.Future[Held | str]) -> None:
+        """A source that was asked for long ago: its medium may stay, and is found again by its content."""
+        found = known.result() if known.done() and not known.cancelled() else ""
+        if isinstance(found, Held) and found.key in self._names:
+            self._names[found.key].discard(name)
 
     async def _process(self, media: Media) -> Held | str:
         """What it became, or why it did not."""
@@ -222,7 +231,10 @@ def _name(media: Media) -> Any:
             return media.kind, media.source, media.view, stat.st_mtime_ns, stat.st_size
         except OSError:
             pass
-    return media.kind, media.source, media.view
+    source: Any = media.source
+    if len(source) > LONG:  # a data-URI may be large, and many are remembered
+        source = hashlib.blake2b(source.encode(), digest_size=16).digest()
+    return media.kind, source, media.view
 
 
 __all__ = ["MediaDesk", "MediaFor", "MediaRefused", "media_of"]

@@ -162,3 +162,16 @@ def test_a_reader_holds_few_descriptors_and_little_memory(tmp_path):
     for key in store.found():
         store.get(key)
     assert len(list(Path("/proc/self/fd").iterdir())) - before <= 128
+
+
+async def test_what_is_remembered_of_sources_is_small_and_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr("relax_core.rollout.media.REMEMBERED", 3)
+    long = ["data:," + f"{number}" * 5000 for number in range(6)]
+    async with desk(tmp_path, limit_bytes=1 << 30) as (made, log):
+        for group, word in enumerate(long):
+            await made.prepare([said(word)], group)
+        assert len(made._known) == 3 and sum(map(len, made._names.values())) == 3
+        assert all(len(repr(name)) < 500 for name in made._known)
+        await made.prepare([said(long[0])], 6)
+        assert len(log.read_text().split()) == 6, "the same bytes are processed once"
+        assert _keys(made, long[-2:]) == _keys(made, long[-2:])

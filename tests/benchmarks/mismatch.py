@@ -47,6 +47,7 @@ def row(name: str, cells: Sequence[Cell]) -> report.Row:
     """What the seeds of one configuration say, each by itself, in the order of seeds."""
     return {
         "configuration": name,
+        "seeds": " ".join(str(seed) for seed in sorted({cell["seed"] for cell in cells})),
         "rerouted, bf16": _each(cells, lambda of: of("float32", "bfloat16").get("rerouted"), "{:.1%}"),
         "mean, bf16": _each(cells, lambda of: of("float32", "bfloat16")["mean"], "{:.2e}"),
         "with replay": _each(cells, lambda of: of("float32", "bfloat16", True).get("mean"), "{:.2e}"),

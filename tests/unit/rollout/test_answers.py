@@ -117,17 +117,23 @@ async def test_what_is_asked_together_ends_one_by_one_and_is_answered_in_order()
         assert ended == [1, 2, 0]
 
 
+def held() -> list[object]:
+    """Of all that is alive, what a sample is made of."""
+    return [one for one in gc.get_objects() if isinstance(one, (Sample, Branch, Pending))]
+
+
 async def test_what_is_over_is_freed_at_once_and_not_left_to_the_collector() -> None:
     family = Letters()
     prompt = family.start(TASK.prompt)
     gc.collect()
     gc.disable()
+    earlier = held()  # kept, so that no new one gets the place of an old one
     try:
         async with engines(1) as (pool, _, _told):
             await run_answers(TASK, prompt, (1, 2), family, pool.generator([Sampling(1.0)] * 2), Limits(3), list)
             alone = Engines([completion("pong")]).alone
             await run_episode(TASK, prompt, 3, InProcess(SingleTurn(), 0.0), family, alone, Limits(9))
-            await until(lambda: not [one for one in gc.get_objects() if isinstance(one, (Sample, Branch, Pending))])
+            await until(lambda: not [one for one in held() if not any(one is old for old in earlier)])
     finally:
         gc.enable()
 

@@ -29,6 +29,7 @@ def test_a_model_that_sees_is_warmed_up_and_reinforced(
     relax: Relax, runner: str, colours: Path, tmp_path: Path
 ) -> None:
     overrides = ("eval.every=2", "stages.0.steps=2", "stages.0.rollout.prompts_per_step=16", "stages.1.steps=2")
+    overrides += ("rollout.media_store_mb=1",)
     ran = relax("train", colours / "recipe.toml", *overrides, "--runner", runner, "--run-dir", tmp_path / "run")
     assert ran.code == 0, ran.err
     assert ran.err.count("eval held-out at step") >= 3
@@ -41,6 +42,9 @@ def test_a_model_that_sees_is_warmed_up_and_reinforced(
     assert done["samples_issued"] == done["samples_trained"] + dropped["failed"] + done["samples_in_flight"]
     for stage in ("0-warm-start", "1-rl"):
         assert 0 < len(list((tmp_path / "run/stages" / stage / "media").glob("*.media"))) <= 23 + 256
+    rl = tmp_path / "run/stages/1-rl/media"
+    assert sum(path.stat().st_size for path in rl.glob("*.media")) < 2 << 20, "what nobody needs stays over the budget"
+    assert '<img alt="image ' in (tmp_path / "run/report.html").read_text()
     rates = [one["samples/per_s"] for one in relax_metrics(tmp_path / "run") if "samples/per_s" in one]
     assert len(rates) == 4 and min(rates) > 0
 

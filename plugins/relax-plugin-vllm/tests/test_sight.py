@@ -14,7 +14,7 @@ from relax_plugin_vllm.engine import VllmEngine
 from relax_plugin_vllm.options import VllmOptions
 from transformers import AutoModelForImageTextToText
 
-from relax_contrib.recipes.colours import model as tiny
+from relax_contrib.recipes import families as tiny
 from relax_core.api.engine import Delta
 from relax_core.api.errors import ConfigError, InfrastructureError
 from relax_core.api.media_store import MediaStore
@@ -31,7 +31,7 @@ NEVER = (tiny.IMAGE, tiny.VIDEO)
 
 def seeing(folder: Path, seed: int) -> str:
     """Its weights as far apart as those of a trained model."""
-    model = tiny.build_model(seed)
+    model = tiny.build_model("qwen3_vl", seed, 32)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)
@@ -65,7 +65,7 @@ def prompt(shown: Sequence[ProcessedMedia]) -> tuple[int, ...]:
     tokens: list[int] = []
     for one in shown:
         tokens += [tiny.VISION_START, *[tiny.IMAGE] * one.num_placeholders, tiny.VISION_END]
-    return (*tokens, 8, 9, 10)
+    return (*tokens, 12, 13, 14)
 
 
 def asked(lab: Lab, shown: Sequence[ProcessedMedia], count: int = 9, **fields: Any) -> Any:
@@ -77,7 +77,7 @@ def plain(folder: str, tokens: Sequence[int], shown: Sequence[ProcessedMedia]) -
     """Log-probs [tokens, vocabulary] after each token, by transformers."""
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
     ids = torch.tensor([list(tokens)])
-    inputs = MediaInputs(model).of(ids, torch.ones_like(ids, dtype=torch.bool), shown)[0] if shown else {}
+    inputs = MediaInputs(model).of(ids, torch.ones_like(ids, dtype=torch.bool), [shown])[0] if shown else {}
     with torch.no_grad():
         logits = model(input_ids=ids, **inputs, use_cache=False).logits[0]
     logits[:, list(NEVER)] = -1e9

@@ -259,9 +259,7 @@ same tensors, as are SFT's and the reward model's; IPO takes means over completi
 label smoothing, ours is the conservative one of the DPO authors.
 
 **A look at the whole step.** `m2po` chooses the tokens that it trusts from all rows of a step before the first update
-(`Algorithm.prepare`), so a step waits for all of its rows and for their log-probs at its start.
-
-**Not here yet.** GiGPO credits turns by the states they start from, and rows do not name their turns."""
+(`Algorithm.prepare`), so a step waits for all of its rows and for their log-probs at its start."""
 _LEARNING = """\
 The quickstart's task, 100 steps of 16 x 8 samples (of 16 rows or pairs, where somebody wrote them) by each algorithm's own
 defaults and the recipe's learning rate, over three seeds, each with a model, tasks and held-out tasks of its own; `setting`

@@ -121,9 +121,9 @@ class Checkpoints:
             shutil.rmtree(partial, ignore_errors=True)
             said = isinstance(error, InfrastructureError)
             why = str(error) if said else f"{getattr(error, 'strerror', None) or error}; free space"
-            raise InfrastructureError(
-                f"checkpoint {self._root / f'step-{version.step:06d}'}: {why}, then `relax resume {self._context.run_dir}`"
-            ) from error
+            then = "" if "`relax resume" in why else f", then `relax resume {self._context.run_dir}`"
+            place = self._root / f"step-{version.step:06d}"
+            raise InfrastructureError(f"checkpoint {place}: {why}{then}") from error
 
     async def _parts(self, version: Version) -> None:
         """Those of roles that follow: they hold no turn meanwhile, and neither do we."""

@@ -53,7 +53,7 @@ def test_the_plan_says_how_adapters_travel(
 
 def test_parts_are_frozen_by_the_names_that_the_family_gives_them() -> None:
     model = ModelTable(path=Path("model"), lora=Lora(), freeze=("vision", "lm_head"))
-    family = SimpleNamespace(modules={"vision": ("visual.*", "merger")})
+    family = SimpleNamespace(parts=lambda table: {"vision": ("visual.*", "merger")})
     run = SimpleNamespace(model=model, family=SimpleNamespace(chosen="the family"))
     context: Any = SimpleNamespace(run=run, build={"the family": family}.__getitem__)
     assert _model(context, "actor")["freeze"] == ["visual.*", "merger", "lm_head"]

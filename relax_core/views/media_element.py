@@ -12,7 +12,7 @@ from markupsafe import Markup
 from relax_core.api.media_source import browser_type
 
 CSS = """.medium { margin: .4rem 0; } .medium img, .medium video { max-width: 100%; max-height: 18rem; min-width: 4rem;
-  border-radius: .3rem; display: block; }
+  border-radius: .3rem; display: block; } .medium video { min-width: 12rem; }
 .medium figcaption { color: var(--soft, #5d6773); font-size: .8rem; }"""
 _IMAGE = '<img alt="{caption}" src="{source}">'
 _SOUND = '<audio controls preload="metadata" src="{source}"></audio>'

@@ -124,8 +124,6 @@ class Advantages:
     values: Tensor
     returns: Tensor | None = None
     """[tokens], for a critic."""
-    metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """(sum, count) each."""
 
 
 class LossBatch(Protocol):

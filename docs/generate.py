@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the pages of the site that are made from the code: configuration, metrics, command line, kinds, algorithms.
+"""Writes the pages of the site that are made from the code: configuration, metrics, command line, kinds, algorithms, recipes.
 
 `python docs/generate.py` writes them, `--check` says which committed page is not what the code says now.
 Only the plugins of this repository are described, whatever else is installed.
@@ -19,6 +19,7 @@ import typer.main
 DOCS = Path(__file__).resolve().parent
 BOX = ("relax-core", *sorted(folder.name for folder in (DOCS.parent / "plugins").iterdir() if folder.is_dir()))
 LEARNED = DOCS / "recorded" / "learning.json"
+RECIPES = DOCS / "recorded" / "recipes.json"
 GRADIENTS = DOCS / "recorded" / "gradients.json"
 MADE = "<!-- Made by docs/generate.py from the code; edit that. -->\n\n"
 
@@ -78,6 +79,27 @@ def algorithms() -> str:
     for name in names:
         lines += _algorithm(name, catalogue.target("algorithm", name))
     return "\n".join([*lines, *_family(), *_parts()]) + "\n"
+
+
+def recipes() -> str:
+    """What each recipe is, and what `tests.benchmarks recipes` recorded of it."""
+    from importlib import import_module
+
+    from relax_core.control.recipes import recipes as known
+
+    found = {row["recipe"]: row for row in json.loads(RECIPES.read_text(encoding="utf-8"))["rows"]}
+    lines = ["# Recipes", "", _RECIPES, "", "| recipe | held-out before, by seed | after | change | in standard errors |"]
+    lines.append("|---|---|---|---|---|")
+    lines += [
+        f"| [`{name}`](#{name}) | {row['before']} | {row['after']} | {row['change']:+.3f} | {row['standard errors']:.1f} |"
+        for name, row in sorted(found.items())
+    ]
+    for name, recipe in sorted(known().items()):
+        said = (import_module(recipe.package).__doc__ or "").strip()
+        lines += ["", f"## {name}", "", said, "", f"`relax train {name}`"]
+        if name in found:
+            lines += ["", f"![Held-out reward of {name}, by seed](images/recipe-{name}.png)"]
+    return "\n".join(lines) + "\n"
 
 
 def _learning(names: Iterable[str]) -> Iterator[str]:
@@ -269,6 +291,13 @@ positive where it got better: more than 3 counts as learnt. Along the run: the r
 highest 1; else the loss, the KL or the margin, the highest mark the highest of the run. It does not say which is best: the task
 is tiny, and on-policy with one update a step the ratio is 1, so that GRPO and GSPO have one gradient.
 `python -m tests.benchmarks learning NAMES` makes it."""
+_RECIPES = """\
+A recipe makes its own model and data from a seed, and trains on them: `relax train NAME` starts it, overrides follow as for any file.
+Those that see and hear need `pip install relax-plugin-omni`. Their first stage is a supervised warm start that ends where most is
+still to be learnt, the second is reinforcement; the table and the curves are of reinforcement alone, over three seeds, each with a
+model, tasks and 256 held-out tasks of its own (one sample each at temperature 1). Changes are means over the seeds, and by their
+standard errors. `python -m tests.benchmarks recipes NAMES` makes it; how long each took is in
+[the benchmarks](benchmarks.md#recipes)."""
 _PARTS = """\
 `from relax_core import learn`: what algorithms are made of, for your own as well. `learn.PolicyGradient` is the family's base:
 an algorithm adds `credit` and `surrogate`."""
@@ -287,6 +316,7 @@ PAGES = {
     "cli.md": command_line,
     "kinds.md": kinds,
     "algorithms.md": algorithms,
+    "recipes.md": recipes,
 }
 
 

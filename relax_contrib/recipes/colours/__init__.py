@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The quickstart: a tiny model learns to sort digits. No account, no download, no GPU."""
+"""Colours: a tiny Qwen3-VL learns to name the colour of a disc in a noisy picture."""

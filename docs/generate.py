@@ -88,7 +88,13 @@ def recipes() -> str:
     from relax_core.control.recipes import recipes as known
 
     found = {row["recipe"]: row for row in json.loads(RECIPES.read_text(encoding="utf-8"))["rows"]}
-    lines = ["# Recipes", "", _RECIPES, "", "| recipe | held-out before, by seed | after | change | in standard errors |"]
+    lines = [
+        "# Recipes",
+        "",
+        _RECIPES,
+        "",
+        "| recipe | held-out before, by seed | after | change | in standard errors |",
+    ]
     lines.append("|---|---|---|---|---|")
     lines += [
         f"| [`{name}`](#{name}) | {row['before']} | {row['after']} | {row['change']:+.3f} | {row['standard errors']:.1f} |"

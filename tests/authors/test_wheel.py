@@ -41,7 +41,7 @@ def test_an_installed_core_bakes_and_knows_its_recipes(home: Home) -> None:
     assert home.must("train", "guess-number", "--dry-run").out
     refused = home.relax("train", "nowhere")
     assert refused.code == 2
-    assert "guess-number, quickstart" in refused.err
+    assert "guess-number, mixed, motion, quickstart" in refused.err
 
 
 def files(folder: Path) -> list[Path]:

@@ -48,10 +48,12 @@ def requests_of(work: Workload, vocab: int, shorter: int = 0, stops: int = 0) ->
     ]
 
 
-async def tensors(folder: str, work: Workload, requests: Sequence[GenerateRequest], **options: Any) -> tuple[int, int]:
+async def tensors(
+    folder: str, work: Workload, requests: Sequence[GenerateRequest], dtype: str = "float32", **options: Any
+) -> tuple[int, int]:
     """Bytes of the estimate and of the peak."""
     engine = WatchedEngine(WatchedEngine.options_model()(**options))
-    spec = EngineSpec(model={"path": folder, "dtype": "float32"}, max_context=work.row_tokens)
+    spec = EngineSpec(model={"path": folder, "dtype": dtype}, max_context=work.row_tokens)
     told = engine.estimate(spec, work).tensors("generate")
     await engine.start(spec)
     try:

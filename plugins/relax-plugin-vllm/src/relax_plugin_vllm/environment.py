@@ -29,8 +29,8 @@ def on_gpu() -> bool:
 
 def prepare() -> None:
     """Set what is not set; ConfigError where vLLM is not installed in this interpreter."""
-    for name, value in {**ALWAYS, **({} if on_gpu() else ON_CPU)}.items():
-        os.environ.setdefault(name, value)
     if find_spec("vllm") is None:
         fix = "point engine.python to an interpreter that has it, or pip install 'relax-plugin-vllm[vllm]' (docs/engines.md)"
         raise ConfigError("engine.name", "vllm, which this interpreter does not have", fix)
+    for name, value in {**ALWAYS, **({} if on_gpu() else ON_CPU)}.items():
+        os.environ.setdefault(name, value)

@@ -298,11 +298,11 @@ highest 1; else the loss, the KL or the margin, the highest mark the highest of 
 is tiny, and on-policy with one update a step the ratio is 1, so that GRPO and GSPO have one gradient.
 `python -m tests.benchmarks learning NAMES` makes it."""
 _RECIPES = """\
-A recipe makes its own model and data from a seed, and trains on them: `relax train NAME` starts it, overrides follow as for any file.
-Those that see and hear need `pip install relax-plugin-omni`. Their first stage is a supervised warm start that ends where most is
-still to be learnt, the second is reinforcement; the table and the curves are of reinforcement alone, over three seeds, each with a
-model, tasks and 256 held-out tasks of its own (one sample each at temperature 1). Changes are means over the seeds, and by their
-standard errors. `python -m tests.benchmarks recipes NAMES` makes it; how long each took is in
+A recipe makes its own model and data from a seed, and trains on them: `relax train NAME` starts it, overrides follow as for any
+file. Those that see and hear need `pip install relax-plugin-omni`. Their first stage is a supervised warm start that ends where
+most is still to be learnt, the second is reinforcement; the table and the curves are of reinforcement alone, over three seeds,
+each with a model, tasks and 256 held-out tasks of its own (one sample each at temperature 1). Changes are means over the seeds,
+and by their standard errors. `python -m tests.benchmarks recipes NAMES` makes it; how long each took is in
 [the benchmarks](benchmarks.md#recipes)."""
 _PARTS = """\
 `from relax_core import learn`: what algorithms are made of, for your own as well. `learn.PolicyGradient` is the family's base:

@@ -22,7 +22,7 @@ from relax_core.options.composition import load
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-GENERATED = {"configuration.md", "metrics.md", "cli.md", "kinds.md", "algorithms.md"}
+GENERATED = {"configuration.md", "metrics.md", "cli.md", "kinds.md", "algorithms.md", "recipes.md"}
 WRITTEN = [page for page in PAGES if page.name not in GENERATED]
 SNIPPET = re.compile(r"(?:<!-- (?P<note>[^\n]*) -->\n)?```(?P<language>\w+)\n(?P<code>.*?)```", re.DOTALL)
 BASE = {

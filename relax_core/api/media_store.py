@@ -8,11 +8,12 @@ the same bits.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,18 +39,15 @@ class MediaStore:
         self._kept_bytes = 0
 
     def put(self, media: ProcessedMedia) -> None:
-        """Keep a medium, unless its key is there: the same key is the same bits."""
+        """Keep a medium, unless its key is there: the same key is the same bits. InfrastructureError where it can't be
+        written."""
         path = self._path(media.key)
         try:
             os.utime(path)  # it is used again
             return
-        except FileNotFoundError:
+        except OSError:  # it is not there, and writing tells if it can't be
             pass
-        self._directory.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}")
-        with partial.open("wb") as file:
-            file.writelines(_packed(media))
-        os.replace(partial, path)
+        write_whole(path, _packed(media))
 
     def __contains__(self, key: str) -> bool:
         return self._path(key).is_file()
@@ -118,6 +116,21 @@ class MediaStore:
             return ProcessedMedia(key, tensors, int(head["num_placeholders"]), layout)
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise InfrastructureError(f"media store: {path} can't be read ({error}); process it again") from error
+
+
+def write_whole(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """A file of these parts, or none. InfrastructureError where it can't be written, with nothing half left behind."""
+    partial = path.with_suffix(f".{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file:
+            file.writelines(parts)
+        os.replace(partial, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):  # the first error is the one to tell
+            partial.unlink(missing_ok=True)
+        fix = "free space there (rollout.media_store_mb bounds the store), then `relax resume` the run"
+        raise InfrastructureError(f"media store: {path} can't be written ({error.strerror or error}); {fix}") from error
 
 
 def key_bytes(keys: Sequence[str]) -> np.ndarray:

@@ -54,8 +54,8 @@ class MediaHost:
                 self._known.clear()
             done = self._processed(media, data).laid_out(media.kind)
             self._store.put(done)
-            self._known[content] = done.key, [tuple(span) for span in done.layout]
             self._keep_preview(done.key, media, data)
+            self._known[content] = done.key, [tuple(span) for span in done.layout]
         return self._known[content]
 
     def examine(self, media: Media) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from relax_core.api.errors import DeadlineExceeded, PluginError, WorkerDied
+from relax_core.api.errors import DeadlineExceeded, InfrastructureError, PluginError, WorkerDied
 from relax_core.api.modality import Span
 from relax_core.api.task import Media
 from relax_core.api.worker import Worker, Workers, WorkerSpec
@@ -55,12 +55,9 @@ class MediaLane:
 
     async def _asked(self, method: str, media: Media) -> Any:
         async with self._turn:
+            worker = await self._started()  # that it does not start is no medium's fault
             try:
-                if self._worker is None:
-                    await self.start()
-                if self._worker is None:
-                    raise WorkerDied(f"media-{self._choice.name} does not start")
-                return await self._worker.call(method, media, timeout_s=self._choice.timeout_s)
+                return await worker.call(method, media, timeout_s=self._choice.timeout_s)
             except (ValueError, PluginError) as error:
                 raise MediaRefused(str(error)) from error
             except DeadlineExceeded as error:
@@ -70,6 +67,13 @@ class MediaLane:
                 await self._replace()
                 limit = f" (limit: {self._choice.memory_mb} MB)" if self._choice.memory_mb else ""
                 raise MediaRefused(f"it broke the process that read it{limit}") from error
+
+    async def _started(self) -> Worker:
+        if self._worker is None:
+            await self.start()
+        if self._worker is None:
+            raise InfrastructureError(f"media-{self._choice.name}: its process does not start")
+        return self._worker
 
     async def _replace(self) -> None:
         worker, self._worker = self._worker, None

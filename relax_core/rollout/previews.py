@@ -6,9 +6,10 @@ A page of transcripts shows a run's beginning and its end; what was between make
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 from pathlib import Path
+
+from relax_core.api.media_store import write_whole
 
 PREVIEWS = "previews"
 FIRST_BYTES = 8 << 20
@@ -31,12 +32,9 @@ class Previews:
         return self._path(key).is_file()
 
     def put(self, key: str, data: bytes) -> None:
-        """Whole or not at all."""
-        self._directory.mkdir(parents=True, exist_ok=True)
+        """Whole or not at all; InfrastructureError where it can't be written."""
         path = self._path(key)
-        partial = path.with_suffix(f".{os.getpid()}")
-        partial.write_bytes(data)
-        os.replace(partial, path)
+        write_whole(path, [data])
         self._count(path, len(data))
 
     def _count(self, path: Path, size: int) -> None:

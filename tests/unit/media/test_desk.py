@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from relax_core.api import Chosen, Media, Message, Rendered
+from relax_core.api.errors import InfrastructureError
 from relax_core.api.media_store import MediaStore
 from relax_core.api.task import Part
 from relax_core.rollout.media import MediaDesk
@@ -151,3 +152,14 @@ async def test_media_that_nothing_reads_and_texts_that_look_like_them(tmp_path):
             made.hold(Rendered((65, HOLE)), [Message("user", "\u2588")])
         with pytest.raises(MediaRefused, match="not processed"):
             made.hold(rendered([said("data:,y")]), [said("data:,y")])
+
+
+async def test_a_store_that_can_not_be_written_is_no_fault_of_the_medium(tmp_path):
+    (tmp_path / "a").write_bytes(b"abc")
+    async with desk(tmp_path) as (made, _):
+        (tmp_path / "media").write_text("a file where the store should be")
+        with pytest.raises(InfrastructureError, match="can't be written .*free space"):
+            await made.prepare([said(str(tmp_path / "a"))])
+        (tmp_path / "media").unlink()
+        await made.prepare([said(str(tmp_path / "a"))])
+        assert len(made.hold(rendered([said(str(tmp_path / "a"))]), [said(str(tmp_path / "a"))]).media) == 1

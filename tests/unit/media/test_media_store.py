@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The media store: what is put is what is got, by whoever has the directory; damage is found."""
 
+import resource
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -97,5 +99,20 @@ def test_many_small_media_hold_no_descriptors(tmp_path):
     assert seen == list(range(64)) and psutil.Process().num_fds() <= before + 2
     large = ProcessedMedia("f" * 32, {"x": np.arange(1 << 18)}, 1).laid_out("image")
     store.put(large)
-    assert isinstance(store.get("f" * 32).tensors["x"].base, np.ndarray)
-    np.testing.assert_array_equal(store.get("f" * 32).tensors["x"], large.tensors["x"])
+    got = store.get("f" * 32).tensors["x"]
+    np.testing.assert_array_equal(got, large.tensors["x"])
+    assert psutil.Process().num_fds() > before, "a large one is mapped"
+
+
+def test_a_medium_that_no_space_is_left_for_is_told_and_nothing_half_stays(tmp_path):
+    store, medium = MediaStore(tmp_path), ProcessedMedia(KEY, {"x": np.zeros(10_000)}, 1).laid_out("image")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(InfrastructureError, match=rf"{KEY}.media can't be written .*free space.*relax resume"):
+            store.put(medium)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
+    store.put(medium)
+    assert KEY in MediaStore(tmp_path)

@@ -24,10 +24,6 @@ MAX_BYTES = 1 << 28
 TIMEOUT_S = 20.0
 """Of silence while a URL is read."""
 _KEY_BYTES = 16
-_MAGIC = (
-    (b"\x89PNG", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"GIF8", "image/gif"), (b"BM", "image/bmp"),
-    (b"fLaC", "audio/flac"), (b"OggS", "audio/ogg"), (b"ID3", "audio/mpeg"), (b"\x1a\x45\xdf\xa3", "video/webm"),
-)  # fmt: skip
 
 
 def read_source(source: str, max_bytes: int = MAX_BYTES) -> bytes:
@@ -49,20 +45,6 @@ def shown(source: str) -> str:
     if source.startswith(SCHEME):
         return Cell.parse(source).shown
     return source if len(source) <= 200 else f"{source[:60]}... ({len(source)} characters)"
-
-
-def browser_type(data: bytes) -> str:
-    """`image/png` and the like, by the first bytes; empty for what browsers don't show. A container may still hold a codec
-    that they don't know."""
-    head = data[:16]
-    for magic, name in _MAGIC:
-        if head.startswith(magic):
-            return name
-    if head[:4] == b"RIFF":
-        return {b"WEBP": "image/webp", b"WAVE": "audio/wav"}.get(head[8:12], "")
-    if head[4:8] == b"ftyp":
-        return "audio/mp4" if head[8:11] == b"M4A" else "video/mp4"
-    return "audio/mpeg" if head[:1] == b"\xff" and head[1:2] >= b"\xe0" else ""
 
 
 def content_key(data: bytes, *facts: Any) -> str:

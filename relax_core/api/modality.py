@@ -9,11 +9,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple
 
 from relax_core.api.component import Configurable, OptionsT
-from relax_core.api.media_source import browser_type
 from relax_core.api.task import Media, MediaKind
 
 if TYPE_CHECKING:
     import numpy as np
+
+_MAGIC = (
+    (b"\x89PNG", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"GIF8", "image/gif"), (b"BM", "image/bmp"),
+    (b"fLaC", "audio/flac"), (b"OggS", "audio/ogg"), (b"ID3", "audio/mpeg"), (b"\x1a\x45\xdf\xa3", "video/webm"),
+)  # fmt: skip
 
 
 class Span(NamedTuple):
@@ -70,3 +74,17 @@ class ModalityProcessor(Configurable[OptionsT], Generic[OptionsT]):
     def view(self, whole: ProcessedMedia, start_s: float, end_s: float) -> ProcessedMedia:
         """The part of a processed medium that one view shows; the whole is stored once for all its views."""
         raise NotImplementedError
+
+
+def browser_type(data: bytes) -> str:
+    """`image/png` and the like, by the first bytes; empty for what browsers don't show. A container may still hold a codec
+    that they don't know."""
+    head = data[:16]
+    for magic, name in _MAGIC:
+        if head.startswith(magic):
+            return name
+    if head[:4] == b"RIFF":
+        return {b"WEBP": "image/webp", b"WAVE": "audio/wav"}.get(head[8:12], "")
+    if head[4:8] == b"ftyp":
+        return "audio/mp4" if head[8:11] == b"M4A" else "video/mp4"
+    return "audio/mpeg" if head[:1] == b"\xff" and head[1:2] >= b"\xe0" else ""

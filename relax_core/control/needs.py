@@ -21,7 +21,7 @@ from relax_core.options.run_config import RunConfig
 from relax_core.plugins.catalogue import Catalogue
 from relax_core.roles.plan import Plan, WorkerGroup
 from relax_core.roles.trainer_group import trainer_spec
-from relax_core.rollout.opening import engine_spec
+from relax_core.rollout.opening_engines import engine_spec
 from relax_core.rollout.side_pools import GROUP, pool_spec
 
 ENGINES = "rollout"

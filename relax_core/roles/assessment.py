@@ -21,7 +21,7 @@ from relax_core.api.role import Context
 from relax_core.roles.trainer_group import TrainerGroup
 from relax_core.rollout.dataset_files import HeldOut, open_held_out
 from relax_core.rollout.evaluation import is_due
-from relax_core.rollout.opening import opened_desk
+from relax_core.rollout.opening_data import opened_desk
 from relax_core.rollout.placeholders import MediaRefused
 
 REFERENCE = "ref_log_probs"

@@ -17,7 +17,7 @@ from relax_core.api.role import Context, Operation, Role
 from relax_core.api.source import Sampler
 from relax_core.rollout.dataset_files import open_training, remarks, row_batch
 from relax_core.rollout.example import Example
-from relax_core.rollout.opening import opened_desk
+from relax_core.rollout.opening_data import opened_desk
 from relax_core.rollout.placeholders import MediaRefused
 
 POLL_S = 1.0

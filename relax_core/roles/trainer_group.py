@@ -29,7 +29,7 @@ from relax_core.api.weights import Manifest, Payload
 from relax_core.api.worker import Worker, WorkerSpec
 from relax_core.options.model_folder import placeholders
 from relax_core.roles.heartbeat import Heartbeat
-from relax_core.rollout.opening import media_store
+from relax_core.rollout.opening_data import media_store
 from relax_core.rollout.together import together
 
 START_S = 600.0

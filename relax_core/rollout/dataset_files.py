@@ -17,7 +17,7 @@ from relax_core.api.media_store import key_bytes
 from relax_core.api.trainer import Chosen
 from relax_core.rollout.dataset import Dataset
 from relax_core.rollout.example import Example, Hold
-from relax_core.rollout.opening import HOLD_OUT, context_of
+from relax_core.rollout.opening_data import HOLD_OUT, context_of
 
 Build = Callable[[Chosen], Any]
 

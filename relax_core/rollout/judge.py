@@ -17,11 +17,11 @@ from typing import Any, TypeAlias
 
 from relax_core.api.clock import Clock
 from relax_core.api.outcome import Outcome
-from relax_core.api.task import Task
 from relax_core.api.trajectory import Trajectory
 from relax_core.api.worker import Workers
 from relax_core.rollout.engine_desk import EngineDesk
 from relax_core.rollout.reward_workers import NO_DESK, Group, RewardChoice, RewardWorkers
+from relax_core.rollout.tasks import applies
 from relax_core.rollout.verdict import Verdict
 
 __all__ = ["Judge", "Judgement", "RewardChoice"]
@@ -133,18 +133,6 @@ async def _ask(reward: RewardWorkers, groups: Sequence[Group], found: Found) -> 
     for (at, _, positions), verdicts in zip(asked, answers, strict=True):
         for position, verdict in zip(positions, verdicts, strict=True):
             found[at][position][reward.name] = verdict
-
-
-def applies(only: str, task: Task) -> bool:
-    """Whether a reward's `only` selects a task: a dotted path into its columns, `=`, the value as text."""
-    if not only:
-        return True
-    path, _, wanted = only.partition("=")
-    first, *keys = path.strip().split(".")
-    found: Any = task.column(first)
-    for key in keys:
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found is not None and str(found) == wanted.strip()
 
 
 def _applicable(only: str, groups: Sequence[Group]) -> list[tuple[int, list[Trajectory], list[int]]]:

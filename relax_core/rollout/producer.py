@@ -33,7 +33,9 @@ from relax_core.rollout.finished import FinishedGroup, JudgedGroup
 from relax_core.rollout.fuse import FuseTripped
 from relax_core.rollout.judge import Judge, RewardChoice
 from relax_core.rollout.media import MediaDesk, MediaFor, media_of
-from relax_core.rollout.opening import make_desk, make_pool, make_selection, open_tasks, remarks, replayed_routing
+from relax_core.rollout.opening import make_selection, open_tasks, remarks
+from relax_core.rollout.opening_data import make_desk
+from relax_core.rollout.opening_engines import make_pool, replayed_routing
 from relax_core.rollout.placeholders import MediaRefused, PromptTooLong
 from relax_core.rollout.pool import EnginePool, Sampling
 from relax_core.rollout.progress import Progress

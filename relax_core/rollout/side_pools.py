@@ -22,7 +22,8 @@ from relax_core.options.choice import DEFAULT_NAMES
 from relax_core.options.engines import EngineTable
 from relax_core.options.model_folder import model_context, vocabulary_size
 from relax_core.rollout.engine_slot import EngineSlot
-from relax_core.rollout.opening import NO_BOUND, engine_slots
+from relax_core.rollout.opening_data import NO_BOUND
+from relax_core.rollout.opening_engines import engine_slots
 from relax_core.rollout.pool import EnginePool
 from relax_core.rollout.pool_hand import PoolHand
 from relax_core.rollout.router import Bounds

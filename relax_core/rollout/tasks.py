@@ -238,3 +238,15 @@ def hold_out(count: int, size: int, seed: int) -> tuple[tuple[int, ...], tuple[i
         raise ConfigError("eval.size", f"{size} of {count} tasks", "leave at least one task to train on")
     held = frozenset(random.Random(f"hold-out {seed}").sample(range(count), size))
     return tuple(index for index in range(count) if index not in held), tuple(sorted(held))
+
+
+def applies(only: str, task: Task) -> bool:
+    """Whether a reward's `only` selects a task: a dotted path into its columns, `=`, the value as text."""
+    if not only:
+        return True
+    path, _, wanted = only.partition("=")
+    first, *keys = path.strip().split(".")
+    found: Any = task.column(first)
+    for key in keys:
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found is not None and str(found) == wanted.strip()

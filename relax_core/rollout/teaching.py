@@ -11,8 +11,8 @@ from relax_core.api.column import TEACHER_INDEX
 from relax_core.api.errors import ConfigError
 from relax_core.api.task import Task
 from relax_core.options.teachers import TeacherTable
-from relax_core.rollout.judge import applies
 from relax_core.rollout.rows import with_row_column
+from relax_core.rollout.tasks import applies
 
 if TYPE_CHECKING:
     from relax_core.rollout.tasks import TaskSet

@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from relax_core.api.media_source import browser_type
+from relax_core.api.modality import browser_type
 
 CSS = """.medium { margin: .4rem 0; } .medium img, .medium video { max-width: 100%; max-height: 18rem; min-width: 4rem;
   border-radius: .3rem; display: block; } .medium video { min-width: 12rem; }

@@ -12,7 +12,7 @@ from relax_core.control.planner import plan
 from relax_core.options.composition import compose
 from relax_core.plugins.catalogue import Catalogue
 from relax_core.roles.trainer_group import trainer_spec
-from relax_core.rollout.opening import engine_spec
+from relax_core.rollout.opening_engines import engine_spec
 
 FORMATS = ("float32", "bfloat16", "float16")
 BASE = {"model": {"path": "model"}, "data": {"train": "train.jsonl"}, "rewards": ["exact"]}

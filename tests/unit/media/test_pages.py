@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from relax_core.api.batch import AttemptId
 from relax_core.api.bus import Issue
 from relax_core.api.errors import RelaxError
-from relax_core.api.media_source import browser_type
+from relax_core.api.modality import browser_type
 from relax_core.api.outcome import Outcome
 from relax_core.api.task import Media, Message, Part, Task
 from relax_core.api.trajectory import Node, Trajectory

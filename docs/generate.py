@@ -25,8 +25,8 @@ MADE = "<!-- Made by docs/generate.py from the code; edit that. -->\n\n"
 
 
 def configuration() -> str:
-    from relax_core.options.reference import reference
-    from relax_core.plugins.catalogue import Catalogue
+    from relax_core.config.reference import reference
+    from relax_core.registry.catalogue import Catalogue
 
     return reference(Catalogue.load(environ={**os.environ, "RELAX_PLUGINS": ",".join(BOX)}))
 
@@ -39,8 +39,8 @@ def metrics() -> str:
 
 def kinds() -> str:
     """The table of kinds, and what is in the box of each."""
-    from relax_core.api.kinds import KINDS
-    from relax_core.plugins.catalogue import Catalogue
+    from relax_core.api.component import KINDS
+    from relax_core.registry.catalogue import Catalogue
 
     catalogue = Catalogue.load(environ={**os.environ, "RELAX_PLUGINS": ",".join(BOX)})
     lines = ["# Kinds", "", _KINDS, "", "| kind | hook | base class | table | in the box | `relax new` |"]
@@ -57,7 +57,7 @@ def kinds() -> str:
 
 def algorithms() -> str:
     """Every algorithm of the box from its own file: its equations, what it reads and its defaults; then the parts."""
-    from relax_core.plugins.catalogue import Catalogue
+    from relax_core.registry.catalogue import Catalogue
 
     catalogue = Catalogue.load(environ={**os.environ, "RELAX_PLUGINS": ",".join(BOX)})
     names = catalogue.names("algorithm")
@@ -309,7 +309,7 @@ _PARTS = """\
 an algorithm adds `credit` and `surrogate`."""
 _KINDS = """\
 What can vary. A plugin offers components of these kinds through the hook; a configuration chooses one by its name in the
-table. The kinds are one table in `relax_core/api/kinds.py`; this page, `relax plugins`, `relax new` and the schema are made
+table. The kinds are one table in `relax_core/api/component.py`; this page, `relax plugins`, `relax new` and the schema are made
 from it."""
 _COMMANDS = """\
 Results go to stdout, progress and logs to stderr; with `--json` exactly one JSON document is on stdout, also of a

@@ -7,36 +7,32 @@ from relax_core.api.hooks import hook
 
 @hook
 def relax_environments() -> list[Component]:
-    return [Component("single-turn", "relax_core.rollout.single_turn:SingleTurn", "One answer to one prompt")]
+    return [Component("single-turn", "relax_core.sampling.single_turn:SingleTurn", "One answer to one prompt")]
 
 
 @hook
 def relax_task_sources() -> list[Component]:
     return [
-        Component(
-            "files", "relax_core.rollout.files:Files", "JSON lines, Parquet or a dataset folder, as the path says"
-        ),
-        Component("jsonl", "relax_core.rollout.jsonl:JsonLines", "JSON lines: prompt, answer, other columns"),
-        Component("table", "relax_core.rollout.table:Table", "Parquet files, and folders that `datasets` saved"),
+        Component("files", "relax_core.data.table:Files", "JSON lines, Parquet or a dataset folder, as the path says"),
+        Component("jsonl", "relax_core.data.task_files:JsonLines", "JSON lines: prompt, answer, other columns"),
+        Component("table", "relax_core.data.table:TableSource", "Parquet files, and folders that `datasets` saved"),
     ]
 
 
 @hook
 def relax_samplers() -> list[Component]:
-    return [Component("shuffle", "relax_core.rollout.shuffle:Shuffle", "Every task once an epoch, in seeded order")]
+    return [Component("shuffle", "relax_core.sampling.selection:Shuffle", "Every task once an epoch, in seeded order")]
 
 
 @hook
 def relax_model_families() -> list[Component]:
-    return [
-        Component("chat", "relax_core.rollout.chat:ChatFamily", "Any model with a tokenizer.json and a chat template")
-    ]
+    return [Component("chat", "relax_core.data.chat:ChatFamily", "Any model with a tokenizer.json and a chat template")]
 
 
 @hook
 def relax_buses() -> list[Component]:
     return [
-        Component("in-process", "relax_core.bus.in_process:InProcessBus", "In the controller's memory"),
+        Component("in-process", "relax_core.bus.store:InProcessBus", "In the controller's memory"),
         Component("ray", "relax_core.runners.ray.bus:RayBus", "Payloads in Ray actors of their own"),
     ]
 
@@ -55,13 +51,11 @@ def relax_weight_transports() -> list[Component]:
 def relax_roles() -> list[Component]:
     return [
         Component("rollout", "relax_core.roles.rollout:Rollout", "Generates and judges samples"),
-        Component("source", "relax_core.roles.rows:RowSource", "Hands out rows of a dataset"),
+        Component("source", "relax_core.roles.source:RowSource", "Hands out rows of a dataset"),
         Component("advantages", "relax_core.roles.advantages:AdvantagesRole", "Credits samples within their groups"),
         Component("teacher", "relax_core.roles.teacher:Teacher", "What fixed models think of the policy's rows"),
         Component("critic", "relax_core.roles.critic:Critic", "Values tokens and learns from the actor's rows"),
-        Component("reference", "relax_core.roles.reference:Reference", "Log-probs under fixed weights"),
-        Component(
-            "actor-fwd", "relax_core.roles.actor_fwd:ActorForward", "Log-probs under the step's starting weights"
-        ),
+        Component("reference", "relax_core.roles.forward:Reference", "Log-probs under fixed weights"),
+        Component("actor-fwd", "relax_core.roles.forward:ActorForward", "Log-probs under the step's starting weights"),
         Component("actor", "relax_core.roles.actor:Actor", "Trains the policy and publishes it"),
     ]

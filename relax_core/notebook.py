@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from relax_core.control.prepare import Prepared, prepare
-from relax_core.control.start import run
-from relax_core.rollout.passed_function import pack
+from relax_core.control.run import run
+from relax_core.rewards.host import pack
 from relax_core.views.display import LiveDisplay
 from relax_core.views.report import write_report
 from relax_core.views.run import RunView, open_run

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, Generic, Literal, Protocol, cast
 
-from relax_core.api.column import Column
+from relax_core.api.batch import Column
 from relax_core.api.component import Configurable, OptionsT
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Generic, Literal, Protocol
 
 from relax_core.api.batch import AttemptId, Cut, Ragged, RowBatch, RowId
 from relax_core.api.component import Configurable, OptionsT
-from relax_core.api.outcome import DropReason, Outcome
-from relax_core.api.version import Version
+from relax_core.api.trajectory import DropReason, Outcome
+from relax_core.api.weights import Version
 
 LateRule = Literal["wait", "mask", "drop", "regenerate"]
 

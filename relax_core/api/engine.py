@@ -3,6 +3,11 @@
 
 Text is never seen here: the core renders, tokenizes once and parses. `Capabilities` declare what an engine can do;
 the planner refuses a configuration that needs more.
+
+A hand on a pool of engines beside the policy's: how rewards and environments ask a judge model.
+
+They say which pools they need (`needs_engines`) and find a hand on each in `self.engines`, wherever their process is.
+Pools keep their weights; who reaches the policy's own engines is the session of an environment that drives.
 """
 
 from __future__ import annotations
@@ -10,13 +15,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Literal
+from types import MappingProxyType
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias
 
 from relax_core.api.component import Configurable, OptionsT
 from relax_core.api.estimate import Estimate, Workload
+from relax_core.api.task import Message
 from relax_core.api.trainer import Chosen
-from relax_core.api.version import Version
-from relax_core.api.weights import Manifest, Receipt, ReceiptLevel
+from relax_core.api.weights import Manifest, Receipt, ReceiptLevel, Version
 
 FinishReason = Literal["", "stop", "length", "abort", "error"]
 
@@ -66,7 +72,7 @@ class EngineSpec:
     kv_across_versions: bool = False
     """Requests in flight keep their KV cache over an update of the weights; shared prefix caches never do."""
     media: str = ""
-    """Directory of the run's media store (`relax_core.api.media_store`); empty: the run has no media."""
+    """Directory of the run's media store (`relax_core.media.store`); empty: the run has no media."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,3 +200,47 @@ def switched_off(engine: type[Engine], capability: str, options: Mapping[str, An
     """The option that must be true for a capability that this engine claims; empty where it is, or none is needed."""
     switch = engine.switches.get(capability, "")
     return "" if options.get(switch) else switch
+
+
+Prompt: TypeAlias = "str | Sequence[Message] | Sequence[int]"
+"""Messages are rendered by the pool's chat template; text goes in as it stands; ids are the pool's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """One continuation; tuples are [tokens]."""
+
+    text: str
+    """Without the tokens that end a turn."""
+    tokens: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    finish: Literal["stop", "length"] = "stop"
+
+
+class ModelClient(Protocol):
+    """One pool, from `[[engines]]`. Requests of a dead engine go on elsewhere in the pool.
+
+    Raises ValueError for what no engine could run (a prompt over the context, an id outside the vocabulary) and
+    InfrastructureError where the pool can't answer; its DeadlineExceeded after `timeout_s`, 0: that of the pool. Leave
+    the latter alone: the core turns them into the sample's outcome, never into a score.
+    """
+
+    name: str
+
+    async def generate(
+        self, prompt: Prompt, max_new_tokens: int = 256, *, temperature: float = 0.0, top_p: float = 1.0, seed: int = 0,
+        stop: tuple[str, ...] = (), timeout_s: float = 0.0,
+    ) -> Generated:  # fmt: skip
+        """Continue a prompt; temperature 0 is greedy. Of the same seed and prompt the same, where the engine has seeds."""
+        ...
+
+    async def score(
+        self, prompt: Prompt, completions: Sequence[str | Sequence[int]], *, temperature: float = 1.0,
+        timeout_s: float = 0.0,
+    ) -> tuple[tuple[float, ...], ...]:  # fmt: skip
+        """Of each completion, the log-prob of each of its tokens behind the prompt, of logits / temperature. The very first
+        token of an empty prompt has 0."""
+        ...
+
+
+NO_ENGINES: Mapping[str, ModelClient] = MappingProxyType({})

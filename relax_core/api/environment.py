@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Protocol
 
 from relax_core.api.component import Configurable, OptionsT
-from relax_core.api.engine_hand import NO_ENGINES, EngineHand
+from relax_core.api.engine import NO_ENGINES, ModelClient
 from relax_core.api.task import Message, Part, Task, ToolCall
 
 
@@ -94,7 +94,7 @@ class Environment(Configurable[OptionsT], Generic[OptionsT]):
 
     needs_engines: tuple[str, ...] = ()
     """Pools of `[[engines]]` that it asks; set by `__init__` where an option names them."""
-    engines: Mapping[str, EngineHand] = NO_ENGINES
+    engines: Mapping[str, ModelClient] = NO_ENGINES
     """A hand on each of them, from `reset` or `run` on."""
 
     @classmethod

@@ -44,7 +44,7 @@ class WorkerDied(InfrastructureError):
     """Replace the worker: its process ended or stopped answering."""
 
 
-class ComeAgain(InfrastructureError):
+class RetryLater(InfrastructureError):
     """Ask for the newest weights once more: what was handed out is over, and nothing is wrong with the receiver."""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from relax_core.api.version import Version
+from relax_core.api.weights import Version
 
 if TYPE_CHECKING:
     from relax_core.api.status import Span

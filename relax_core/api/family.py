@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic
 from relax_core.api.component import Configurable, OptionsT
 from relax_core.api.environment import Tool
 from relax_core.api.errors import ConfigError
-from relax_core.api.modality import Span
+from relax_core.api.modality import PlaceholderSpan
 from relax_core.api.task import Message, ToolCall
 
 
@@ -57,7 +57,7 @@ class ModelFamily(Configurable[OptionsT], Generic[OptionsT]):
         last sampled one, already ended the turn; None: it did.
         """
 
-    def expand(self, tokens: Sequence[int], layouts: Sequence[Sequence[Span]]) -> tuple[int, ...]:
+    def expand(self, tokens: Sequence[int], layouts: Sequence[Sequence[PlaceholderSpan]]) -> tuple[int, ...]:
         """Tokens as a template wrote them, with what each medium takes for its one placeholder: here, for each of its
         features the token of its kind. A family whose models read more than that between them says so."""
         holds, left = frozenset(self.placeholders.values()), iter(layouts)

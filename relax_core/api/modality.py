@@ -20,7 +20,7 @@ _MAGIC = (
 )  # fmt: skip
 
 
-class Span(NamedTuple):
+class PlaceholderSpan(NamedTuple):
     """Features that stand together in a prompt; a model's family knows which tokens that is."""
 
     kind: MediaKind
@@ -37,13 +37,13 @@ class ProcessedMedia:
     key: str
     tensors: Mapping[str, np.ndarray]
     num_placeholders: int
-    layout: tuple[Span, ...] = ()
+    layout: tuple[PlaceholderSpan, ...] = ()
     """Its features in order, in the pieces that a prompt may part them into: those of two frames of a video, say. Empty: all
     in one, of the processor's kind; that is written out before it is stored."""
 
     def laid_out(self, kind: MediaKind) -> ProcessedMedia:
         """With a layout. ValueError where it holds more or fewer features than there are."""
-        layout = self.layout or (Span(kind, self.num_placeholders),)
+        layout = self.layout or (PlaceholderSpan(kind, self.num_placeholders),)
         if sum(span.size for span in layout) != self.num_placeholders or any(span.size < 1 for span in layout):
             raise ValueError(f"a layout of {[span.size for span in layout]} for {self.num_placeholders} features")
         return replace(self, layout=layout)

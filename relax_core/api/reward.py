@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Generic, TypeAlias
 
 from relax_core.api.component import Configurable, OptionsT
-from relax_core.api.engine_hand import NO_ENGINES, EngineHand
+from relax_core.api.engine import NO_ENGINES, ModelClient
 from relax_core.api.task import Task
 from relax_core.api.trajectory import Trajectory
 
@@ -36,7 +36,7 @@ class _AnyReward(Configurable[OptionsT], Generic[OptionsT]):
     """Columns of the task file it reads; checked against the data before start."""
     needs_engines: tuple[str, ...] = ()
     """Pools of `[[engines]]` that it asks, which it does with `async def`; set by `__init__` where an option names them."""
-    engines: Mapping[str, EngineHand] = NO_ENGINES
+    engines: Mapping[str, ModelClient] = NO_ENGINES
     """A hand on each of them, there once it judges. Waiting for one does not count against `timeout_s`."""
 
 

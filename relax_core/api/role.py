@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol
 from relax_core.api.bus import Bus
 from relax_core.api.clock import Clock
 from relax_core.api.component import Configurable, OptionsT
-from relax_core.api.status import Board, SpanKind, Wait
+from relax_core.api.devices import DeviceLeases
+from relax_core.api.status import RunStatus, SpanKind, Wait
 from relax_core.api.trainer import Chosen
-from relax_core.api.turn import Turns
-from relax_core.api.version import Version
-from relax_core.api.weights import Manifest, Receipt
+from relax_core.api.weights import Manifest, Receipt, Version
 from relax_core.api.worker import Workers
 
 if TYPE_CHECKING:
@@ -121,7 +120,7 @@ class Resume:
     """`state.json` of the checkpoint: sampler and random state."""
 
 
-class Lane(Protocol):
+class SpanTrack(Protocol):
     """What one worker does, moment by moment; it costs no call."""
 
     def span(self, kind: SpanKind, name: str, owed_by: str = "") -> AbstractContextManager[None]:
@@ -137,15 +136,15 @@ class Context(Protocol):
     """All that a role may touch."""
 
     run: Any
-    """The resolved configuration (`relax_core.options.RunConfig`)."""
+    """The resolved configuration (`relax_core.config.RunConfig`)."""
     plan: Any
     """The plan: operations by role, placement, devices."""
     run_id: str
     run_dir: str
     bus: Bus
     weights: WeightService
-    board: Board
-    turns: Turns
+    board: RunStatus
+    turns: DeviceLeases
     """The arbiter of devices that several worker groups share."""
     workers: Workers
     """Device worker groups, placed by the runner."""
@@ -174,7 +173,7 @@ class Context(Protocol):
         where it neither works nor waits; one that never does is busy whenever it does not wait."""
         ...
 
-    def lane(self, name: str, devices: tuple[str, ...] = ()) -> Lane:
+    def lane(self, name: str, devices: tuple[str, ...] = ()) -> SpanTrack:
         """The account of a worker's time: an engine's, a rank's. Asked again, it goes on."""
         ...
 

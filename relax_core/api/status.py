@@ -43,7 +43,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class Heartbeat:
     """A role's heartbeat, written by its work loop."""
 
     role: str
@@ -69,12 +69,12 @@ class Command:
     argument: str = ""
 
 
-class Board(Protocol):
+class RunStatus(Protocol):
     """Where roles report and take commands; one a run."""
 
-    async def beat(self, beat: Beat) -> None: ...
+    async def beat(self, beat: Heartbeat) -> None: ...
 
-    async def beats(self) -> tuple[Beat, ...]: ...
+    async def beats(self) -> tuple[Heartbeat, ...]: ...
 
     async def emit(self, event: Event) -> None:
         """To the controller: run directory, sinks, observers, display."""

@@ -16,8 +16,7 @@ from typing import Any, ClassVar, Generic
 from relax_core.api.batch import RowBatch
 from relax_core.api.component import Configurable, OptionsT
 from relax_core.api.estimate import Estimate, Workload
-from relax_core.api.version import Version
-from relax_core.api.weights import Manifest, Payload
+from relax_core.api.weights import Manifest, Payload, Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ class TrainerSpec:
     temperature: float = 1.0
     """Log-probs are of logits / temperature, as sampled."""
     media: str = ""
-    """Directory of the run's media store (`relax_core.api.media_store`); empty: the run has no media."""
+    """Directory of the run's media store (`relax_core.media.store`); empty: the run has no media."""
     suppress_tokens: tuple[int, ...] = ()
     """Ids that are never sampled: log-probs are of the distribution without them."""
     publish_dtype: str = ""

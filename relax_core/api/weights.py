@@ -1,18 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Published weights: a manifest of what a version is, a transport that moves it, a receipt of what arrived."""
+"""Published weights: a manifest of what a version is, a transport that moves it, a receipt of what arrived.
+
+Which weights: a model, an incarnation of its trainer, and the steps completed.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Generic, Literal, NamedTuple, TypeAlias
 
 from relax_core.api.component import Configurable, OptionsT
-from relax_core.api.version import Version
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+class Version(NamedTuple):
+    """Completed steps of one model; ordered by incarnation, then step."""
+
+    model: str
+    incarnation: int
+    step: int
+
+    def __str__(self) -> str:
+        return f"{self.model}@{self.incarnation}.{self.step}"
+
+    def next(self) -> Version:
+        return self._replace(step=self.step + 1)
+
+    def supersedes(self, other: Version) -> bool:
+        """Whether a receiver that has `other` may load this one: same model, same or newer incarnation."""
+        return self.model == other.model and self[1:] >= other[1:] and self.incarnation >= other.incarnation
+
 
 ReceiptLevel = Literal["wire", "resident", "behaviour"]
 Payload = Literal["full", "delta", "lora"]

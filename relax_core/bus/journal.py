@@ -4,6 +4,10 @@
 sqlite with a write-ahead log that is synced at every commit: one sync each, and others may read meanwhile.
 
 A commit that fails loses nothing: the facts stay in memory and go with the next one.
+
+What the journal keeps: one small tuple for each fact that must outlive the process, in the order they happened.
+
+`step` is the version that was completed: what trained version 3 has step 3.
 """
 
 from __future__ import annotations
@@ -15,25 +19,109 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from relax_core.api.batch import AttemptId
 from relax_core.api.errors import InfrastructureError
-from relax_core.api.outcome import DropReason
-from relax_core.api.version import Version
-from relax_core.bus.records import (
-    Checkpointed,
-    Ended,
-    Issued,
-    Noted,
-    Pending,
-    Record,
-    Registered,
-    Remembered,
-    RolledBack,
-    Stepped,
-    Trained,
+from relax_core.api.trajectory import DropReason
+from relax_core.api.weights import Version
+
+
+class IssuedRecord(NamedTuple):
+    """A group was issued; the data cursor is behind it."""
+
+    group: int
+    issue: int
+    retry: int
+    size: int
+
+
+class EndedRecord(NamedTuple):
+    """An attempt was trained (no reason) or dropped."""
+
+    attempt: AttemptId
+    reason: str
+    step: int | None
+    newest: int
+    with_gradient: bool
+
+
+class TrainedRecord(NamedTuple):
+    """A group was trained; the `EndedRecord` of its members follow."""
+
+    group: int
+    step: int
+
+
+class PendingRecord(NamedTuple):
+    """A group is to be issued again."""
+
+    group: int
+    retry: int
+
+
+class StepRecord(NamedTuple):
+    """The actor has completed this version."""
+
+    step: int
+    incarnation: int
+
+
+class RollbackRecord(NamedTuple):
+    """Versions after this one are undone; what becomes of their samples follows."""
+
+    step: int
+    incarnation: int
+
+
+class RegisteredRecord(NamedTuple):
+    """A role's newest incarnation."""
+
+    role: str
+    incarnation: int
+
+
+class CheckpointRecord(NamedTuple):
+    """A checkpoint of this version exists."""
+
+    step: int
+    incarnation: int
+
+
+class NoteRecord(NamedTuple):
+    """A producer's own state at a version."""
+
+    name: str
+    step: int
+    value: str
+
+
+Record = (
+    IssuedRecord
+    | EndedRecord
+    | TrainedRecord
+    | PendingRecord
+    | StepRecord
+    | RollbackRecord
+    | RegisteredRecord
+    | CheckpointRecord
+    | NoteRecord
 )
+
+
+class RememberedRecord(NamedTuple):
+    """What a journal gives to a bus that opens it."""
+
+    next_group: int = 0
+    pending: tuple[tuple[int, int, int], ...] = ()
+    """(group, issues so far, retry) to be issued again."""
+    issued: int = 0
+    trained: int = 0
+    trained_without_gradient: int = 0
+    dropped: tuple[tuple[str, int], ...] = ()
+    roles: tuple[tuple[str, int], ...] = ()
+    notes: tuple[tuple[str, str], ...] = ()
+
 
 SCHEMA = 1
 FILE = "ledger.db"
@@ -51,30 +139,30 @@ CREATE TABLE IF NOT EXISTS notes (name TEXT, step INTEGER, value TEXT NOT NULL, 
 """
 
 STATEMENTS: dict[type, tuple[str, ...]] = {
-    Issued: ("INSERT OR REPLACE INTO groups VALUES (?1, ?2, ?3, ?4, 0, NULL)",),
-    Ended: ("INSERT OR REPLACE INTO ended VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",),
-    Trained: ("UPDATE groups SET step = ?2, pending = 0 WHERE number = ?1",),
-    Pending: ("UPDATE groups SET pending = 1, retry = ?2, step = NULL WHERE number = ?1",),
-    Stepped: ("INSERT OR REPLACE INTO steps VALUES (?1, ?2)",),
-    RolledBack: (
+    IssuedRecord: ("INSERT OR REPLACE INTO groups VALUES (?1, ?2, ?3, ?4, 0, NULL)",),
+    EndedRecord: ("INSERT OR REPLACE INTO ended VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",),
+    TrainedRecord: ("UPDATE groups SET step = ?2, pending = 0 WHERE number = ?1",),
+    PendingRecord: ("UPDATE groups SET pending = 1, retry = ?2, step = NULL WHERE number = ?1",),
+    StepRecord: ("INSERT OR REPLACE INTO steps VALUES (?1, ?2)",),
+    RollbackRecord: (
         "DELETE FROM ended WHERE reason = '' AND step > ?1 AND ?2 IS NOT NULL",
         "UPDATE groups SET step = NULL WHERE step > ?1 AND ?2 IS NOT NULL",
         "DELETE FROM steps WHERE step > ?1 AND ?2 IS NOT NULL",
         "DELETE FROM checkpoints WHERE step > ?1 AND ?2 IS NOT NULL",
         "DELETE FROM notes WHERE step >= ?1 AND ?2 IS NOT NULL",
     ),
-    Registered: ("INSERT OR REPLACE INTO roles VALUES (?1, ?2)",),
-    Checkpointed: (
+    RegisteredRecord: ("INSERT OR REPLACE INTO roles VALUES (?1, ?2)",),
+    CheckpointRecord: (
         "INSERT OR REPLACE INTO checkpoints VALUES (?1, ?2)",
         # The newest checkpoint may yet fail to appear: what the one before it needs stays.
         """DELETE FROM notes WHERE ?2 IS NOT NULL AND step < (SELECT max(n.step) FROM notes n
             WHERE n.name = notes.name AND n.step < (SELECT max(step) FROM checkpoints WHERE step < ?1))""",
     ),
-    Noted: ("INSERT OR REPLACE INTO notes VALUES (?1, ?2, ?3)",),
+    NoteRecord: ("INSERT OR REPLACE INTO notes VALUES (?1, ?2, ?3)",),
 }
 
 
-class Journal:
+class LedgerJournal:
     """The one writer of a run's `ledger.db`. Calls may come from any one thread at a time."""
 
     def __init__(self, directory: str) -> None:
@@ -155,7 +243,7 @@ class Journal:
                     f"{target}: {error}; free space or point the run elsewhere, then `relax resume` it"
                 ) from error
 
-    def remember(self, version: Version) -> Remembered:
+    def remember(self, version: Version) -> RememberedRecord:
         """What was known, as of the trainer's restored version: later steps undone, all that was in flight ended.
 
         Nothing in memory survived, so every sample that may still be trained is issued again, as the same work.
@@ -200,11 +288,11 @@ class Journal:
         for number, issue, size, ended in open_groups:
             known = {int(sample) for sample in (ended or "").split(",") if sample}
             left = [AttemptId(number, sample, issue) for sample in range(size) if sample not in known]
-            rows = [_row(Ended(attempt, DropReason.RESUMED.value, None, -1, True)) for attempt in left]
-            self._db.executemany(STATEMENTS[Ended][0], rows)
+            rows = [_row(EndedRecord(attempt, DropReason.RESUMED.value, None, -1, True)) for attempt in left]
+            self._db.executemany(STATEMENTS[EndedRecord][0], rows)
             self._db.execute("UPDATE groups SET pending = 1 WHERE number = ?", (number,))
 
-    def _read(self) -> Remembered:
+    def _read(self) -> RememberedRecord:
         ask = self._db.execute
         counts = dict(ask("SELECT reason, count(*) FROM ended GROUP BY reason").fetchall())
         trained = counts.pop("", 0)
@@ -215,7 +303,9 @@ class Journal:
         notes = ask("SELECT name, value FROM notes n WHERE step = (SELECT max(step) FROM notes WHERE name = n.name)")
         issued = trained + sum(counts.values())
         dropped = tuple(sorted(counts.items()))
-        return Remembered(cursor, tuple(pending), issued, trained, idle, dropped, tuple(roles), tuple(notes.fetchall()))
+        return RememberedRecord(
+            cursor, tuple(pending), issued, trained, idle, dropped, tuple(roles), tuple(notes.fetchall())
+        )
 
     def close(self) -> None:
         self._db.close()
@@ -227,7 +317,7 @@ class Journal:
 
 
 def _row(record: Record) -> tuple[Any, ...]:
-    if isinstance(record, Ended):
+    if isinstance(record, EndedRecord):
         return (*record.attempt, record.reason, record.step, record.newest, record.with_gradient)
     return tuple(record)
 

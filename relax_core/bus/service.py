@@ -4,6 +4,10 @@
 One event loop, one writer. It holds no process-local state beyond what it is given, so it may be hosted anywhere:
 a host whose clients reach the payload store themselves calls the metadata halves (`begin_put`, `end_put`, `locate`,
 `begin_write`, `end_write`) and never sees a payload. Waits read the clock that was passed in.
+
+A run's bus, opened: the state machine over its directory, and the payload store that its component gives.
+
+A directory with a ledger is continued from the version that was restored.
 """
 
 from __future__ import annotations
@@ -15,18 +19,25 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from relax_core.api.batch import AttemptId, Cut, Ragged, RowBatch, RowId
-from relax_core.api.bus import Account, Claim, ClaimRequest, Issue, PayloadStore, Registration, Sealed
-from relax_core.api.clock import Clock
+from relax_core.api.bus import (
+    Account,
+    BusComponent,
+    BusSettings,
+    Claim,
+    ClaimRequest,
+    Issue,
+    PayloadStore,
+    Registration,
+    Sealed,
+)
+from relax_core.api.clock import Clock, SystemClock
 from relax_core.api.errors import RelaxError
-from relax_core.api.outcome import DropReason
-from relax_core.api.version import Version
-from relax_core.bus.checks import check_columns, check_cut, check_seals
-from relax_core.bus.journal import Journal
-from relax_core.bus.queue import TransferQueue
-from relax_core.bus.records import Noted
-from relax_core.bus.report import statistics
-from relax_core.bus.store import read
-from relax_core.bus.table import Place
+from relax_core.api.trajectory import DropReason
+from relax_core.api.weights import Version
+from relax_core.bus.accounting import statistics
+from relax_core.bus.journal import LedgerJournal, NoteRecord, RememberedRecord
+from relax_core.bus.queue import TransferQueue, check_columns, check_cut, check_seals
+from relax_core.bus.store import Place, read
 
 T = TypeVar("T")
 
@@ -35,7 +46,12 @@ class BusService:
     """`api.bus.Bus`, whole."""
 
     def __init__(
-        self, queue: TransferQueue, store: PayloadStore, journal: Journal, clock: Clock, kept: Mapping[str, str] = {}
+        self,
+        queue: TransferQueue,
+        store: PayloadStore,
+        journal: LedgerJournal,
+        clock: Clock,
+        kept: Mapping[str, str] = {},
     ) -> None:
         self.queue, self.store = queue, store
         self._kept = dict(kept)
@@ -216,7 +232,7 @@ class BusService:
 
     async def keep(self, name: str, value: Mapping[str, Any]) -> None:
         self._kept[name] = text = json.dumps(value)
-        self._journal.add([Noted(name, self.queue.version.step, text)])
+        self._journal.add([NoteRecord(name, self.queue.version.step, text)])
 
     async def kept(self, name: str) -> Mapping[str, Any] | None:
         return json.loads(self._kept[name]) if name in self._kept else None
@@ -279,3 +295,27 @@ class BusService:
             self._journal.add(self.queue.take_records())
             if self._journal.behind:
                 await asyncio.get_running_loop().run_in_executor(self._writer, self._journal.commit)
+
+
+async def open_bus(
+    component: BusComponent, settings: BusSettings, directory: str, version: Version, clock: Clock | None = None
+) -> BusService:
+    """The whole bus of a run, in this process."""
+    journal, remembered = await asyncio.to_thread(_restored, directory, version)
+    try:
+        queue = TransferQueue(settings, version, remembered)
+        store = await component.open_store()
+    except BaseException:
+        journal.close()
+        raise
+    return BusService(queue, store, journal, clock or SystemClock(), dict(remembered.notes))
+
+
+def _restored(directory: str, version: Version) -> tuple[LedgerJournal, RememberedRecord]:
+    """With what the ledger remembers as of `version`."""
+    journal = LedgerJournal(directory)
+    try:
+        return journal, journal.remember(version)
+    except BaseException:
+        journal.close()
+        raise

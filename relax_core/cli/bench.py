@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from relax_core.control.differences import Differences
-    from relax_core.control.mismatch import Measured, Setting
+    from relax_core.diagnostics.mismatch import Differences, MismatchReport, Setting
 
 Arguments = Annotated[list[str], typer.Argument(help="TOML files or a recipe, then overrides.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
@@ -45,7 +44,7 @@ def mismatch(
 
     from relax_core.cli.runs import print_json
     from relax_core.cli.train import split
-    from relax_core.control import mismatch as bench
+    from relax_core.diagnostics import mismatch as bench
 
     chosen = _formats(formats, bench.FORMATS) if compare or formats else ()
     found = asyncio.run(bench.mismatch(*split(arguments), samples, chosen))
@@ -65,7 +64,7 @@ def _formats(asked: str, known: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-def document(one: Measured) -> dict[str, Any]:
+def document(one: MismatchReport) -> dict[str, Any]:
     """As `--json` gives it."""
     setting = {"trainer": one.setting.trainer, "engine": one.setting.engine, "replay": one.setting.replay}
     return (
@@ -75,7 +74,7 @@ def document(one: Measured) -> dict[str, Any]:
     )
 
 
-def _print(found: list[Measured]) -> None:
+def _print(found: list[MismatchReport]) -> None:
     from relax_core.cli.runs import print_table
 
     replays = any(one.setting.replay for one in found)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from relax_core.options.composition import Composed
-    from relax_core.options.explain import Explained
-    from relax_core.plugins.catalogue import Catalogue
+    from relax_core.config.compose import Composed
+    from relax_core.config.explain import Explained
+    from relax_core.registry.catalogue import Catalogue
 
 Arguments = Annotated[list[str], typer.Argument(metavar="FILES... [KEY=VALUE]...", help="TOML files, then overrides.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
@@ -34,7 +34,7 @@ def add(app: typer.Typer) -> None:
 
 def show(arguments: Arguments, as_json: AsJson = False) -> None:
     """Print the resolved configuration as TOML, each value that was set with its place."""
-    from relax_core.options.toml_text import to_toml
+    from relax_core.config.toml_text import to_toml
 
     composed, _ = composed_from(arguments)
     if as_json:
@@ -56,7 +56,7 @@ def explain(
     """Say what a key's value is, where it is from, and what it means."""
     from dataclasses import asdict
 
-    from relax_core.options.explain import explain as explained_key
+    from relax_core.config.explain import explain as explained_key
 
     explained = explained_key(key, *composed_from(arguments or [], checked=False))
     print(json.dumps(asdict(explained), indent=2) if as_json else _in_words(explained))
@@ -64,8 +64,8 @@ def explain(
 
 def schema() -> None:
     """Print the JSON schema of a configuration for editors, with the options of what is installed."""
-    from relax_core.options.schema import schema as whole_schema
-    from relax_core.plugins.catalogue import Catalogue
+    from relax_core.config.reference import schema as whole_schema
+    from relax_core.registry.catalogue import Catalogue
 
     document, notes = whole_schema(Catalogue.load())
     for note in notes:
@@ -75,7 +75,7 @@ def schema() -> None:
 
 def composed_from(arguments: list[str], *, checked: bool = True) -> tuple[Composed, Catalogue]:
     """Files and overrides of a command line, composed without a look at the disk; notices go to stderr."""
-    from relax_core.options.composition import load
+    from relax_core.config.compose import load
 
     files, overrides = split(arguments)
     base = None if files or checked else NO_FILE
@@ -91,7 +91,7 @@ def split(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _in_words(explained: Explained) -> str:
-    from relax_core.options.toml_text import literal
+    from relax_core.config.toml_text import literal
 
     value = "nothing" if explained.value is None else literal(explained.value)
     lines = [f"{explained.key} = {value}", f"from:    {explained.origin}", f"type:    {explained.type}"]

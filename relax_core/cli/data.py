@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from relax_core.cli.data_files import DataFile, Survey
+    from relax_core.cli.data_survey import DataFile, Survey
 
 SHOWN_BAD_ROWS = 50
 SEPARATOR = "│"
@@ -37,7 +37,7 @@ def check(
     as_json: Json = False,
 ) -> None:
     """List every row that can't be used, and why; count the rest. Exit code 2 where there is a bad one."""
-    from relax_core.cli.data_files import data_files, survey
+    from relax_core.cli.data_survey import data_files, survey
 
     reports = [_report(survey(found, media)) for found in data_files(file, model)]
     if as_json:
@@ -57,7 +57,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show one rendered prompt, token by token, with its ids, answer and other columns, and what is known of its media."""
-    from relax_core.cli.data_files import data_files
+    from relax_core.cli.data_survey import data_files
 
     shown = _shown(next(iter(data_files(file, model))), index)
     previews = [one.pop("preview", None) for one in shown["media"]]
@@ -111,8 +111,8 @@ def _print_report(report: dict[str, Any]) -> None:
 
 def _shown(found: DataFile, index: int) -> dict[str, Any]:
     from relax_core.api.errors import ConfigError
-    from relax_core.cli.data_media import facts, shown_by
-    from relax_core.rollout.tasks import TaskSet
+    from relax_core.cli.data_survey import facts, shown_by
+    from relax_core.data.tasks import TaskSet
 
     tasks, family = found.tasks, found.family
     if tasks is None or family is None:
@@ -147,15 +147,15 @@ def _trained(family: Any, written: Any) -> Iterator[str]:
 
 
 def _write_page(path: Path, shown: dict[str, Any], previews: list[bytes | None]) -> None:
-    from relax_core.observe.document import write_text
-    from relax_core.views.task_page import task_page
+    from relax_core.observe.documents import write_text
+    from relax_core.views.report import task_page
 
     write_text(path, task_page(shown, previews))
     typer.echo(str(path), err=True)
 
 
 def _print_shown(shown: dict[str, Any]) -> None:
-    from relax_core.views.media_element import told
+    from relax_core.views.report import told
 
     typer.echo(f"{shown['where']} ({shown['id']}), {len(shown['ids'])} tokens\n")
     typer.echo(SEPARATOR.join(token.replace("\n", "⏎\n") for token in shown["tokens"]) + "\n")

@@ -23,8 +23,8 @@ def doctor(arguments: Arguments = None, as_json: AsJson = False) -> None:
     """Exit 0 where all is well, 2 for the installation or the configuration, 4 for the machine."""
     from relax_core.cli.runs import print_json
     from relax_core.cli.train import split
-    from relax_core.control.doctor import findings
-    from relax_core.control.finding import Finding
+    from relax_core.control.machine import Finding
+    from relax_core.diagnostics.doctor import findings
 
     found: list[Finding] = []
     for finding in findings(*split(arguments or [])):

@@ -76,6 +76,6 @@ def _unexpected(error: BaseException) -> str:
 
 def _on_stdout(document: dict[str, Any]) -> None:
     if "--json" in sys.argv[1:]:
-        from relax_core.observe.document import encode
+        from relax_core.observe.documents import encode
 
         print(encode(document))

@@ -30,7 +30,7 @@ def graph(
 
 def show(sources: Sequence[str], overrides: Sequence[str], form: Literal["text", "mermaid", "json"] = "text") -> None:
     """Print the plan of a configuration that may not have its files yet."""
-    from relax_core.control.graph import draw, mermaid
+    from relax_core.control.planner import draw, mermaid
     from relax_core.control.prepare import plans_of
 
     plans = plans_of(sources, overrides)

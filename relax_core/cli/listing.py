@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from relax_core.plugins import Record
+    from relax_core.registry import Record
 
 WORDS = ("plugins", "list")
 
@@ -32,8 +32,8 @@ def run(words: Sequence[str]) -> None:
 
 def show(kind: str, as_json: bool) -> None:
     """Print the plugins; of one kind, only those that have components of it."""
-    from relax_core.plugins import Catalogue
-    from relax_core.plugins.catalogue import known_kind
+    from relax_core.registry import Catalogue
+    from relax_core.registry.catalogue import known_kind
 
     records: Sequence[Record] = Catalogue.load().records
     if kind:

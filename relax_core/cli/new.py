@@ -22,7 +22,7 @@ def new(
     out: Annotated[Path, typer.Option("--out", help="Where the project's directory is made.")] = Path(),
 ) -> None:
     """Write a plugin project: code, tests with the conformance suite, packaging."""
-    from relax_core.plugins.templates import bake
+    from relax_core.registry.templates import bake
 
     project = bake(kind, name, out, source)
     print(project)

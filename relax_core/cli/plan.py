@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from relax_core.control.forecast import Forecast
-    from relax_core.control.needs import Need
+    from relax_core.control.memory_check import ProcessNeed
+    from relax_core.diagnostics.estimate import RunEstimate
 
 Arguments = Annotated[list[str], typer.Argument(help="TOML files or a recipe, then overrides.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
@@ -26,7 +26,7 @@ def plan(arguments: Arguments, as_json: AsJson = False, anyway: Anyway = False) 
     """Foretell placement, memory and time of a run; exit 2 where it can't fit."""
     from relax_core.cli.runs import print_json
     from relax_core.cli.train import split
-    from relax_core.control.forecast import forecasts
+    from relax_core.diagnostics.estimate import forecasts
 
     stages = forecasts(*split(arguments))
     if as_json:
@@ -40,7 +40,7 @@ def plan(arguments: Arguments, as_json: AsJson = False, anyway: Anyway = False) 
         found.check()
 
 
-def document(found: Forecast) -> dict[str, Any]:
+def document(found: RunEstimate) -> dict[str, Any]:
     """As `--json` gives it."""
     return {
         "schema": "relax.plan/1",
@@ -61,7 +61,7 @@ def document(found: Forecast) -> dict[str, Any]:
     }
 
 
-def _group(need: Need) -> dict[str, Any]:
+def _group(need: ProcessNeed) -> dict[str, Any]:
     return {
         "name": need.group.name,
         "processes": need.group.size,
@@ -72,9 +72,9 @@ def _group(need: Need) -> dict[str, Any]:
     }
 
 
-def _print(found: Forecast) -> None:
+def _print(found: RunEstimate) -> None:
     from relax_core.cli.runs import print_table
-    from relax_core.control.sizing import gib
+    from relax_core.control.memory_check import gib
 
     typer.echo(f"placement {found.plan.mode}; each line is what dies together")
     print_table(("group", "processes", "on"), [_where(need) for need in found.needs])
@@ -99,12 +99,12 @@ def _print(found: Forecast) -> None:
         typer.echo(f"note: {note}")
 
 
-def _where(need: Need) -> tuple[str, str, str]:
+def _where(need: ProcessNeed) -> tuple[str, str, str]:
     return need.group.name, str(need.group.size), ", ".join(sorted(need.group.devices))
 
 
-def _phases(need: Need) -> Iterator[tuple[str, str, str, str]]:
-    from relax_core.control.sizing import gib
+def _phases(need: ProcessNeed) -> Iterator[tuple[str, str, str, str]]:
+    from relax_core.control.memory_check import gib
 
     if not need.processes:
         yield need.group.name, "-", "-", need.unknown

@@ -14,8 +14,8 @@ import typer
 from relax_core.cli import listing
 
 if TYPE_CHECKING:
-    from relax_core.plugins import Catalogue, Record
-    from relax_core.plugins.check import Check
+    from relax_core.registry import Catalogue, Record
+    from relax_core.registry.check import Check
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 OfKind = Annotated[str, typer.Option("--kind", help="Only components of this kind.")]
@@ -23,7 +23,7 @@ OfKind = Annotated[str, typer.Option("--kind", help="Only components of this kin
 
 def complete_name(incomplete: str) -> list[str]:
     """Components and distributions that begin like this, for the shell."""
-    from relax_core.plugins import Catalogue
+    from relax_core.registry import Catalogue
 
     records = Catalogue.load().records
     names = {component.name for record in records for _, component in record.components}
@@ -55,7 +55,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """One component with its options and capabilities, or one plugin."""
-    from relax_core.plugins.describe import describe, records_named
+    from relax_core.registry.describe import describe, records_named
 
     catalogue, files = _catalogue(name)
     records = [] if kind else records_named(catalogue, files[0] if files else name)
@@ -77,7 +77,7 @@ def check_plugins(
     as_json: Json = False,
 ) -> None:
     """Import, handshake, options, conformance suites, of all plugins by default; exit 3 where something fails."""
-    from relax_core.plugins.check import Verdict, check
+    from relax_core.registry.check import CheckResult, check
 
     catalogue, files = _catalogue(name)
     records = _chosen(catalogue, files[0] if files else name)
@@ -85,18 +85,18 @@ def check_plugins(
     told: set[str] = set()
     for item in check(catalogue, records, files):
         checks.append(item)
-        if not as_json and item.verdict is not Verdict.PASSED and f"{item.subject}{item.detail}" not in told:
+        if not as_json and item.verdict is not CheckResult.PASSED and f"{item.subject}{item.detail}" not in told:
             told.add(f"{item.subject}{item.detail}")
             print(f"{item.verdict:7} {item.subject or item.distribution}: {item.name}: {item.detail}", flush=True)
     counts = Counter(str(item.verdict) for item in checks)
     if as_json:
         _print_json(
-            {"schema": 1, **{str(v): counts[v] for v in Verdict}, "checks": [item.as_dict() for item in checks]}
+            {"schema": 1, **{str(v): counts[v] for v in CheckResult}, "checks": [item.as_dict() for item in checks]}
         )
     else:
         print(f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped")
     if counts["failed"]:
-        first = next(item for item in checks if item.verdict is Verdict.FAILED)
+        first = next(item for item in checks if item.verdict is CheckResult.FAILED)
         print(f"relax: {first.subject or first.distribution}: {first.name} failed; fix the plugin", file=sys.stderr)
         raise typer.Exit(3)
 
@@ -105,7 +105,7 @@ def _catalogue(name: str) -> tuple[Catalogue, tuple[str, ...]]:
     """What is installed, and the file where one is named instead."""
     from pathlib import Path
 
-    from relax_core.plugins import Catalogue
+    from relax_core.registry import Catalogue
 
     files = (str(Path(name).resolve()),) if name.endswith(".py") else ()
     return Catalogue.load(files), files
@@ -114,8 +114,8 @@ def _catalogue(name: str) -> tuple[Catalogue, tuple[str, ...]]:
 def _one(catalogue: Catalogue, name: str, kind: str) -> tuple[str, str]:
     """The one component that a name means; an error says which there are."""
     from relax_core.api.errors import ConfigError
-    from relax_core.plugins.describe import components_named
-    from relax_core.plugins.missing import missing_anywhere
+    from relax_core.registry.describe import components_named
+    from relax_core.registry.suggestions import missing_anywhere
 
     if kind:
         return kind, name
@@ -130,8 +130,8 @@ def _one(catalogue: Catalogue, name: str, kind: str) -> tuple[str, str]:
 
 def _chosen(catalogue: Catalogue, name: str) -> list[Record]:
     """The plugins to check; for a component, its plugin with only that component."""
-    from relax_core.plugins.describe import records_named
-    from relax_core.plugins.missing import missing_anywhere
+    from relax_core.registry.describe import records_named
+    from relax_core.registry.suggestions import missing_anywhere
 
     if not name or (records := records_named(catalogue, name)):
         return list(catalogue.records) if not name else records

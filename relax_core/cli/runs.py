@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from relax_core.views.runs import Listed
+    from relax_core.views.run import Listed
 
 RUN = Annotated[
     str | None, typer.Argument(metavar="RUN", help="A run directory, or a name under ./runs; else the latest.")
@@ -26,7 +26,7 @@ def add(app: typer.Typer) -> None:
 def runs(json: JSON = False) -> None:
     """List runs."""
     from relax_core.observe.run_directory import runs_root
-    from relax_core.views.runs import list_runs
+    from relax_core.views.run import list_runs
 
     root = runs_root()
     found = list_runs(time.time(), root)
@@ -40,7 +40,7 @@ def runs(json: JSON = False) -> None:
 
 def print_json(document: object) -> None:
     """The only thing on stdout."""
-    from relax_core.observe.document import encode
+    from relax_core.observe.documents import encode
 
     typer.echo(encode(document))
 

@@ -20,9 +20,7 @@ def add(app: typer.Typer) -> None:
 
 def status(run: RUN = None, json: JSON = False) -> None:
     """Show one run."""
-    from relax_core.views.health import health
-    from relax_core.views.run import open_run
-    from relax_core.views.runs import listed
+    from relax_core.views.run import health, listed, open_run
 
     view, wall = open_run(run), time.time()
     line, state, said = listed(view, wall), health(view, wall), view.status()

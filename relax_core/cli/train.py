@@ -75,7 +75,7 @@ def split(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 def _conduct(prepared: Prepared, as_json: bool) -> None:
     from relax_core.api.errors import RelaxError
-    from relax_core.control.start import run
+    from relax_core.control.run import run
     from relax_core.views.display import LiveDisplay
 
     for notice in prepared.notices:

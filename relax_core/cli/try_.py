@@ -39,13 +39,13 @@ def try_(
 
 def _rollouts(arguments: list[str], tasks: int) -> Sequence[dict[str, Any]]:
     from relax_core.cli.train import split
-    from relax_core.control.trial import trial
+    from relax_core.diagnostics.trial import trial
 
     return asyncio.run(trial(*split(arguments), tasks))
 
 
 def _reward(arguments: list[str], data: Path | None, plugins: list[str]) -> Sequence[dict[str, Any]]:
-    from relax_core.control.reward_trial import reward_trial
+    from relax_core.diagnostics.trial import reward_trial
 
     if len(arguments) < 1 or data is None:
         raise ConfigError("relax try reward", " ".join(arguments) or "nothing", "give NAME and --data FILE")

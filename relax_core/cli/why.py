@@ -18,9 +18,8 @@ def add(app: typer.Typer) -> None:
 
 def explain(run: RUN = None, json: JSON = False) -> None:
     """Explain one run's waits."""
-    from relax_core.views.apart import warning
-    from relax_core.views.health import health
-    from relax_core.views.run import open_run
+    from relax_core.views.report import warning
+    from relax_core.views.run import health, open_run
     from relax_core.views.why import why
 
     view, wall = open_run(run), time.time()

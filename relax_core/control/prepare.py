@@ -20,23 +20,22 @@ from typing import Any
 from relax_core.api.errors import ConfigError
 from relax_core.api.role import Resume
 from relax_core.api.secret import revealed
+from relax_core.config.compose import Composed, compose, naming
+from relax_core.config.layers import plugin_files
+from relax_core.config.run_config import RunConfig
+from relax_core.config.toml_text import to_toml
 from relax_core.control import recipes
-from relax_core.control.fitting import check_fits
+from relax_core.control.memory_check import check_fits
 from relax_core.control.planner import plan
 from relax_core.control.runner import RunnerAhead
-from relax_core.control.stages import Place, check_order, document, lay_out, places
+from relax_core.control.stages import StageDirectory, check_order, document, lay_out, places
+from relax_core.observe.logging import Redactor
 from relax_core.observe.provenance import provenance
-from relax_core.observe.redaction import Redactor
 from relax_core.observe.run_directory import RunDirectory
-from relax_core.options.composition import Composed, compose
-from relax_core.options.layers import plugin_files
-from relax_core.options.run_config import RunConfig
-from relax_core.options.stages import naming
-from relax_core.options.toml_text import to_toml
-from relax_core.plugins.catalogue import Catalogue
+from relax_core.registry.catalogue import Catalogue
+from relax_core.rewards.host import announce
 from relax_core.roles.checkpoint import complete, newest
 from relax_core.roles.plan import Plan
-from relax_core.rollout.passed_function import announce
 from relax_core.runners.launch import Launch
 
 Source = str | Path | Mapping[str, Any]
@@ -76,7 +75,7 @@ class Prepared:
 class PreparedStage:
     """One stage, ready to start once the one before it is over."""
 
-    place: Place
+    place: StageDirectory
     first_step: int
     """Steps of the stages before it."""
     config: RunConfig
@@ -142,7 +141,7 @@ def _check_changes(overrides: Sequence[str]) -> None:
             )
 
 
-def _resume_stages(run_dir: Path, known: Sequence[Place], overrides: Sequence[str]) -> Prepared:
+def _resume_stages(run_dir: Path, known: Sequence[StageDirectory], overrides: Sequence[str]) -> Prepared:
     """From the newest checkpoint of the stage that was broken off, or from its beginning; then those after it."""
     left = [place for place in known if place.account() is None]
     if not left:
@@ -207,7 +206,10 @@ def _has_teacher(planned: Sequence[tuple[str, Plan]]) -> bool:
 
 
 def _stages(
-    laid: Sequence[tuple[Place, RunConfig]], catalogue: Catalogue, functions: Mapping[str, bytes], done: int = 0
+    laid: Sequence[tuple[StageDirectory, RunConfig]],
+    catalogue: Catalogue,
+    functions: Mapping[str, bytes],
+    done: int = 0,
 ) -> tuple[PreparedStage, ...]:
     stages = []
     for place, config in laid:

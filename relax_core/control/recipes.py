@@ -48,7 +48,7 @@ class Recipe:
 
 def _run(module: str, *arguments: str) -> int:
     """A module in a process of its own that ends with this one; its output goes to stderr. Returns its exit status."""
-    command = [sys.executable, "-m", "relax_core.runners.local.tether", module, *arguments]
+    command = [sys.executable, "-m", "relax_core.runners.local.parent_death", module, *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=sys.stderr, start_new_session=True) as child:
         try:
             return child.wait(BUILD_S)

@@ -6,8 +6,8 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
-from relax_core.options.run_config import RunConfig
-from relax_core.plugins.catalogue import Catalogue
+from relax_core.config.run_config import RunConfig
+from relax_core.registry.catalogue import Catalogue
 from relax_core.runners.launch import Runner
 
 

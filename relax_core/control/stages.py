@@ -18,10 +18,10 @@ from typing import Any
 
 from relax_core.api.algorithm import Algorithm, Output
 from relax_core.api.errors import ConfigError
-from relax_core.options.run_config import RunConfig
-from relax_core.options.stages import Stage
-from relax_core.options.toml_text import to_toml
-from relax_core.plugins.catalogue import Catalogue
+from relax_core.config.compose import Stage
+from relax_core.config.run_config import RunConfig
+from relax_core.config.toml_text import to_toml
+from relax_core.registry.catalogue import Catalogue
 from relax_core.roles.checkpoint import complete
 
 FOLDER = "stages"
@@ -29,7 +29,7 @@ DONE = "stage.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StageDirectory:
     """One stage of a run on disk."""
 
     number: int
@@ -62,20 +62,20 @@ class Place:
             shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
-def places(run_dir: Path) -> list[Place]:
+def places(run_dir: Path) -> list[StageDirectory]:
     """Of a run with stages, in order; none of another one."""
     found = []
     for path in (run_dir / FOLDER).glob("*-*"):
         number, _, name = path.name.partition("-")
         if number.isdecimal():
-            found.append(Place(int(number), name, path))
+            found.append(StageDirectory(int(number), name, path))
     return sorted(found, key=lambda place: place.number)
 
 
 def resumable_step(run_dir: Path) -> int | None:
     """The step that a run goes on after; None where it has nothing to go on from."""
     done = 0
-    for place in places(run_dir) or [Place(0, "", run_dir)]:
+    for place in places(run_dir) or [StageDirectory(0, "", run_dir)]:
         account = place.account()
         if account is None:
             found = complete(place.path / "checkpoints")
@@ -84,11 +84,11 @@ def resumable_step(run_dir: Path) -> int | None:
     return None
 
 
-def lay_out(run_dir: Path, stages: Sequence[Stage]) -> list[tuple[Place, RunConfig]]:
+def lay_out(run_dir: Path, stages: Sequence[Stage]) -> list[tuple[StageDirectory, RunConfig]]:
     """Directories with each stage's whole configuration, the model being the export of the one before."""
-    laid: list[tuple[Place, RunConfig]] = []
+    laid: list[tuple[StageDirectory, RunConfig]] = []
     for number, stage in enumerate(stages):
-        place = Place(number, stage.name, run_dir / FOLDER / f"{number}-{stage.name}")
+        place = StageDirectory(number, stage.name, run_dir / FOLDER / f"{number}-{stage.name}")
         config = stage.config if not laid else _continued(stage.config, laid[-1][0].export)
         place.write(config)
         laid.append((place, config))
@@ -117,7 +117,7 @@ def _scores(stage: Stage, catalogue: Catalogue) -> bool:
     return isinstance(algorithm, Algorithm) and algorithm.outputs() == frozenset({Output("rewards")})
 
 
-def point_to_export(run_dir: Path, place: Place) -> None:
+def point_to_export(run_dir: Path, place: StageDirectory) -> None:
     """The run's export is its last stage's."""
     link = run_dir / "export"
     if place.export.is_dir() and not link.exists():
@@ -137,7 +137,7 @@ def document(stages: Sequence[Stage]) -> str:
 
 
 def _assignments(own: Mapping[str, Any]) -> Iterator[str]:
-    from relax_core.options.toml_text import literal, toml_key
+    from relax_core.config.toml_text import literal, toml_key
 
     return (f"{toml_key(key)} = {literal(value)}" for key, value in own.items())
 

@@ -3,6 +3,18 @@
 
 Only valid members count and get one; a group whose rewards are all equal, or with one valid member, is exactly 0
 (rounding would otherwise give it a tiny gradient, and its rows a forward for nothing). Credit of tokens is in `returns`.
+
+Rewards for the length of a sample, to be added to what its rewards say.
+
+Credit of turns: [groups, samples, turns], with the rewards and states that the environment gave (`Groups`).
+
+What a turn earned from there on is `returns.turn_returns`; here it is compared with that of other turns that began in the
+same state, and brought to tokens. A turn that is missing is NaN.
+
+Credit of tokens and turns: what follows, discounted, and its advantage over a critic's values.
+
+Token quantities are packed [tokens], rows one after another by `lengths` [rows]; tokens with mask 0 (prompts,
+observations) are stepped over: neither a reward nor a step of time.
 """
 
 from __future__ import annotations
@@ -11,6 +23,8 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+
+from relax_core.api.algorithm import Groups
 
 STD_EPS = 1e-6
 """Keeps a nearly constant group finite; far below any spread of rewards that means something."""
@@ -88,3 +102,110 @@ def _spread(rewards: Tensor, valid: Tensor) -> Tensor:
     largest = torch.where(valid, rewards, -torch.inf).amax(dim=1, keepdim=True)
     smallest = torch.where(valid, rewards, torch.inf).amin(dim=1, keepdim=True)
     return largest > smallest
+
+
+def overlong_penalty(lengths: Tensor, max_length: int, buffer: int) -> Tensor:
+    """0 up to `max_length - buffer`, falling to -1 at `max_length`, -1 beyond (DAPO, arXiv 2503.14476, eq. 13)."""
+    return (-(lengths.double() - (max_length - buffer)) / buffer).clamp(min=-1.0, max=0.0)
+
+
+def step_credit(returns: Tensor, states: Tensor, valid: Tensor, std: bool = True, eps: float = STD_EPS) -> Tensor:
+    """`(G - mean(G)) / (std(G) + eps)` over the turns of a group that began in an equal state, or without the division
+    (GiGPO, arXiv 2505.10978, eq. 7). 0 where no other turn began there, or all earned the same; NaN stays NaN."""
+    there = valid[..., None] & ~torch.isnan(returns)
+    group = torch.arange(len(returns), device=returns.device)[:, None, None].expand_as(returns)
+    anchors = torch.stack([group[there], states[there]], dim=1)
+    _, anchor, turns = torch.unique(anchors, dim=0, return_inverse=True, return_counts=True)
+    earned = returns[there]
+
+    def over(values: Tensor, how: str) -> Tensor:
+        """Of each anchor, for each of its turns."""
+        return values.new_zeros(len(turns)).scatter_reduce(0, anchor, values, how, include_self=False)[anchor]
+
+    apart = over(earned, "amax") > over(earned, "amin")
+    credit = torch.where(apart, earned - over(earned, "mean"), 0.0)
+    if std:
+        variance = over(credit.square(), "sum") / (turns[anchor] - 1).clamp(min=1)
+        credit = credit / (variance.sqrt() + eps)
+    return (returns * 0.0).masked_scatter(there, credit)
+
+
+def of_turns(values: Tensor, groups: Groups) -> Tensor:
+    """[groups, samples, turns] -> [tokens]: what its turn has, for each token that the policy sampled, else 0."""
+    if groups.row_sample is None or groups.row_lengths is None or "turns" not in groups.token_columns:
+        raise ValueError("of_turns: got groups without turns; name the column `turns` in Algorithm.advantage_columns()")
+    turns = groups.token_columns["turns"].long()
+    sample = groups.row_sample.repeat_interleave(groups.row_lengths)
+    flat = values.reshape(groups.rewards.numel(), values.shape[-1])
+    sampled = turns >= 0
+    tokens = flat.new_zeros(len(turns))
+    tokens[sampled] = flat[sample[sampled], turns[sampled]]
+    return tokens
+
+
+def reward_to_go(rewards: Tensor, mask: Tensor, lengths: Tensor, gamma: float = 1.0) -> Tensor:
+    """`G_t = r_t + gamma G_(t+1)` (Sutton and Barto, eq. 3.9); 0 where masked."""
+    return _unpack(_discounted(_pack(rewards, mask, lengths), gamma), mask, lengths)
+
+
+def gae(
+    rewards: Tensor, values: Tensor, mask: Tensor, lengths: Tensor, gamma: float = 1.0, lam: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """(advantages, returns): `A_t = sum_l (gamma lam)^l d_(t+l)`, `d_t = r_t + gamma V_(t+1) - V_t` (Schulman et al., arXiv
+    1506.02438, eq. 16), and `A + V`. V is 0 behind the last trained token of a row."""
+    reward, value = _pack(rewards, mask, lengths), _pack(values, mask, lengths)
+    following = torch.cat([value[:, 1:], value.new_zeros(len(value), 1)], dim=1)
+    advantages = _discounted(reward + gamma * following - value, gamma * lam)
+    return _unpack(advantages, mask, lengths), _unpack(advantages + value, mask, lengths)
+
+
+def at_last_token(values: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
+    """[rows] -> [tokens]: each row's value at its last trained token, else 0: where a row's reward is earned."""
+    row = _row_of_token(lengths)
+    place = torch.arange(len(mask), device=mask.device)
+    last = place.new_full((len(lengths),), -1).scatter_reduce(0, row, torch.where(mask, place, -1), "amax")
+    return torch.where(place == last[row], values[row], 0.0)
+
+
+def turn_returns(step_rewards: Tensor, gamma: float = 1.0) -> Tensor:
+    """[..., turns] `G_k = r_k + gamma G_(k+1)` of the rewards that an environment credits turns with; NaN stays where a
+    turn is missing (GiGPO, arXiv 2505.10978)."""
+    there = ~torch.isnan(step_rewards)
+    flat = torch.where(there, step_rewards, 0.0).reshape(-1, step_rewards.shape[-1])
+    return torch.where(there, _discounted(flat, gamma).reshape(step_rewards.shape), torch.nan)
+
+
+def _discounted(values: Tensor, factor: float) -> Tensor:
+    """[rows, steps] backward sums."""
+    total, sums = values.new_zeros(len(values)), []
+    for step in range(values.shape[1] - 1, -1, -1):
+        total = values[:, step] + factor * total
+        sums.append(total)
+    return torch.stack(sums[::-1], dim=1) if sums else values
+
+
+def _pack(values: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
+    """[rows, most trained tokens of a row]: trained tokens moved together, 0 behind them."""
+    row, place, width = _places(mask, lengths)
+    packed = values.new_zeros(len(lengths), width)
+    packed[row, place] = values[mask]
+    return packed
+
+
+def _unpack(packed: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
+    row, place, _ = _places(mask, lengths)
+    values = packed.new_zeros(len(mask))
+    values[mask] = packed[row, place]
+    return values
+
+
+def _places(mask: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Row and place within it of each trained token."""
+    row = _row_of_token(lengths)[mask]
+    trained = torch.zeros_like(lengths).index_add(0, row, torch.ones_like(row))
+    place = torch.arange(len(row), device=mask.device) - (trained.cumsum(0) - trained)[row]
+    return row, place, int(trained.max()) if len(trained) else 0
+
+
+def _row_of_token(lengths: Tensor) -> Tensor:
+    return torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)

@@ -3,6 +3,10 @@
 
 A column becomes a tensor when it is first read. Float token columns are 0 where `loss_mask` is 0, so that NaN or Inf
 at a position nobody trains can't reach a gradient, whatever an algorithm computes from it.
+
+What a forward gave, by name: the trainers' `PolicyOutputs`.
+
+What an algorithm makes of all rows of a step before its first update: `Algorithm.prepare`, from rows to columns.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from relax_core.api.algorithm import Algorithm
 from relax_core.api.batch import Ragged, RowBatch
 
 
@@ -118,3 +123,33 @@ def _numbers(values: Tensor) -> np.ndarray:
     """float32, or int32 of ids."""
     own = values.float() if values.is_floating_point() else values.int()
     return np.asarray(own.cpu().numpy())
+
+
+class Outputs:
+    """Differentiable outputs of one packed chunk, [tokens] each unless the output says otherwise."""
+
+    def __init__(self, values: Mapping[str, Tensor]) -> None:
+        self._values = dict(values)
+
+    @property
+    def log_probs(self) -> Tensor:
+        return self.output("log_probs")
+
+    def output(self, name: str) -> Tensor:
+        if name not in self._values:
+            raise KeyError(
+                f"output {name!r} was not computed; name it in Algorithm.outputs() (have: {list(self._values)})"
+            )
+        return self._values[name]
+
+
+def prepared_columns(algorithm: Algorithm, rows: RowBatch) -> dict[str, Ragged]:
+    """Raises ValueError where it does not give what it said, or not for every token."""
+    if not len(rows):
+        return {}
+    batch = PackedBatch(rows, dtype=torch.float64)
+    made = algorithm.prepare(batch)
+    wanted = {column.name for column in algorithm.prepared()}
+    if made.keys() != wanted or any(len(values) != len(batch.tokens) for values in made.values()):
+        raise ValueError(f"prepare: got {sorted(made)}; give {sorted(wanted)}, a value for each token")
+    return columns_of(batch, made)

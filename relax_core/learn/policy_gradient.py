@@ -33,7 +33,7 @@ from relax_core.api.algorithm import (
     Source,
     Term,
 )
-from relax_core.api.column import ADVANTAGES, OLD_LOG_PROBS, REF_LOG_PROBS, ROLLOUT_LOG_PROBS, Column
+from relax_core.api.batch import ADVANTAGES, OLD_LOG_PROBS, REF_LOG_PROBS, ROLLOUT_LOG_PROBS, Column
 from relax_core.api.options import Options
 from relax_core.learn.aggregation import DENOMINATOR, Aggregation
 

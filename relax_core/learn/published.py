@@ -22,7 +22,7 @@ Revert: TypeAlias = Callable[[dict[str, Tensor]], Tensors]
 _LAYER = re.compile(r"\.(\d+)\.")
 
 
-class Part(NamedTuple):
+class PublishedPart(NamedTuple):
     """Where a named tensor lies in the memory of another."""
 
     source: str
@@ -35,15 +35,15 @@ class Part(NamedTuple):
         return own.as_strided(self.shape, self.steps, own.storage_offset() + self.start)
 
 
-def parts_of(own: Tensors, revert: Revert) -> dict[str, Part]:
+def parts_of(own: Tensors, revert: Revert) -> dict[str, PublishedPart]:
     """Every tensor of the folder that is not one of the model's own. ConfigError where one is a part of none.
 
     Layers are alike: positions go through once for each kind of tensor.
     """
     named = revert({name: tensor.to("meta") for name, tensor in own.items()})
     kept = {name for name, tensor in own.items() if name in named and named[name].shape == tensor.shape}
-    found: dict[str, Part] = {}
-    known: dict[tuple[str, torch.Size], list[tuple[str, Part]]] = {}
+    found: dict[str, PublishedPart] = {}
+    known: dict[tuple[str, torch.Size], list[tuple[str, PublishedPart]]] = {}
     for name, tensor in own.items():
         if name in kept:
             continue
@@ -62,13 +62,13 @@ def _unnumbered(name: str, number: str) -> str:
     return name.replace(f".{number}.", ".#.", 1) if number else name
 
 
-def _lie(name: str, tensor: Tensor, revert: Revert) -> dict[str, Part]:
+def _lie(name: str, tensor: Tensor, revert: Revert) -> dict[str, PublishedPart]:
     """What becomes of one tensor."""
     places = torch.arange(tensor.numel(), dtype=torch.int32 if tensor.numel() < 2**31 else torch.int64)
     return {to: _part(name, to, at) for to, at in revert({name: places.view(tensor.shape)}).items()}
 
 
-def _part(source: str, to: str, places: Tensor) -> Part:
+def _part(source: str, to: str, places: Tensor) -> PublishedPart:
     """From the positions that a part's elements have in the whole: ConfigError where these are not evenly spaced."""
     start = int(places.flatten()[0])
     steps = tuple(
@@ -80,4 +80,4 @@ def _part(source: str, to: str, places: Tensor) -> Part:
         spaced = spaced + along.view(-1, *[1] * (places.dim() - axis - 1))
     if not torch.equal(spaced.expand(places.shape), places):
         raise ConfigError("model.path", to, f"it is no even part of {source}: choose another model")
-    return Part(source, start, tuple(places.shape), steps)
+    return PublishedPart(source, start, tuple(places.shape), steps)

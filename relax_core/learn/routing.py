@@ -37,7 +37,7 @@ def routing_of(model: nn.Module) -> Routing | None:
     return told if found and told is not None and told.layers == len(found) else None
 
 
-class Recorder:
+class RouteRecorder:
     """What routers chose, from one `take` to the next."""
 
     def __init__(self, model: nn.Module, routing: Routing) -> None:
@@ -57,7 +57,7 @@ class Recorder:
         return torch.stack(chosen, dim=1).to(self._dtype).cpu().numpy().view(self.routing.dtype)
 
 
-class Replay:
+class RouteReplay:
     """Routers that choose what they are told, from one `tell` to the next: backward and recomputation too."""
 
     def __init__(self, model: nn.Module) -> None:

@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Surrogate objectives as losses to minimise, [tokens] each; `ratio` is that of policy and anchor."""
+"""Surrogate objectives as losses to minimise, [tokens] each; `ratio` is that of policy and anchor.
+
+The loss of a critic's values. It credits nothing: what the values should have been comes from `returns.gae`.
+
+What is learnt from pairs: the logistic likelihood that the chosen one wins, and how pairs are told of.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 
 def reinforce(log_probs: Tensor, advantages: Tensor) -> Tensor:
@@ -59,3 +65,36 @@ def moves_away(ratio: Tensor, advantages: Tensor) -> Tensor:
 
 TINY = 1e-8
 """Least probability of all other tokens together: keeps the divergence of a certain token finite."""
+
+
+def clipped_value_loss(values: Tensor, old: Tensor, returns: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+    """[tokens] `max((V - R)^2, (clamp(V, V_old - c, V_old + c) - R)^2)`, and where the bound decides (bool); c = 0: no
+    bound. PPO's implementations have it (Schulman et al., arXiv 1707.06347, do not)."""
+    error = (values - returns).square()
+    if clip == 0:
+        return error, torch.zeros_like(values, dtype=torch.bool)
+    bounded = (values.clamp(old - clip, old + clip) - returns).square()
+    return torch.maximum(error, bounded), bounded > error
+
+
+def preference(margin: Tensor, smoothing: float = 0.0, *, robust: bool = False) -> Tensor:
+    """[pairs] -> [pairs]: minus the log-likelihood of the order, given by how far the chosen one is ahead.
+
+    `smoothing`: the share of pairs whose order is wrong. `robust` takes it out of the loss, so that its mean over wrong
+    labels is that over right ones; otherwise the loss is what such labels say.
+    """
+    right, wrong = -logsigmoid(margin), -logsigmoid(-margin)
+    if robust:
+        return ((1 - smoothing) * right - smoothing * wrong) / (1 - 2 * smoothing)
+    return (1 - smoothing) * right + smoothing * wrong
+
+
+def pair_metrics(chosen: Tensor, rejected: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """(sum, count) over pairs of their rewards [pairs]: mean of each, difference, and how often the chosen one is ahead."""
+    count = chosen.new_tensor(float(len(chosen)))
+    return {
+        "pairs/chosen": (chosen.sum(), count),
+        "pairs/rejected": (rejected.sum(), count),
+        "pairs/margin": ((chosen - rejected).sum(), count),
+        "pairs/accuracy": ((chosen > rejected).to(chosen.dtype).sum(), count),
+    }

@@ -214,7 +214,7 @@ def metric(key: str) -> Metric | None:
     return min(matching, key=lambda known: known.key.count("<"), default=None)
 
 
-class Measured:
+class MeasuredMetric:
     """Several reports for one step, combined as the registry says."""
 
     def __init__(self) -> None:

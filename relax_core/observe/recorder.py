@@ -19,16 +19,16 @@ from relax_core.api.clock import Clock, SystemClock
 from relax_core.api.errors import InfrastructureError, PluginError, RelaxError
 from relax_core.api.events import Event
 from relax_core.api.sink import Sink
-from relax_core.api.status import Beat
+from relax_core.api.status import Heartbeat
+from relax_core.observe.callback_worker import CallbackWorker
+from relax_core.observe.documents import status_document, told
 from relax_core.observe.logging import RoleLog
-from relax_core.observe.metrics import Measured
-from relax_core.observe.outlet import Outlet
+from relax_core.observe.metrics import MeasuredMetric
 from relax_core.observe.run_directory import RunDirectory
-from relax_core.observe.status import status_document, told
+from relax_core.observe.span_recorder import Trace
 from relax_core.observe.time_account import TimeAccount, Window
 from relax_core.observe.totals import Totals
-from relax_core.observe.trace import Trace
-from relax_core.plugins.observers import HOOKS
+from relax_core.registry.observers import HOOKS
 
 ENDINGS = ("finished", "stopped", "failed", "interrupted")
 SHOWN_SAMPLES = 4
@@ -41,7 +41,7 @@ class Display(Protocol):
 
     def event(self, event: Event) -> None: ...
 
-    def beats(self, beats: Sequence[Beat]) -> None: ...
+    def beats(self, beats: Sequence[Heartbeat]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -77,18 +77,20 @@ class Recorder:
         self._generated: dict[int, float] = {}
         """Tokens of steps whose time is not yet told."""
         self._published: dict[str, float] = {}
-        self._measured: dict[int, Measured] = {}
+        self._measured: dict[int, MeasuredMetric] = {}
         self._last_number = -1
         self._stage, self._first_step = "", 0
         """Of a run of several: its name, and the steps of those before it."""
         self._facts: dict[str, Any] = {"run_id": run_dir.name, "state": "starting", "step": self._totals.steps}
-        self._beats: tuple[Beat, ...] = ()
+        self._beats: tuple[Heartbeat, ...] = ()
         self._told: tuple[Any, ...] | None = None
         self._status_at = float("-inf")
         self._sinks = dict(sinks or {})
-        self._sink_outlets = {name: Outlet(name, self._clock, self._off, deadline_s) for name in self._sinks}
+        self._sink_outlets = {name: CallbackWorker(name, self._clock, self._off, deadline_s) for name in self._sinks}
         self._observers = dict(observers or {})
-        self._observer_outlets = {name: Outlet(name, self._clock, self._off, deadline_s) for name in self._observers}
+        self._observer_outlets = {
+            name: CallbackWorker(name, self._clock, self._off, deadline_s) for name in self._observers
+        }
 
     def __enter__(self) -> Self:
         return self
@@ -137,7 +139,7 @@ class Recorder:
         if hook:
             self._tell_observers(hook, told_event)
 
-    def beats(self, beats: Sequence[Beat]) -> None:
+    def beats(self, beats: Sequence[Heartbeat]) -> None:
         """Role states: shown, traced, and written where something changed."""
         self._beats = tuple(beats)
         self._show(lambda display: display.beats(beats))
@@ -211,7 +213,7 @@ class Recorder:
             case events.SamplesScored():
                 self._samples(event.step, event.samples)
             case events.RolloutMeasured():
-                self._measured.setdefault(event.step, Measured()).add(event.metrics)
+                self._measured.setdefault(event.step, MeasuredMetric()).add(event.metrics)
             case events.StepFinished():
                 return self._step(event)
             case events.StepMeasured():
@@ -247,7 +249,7 @@ class Recorder:
         self._to_sinks(lambda sink: sink.samples(step, samples[:SHOWN_SAMPLES]))
 
     def _step(self, event: events.StepFinished) -> Event:
-        measured = Measured()
+        measured = MeasuredMetric()
         for step in sorted(step for step in self._measured if step <= event.step):
             measured.add(self._measured.pop(step).values())
         metrics = measured.values() | dict(event.metrics) | self._totals.counters()

@@ -17,9 +17,10 @@ from random import Random
 from typing import Any, Self
 
 from relax_core.api.errors import ConfigError, InfrastructureError
-from relax_core.observe import journal
-from relax_core.observe.document import (
+from relax_core.observe import append_only_file
+from relax_core.observe.documents import (
     DiskFull,
+    WriterLock,
     disk_errors,
     encode,
     plain,
@@ -28,8 +29,7 @@ from relax_core.observe.document import (
     write_document,
     write_text,
 )
-from relax_core.observe.lock import WriterLock
-from relax_core.observe.redaction import Redactor
+from relax_core.observe.logging import Redactor
 
 LETTERS = "abcdefghijkmnopqrstuvwxyz"
 TRIES = 200
@@ -45,8 +45,8 @@ class RunDirectory:
         self.path = path
         self.redactor = redactor or Redactor()
         self._lock = lock
-        self._metrics: journal.Journal | None = None
-        self._samples: tuple[int, journal.Journal] | None = None
+        self._metrics: append_only_file.AppendOnlyFile | None = None
+        self._samples: tuple[int, append_only_file.AppendOnlyFile] | None = None
 
     @classmethod
     def create(
@@ -125,13 +125,13 @@ class RunDirectory:
     def append_metrics(self, step: int, time: float, metrics: Mapping[str, float], **more: float | str) -> None:
         """One flat line: schema, step, time, then the metrics."""
         if self._metrics is None:
-            self._metrics = journal.Journal(self.path / "metrics.jsonl", journal.whole_lines)
+            self._metrics = append_only_file.AppendOnlyFile(self.path / "metrics.jsonl", append_only_file.whole_lines)
         record = {"schema": "relax.metrics/1", "step": step, "time": time, **more, **metrics}
         self._metrics.append((self.redactor.known(encode(record)) + "\n").encode())
 
     def metrics(self) -> Iterable[dict[str, Any]]:
         """The lines as they were written; several may share a step."""
-        return journal.read_lines(self.path / "metrics.jsonl")
+        return append_only_file.read_lines(self.path / "metrics.jsonl")
 
     def append_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         """Transcripts of a step, as one zstd frame."""
@@ -139,13 +139,16 @@ class RunDirectory:
             return
         if self._samples is None or self._samples[0] != step:
             self._close_samples()
-            self._samples = (step, journal.Journal(self.samples_path(step), journal.whole_frames))
+            self._samples = (
+                step,
+                append_only_file.AppendOnlyFile(self.samples_path(step), append_only_file.whole_frames),
+            )
         lines = [encode({"schema": "relax.sample/1", "step": step, **sample}) for sample in samples]
-        self._samples[1].append(journal.frame(self.redactor.known(line) for line in lines))
+        self._samples[1].append(append_only_file.frame(self.redactor.known(line) for line in lines))
 
     def samples(self, step: int) -> Iterable[dict[str, Any]]:
         """Transcripts of a step; none where it has none."""
-        return journal.read_frames(self.samples_path(step))
+        return append_only_file.read_frames(self.samples_path(step))
 
     def samples_path(self, step: int) -> Path:
         return self.path / "samples" / f"step-{step:06d}.jsonl.zst"
@@ -163,7 +166,7 @@ class RunDirectory:
                 self.samples_path(later).unlink()
         metrics = self.path / "metrics.jsonl"
         if metrics.exists():
-            journal.rewrite_lines(metrics, lambda record: record.get("step", 0) <= step, write_bytes)
+            append_only_file.rewrite_lines(metrics, lambda record: record.get("step", 0) <= step, write_bytes)
 
     def sync(self) -> None:
         """What was appended survives the machine: called when a checkpoint is complete."""
@@ -182,7 +185,7 @@ class RunDirectory:
         self.close()
         shutil.rmtree(self.path, ignore_errors=True)
 
-    def _journals(self) -> list[journal.Journal]:
+    def _journals(self) -> list[append_only_file.AppendOnlyFile]:
         return [*([self._metrics] if self._metrics else []), *([self._samples[1]] if self._samples else [])]
 
     def _close_samples(self) -> None:

@@ -10,17 +10,16 @@ from __future__ import annotations
 from relax_core.api.errors import InfrastructureError, RelaxError
 from relax_core.api.events import StepFinished
 from relax_core.api.role import Context, Operation, Reads, Resume, Role
-from relax_core.api.version import Version
-from relax_core.roles.assessment import Assessment
+from relax_core.api.weights import Version
 from relax_core.roles.checkpoint import Checkpoints
-from relax_core.roles.fit import Fit
-from relax_core.roles.guard import Guard
+from relax_core.roles.device_lease import TrainerDeviceLease
+from relax_core.roles.held_out_eval import HeldOutEval
 from relax_core.roles.publisher import Publisher
-from relax_core.roles.recovery import GoBack, Recovery
+from relax_core.roles.rank_group import RankGroup
+from relax_core.roles.recovery import NonFinitePolicy, Recovery, RollbackRequired
 from relax_core.roles.step import moved
 from relax_core.roles.step_metrics import StepTimes, step_metrics
-from relax_core.roles.trainer_group import TrainerGroup
-from relax_core.roles.turn import TrainerTurn
+from relax_core.roles.step_trainer import StepTrainer
 
 
 class Actor(Role):
@@ -38,12 +37,12 @@ class Actor(Role):
         )  # fmt: skip
 
     async def run(self, context: Context) -> None:
-        self._context, self._guard = context, Guard(context, self.name)
-        self._trainer = await TrainerGroup.start(context, self.name)
+        self._context, self._guard = context, NonFinitePolicy(context, self.name)
+        self._trainer = await RankGroup.start(context, self.name)
         self._publisher = Publisher(context, self._trainer)
-        self._devices = TrainerTurn(context, self.name, self._publisher.live)
+        self._devices = TrainerDeviceLease(context, self.name, self._publisher.live)
         self._equip()
-        self._assessment = await Assessment.open(context)
+        self._assessment = await HeldOutEval.open(context)
         try:
             await self._train()
         finally:
@@ -54,7 +53,7 @@ class Actor(Role):
         """With ranks that were just started."""
         context = self._context
         context.doing("ready", ranks=self._trainer.pids())
-        self._fit = Fit(context, self._trainer, self.name, self._serve, self._devices, self._guard)
+        self._fit = StepTrainer(context, self._trainer, self.name, self._serve, self._devices, self._guard)
         self._checkpoints = Checkpoints(context, self._trainer, self._devices)
 
     async def _train(self) -> None:
@@ -79,8 +78,8 @@ class Actor(Role):
                 if self._checkpoints.due(version.step):
                     await self._checkpoints.save(version)
                     saved = version.step
-            except (GoBack, InfrastructureError) as error:
-                if not isinstance(error, GoBack) and not self._trainer.lost:
+            except (RollbackRequired, InfrastructureError) as error:
+                if not isinstance(error, RollbackRequired) and not self._trainer.lost:
                     raise
                 version = await self._go_back(error)
                 saved = version.step
@@ -109,7 +108,7 @@ class Actor(Role):
         await self._checkpoints.give_up()
         checkpoint = await self._recovery.begin(error)
         await self._context.turns.leave(self.name)
-        self._trainer = await TrainerGroup.start(self._context, self.name)
+        self._trainer = await RankGroup.start(self._context, self.name)
         self._publisher.follow(self._trainer)
         self._equip()
         version = await self._context.bus.rollback(0 if checkpoint is None else checkpoint.step)

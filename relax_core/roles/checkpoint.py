@@ -15,9 +15,9 @@ from typing import Any
 from relax_core.api.errors import ConfigError, InfrastructureError
 from relax_core.api.events import CheckpointSaved
 from relax_core.api.role import Context, Resume
-from relax_core.api.version import Version
-from relax_core.roles.trainer_group import TrainerGroup
-from relax_core.roles.turn import TrainerTurn
+from relax_core.api.weights import Version
+from relax_core.roles.device_lease import TrainerDeviceLease
+from relax_core.roles.rank_group import RankGroup
 
 SCHEMA = 1
 PART_S = 900.0
@@ -25,7 +25,7 @@ PART_S = 900.0
 POLL_S = 0.1
 
 
-class Part:
+class CheckpointPart:
     """What another role adds to the checkpoint of a version, when it is at that version too; it asks and is asked by files."""
 
     def __init__(self, run_dir: str, step: int, role: str) -> None:
@@ -50,7 +50,7 @@ class Part:
 class Checkpoints:
     """Writes them when due and keeps the newest few. Training goes on while one is written, from what was copied."""
 
-    def __init__(self, context: Context, trainer: TrainerGroup, devices: TrainerTurn) -> None:
+    def __init__(self, context: Context, trainer: RankGroup, devices: TrainerDeviceLease) -> None:
         self._context, self._trainer, self._devices = context, trainer, devices
         self._root = Path(context.run_dir) / "checkpoints"
         self._behind: bool = context.run.checkpoint.background and not context.plan.fit_columns
@@ -128,7 +128,7 @@ class Checkpoints:
     async def _parts(self, version: Version) -> None:
         """Those of roles that follow: they hold no turn meanwhile, and neither do we."""
         for role in self._context.plan.fit_columns:
-            part = Part(self._context.run_dir, version.step, role)
+            part = CheckpointPart(self._context.run_dir, version.step, role)
             with self._context.waiting(f"the {role}'s part of checkpoint {version.step}", role, PART_S) as wait:
                 while not part.is_whole:
                     self._context.check(wait)

@@ -17,14 +17,13 @@ from relax_core.api.errors import InfrastructureError, RelaxError, StaleFence
 from relax_core.api.events import StepMeasured
 from relax_core.api.role import Context, Operation, Reads, Role
 from relax_core.api.trainer import UpdateOutcome
-from relax_core.api.version import Version
-from relax_core.roles.checkpoint import Part, complete, step_of
-from relax_core.roles.claimed import ClaimedRows
-from relax_core.roles.critic_metrics import critic_metrics
+from relax_core.api.weights import Version
+from relax_core.roles.checkpoint import CheckpointPart, complete, step_of
+from relax_core.roles.device_lease import TrainerDeviceLease, forwarding
 from relax_core.roles.forward import INPUTS
-from relax_core.roles.step import Step
-from relax_core.roles.trainer_group import TrainerGroup
-from relax_core.roles.turn import TrainerTurn, forwarding
+from relax_core.roles.rank_group import RankGroup
+from relax_core.roles.step import ClaimedRows, TrainingStep
+from relax_core.roles.step_metrics import critic_metrics
 
 POLL_S = 0.5
 MAX_NOT_FINITE = 5
@@ -50,8 +49,8 @@ class Critic(Role):
     async def run(self, context: Context) -> None:
         self._context, self._skipped = context, 0
         self._columns = context.plan.fit_columns[self.name]
-        self._trainer = await TrainerGroup.start(context, self.name)
-        self._devices = TrainerTurn(context, self.name, live=False)
+        self._trainer = await RankGroup.start(context, self.name)
+        self._devices = TrainerDeviceLease(context, self.name, live=False)
         self._ranks = asyncio.Lock()
         """Held while ranks work: they do one thing at a time, and a turn on devices is one task's."""
         self._fitted = asyncio.Event()
@@ -83,7 +82,7 @@ class Critic(Role):
             actor = await context.bus.version()
             if actor.incarnation != self._actor.incarnation or actor.step < self._version.step:
                 await self._go_back(actor)
-            part = Part(context.run_dir, self._version.step, self.name)
+            part = CheckpointPart(context.run_dir, self._version.step, self.name)
             if part.wanted:
                 await self._save(part)
                 continue
@@ -115,8 +114,8 @@ class Critic(Role):
         metrics = critic_metrics(step, context.clock.now() - start)
         await context.board.emit(StepMeasured(self._version.step, metrics))
 
-    async def _train(self, rows: ClaimedRows) -> Step:
-        step = Step(self._version, len(rows.claim.groups), self._context.run.batch.updates_per_step)
+    async def _train(self, rows: ClaimedRows) -> TrainingStep:
+        step = TrainingStep(self._version, len(rows.claim.groups), self._context.run.batch.updates_per_step)
         await self._trainer.call("begin_step", self._version)
         for part in step.add(rows):
             await self._trainer.begin_update(part.denominators)
@@ -135,7 +134,7 @@ class Critic(Role):
             if again is not None:
                 await self._context.bus.acknowledge(again)
 
-    def _guard(self, step: Step) -> None:
+    def _guard(self, step: TrainingStep) -> None:
         applied = any(result.outcome is UpdateOutcome.APPLIED for result in step.results)
         self._skipped = 0 if applied else self._skipped + 1
         if self._skipped > MAX_NOT_FINITE:
@@ -183,7 +182,7 @@ class Critic(Role):
 
     # -- checkpoints --------------------------------------------------------------------------------------------
 
-    async def _save(self, part: Part) -> None:
+    async def _save(self, part: CheckpointPart) -> None:
         async with self._ranks, self._devices:
             await self._devices.train()
             await self._trainer.call("save", str(part.directory))

@@ -7,15 +7,15 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from relax_core.api import wire
 from relax_core.api.algorithm import Source
+from relax_core.api.devices import OffloadPart
 from relax_core.api.role import Operation, Reads
-from relax_core.api.turn import Part
+from relax_core.rpc import messages
 
-wire.register(Source)
+messages.register(Source)
 
 
-@wire.register
+@messages.register
 @dataclass(frozen=True, slots=True)
 class WorkerGroup:
     """Processes that die together and do the work of one or more roles."""
@@ -25,7 +25,7 @@ class WorkerGroup:
     threads: int = 1
     devices: frozenset[str] = frozenset()
     """Where it lives; groups with devices in common take turns."""
-    sleeps: tuple[Part, ...] = ()
+    sleeps: tuple[OffloadPart, ...] = ()
     """Parts whose memory goes to others while it has no turn; the others stay where they are."""
 
     def devices_of(self, number: int) -> tuple[str, ...]:
@@ -39,7 +39,7 @@ class WorkerGroup:
         return tuple(name.partition("/")[0] for name in self.devices_of(number)) if self.devices else ()
 
 
-@wire.register
+@messages.register
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Everything the planner decided; the same for every role of a run."""

@@ -3,6 +3,10 @@
 
 Four loops under one roof: admit, finish, follow (weights, then evaluation), audit. What makes one sample is in
 `rollout/`; nothing here knows of tokens.
+
+The engines' turns on devices that others need too: generate until somebody wants them, pause, go on after.
+
+What is under way at a pause keeps its tokens. An engine pool with its devices to itself is left alone.
 """
 
 from __future__ import annotations
@@ -11,23 +15,38 @@ import asyncio
 from asyncio import FIRST_COMPLETED
 from collections.abc import Sequence
 
-from relax_core.api.batch import AttemptId, RowBatch
+from relax_core.api.batch import ALGORITHM_INDEX, AttemptId, RowBatch
 from relax_core.api.bus import Issue, Sealed
-from relax_core.api.column import ALGORITHM_INDEX
 from relax_core.api.events import RoleFailed, RoleRecovered, RolloutMeasured, SamplesScored, WeightsPublished
-from relax_core.api.outcome import DropReason
 from relax_core.api.role import Context, Operation, Reads, Role
 from relax_core.api.routing import ROUTES
 from relax_core.api.trainer import Chosen
-from relax_core.api.version import Version
-from relax_core.api.weights import Manifest, Receipt
-from relax_core.roles.generation import generate_in_turns
-from relax_core.rollout.finished import FinishedGroup
-from relax_core.rollout.producer import Producer
-from relax_core.rollout.rows import row_batch, with_row_column
-from relax_core.rollout.sample_record import measures, records
-from relax_core.rollout.teaching import with_teacher
-from relax_core.rollout.turn_columns import TURN_COLUMNS
+from relax_core.api.trajectory import DropReason
+from relax_core.api.weights import Manifest, Receipt, Version
+from relax_core.engines.pool import EnginePool
+from relax_core.roles.device_lease import generating
+from relax_core.sampling.factories import with_teacher
+from relax_core.sampling.inflight import FinishedGroup
+from relax_core.sampling.rollout_worker import RolloutWorker
+from relax_core.sampling.rows import TURN_COLUMNS, row_batch, with_row_column
+from relax_core.sampling.sample_record import measures, records
+
+
+async def generate_in_turns(context: Context, pool: EnginePool, undisturbed: asyncio.Lock) -> None:
+    """Until cancelled. `undisturbed`: held by who must not be paused half way (an evaluation)."""
+    if not context.plan.neighbours("rollout"):
+        return
+    await pool.pause()
+    await context.turns.join("rollout", context.plan.groups["rollout"].devices, pool)
+    while True:
+        await pool.asked()
+        async with generating(context) as turn:
+            context.doing("generating", freed_bytes=turn.freed_bytes)
+            await pool.resume()
+            await turn.wanted()
+            async with undisturbed:
+                await pool.pause()
+
 
 POLL_S = 1.0
 DELIVERIES = 8
@@ -62,7 +81,7 @@ class Rollout(Role):
         """Versions on their way to engines; more than one where an engine is slow."""
         self._deliveries: set[asyncio.Task[None]] = set()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._producer = producer = await Producer.open(context, self._tell)
+        self._producer = producer = await RolloutWorker.open(context, self._tell)
         if state := await context.bus.kept("sampler"):
             producer.selection.load(state)
         context.doing("ready", engines=producer.facts, held=lambda: len(self._held), under_way=producer.oldest,

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is told of one step: where its time went, and the documented metrics of what it trained. No IO, no torch."""
+"""What is told of one step: where its time went, and the documented metrics of what it trained. No IO, no torch.
+
+What is told of one step of the critic: its loss, and how much of the returns its values explained. No IO, no torch.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,9 @@ from relax_core.api.batch import RowBatch
 from relax_core.api.bus import Account, Sealed
 from relax_core.api.clock import Clock
 from relax_core.api.trainer import UpdateOutcome, UpdateResult
-from relax_core.api.version import Version
-from relax_core.learn.histogram import with_quantiles
-from relax_core.learn.metrics import mean, merge_metrics
-from relax_core.roles.step import Step
+from relax_core.api.weights import Version
+from relax_core.learn.counts import mean, merge_metrics, with_quantiles
+from relax_core.roles.step import TrainingStep
 
 SHARES = 4
 """Lags whose share of the tokens is told."""
@@ -43,7 +45,9 @@ class StepTimes:
         return {"time/step_s": self._last - self.start, **times}
 
 
-def step_metrics(step: Step, times: StepTimes, account: Account, statistics: Mapping[str, Any]) -> dict[str, float]:
+def step_metrics(
+    step: TrainingStep, times: StepTimes, account: Account, statistics: Mapping[str, Any]
+) -> dict[str, float]:
     """The documented keys of one step, over all of its rows however they came. Rows that nobody sampled have neither
     rewards nor lag."""
     rows = step.rows
@@ -137,3 +141,28 @@ def _sums(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     totals = np.concatenate(([0], np.cumsum(values.astype(np.int64))))
     ends = np.cumsum(lengths)
     return np.asarray(totals[ends] - totals[ends - lengths])
+
+
+def critic_metrics(step: TrainingStep, seconds: float) -> dict[str, float]:
+    merged = merge_metrics(*(result.metrics for result in step.results))
+    return {
+        **{name: mean(metric) for name, metric in merged.items()},
+        **_explained(step),
+        "critic/grad_norm": float(np.mean([result.grad_norm for result in step.results])),
+        "critic/lr": step.results[-1].lr,
+        "time/critic_s": seconds,
+    }
+
+
+def _explained(step: TrainingStep) -> dict[str, float]:
+    """Of the values that the advantages were made with, before this step's updates."""
+    columns = step.rows.columns
+    if not {"values", "returns"} <= columns.keys():
+        return {}
+    trained = columns["loss_mask"].values.astype(bool)
+    values, returns = columns["values"].values[trained], columns["returns"].values[trained]
+    if not len(returns):
+        return {}
+    spread = float(returns.var())
+    explained = {"critic/explained_variance": 1.0 - float((returns - values).var()) / spread} if spread > 0 else {}
+    return {**explained, "critic/value_mean": float(values.mean()), "critic/return_mean": float(returns.mean())}

@@ -4,22 +4,62 @@
 Each row has one teacher, which a trainer runs forward or an engine pool scores. Where there are several, the rollout wrote
 down which; those of trainers live on the same devices in turns. Their log-probs are of logits / `rollout.temperature`, as
 the policy's own are.
+
+A teacher behind an engine pool: the log-probs of the rows' own tokens, of logits / `rollout.temperature`.
+
+It gives nothing else: the planner refuses an algorithm that asks engines for likeliest tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
 
 from relax_core.api.algorithm import log_probs_at, top_k
-from relax_core.api.batch import Ragged, RowBatch
-from relax_core.api.column import TEACHER_INDEX, student_top_k_ids
+from relax_core.api.batch import TEACHER_INDEX, Ragged, RowBatch, student_top_k_ids
+from relax_core.api.events import RoleFailed, RoleRecovered
 from relax_core.api.role import Context, Operation, Reads, Role
-from relax_core.options.teachers import TeacherTable
+from relax_core.config.auxiliary_models import TeacherTable
+from relax_core.engines.auxiliary_pools import GROUP, AuxiliaryPools, auxiliary_pool_names
+from relax_core.engines.model_client import PoolModelClient
+from relax_core.roles.device_lease import forwarding
 from relax_core.roles.forward import INPUTS, Filled, Filling, ForwardLoop, width_of
-from relax_core.roles.pool_tutor import PoolTutor, Tutor, context_tells
-from relax_core.roles.trainer_group import TrainerGroup
-from relax_core.roles.turn import forwarding
-from relax_core.rollout.side_pools import GROUP, SidePools, side_pool_names
+from relax_core.roles.rank_group import RankGroup
+
+
+class TeacherBackend(Protocol):
+    """What a teacher is asked through."""
+
+    async def forward(self, rows: RowBatch, columns: Sequence[str]) -> Mapping[str, Ragged]: ...
+
+
+class PoolTeacher:
+    """Scores rows with the engines of a pool."""
+
+    def __init__(self, context: Context, hand: PoolModelClient) -> None:
+        self._hand, self._temperature = hand, float(context.run.rollout.temperature)
+
+    async def forward(self, rows: RowBatch, columns: Sequence[str]) -> dict[str, Ragged]:
+        """`log_probs`, in the order of the rows."""
+        tokens = rows.columns["tokens"]
+        scores = await self._hand.score_rows([row.tolist() for row in tokens.rows()], self._temperature)
+        values = np.concatenate([np.asarray(one, np.float32) for one in scores])
+        return {"log_probs": Ragged(values, tokens.lengths)}
+
+
+def context_tells(context: Context) -> Callable[[str, str, float], Awaitable[None]]:
+    """Engines that failed and came back, told to the board."""
+
+    async def tell(what: str, detail: str, seconds: float) -> None:
+        if what == "failed":
+            await context.board.emit(RoleFailed("engine", detail, 4, fatal=False))
+        else:
+            await context.board.emit(RoleRecovered("engine", seconds, detail))
+
+    return tell
+
 
 INDEX = TEACHER_INDEX.name
 
@@ -41,19 +81,19 @@ class Teacher(Role):
 
     async def run(self, context: Context) -> None:
         groups = groups_of(context)
-        trainers: list[TrainerGroup] = []
-        pools = SidePools.of(context, side_pool_names(context, teaching=True), context_tells(context))
+        trainers: list[RankGroup] = []
+        pools = AuxiliaryPools.of(context, auxiliary_pool_names(context, teaching=True), context_tells(context))
         try:
             await pools.start()
-            tutors: list[Tutor] = []
+            tutors: list[TeacherBackend] = []
             for group, teacher in zip(groups, context.run.teachers, strict=True):
                 if teacher.engine:
-                    tutors.append(PoolTutor(context, pools.hands[teacher.engine]))
+                    tutors.append(PoolTeacher(context, pools.hands[teacher.engine]))
                     continue
-                trainers.append(await TrainerGroup.start(context, group, self.name, _model(context, teacher)))
+                trainers.append(await RankGroup.start(context, group, self.name, _model(context, teacher)))
                 tutors.append(trainers[-1])
             context.doing("ready", pools=pools.facts)
-            await _Lesson(context, groups, tutors).run()
+            await TeacherLoop(context, groups, tutors).run()
         finally:
             for trainer in trainers:
                 await trainer.stop()
@@ -95,10 +135,10 @@ def _filling(context: Context, several: bool) -> Filling:
     return Filling(columns, tuple(asks), tuple(inputs))
 
 
-class _Lesson(ForwardLoop):
+class TeacherLoop(ForwardLoop):
     """Rows go to their teachers, one after another; then all of their columns are written at once."""
 
-    def __init__(self, context: Context, groups: Sequence[str], tutors: Sequence[Tutor]) -> None:
+    def __init__(self, context: Context, groups: Sequence[str], tutors: Sequence[TeacherBackend]) -> None:
         self._groups, self._tutors = tuple(groups), tuple(tutors)
         filling = _filling(context, len(groups) > 1)
         first = "actor-fwd" if "student_top_k_ids" in filling.inputs else ""

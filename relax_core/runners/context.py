@@ -1,11 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The context of one role: `api.role.Context`, built from a launch and the services of the run."""
+"""The context of one role: `api.role.Context`, built from a launch and the services of the run.
+
+Runs one role to its end, the same way in a local task and in a Ray shell: beats, commands, restarts, last words.
+
+Garbage collection of a process in which roles work: seldom, and only of what came after they began.
+
+A step makes objects by the ten thousand and hardly a cycle; searching all of them, and every imported module, each time
+took half of what a step costs beside its compute. Ends with the roles: a notebook's process is as it was.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -14,25 +25,26 @@ from typing import Any
 
 from relax_core.api.bus import Bus
 from relax_core.api.clock import Clock
-from relax_core.api.errors import DeadlineExceeded
-from relax_core.api.role import WeightService
-from relax_core.api.status import Beat, Board, RoleState, Wait
+from relax_core.api.devices import DeviceLeases
+from relax_core.api.errors import DeadlineExceeded, InfrastructureError, PluginError, RelaxError
+from relax_core.api.events import RoleFailed, RoleRecovered
+from relax_core.api.role import Role, WeightService
+from relax_core.api.status import Heartbeat, RoleState, RunStatus, Wait
 from relax_core.api.trainer import Chosen
-from relax_core.api.turn import Turns
 from relax_core.api.worker import Worker, Workers, WorkerSpec
-from relax_core.observe.activity import Activity
-from relax_core.options.run_config import RunConfig
-from relax_core.plugins.catalogue import Catalogue
-from relax_core.rollout.passed_function import announce
+from relax_core.config.run_config import RunConfig
+from relax_core.devices.client import DeviceLeaseClient
+from relax_core.devices.service import DeviceService, LocalDeviceService, owner_of
+from relax_core.observe.span_recorder import SpanRecorder
+from relax_core.registry.catalogue import Catalogue
+from relax_core.rewards.host import announce
 from relax_core.runners.launch import Launch
-from relax_core.runners.turns import TurnBoard, TurnService, owner_of
-from relax_core.runners.turns_client import TurnClient
 
 AGAIN_S = 0.5
 """A wait that is said again within this goes on, unless something was done between."""
 
 
-class Furnished:
+class WithEnv:
     """Workers that get the run's own environment variables."""
 
     def __init__(self, workers: Workers, env: Mapping[str, str]) -> None:
@@ -46,8 +58,8 @@ class RoleContext:
     """What a role may touch, and what it says of itself."""
 
     def __init__(
-        self, role: str, launch: Launch, catalogue: Catalogue, bus: Bus, weights: WeightService, board: Board,
-        workers: Workers, children: Workers, clock: Clock, incarnation: int, turns: TurnService | None = None,
+        self, role: str, launch: Launch, catalogue: Catalogue, bus: Bus, weights: WeightService, board: RunStatus,
+        workers: Workers, children: Workers, clock: Clock, incarnation: int, turns: DeviceService | None = None,
     ) -> None:  # fmt: skip
         self.role, self.plan, self.run_id, self.run_dir = role, launch.plan, launch.run_id, launch.run_dir
         announce(launch.functions, catalogue)
@@ -55,8 +67,8 @@ class RoleContext:
         self.run = RunConfig.parse(launch.config, catalogue)
         self.bus, self.weights, self.board = bus, weights, board
         env = self.run.run.revealed_env()
-        self.workers: Workers = Furnished(workers, env)
-        self.children: Workers = Furnished(children, env)
+        self.workers: Workers = WithEnv(workers, env)
+        self.children: Workers = WithEnv(children, env)
         self.clock = clock
         self.random = Random(f"{self.run.seed}/{role}/{incarnation}")
         self.incarnation, self.resume = incarnation, launch.resume
@@ -66,15 +78,17 @@ class RoleContext:
         """(since, end) of waits that ended with nothing done since: asked again at once, they go on."""
         self._doing, self._facts = "starting", dict[str, Any]()
         self._state: RoleState = "starting"
-        self._activity = Activity(role, clock)
+        self._activity = SpanRecorder(role, clock)
         self._activity.rest("starting", "overhead")
-        self._lanes: dict[str, Activity] = {}
+        self._lanes: dict[str, SpanRecorder] = {}
         self._going = asyncio.Event()
         self._going.set()
         self._stopping = False
         owner = owner_of(role, incarnation)
-        self._client = TurnClient(turns or TurnBoard(clock), owner, self.plan.shared, partial(self.waiting, holds=True))
-        self.turns: Turns = self._client
+        self._client = DeviceLeaseClient(
+            turns or LocalDeviceService(clock), owner, self.plan.shared, partial(self.waiting, holds=True)
+        )
+        self.turns: DeviceLeases = self._client
 
     def build(self, chosen: Chosen) -> Any:
         return self._catalogue.build(chosen)
@@ -96,8 +110,8 @@ class RoleContext:
     def working(self, what: str) -> AbstractContextManager[None]:
         return self._activity.section(what)
 
-    def lane(self, name: str, devices: tuple[str, ...] = ()) -> Activity:
-        return self._lanes.setdefault(name, Activity(name, self.clock, devices))
+    def lane(self, name: str, devices: tuple[str, ...] = ()) -> SpanRecorder:
+        return self._lanes.setdefault(name, SpanRecorder(name, self.clock, devices))
 
     def check(self, wait: Wait, fix: str = "") -> None:
         """Raise when a wait ran out."""
@@ -120,11 +134,11 @@ class RoleContext:
 
     # -- for the role's runner ----------------------------------------------------------------------------------
 
-    def beat(self) -> Beat:
+    def beat(self) -> Heartbeat:
         """What it is at, and the spans that no beat told before."""
         facts = {name: fact() if callable(fact) else fact for name, fact in self._facts.items()}
         lanes = (self._activity, *self._lanes.values())
-        return Beat(
+        return Heartbeat(
             self.role, self._now(), self._doing, tuple(self._waits.values()), facts, incarnation=self.incarnation,
             pid=os.getpid(), sent=self.clock.now(), spans=tuple(span for lane in lanes for span in lane.take()),
         )  # fmt: skip
@@ -147,3 +161,100 @@ class RoleContext:
             self._going.clear()
         elif command == "continue":
             self._going.set()
+
+
+SELDOM = (50_000, 20, 20)
+_before: list[tuple[int, int, int]] = []
+"""The thresholds that were met, once for each role at work."""
+
+
+@contextmanager
+def collected_seldom() -> Iterator[None]:
+    """While any role of this process is in here."""
+    _before.append(gc.get_threshold())
+    gc.freeze()
+    gc.set_threshold(*SELDOM)
+    try:
+        yield
+    finally:
+        if len(_before) > 1:
+            _before.pop()  # the first one's stays: it is the process's own
+        else:
+            gc.set_threshold(*_before.pop())
+            gc.unfreeze()
+
+
+BEAT_S = 0.5
+MAX_RESTARTS = 3
+"""In place, of one stateless role; then the run stops at its last checkpoint."""
+
+
+async def run_role(role: Role, make_context: Callable[[int], RoleContext], without_s: float | None = None) -> None:
+    """Until the role returns. A stateless one is restarted after an infrastructure failure; other errors are raised.
+
+    `without_s`: it takes over from one that died, so long ago.
+    """
+    lost_at: float | None = None
+    for restart in range(MAX_RESTARTS + 1):
+        first = make_context(0)
+        if restart == 0 and without_s is not None:
+            lost_at = first.clock.now() - without_s
+        registration = await first.bus.register(role.name)
+        context = make_context(registration.incarnation)
+        try:
+            with collected_seldom():
+                await _attended(role, context, lost_at)
+            return
+        except Exception as error:
+            fatal = not (role.stateless and isinstance(error, InfrastructureError)) or restart == MAX_RESTARTS
+            await _report(context, role, error, fatal)
+            if fatal:
+                raise
+            lost_at = context.clock.now()
+
+
+async def _attended(role: Role, context: RoleContext, lost_at: float | None) -> None:
+    """The role with its heartbeat and its ear for commands."""
+    attendants = [asyncio.create_task(_beat(context, lost_at)), asyncio.create_task(_listen(context))]
+    try:
+        await role.run(context)
+        await context.board.beat(_last_beat(context, "stopped"))
+    finally:
+        for attendant in attendants:
+            attendant.cancel()
+        await asyncio.gather(*attendants, return_exceptions=True)
+        await context.close()
+
+
+async def _beat(context: RoleContext, lost_at: float | None) -> None:
+    """And that it has recovered, once it does more than start."""
+    while True:
+        beat = context.beat()
+        await context.board.beat(beat)
+        if lost_at is not None and beat.state != "starting":
+            await context.board.emit(RoleRecovered(context.role, context.clock.now() - lost_at, "restarted"))
+            lost_at = None
+        await context.clock.sleep(BEAT_S)
+
+
+def _last_beat(context: RoleContext, state: RoleState, doing: str = "") -> Heartbeat:
+    """With the time that no beat has told; what it did and waited for is over."""
+    return replace(context.beat(), state=state, doing=doing, waits=(), facts={})
+
+
+async def _listen(context: RoleContext) -> None:
+    last = 0
+    while True:
+        for command in await context.board.commands(context.role, last, 5.0):
+            last = command.number
+            context.take(command.name)
+
+
+async def _report(context: RoleContext, role: Role, error: Exception, fatal: bool) -> None:
+    code = error.exit_code if isinstance(error, RelaxError) else 1
+    frames = error.frames if isinstance(error, PluginError) else ""
+    if not isinstance(error, RelaxError):
+        frames = "".join(traceback.format_exception(error))
+    with contextlib.suppress(RelaxError):
+        await context.board.beat(_last_beat(context, "failed", str(error)))
+        await context.board.emit(RoleFailed(role.name, f"{error}" or type(error).__name__, code, fatal, frames))

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a runner is given, and what it offers: plain data in, a hub and role tasks out."""
+"""What a runner is given, and what it offers: plain data in, a hub and role tasks out.
+
+What the bus is told of a run: from the launch's plain data, so that it can be opened in any process.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from relax_core.api import wire
-from relax_core.api.bus import Bus
+from relax_core.api.bus import Bus, BusSettings
 from relax_core.api.role import Resume
-from relax_core.api.status import Board
+from relax_core.api.status import RunStatus
 from relax_core.api.trainer import Chosen
+from relax_core.api.weights import Version
 from relax_core.roles.plan import Plan
+from relax_core.rpc import messages
 
 
-@wire.register
+@messages.register
 @dataclass(frozen=True, slots=True)
 class Launch:
     """One run as plain data: every role of it, in whatever process, is built from this."""
@@ -51,7 +55,7 @@ class RoleEnd:
 class Runner(Protocol):
     """Where roles run."""
 
-    board: Board
+    board: RunStatus
     bus: Bus
 
     def prepare(self) -> None:
@@ -69,3 +73,23 @@ class Runner(Protocol):
     async def close(self) -> None:
         """End whatever this runner started; safe to call twice, and after a failed start."""
         ...
+
+
+def bus_settings(launch: Launch) -> BusSettings:
+    rollout, plan = launch.config["rollout"], launch.plan
+    return BusSettings(
+        group_size=plan.group_size,
+        groups_per_step=rollout["prompts_per_step"],
+        max_staleness=plan.max_staleness,
+        late=rollout["late"],
+        spare_groups=rollout["spare_groups"],
+        min_valid=plan.min_valid,
+        columns=plan.trained_columns,
+        steps=launch.config["steps"],
+        followers=tuple(f"{role}.fit" for role in plan.fit_columns),
+    )
+
+
+def starting_version(launch: Launch) -> Version:
+    """Of the actor's weights when the run, or its continuation, begins."""
+    return Version("actor", launch.incarnation, launch.resume.step if launch.resume else 0)

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from relax_core.api.algorithm import Advantages, Groups, Output, Scope, Source, Term
-from relax_core.api.batch import Ragged, RowBatch
-from relax_core.api.column import Column
+from relax_core.api.batch import Column, Ragged, RowBatch
 from relax_core.testing.algorithm_loss import Learnt, learn, loss_of, measured, prepared
 from relax_core.testing.algorithm_rows import FAILED, greedy, padded, random_rows, sealed, with_turns
 from relax_core.testing.suite import Suite

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from relax_core.api.algorithm import Output
-from relax_core.api.column import STANDARD
+from relax_core.api.batch import STANDARD
 from relax_core.learn import Outputs, PackedBatch
 
 _CRITIC = frozenset({Output("values")})

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from relax_core.api.algorithm import Source
-from relax_core.api.batch import AttemptId, Ragged, RowBatch, RowId
+from relax_core.api.batch import STANDARD, STATES, STEP_REWARDS, TURNS, AttemptId, Column, Ragged, RowBatch, RowId
 from relax_core.api.bus import Sealed
-from relax_core.api.column import STANDARD, STATES, STEP_REWARDS, TURNS, Column
-from relax_core.api.outcome import Outcome
+from relax_core.api.trajectory import Outcome
 
 PROMPT = 2
 """Given tokens at the start of each row."""

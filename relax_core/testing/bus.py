@@ -16,9 +16,9 @@ import pytest
 from relax_core.api.batch import Cut, Ragged, RowBatch, RowId
 from relax_core.api.bus import Claim, Sealed
 from relax_core.api.errors import RelaxError, StaleFence
-from relax_core.api.outcome import DropReason, Outcome
-from relax_core.api.version import Version
-from relax_core.testing.bus_lab import SHORT_S, START, WAIT_S, Lab, by_row, columns, token
+from relax_core.api.trajectory import DropReason, Outcome
+from relax_core.api.weights import Version
+from relax_core.testing.bus_lab import SHORT_S, START, WAIT_S, BusFixture, by_row, columns, token
 from relax_core.testing.bus_training import TrainingSuite
 
 
@@ -28,7 +28,7 @@ class BusSuite(TrainingSuite):
     # -- admission ------------------------------------------------------------------------------------------------
 
     def test_admits_whole_groups_up_to_the_bound(self, on_bus: Any) -> None:
-        async def scenario(lab: Lab) -> None:
+        async def scenario(lab: BusFixture) -> None:
             issues = [*await lab.admit(1), *await lab.admit(9)]
             assert [issue.group for issue in issues] == [0, 1, 2, 3], "max_staleness 1: two steps' groups"
             assert all(len(issue.attempts) == 2 and issue.retry == 0 for issue in issues)
@@ -37,7 +37,7 @@ class BusSuite(TrainingSuite):
         on_bus(scenario)
 
     def test_admits_nothing_to_an_engine_that_is_too_old_or_given_up(self, on_bus: Any) -> None:
-        async def scenario(lab: Lab) -> None:
+        async def scenario(lab: BusFixture) -> None:
             await lab.train()
             assert await lab.bus.admit("rollout", START, 9, SHORT_S) == (), "max_staleness 0, one version behind"
             other = Version("actor", 7, 1)
@@ -46,7 +46,7 @@ class BusSuite(TrainingSuite):
         on_bus(scenario, max_staleness=0)
 
     def test_admission_waits_for_a_step_to_end(self, on_bus: Any) -> None:
-        async def scenario(lab: Lab) -> None:
+        async def scenario(lab: BusFixture) -> None:
             await lab.produce(4)
             await lab.credit()
             waiting = asyncio.create_task(lab.bus.admit("rollout", Version("actor", 0, 1), 1, WAIT_S))
@@ -57,7 +57,7 @@ class BusSuite(TrainingSuite):
         on_bus(scenario)
 
     def test_admission_that_waits_goes_on_when_the_engine_takes_newer_weights(self, on_bus: Any) -> None:
-        async def scenario(lab: Lab) -> None:
+        async def scenario(lab: BusFixture) -> None:
             await lab.train()
             waiting = asyncio.create_task(lab.bus.admit("rollout", START, 1, WAIT_S))
             await asyncio.sleep(0)
@@ -69,7 +69,7 @@ class BusSuite(TrainingSuite):
     # -- rows -----------------------------------------------------------------------------------------------------
 
     def test_rows_come_back_as_they_were_put_in_claim_order(self, on_bus: Any) -> None:
-        async def scenario(lab: Lab) -> None:
+        async def scenario(lab: BusFixture) -> None:
             first, second = await lab.admit(2)
             await lab.put([second.attempts[1], first.attempts[1]], rows=2)
             await lab.put([first.attempts[0], second.attempts[0]], rows=3)
@@ -85,7 +85,7 @@ class BusSuite(TrainingSuite):
         on_bus(scenario)
 
     def test_columns_keep_their_dtype_and_shape(self, on_bus: Any) -> None:
-        async def scenario(lab: Lab) -> None:
+        async def scenario(lab: BusFixture) -> None:
             (issue,) = await lab.admit(1)
             ids = tuple(RowId(*attempt, 0) for attempt in issue.attempts)
             experts = np.arange(5 * 3 * 2, dtype=np.uint8).reshape(5, 3, 2)
@@ -104,7 +104,7 @@ class BusSuite(TrainingSuite):
         on_bus(scenario)
 
     def test_a_part_of_every_row_is_read_by_tokens_and_layers(self, on_bus: Any) -> None:
-        async def scenario(lab: Lab) -> None:
+        async def scenario(lab: BusFixture) -> None:
             claim, experts = await _with_experts(lab)
             rows = list(Ragged(experts, np.array([2, 0, 3, 2])).rows())
             for part in (Cut((1, 3)), Cut(layers=(1, 3)), Cut((0, 2), (2, 3)), Cut((5, 9)), Cut()):
@@ -117,7 +117,7 @@ class BusSuite(TrainingSuite):
         on_bus(scenario)
 
     def test_a_part_that_can_not_be_is_refused(self, on_bus: Any) -> None:
-        async def scenario(lab: Lab) -> None:
+        async def scenario(lab: BusFixture) -> None:
             claim, _ = await _with_experts(lab)
             for columns_, part, said in (
                 (("experts",), Cut((3, 1)), "tokens"),
@@ -130,7 +130,7 @@ class BusSuite(TrainingSuite):
         on_bus(scenario)
 
     def test_a_group_is_claimed_only_when_all_its_samples_are_sealed(self, on_bus: Any) -> None:
-        async def scenario(lab: Lab) -> None:
+        async def scenario(lab: BusFixture) -> None:
             (issue,) = await lab.admit(1)
             await lab.put(issue.attempts[:1])
             assert await lab.nothing_for("advantages")
@@ -142,7 +142,7 @@ class BusSuite(TrainingSuite):
         on_bus(scenario)
 
     def test_a_sample_without_rows_is_a_member_all_the_same(self, on_bus: Any) -> None:
-        async def scenario(lab: Lab) -> None:
+        async def scenario(lab: BusFixture) -> None:
             (issue,) = await lab.admit(1)
             await lab.put(issue.attempts[:1])
             await lab.put(issue.attempts[1:], rows=0)
@@ -156,7 +156,7 @@ class BusSuite(TrainingSuite):
         on_bus(scenario)
 
     def test_a_put_that_is_not_whole_is_refused_and_stores_nothing(self, on_bus: Any) -> None:
-        async def scenario(lab: Lab) -> None:
+        async def scenario(lab: BusFixture) -> None:
             (issue,) = await lab.admit(1)
             ids = (RowId(*issue.attempts[0], 0),)
             with pytest.raises(RelaxError, match="rows"):
@@ -169,7 +169,7 @@ class BusSuite(TrainingSuite):
         on_bus(scenario)
 
     def test_a_producer_keeps_its_state_with_the_ledger(self, on_bus: Any) -> None:
-        async def scenario(lab: Lab) -> None:
+        async def scenario(lab: BusFixture) -> None:
             assert await lab.bus.kept("sampler") is None
             for seen in (1, 2):
                 await lab.bus.keep("sampler", {"seen": seen, "rates": {"7": 0.1}})
@@ -178,7 +178,7 @@ class BusSuite(TrainingSuite):
         on_bus(scenario)
 
     def test_a_repeated_put_changes_nothing(self, on_bus: Any) -> None:
-        async def scenario(lab: Lab) -> None:
+        async def scenario(lab: BusFixture) -> None:
             (issue,) = await lab.admit(1)
             for _ in range(2):
                 assert await lab.put(issue.attempts)
@@ -188,7 +188,7 @@ class BusSuite(TrainingSuite):
         on_bus(scenario)
 
     def test_a_producer_without_credit_waits_and_goes_on(self, on_bus: Any) -> None:
-        async def scenario(lab: Lab) -> None:
+        async def scenario(lab: BusFixture) -> None:
             issues = await lab.admit(4)
             for issue in issues[:2]:
                 assert await lab.put(issue.attempts)
@@ -203,7 +203,7 @@ class BusSuite(TrainingSuite):
         on_bus(scenario, max_rows=4)
 
     def test_unfinished_groups_that_fill_the_bus_can_always_be_finished(self, on_bus: Any) -> None:
-        async def scenario(lab: Lab) -> None:
+        async def scenario(lab: BusFixture) -> None:
             issues = await lab.admit(4)
             for sample in (0, 1):
                 for issue in issues[:2] if sample else issues:
@@ -216,7 +216,7 @@ class BusSuite(TrainingSuite):
     # -- ends -----------------------------------------------------------------------------------------------------
 
     def test_a_failure_is_a_drop_and_never_a_zero(self, on_bus: Any) -> None:
-        async def scenario(lab: Lab) -> None:
+        async def scenario(lab: BusFixture) -> None:
             (issue,) = await lab.admit(1)
             await lab.put(issue.attempts[:1])
             await lab.fail(issue.attempts[1])
@@ -228,7 +228,7 @@ class BusSuite(TrainingSuite):
         on_bus(scenario)
 
     def test_a_group_with_too_few_valid_samples_is_dropped_and_replaced(self, on_bus: Any) -> None:
-        async def scenario(lab: Lab) -> None:
+        async def scenario(lab: BusFixture) -> None:
             issues = await lab.admit(4)
             await lab.put(issues[0].attempts[:1])
             await lab.fail(issues[0].attempts[1])
@@ -240,7 +240,7 @@ class BusSuite(TrainingSuite):
         on_bus(scenario, min_valid=2)
 
     def test_regenerating_issues_the_group_again_before_new_ones(self, on_bus: Any) -> None:
-        async def scenario(lab: Lab) -> None:
+        async def scenario(lab: BusFixture) -> None:
             issue, _ = await lab.admit(2)
             await lab.put(issue.attempts[:1])
             await lab.bus.drop(issue.attempts[1:], DropReason.FILTERED, regenerate=True)
@@ -255,7 +255,7 @@ class BusSuite(TrainingSuite):
         on_bus(scenario)
 
     def test_what_comes_in_for_an_ended_sample_is_ignored(self, on_bus: Any) -> None:
-        async def scenario(lab: Lab) -> None:
+        async def scenario(lab: BusFixture) -> None:
             (issue,) = await lab.admit(1)
             await lab.bus.drop(issue.attempts, DropReason.FILTERED)
             gone = await lab.bus.report_held("rollout", frozenset(lab.held), lab.admitted)
@@ -269,7 +269,7 @@ class BusSuite(TrainingSuite):
     # -- leases ---------------------------------------------------------------------------------------------------
 
     def test_each_task_gets_every_group_once(self, on_bus: Any) -> None:
-        async def scenario(lab: Lab) -> None:
+        async def scenario(lab: BusFixture) -> None:
             await lab.produce(2)
             groups: dict[str, list[int]] = {"one": [], "two": []}
             for task in ("one", "two", "one", "two"):
@@ -281,7 +281,7 @@ class BusSuite(TrainingSuite):
         on_bus(scenario)
 
     def test_released_rows_go_to_the_next_claim(self, on_bus: Any) -> None:
-        async def scenario(lab: Lab) -> None:
+        async def scenario(lab: BusFixture) -> None:
             await lab.produce(1)
             first = await lab.claim("one")
             await lab.bus.release(first)
@@ -292,7 +292,7 @@ class BusSuite(TrainingSuite):
         on_bus(scenario)
 
     def test_an_expired_lease_gives_its_rows_to_the_next_claim_and_fences_the_old_holder(self, on_bus: Any) -> None:
-        async def scenario(lab: Lab) -> None:
+        async def scenario(lab: BusFixture) -> None:
             await lab.produce(1)
             old = await lab.claim()
             new = await lab.claim()
@@ -302,7 +302,7 @@ class BusSuite(TrainingSuite):
         on_bus(scenario, lease_s=0.2)
 
     def test_a_role_that_registers_again_fences_its_former_self(self, on_bus: Any) -> None:
-        async def scenario(lab: Lab) -> None:
+        async def scenario(lab: BusFixture) -> None:
             await lab.produce(2)
             await lab.credit()
             first = await lab.bus.register("actor")
@@ -319,7 +319,7 @@ class BusSuite(TrainingSuite):
         on_bus(scenario)
 
     def test_what_a_dead_producer_was_making_is_issued_again_as_the_same_work(self, on_bus: Any) -> None:
-        async def scenario(lab: Lab) -> None:
+        async def scenario(lab: BusFixture) -> None:
             await lab.bus.register("rollout")
             done, lost = await lab.admit(2)
             await lab.put(done.attempts)
@@ -335,7 +335,7 @@ class BusSuite(TrainingSuite):
         on_bus(scenario)
 
     def test_a_repeated_acknowledgement_is_harmless(self, on_bus: Any) -> None:
-        async def scenario(lab: Lab) -> None:
+        async def scenario(lab: BusFixture) -> None:
             await lab.produce(1)
             claim = await lab.claim()
             for _ in range(2):
@@ -345,7 +345,7 @@ class BusSuite(TrainingSuite):
         on_bus(scenario)
 
     def test_a_write_of_another_number_of_rows_is_refused(self, on_bus: Any) -> None:
-        async def scenario(lab: Lab) -> None:
+        async def scenario(lab: BusFixture) -> None:
             await lab.produce(1)
             claim = await lab.claim()
             with pytest.raises(RelaxError, match="advantages"):
@@ -354,7 +354,7 @@ class BusSuite(TrainingSuite):
         on_bus(scenario)
 
     def test_a_column_of_former_weights_is_made_again(self, on_bus: Any) -> None:
-        async def scenario(lab: Lab) -> None:
+        async def scenario(lab: BusFixture) -> None:
             await lab.produce(4)
             await lab.credit()
             ahead = await lab.claim("actor_fwd", 4)
@@ -373,7 +373,7 @@ class BusSuite(TrainingSuite):
         on_bus(scenario, columns=("tokens", "advantages", "old_log_probs"))
 
 
-async def _with_experts(lab: Lab) -> tuple[Claim, np.ndarray]:
+async def _with_experts(lab: BusFixture) -> tuple[Claim, np.ndarray]:
     """Two groups with a column of [tokens, layers, top_k], written for both at once."""
     await lab.produce(2)
     claim = await lab.claim(groups=2)
@@ -382,7 +382,7 @@ async def _with_experts(lab: Lab) -> tuple[Claim, np.ndarray]:
     return await lab.claim("reader", groups=2, needs=("experts",)), experts
 
 
-async def _fenced(lab: Lab, claim: Claim) -> None:
+async def _fenced(lab: BusFixture, claim: Claim) -> None:
     """No use of the claim does anything any more."""
     for use in (
         lab.bus.verify(claim),

@@ -13,8 +13,8 @@ import numpy as np
 
 from relax_core.api.batch import AttemptId, Ragged, RowBatch, RowId
 from relax_core.api.bus import Bus, BusSettings, Claim, ClaimRequest, Issue, Sealed
-from relax_core.api.outcome import Outcome
-from relax_core.api.version import Version
+from relax_core.api.trajectory import Outcome
+from relax_core.api.weights import Version
 
 WAIT_S = 20.0
 """Longest wait for something that must come."""
@@ -25,12 +25,12 @@ START = Version("actor", 0, 0)
 SETTINGS = BusSettings(group_size=2, groups_per_step=2, max_staleness=1, columns=("tokens", "advantages"))
 
 
-Scenario = Callable[["Lab"], Awaitable[Any]]
+Scenario = Callable[["BusFixture"], Awaitable[Any]]
 Open = Callable[[BusSettings, str, Version], Awaitable[Bus]]
 
 
 @dataclass(slots=True)
-class Lab:
+class BusFixture:
     """One open bus and what the producer at it knows."""
 
     bus: Bus
@@ -125,7 +125,7 @@ def run_on(opens: Open, directory: str, scenario: Scenario, version: Version, se
     async def main() -> Any:
         bus = await opens(dataclasses.replace(SETTINGS, **settings), directory, version)
         try:
-            return await scenario(Lab(bus))
+            return await scenario(BusFixture(bus))
         finally:
             await bus.close()
 

@@ -14,10 +14,10 @@ import pytest
 
 from relax_core.api.bus import Account, BusComponent, ClaimRequest
 from relax_core.api.errors import StaleFence
-from relax_core.api.outcome import DropReason
-from relax_core.api.version import Version
-from relax_core.bus.opening import open_bus
-from relax_core.testing.bus_lab import FIRST, SHORT_S, START, Lab, Open, Scenario, run_on
+from relax_core.api.trajectory import DropReason
+from relax_core.api.weights import Version
+from relax_core.bus.service import open_bus
+from relax_core.testing.bus_lab import FIRST, SHORT_S, START, BusFixture, Open, Scenario, run_on
 from relax_core.testing.suite import Suite
 
 
@@ -49,7 +49,7 @@ class TrainingSuite(Suite):
     # -- training -------------------------------------------------------------------------------------------------
 
     def test_a_step_is_committed_once(self, on_bus: Any) -> None:
-        async def scenario(lab: Lab) -> None:
+        async def scenario(lab: BusFixture) -> None:
             claim = await lab.train()
             assert await lab.bus.trained([claim], 0) == Version("actor", 0, 1), "a repeat is harmless"
             account = await lab.bus.account()
@@ -62,7 +62,7 @@ class TrainingSuite(Suite):
         on_bus(scenario)
 
     def test_the_next_step_waits_for_the_groups_that_would_expire(self, on_bus: Any) -> None:
-        async def scenario(lab: Lab) -> None:
+        async def scenario(lab: BusFixture) -> None:
             issues = await lab.admit(4)
             for issue in issues[:2]:
                 await lab.put(issue.attempts)
@@ -81,7 +81,7 @@ class TrainingSuite(Suite):
         on_bus(scenario)
 
     def test_a_step_closed_short_drops_what_no_longer_fits(self, on_bus: Any) -> None:
-        async def scenario(lab: Lab) -> None:
+        async def scenario(lab: BusFixture) -> None:
             issues = await lab.admit(2)
             await lab.put(issues[0].attempts)
             await lab.credit()
@@ -93,7 +93,7 @@ class TrainingSuite(Suite):
         on_bus(scenario, max_staleness=0)
 
     def test_spares_replace_the_slow_and_are_not_waited_for(self, on_bus: Any) -> None:
-        async def scenario(lab: Lab) -> None:
+        async def scenario(lab: BusFixture) -> None:
             _slow, *quick = await lab.admit(9)
             assert len(quick) == 2
             for issue in quick:
@@ -107,7 +107,7 @@ class TrainingSuite(Suite):
         on_bus(scenario, max_staleness=0, spare_groups=1)
 
     def test_masking_waits_for_nobody_and_says_which_tokens_are_too_old(self, on_bus: Any) -> None:
-        async def scenario(lab: Lab) -> None:
+        async def scenario(lab: BusFixture) -> None:
             slow = await lab.admit(1)
             for step in range(2):
                 issues = await lab.admit(1)
@@ -125,7 +125,7 @@ class TrainingSuite(Suite):
         on_bus(scenario, late="mask")
 
     def test_dropping_ends_the_expired_at_once_and_regenerating_issues_them_again(self, on_bus: Any) -> None:
-        async def scenario(lab: Lab) -> list[int]:
+        async def scenario(lab: BusFixture) -> list[int]:
             slow, quick = await lab.admit(2)
             await lab.put(quick.attempts)
             await lab.credit()
@@ -139,7 +139,7 @@ class TrainingSuite(Suite):
 
     @pytest.mark.parametrize("late", ["wait", "mask", "drop", "regenerate"])
     def test_a_step_that_waited_in_vain_lets_go_of_what_keeps_it(self, on_bus: Any, late: str) -> None:
-        async def scenario(lab: Lab) -> None:
+        async def scenario(lab: BusFixture) -> None:
             stuck = await lab.admit(4)
             assert await lab.bus.let_go(0) == (0, 1), "a step's worth, the oldest"
             gone = await lab.bus.report_held("rollout", frozenset(lab.held), lab.admitted)
@@ -156,7 +156,7 @@ class TrainingSuite(Suite):
         on_bus(scenario, late=late)
 
     def test_a_task_that_is_late_again_and_again_is_issued_no_more(self, on_bus: Any) -> None:
-        async def scenario(lab: Lab) -> list[tuple[int, int]]:
+        async def scenario(lab: BusFixture) -> list[tuple[int, int]]:
             tries = []
             for step in range(6):
                 slow, *_ = issues = await lab.admit(2)
@@ -171,7 +171,7 @@ class TrainingSuite(Suite):
         assert tries[:4] == [(0, 0), (0, 1), (0, 2), (0, 3)] and 0 not in dict(tries[4:])
 
     def test_a_step_that_is_overdue_is_prepared_with_what_is_ready(self, on_bus: Any) -> None:
-        async def scenario(lab: Lab) -> None:
+        async def scenario(lab: BusFixture) -> None:
             await lab.produce(1)
             request = ClaimRequest("advantages", FIRST, 2, min_groups=2)
             assert await lab.bus.claim(request, SHORT_S) is None
@@ -184,7 +184,7 @@ class TrainingSuite(Suite):
     # -- lineage and persistence ------------------------------------------------------------------------------------
 
     def test_a_rollback_returns_what_the_surviving_weights_sampled(self, on_bus: Any) -> None:
-        async def scenario(lab: Lab) -> None:
+        async def scenario(lab: BusFixture) -> None:
             await lab.produce(4)
             await lab.credit()
             for step in (0, 1):
@@ -203,7 +203,7 @@ class TrainingSuite(Suite):
         on_bus(scenario)
 
     def test_a_checkpoint_is_final_and_frees_payloads(self, on_bus: Any, tmp_path: Path) -> None:
-        async def scenario(lab: Lab) -> None:
+        async def scenario(lab: BusFixture) -> None:
             await lab.train()
             assert (await lab.bus.statistics())["kept_bytes"] > 0
             await lab.bus.checkpoint(1, str(tmp_path / "checkpoint"))
@@ -217,13 +217,13 @@ class TrainingSuite(Suite):
     def test_a_run_that_is_opened_again_issues_what_was_lost_as_the_same_work(
         self, on_bus: Any, tmp_path: Path
     ) -> None:
-        async def before(lab: Lab) -> None:
+        async def before(lab: BusFixture) -> None:
             await lab.train()
             await lab.bus.checkpoint(1, str(tmp_path / "checkpoint"))
             await lab.train()
             await lab.admit(1)
 
-        async def after(lab: Lab) -> None:
+        async def after(lab: BusFixture) -> None:
             account = await lab.bus.account()
             assert (account.trained, account.in_flight) == (4, 0)
             assert account.dropped == {DropReason.RESUMED: 6}
@@ -237,11 +237,11 @@ class TrainingSuite(Suite):
         on_bus(after, Version("actor", 0, 1))
 
     def test_samples_of_given_up_weights_are_abandoned_when_opened_again(self, on_bus: Any) -> None:
-        async def before(lab: Lab) -> None:
+        async def before(lab: BusFixture) -> None:
             await lab.train()
             await lab.train()
 
-        async def after(lab: Lab) -> None:
+        async def after(lab: BusFixture) -> None:
             assert (await lab.bus.account()).dropped == {DropReason.ABANDONED: 4, DropReason.RESUMED: 4}
             assert [issue.group for issue in await lab.admit(9)] == [0, 1, 2, 3]
 
@@ -249,7 +249,7 @@ class TrainingSuite(Suite):
         on_bus(after, Version("actor", 1, 0))
 
 
-async def _two_steps(lab: Lab) -> Account:
+async def _two_steps(lab: BusFixture) -> Account:
     for _ in range(2):
         await lab.train()
     return await lab.bus.account()

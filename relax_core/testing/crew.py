@@ -18,21 +18,20 @@ from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from relax_core.api import wire
 from relax_core.api.algorithm import Output
 from relax_core.api.batch import Ragged, RowBatch
 from relax_core.api.errors import WorkerDied
 from relax_core.api.trainer import Chosen, Chunk, ChunkPlan, Trainer, TrainerSpec, UpdateResult
-from relax_core.api.version import Version
-from relax_core.api.weights import Manifest, Payload
-from relax_core.runners.host import Failure, describe, raised
+from relax_core.api.weights import Manifest, Payload, Version
+from relax_core.rpc import messages
+from relax_core.rpc.host import Failure, describe, raised
 
-wire.register(Failure)
+messages.register(Failure)
 CALL_S, GRACE_S = 120.0, 3.0
 """For an answer; and for the others', once one rank has failed."""
 
 
-class Crew:
+class TrainerRanks:
     """Processes that wait for calls."""
 
     def __init__(self, size: int) -> None:
@@ -44,7 +43,7 @@ class Crew:
     def ask(self, method: str, calls: Sequence[Sequence[Any]]) -> list[Any]:
         """One call of every rank; the first failure is raised, and ends a crew of which somebody does not answer."""
         for line, arguments in zip(self._lines, calls, strict=True):
-            line.send_bytes(wire.encode((method, tuple(arguments))))
+            line.send_bytes(messages.encode((method, tuple(arguments))))
         answers: dict[Connection, Any] = {}
         while len(answers) < len(self._lines):
             failed = any(isinstance(answer, Failure) for answer in answers.values())
@@ -72,7 +71,7 @@ class Crew:
 class RankedTrainer(Trainer[Any]):
     """A trainer class on several ranks, as one."""
 
-    idle: dict[int, list[Crew]] = {}
+    idle: dict[int, list[TrainerRanks]] = {}
     """Of this process, by size: a process holds one trainer at a time."""
 
     def __init__(self, target: type[Trainer], options: Mapping[str, Any], size: int, team: int = 1) -> None:
@@ -84,7 +83,7 @@ class RankedTrainer(Trainer[Any]):
 
     def start(self, spec: TrainerSpec) -> Mapping[str, Any]:
         waiting = self.idle.setdefault(self._size, [])
-        self._crew = waiting.pop() if waiting else Crew(self._size)
+        self._crew = waiting.pop() if waiting else TrainerRanks(self._size)
         name = f"{self._target.__module__}:{self._target.__qualname__}"
         self._crew.ask("make", [(name, self._given)] * self._size)
         ranks = [replace(spec, rank=r, world_size=self._size, rendezvous=f"127.0.0.1:{port}")
@@ -173,7 +172,7 @@ def _spawn() -> tuple[subprocess.Popen[bytes], Connection]:
 
 def _answer(line: Connection) -> Any:
     try:
-        return wire.decode(line.recv_bytes())
+        return messages.decode(line.recv_bytes())
     except (EOFError, ConnectionError):
         return Failure("WorkerDied", "a rank's process ended")
 
@@ -191,7 +190,7 @@ def _serve(line: Connection) -> None:
     made: Any = None
     while True:
         try:
-            method, (what, *arguments) = wire.decode(line.recv_bytes())
+            method, (what, *arguments) = messages.decode(line.recv_bytes())
         except (EOFError, ConnectionError):
             return
         try:
@@ -205,7 +204,7 @@ def _serve(line: Connection) -> None:
                 answer = getattr(made, what)(*arguments)
         except Exception as error:
             answer = describe(error)
-        line.send_bytes(wire.encode(answer))
+        line.send_bytes(messages.encode(answer))
 
 
 def _builder(transport: Any, algorithm: Callable[[Any], Any]) -> Callable[[Chosen], Any]:

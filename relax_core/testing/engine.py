@@ -21,15 +21,15 @@ import pytest
 from relax_core.api.engine import Delta, Engine
 from relax_core.api.errors import RelaxError
 from relax_core.api.trainer import Chosen
-from relax_core.api.version import Version
+from relax_core.api.weights import Version
 from relax_core.testing.engine_adapters import AdapterChecks
 from relax_core.testing.engine_deltas import DeltaChecks
-from relax_core.testing.engine_formats import FormatChecks
+from relax_core.testing.engine_formats import EngineFormatChecks
 from relax_core.testing.engine_in_flight import PROMPT, PROMPTS, InFlightChecks
 from relax_core.testing.engine_lab import (
     CONTEXT,
     VOCABULARY,
-    Lab,
+    EngineFixture,
     damaged,
     gather,
     tensors_of,
@@ -44,18 +44,18 @@ __all__ = ["PROMPT", "PROMPTS", "EngineSuite"]
 _REFUSED = (ValueError, RelaxError)
 
 
-class EngineSuite(InFlightChecks, AdapterChecks, DeltaChecks, FormatChecks, Suite):
+class EngineSuite(InFlightChecks, AdapterChecks, DeltaChecks, EngineFormatChecks, Suite):
     """Subclass it in the plugin's tests."""
 
     kind: ClassVar[str] = "engine"
 
     @pytest.fixture(scope="class")
-    def lab(self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    def lab(self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineFixture]:
         suite: type[EngineSuite] = request.cls
         if suite.generic:
             pytest.importorskip("transformers", reason="the reference forward needs transformers")
         first, second = (tiny_qwen3(str(tmp_path_factory.mktemp("model")), seed) for seed in (1, 2))
-        lab = Lab(suite.make_engine(), first, second).start(version=Version("actor", 0, 0))
+        lab = EngineFixture(suite.make_engine(), first, second).start(version=Version("actor", 0, 0))
         yield lab
         lab.stop()
 
@@ -69,44 +69,44 @@ class EngineSuite(InFlightChecks, AdapterChecks, DeltaChecks, FormatChecks, Suit
 
     # What a request gets.
 
-    def test_facts_state_vocabulary_and_context(self, lab: Lab) -> None:
+    def test_facts_state_vocabulary_and_context(self, lab: EngineFixture) -> None:
         assert (lab.facts["vocab_size"], lab.facts["max_context"]) == (VOCABULARY, CONTEXT)
 
-    def test_log_probs_agree_with_a_plain_forward(self, lab: Lab) -> None:
+    def test_log_probs_agree_with_a_plain_forward(self, lab: EngineFixture) -> None:
         requests = [lab.request(prompt, 9, seed=i) for i, prompt in enumerate(PROMPTS)]
         for request, got in zip(requests, lab.generate(*requests), strict=True):
             agrees(lab.model, request.tokens, got)
 
-    def test_log_probs_are_of_the_tempered_distribution(self, lab: Lab) -> None:
+    def test_log_probs_are_of_the_tempered_distribution(self, lab: EngineFixture) -> None:
         request = lab.request(PROMPT, 12, temperature=0.6, seed=4)
         (got,) = lab.generate(request)
         agrees(lab.model, PROMPT, got, lambda plain: log_softmax(plain / 0.6))
 
-    def test_log_probs_are_renormalised_after_top_k_and_top_p(self, lab: Lab) -> None:
+    def test_log_probs_are_renormalised_after_top_k_and_top_p(self, lab: EngineFixture) -> None:
         request = lab.request(PROMPT, 12, top_k=10, top_p=0.8, seed=4)
         (got,) = lab.generate(request)
         agrees(lab.model, PROMPT, got, lambda plain: truncated(plain, 10, 0.8))
 
-    def test_greedy_takes_the_likeliest(self, lab: Lab) -> None:
+    def test_greedy_takes_the_likeliest(self, lab: EngineFixture) -> None:
         (got,) = lab.generate(lab.request(PROMPT, 12, temperature=0.0))
         plain = agrees(lab.model, PROMPT, got)
         assert got.tokens == tuple(plain[len(PROMPT) - 1 : -1].argmax(-1).tolist())
 
-    def test_requests_of_all_kinds_share_a_batch(self, lab: Lab) -> None:
+    def test_requests_of_all_kinds_share_a_batch(self, lab: EngineFixture) -> None:
         kinds: list[dict[str, Any]] = [{}, {"temperature": 0.0}, {"temperature": 0.6}, {"top_k": 10, "top_p": 0.8}]
         expect = [None, None, lambda p: log_softmax(p / 0.6), lambda p: truncated(p, 10, 0.8)]
         requests = [lab.request(PROMPT, 5 + i, seed=i, **kind) for i, kind in enumerate(kinds)]
         for got, how in zip(lab.generate(*requests), expect, strict=True):
             agrees(lab.model, PROMPT, got, how)
 
-    def test_samples_of_one_prompt_are_each_right_and_differ(self, lab: Lab) -> None:
+    def test_samples_of_one_prompt_are_each_right_and_differ(self, lab: EngineFixture) -> None:
         requests = [lab.request(PROMPT, 6, seed=seed) for seed in range(8)]
         results = lab.generate(*requests)
         for got in results:
             agrees(lab.model, PROMPT, got)
         assert len({got.tokens for got in results}) > 1
 
-    def test_samples_follow_the_distribution(self, lab: Lab) -> None:
+    def test_samples_follow_the_distribution(self, lab: EngineFixture) -> None:
         count = 2000
         results = lab.generate(*(lab.request(PROMPT, 1, seed=seed) for seed in range(count)))
         drawn = np.bincount([got.tokens[0] for got in results], minlength=VOCABULARY) / count
@@ -114,29 +114,29 @@ class EngineSuite(InFlightChecks, AdapterChecks, DeltaChecks, FormatChecks, Suit
         spread = np.sqrt(expected * (1 - expected) / count)
         assert (np.abs(drawn - expected) < 6 * spread + 2 / count).all()
 
-    def test_stop_token_ends_and_is_returned(self, lab: Lab) -> None:
+    def test_stop_token_ends_and_is_returned(self, lab: EngineFixture) -> None:
         (free,) = lab.generate(lab.request(PROMPT, 12, temperature=0.0))
         stop = free.tokens[3]
         (got,) = lab.generate(lab.request(PROMPT, 12, temperature=0.0, stop_tokens=(stop,)))
         assert got.finish == "stop"
         assert got.tokens == free.tokens[: free.tokens.index(stop) + 1]
 
-    def test_length_ends_after_exactly_the_tokens_asked_for(self, lab: Lab) -> None:
+    def test_length_ends_after_exactly_the_tokens_asked_for(self, lab: EngineFixture) -> None:
         requests = [lab.request(PROMPT, count, seed=count) for count in (1, 2, 33)]
         for request, got in zip(requests, lab.generate(*requests), strict=True):
             assert (len(got.tokens), got.finish) == (request.max_new_tokens, "length")
 
-    def test_whole_context_can_be_used(self, lab: Lab) -> None:
+    def test_whole_context_can_be_used(self, lab: EngineFixture) -> None:
         (got,) = lab.generate(lab.request(PROMPT, CONTEXT - len(PROMPT), seed=1))
         assert len(got.tokens) == CONTEXT - len(PROMPT)
         agrees(lab.model, PROMPT, got)
 
-    def test_suppressed_tokens_are_never_sampled(self, lab: Lab) -> None:
+    def test_suppressed_tokens_are_never_sampled(self, lab: EngineFixture) -> None:
         suppress = tuple(range(0, VOCABULARY, 2))
         results = lab.generate(*(lab.request(PROMPT, 8, seed=s, suppress_tokens=suppress) for s in range(4)))
         assert not {token for got in results for token in got.tokens} & set(suppress)
 
-    def test_likeliest_tokens_come_with_each_token(self, lab: Lab) -> None:
+    def test_likeliest_tokens_come_with_each_token(self, lab: EngineFixture) -> None:
         (got,) = lab.generate(lab.request(PROMPT, 4, seed=1, num_top=3))
         plain = plain_log_probs(lab.model, (*PROMPT, *got.tokens))[len(PROMPT) - 1 : -1]
         assert len(got.top) == 4
@@ -144,7 +144,7 @@ class EngineSuite(InFlightChecks, AdapterChecks, DeltaChecks, FormatChecks, Suit
             assert [token for token, _ in pairs] == (-row).argsort(kind="stable")[:3].tolist()
             np.testing.assert_allclose([p for _, p in pairs], np.sort(row)[::-1][:3], atol=TOLERANCE)
 
-    def test_calls_at_once_do_not_mix(self, lab: Lab) -> None:
+    def test_calls_at_once_do_not_mix(self, lab: EngineFixture) -> None:
         calls = [[lab.request(prompt, 4 + i, seed=i) for prompt in PROMPTS] for i in range(4)]
 
         async def all_at_once() -> list[list[Delta]]:
@@ -155,7 +155,7 @@ class EngineSuite(InFlightChecks, AdapterChecks, DeltaChecks, FormatChecks, Suit
                 assert len(got.tokens) == request.max_new_tokens
                 agrees(lab.model, request.tokens, got)
 
-    def test_more_prompts_at_once_than_one_iteration_takes(self, lab: Lab) -> None:
+    def test_more_prompts_at_once_than_one_iteration_takes(self, lab: EngineFixture) -> None:
         prompts = [tuple((place * (number + 3)) % VOCABULARY for place in range(100)) for number in range(100)]
         requests = [lab.request(prompt, 2, seed=number) for number, prompt in enumerate(prompts)]
         results = lab.generate(*requests)
@@ -163,20 +163,20 @@ class EngineSuite(InFlightChecks, AdapterChecks, DeltaChecks, FormatChecks, Suit
         for request, got in list(zip(requests, results, strict=True))[::20]:
             agrees(lab.model, request.tokens, got)
 
-    def test_same_seed_gives_the_same_sample_whatever_else_runs(self, lab: Lab) -> None:
+    def test_same_seed_gives_the_same_sample_whatever_else_runs(self, lab: EngineFixture) -> None:
         self.needs(lab.engine.capabilities.seeds, "seeds")
         (alone,) = lab.generate(lab.request(PROMPT, 10, seed=77))
         others = [lab.request(prompt, 3 + i, seed=i) for i, prompt in enumerate(PROMPTS)]
         *_, beside = lab.generate(*others, lab.request(PROMPT, 10, seed=77))
         assert beside.tokens == alone.tokens
 
-    def test_a_continuation_draws_what_the_whole_would_have(self, lab: Lab) -> None:
+    def test_a_continuation_draws_what_the_whole_would_have(self, lab: EngineFixture) -> None:
         self.needs(lab.engine.capabilities.seeds, "seeds")
         (whole,) = lab.generate(lab.request(PROMPT, 10, seed=5))
         (rest,) = lab.generate(lab.request((*PROMPT, *whole.tokens[:4]), 6, seed=5))
         assert rest.tokens == whole.tokens[4:]
 
-    def test_score_agrees_with_a_plain_forward(self, lab: Lab) -> None:
+    def test_score_agrees_with_a_plain_forward(self, lab: EngineFixture) -> None:
         self.needs(lab.engine.capabilities.score, "score")
         for tokens, scored in zip(PROMPTS, lab.run(lab.engine.score(PROMPTS)), strict=True):
             plain = plain_log_probs(lab.model, tokens)
@@ -186,27 +186,27 @@ class EngineSuite(InFlightChecks, AdapterChecks, DeltaChecks, FormatChecks, Suit
     # Refusals: nothing runs, and the engine still serves.
 
     @pytest.mark.parametrize("token", [-1, VOCABULARY, 1 << 40])
-    def test_id_outside_of_the_vocabulary_is_refused(self, lab: Lab, token: int) -> None:
+    def test_id_outside_of_the_vocabulary_is_refused(self, lab: EngineFixture, token: int) -> None:
         with pytest.raises(ValueError, match=str(token)):
             lab.generate(lab.request(PROMPT, 2), lab.request((3, token), 2))
         self.still_serves(lab)
 
-    def test_request_over_the_context_is_refused(self, lab: Lab) -> None:
+    def test_request_over_the_context_is_refused(self, lab: EngineFixture) -> None:
         with pytest.raises(ValueError, match=str(CONTEXT)):
             lab.generate(lab.request(PROMPT, CONTEXT - len(PROMPT) + 1))
         self.still_serves(lab)
 
-    def test_empty_prompt_and_no_new_tokens_are_refused(self, lab: Lab) -> None:
+    def test_empty_prompt_and_no_new_tokens_are_refused(self, lab: EngineFixture) -> None:
         for request in (lab.request((), 3), lab.request(PROMPT, 0)):
             with pytest.raises(ValueError, match=request.id):
                 lab.generate(request)
         self.still_serves(lab)
 
-    def test_request_newer_than_the_weights_is_refused(self, lab: Lab) -> None:
+    def test_request_newer_than_the_weights_is_refused(self, lab: EngineFixture) -> None:
         with pytest.raises(ValueError, match="floor"):
             lab.generate(lab.request(PROMPT, 2, floor=lab.version.step + 1))
 
-    def still_serves(self, lab: Lab) -> None:
+    def still_serves(self, lab: EngineFixture) -> None:
         (got,) = lab.generate(lab.request(PROMPT, 2))
         assert len(got.tokens) == 2
         health = lab.run(lab.engine.health())
@@ -214,7 +214,7 @@ class EngineSuite(InFlightChecks, AdapterChecks, DeltaChecks, FormatChecks, Suit
 
     # Requests under way.
 
-    def test_abort_ends_a_request_and_keeps_its_tokens(self, lab: Lab) -> None:
+    def test_abort_ends_a_request_and_keeps_its_tokens(self, lab: EngineFixture) -> None:
         async def abort_one() -> list[Delta]:
             await lab.engine.pause()
             aborted, goes_on = lab.request(PROMPT, 100, seed=1), lab.request(PROMPT, 5, seed=2)
@@ -230,7 +230,7 @@ class EngineSuite(InFlightChecks, AdapterChecks, DeltaChecks, FormatChecks, Suit
         assert len(aborted.tokens) < 100
         assert (went_on.finish, len(went_on.tokens)) == ("length", 5)
 
-    def test_abort_of_nothing_named_ends_all(self, lab: Lab) -> None:
+    def test_abort_of_nothing_named_ends_all(self, lab: EngineFixture) -> None:
         async def abort_all() -> list[Delta]:
             await lab.engine.pause()
             requests = [lab.request(PROMPT, 100) for _ in range(3)]
@@ -243,7 +243,7 @@ class EngineSuite(InFlightChecks, AdapterChecks, DeltaChecks, FormatChecks, Suit
         assert [got.finish for got in lab.run(abort_all())] == ["abort"] * 3
         self.still_serves(lab)
 
-    def test_pause_holds_requests_and_resume_ends_them_alike(self, lab: Lab) -> None:
+    def test_pause_holds_requests_and_resume_ends_them_alike(self, lab: EngineFixture) -> None:
         async def paused_in_between() -> Delta:
             request = lab.request(PROMPT, 40, seed=3)
             running = asyncio.create_task(gather(lab.engine, [request]))
@@ -258,7 +258,7 @@ class EngineSuite(InFlightChecks, AdapterChecks, DeltaChecks, FormatChecks, Suit
         assert got.finish == "length"
         agrees(lab.model, PROMPT, got)
 
-    def test_a_reader_that_leaves_frees_its_requests(self, lab: Lab) -> None:
+    def test_a_reader_that_leaves_frees_its_requests(self, lab: EngineFixture) -> None:
         async def leave() -> None:
             requests = [lab.request(PROMPT, 100) for _ in range(3)]
             running = asyncio.create_task(gather(lab.engine, requests))
@@ -272,14 +272,14 @@ class EngineSuite(InFlightChecks, AdapterChecks, DeltaChecks, FormatChecks, Suit
 
     # Weights.
 
-    def test_new_weights_are_in_the_next_token(self, lab: Lab, renewed: Callable[[], str]) -> None:
+    def test_new_weights_are_in_the_next_token(self, lab: EngineFixture, renewed: Callable[[], str]) -> None:
         other = renewed()
         request = lab.request(PROMPT, 9, seed=1)
         (got,) = lab.generate(request)
         agrees(other, PROMPT, got)
         assert got.version == got.oldest_cache == lab.version.step
 
-    def test_receipt_proves_what_the_manifest_says(self, lab: Lab, renewed: Callable[[], str]) -> None:
+    def test_receipt_proves_what_the_manifest_says(self, lab: EngineFixture, renewed: Callable[[], str]) -> None:
         renewed()
         manifest = lab.publish()
         receipt = lab.update(manifest)
@@ -287,16 +287,16 @@ class EngineSuite(InFlightChecks, AdapterChecks, DeltaChecks, FormatChecks, Suit
         assert receipt.level == lab.engine.capabilities.receipts
 
     @pytest.mark.parametrize("fault", ["missing", "extra", "shape", "dtype", "renamed"])
-    def test_a_version_that_is_not_this_model_is_refused_whole(self, lab: Lab, fault: str) -> None:
+    def test_a_version_that_is_not_this_model_is_refused_whole(self, lab: EngineFixture, fault: str) -> None:
         self.needs(lab.engine.capabilities.receives_online, "online updates")
         self.refused(lab, lab.publish(damaged(tensors_of(lab.other), fault)))
 
-    def test_stale_bytes_are_refused_whole(self, lab: Lab) -> None:
+    def test_stale_bytes_are_refused_whole(self, lab: EngineFixture) -> None:
         self.needs(lab.engine.capabilities.receives_online, "online updates")
         stale, fresh = lab.publish(source=lab.model), lab.publish(source=lab.other)
         self.refused(lab, replace(fresh, location=stale.location))
 
-    def test_abandoned_incarnation_older_step_and_other_model_are_refused(self, lab: Lab) -> None:
+    def test_abandoned_incarnation_older_step_and_other_model_are_refused(self, lab: EngineFixture) -> None:
         self.needs(lab.engine.capabilities.receives_online, "online updates")
         lab.update(lab.publish(source=lab.model, version=Version("actor", lab.version.incarnation + 1, 50)))
         have = lab.version
@@ -304,13 +304,13 @@ class EngineSuite(InFlightChecks, AdapterChecks, DeltaChecks, FormatChecks, Suit
             self.refused(lab, lab.publish(version=old))
         self.refused(lab, lab.publish(version=Version("critic", have.incarnation, 200)))
 
-    def test_unknown_transport_is_refused(self, lab: Lab) -> None:
+    def test_unknown_transport_is_refused(self, lab: EngineFixture) -> None:
         self.needs(lab.engine.capabilities.receives_online, "online updates")
         with pytest.raises(_REFUSED):
             lab.run(lab.engine.update_weights(lab.publish(), Chosen("weight-transport", "carrier-pigeon")))
         self.still_serves(lab)
 
-    def refused(self, lab: Lab, manifest: Any) -> None:
+    def refused(self, lab: EngineFixture, manifest: Any) -> None:
         before = lab.version
         with pytest.raises(_REFUSED):
             lab.update(manifest)
@@ -321,7 +321,7 @@ class EngineSuite(InFlightChecks, AdapterChecks, DeltaChecks, FormatChecks, Suit
     # Sleep.
 
     @pytest.mark.parametrize("part", ["kv", "weights"])
-    def test_sleep_frees_and_wake_restores(self, lab: Lab, part: str) -> None:
+    def test_sleep_frees_and_wake_restores(self, lab: EngineFixture, part: str) -> None:
         self.needs(part in lab.engine.capabilities.sleep, f"sleep of {part}")
 
         async def nap() -> tuple[int, Delta]:
@@ -335,7 +335,7 @@ class EngineSuite(InFlightChecks, AdapterChecks, DeltaChecks, FormatChecks, Suit
         assert freed >= (4 * lab.facts["parameters"] if part == "weights" else 0)
         agrees(lab.model, PROMPT, got)
 
-    def test_unknown_part_can_not_sleep(self, lab: Lab) -> None:
+    def test_unknown_part_can_not_sleep(self, lab: EngineFixture) -> None:
         self.needs(lab.engine.capabilities.sleep, "sleep")
         with pytest.raises(_REFUSED):
             lab.run(lab.engine.sleep(["attention"]))
@@ -343,8 +343,8 @@ class EngineSuite(InFlightChecks, AdapterChecks, DeltaChecks, FormatChecks, Suit
 
     # The end.
 
-    def test_a_stopped_engine_says_so_and_serves_nothing(self, lab: Lab) -> None:
-        other = Lab(self.make_engine(), lab.model, lab.other).start()
+    def test_a_stopped_engine_says_so_and_serves_nothing(self, lab: EngineFixture) -> None:
+        other = EngineFixture(self.make_engine(), lab.model, lab.other).start()
         other.run(other.engine.stop())
         assert not other.run(other.engine.health()).ok
         with pytest.raises(RelaxError):

@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from relax_core.api.version import Version
-from relax_core.api.weights import Manifest
+from relax_core.api.weights import Manifest, Version
 from relax_core.testing.engine_in_flight import PROMPT
-from relax_core.testing.engine_lab import LORA, Lab, Tensors, tensors_of
+from relax_core.testing.engine_lab import LORA, EngineFixture, Tensors, tensors_of
 from relax_core.testing.engine_truth import agrees
 
 FAULTS = ("base", "unknown module", "half", "missing module", "rank")
@@ -25,17 +24,17 @@ class AdapterChecks:
     def needs(self, claimed: object, what: str) -> None:
         raise NotImplementedError
 
-    def refused(self, lab: Lab, manifest: Manifest) -> None:
+    def refused(self, lab: EngineFixture, manifest: Manifest) -> None:
         raise NotImplementedError
 
     @pytest.fixture
-    def adapted(self, lab: Lab) -> Iterator[Lab]:
+    def adapted(self, lab: EngineFixture) -> Iterator[EngineFixture]:
         """The engine; its first weights come back afterwards."""
         self.needs(lab.engine.capabilities.lora, "adapters")
         yield lab
         lab.update(lab.publish(source=lab.model))
 
-    def test_each_adapter_lies_over_the_folder(self, adapted: Lab, tmp_path: Path) -> None:
+    def test_each_adapter_lies_over_the_folder(self, adapted: EngineFixture, tmp_path: Path) -> None:
         for seed in (1, 2):
             tensors = adapter(adapted, seed)
             manifest = published(adapted, tensors)
@@ -46,7 +45,7 @@ class AdapterChecks:
             assert got.version == manifest.version.step
 
     @pytest.mark.parametrize("fault", FAULTS)
-    def test_a_wrong_adapter_is_refused_whole(self, lab: Lab, fault: str) -> None:
+    def test_a_wrong_adapter_is_refused_whole(self, lab: EngineFixture, fault: str) -> None:
         self.needs(lab.engine.capabilities.lora, "adapters")
         good = adapter(lab, 1)
         wrong: dict[str, Tensors] = {
@@ -59,7 +58,7 @@ class AdapterChecks:
         self.refused(lab, published(lab, wrong[fault], "elsewhere" if fault == "base" else ""))
 
 
-def adapter(lab: Lab, seed: int) -> Tensors:
+def adapter(lab: EngineFixture, seed: int) -> Tensors:
     """Pairs for all modules that the lab's engine was told of."""
     random, rank = np.random.default_rng(seed), LORA["rank"]
     pairs: Tensors = []
@@ -73,13 +72,13 @@ def adapter(lab: Lab, seed: int) -> Tensors:
     return pairs
 
 
-def published(lab: Lab, tensors: Tensors, base: str = "") -> Manifest:
+def published(lab: EngineFixture, tensors: Tensors, base: str = "") -> Manifest:
     lab._step += 1
     version = Version("actor", lab.version.incarnation, lab._step)
     return lab._transport.send(version, "lora", base or str(lab.facts["fingerprint"]), tensors, lab.location)
 
 
-def merged(lab: Lab, tensors: Tensors, folder: Path) -> str:
+def merged(lab: EngineFixture, tensors: Tensors, folder: Path) -> str:
     """The lab's model with an adapter, in float64 and then as a folder."""
     import torch
     from safetensors.torch import save_file

@@ -14,11 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from relax_core.api.version import Version
-from relax_core.api.weights import Manifest
+from relax_core.api.weights import Manifest, Version
 from relax_core.testing.engine_adapters import adapter, published
 from relax_core.testing.engine_in_flight import PROMPT
-from relax_core.testing.engine_lab import Lab, Tensors, tensors_of
+from relax_core.testing.engine_lab import EngineFixture, Tensors, tensors_of
 from relax_core.testing.engine_truth import agrees
 
 FAULTS = ("base", "damaged", "other model")
@@ -30,18 +29,18 @@ class DeltaChecks:
     def needs(self, claimed: object, what: str) -> None:
         raise NotImplementedError
 
-    def refused(self, lab: Lab, manifest: Manifest) -> None:
+    def refused(self, lab: EngineFixture, manifest: Manifest) -> None:
         raise NotImplementedError
 
     @pytest.fixture
-    def based(self, lab: Lab) -> Iterator[Lab]:
+    def based(self, lab: EngineFixture) -> Iterator[EngineFixture]:
         """The engine with its first weights published, so that a delta can follow; they come back afterwards."""
         self.needs(lab.engine.capabilities.delta, "deltas")
         lab.update(lab.publish(source=lab.model))
         yield lab
         lab.update(lab.publish(source=lab.model))
 
-    def test_deltas_give_what_the_whole_version_would(self, based: Lab, tmp_path: Path) -> None:
+    def test_deltas_give_what_the_whole_version_would(self, based: EngineFixture, tmp_path: Path) -> None:
         tensors = tensors_of(based.model)
         for seed in (1, 2):
             tensors = moved(tensors, seed)
@@ -57,7 +56,7 @@ class DeltaChecks:
         assert (whole.resident, whole.layout) == (receipt.resident, receipt.layout), "memory differs from the whole's"
 
     @pytest.mark.parametrize("fault", FAULTS)
-    def test_a_wrong_delta_is_refused_whole(self, based: Lab, fault: str) -> None:
+    def test_a_wrong_delta_is_refused_whole(self, based: EngineFixture, fault: str) -> None:
         first = moved(tensors_of(based.model), 1)
         have = based.version
         delta(based, first)  # this engine does not take it
@@ -68,7 +67,7 @@ class DeltaChecks:
             manifest = replace(manifest, tensors=manifest.tensors[1:])
         self.refused(based, manifest)
 
-    def test_a_delta_over_an_adapter_is_refused(self, based: Lab) -> None:
+    def test_a_delta_over_an_adapter_is_refused(self, based: EngineFixture) -> None:
         self.needs(based.engine.capabilities.lora, "adapters")
         base = published(based, adapter(based, 1), based.publish(source=based.model).fingerprint)
         based.update(base)
@@ -79,7 +78,7 @@ class DeltaChecks:
         assert based.version == laid
 
 
-def delta(lab: Lab, tensors: Tensors) -> Manifest:
+def delta(lab: EngineFixture, tensors: Tensors) -> Manifest:
     """On top of what was sent last."""
     base = Version("actor", lab.version.incarnation, lab._step)
     lab._step += 1
@@ -95,7 +94,7 @@ def moved(tensors: Tensors, seed: int) -> Tensors:
     return [(name, array, dtype) for (name, _, dtype), array in zip(tensors, changed, strict=True)]
 
 
-def folder_of(lab: Lab, tensors: Tensors, folder: Path) -> str:
+def folder_of(lab: EngineFixture, tensors: Tensors, folder: Path) -> str:
     """The lab's model with these tensors."""
     import torch
     from safetensors.torch import save_file

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 from relax_core.api.engine import Engine
-from relax_core.api.version import Version
-from relax_core.api.weights import TensorInfo, combined_fingerprint, tensor_fingerprint
+from relax_core.api.weights import TensorInfo, Version, combined_fingerprint, tensor_fingerprint
 from relax_core.testing.engine_adapters import adapter, published
 from relax_core.testing.engine_in_flight import PROMPT
-from relax_core.testing.engine_lab import VOCABULARY, Lab, Tensors, tensors_of, tiny_qwen3
+from relax_core.testing.engine_lab import VOCABULARY, EngineFixture, Tensors, tensors_of, tiny_qwen3
 from relax_core.testing.engine_truth import plain_log_probs
 
 APART = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.15}
@@ -26,7 +25,7 @@ NORMAL = 1e-5
 SAFETENSORS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
-class FormatChecks:
+class EngineFormatChecks:
     """Tests of an engine that is started anew in each format; it has float32 weights in its folder."""
 
     @classmethod
@@ -36,16 +35,18 @@ class FormatChecks:
     @pytest.fixture(scope="class", params=tuple(APART))
     def formatted(
         self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-    ) -> Iterator[tuple[str, Lab]]:
+    ) -> Iterator[tuple[str, EngineFixture]]:
         engine, dtype = request.cls.make_engine(), request.param
         if dtype not in engine.capabilities.dtypes:
             pytest.skip(f"does not claim {dtype}")
         first, second = (tiny_qwen3(str(tmp_path_factory.mktemp("model")), seed) for seed in (1, 2))
-        lab = Lab(engine, first, second).start(dtype, version=Version("actor", 0, 0))
+        lab = EngineFixture(engine, first, second).start(dtype, version=Version("actor", 0, 0))
         yield dtype, lab
         lab.stop()
 
-    def test_every_format_is_published_and_scored_in_float32(self, formatted: tuple[str, Lab], tmp_path: Path) -> None:
+    def test_every_format_is_published_and_scored_in_float32(
+        self, formatted: tuple[str, EngineFixture], tmp_path: Path
+    ) -> None:
         dtype, lab = formatted
         assert lab.facts["dtype"] == dtype
         manifest = lab.publish(rounded(tensors_of(lab.other), dtype))
@@ -58,7 +59,7 @@ class FormatChecks:
         want = rows[np.arange(len(got.tokens)), list(got.tokens)]
         np.testing.assert_allclose(got.log_probs, want, atol=APART[dtype], rtol=0)
 
-    def test_an_adapter_lies_over_the_folder_in_every_format(self, formatted: tuple[str, Lab]) -> None:
+    def test_an_adapter_lies_over_the_folder_in_every_format(self, formatted: tuple[str, EngineFixture]) -> None:
         dtype, lab = formatted
         if not lab.engine.capabilities.lora:
             pytest.skip("does not claim adapters")

@@ -12,8 +12,7 @@ from relax_core.api.engine import Capabilities, Delta, Engine, EngineSpec, Gener
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.options import Options
 from relax_core.api.trainer import Chosen
-from relax_core.api.version import Version
-from relax_core.api.weights import Manifest, Receipt
+from relax_core.api.weights import Manifest, Receipt, Version
 from relax_core.api.worker import Worker, WorkerSpec
 from relax_core.runners.local.workers import LocalWorkers
 

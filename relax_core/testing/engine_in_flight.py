@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from relax_core.api.engine import Delta, Engine, GenerateRequest
-from relax_core.api.version import Version
-from relax_core.testing.engine_lab import DISK, Lab, joined
+from relax_core.api.weights import Version
+from relax_core.testing.engine_lab import DISK, EngineFixture, joined
 from relax_core.testing.engine_truth import agrees
 
 PROMPT = (5, 9, 33, 2, 17)
@@ -31,7 +31,7 @@ class InFlightChecks:
             pytest.skip(f"does not claim {what}")
 
     @pytest.fixture
-    def renewed(self, lab: Lab) -> Iterator[Callable[[], str]]:
+    def renewed(self, lab: EngineFixture) -> Iterator[Callable[[], str]]:
         """Loads the other folder's weights and says which; the first ones come back afterwards."""
         self.needs(lab.engine.capabilities.receives_online, "online updates")
 
@@ -43,7 +43,7 @@ class InFlightChecks:
         yield renew
         lab.update(lab.publish(source=lab.model))
 
-    def test_weights_may_land_in_the_middle_of_a_request(self, lab: Lab, renewed: Callable[[], str]) -> None:
+    def test_weights_may_land_in_the_middle_of_a_request(self, lab: EngineFixture, renewed: Callable[[], str]) -> None:
         self.needs(lab.engine.capabilities.in_flight_updates, "in-flight updates")
         before, requests = lab.version.step, [lab.request(prompt, LONG, seed=i) for i, prompt in enumerate(PROMPTS)]
 
@@ -65,9 +65,9 @@ class InFlightChecks:
         for request in requests:
             self.each_part_is_of_its_version(request, [part for part in parts if part.id == request.id], folders)
 
-    def test_caches_kept_over_an_update_are_told_and_never_shared(self, lab: Lab) -> None:
+    def test_caches_kept_over_an_update_are_told_and_never_shared(self, lab: EngineFixture) -> None:
         self.needs(lab.engine.capabilities.keeps_kv_across_versions, "caches that outlive an update")
-        other = Lab(self.make_engine(), lab.model, lab.other).start(
+        other = EngineFixture(self.make_engine(), lab.model, lab.other).start(
             version=Version("actor", 0, 0), kv_across_versions=True
         )
         try:
@@ -75,7 +75,7 @@ class InFlightChecks:
         finally:
             other.stop()
 
-    def _keeps_its_cache(self, lab: Lab) -> None:
+    def _keeps_its_cache(self, lab: EngineFixture) -> None:
         request = lab.request(PROMPT, LONG, seed=1)
 
         async def run() -> list[Delta]:

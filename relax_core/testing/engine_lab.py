@@ -17,8 +17,7 @@ import numpy as np
 
 from relax_core.api.engine import Delta, Engine, EngineSpec, GenerateRequest
 from relax_core.api.trainer import Chosen
-from relax_core.api.version import Version
-from relax_core.api.weights import Manifest, Receipt
+from relax_core.api.weights import Manifest, Receipt, Version
 from relax_core.weights import safetensors_file
 from relax_core.weights.files import Disk
 
@@ -56,7 +55,7 @@ def tensors_of(directory: str) -> Tensors:
     return [(name, array, entries[name].dtype) for name, array in zip(entries, arrays, strict=True)]
 
 
-class Lab:
+class EngineFixture:
     """A started engine, two model folders of one architecture, and a place to publish from one to the other."""
 
     def __init__(self, engine: Engine, model: str, other: str, transport: Disk | None = None) -> None:
@@ -68,7 +67,7 @@ class Lab:
         self._step = 0
         self._requests = 0
 
-    def start(self, dtype: str = "float32", **spec: Any) -> Lab:
+    def start(self, dtype: str = "float32", **spec: Any) -> EngineFixture:
         lora = {"lora": LORA} if self.engine.capabilities.lora else {}
         chosen = EngineSpec({"path": self.model, "dtype": dtype, **lora}, CONTEXT, **spec)
         self.facts = dict(self.run(self.engine.start(chosen), 600.0))

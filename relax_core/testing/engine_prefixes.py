@@ -12,7 +12,7 @@ import asyncio
 from typing import Any
 
 from relax_core.api.engine import Delta
-from relax_core.testing.engine_lab import VOCABULARY, Lab, gather, until_known
+from relax_core.testing.engine_lab import VOCABULARY, EngineFixture, gather, until_known
 from relax_core.testing.engine_truth import agrees
 
 LONG_PROMPT = tuple((place * 7 + 3) % VOCABULARY for place in range(112))
@@ -22,7 +22,7 @@ SAMPLES = 8
 class PrefixChecks:
     """Tests that a group's samples compute their prompt once, and that an update ends that."""
 
-    def test_samples_of_one_prompt_compute_it_once(self, lab: Lab) -> None:
+    def test_samples_of_one_prompt_compute_it_once(self, lab: EngineFixture) -> None:
         before = counted(lab)
         results = lab.generate(*(lab.request(LONG_PROMPT, 4, seed=seed) for seed in range(SAMPLES)))
         for got in results:
@@ -31,7 +31,7 @@ class PrefixChecks:
         assert prompt == SAMPLES * len(LONG_PROMPT)
         assert cached >= 0.8 * (SAMPLES - 1) * len(LONG_PROMPT), f"{cached} of {prompt} prompt tokens were shared"
 
-    def test_samples_go_on_when_the_one_before_them_is_aborted(self, lab: Lab) -> None:
+    def test_samples_go_on_when_the_one_before_them_is_aborted(self, lab: EngineFixture) -> None:
         requests = [lab.request(LONG_PROMPT, 4, seed=seed) for seed in range(4)]
 
         async def abort_first() -> list[Delta]:
@@ -47,7 +47,7 @@ class PrefixChecks:
         for got in results[1::2]:
             agrees(lab.model, LONG_PROMPT, got)
 
-    def test_an_update_ends_what_is_shared(self, lab: Lab) -> None:
+    def test_an_update_ends_what_is_shared(self, lab: EngineFixture) -> None:
         lab.generate(lab.request(LONG_PROMPT, 2))
         lab.update(lab.publish(source=lab.model))
         before = counted(lab)
@@ -55,7 +55,7 @@ class PrefixChecks:
         assert counted(lab)[1] == before[1]
 
 
-def counted(lab: Lab) -> tuple[int, int]:
+def counted(lab: EngineFixture) -> tuple[int, int]:
     """(prompt tokens, those of them that were found) so far."""
     facts: dict[str, Any] = dict(lab.run(lab.engine.health()).facts)
     return int(facts["prompt_tokens"]), int(facts["cached_tokens"])

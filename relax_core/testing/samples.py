@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-from relax_core.api.outcome import Outcome
 from relax_core.api.task import Message, Task
-from relax_core.api.trajectory import Node, Trajectory
+from relax_core.api.trajectory import Node, Outcome, Trajectory
 
 
 def trajectory(task: Task, response: str, outcome: Outcome = Outcome.FINISHED) -> Trajectory:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from relax_core.api.engine_hand import Generated, Prompt
+from relax_core.api.engine import Generated, Prompt
 from relax_core.api.task import Message
 
 BYTES = 256

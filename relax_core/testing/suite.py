@@ -16,12 +16,11 @@ from typing import Any, ClassVar
 
 import pytest
 
-from relax_core.api.component import Configurable
+from relax_core.api.component import KINDS, Configurable
 from relax_core.api.errors import ConfigError
-from relax_core.api.kinds import KINDS
-from relax_core.plugins import Catalogue
-from relax_core.plugins.check import heavy_imports
-from relax_core.plugins.contract import breach, build_options
+from relax_core.registry import Catalogue
+from relax_core.registry.check import heavy_imports
+from relax_core.registry.contract import build_options, contract_violation
 from relax_core.testing.apart import Apart, run_apart
 
 
@@ -89,7 +88,7 @@ class Suite:
         return self.make()
 
     def test_is_of_its_kind(self) -> None:
-        assert breach(KINDS[self.kind], self.target()) == ""
+        assert contract_violation(KINDS[self.kind], self.target()) == ""
 
     def test_options_round_trip(self) -> None:
         model = self.target().options_model()

@@ -22,18 +22,18 @@ from relax_core.api.batch import Ragged, RowBatch
 from relax_core.api.errors import RelaxError
 from relax_core.api.options import Options
 from relax_core.api.trainer import Chosen, Chunk, OptimizerSpec, Trainer, TrainerSpec, UpdateOutcome, UpdateResult
-from relax_core.api.version import Version
 from relax_core.api.weights import (
     Manifest,
     Resident,
     TensorInfo,
+    Version,
     WeightTransport,
     combined_fingerprint,
     tensor_fingerprint,
 )
 from relax_core.learn.counts import count
 from relax_core.testing.suite import Suite
-from relax_core.testing.trainer_formats import FormatChecks
+from relax_core.testing.trainer_formats import TrainerFormatChecks
 from relax_core.testing.trainer_rows import VOCAB, make_rows, with_values
 
 
@@ -96,7 +96,7 @@ def tiny_model(
     return str(directory)
 
 
-class TrainerSuite(FormatChecks, Suite):
+class TrainerSuite(TrainerFormatChecks, Suite):
     """What a step, a publish and a checkpoint promise."""
 
     kind: ClassVar[str] = "trainer"

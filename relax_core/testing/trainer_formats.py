@@ -12,14 +12,13 @@ from typing import Any, ClassVar
 import pytest
 
 from relax_core.api.trainer import Chosen, Trainer
-from relax_core.api.version import Version
-from relax_core.api.weights import Manifest
+from relax_core.api.weights import Manifest, Version
 from relax_core.testing.trainer_rows import make_rows
 
 SAFETENSORS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
-class FormatChecks:
+class TrainerFormatChecks:
     """Tests of a trainer that is started anew for engines of each format."""
 
     dtype: ClassVar[str]

@@ -18,17 +18,17 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from relax_core.api.version import Version
 from relax_core.api.weights import (
     Manifest,
     Payload,
     Resident,
+    Version,
     WeightTransport,
     combined_fingerprint,
     tensor_fingerprint,
 )
 from relax_core.testing.suite import Suite
-from relax_core.testing.weight_transport_lab import REFUSED, Chain, Transfer, moved
+from relax_core.testing.weight_transport_lab import REFUSED, PublishedChain, Transfer, moved
 from relax_core.testing.weight_transport_lies import LIES, lies_of
 
 Tensors = list[tuple[str, np.ndarray, str]]
@@ -155,7 +155,7 @@ class WeightTransportSuite(Suite):
 
     def test_a_delta_brings_what_changed_and_nothing_else(self, sender: WeightTransport, location: str) -> None:
         self.needs(sender, "delta")
-        chain = Chain.begin(sender, self.build(), location, "delta", some_tensors())
+        chain = PublishedChain.begin(sender, self.build(), location, "delta", some_tensors())
         before, after = chain.receiver.tensors.copy(), moved(chain.now)
         manifest = chain.send(after)
         got = self.receive(sender, manifest, after, lambda name: before[name][0])
@@ -198,7 +198,7 @@ class WeightTransportSuite(Suite):
 
     def test_a_delta_of_another_version_than_the_last_is_not_sent(self, sender: WeightTransport, location: str) -> None:
         self.needs(sender, "delta")
-        chain = Chain.begin(sender, self.build(), location, "delta", some_tensors())
+        chain = PublishedChain.begin(sender, self.build(), location, "delta", some_tensors())
         with pytest.raises(ValueError, match=r"actor@0\.0"):
             self.send(sender, location, chain.version.step + 1, moved(chain.now), "delta", "actor@0.0")
 
@@ -209,7 +209,7 @@ class WeightTransportSuite(Suite):
         self, sender: WeightTransport, location: str, lie: str, payload: Payload
     ) -> None:
         self.needs(sender, payload)
-        chain = Chain.begin(sender, self.build(), location, payload, tensors_of(payload))
+        chain = PublishedChain.begin(sender, self.build(), location, payload, tensors_of(payload))
         with pytest.raises(REFUSED):
             LIES[lie](chain)
         proved = chain.versions.receivers("actor")
@@ -219,7 +219,7 @@ class WeightTransportSuite(Suite):
         for payload in PAYLOADS:
             if payload in sender.payloads:
                 own = f"{location}/{payload}"
-                chain = Chain.begin(self.build(), self.build(), own, payload, tensors_of(payload))
+                chain = PublishedChain.begin(self.build(), self.build(), own, payload, tensors_of(payload))
                 chain.publish(moved(chain.now))
                 assert chain.versions.receivers("actor") == {"engine-0": chain.version}
 

@@ -15,19 +15,18 @@ import numpy as np
 
 from relax_core.api.errors import RelaxError
 from relax_core.api.trainer import Chosen
-from relax_core.api.version import Version
 from relax_core.api.weights import (
     PLAIN,
     Manifest,
     Payload,
     Receipt,
     TensorInfo,
+    Version,
     WeightTransport,
     combined_fingerprint,
     tensor_fingerprint,
 )
-from relax_core.weights.prove import prove_successor
-from relax_core.weights.versions import Versions
+from relax_core.weights.registry import Versions, prove_successor
 
 Tensors = Sequence[tuple[str, np.ndarray, str]]
 REFUSED = (ValueError, RelaxError)
@@ -91,7 +90,7 @@ class Receiver:
 
 
 @dataclass
-class Chain:
+class PublishedChain:
     """One trainer's publishes on their way to one receiver, through the real service."""
 
     sender: WeightTransport
@@ -109,7 +108,7 @@ class Chain:
     def begin(
         cls, sender: WeightTransport, transport: WeightTransport, location: str, payload: Payload, tensors: Tensors,
         honest: bool = True,
-    ) -> Chain:  # fmt: skip
+    ) -> PublishedChain:  # fmt: skip
         """A first version has arrived and is proved."""
         receiver = Receiver("engine-0", {}, honest)
         chain = cls(sender, transport, location, payload, receiver)

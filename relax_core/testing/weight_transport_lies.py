@@ -12,9 +12,9 @@ from dataclasses import replace
 import numpy as np
 
 from relax_core.api.weights import Payload, combined_fingerprint
-from relax_core.testing.weight_transport_lab import Chain, Transfer, moved
+from relax_core.testing.weight_transport_lab import PublishedChain, Transfer, moved
 
-Lie = Callable[[Chain], object]
+Lie = Callable[[PublishedChain], object]
 LIES: dict[str, Lie] = {}
 ONLY = {"delta_without_its_base": "delta", "delta_on_another_base": "delta", "dropped_adapter_tensor": "lora"}
 """Lies that one payload alone can tell."""
@@ -33,26 +33,26 @@ def lies_of(payload: str) -> list[str]:
 
 
 @_lie
-def skipped_tensor(chain: Chain) -> None:
+def skipped_tensor(chain: PublishedChain) -> None:
     after = moved(chain.now)
     chain.publish(after, wire=after[1:])
 
 
 @_lie
-def stale_bucket(chain: Chain) -> None:
+def stale_bucket(chain: PublishedChain) -> None:
     after = moved(chain.now)
     chain.publish(after, wire=[chain.now[0], *after[1:]])
 
 
 @_lie
-def swapped_names(chain: Chain) -> None:
+def swapped_names(chain: PublishedChain) -> None:
     after = moved(chain.now)
     (first, a, dtype), (second, b, _), *rest = after
     chain.publish(after, wire=[(first, b, dtype), (second, a, dtype), *rest])
 
 
 @_lie
-def wrong_dtype_on_the_wire(chain: Chain) -> None:
+def wrong_dtype_on_the_wire(chain: PublishedChain) -> None:
     after = moved(chain.now)
     wire = [(name, array.view(np.float16), "F16") if dtype == "BF16" else (name, array, dtype)
             for name, array, dtype in after]  # fmt: skip
@@ -60,13 +60,13 @@ def wrong_dtype_on_the_wire(chain: Chain) -> None:
 
 
 @_lie
-def wrong_shape_on_the_wire(chain: Chain) -> None:
+def wrong_shape_on_the_wire(chain: PublishedChain) -> None:
     (name, array, dtype), *rest = after = moved(chain.now)
     chain.publish(after, wire=[(name, np.ascontiguousarray(array.T), dtype), *rest])
 
 
 @_lie
-def flipped_bit_on_the_wire(chain: Chain) -> None:
+def flipped_bit_on_the_wire(chain: PublishedChain) -> None:
     (name, array, dtype), *rest = after = moved(chain.now)
     flipped = np.array(array)
     flipped.reshape(-1).view(np.uint8)[-1] ^= 0x80
@@ -77,28 +77,28 @@ def flipped_bit_on_the_wire(chain: Chain) -> None:
 
 
 @_lie
-def identical_bytes_after_an_update(chain: Chain) -> None:
+def identical_bytes_after_an_update(chain: PublishedChain) -> None:
     chain.publish(chain.now)
 
 
 @_lie
-def tensor_that_is_no_longer_published(chain: Chain) -> None:
+def tensor_that_is_no_longer_published(chain: PublishedChain) -> None:
     chain.publish(moved(chain.now)[1:])
 
 
 @_lie
-def dropped_adapter_tensor(chain: Chain) -> None:
+def dropped_adapter_tensor(chain: PublishedChain) -> None:
     chain.publish([one for one in moved(chain.now) if "lora_B" not in one[0]])
 
 
 @_lie
-def wrong_dtype_at_the_source(chain: Chain) -> None:
+def wrong_dtype_at_the_source(chain: PublishedChain) -> None:
     (name, array, _), *rest = moved(chain.now)
     chain.publish([(name, array.astype(np.float16), "F16"), *rest])
 
 
 @_lie
-def renamed_tensor(chain: Chain) -> None:
+def renamed_tensor(chain: PublishedChain) -> None:
     (name, array, dtype), *rest = moved(chain.now)
     chain.publish([(f"{name}.renamed", array, dtype), *rest])
 
@@ -107,17 +107,17 @@ def renamed_tensor(chain: Chain) -> None:
 
 
 @_lie
-def false_fingerprint_of_all(chain: Chain) -> None:
+def false_fingerprint_of_all(chain: PublishedChain) -> None:
     chain.publish(moved(chain.now), fingerprint="0" * 32)
 
 
 @_lie
-def no_fingerprint(chain: Chain) -> None:
+def no_fingerprint(chain: PublishedChain) -> None:
     chain.publish(moved(chain.now), fingerprint="")
 
 
 @_lie
-def false_fingerprint_of_one(chain: Chain) -> None:
+def false_fingerprint_of_one(chain: PublishedChain) -> None:
     after = moved(chain.now)
     manifest = chain.send(after)
     tensors = (replace(manifest.tensors[0], fingerprint="0" * 32), *manifest.tensors[1:])
@@ -125,7 +125,7 @@ def false_fingerprint_of_one(chain: Chain) -> None:
 
 
 @_lie
-def bytes_of_an_earlier_version(chain: Chain) -> None:
+def bytes_of_an_earlier_version(chain: PublishedChain) -> None:
     """The manifest of the new one leads to where the last one is."""
     last, after = chain.newest, moved(chain.now)
     assert last is not None
@@ -137,14 +137,14 @@ def bytes_of_an_earlier_version(chain: Chain) -> None:
 
 
 @_lie
-def abandoned_incarnation(chain: Chain) -> None:
+def abandoned_incarnation(chain: PublishedChain) -> None:
     """A trainer that was given up publishes on, after its successor did."""
     _successor(chain)
     chain.publish(moved(chain.now))
 
 
 @_lie
-def receipt_of_an_abandoned_incarnation(chain: Chain) -> None:
+def receipt_of_an_abandoned_incarnation(chain: PublishedChain) -> None:
     """A receiver proves what it loaded after the successor has published."""
     after = moved(chain.now)
     manifest = chain.send(after)
@@ -154,7 +154,7 @@ def receipt_of_an_abandoned_incarnation(chain: Chain) -> None:
     chain.arrive(manifest, after, after)
 
 
-def _successor(chain: Chain, announce: Callable[..., None] | None = None) -> None:
+def _successor(chain: PublishedChain, announce: Callable[..., None] | None = None) -> None:
     assert chain.newest is not None
     version = chain.version._replace(incarnation=chain.version.incarnation + 1)
     payload: Payload = "lora" if chain.payload == "lora" else "full"
@@ -163,7 +163,7 @@ def _successor(chain: Chain, announce: Callable[..., None] | None = None) -> Non
 
 
 @_lie
-def delta_without_its_base(chain: Chain) -> None:
+def delta_without_its_base(chain: PublishedChain) -> None:
     """The receiver has nothing to put it on."""
     after = moved(chain.now)
     manifest = chain.send(after)
@@ -173,7 +173,7 @@ def delta_without_its_base(chain: Chain) -> None:
 
 
 @_lie
-def delta_on_another_base(chain: Chain) -> None:
+def delta_on_another_base(chain: PublishedChain) -> None:
     """The receiver has another version than the one the delta is made for."""
     name, (array, dtype) = next(iter(chain.receiver.tensors.items()))
     chain.receiver.tensors[name] = (moved([(name, array, dtype), ("", array, dtype)], by=5)[0][1], dtype)

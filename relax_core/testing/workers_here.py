@@ -13,7 +13,7 @@ from typing import Any
 
 from relax_core.api.errors import ConfigError
 from relax_core.api.worker import Worker, WorkerSpec
-from relax_core.runners.host import Builder, Host, free_port
+from relax_core.rpc.host import Builder, Host, free_port
 
 
 class WorkerHere:
@@ -46,7 +46,7 @@ class WorkerHere:
         """What it holds goes with the last reference to it."""
 
 
-class WorkersHere:
+class InProcessWorkers:
     """`api.worker.Workers` of one process."""
 
     def __init__(self, builder: Builder) -> None:

@@ -22,10 +22,9 @@ from rich.text import Text
 from relax_core.api import events
 from relax_core.api.clock import Clock, SystemClock
 from relax_core.api.events import Event
-from relax_core.api.status import Beat
-from relax_core.views.apart import MEAN
-from relax_core.views.chain import chain
-from relax_core.views.why import seconds
+from relax_core.api.status import Heartbeat
+from relax_core.views.report import MEAN
+from relax_core.views.why import chain, seconds
 
 Mode = Literal["auto", "live", "plain", "quiet"]
 HERTZ = 4
@@ -57,7 +56,7 @@ class LiveDisplay:
         self._metrics: Mapping[str, float] = {}
         self._rewards: deque[float] = deque(maxlen=WIDTH)
         self._evals: dict[str, float] = {}
-        self._beats: tuple[Beat, ...] = ()
+        self._beats: tuple[Heartbeat, ...] = ()
         self._note = ""
         self._bubble: float | None = None
         self._lock = threading.Lock()
@@ -73,7 +72,7 @@ class LiveDisplay:
         if line and self._mode == "plain":
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def beats(self, beats: Sequence[Beat]) -> None:
+    def beats(self, beats: Sequence[Heartbeat]) -> None:
         """Take role states in."""
         with self._lock:
             self._beats = tuple(sorted(beats, key=lambda beat: beat.role))
@@ -176,7 +175,7 @@ class LiveDisplay:
             return None
         return (self._clock.now() - self._first_done) / done * max(self._steps - self._step, 0)
 
-    def _roles(self, beats: Sequence[Beat]) -> Table:
+    def _roles(self, beats: Sequence[Heartbeat]) -> Table:
         table = Table.grid(padding=(0, 2))
         now = self._clock.now()
         for beat in beats:
@@ -192,7 +191,7 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(_BARS[round((value - low) / width * (len(_BARS) - 1))] for value in values)
 
 
-def _owes(beats: Sequence[Beat], now: float) -> str:
+def _owes(beats: Sequence[Heartbeat], now: float) -> str:
     """The chain of waits in one line."""
     links = chain([asdict(beat) for beat in beats], now)
     if len(links) < 2:
@@ -202,7 +201,7 @@ def _owes(beats: Sequence[Beat], now: float) -> str:
     return "waits: " + " ← ".join(link.who for link in links) + told
 
 
-def _doing(beat: Beat, now: float) -> str:
+def _doing(beat: Heartbeat, now: float) -> str:
     if not beat.waits:
         return beat.doing
     wait = min(beat.waits, key=lambda wait: wait.since)

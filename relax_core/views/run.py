@@ -1,17 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run as a reader sees it: `open_run(dir)` for notebooks and for the other views. Reads only; safe on a live run."""
+"""A run as a reader sees it: `open_run(dir)` for notebooks and for the other views. Reads only; safe on a live run.
+
+The runs of a folder at a glance: state, steps, reward. Reads the small files only where they say enough.
+
+Whether a run goes, has ended or was lost: from its documents, the wall clock and the process table.
+"""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from relax_core.api.errors import ConfigError
-from relax_core.observe.journal import read_lines
-from relax_core.observe.run_directory import RunDirectory, find_run
+from relax_core.observe.append_only_file import read_lines
+from relax_core.observe.documents import host_mark
+from relax_core.observe.recorder import ENDINGS
+from relax_core.observe.run_directory import RunDirectory, find_run, run_paths, runs_root
 
 _NOT_METRICS = ("schema", "time", "elapsed_s")
 
@@ -107,3 +117,85 @@ class RunView:
 def open_run(run: str | Path | None = None) -> RunView:
     """A run by directory or by name under `$RELAX_RUNS`; the latest without one."""
     return RunView(find_run(str(run) if run is not None else None))
+
+
+STALE_S = 30.0
+"""A live controller writes its status far more often."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunHealth:
+    """`state` is one of the endings, starting, running, silent (says nothing any more), lost (its process is gone)."""
+
+    state: str
+    said_s_ago: float | None = None
+    detail: str = ""
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDINGS
+
+
+def health(run: RunView, wall: float) -> RunHealth:
+    """A run's state at wall-clock time `wall`."""
+    status, summary = run.status(), run.summary()
+    if not status:
+        ending = str(summary.get("status", ""))
+        return RunHealth(ending) if ending else RunHealth("starting", None, "it has said nothing yet")
+    age = max(wall - float(status.get("written_at", wall)), 0.0)
+    state = str(status.get("state", "running"))
+    if state in ENDINGS:
+        return RunHealth(state, age, str(summary.get("error") or ""))
+    if _gone(status):
+        return RunHealth("lost", age, f"its process {status['pid']} is gone; continue with `relax resume {run.name}`")
+    if age > STALE_S:
+        return RunHealth("silent", age, f"process {status.get('pid')} may hang, or is on another machine")
+    return RunHealth(state, age)
+
+
+def _gone(status: dict[str, Any]) -> bool:
+    return status.get("host") == host_mark() and not psutil.pid_exists(int(status.get("pid", 0)))
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One line of `relax runs`."""
+
+    name: str
+    path: str
+    state: str
+    step: int
+    steps: int | None
+    reward_first: float | None
+    reward_last: float | None
+    eval_last: float | None
+    wall_seconds: float | None
+
+
+def list_runs(wall: float, root: Path | None = None) -> list[Listed]:
+    """Runs under `root`, newest first."""
+    return [listed(RunView(path), wall) for path in run_paths(root or runs_root())]
+
+
+def listed(run: RunView, wall: float) -> Listed:
+    """One run at a glance."""
+    state, summary, status = health(run, wall), run.summary(), run.status()
+    # A resumed run still has the summary of its last end.
+    final = summary if state.ended else {}
+    rewards = run.metrics().column("reward/mean") if not final else []
+    evaluated = final.get("eval_last") or {}
+    return Listed(
+        name=run.name,
+        path=str(run.path),
+        state=state.state,
+        step=int(final.get("steps", status.get("step", 0))),
+        steps=status.get("steps"),
+        reward_first=final.get("reward_first") if final else _mean(rewards[:10]),
+        reward_last=final.get("reward_last") if final else _mean(rewards[-10:]),
+        eval_last=evaluated.get("mean"),
+        wall_seconds=final.get("wall_seconds"),
+    )
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None

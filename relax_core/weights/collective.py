@@ -21,20 +21,28 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.options import Options
-from relax_core.api.version import Version
 from relax_core.api.weights import (
     Manifest,
     Payload,
     Resident,
     TensorInfo,
+    Version,
     WeightTransport,
     combined_fingerprint,
 )
-from relax_core.weights.address import Host
-from relax_core.weights.collective_door import Door, Guest, knock
-from relax_core.weights.collective_kept import Kept
 from relax_core.weights.collective_pair import Incoming, Pair, Sending, on_gpu
-from relax_core.weights.collective_payload import Tensors, arrive, buckets, delta_head, describe, whole, wire_bytes
+from relax_core.weights.collective_payload import (
+    CollectiveDeltaBase,
+    Tensors,
+    arrive,
+    buckets,
+    delta_head,
+    describe,
+    whole,
+    wire_bytes,
+)
+from relax_core.weights.collective_rendezvous import Receiver, Rendezvous, join
+from relax_core.weights.http import Host
 
 
 class CollectiveOptions(Options):
@@ -62,9 +70,9 @@ class Collective(WeightTransport[CollectiveOptions]):
 
     def __init__(self, options: CollectiveOptions | None = None) -> None:
         super().__init__(options)
-        self._door: Door | None = None
+        self._door: Rendezvous | None = None
         self._newest: dict[str, Manifest] = {}
-        self._kept: dict[str, Kept] = {}
+        self._kept: dict[str, CollectiveDeltaBase] = {}
 
     # -- the sender ---------------------------------------------------------------------------------------------
 
@@ -81,7 +89,7 @@ class Collective(WeightTransport[CollectiveOptions]):
         before, kept = self._newest.get(version.model), self._kept.get(version.model)
         if payload == "delta":
             if kept is None:  # nobody said that deltas would be wanted: this one is whole, and the base of the next
-                kept, payload, base = self._kept.setdefault(version.model, Kept(location)), "full", ""
+                kept, payload, base = self._kept.setdefault(version.model, CollectiveDeltaBase(location)), "full", ""
             elif str(kept.version) != base:
                 raise ValueError(f"{version}: a delta on top of {base}, but {kept.version} was sent last; send it full")
         if kept is not None and payload != "lora":
@@ -101,9 +109,9 @@ class Collective(WeightTransport[CollectiveOptions]):
         self._newest[version.model] = manifest
         return manifest
 
-    def _open_door(self) -> Door:
+    def _open_door(self) -> Rendezvous:
         if self._door is None:
-            self._door = Door(self.options.host, self.options.port, self.options.silence_s)
+            self._door = Rendezvous(self.options.host, self.options.port, self.options.silence_s)
         return self._door
 
     def transfer(self, manifest: Manifest, tensors: Tensors, receivers: int, wait_s: float) -> int:
@@ -122,11 +130,11 @@ class Collective(WeightTransport[CollectiveOptions]):
             for pair in pairs.values():
                 pair.close()
 
-    def _seat(self, manifest: Manifest, guests: list[Guest]) -> dict[Guest, Pair]:
+    def _seat(self, manifest: Manifest, guests: list[Receiver]) -> dict[Receiver, Pair]:
         """A pair with each of them that answers in time."""
         door = self._open_door()
 
-        def seat(guest: Guest) -> Pair | None:
+        def seat(guest: Receiver) -> Pair | None:
             backend = self._backend(guest)
             guest.seat({"backend": backend, "bucket_bytes": self._bucket_bytes, "silence_s": self.options.silence_s})
             return Pair.connect(guest.store(), 0, backend, door.host, self.options.silence_s)
@@ -135,16 +143,16 @@ class Collective(WeightTransport[CollectiveOptions]):
             found = zip(guests, threads.map(seat, guests), strict=True)
             return {guest: pair for guest, pair in found if pair is not None}
 
-    def _backend(self, guest: Guest) -> str:
+    def _backend(self, guest: Receiver) -> str:
         """nccl can't join two processes on one GPU."""
         if self.options.backend != "auto":
             return self.options.backend
         mine = on_gpu()
         return "nccl" if mine and guest.gpu and mine != guest.gpu else "gloo"
 
-    def _hand_out(self, pairs: dict[Guest, Pair], manifest: Manifest, tensors: Tensors) -> None:
+    def _hand_out(self, pairs: dict[Receiver, Pair], manifest: Manifest, tensors: Tensors) -> None:
         """Every bucket to all; whoever stalls on one is left out of the rest."""
-        under_way: deque[list[tuple[Guest, Sending]]] = deque()
+        under_way: deque[list[tuple[Receiver, Sending]]] = deque()
         size = min(self._bucket_bytes, manifest.wire_bytes)
         for bucket in buckets(self._bytes(manifest, tensors), size):
             under_way.append(
@@ -163,7 +171,7 @@ class Collective(WeightTransport[CollectiveOptions]):
         kept = self._kept[manifest.version.model]
         return chain([delta_head(manifest, kept.lengths)], kept.read_delta(self._bucket_bytes))
 
-    def _finish(self, pairs: dict[Guest, Pair], sendings: list[tuple[Guest, Sending]]) -> None:
+    def _finish(self, pairs: dict[Receiver, Pair], sendings: list[tuple[Receiver, Sending]]) -> None:
         deadline = time.monotonic() + self.options.silence_s
         for guest, sending in sendings:
             if guest in pairs and not sending.done(max(0.001, deadline - time.monotonic())):
@@ -185,7 +193,7 @@ class Collective(WeightTransport[CollectiveOptions]):
     def receive(self, manifest: Manifest, resident: Resident | None = None) -> Iterator[tuple[TensorInfo, np.ndarray]]:
         if manifest.fingerprint != combined_fingerprint(manifest.tensors):
             raise ValueError(f"{manifest.version}: the manifest contradicts its own fingerprint; publish again")
-        seat = knock(manifest, on_gpu(), self.options.patience_s, self.options.silence_s)
+        seat = join(manifest, on_gpu(), self.options.patience_s, self.options.silence_s)
         pair = Pair.connect(seat.store(), 1, seat.backend, seat.host, seat.silence_s)
         if pair is None:
             raise InfrastructureError(f"{manifest.version}: its sender did not answer within {seat.silence_s:.0f} s")

@@ -2,6 +2,10 @@
 """Tensors as one stream of bytes in manifest order, cut into buckets at the sender and made whole at a receiver.
 
 Neither side holds more than its buckets and one tensor. Nothing here knows how bytes travel.
+
+What a sender of deltas keeps: the last version's bytes and the newest delta, in two nameless files.
+
+In files, because a second model in memory is what nobody has room for; nameless, so that they end with the process.
 """
 
 from __future__ import annotations
@@ -12,15 +16,15 @@ from typing import Protocol
 
 import numpy as np
 
-from relax_core.api.version import Version
-from relax_core.api.weights import Manifest, Resident, TensorInfo, tensor_fingerprint
+from relax_core.api.weights import Manifest, Resident, TensorInfo, Version, tensor_fingerprint
 from relax_core.weights import delta
+from relax_core.weights.mapped_files import anonymous_file
 from relax_core.weights.safetensors_file import NUMPY
 
 Tensors = Iterable[tuple[str, np.ndarray, str]]
 
 
-class Source(Protocol):
+class PayloadSource(Protocol):
     """Where a receiver's bytes come from."""
 
     def read_into(self, target: np.ndarray) -> None:
@@ -78,7 +82,9 @@ def buckets(arrays: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
         yield filling[:used]
 
 
-def arrive(manifest: Manifest, source: Source, resident: Resident | None) -> Iterator[tuple[TensorInfo, np.ndarray]]:
+def arrive(
+    manifest: Manifest, source: PayloadSource, resident: Resident | None
+) -> Iterator[tuple[TensorInfo, np.ndarray]]:
     """Whole tensors, each checked; all in the same memory, which the next one overwrites."""
     if manifest.payload == "delta" and resident is None:
         raise ValueError(
@@ -111,7 +117,7 @@ def delta_head(manifest: Manifest, lengths: Mapping[str, int]) -> np.ndarray:
     return np.array([lengths[info.name] for info in manifest.sent], "<u8").view(np.uint8)
 
 
-def _lengths(manifest: Manifest, source: Source) -> list[int]:
+def _lengths(manifest: Manifest, source: PayloadSource) -> list[int]:
     head = np.empty(len(manifest.sent), "<u8")
     source.read_into(head.view(np.uint8))
     lengths = [int(length) for length in head]
@@ -121,7 +127,7 @@ def _lengths(manifest: Manifest, source: Source) -> list[int]:
 
 
 def _apply(
-    manifest: Manifest, info: TensorInfo, array: np.ndarray, source: Source, length: int, resident: Resident
+    manifest: Manifest, info: TensorInfo, array: np.ndarray, source: PayloadSource, length: int, resident: Resident
 ) -> None:
     """Make the new tensor of the old one."""
     old = resident(info.name)
@@ -133,3 +139,57 @@ def _apply(
     piece = np.empty(length, np.uint8)
     source.read_into(piece)
     delta.apply(array, piece.data)
+
+
+class CollectiveDeltaBase:
+    """Of one model."""
+
+    def __init__(self, location: str) -> None:
+        self.version: Version | None = None
+        """None while it is being replaced: what failed half way is no base."""
+        self.lengths: dict[str, int] = {}
+        """By name: bytes of the newest delta; 0 where nothing changed."""
+        self._places: dict[str, tuple[int, str, tuple[int, ...]]] = {}
+        self._size = 0
+        self._base, self._delta = anonymous_file(location), anonymous_file(location)
+
+    def replace(self, version: Version, tensors: Tensors, *, whole: bool) -> Iterator[tuple[str, np.ndarray, str]]:
+        """Pass tensors on, keep them as the base of the next delta, and (not `whole`) what changed since the last."""
+        self.version, self.lengths = None, {}
+        self._delta.seek(0)
+        self._delta.truncate()
+        if whole:
+            self._places, self._size = {}, 0
+        for name, array, dtype in tensors:
+            self._keep(name, array, dtype, whole)
+            yield name, array, dtype
+        self._delta.flush()
+        self.version = version
+
+    def _keep(self, name: str, array: np.ndarray, dtype: str, whole: bool) -> None:
+        if whole:
+            self._places[name] = (self._size, dtype, tuple(array.shape))
+            self._size += array.nbytes
+        else:
+            piece = delta.encode(self._old(name, array, dtype), array)
+            self.lengths[name] = len(piece)
+            self._delta.write(piece)
+            if not piece:
+                return
+        self._base.seek(self._places[name][0])
+        self._base.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+    def _old(self, name: str, array: np.ndarray, dtype: str) -> np.ndarray:
+        place, *known = self._places.get(name, (0, "nothing", ()))
+        if tuple(known) != (dtype, tuple(array.shape)):
+            raise ValueError(f"{name}: {dtype} {array.shape} has no base of this kind: {known}; send a full version")
+        old = np.empty(array.shape, NUMPY[dtype])
+        self._base.seek(place)
+        self._base.readinto(old.reshape(-1).view(np.uint8).data)  # type: ignore[attr-defined]
+        return old
+
+    def read_delta(self, chunk_bytes: int) -> Iterator[np.ndarray]:
+        """The newest delta's bytes in order."""
+        self._delta.seek(0)
+        while chunk := self._delta.read(chunk_bytes):
+            yield np.frombuffer(chunk, np.uint8)

@@ -19,19 +19,19 @@ from typing import Any, ClassVar
 import numpy as np
 
 from relax_core.api.errors import ConfigError, InfrastructureError
-from relax_core.api.version import Version
 from relax_core.api.weights import (
     Manifest,
     Payload,
     Resident,
     TensorInfo,
+    Version,
     WeightTransport,
     combined_fingerprint,
     tensor_fingerprint,
 )
 from relax_core.weights import delta, safetensors_file
-from relax_core.weights.last_sent import LastSent, Tensors
-from relax_core.weights.pages import Maps, Overwritten, lend
+from relax_core.weights.delta import LastSent, Tensors
+from relax_core.weights.mapped_files import Maps, Overwritten, lend
 from relax_core.weights.stopwatch import Stopwatch
 
 SHARED_MEMORY = Path("/dev/shm")

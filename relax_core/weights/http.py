@@ -3,29 +3,142 @@
 
 A receiver copies a version bucket by bucket into a nameless file and reads it as the file transports do, so that neither
 side holds a second model in memory, and an engine goes on while a version arrives. How it is served is in http_server.py.
+
+A server of files in a thread of its own: one unguessable path a file, byte ranges, nothing else.
+
+Whoever knows a path may read the file and end its being served. Nothing of a request is ever logged. The files have no
+names, so that server and files end with the process, however it ends.
+
+The address that a transport listens on, which is also the one its receivers are told: one that means itself everywhere.
 """
 
 from __future__ import annotations
 
 import http.client
+import ipaddress
+import os
+import re
+import secrets
 import tempfile
+import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import IO, ClassVar
+from typing import IO, Annotated, Any, ClassVar
 
 import numpy as np
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from relax_core.api.errors import ConfigError, InfrastructureError
 from relax_core.api.options import Options
-from relax_core.api.version import Version
-from relax_core.api.weights import Manifest, Payload, Resident, TensorInfo, WeightTransport
-from relax_core.weights.address import Host
+from relax_core.api.weights import Manifest, Payload, Resident, TensorInfo, Version, WeightTransport
 from relax_core.weights.files import FileTransport
-from relax_core.weights.http_server import FileServer, Nameless
 from relax_core.weights.safetensors_file import MAX_HEADER_BYTES
+
+_RANGE = re.compile(r"bytes=(\d+)-(\d+)")
+
+
+class AnonymousFile:
+    """A file whose name was taken away; it is gone when nobody holds this any more."""
+
+    def __init__(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, descriptor)
+        path.unlink()
+        self.path = Path(f"/dev/fd/{descriptor}")
+        """As long as it is held, it can be opened here."""
+
+
+class FileServer:
+    """Serves until it is stopped."""
+
+    def __init__(self, host: str, port: int, silence_s: float) -> None:
+        self._files: dict[str, AnonymousFile] = {}
+        handler = type("Handler", (_Handler,), {"files": self._files, "timeout": silence_s})
+        try:
+            self._server = _Server((host, port), handler)
+        except OSError as error:
+            raise InfrastructureError(
+                f"weights.port: can't listen on {host}:{port} ({error.strerror}); name a free port, or 0 for any"
+            ) from error
+        self.address = f"http://{host}:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, name="weights-http", daemon=True).start()
+
+    def serve(self, file: AnonymousFile) -> str:
+        """The path under which it can be had."""
+        secret = secrets.token_urlsafe(32)
+        self._files[secret] = file
+        return secret
+
+    def forget(self, secret: str) -> bool:
+        """Those who read it now read it to its end. Whether it was there."""
+        return self._files.pop(secret, None) is not None
+
+    def stop(self) -> None:
+        self._files.clear()
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A receiver that hung up or fell silent; it knows itself."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    files: dict[str, AnonymousFile]
+
+    def do_GET(self) -> None:
+        wanted, held = _RANGE.fullmatch(self.headers.get("Range", "")), self.files.get(self.path[1:])
+        if held is None:
+            self._answer(HTTPStatus.NOT_FOUND)
+            return
+        with held.path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            begin, end = (int(wanted[1]), min(int(wanted[2]) + 1, size)) if wanted else (0, size)
+            if begin >= end:
+                self._answer(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE)
+                return
+            self._answer(HTTPStatus.PARTIAL_CONTENT, end - begin, f"bytes {begin}-{end - 1}/{size}")
+            self.wfile.flush()
+            self.connection.sendfile(file, begin, end - begin)
+
+    def do_DELETE(self) -> None:
+        known = self.files.pop(self.path[1:], None)
+        self._answer(HTTPStatus.OK if known else HTTPStatus.NOT_FOUND)
+
+    def _answer(self, status: HTTPStatus, length: int = 0, content_range: str = "") -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(length))
+        if content_range:
+            self.send_header("Content-Range", content_range)
+        self.end_headers()
+
+    def version_string(self) -> str:
+        return "relax"
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (the base's name)
+        """Paths are secrets."""
+
+
+def _reachable(host: str) -> str:
+    try:
+        anywhere = ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        anywhere = not host.strip()
+    if anywhere:
+        raise ValueError("name the sender's own address: receivers are told it, and can't reach this one")
+    return host
+
+
+Host = Annotated[str, AfterValidator(_reachable)]
 
 
 class HttpOptions(Options):
@@ -51,8 +164,8 @@ class Http(FileTransport, WeightTransport[HttpOptions]):
     def __init__(self, options: HttpOptions | None = None) -> None:
         super().__init__(options)
         self._server: FileServer | None = None
-        self._placing: Nameless | None = None
-        self._whole: dict[str, Nameless] = {}
+        self._placing: AnonymousFile | None = None
+        self._whole: dict[str, AnonymousFile] = {}
         """By model: the last whole version, which the first delta is made against."""
 
     # -- the sender ---------------------------------------------------------------------------------------------
@@ -75,7 +188,7 @@ class Http(FileTransport, WeightTransport[HttpOptions]):
         return replace(manifest, location=server.address, secret=server.serve(file))
 
     def _placed(self, path: Path) -> Path:
-        self._placing = Nameless(path)
+        self._placing = AnonymousFile(path)
         return self._placing.path
 
     def _serving(self) -> FileServer:

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from relax_core.api.weights import TensorInfo, tensor_fingerprint
-from relax_core.weights.nameless import nameless
+from relax_core.weights.mapped_files import anonymous_file
 from relax_core.weights.stopwatch import Stopwatch
 
 NUMPY: Mapping[str, str] = {
@@ -177,7 +177,7 @@ def private(path: Path) -> np.ndarray:
 
 def copied(path: Path, directory: Path) -> np.ndarray:
     """All bytes of a file, in a nameless one in this directory: what is written to them needs no memory for long."""
-    with path.open("rb") as file, nameless(str(directory)) as copy:
+    with path.open("rb") as file, anonymous_file(str(directory)) as copy:
         shutil.copyfileobj(file, copy, _COPY_BYTES)
         copy.flush()
         return np.memmap(copy, dtype=np.uint8, mode="r+")

@@ -12,15 +12,13 @@ from typing import TypeVar
 
 from relax_core.api.clock import Clock
 from relax_core.api.trainer import Chosen
-from relax_core.api.version import Version
-from relax_core.api.weights import Manifest, Receipt
-from relax_core.weights.chain import Route
-from relax_core.weights.versions import Versions
+from relax_core.api.weights import Manifest, Receipt, Version
+from relax_core.weights.registry import Route, Versions
 
 T = TypeVar("T")
 
 
-class WeightBoard:
+class LocalWeightService:
     """Implements `relax_core.api.role.WeightService`."""
 
     def __init__(self, clock: Clock) -> None:

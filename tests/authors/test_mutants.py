@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from relax_core.plugins.templates import bake
+from relax_core.registry.templates import bake
 from tests.authors.conftest import Home
 
 SAME = "the_same_input_gives_the_same_result"

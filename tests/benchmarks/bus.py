@@ -105,7 +105,7 @@ async def measure(name: str, timed: Timed, options: argparse.Namespace) -> list[
 
 
 async def ours(component: Any, name: str, options: argparse.Namespace) -> list[report.Row]:
-    from relax_core.bus.opening import open_bus
+    from relax_core.bus.service import open_bus
 
     with tempfile.TemporaryDirectory() as directory:
         bus = await open_bus(component, _settings(), directory, START)
@@ -119,17 +119,16 @@ async def ours_on_ray(component: Any, name: str, options: argparse.Namespace) ->
     """Through the hub, as roles do."""
     import ray
 
-    from relax_core.runners.ray.answer import asked
     from relax_core.runners.ray.bus import BusClient
+    from relax_core.runners.ray.connection import RpcClient, asked
     from relax_core.runners.ray.hub import CONCURRENCY, Hub
-    from relax_core.runners.ray.line import Reach
-    from relax_core.runners.ray.remote import Remote
+    from relax_core.runners.ray.remote import RemoteService
 
     hub = Hub.options(max_concurrency=CONCURRENCY).remote()  # type: ignore[attr-defined]
     with tempfile.TemporaryDirectory() as directory:
         store = await asked(hub.open_bus.remote(component, _settings(), directory, START), "hub", "open_bus", 120.0)
-        reach = Reach(hub)
-        bus = BusClient(Remote(reach, "bus"), store)
+        reach = RpcClient(hub)
+        bus = BusClient(RemoteService(reach, "bus"), store)
         try:
             return await measure(name, lambda values, rows: on_bus(bus, values, rows), options)
         finally:
@@ -153,7 +152,7 @@ def _settings() -> BusSettings:
 
 
 async def run(options: argparse.Namespace) -> list[report.Row]:
-    from relax_core.bus.in_process import InProcessBus
+    from relax_core.bus.store import InProcessBus
 
     rows: list[report.Row] = []
     if "in-process" in options.buses:

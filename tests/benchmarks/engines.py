@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 import psutil
 
 from relax_core.api import Chosen, EngineSpec, Manifest, Receipt, SystemClock, WorkerSpec
-from relax_core.rollout.completion import GenerateCall
-from relax_core.rollout.engine_slot import EngineSlot
-from relax_core.rollout.pool import EnginePool, Sampling
+from relax_core.engines.pool import EnginePool, Sampling
+from relax_core.engines.requests import GenerateCall
+from relax_core.engines.slot import EngineSlot
 from relax_core.runners.local.workers import LocalWorkers
 from tests.benchmarks import report
 from tests.benchmarks.engines_peer import WORD

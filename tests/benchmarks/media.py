@@ -22,10 +22,10 @@ import numpy as np
 import psutil
 
 from relax_core.api import Chosen, Media, Message
-from relax_core.api.media_source import read_source
-from relax_core.api.media_store import MediaStore, key_bytes
 from relax_core.api.task import Part
-from relax_core.rollout.media import MediaDesk
+from relax_core.data.media_pipeline import MediaPipeline
+from relax_core.media.source import read_source
+from relax_core.media.store import MediaStore, key_bytes
 from tests.benchmarks import report
 
 CONFIG = {
@@ -84,7 +84,7 @@ class Places:
 
 async def measure(kind: str, folder: Path, options: argparse.Namespace) -> list[report.Row]:
     """The processor alone and the desk, on the same files in turns."""
-    from relax_core.plugins import Catalogue
+    from relax_core.registry import Catalogue
 
     files = []
     for number in range(options.media):
@@ -124,7 +124,7 @@ async def _through_desk(
     workers = LocalWorkers()
     choice = SimpleNamespace(chosen=Chosen("modality-processor", kind), name=kind, timeout_s=60.0, memory_mb=4096, max_mb=256,
                              preview_kb=preview_kb)  # fmt: skip
-    desk = MediaDesk([choice], workers, str(store), model, Places(), limit_bytes=1 << 40)  # type: ignore[arg-type]
+    desk = MediaPipeline([choice], workers, str(store), model, Places(), limit_bytes=1 << 40)  # type: ignore[arg-type]
     try:
         await desk.start()
         first = [Message("user", (Part(media=Media(kind, str(files[0]), view=None)),))]

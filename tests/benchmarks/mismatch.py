@@ -32,13 +32,13 @@ Cell = Mapping[str, Any]
 def measured(name: str, shape: Shape, seed: int) -> list[Cell]:
     """Every pair of formats of one model."""
     from relax_core.cli.bench import document
-    from relax_core.control.mismatch import FORMATS, mismatch
-    from relax_core.testing.workers_here import WorkersHere
+    from relax_core.diagnostics.mismatch import FORMATS, mismatch
+    from relax_core.testing.workers_here import InProcessWorkers
 
     report.say(f"{name}, seed {seed}")
     with tempfile.TemporaryDirectory(prefix="relax-bench-") as folder:
         source = build(Path(folder), shape, seed)
-        found = asyncio.run(mismatch([source], [], SAMPLES, FORMATS, lambda _, catalogue: WorkersHere(catalogue)))
+        found = asyncio.run(mismatch([source], [], SAMPLES, FORMATS, lambda _, catalogue: InProcessWorkers(catalogue)))
     cells = [{"configuration": name, "seed": seed, **document(one)} for one in found]
     return [{key: value for key, value in cell.items() if key != "positions"} for cell in cells]
 

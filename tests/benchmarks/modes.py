@@ -28,7 +28,7 @@ RUN_S = 900.0
 FIRST, LAST = 5, 5
 """Steps at either end that are not steady: caches fill, and nothing new is begun for steps that will not be."""
 CHUNKS = 8
-"""Parts of a step that are trained while the rest is generated (`roles/fit.py`): only the last one is waited for."""
+"""Parts of a step that are trained while the rest is generated (`roles/step_trainer.py`): only the last one is waited for."""
 TUNING_STEPS = 25
 
 

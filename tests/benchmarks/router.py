@@ -16,9 +16,9 @@ import time
 from random import Random
 
 from relax_core.api.engine import GenerateRequest
-from relax_core.rollout.completion import Completion, GenerateCall, singly
-from relax_core.rollout.pool import EnginePool, Sampling
-from relax_core.rollout.router import Bounds
+from relax_core.engines.pool import EnginePool, Sampling
+from relax_core.engines.requests import Completion, GenerateCall, singly
+from relax_core.engines.router import Bounds
 from tests.benchmarks import report
 from tests.unit.rollout.pool_lab import NONE, engines, manifest, until
 

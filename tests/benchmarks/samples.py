@@ -18,22 +18,20 @@ from pathlib import Path
 from random import Random
 
 from relax_core.api import AttemptId, Issue, SystemClock, Version
-from relax_core.bus.in_process import InProcessBus
-from relax_core.bus.opening import open_bus
+from relax_core.bus.service import open_bus
+from relax_core.bus.store import InProcessBus
+from relax_core.config.compose import compose
 from relax_core.control.planner import plan
 from relax_core.observe.run_directory import RunDirectory
-from relax_core.options.composition import compose
-from relax_core.plugins.catalogue import Catalogue
-from relax_core.rollout.producer import Producer
-from relax_core.rollout.rows import row_batch
-from relax_core.rollout.sample_record import measures, records
-from relax_core.runners.board import BoardService
-from relax_core.runners.bus_settings import bus_settings
-from relax_core.runners.context import RoleContext
-from relax_core.runners.garbage import collected_seldom
-from relax_core.runners.launch import Launch
+from relax_core.registry.catalogue import Catalogue
+from relax_core.runners.context import RoleContext, collected_seldom
+from relax_core.runners.launch import Launch, bus_settings
 from relax_core.runners.local.workers import LocalWorkers
-from relax_core.weights.service import WeightBoard
+from relax_core.runners.run_status import RunStatusService
+from relax_core.sampling.rollout_worker import RolloutWorker
+from relax_core.sampling.rows import row_batch
+from relax_core.sampling.sample_record import measures, records
+from relax_core.weights.service import LocalWeightService
 from tests.benchmarks import report
 from tests.benchmarks.overhead import HERE, built
 
@@ -71,7 +69,7 @@ def launched(recipe: Path, run: Path) -> tuple[Launch, Catalogue]:
     return Launch("samples", str(run), config.dump(), plan(config, catalogue), plugins), catalogue
 
 
-async def deliver(producer: Producer, folder: RunDirectory, first: int, count: int, parts: Parts) -> None:
+async def deliver(producer: RolloutWorker, folder: RunDirectory, first: int, count: int, parts: Parts) -> None:
     """What the role does with `count` samples, without the bus."""
     version = Version("actor", 0, 0)
     issues = [
@@ -100,13 +98,13 @@ async def measure(recipe: Path, count: int, deliveries: int, profile: cProfile.P
         clock = SystemClock()
         workers = LocalWorkers(launch.plugin_files, clock=clock)
         bus = await open_bus(InProcessBus(), bus_settings(launch), launch.run_dir, Version("actor", 0, 0), clock)
-        context = RoleContext("rollout", launch, catalogue, bus, WeightBoard(clock), BoardService(clock), workers,
+        context = RoleContext("rollout", launch, catalogue, bus, LocalWeightService(clock), RunStatusService(clock), workers,
                               workers, clock, 0)  # fmt: skip
 
         async def tell(what: str, detail: str, seconds: float) -> None:
             report.say(f"{what}: {detail}")
 
-        producer = await Producer.open(context, tell)
+        producer = await RolloutWorker.open(context, tell)
         parts = Parts()
         try:
             with collected_seldom():

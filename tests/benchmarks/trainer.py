@@ -184,7 +184,7 @@ def measure_time(size: Size, folder: str, repeats: int, ranks: int) -> dict[str,
     """Medians of steps: ours with and without shared prompts, plain ones, and the rate of matrix products between them."""
     import torch
 
-    from relax_core.control.forecast import measured_rate
+    from relax_core.diagnostics.estimate import measured_rate
 
     torch.set_num_threads(1)
     alone, shared, plain = trainer_of(1, False), trainer_of(1, True), plain_step(size, folder)

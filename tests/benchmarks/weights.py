@@ -211,7 +211,7 @@ def _row(
 
 def _build(name: str) -> WeightTransport:
     from relax_core.api import Chosen
-    from relax_core.plugins import Catalogue
+    from relax_core.registry import Catalogue
 
     return Catalogue.load(()).build(Chosen("weight-transport", name))  # type: ignore[return-value]
 

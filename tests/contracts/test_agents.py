@@ -29,8 +29,8 @@ from relax_core.api import (
     Session,
     Task,
     Trajectory,
-    wire,
 )
+from relax_core.rpc import messages
 
 
 class Scripted:
@@ -114,7 +114,7 @@ async def test_its_rows_travel_as_one_sealed_sample() -> None:
     masks = Ragged.of([np.array(row.loss_mask, np.uint8) for row in rows])
     batch = RowBatch(tuple(RowId(*attempt, number) for number in range(len(rows))), {"loss_mask": masks})
     sealed = Sealed(attempt, len(batch), Outcome.FINISHED, 1.0, floor=3, trained_tokens=int(masks.values.sum()))
-    back, same = wire.decode(wire.encode((batch, sealed)))
+    back, same = messages.decode(messages.encode((batch, sealed)))
     assert {row.attempt_id for row in back.ids} == {same.attempt} and same.num_rows == 3
     assert same.trained_tokens == 4
 
@@ -149,4 +149,4 @@ def test_two_views_of_a_video_share_what_is_stored_and_are_named_in_the_row() ->
     assert all(np.shares_memory(each.tensors["frames"], store["k1"].tensors["frames"]) for each in shown)
     references = tuple(view.reference for view in views)
     assert references == ("k1#t=0.0,3.0", "k1#t=5.0,9.0") and MEDIA.by_reference
-    assert wire.decode(wire.encode((task, references))) == (task, references)
+    assert messages.decode(messages.encode((task, references))) == (task, references)

@@ -40,8 +40,7 @@ from relax_core.api import (
 )
 from relax_core.learn import clipped_surrogate
 from relax_core.learn.groups import Grouping
-from relax_core.learn.outputs import Outputs
-from relax_core.learn.packed import PackedBatch
+from relax_core.learn.packed import Outputs, PackedBatch
 from relax_core.learn.reduction import Denominators, reduce
 
 

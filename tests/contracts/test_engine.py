@@ -29,10 +29,10 @@ from relax_core.api import (
     TensorInfo,
     Version,
     WeightTransport,
-    wire,
 )
 from relax_core.api.status import Span
 from relax_core.api.weights import Payload, Resident, combined_fingerprint, tensor_fingerprint
+from relax_core.rpc import messages
 
 
 class Memory(WeightTransport):
@@ -145,33 +145,34 @@ async def test_an_adapter_is_a_publish_on_top_of_its_base_only() -> None:
 
 OTHER_SIDE = """
 import sys
-from relax_core.api import wire, Delta
-requests = wire.decode(sys.stdin.buffer.read())
+from relax_core.api import Delta
+from relax_core.rpc import messages
+requests = messages.decode(sys.stdin.buffer.read())
 deltas = tuple(Delta(r.id, (7,), (-0.5,), 3, 2, "length", routed_experts=b"\\x01\\x02") for r in requests)
 heavy = tuple(name for name in ("torch", "ray", "pydantic", "jinja2") if name in sys.modules)
-sys.stdout.buffer.write(wire.encode((deltas, heavy)))
+sys.stdout.buffer.write(messages.encode((deltas, heavy)))
 """
 
 
 def test_another_interpreter_speaks_the_protocol_with_none_of_the_drivers_packages() -> None:
     requests = (GenerateRequest("a", (1, 2), 4, stop_tokens=(0,), media=("key#t=0.0,1.5",)),)
     answer = subprocess.run(
-        [sys.executable, "-c", OTHER_SIDE], input=wire.encode(requests), capture_output=True, check=True, timeout=60
+        [sys.executable, "-c", OTHER_SIDE], input=messages.encode(requests), capture_output=True, check=True, timeout=60
     )
-    deltas, heavy = wire.decode(answer.stdout)
+    deltas, heavy = messages.decode(answer.stdout)
     assert deltas == (Delta("a", (7,), (-0.5,), 3, 2, "length", routed_experts=b"\x01\x02"),)
     assert heavy == ()
 
 
 def travelling() -> list[type]:
-    wire.encode(None)
-    return [cls for name, cls in sorted(wire._registry.items()) if cls.__module__.startswith("relax_core.api.")]
+    messages.encode(None)
+    return [cls for name, cls in sorted(messages._registry.items()) if cls.__module__.startswith("relax_core.api.")]
 
 
 @pytest.mark.parametrize("cls", travelling(), ids=lambda cls: cls.__name__)
 def test_every_data_type_of_the_api_comes_back_as_it_went(cls: type) -> None:
     value = example(cls)
-    back = wire.decode(wire.encode(value))
+    back = messages.decode(messages.encode(value))
     assert type(back) is cls
     assert plain(back) == plain(value)
 

@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 
-from relax_core.api import DeadlineExceeded, InfrastructureError, Load, Options, ScalingPolicy, Turns
+from relax_core.api import DeadlineExceeded, DeviceLeases, InfrastructureError, Load, Options, ScalingPolicy
 from relax_core.api.clock import SystemClock
-from relax_core.api.turn import Part
-from relax_core.runners.turns import TurnBoard
-from relax_core.runners.turns_client import TurnClient
+from relax_core.api.devices import OffloadPart
+from relax_core.devices.client import DeviceLeaseClient
+from relax_core.devices.service import LocalDeviceService
 
 
 class Body:
@@ -21,17 +21,17 @@ class Body:
 
     broken = False
 
-    def __init__(self, *parts: Part) -> None:
+    def __init__(self, *parts: OffloadPart) -> None:
         self.parts, self.awake = frozenset(parts), set(parts)
 
-    async def sleep(self, parts: Sequence[Part]) -> int:
+    async def sleep(self, parts: Sequence[OffloadPart]) -> int:
         if self.broken:
             raise RuntimeError("it will not")
         freed = len(self.awake & set(parts))
         self.awake -= set(parts)
         return freed
 
-    async def wake(self, parts: Sequence[Part]) -> None:
+    async def wake(self, parts: Sequence[OffloadPart]) -> None:
         self.awake |= self.parts & set(parts)
 
 
@@ -53,10 +53,10 @@ def unseen(reason: str, owed_by: str, deadline_s: float) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def colocated() -> AsyncIterator[tuple[Turns, Turns, Body, Body]]:
+async def colocated() -> AsyncIterator[tuple[DeviceLeases, DeviceLeases, Body, Body]]:
     """Both sides' turns, and what sleeps."""
-    board = TurnBoard(SystemClock())
-    engines, trainers = (TurnClient(board, role, DEVICES, unseen) for role in ("rollout", "actor"))
+    board = LocalDeviceService(SystemClock())
+    engines, trainers = (DeviceLeaseClient(board, role, DEVICES, unseen) for role in ("rollout", "actor"))
     engine, trainer = Body("weights", "kv"), Body("weights", "optimizer", "gradients")
     await engines.join("engine", DEVICES, engine)
     await trainers.join("trainer", DEVICES, trainer)
@@ -95,8 +95,8 @@ async def test_waits_for_devices_name_roles_and_members() -> None:
         debtors.append(owed_by)
         yield
 
-    board = TurnBoard(SystemClock())
-    client = TurnClient(board, "actor#1", DEVICES, seen)
+    board = LocalDeviceService(SystemClock())
+    client = DeviceLeaseClient(board, "actor#1", DEVICES, seen)
     await client.join("actor", DEVICES, Body("weights", "optimizer", "gradients"))
     try:
         async with client.acquire(DEVICES, "train", {"actor": ("weights",)}, 5.0) as turn:
@@ -109,12 +109,12 @@ async def test_waits_for_devices_name_roles_and_members() -> None:
 
 
 async def test_of_two_who_enter_one_may_be_cancelled() -> None:
-    class Slow(TurnBoard):
+    class Slow(LocalDeviceService):
         async def enter(self, owner: str) -> None:
             await asyncio.sleep(0.05)
             await super().enter(owner)
 
-    client = TurnClient(Slow(SystemClock()), "actor", DEVICES, unseen)
+    client = DeviceLeaseClient(Slow(SystemClock()), "actor", DEVICES, unseen)
     first, second = (asyncio.ensure_future(client.join(name, DEVICES, Body("weights"))) for name in ("a", "b"))
     await asyncio.sleep(0.01)
     first.cancel()
@@ -145,8 +145,8 @@ async def test_who_leaves_or_fails_to_sleep_blocks_nobody() -> None:
 
 async def test_who_is_silent_for_its_lease_loses_its_turn_and_learns_it() -> None:
     clock = Hand()
-    board = TurnBoard(clock)
-    first, second = (TurnClient(board, role, DEVICES, unseen) for role in ("rollout", "actor"))
+    board = LocalDeviceService(clock)
+    first, second = (DeviceLeaseClient(board, role, DEVICES, unseen) for role in ("rollout", "actor"))
     async with first.acquire(DEVICES, "generate", {}, 5.0) as turn:
         clock.shows += 100.0  # its loop stood still
         await second.join("trainer", DEVICES, Body("weights"))
@@ -170,7 +170,7 @@ async def test_who_shares_nothing_has_a_turn_at_once_and_asks_nobody() -> None:
                     await turn.wanted()
 
 
-async def _once(turns: Turns) -> None:
+async def _once(turns: DeviceLeases) -> None:
     async with turns.acquire(DEVICES, "train", {"trainer": ("weights",)}, 5.0):
         """Had."""
 

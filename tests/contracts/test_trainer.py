@@ -42,8 +42,7 @@ from relax_core.api import (
 )
 from relax_core.api.weights import Payload
 from relax_core.learn.counts import count
-from relax_core.learn.outputs import Outputs
-from relax_core.learn.packed import PackedBatch
+from relax_core.learn.packed import Outputs, PackedBatch
 from relax_core.learn.plan import plan_micro_batches
 from relax_core.learn.reduction import Denominators, reduce
 

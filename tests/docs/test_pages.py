@@ -18,7 +18,7 @@ import pytest
 import typer.main
 
 from relax_core.cli.main import app
-from relax_core.options.composition import load
+from relax_core.config.compose import load
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

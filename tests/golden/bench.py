@@ -13,7 +13,7 @@ import torch
 
 from relax_core import learn
 from relax_core.api import AttemptId, Outcome, Ragged, RowBatch, RowId, Sealed
-from relax_core.plugins import Catalogue
+from relax_core.registry import Catalogue
 
 EVERYTHING = {"kl_coef": 0.05, "kl_estimator": "unbiased", "entropy_coef": 0.01, "sequence_mask_delta": 0.05}
 ICEPOP = {"correction": "mask", "correction_floor": 0.5, "correction_cap": 5.0}

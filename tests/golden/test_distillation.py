@@ -9,15 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from pydantic import ValidationError
 
 from relax_core import learn
 from relax_core.api import AttemptId, Ragged, RowBatch
 from tests.golden.bench import _sealed, batch_of, build, draw_groups, flat, of_tokens, rows_of
-from tests.golden.reference import distillation as reference
-from tests.golden.reference import plain
+from tests.golden.reference import distillation as reference, plain
 
 K, VOCAB = 3, 7
 LOSS = {"mode": "loss"}

@@ -6,8 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from relax_plugin_policy_gradient.grpo import GRPO, GRPOOptions
 
 from relax_core import learn

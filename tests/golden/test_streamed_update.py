@@ -9,14 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from relax_plugin_policy_gradient.grpo import GRPO, GRPOOptions
 from relax_plugin_torch.trainer import TorchTrainer
 
 from relax_core.api import Chosen, Claim, OptimizerSpec, Ragged, RowBatch, TrainerSpec, UpdateResult, Version
-from relax_core.roles.claimed import ClaimedRows
-from relax_core.roles.step import Step
+from relax_core.roles.step import ClaimedRows, TrainingStep
 from relax_core.testing.trainer import chunk, make_rows, tiny_model
 
 GROUPS, SIZE = 6, 4
@@ -55,7 +53,7 @@ class Bench:
         self.trainer.begin_step(Version("actor", 0, 0))
         first = rows_of_a_step(99)
         first.columns["weight_versions"].values[:] = np.minimum(first.columns["weight_versions"].values, 0)
-        self._train(Step(Version("actor", 0, 0), GROUPS, streams=True), [first])
+        self._train(TrainingStep(Version("actor", 0, 0), GROUPS, streams=True), [first])
         self._checkpoint = str(folder / "checkpoint")
         self.trainer.save(self._checkpoint)
 
@@ -63,10 +61,10 @@ class Bench:
         """What the step is and what it leaves: its result, and the weights."""
         self.trainer.load(self._checkpoint)
         self.trainer.begin_step(Version("actor", 0, 1))
-        result = self._train(Step(Version("actor", 0, 1), wanted, streams=True), chunks)
+        result = self._train(TrainingStep(Version("actor", 0, 1), wanted, streams=True), chunks)
         return result, {name: p.detach().clone() for name, p in self.trainer._rank._model.named_parameters()}
 
-    def _train(self, step: Step, chunks: Sequence[RowBatch]) -> UpdateResult:
+    def _train(self, step: TrainingStep, chunks: Sequence[RowBatch]) -> UpdateResult:
         parts = [part for rows in chunks for part in step.add(self._claimed(rows))]
         for part in parts + (step.close() if step.left else []):
             if part.opens:

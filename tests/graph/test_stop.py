@@ -133,7 +133,7 @@ def test_a_stop_during_a_recipes_build_leaves_no_run(start: Callable[..., Under]
 def test_a_process_under_a_tether_ends_with_its_parent(tmp_path: Path) -> None:
     (tmp_path / "forever.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(600)\n")
     child = subprocess.Popen(
-        [sys.executable, "-m", "relax_core.runners.local.tether", "forever"], cwd=tmp_path, stdin=subprocess.PIPE,
+        [sys.executable, "-m", "relax_core.runners.local.parent_death", "forever"], cwd=tmp_path, stdin=subprocess.PIPE,
         stdout=subprocess.PIPE, start_new_session=True, env=environment(PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path])),
     )  # fmt: skip
     assert child.stdin is not None and child.stdout is not None

@@ -13,15 +13,14 @@ from typing import Any
 import media
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from relax_plugin_omni.audio import AudioOptions, AudioProcessor, samples
 from relax_plugin_omni.image import ImageOptions, ImageProcessor
 from relax_plugin_omni.together import together
 from relax_plugin_omni.video import VideoOptions, VideoProcessor
 
-from relax_core.api import ConfigError, Media, ProcessedMedia, Span
-from relax_core.api.media_source import content_key, read_source
+from relax_core.api import ConfigError, Media, PlaceholderSpan, ProcessedMedia
+from relax_core.media.source import content_key, read_source
 
 PROCESSORS: dict[str, Any] = {"image": ImageProcessor, "audio": AudioProcessor, "video": VideoProcessor}
 
@@ -347,7 +346,7 @@ def test_sound_stands_between_frames_as_transformers_puts_it(grids, grid_s, toke
     theirs = Qwen3OmniMoeProcessor.replace_video_with_audio_token(
         processor, seen, 0, {"num_audio_tokens": [tokens]}, 0, position_id_per_seconds=rate
     )
-    frames = tuple(Span("video", 6, float(at)) for at in range(grids))
+    frames = tuple(PlaceholderSpan("video", 6, float(at)) for at in range(grids))
     video = ProcessedMedia("ab", {"video_second_per_grid": np.array([grid_s], np.float32)}, 6 * grids, frames)
     ours = together(video, ProcessedMedia("cd", {}, tokens), rate)
     assert "".join(span.kind[0] * span.size for span in ours.layout) == theirs and ours.laid_out("video") == ours

@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausal
 
 from relax_core.api.engine import Delta, EngineSpec
 from relax_core.api.errors import ConfigError
-from relax_core.api.version import Version
+from relax_core.api.weights import Version
 from relax_core.testing.engine_hosted import HostedEngine
 from relax_core.testing.engine_in_flight import LONG, PROMPT, PROMPTS
-from relax_core.testing.engine_lab import CONTEXT, DISK, VOCABULARY, Lab
+from relax_core.testing.engine_lab import CONTEXT, DISK, VOCABULARY, EngineFixture
 from relax_core.testing.engine_truth import agrees
 
 EXPERTS, TOP_K = 8, 2
@@ -37,10 +37,10 @@ def tiny_moe(folder: Path, seed: int, dense: Sequence[int] = ()) -> str:
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineFixture]:
     folder = tmp_path_factory.mktemp("mixture")
     engine = HostedEngine("sglang", SglangEngine.capabilities)
-    lab = Lab(engine, tiny_moe(folder / "1", 1), tiny_moe(folder / "2", 2))
+    lab = EngineFixture(engine, tiny_moe(folder / "1", 1), tiny_moe(folder / "2", 2))
     model = {"path": lab.model, "dtype": "float32", "routing_replay": "rollout"}
     lab.facts = dict(lab.run(engine.start(EngineSpec(model, CONTEXT, version=Version("actor", 0, 0))), 600.0))
     yield lab
@@ -78,7 +78,7 @@ async def collected(stream: Any) -> list[Delta]:
     return [delta async for deltas in stream for delta in deltas]
 
 
-def test_every_position_that_was_fed_tells_the_experts_of_a_plain_forward(lab: Lab) -> None:
+def test_every_position_that_was_fed_tells_the_experts_of_a_plain_forward(lab: EngineFixture) -> None:
     requests = [lab.request(prompt, 9, seed=i, routed_experts=True) for i, prompt in enumerate((*PROMPTS, PROMPT))]
     deltas = lab.run(collected(lab.engine.generate(requests)))
     for request in requests:
@@ -87,12 +87,12 @@ def test_every_position_that_was_fed_tells_the_experts_of_a_plain_forward(lab: L
         np.testing.assert_array_equal(routes_of(parts, len(tokens))[:-1], visited(lab.model, tokens)[:-1])
 
 
-def test_nobody_asked_nothing_told(lab: Lab) -> None:
+def test_nobody_asked_nothing_told(lab: EngineFixture) -> None:
     deltas = lab.run(collected(lab.engine.generate([lab.request(PROMPT, 3)])))
     assert {delta.routed_experts for delta in deltas} == {b""}
 
 
-def test_routes_are_of_the_weights_that_drew_the_next_token(lab: Lab) -> None:
+def test_routes_are_of_the_weights_that_drew_the_next_token(lab: EngineFixture) -> None:
     """Whatever version a token is of, the engine may compute it again; what was told first is what it was drawn from."""
     request = lab.request(PROMPT, LONG, seed=3, routed_experts=True)
 
@@ -115,7 +115,7 @@ def test_routes_are_of_the_weights_that_drew_the_next_token(lab: Lab) -> None:
     lab.update(lab.publish(source=lab.model, version=Version("actor", 0, 6)))
 
 
-def test_an_aborted_request_tells_what_it_visited(lab: Lab) -> None:
+def test_an_aborted_request_tells_what_it_visited(lab: EngineFixture) -> None:
     request = lab.request(PROMPT, LONG, seed=3, routed_experts=True)
 
     async def run() -> list[Delta]:
@@ -130,13 +130,13 @@ def test_an_aborted_request_tells_what_it_visited(lab: Lab) -> None:
     np.testing.assert_array_equal(routes_of(parts, len(tokens))[:-1], visited(lab.model, tokens)[:-1])
 
 
-def test_log_probs_of_a_mixture_agree_with_a_plain_forward(lab: Lab) -> None:
+def test_log_probs_of_a_mixture_agree_with_a_plain_forward(lab: EngineFixture) -> None:
     (got,) = lab.generate(lab.request(PROMPT, 9, seed=1))
     agrees(lab.model, PROMPT, got)
 
 
 def test_dense_layers_that_sglang_would_take_for_sparse_are_refused(tmp_path: Path) -> None:
-    other = Lab(HostedEngine("sglang", SglangEngine.capabilities), tiny_moe(tmp_path, 1, dense=[1]), "")
+    other = EngineFixture(HostedEngine("sglang", SglangEngine.capabilities), tiny_moe(tmp_path, 1, dense=[1]), "")
     with pytest.raises(ConfigError, match="dense layers"):
         other.start()
     other.stop()

@@ -4,8 +4,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from relax_plugin_torch.layout import PrefixTree, by_row
 from relax_plugin_torch.model import load_model
 from relax_plugin_torch.policy import Policy

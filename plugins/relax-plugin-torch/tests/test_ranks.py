@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from relax_core.api import Chosen, Chunk, ConfigError, OptimizerSpec, TrainerSpec, Version
 from relax_core.api.errors import InfrastructureError, WorkerDied
 from relax_core.learn.counts import count
-from relax_core.roles.trainer_group import TrainerGroup
+from relax_core.roles.rank_group import RankGroup
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.testing.crew import RankedTrainer
 from relax_core.testing.trainer import InMemory, Reinforce, forward, make_rows, tiny_model, with_values
@@ -131,7 +131,7 @@ async def working(folder, tmp_path, sharding):
     try:
         ranks = await workers.start([WorkerSpec(f"rank-{r}", Chosen("trainer", "torch", options)) for r in range(2)])
         plain = TorchTrainer(TorchTrainer.options_model()(**options))
-        group = TrainerGroup(plain, ranks, [Quiet(), Quiet()], {}, 0)
+        group = RankGroup(plain, ranks, [Quiet(), Quiet()], {}, 0)
         algorithm, meet = Chosen("algorithm", "grpo"), f"127.0.0.1:{free_port()}"
         specs = [TrainerSpec({"path": folder}, algorithm, OptimizerSpec(1e-3), rank=r, world_size=2, rendezvous=meet)
                  for r in range(2)]  # fmt: skip
@@ -161,7 +161,7 @@ async def test_a_rank_that_is_killed_ends_the_call_of_all(folder, tmp_path, shar
 
 
 async def test_a_rank_that_hangs_in_a_collective_is_found_and_ends_the_call_of_all(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("relax_core.roles.heartbeat.EVERY_S", 0.2)
+    monkeypatch.setattr("relax_core.roles.rank_group.EVERY_S", 0.2)
     async with working(folder, tmp_path, "fsdp") as (group, ranks):
         os.kill(ranks[1].pid, signal.SIGSTOP)
         async with asyncio.timeout(100):

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from relax_core import learn
 from relax_core.api import ConfigError, Ragged, RowBatch, RowId
-from relax_core.learn.routing import Replay
+from relax_core.learn.routing import RouteReplay
 from relax_core.testing.moe import EXPERTS, LAYERS, TOP_K, moe_config
 
 ROWS = [(1, 2, 3, 4, 5), (1, 2, 3, 6), (1, 2, 3, 4, 7, 8), (9, 8, 7, 6)]
@@ -181,7 +181,7 @@ def test_a_router_that_weighs_in_another_way_is_refused() -> None:
     for layer in made.model.layers:
         layer.mlp.gate.forward = _sigmoid.__get__(layer.mlp.gate)
     with pytest.raises(ConfigError, match="weighs its experts in another way"):
-        Replay(made)
+        RouteReplay(made)
 
 
 def _sigmoid(self: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -195,4 +195,4 @@ def test_a_model_without_routers_is_refused(tmp_path: Path) -> None:
 
     dense = AutoModelForCausalLM.from_pretrained(tiny_qwen3(str(tmp_path), 1))
     with pytest.raises(ConfigError, match="routers"):
-        Replay(dense)
+        RouteReplay(dense)

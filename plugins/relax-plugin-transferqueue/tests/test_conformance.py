@@ -12,7 +12,7 @@ import pytest
 from relax_plugin_transferqueue.store import Servers, TransferQueueStore
 
 from relax_core.api import BusComponent, PayloadStore, Version
-from relax_core.bus.opening import open_bus
+from relax_core.bus.service import open_bus
 from relax_core.testing.bus import BusSuite
 from relax_core.testing.bus_lab import START, Scenario, run_on
 

@@ -10,9 +10,9 @@ import torch
 import transformers
 from relax_plugin_transformers.engine import TransformersEngine
 
-from relax_core.api.version import Version
+from relax_core.api.weights import Version
 from relax_core.testing.engine import PROMPTS
-from relax_core.testing.engine_lab import CONTEXT, VOCABULARY, Lab
+from relax_core.testing.engine_lab import CONTEXT, VOCABULARY, EngineFixture
 from relax_core.testing.engine_truth import agrees
 from relax_core.weights.files import Disk
 
@@ -42,21 +42,21 @@ def saved(config: transformers.PretrainedConfig, directory: Path, seed: int, dty
     return str(directory)
 
 
-def started(first: str, second: str, dtype: str = "float32") -> Lab:
+def started(first: str, second: str, dtype: str = "float32") -> EngineFixture:
     engine = TransformersEngine()
     engine.build = lambda chosen: Disk()
-    return Lab(engine, first, second).start(dtype, version=Version("actor", 0, 0))
+    return EngineFixture(engine, first, second).start(dtype, version=Version("actor", 0, 0))
 
 
 @pytest.fixture(params=MODELS)
-def lab(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lab]:
+def lab(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EngineFixture]:
     first, second = (saved(MODELS[request.param](), tmp_path / str(seed), seed) for seed in (1, 2))
     lab = started(first, second)
     yield lab
     lab.stop()
 
 
-def test_every_architecture_agrees_with_its_plain_forward_and_is_updated(lab: Lab) -> None:
+def test_every_architecture_agrees_with_its_plain_forward_and_is_updated(lab: EngineFixture) -> None:
     for folder in (lab.model, lab.other):
         requests = [lab.request(prompt, 30, seed=i) for i, prompt in enumerate(PROMPTS)]
         for request, got in zip(requests, lab.generate(*requests), strict=True):

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from relax_plugin_transformers.batch import Batch, Running
 from relax_plugin_transformers.model import CausalModel
 

@@ -8,7 +8,7 @@ import pytest
 from relax_core.api.engine import EngineSpec, GenerateRequest
 from relax_core.api.errors import ConfigError, WorkerDied
 from relax_core.api.trainer import Chosen
-from relax_core.api.version import Version
+from relax_core.api.weights import Version
 from relax_core.api.worker import WorkerSpec
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.testing.engine import PROMPT

@@ -18,10 +18,9 @@ from relax_plugin_transformers.resident import Resident
 
 from relax_core.api.engine import EngineSpec
 from relax_core.api.errors import ConfigError, InfrastructureError
-from relax_core.api.version import Version
-from relax_core.api.weights import Manifest
+from relax_core.api.weights import Manifest, Version
 from relax_core.testing.engine import PROMPT, PROMPTS
-from relax_core.testing.engine_lab import CONTEXT, Lab, gather, joined, tensors_of, tiny_qwen3, until_known
+from relax_core.testing.engine_lab import CONTEXT, EngineFixture, gather, joined, tensors_of, tiny_qwen3, until_known
 from relax_core.testing.engine_truth import agrees
 from relax_core.weights.files import Disk
 
@@ -32,14 +31,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return first, second
 
 
-def make_lab(folders: tuple[str, str], options: TransformersOptions | None = None, **spec: object) -> Lab:
+def make_lab(folders: tuple[str, str], options: TransformersOptions | None = None, **spec: object) -> EngineFixture:
     engine = TransformersEngine(options)
     engine.build = lambda chosen: Disk()
-    return Lab(engine, *folders).start(version=Version("actor", 0, 0), **spec)
+    return EngineFixture(engine, *folders).start(version=Version("actor", 0, 0), **spec)
 
 
 @pytest.fixture
-def lab(folders: tuple[str, str]) -> Iterator[Lab]:
+def lab(folders: tuple[str, str]) -> Iterator[EngineFixture]:
     lab = make_lab(folders)
     yield lab
     lab.stop()
@@ -116,7 +115,7 @@ async def test_engine_that_was_never_started_says_so(folders: tuple[str, str]) -
     await engine.stop()
 
 
-def test_overflowed_weights_end_requests_with_an_error(lab: Lab) -> None:
+def test_overflowed_weights_end_requests_with_an_error(lab: EngineFixture) -> None:
     lab.update(lab.publish([(name, array * np.float32(np.nan), dtype) for name, array, dtype in tensors_of(lab.model)]))
     (got,) = lab.generate(lab.request(PROMPT, 5))
     assert (got.finish, got.tokens) == ("error", ())
@@ -127,7 +126,9 @@ def test_overflowed_weights_end_requests_with_an_error(lab: Lab) -> None:
         agrees(lab.model, request.tokens, good)
 
 
-def test_failed_swap_ends_the_engine_rather_than_serving_a_mixture(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_swap_ends_the_engine_rather_than_serving_a_mixture(
+    lab: EngineFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = Resident.load
 
     def half(self: Resident, manifest: Manifest, staged: Iterator) -> None:
@@ -144,7 +145,9 @@ def test_failed_swap_ends_the_engine_rather_than_serving_a_mixture(lab: Lab, mon
         lab.generate(lab.request(PROMPT, 2))
 
 
-def test_swap_that_loads_only_half_is_noticed_by_the_resident_proof(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_swap_that_loads_only_half_is_noticed_by_the_resident_proof(
+    lab: EngineFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = Resident.load
 
     def skips_one(self: Resident, manifest: Manifest, staged: Iterator) -> None:
@@ -189,7 +192,7 @@ def test_tokens_that_were_sampled_arrive_before_the_thread_dies(
     lab.stop()
 
 
-def test_request_running_twice_is_refused(lab: Lab) -> None:
+def test_request_running_twice_is_refused(lab: EngineFixture) -> None:
     async def twice() -> None:
         await lab.engine.pause()
         request = lab.request(PROMPT, 5)
@@ -209,7 +212,7 @@ def test_deterministic_engines_give_the_same_bits_whatever_else_they_run(folders
         lab = make_lab(folders, deterministic=True)
         calls = [[lab.request(prompt, 7 + i, seed=i) for i, prompt in enumerate(PROMPTS)] for _ in range(company + 1)]
 
-        async def all_of_them(lab: Lab = lab, calls: list = calls) -> list:
+        async def all_of_them(lab: EngineFixture = lab, calls: list = calls) -> list:
             return await asyncio.gather(*(gather(lab.engine, call) for call in calls))
 
         *_, last = lab.run(all_of_them())
@@ -218,7 +221,7 @@ def test_deterministic_engines_give_the_same_bits_whatever_else_they_run(folders
     assert results[0] == results[1]
 
 
-def test_update_while_weights_sleep_is_refused(lab: Lab) -> None:
+def test_update_while_weights_sleep_is_refused(lab: EngineFixture) -> None:
     lab.run(lab.engine.sleep(["weights"]))
     with pytest.raises(ValueError, match="wake them first"):
         lab.update(lab.publish())
@@ -230,7 +233,7 @@ def test_update_while_weights_sleep_is_refused(lab: Lab) -> None:
     agrees(lab.other, PROMPT, got)
 
 
-def test_pause_sends_what_was_sampled(lab: Lab) -> None:
+def test_pause_sends_what_was_sampled(lab: EngineFixture) -> None:
     async def pause_early() -> list:
         request = lab.request(PROMPT, 100, seed=1)
         stream = lab.engine.generate([request])
@@ -243,7 +246,7 @@ def test_pause_sends_what_was_sampled(lab: Lab) -> None:
     assert len(joined(lab.run(pause_early())).tokens) == 100
 
 
-def test_long_lived_batch_drops_its_dead_columns(lab: Lab) -> None:
+def test_long_lived_batch_drops_its_dead_columns(lab: EngineFixture) -> None:
     """Short requests that keep joining would push the shared column on for ever."""
 
     async def relay() -> None:

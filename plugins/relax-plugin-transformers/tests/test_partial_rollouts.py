@@ -13,12 +13,11 @@ import pytest
 from relax_core.api.clock import SystemClock
 from relax_core.api.engine import Capabilities, Delta, EngineSpec
 from relax_core.api.trainer import Chosen
-from relax_core.api.version import Version
-from relax_core.api.weights import Manifest, Receipt
+from relax_core.api.weights import Manifest, Receipt, Version
 from relax_core.api.worker import WorkerSpec
-from relax_core.rollout.completion import Completion, GenerateCall
-from relax_core.rollout.engine_slot import EngineSlot
-from relax_core.rollout.pool import EnginePool, Sampling
+from relax_core.engines.pool import EnginePool, Sampling
+from relax_core.engines.requests import Completion, GenerateCall
+from relax_core.engines.slot import EngineSlot
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.testing.engine import PROMPTS
 from relax_core.testing.engine_lab import CONTEXT, DISK, tensors_of, tiny_qwen3

@@ -11,9 +11,9 @@ from relax_plugin_transformers.options import TransformersOptions
 
 from relax_core.api.engine import Delta
 from relax_core.api.routing import Routing
-from relax_core.rollout.routes import Routes
+from relax_core.engines.routes import Routes
 from relax_core.testing.engine import PROMPTS
-from relax_core.testing.engine_lab import Lab, tiny_qwen3
+from relax_core.testing.engine_lab import EngineFixture, tiny_qwen3
 from relax_core.testing.engine_truth import agrees
 from relax_core.testing.moe import EXPERTS, LAYERS, TOP_K, plain_routes, routed, tiny_moe
 from relax_core.weights.files import Disk
@@ -21,14 +21,14 @@ from relax_core.weights.files import Disk
 ROUTING = Routing(LAYERS, TOP_K, EXPERTS)
 
 
-def started(first: str, second: str, **options: int) -> Lab:
+def started(first: str, second: str, **options: int) -> EngineFixture:
     engine = TransformersEngine(TransformersOptions(deltas_every=4, **options))
     engine.build = lambda chosen: Disk()
-    return Lab(engine, first, second).start()
+    return EngineFixture(engine, first, second).start()
 
 
 @pytest.fixture(scope="module", params=["qwen3_moe", "qwen3_moe plain", "mixtral", "olmoe"])
-def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineFixture]:
     folder = tmp_path_factory.mktemp("moe")
     lab = started(*(tiny_moe(str(folder / str(seed)), seed, request.param) for seed in (1, 2)), max_prefill_tokens=24)
     yield lab
@@ -47,7 +47,7 @@ def check(folder: str, prompt: tuple[int, ...], got: Delta, routes: Routes) -> N
     np.testing.assert_array_equal(as_array(routes, len(fed)), plain_routes(folder, fed))
 
 
-def test_every_position_that_was_fed_has_its_route(lab: Lab) -> None:
+def test_every_position_that_was_fed_has_its_route(lab: EngineFixture) -> None:
     requests = [
         lab.request(prompt, 3 + 9 * (i % 3), seed=i, routed_experts=i != 1) for i, prompt in enumerate(PROMPTS * 2)
     ]
@@ -58,7 +58,7 @@ def test_every_position_that_was_fed_has_its_route(lab: Lab) -> None:
             assert len(routes) == 0
 
 
-def test_experts_are_published_by_name_and_read_as_the_folder_has_them(lab: Lab) -> None:
+def test_experts_are_published_by_name_and_read_as_the_folder_has_them(lab: EngineFixture) -> None:
     assert lab.facts["fingerprint"] == lab.publish(source=lab.model).fingerprint
     manifest = lab.publish()
     assert any(".experts.0." in info.name for info in manifest.tensors)

@@ -16,16 +16,15 @@ from relax_plugin_transformers.engine import TransformersEngine
 from relax_core.api import Chosen, SystemClock, WorkerSpec
 from relax_core.api.engine import EngineSpec
 from relax_core.api.errors import InfrastructureError
-from relax_core.api.version import Version
-from relax_core.api.weights import PLAIN, Canary, Manifest, Payload
-from relax_core.rollout.engine_slot import EngineSlot
-from relax_core.rollout.weight_feed import WeightFeed
+from relax_core.api.weights import PLAIN, Canary, Manifest, Payload, Version
+from relax_core.engines.slot import EngineSlot
+from relax_core.engines.weight_updater import WeightUpdater
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.testing.engine import PROMPT
-from relax_core.testing.engine_lab import CONTEXT, Lab, Tensors, tensors_of, tiny_qwen3
+from relax_core.testing.engine_lab import CONTEXT, EngineFixture, Tensors, tensors_of, tiny_qwen3
 from relax_core.testing.engine_truth import log_softmax, plain_log_probs
 from relax_core.weights.files import Disk
-from relax_core.weights.service import WeightBoard
+from relax_core.weights.service import LocalWeightService
 
 RANK, ALPHA = 2, 8.0
 MODULES = ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj")
@@ -39,10 +38,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 @pytest.fixture
-def lab(folders: tuple[str, str]) -> Iterator[Lab]:
+def lab(folders: tuple[str, str]) -> Iterator[EngineFixture]:
     engine = TransformersEngine()
     engine.build = lambda chosen: Disk()
-    lab = Lab(engine, *folders)
+    lab = EngineFixture(engine, *folders)
     model = {"path": folders[0], "dtype": "float32", "lora": {"rank": RANK, "alpha": ALPHA, "targets": ()}}
     lab.facts = dict(lab.run(engine.start(EngineSpec(model, CONTEXT, version=at(0))), 600.0))
     yield lab
@@ -53,7 +52,7 @@ def at(step: int) -> Version:
     return Version("actor", 0, step)
 
 
-def send(lab: Lab, step: int, tensors: Tensors, payload: Payload = "full", base: str = "") -> Manifest:
+def send(lab: EngineFixture, step: int, tensors: Tensors, payload: Payload = "full", base: str = "") -> Manifest:
     return lab._transport.send(at(step), payload, base, tensors, lab.location)
 
 
@@ -66,12 +65,12 @@ def moved(tensors: Tensors, seed: int) -> Tensors:
     return [(name, array, dtype) for (name, _, dtype), array in zip(tensors, changed, strict=True)]
 
 
-def weights(lab: Lab) -> dict[str, np.ndarray]:
+def weights(lab: EngineFixture) -> dict[str, np.ndarray]:
     held = lab.engine._resident()  # type: ignore[attr-defined]
     return {name: np.array(held.value(name)) for name in held.tensors}
 
 
-def test_a_delta_gives_what_the_whole_version_would(lab: Lab) -> None:
+def test_a_delta_gives_what_the_whole_version_would(lab: EngineFixture) -> None:
     first = list(tensors_of(lab.other))
     lab.update(send(lab, 1, first))
     second = moved(first, 1)
@@ -85,7 +84,7 @@ def test_a_delta_gives_what_the_whole_version_would(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("fault", ["base", "damaged", "other model"])
-def test_a_wrong_delta_leaves_the_engine_as_it_was(lab: Lab, fault: str) -> None:
+def test_a_wrong_delta_leaves_the_engine_as_it_was(lab: EngineFixture, fault: str) -> None:
     first = list(tensors_of(lab.other))
     lab.update(send(lab, 1, first))
     send(lab, 2, moved(first, 1), "delta", str(at(1)))
@@ -104,7 +103,7 @@ def test_a_wrong_delta_leaves_the_engine_as_it_was(lab: Lab, fault: str) -> None
 # -- adapters ---------------------------------------------------------------------------------------------------
 
 
-def adapter(seed: int, modules: tuple[str, ...] = MODULES, lab: Lab | None = None) -> Tensors:
+def adapter(seed: int, modules: tuple[str, ...] = MODULES, lab: EngineFixture | None = None) -> Tensors:
     random = np.random.default_rng(seed)
     shapes = {name.removesuffix(".weight"): array.shape for name, array, _ in tensors_of(lab.model)} if lab else {}
     out: Tensors = []
@@ -116,7 +115,7 @@ def adapter(seed: int, modules: tuple[str, ...] = MODULES, lab: Lab | None = Non
     return out
 
 
-def merged(lab: Lab, tensors: Tensors) -> dict[str, np.ndarray]:
+def merged(lab: EngineFixture, tensors: Tensors) -> dict[str, np.ndarray]:
     """In float64."""
     base = {name: np.array(array) for name, array, _ in tensors_of(lab.model)}
     parts = {name.removeprefix("base_model.model."): array.astype(np.float64) for name, array, _ in tensors}
@@ -126,7 +125,7 @@ def merged(lab: Lab, tensors: Tensors) -> dict[str, np.ndarray]:
     return base
 
 
-def test_each_adapter_lies_over_the_base_and_not_over_the_one_before(lab: Lab) -> None:
+def test_each_adapter_lies_over_the_base_and_not_over_the_one_before(lab: EngineFixture) -> None:
     base = lab.facts["fingerprint"]
     for step in (1, 2, 3):
         tensors = adapter(step, lab=lab)
@@ -145,7 +144,7 @@ def test_each_adapter_lies_over_the_base_and_not_over_the_one_before(lab: Lab) -
     [("base", "on top of"), ("unknown", "no such module"), ("half", "lora_A or lora_B"), ("module", "missing"),
      ("rank", "shapes"), ("other", "no such module")],
 )  # fmt: skip
-def test_a_wrong_adapter_is_refused_and_changes_nothing(lab: Lab, fault: str, message: str) -> None:
+def test_a_wrong_adapter_is_refused_and_changes_nothing(lab: EngineFixture, fault: str, message: str) -> None:
     base = lab.facts["fingerprint"]
     good = adapter(1, lab=lab)
     lab.update(send(lab, 1, good, "lora", base))
@@ -164,7 +163,7 @@ def test_a_wrong_adapter_is_refused_and_changes_nothing(lab: Lab, fault: str, me
     assert all(np.array_equal(before[name], array) for name, array in weights(lab).items())
 
 
-def test_the_base_below_an_adapter_sleeps_with_the_weights(lab: Lab) -> None:
+def test_the_base_below_an_adapter_sleeps_with_the_weights(lab: EngineFixture) -> None:
     base = lab.facts["fingerprint"]
     plain = lab.run(lab.engine.sleep(["weights"]))
     lab.run(lab.engine.wake(["weights"]))
@@ -178,7 +177,7 @@ def test_the_base_below_an_adapter_sleeps_with_the_weights(lab: Lab) -> None:
         np.testing.assert_allclose(weights(lab)[name], want, atol=1e-6)
 
 
-def test_a_rank_stabilised_adapter_counts_by_the_root_of_its_rank(lab: Lab) -> None:
+def test_a_rank_stabilised_adapter_counts_by_the_root_of_its_rank(lab: EngineFixture) -> None:
     lab.engine._adapters._table |= {"rslora": True}  # type: ignore[attr-defined]
     tensors = adapter(1, lab=lab)
     lab.update(send(lab, 1, tensors, "lora", lab.facts["fingerprint"]))
@@ -188,7 +187,7 @@ def test_a_rank_stabilised_adapter_counts_by_the_root_of_its_rank(lab: Lab) -> N
         np.testing.assert_allclose(weights(lab)[name], rescaled, atol=1e-6)
 
 
-def test_a_delta_over_an_adapter_is_refused_and_a_whole_model_ends_it(lab: Lab) -> None:
+def test_a_delta_over_an_adapter_is_refused_and_a_whole_model_ends_it(lab: EngineFixture) -> None:
     first = list(tensors_of(lab.other))
     lab.update(send(lab, 1, first))
     whole = send(lab, 1, first)
@@ -204,7 +203,7 @@ def test_a_delta_over_an_adapter_is_refused_and_a_whole_model_ends_it(lab: Lab) 
 # -- canaries, and a publish that is killed ---------------------------------------------------------------------
 
 
-def test_scores_are_of_logits_divided_by_the_temperature(lab: Lab) -> None:
+def test_scores_are_of_logits_divided_by_the_temperature(lab: EngineFixture) -> None:
     plain = plain_log_probs(lab.model, PROMPT)
     for temperature in (1.0, 0.5):
         want = log_softmax(plain / temperature)[np.arange(len(PROMPT) - 1), list(PROMPT[1:])]
@@ -216,7 +215,7 @@ def test_scores_are_of_logits_divided_by_the_temperature(lab: Lab) -> None:
 
 HALF = """
 import sys, time
-from relax_core.api.version import Version
+from relax_core.api.weights import Version
 from relax_core.testing.engine_lab import tensors_of
 from relax_core.weights.files import Disk
 
@@ -234,8 +233,8 @@ Disk().send(Version("actor", 0, 2), "full", "", stuck(), sys.argv[2])
 async def test_a_publish_killed_half_way_leaves_every_engine_on_one_whole_version(
     folders: tuple[str, str], tmp_path: Path
 ) -> None:
-    workers, board = LocalWorkers(), WeightBoard(SystemClock())
-    feed = WeightFeed(board, SystemClock(), "resident", 0.1, 60.0)
+    workers, board = LocalWorkers(), LocalWeightService(SystemClock())
+    feed = WeightUpdater(board, SystemClock(), "resident", 0.1, 60.0)
     chosen = Chosen("engine", "transformers")
     spec = EngineSpec({"path": folders[0], "dtype": "float32"}, CONTEXT)
     env = {"OMP_NUM_THREADS": "1"}
@@ -271,8 +270,8 @@ async def test_a_publish_killed_half_way_leaves_every_engine_on_one_whole_versio
 async def test_an_engine_that_disagrees_with_the_canary_does_not_arrive(
     folders: tuple[str, str], tmp_path: Path
 ) -> None:
-    workers, board = LocalWorkers(), WeightBoard(SystemClock())
-    feed = WeightFeed(board, SystemClock(), "behaviour", 1e-3, 60.0)
+    workers, board = LocalWorkers(), LocalWeightService(SystemClock())
+    feed = WeightUpdater(board, SystemClock(), "behaviour", 1e-3, 60.0)
     chosen = Chosen("engine", "transformers")
     spec = EngineSpec({"path": folders[0], "dtype": "float32"}, CONTEXT)
     worker = WorkerSpec("engine-0", chosen, env={"OMP_NUM_THREADS": "1"})
@@ -295,7 +294,9 @@ async def test_an_engine_that_disagrees_with_the_canary_does_not_arrive(
         await workers.close()
 
 
-def test_weights_asleep_on_disk_have_no_name(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_asleep_on_disk_have_no_name(
+    lab: EngineFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """So that nothing is left of them when the process is killed."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     before = weights(lab)

@@ -17,11 +17,11 @@ from transformers import AutoModelForImageTextToText
 from relax_contrib.recipes import families as tiny
 from relax_core.api.engine import Delta
 from relax_core.api.errors import ConfigError, InfrastructureError
-from relax_core.api.media_store import MediaStore
 from relax_core.api.modality import ProcessedMedia
-from relax_core.api.version import Version
+from relax_core.api.weights import Version
 from relax_core.learn.media import MediaInputs
-from relax_core.testing.engine_lab import Lab, tiny_qwen3
+from relax_core.media.store import MediaStore
+from relax_core.testing.engine_lab import EngineFixture, tiny_qwen3
 from relax_core.testing.engine_truth import TOLERANCE, log_softmax
 from relax_core.weights.files import Disk
 
@@ -49,14 +49,14 @@ IMAGES = (image(1, 4, 4), image(2, 4, 4), image(3, 6, 4))
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineFixture]:
     folder = tmp_path_factory.mktemp("seeing")
     for one in IMAGES:
         MediaStore(folder / "media").put(one)
     engine = VllmEngine(VllmOptions())
     engine.build = lambda chosen: Disk()
     first, second = (seeing(folder / str(seed), seed) for seed in (1, 2))
-    lab = Lab(engine, first, second).start(version=Version("actor", 0, 0), media=str(folder / "media"))
+    lab = EngineFixture(engine, first, second).start(version=Version("actor", 0, 0), media=str(folder / "media"))
     yield lab
     lab.stop()
 
@@ -68,7 +68,7 @@ def prompt(shown: Sequence[ProcessedMedia]) -> tuple[int, ...]:
     return (*tokens, 12, 13, 14)
 
 
-def asked(lab: Lab, shown: Sequence[ProcessedMedia], count: int = 9, **fields: Any) -> Any:
+def asked(lab: EngineFixture, shown: Sequence[ProcessedMedia], count: int = 9, **fields: Any) -> Any:
     keys = tuple(one.key for one in shown)
     return lab.request(prompt(shown), count, media=keys, suppress_tokens=NEVER, **fields)
 
@@ -89,7 +89,7 @@ def agrees(folder: str, before: tuple[int, ...], shown: Sequence[ProcessedMedia]
     np.testing.assert_allclose(got.log_probs, rows[np.arange(len(got.tokens)), list(got.tokens)], atol=TOLERANCE)
 
 
-def test_log_probs_agree_with_a_plain_forward_that_sees_the_same(lab: Lab) -> None:
+def test_log_probs_agree_with_a_plain_forward_that_sees_the_same(lab: EngineFixture) -> None:
     first, second, third = IMAGES
     sets: list[tuple[ProcessedMedia, ...]] = [(first,), (second,), (third, first), (), (third,), (first,)]
     results = lab.generate(*(asked(lab, shown, seed=number) for number, shown in enumerate(sets)))
@@ -99,7 +99,7 @@ def test_log_probs_agree_with_a_plain_forward_that_sees_the_same(lab: Lab) -> No
         agrees(lab.model, prompt((first,)), (second,), results[0])
 
 
-def test_what_was_seen_is_seen_anew_with_new_weights_in_mid_generation(lab: Lab) -> None:
+def test_what_was_seen_is_seen_anew_with_new_weights_in_mid_generation(lab: EngineFixture) -> None:
     shown = IMAGES[:1]
     request = asked(lab, shown, 60, seed=1)
 
@@ -136,7 +136,7 @@ def test_what_was_seen_is_seen_anew_with_new_weights_in_mid_generation(lab: Lab)
         (("ab" * 16,), InfrastructureError, "can't be read"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_it_runs(lab: Lab, media: Any, error: Any, message: str) -> None:
+def test_what_does_not_fit_is_refused_before_it_runs(lab: EngineFixture, media: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         lab.generate(lab.request(prompt(IMAGES[:1]), 2, media=media, suppress_tokens=NEVER))
     (got,) = lab.generate(asked(lab, IMAGES[:1], 2))
@@ -144,6 +144,6 @@ def test_what_does_not_fit_is_refused_before_it_runs(lab: Lab, media: Any, error
 
 
 def test_a_model_that_does_not_see_is_refused_where_the_run_has_media(tmp_path: Path) -> None:
-    lab = Lab(VllmEngine(VllmOptions()), tiny_qwen3(str(tmp_path / "blind"), 1), "")
+    lab = EngineFixture(VllmEngine(VllmOptions()), tiny_qwen3(str(tmp_path / "blind"), 1), "")
     with pytest.raises(ConfigError, match="Qwen3ForCausalLM"):
         lab.start(media=str(tmp_path))

@@ -19,11 +19,11 @@ from typing import Any
 
 from aiohttp import web
 
-from relax_core.api import wire
-from relax_core.runners.host import Failure, Host, describe
-from relax_core.runners.local.tether import tether
+from relax_core.rpc import messages
+from relax_core.rpc.host import Failure, Host, describe
+from relax_core.runners.local.parent_death import end_with_parent
 
-wire.register(Failure)
+messages.register(Failure)
 MAX_BODY = 1 << 34
 """Bodies come from our own parent; the bound only turns a corrupt length into an error."""
 
@@ -31,9 +31,9 @@ MAX_BODY = 1 << 34
 def main() -> None:
     """Read the certificate, build the host, serve until told or orphaned."""
     report = int(sys.argv[1])
-    certificate = wire.decode(_read_exactly(struct.unpack("<I", _read_exactly(4))[0]))
+    certificate = messages.decode(_read_exactly(struct.unpack("<I", _read_exactly(4))[0]))
     os.dup2(2, 1)
-    tether()
+    end_with_parent()
     if memory_mb := certificate["memory_mb"]:
         resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20, memory_mb << 20))
     try:
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def _host(certificate: dict[str, Any]) -> Host:
-    from relax_core.plugins.catalogue import Catalogue
+    from relax_core.registry.catalogue import Catalogue
 
     catalogue = Catalogue.load(certificate["plugin_files"])
     if certificate["resolved"]:
@@ -61,7 +61,7 @@ async def _serve(host: Host, token: str, report: int) -> None:
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
-    _report(report, {"port": runner.addresses[0][1], "protocol": wire.PROTOCOL})
+    _report(report, {"port": runner.addresses[0][1], "protocol": messages.PROTOCOL})
     await asyncio.Event().wait()
 
 
@@ -79,24 +79,24 @@ def _guarded(token: str, handler: Handler) -> Handler:
 
 async def _call(host: Host, request: web.Request) -> web.Response:
     try:
-        result = await host.call(request.match_info["method"], wire.decode(await request.read()))
-        return web.Response(body=wire.encode(result))
+        result = await host.call(request.match_info["method"], messages.decode(await request.read()))
+        return web.Response(body=messages.encode(result))
     except Exception as error:
-        return web.Response(status=500, body=wire.encode(describe(error)))
+        return web.Response(status=500, body=messages.encode(describe(error)))
 
 
 async def _stream(host: Host, request: web.Request) -> web.StreamResponse:
     response = web.StreamResponse()
     await response.prepare(request)
-    items: AsyncIterator[Any] = host.stream(request.match_info["method"], wire.decode(await request.read()))
+    items: AsyncIterator[Any] = host.stream(request.match_info["method"], messages.decode(await request.read()))
     try:
         async for item in items:
-            await response.write(frame(wire.encode(item)))
+            await response.write(frame(messages.encode(item)))
     except ConnectionError:
         await items.aclose()  # type: ignore[attr-defined]
         return response
     except Exception as error:
-        await response.write(frame(wire.encode(describe(error)), failed=True))
+        await response.write(frame(messages.encode(describe(error)), failed=True))
     await response.write(END)
     await response.write_eof()
     return response
@@ -118,7 +118,7 @@ def _read_exactly(size: int) -> bytes:
 
 
 def _report(descriptor: int, message: dict[str, Any]) -> None:
-    body = wire.encode(message)
+    body = messages.encode(message)
     with contextlib.suppress(BrokenPipeError):
         os.write(descriptor, struct.pack("<I", len(body)) + body)
     os.close(descriptor)

@@ -11,18 +11,16 @@ from typing import cast
 from relax_core.api.bus import Bus, BusComponent
 from relax_core.api.clock import Clock, SystemClock
 from relax_core.api.role import Role
-from relax_core.api.status import Board
+from relax_core.api.status import RunStatus
 from relax_core.api.trainer import Chosen
-from relax_core.bus.opening import open_bus
-from relax_core.plugins.catalogue import Catalogue
-from relax_core.runners.board import BoardService
-from relax_core.runners.bus_settings import bus_settings, starting_version
-from relax_core.runners.context import RoleContext
-from relax_core.runners.launch import Launch, RoleEnd, launch_component
+from relax_core.bus.service import open_bus
+from relax_core.devices.service import LocalDeviceService
+from relax_core.registry.catalogue import Catalogue
+from relax_core.runners.context import RoleContext, run_role
+from relax_core.runners.launch import Launch, RoleEnd, bus_settings, launch_component, starting_version
 from relax_core.runners.local.workers import LocalWorkers
-from relax_core.runners.role_runner import run_role
-from relax_core.runners.turns import TurnBoard
-from relax_core.weights.service import WeightBoard
+from relax_core.runners.run_status import RunStatusService
+from relax_core.weights.service import LocalWeightService
 
 
 class LocalRunner:
@@ -32,9 +30,9 @@ class LocalRunner:
 
     def __init__(self, catalogue: Catalogue, clock: Clock | None = None) -> None:
         self._catalogue, self._clock = catalogue, clock or SystemClock()
-        self.board: Board = BoardService(self._clock)
-        self._weights = WeightBoard(self._clock)
-        self._turns = TurnBoard(self._clock)
+        self.board: RunStatus = RunStatusService(self._clock)
+        self._weights = LocalWeightService(self._clock)
+        self._turns = LocalDeviceService(self._clock)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ended: asyncio.Queue[RoleEnd] = asyncio.Queue()
         self._workers: LocalWorkers | None = None

@@ -2,7 +2,13 @@
 """Local workers: child processes in sessions of their own, called over loopback HTTP.
 
 A child dies with its parent (its standard input closes) and is killed with everything it started. No pickle: calls
-travel in the wire format of `api.wire`, guarded by a token that only the two processes know.
+travel in the wire format of `api.messages`, guarded by a token that only the two processes know.
+
+A child process in a session of its own, awaited through its pidfd.
+
+asyncio's own subprocess transport is not used: cancelled while it connects its pipes, it never returns.
+
+Which GPUs a child process sees: those of the plan's devices that are its own, as this process numbers them.
 """
 
 from __future__ import annotations
@@ -11,24 +17,118 @@ import asyncio
 import contextlib
 import os
 import secrets
+import signal
 import struct
+import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
 
-from relax_core.api import wire
 from relax_core.api.clock import Clock, SystemClock
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, WorkerDied
 from relax_core.api.worker import Worker, WorkerSpec
-from relax_core.runners.host import Failure, free_port, raised
-from relax_core.runners.local.process import Child
-from relax_core.runners.visible_devices import visible_devices
+from relax_core.rpc import messages
+from relax_core.rpc.host import Failure, free_port, raised
 
-wire.register(Failure)
+
+class Child:
+    """One process and whatever it starts."""
+
+    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+        self._popen, self.pid = popen, popen.pid
+        self._ended = asyncio.Event()
+        self._descriptor = os.pidfd_open(popen.pid)
+        asyncio.get_running_loop().add_reader(self._descriptor, self._reap)
+
+    @classmethod
+    def start(cls, command: Sequence[str], env: Mapping[str, str], log: int | None, keep: int) -> Self:
+        """`log` takes both outputs, `keep` is a descriptor that the child inherits."""
+        return cls(
+            subprocess.Popen(
+                list(command),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=dict(env),
+                pass_fds=(keep,),
+                start_new_session=True,
+            )
+        )
+
+    @property
+    def returncode(self) -> int | None:
+        return self._popen.returncode
+
+    async def tell(self, data: bytes) -> None:
+        """Write to its standard input; one that has ended already is noticed by its silence."""
+        if self._popen.stdin is not None:
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(_write, self._popen.stdin.fileno(), data)
+
+    async def wait(self) -> None:
+        await self._ended.wait()
+
+    def let_go(self) -> None:
+        """Close its standard input: it ends by itself."""
+        if self._popen.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._popen.stdin.close()
+
+    async def kill(self) -> None:
+        """SIGKILL it with its children."""
+        if not self._ended.is_set():
+            self._kill_session()
+        await self._ended.wait()
+        self.let_go()
+
+    def _kill_session(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        """What it started ends with it; only until it is waited for is its number surely its own."""
+        self._kill_session()
+        self._popen.wait()
+        asyncio.get_running_loop().remove_reader(self._descriptor)
+        os.close(self._descriptor)
+        self._ended.set()
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def visible_devices(
+    devices: Sequence[str], environment: Mapping[str, str], nodes: Path = Path("/dev")
+) -> dict[str, str]:
+    """Its environment. A process that the plan puts on a CPU sees no GPU; one without devices sees what this one does.
+
+    A plan of more GPUs than there are goes round them again (its notes say so): processes share one without turns.
+    """
+    if not devices:
+        return {}
+    numbers = [int(name.removeprefix("gpu:")) for name in devices if name.startswith("gpu:")]
+    seen = seen_gpus(environment, nodes)
+    return {VISIBLE: ",".join(seen[number % len(seen)] if seen else str(number) for number in numbers)}
+
+
+def seen_gpus(environment: Mapping[str, str], nodes: Path = Path("/dev")) -> list[str]:
+    """What a process with this environment sees, by the names that CUDA takes."""
+    if VISIBLE in environment:
+        return [name.strip() for name in environment[VISIBLE].split(",") if name.strip() not in ("", "-1")]
+    return [str(number) for number in range(len(list(nodes.glob("nvidia[0-9]*"))))]
+
+
+messages.register(Failure)
 REAP_S = 2.0
 """How long a closed connection may precede the news of its process's death."""
 
@@ -48,12 +148,12 @@ class LocalWorker:
         )
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
-        body = wire.encode(args)
+        body = messages.encode(args)
         start = self._clock.now()
         try:
             async with asyncio.timeout(timeout_s):
                 async with self._session.post(f"/call/{method}", data=body) as response:
-                    answer = wire.decode(await response.read())
+                    answer = messages.decode(await response.read())
         except TimeoutError:
             raise DeadlineExceeded(self.name, f"{method} to return", self._clock.now() - start) from None
         except (aiohttp.ClientError, RuntimeError) as error:  # RuntimeError: the session of a killed worker
@@ -64,12 +164,12 @@ class LocalWorker:
 
     async def stream(self, method: str, *args: Any, timeout_s: float) -> AsyncIterator[Any]:
         try:
-            async with self._session.post(f"/stream/{method}", data=wire.encode(args)) as response:
+            async with self._session.post(f"/stream/{method}", data=messages.encode(args)) as response:
                 while True:
                     item = await self._next(method, response, timeout_s)
                     if item is None:
                         return
-                    yield wire.decode(item)
+                    yield messages.decode(item)
         except (aiohttp.ClientError, asyncio.IncompleteReadError, RuntimeError) as error:
             raise await self._died(method, error) from error
 
@@ -82,7 +182,7 @@ class LocalWorker:
         except TimeoutError:
             raise DeadlineExceeded(self.name, f"the next item of {method}", self._clock.now() - start) from None
         if kind == 1:
-            raise raised(wire.decode(body), self.name)
+            raise raised(messages.decode(body), self.name)
         return None if kind == 2 else body
 
     async def _died(self, method: str, error: Exception) -> WorkerDied:
@@ -196,7 +296,7 @@ class LocalWorkers:
             "token": token, "component": spec.component, "target": spec.target, "memory_mb": spec.memory_mb,
             "own_interpreter": bool(spec.python),
         }  # fmt: skip
-        body = wire.encode({**own, **self._certificate})
+        body = messages.encode({**own, **self._certificate})
         return struct.pack("<I", len(body)) + body
 
     def _log(self, spec: WorkerSpec) -> int | None:
@@ -224,7 +324,7 @@ async def _first_words(pipe: FileIO) -> dict[str, Any]:
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
     try:
         size = struct.unpack("<I", await reader.readexactly(4))[0]
-        answer: dict[str, Any] = wire.decode(await reader.readexactly(size))
+        answer: dict[str, Any] = messages.decode(await reader.readexactly(size))
         return answer
     except asyncio.IncompleteReadError:
         return {}

@@ -13,12 +13,12 @@ from relax_core.api.batch import AttemptId, AttemptIds, Cut, Ragged, RowBatch, R
 from relax_core.api.bus import Account, BusComponent, Claim, ClaimRequest, Issue, PayloadStore, Registration, Sealed
 from relax_core.api.errors import StaleFence
 from relax_core.api.options import Options
-from relax_core.api.outcome import DropReason
-from relax_core.api.version import Version
-from relax_core.bus.checks import check_columns, check_cut, check_seals
+from relax_core.api.trajectory import DropReason
+from relax_core.api.weights import Version
 from relax_core.bus.packed import Seals
+from relax_core.bus.queue import check_columns, check_cut, check_seals
 from relax_core.bus.store import read
-from relax_core.runners.ray.remote import Remote
+from relax_core.runners.ray.remote import RemoteService
 from relax_core.runners.ray.storage import RemoteStore
 
 
@@ -42,7 +42,7 @@ class BusClient:
     Those of a store that is not go through the hub too.
     """
 
-    def __init__(self, hub: Remote, store: PayloadStore | None) -> None:
+    def __init__(self, hub: RemoteService, store: PayloadStore | None) -> None:
         self._hub, self._store = hub, store
 
     async def register(self, role: str) -> Registration:

@@ -19,20 +19,18 @@ from relax_core.api.clock import SystemClock
 from relax_core.api.errors import WorkerDied
 from relax_core.api.events import RoleFailed
 from relax_core.api.role import Role
-from relax_core.api.version import Version
-from relax_core.bus.opening import open_bus
-from relax_core.plugins.catalogue import Catalogue
-from relax_core.runners.board import BoardService
-from relax_core.runners.bus_settings import bus_settings, starting_version
-from relax_core.runners.host import Failure
-from relax_core.runners.launch import Launch, launch_component
-from relax_core.runners.ray.answer import answered
+from relax_core.api.weights import Version
+from relax_core.bus.service import open_bus
+from relax_core.devices.service import LocalDeviceService
+from relax_core.registry.catalogue import Catalogue
+from relax_core.rpc.host import Failure
+from relax_core.runners.launch import Launch, bus_settings, launch_component, starting_version
 from relax_core.runners.ray.cluster import NAMESPACE
-from relax_core.runners.ray.line import Exchange
-from relax_core.runners.ray.presence import Presence
-from relax_core.runners.ray.room import Room, open_room
-from relax_core.runners.turns import TurnBoard
-from relax_core.weights.service import WeightBoard
+from relax_core.runners.ray.connection import RpcServer, answered
+from relax_core.runners.ray.replicas import ReplicaTracker
+from relax_core.runners.ray.workers import GpuPlacement, open_room
+from relax_core.runners.run_status import RunStatusService
+from relax_core.weights.service import LocalWeightService
 
 CONCURRENCY = 1000
 """Calls under way at once: long waits hold a place each."""
@@ -42,13 +40,13 @@ LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class HubService:
     """What a replica needs to play its role."""
 
     launch: Launch
     store: PayloadStore | None
     """That of the bus, where the replica reaches it by itself."""
-    room: Room | None
+    room: GpuPlacement | None
     """The run's GPUs."""
     without_s: float | None
     """How long the role was without a replica; None for its first one."""
@@ -68,7 +66,7 @@ class Hub:
     """Services of one run."""
 
     def __init__(self) -> None:
-        self._exchange = Exchange(self._serve)
+        self._exchange = RpcServer(self._serve)
 
     async def open(self, launch: Launch) -> Any:
         return await answered(self._open(launch))
@@ -83,10 +81,10 @@ class Hub:
         self._launch, self._room = launch, open_room(launch.plan)
         self._store = await self._open_bus(component, bus_settings(launch), launch.run_dir, starting_version(launch))
         self._clock = SystemClock()
-        self._board, self._turns = BoardService(self._clock), TurnBoard(self._clock)
-        self._services |= {"board": self._board, "weights": WeightBoard(self._clock), "turns": self._turns}
+        self._board, self._turns = RunStatusService(self._clock), LocalDeviceService(self._clock)
+        self._services |= {"board": self._board, "weights": LocalWeightService(self._clock), "turns": self._turns}
         self._ends: list[tuple[str, Failure | None]] = []
-        self._presence = Presence({role: _stateless(catalogue, role) for role in launch.plan.roles})
+        self._presence = ReplicaTracker({role: _stateless(catalogue, role) for role in launch.plan.roles})
         self._entered = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         return self._store
@@ -116,7 +114,7 @@ class Hub:
 
     # -- roles --------------------------------------------------------------------------------------------------
 
-    async def join(self, role: str, replica: Any, pid: int) -> Part | None:
+    async def join(self, role: str, replica: Any, pid: int) -> HubService | None:
         """A replica takes its role; None where the role is played no more."""
         await self._lost(role, self._presence.pid(role))  # of a former one nobody need have told
         if self._presence.over(role):
@@ -125,7 +123,7 @@ class Hub:
         since = self._presence.enter(role, pid, now)
         self._entered.set()
         self._own(self._watch(role, replica, pid))
-        return Part(self._launch, self._store, self._room, None if since is None else now - since)
+        return HubService(self._launch, self._store, self._room, None if since is None else now - since)
 
     async def gathered(self) -> None:
         """Returns when every role is played."""

@@ -8,24 +8,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from relax_core.api.devices import OffloadPart, Phase
 from relax_core.api.events import Event, StepFinished
-from relax_core.api.status import Beat, Command, CommandName
+from relax_core.api.status import Command, CommandName, Heartbeat
 from relax_core.api.trainer import Chosen
-from relax_core.api.turn import Part, Phase
-from relax_core.api.version import Version
-from relax_core.api.weights import Manifest, Receipt
-from relax_core.runners.arbiter import Order
-from relax_core.runners.ray.answer import asked
-from relax_core.runners.ray.line import Reach
+from relax_core.api.weights import Manifest, Receipt, Version
+from relax_core.devices.scheduler import DeviceCommand
+from relax_core.runners.ray.connection import RpcClient, asked
 
 CALL_S = 120.0
 """Beyond any `wait_s` that a call carries: then the hub itself is in trouble."""
 
 
-class Remote:
+class RemoteService:
     """Calls one service."""
 
-    def __init__(self, hub: Reach, service: str) -> None:
+    def __init__(self, hub: RpcClient, service: str) -> None:
         self._hub, self._service = hub, service
 
     async def call(self, method: str, *args: Any) -> Any:
@@ -33,7 +31,7 @@ class Remote:
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class OpaqueEvent:
     """An event that the hub passes on unopened: samples are many small things, and only the controller reads them.
 
     Not of a step's end, on which the board writes its time.
@@ -42,25 +40,25 @@ class Letter:
     packed: bytes
 
 
-class BoardClient:
+class RunStatusClient:
     """`api.status.Board`."""
 
-    def __init__(self, hub: Remote) -> None:
+    def __init__(self, hub: RemoteService) -> None:
         self._hub = hub
 
-    async def beat(self, beat: Beat) -> None:
+    async def beat(self, beat: Heartbeat) -> None:
         await self._hub.call("beat", beat)
 
-    async def beats(self) -> tuple[Beat, ...]:
-        return cast(tuple[Beat, ...], await self._hub.call("beats"))
+    async def beats(self) -> tuple[Heartbeat, ...]:
+        return cast(tuple[Heartbeat, ...], await self._hub.call("beats"))
 
     async def emit(self, event: Event) -> None:
-        told = event if isinstance(event, StepFinished) else Letter(pickle.dumps(event, pickle.HIGHEST_PROTOCOL))
+        told = event if isinstance(event, StepFinished) else OpaqueEvent(pickle.dumps(event, pickle.HIGHEST_PROTOCOL))
         await self._hub.call("emit", told)
 
     async def events(self, after: int, wait_s: float) -> tuple[tuple[int, Event], ...]:
         found = await self._hub.call("events", after, wait_s)
-        return tuple((number, pickle.loads(e.packed) if isinstance(e, Letter) else e) for number, e in found)
+        return tuple((number, pickle.loads(e.packed) if isinstance(e, OpaqueEvent) else e) for number, e in found)
 
     async def command(self, role: str, name: CommandName, argument: str = "") -> None:
         await self._hub.call("command", role, name, argument)
@@ -72,7 +70,7 @@ class BoardClient:
 class WeightClient:
     """`api.role.WeightService`."""
 
-    def __init__(self, hub: Remote) -> None:
+    def __init__(self, hub: RemoteService) -> None:
         self._hub = hub
 
     async def announce(self, manifest: Manifest, transport: Chosen) -> None:
@@ -115,10 +113,10 @@ class WeightClient:
         return cast(Mapping[str, Version], await self._hub.call("receivers", model))
 
 
-class TurnServiceClient:
+class DeviceServiceClient:
     """`runners.turns.TurnService`."""
 
-    def __init__(self, hub: Remote) -> None:
+    def __init__(self, hub: RemoteService) -> None:
         self._hub = hub
 
     async def enter(self, owner: str) -> None:
@@ -131,13 +129,13 @@ class TurnServiceClient:
         await self._hub.call("leave", owner, name)
 
     async def ask(
-        self, owner: str, turn: str, devices: frozenset[str], phase: Phase, holders: Mapping[str, Sequence[Part]],
+        self, owner: str, turn: str, devices: frozenset[str], phase: Phase, holders: Mapping[str, Sequence[OffloadPart]],
         deadline_s: float,
     ) -> str:  # fmt: skip
         return cast(str, await self._hub.call("ask", owner, turn, devices, phase, dict(holders), deadline_s))
 
     async def become(
-        self, owner: str, turn: str, phase: Phase, holders: Mapping[str, Sequence[Part]], deadline_s: float
+        self, owner: str, turn: str, phase: Phase, holders: Mapping[str, Sequence[OffloadPart]], deadline_s: float
     ) -> str:
         return cast(str, await self._hub.call("become", owner, turn, phase, dict(holders), deadline_s))
 
@@ -147,5 +145,5 @@ class TurnServiceClient:
     async def done(self, owner: str, number: int, freed_bytes: int) -> None:
         await self._hub.call("done", owner, number, freed_bytes)
 
-    async def poll(self, owner: str, after: int, wait_s: float) -> tuple[Order, ...]:
-        return cast(tuple[Order, ...], await self._hub.call("poll", owner, after, wait_s))
+    async def poll(self, owner: str, after: int, wait_s: float) -> tuple[DeviceCommand, ...]:
+        return cast(tuple[DeviceCommand, ...], await self._hub.call("poll", owner, after, wait_s))

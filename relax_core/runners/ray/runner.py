@@ -15,19 +15,18 @@ from ray import serve
 
 from relax_core.api.bus import Bus
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, WorkerDied
-from relax_core.api.status import Board
-from relax_core.plugins.catalogue import Catalogue
-from relax_core.runners.host import raised
+from relax_core.api.status import RunStatus
+from relax_core.registry.catalogue import Catalogue
+from relax_core.rpc.host import raised
 from relax_core.runners.launch import Launch, RoleEnd
-from relax_core.runners.ray.answer import asked
 from relax_core.runners.ray.bus import BusClient
 from relax_core.runners.ray.cluster import NAMESPACE, Cluster
+from relax_core.runners.ray.connection import RpcClient, asked
 from relax_core.runners.ray.hub import CONCURRENCY, Hub, hub_name
-from relax_core.runners.ray.line import Reach
-from relax_core.runners.ray.remote import BoardClient, Remote
-from relax_core.runners.ray.room import gpu_seats
+from relax_core.runners.ray.remote import RemoteService, RunStatusClient
 from relax_core.runners.ray.shell import app_name, deployment
 from relax_core.runners.ray.storage import RemoteStore
+from relax_core.runners.ray.workers import gpu_seats
 
 OPEN_S = 120.0
 CLOSE_S = 20.0
@@ -37,14 +36,14 @@ POLL_S = 0.25
 class RayRunner:
     """Implements `runners.launch.Runner` on Ray Serve."""
 
-    board: Board
+    board: RunStatus
     bus: Bus
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
         self._cluster = Cluster()
         self._hub: Any = None
-        self._reach: Reach | None = None
+        self._reach: RpcClient | None = None
         self._store: Any = None
         self._apps: list[str] = []
         self._ended = 0
@@ -59,9 +58,9 @@ class RayRunner:
             name=hub_name(launch.run_id), namespace=NAMESPACE, max_concurrency=CONCURRENCY
         ).remote()
         self._store = await asked(self._hub.open.remote(launch), "hub", "open", OPEN_S)
-        self._reach = Reach(self._hub)
-        self.bus = BusClient(Remote(self._reach, "bus"), self._store)
-        self.board = BoardClient(Remote(self._reach, "board"))
+        self._reach = RpcClient(self._hub)
+        self.bus = BusClient(RemoteService(self._reach, "bus"), self._store)
+        self.board = RunStatusClient(RemoteService(self._reach, "board"))
         await asyncio.to_thread(self._deploy, launch)
         await asked(self._hub.gathered.remote(), "runner", "every role's process to start", OPEN_S)
 

@@ -3,6 +3,8 @@
 
 A replica that was killed is made again by Serve: its constructor joins the run through the hub and registers anew, which
 revokes the leases of the one before. When the hub is gone, so is the run's lease, and the shell deletes its own application.
+
+The pulse of a role's loop: the loop beats, others ask from another thread whether it still turns.
 """
 
 from __future__ import annotations
@@ -17,22 +19,43 @@ from typing import Any, cast
 import ray
 from ray import serve
 
-from relax_core.api.clock import SystemClock
+from relax_core.api.clock import Clock, SystemClock
+from relax_core.api.errors import InfrastructureError
 from relax_core.api.role import Role
 from relax_core.api.trainer import Chosen
-from relax_core.plugins.catalogue import Catalogue
-from relax_core.runners.context import RoleContext
-from relax_core.runners.host import describe
+from relax_core.registry.catalogue import Catalogue
+from relax_core.rpc.host import describe
+from relax_core.runners.context import RoleContext, run_role
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.runners.ray.bus import BusClient
-from relax_core.runners.ray.hub import Part, find_hub
-from relax_core.runners.ray.line import Reach
-from relax_core.runners.ray.pulse import Pulse
-from relax_core.runners.ray.remote import BoardClient, Remote, TurnServiceClient, WeightClient
+from relax_core.runners.ray.connection import RpcClient
+from relax_core.runners.ray.hub import HubService, find_hub
+from relax_core.runners.ray.remote import DeviceServiceClient, RemoteService, RunStatusClient, WeightClient
 from relax_core.runners.ray.storage import RemoteStore
 from relax_core.runners.ray.workers import RayWorkers
-from relax_core.runners.role_runner import run_role
-from relax_core.weights.location import sweep
+from relax_core.weights.mapped_files import sweep
+
+LIMIT_S = 60.0
+"""A loop that has not turned for this long is stuck: work that takes longer belongs into a worker or a thread."""
+
+
+class LoopHeartbeat:
+    """One loop's."""
+
+    def __init__(self, role: str, clock: Clock) -> None:
+        self._role, self._clock = role, clock
+        self._last = clock.now()
+
+    def beat(self) -> None:
+        """From within the loop."""
+        self._last = self._clock.now()
+
+    def check(self) -> None:
+        """Raises InfrastructureError where the loop stands still."""
+        still = self._clock.now() - self._last
+        if still > LIMIT_S:
+            raise InfrastructureError(f"role {self._role}: its loop has not turned for {still:.0f} s")
+
 
 LEASE_S = 60.0
 """Of silence: a busy machine is no lost hub. That the hub died, Ray says at once."""
@@ -52,7 +75,7 @@ class RoleShell:
 
     def __init__(self, run_id: str, role: str) -> None:
         self._run_id, self._role, self._clock = run_id, role, SystemClock()
-        self._pulse = Pulse(role, self._clock)
+        self._pulse = LoopHeartbeat(role, self._clock)
         self._replica = ray.get_runtime_context().current_actor
         self._loop: asyncio.AbstractEventLoop | None = None
         self._work: asyncio.Task[None] | None = None
@@ -81,7 +104,7 @@ class RoleShell:
         self._loop = asyncio.get_running_loop()
         try:
             hub = find_hub(self._run_id)
-            part: Part | None = await hub.join.remote(self._role, self._replica, os.getpid())
+            part: HubService | None = await hub.join.remote(self._role, self._replica, os.getpid())
         except (ValueError, ray.exceptions.RayError):
             self._delete()
             return
@@ -93,7 +116,7 @@ class RoleShell:
             await asyncio.gather(self._work, return_exceptions=True)
         self._delete()
 
-    async def _play(self, hub: Any, part: Part) -> None:
+    async def _play(self, hub: Any, part: HubService) -> None:
         """The role to its end, which the hub is told."""
         failure = None
         try:
@@ -103,15 +126,15 @@ class RoleShell:
         with contextlib.suppress(ray.exceptions.RayError):  # without a hub there is nobody to tell
             await hub.end_role.remote(self._role, failure)
 
-    async def _run(self, hub: Any, part: Part) -> None:
+    async def _run(self, hub: Any, part: HubService) -> None:
         launch = part.launch
         catalogue = Catalogue.load(launch.plugin_files)
         catalogue.verify(launch.resolved)
         role = cast(Role, catalogue.build(Chosen("role", self._role)))
-        reach = Reach(hub)
-        bus = BusClient(Remote(reach, "bus"), part.store)
-        weights, board = WeightClient(Remote(reach, "weights")), BoardClient(Remote(reach, "board"))
-        turns = TurnServiceClient(Remote(reach, "turns"))
+        reach = RpcClient(hub)
+        bus = BusClient(RemoteService(reach, "bus"), part.store)
+        weights, board = WeightClient(RemoteService(reach, "weights")), RunStatusClient(RemoteService(reach, "board"))
+        turns = DeviceServiceClient(RemoteService(reach, "turns"))
         children = LocalWorkers(launch.plugin_files, launch.resolved, Path(launch.run_dir) / "logs", self._clock)
 
         def context(incarnation: int) -> RoleContext:

@@ -19,9 +19,8 @@ import ray
 from relax_core.api.batch import Cut, Ragged
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, WorkerDied
 from relax_core.bus.store import Blocks, MemoryStore, cut
-from relax_core.runners.ray.answer import answered, asked
 from relax_core.runners.ray.block_folder import BlockFolder
-from relax_core.runners.ray.line import Exchange, Reach
+from relax_core.runners.ray.connection import RpcClient, RpcServer, answered, asked
 
 CALL_S = 120.0
 CLOSE_S = 5.0
@@ -42,7 +41,7 @@ class StorageActor:
         self._owning: dict[int, asyncio.Task[None]] = {}
         self._folder: BlockFolder | None = None
         self._files: set[int] = set()
-        self._exchange = Exchange(self._adopt)
+        self._exchange = RpcServer(self._adopt)
 
     async def open(self) -> BlockFolder | None:
         """Where those on this machine may write to."""
@@ -134,7 +133,7 @@ class RemoteStore:
 
     def __init__(self, actors: Sequence[Any], folders: Sequence[BlockFolder | None]) -> None:
         self._actors, self._folders = tuple(actors), tuple(folders)
-        self._reaches = [Reach(actor) for actor in actors]
+        self._reaches = [RpcClient(actor) for actor in actors]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Each process reaches the storages by lines of its own."""

@@ -3,15 +3,21 @@
 
 They belong to the shell that started them and end with it. A worker that needs another interpreter is a child process
 of its actor.
+
+The GPUs of a run on Ray: one placement group with a bundle for each place that the plan names.
+
+Processes that the plan puts on one GPU are put into its bundle, each with its part of it, so that they share that one
+and no other. It belongs to the hub, and ends with it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -19,16 +25,60 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from relax_core.api.errors import DeadlineExceeded, WorkerDied
+from relax_core.api.errors import ConfigError, DeadlineExceeded, WorkerDied
 from relax_core.api.worker import Worker, WorkerSpec
-from relax_core.plugins.catalogue import Catalogue
-from relax_core.runners.host import Failure, Host, describe, free_port, raised
+from relax_core.registry.catalogue import Catalogue
+from relax_core.roles.plan import Plan
+from relax_core.rpc.host import Failure, Host, describe, free_port, raised
 from relax_core.runners.launch import Launch
 from relax_core.runners.local.workers import LocalWorkers
-from relax_core.runners.ray.answer import answered, asked
 from relax_core.runners.ray.cluster import NAMESPACE
-from relax_core.runners.ray.line import Exchange, Reach
-from relax_core.runners.ray.room import BUNDLE_CPUS, Room, part
+from relax_core.runners.ray.connection import RpcClient, RpcServer, answered, asked
+
+BUNDLE_CPUS = 0.001
+"""Ray wants a bundle to hold something; cores are shared by the operating system."""
+PARTS = 10_000
+"""Of a resource: Ray counts no finer."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPlacement:
+    """Bundles by the devices that they stand for."""
+
+    group: PlacementGroup
+    seats: tuple[tuple[str, ...], ...]
+
+    def bundle(self, seat: tuple[str, ...]) -> int:
+        return self.seats.index(seat)
+
+
+def open_room(plan: Plan) -> GpuPlacement | None:
+    """Ask for all GPUs of the run at once; None where the plan names none."""
+    seats = gpu_seats(plan)
+    if not seats:
+        return None
+    bundles = [{"GPU": float(len(seat)), "CPU": BUNDLE_CPUS * plan.seats[seat]} for seat in seats]
+    return GpuPlacement(placement_group(bundles, strategy="PACK"), seats)
+
+
+def gpu_seats(plan: Plan) -> tuple[tuple[str, ...], ...]:
+    """Places with GPUs, in order. Raises ConfigError where processes would share only some of their GPUs, or several."""
+    found = sorted((seat for seat in plan.seats if any(name.startswith("gpu:") for name in seat)), key=_order)
+    for seat in found:
+        if len(seat) > 1 and plan.num_gpus(seat) < len(seat):
+            fix = "Ray can share a GPU only among processes that have no other: give them devices of their own, or one each"
+            raise ConfigError("placement", f"{', '.join(seat)} of one process, shared with others", fix)
+    return tuple(found)
+
+
+def part(num_gpus: float) -> float:
+    """As Ray counts: parts of one GPU never add up to more than it."""
+    return math.floor(num_gpus * PARTS) / PARTS
+
+
+def _order(seat: tuple[str, ...]) -> tuple[int, ...]:
+    return tuple(int(name.removeprefix("gpu:")) for name in seat)
+
 
 CONCURRENCY = 64
 PORT_S = 30.0
@@ -43,7 +93,7 @@ class WorkerActor:
 
     async def _open(self, spec: WorkerSpec, plugin_files: tuple[str, ...], resolved: tuple[Any, ...]) -> int:
         self._child: Worker | None = None
-        self._exchange = Exchange(self._call)
+        self._exchange = RpcServer(self._call)
         os.environ.update(spec.run_env)  # not by Ray's runtime environment, which is logged
         if spec.python:
             (self._child,) = await LocalWorkers(plugin_files, resolved).start(
@@ -95,7 +145,7 @@ class RayWorker:
         """`group`: made for it, and gone with it."""
         self.name, self.pid, self.host = name, pid, host
         self._actor, self._group = actor, group
-        self._reach = Reach(actor)
+        self._reach = RpcClient(actor)
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
         return await asked(self._reach.call(method, args, timeout_s), self.name, method, timeout_s)
@@ -137,7 +187,7 @@ class RayWorker:
 class RayWorkers:
     """`api.worker.Workers` for one role."""
 
-    def __init__(self, launch: Launch, incarnation: int, room: Room | None = None) -> None:
+    def __init__(self, launch: Launch, incarnation: int, room: GpuPlacement | None = None) -> None:
         """`room`: where the run's GPUs are."""
         self._launch, self._incarnation, self._room = launch, incarnation, room
         self._started = 0

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import save_file
 
 from relax_core.api import Version
-from relax_core.api.laid_adapters import LaidAdapters, folder_in_dtype
-from relax_core.api.model_folder import folder_arrays, folder_tensors
 from relax_core.api.weights import combined_fingerprint
+from relax_core.engine_kit.merged_adapters import MergedAdapters, folder_in_dtype
+from relax_core.engine_kit.model_folder import folder_arrays, folder_tensors
 from relax_core.weights.files import Disk
 
 LORA = {"rank": 1, "alpha": 3.0, "targets": ("q",)}
@@ -29,8 +29,8 @@ def folder(tmp_path: Path) -> str:
     return str(path)
 
 
-def laid(folder: str, dtype: str) -> tuple[LaidAdapters, dict[str, tuple[np.ndarray, str]]]:
-    adapters = LaidAdapters(folder, folder_tensors(folder), LORA, dtype)
+def laid(folder: str, dtype: str) -> tuple[MergedAdapters, dict[str, tuple[np.ndarray, str]]]:
+    adapters = MergedAdapters(folder, folder_tensors(folder), LORA, dtype)
     pair = [
         ("base_model.model.m.q.lora_A.weight", np.full((1, 6), 2, np.float32), "F32"),
         ("base_model.model.m.q.lora_B.weight", np.arange(4, dtype=np.float32).reshape(4, 1), "F32"),

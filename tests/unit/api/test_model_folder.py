@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from relax_core.api import ConfigError, Version
-from relax_core.api.model_folder import check_manifest, folder_tensors
 from relax_core.api.weights import Manifest, TensorInfo, tensor_fingerprint
+from relax_core.engine_kit.model_folder import check_manifest, folder_tensors
 from relax_core.weights.files import Disk
 
 

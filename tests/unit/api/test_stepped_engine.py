@@ -15,9 +15,9 @@ import pytest
 from relax_core.api import ConfigError, Delta, EngineSpec, GenerateRequest, InfrastructureError, Version
 from relax_core.api.engine import Capabilities
 from relax_core.api.options import Options
-from relax_core.api.stepped import New, Stepper
-from relax_core.api.stepped_engine import SteppedEngine
 from relax_core.api.trainer import Chosen
+from relax_core.engine_kit.stepped_engine import SteppedEngine
+from relax_core.engine_kit.stepper import New, Stepper
 from relax_core.weights.files import Disk
 
 VOCABULARY, CONTEXT = 1000, 100

@@ -15,10 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from relax_core.api.batch import AttemptId, RowId
 from relax_core.api.bus import BusSettings, Claim, ClaimRequest, Sealed
 from relax_core.api.errors import StaleFence
-from relax_core.api.outcome import DropReason, Outcome
-from relax_core.api.version import Version
+from relax_core.api.trajectory import DropReason, Outcome
+from relax_core.api.weights import Version
 from relax_core.bus import gate
-from relax_core.bus.journal import Journal
+from relax_core.bus.journal import LedgerJournal
 from relax_core.bus.queue import TransferQueue
 
 SIZE = 2
@@ -28,7 +28,7 @@ FIRST = ("tokens",)
 DERIVED = ("advantages",)
 
 
-def write(journal: Journal, records) -> None:
+def write(journal: LedgerJournal, records) -> None:
     journal.add(records)
     journal.commit()
 
@@ -51,7 +51,7 @@ class Schedule(RuleBasedStateMachine):
             SIZE, groups, k, late, min_valid, DERIVED, lease_s=LEASE_S, spare_groups=spare, max_bytes=4000
         )
         self.directory = tempfile.TemporaryDirectory()
-        self.journal = Journal(self.directory.name)
+        self.journal = LedgerJournal(self.directory.name)
         self.now = 0.0
         self.covered = 0
         self.lineage: dict[int, list[AttemptId]] = {}

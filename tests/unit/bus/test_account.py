@@ -7,8 +7,8 @@ import pytest
 
 from relax_core.api.batch import AttemptId, RowId
 from relax_core.api.bus import BusSettings, ClaimRequest, Sealed
-from relax_core.api.outcome import Outcome
-from relax_core.api.version import Version
+from relax_core.api.trajectory import Outcome
+from relax_core.api.weights import Version
 from relax_core.bus.queue import TransferQueue
 
 START = Version("actor", 0, 0)
@@ -82,8 +82,8 @@ def test_the_gate_counts_live_groups_from_the_holders(queue):
 
 
 def test_statistics_tell_lag_and_lengths_of_what_was_dropped(queue):
-    from relax_core.api.outcome import DropReason
-    from relax_core.bus.report import statistics
+    from relax_core.api.trajectory import DropReason
+    from relax_core.bus.accounting import statistics
 
     claim = queue.claim(ClaimRequest("actor", ("tokens",), 1, trains=True), now=0.0)
     queue.trained([claim], 0, [], now=0.0)
@@ -95,8 +95,8 @@ def test_statistics_tell_lag_and_lengths_of_what_was_dropped(queue):
 
 
 def test_a_holder_tells_how_long_was_what_it_gave_up(queue):
-    from relax_core.api.outcome import DropReason
-    from relax_core.bus.report import statistics
+    from relax_core.api.trajectory import DropReason
+    from relax_core.bus.accounting import statistics
 
     second = frozenset([AttemptId(1, 0, 0), AttemptId(1, 1, 0)])
     queue.drop(sorted(second), DropReason.EXPIRED)

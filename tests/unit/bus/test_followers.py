@@ -8,7 +8,7 @@ import pytest
 from relax_core.api.batch import RowId
 from relax_core.api.bus import ClaimRequest, Sealed
 from relax_core.api.errors import RelaxError, StaleFence
-from relax_core.api.outcome import Outcome
+from relax_core.api.trajectory import Outcome
 from relax_core.bus.queue import TransferQueue
 from relax_core.testing.bus_lab import SETTINGS, START
 

@@ -11,59 +11,67 @@ from relax_core.api.batch import AttemptId
 from relax_core.api.bus import BusSettings
 from relax_core.api.clock import SystemClock
 from relax_core.api.errors import InfrastructureError
-from relax_core.api.outcome import DropReason
-from relax_core.api.version import Version
-from relax_core.bus.in_process import InProcessBus
-from relax_core.bus.journal import Journal
-from relax_core.bus.opening import open_bus
+from relax_core.api.trajectory import DropReason
+from relax_core.api.weights import Version
+from relax_core.bus.journal import (
+    CheckpointRecord,
+    EndedRecord,
+    IssuedRecord,
+    LedgerJournal,
+    NoteRecord,
+    PendingRecord,
+    RegisteredRecord,
+    RememberedRecord,
+    StepRecord,
+    TrainedRecord,
+)
 from relax_core.bus.queue import TransferQueue
-from relax_core.bus.records import Checkpointed, Ended, Issued, Noted, Pending, Registered, Remembered, Stepped, Trained
-from relax_core.bus.service import BusService
-from relax_core.bus.store import MemoryStore
+from relax_core.bus.service import BusService, open_bus
+from relax_core.bus.store import InProcessBus, MemoryStore
 
 START = Version("actor", 0, 0)
 SETTINGS = BusSettings(2, 2, 1)
 
 
-def write(journal: Journal, records) -> None:
+def write(journal: LedgerJournal, records) -> None:
     journal.add(records)
     journal.commit()
 
 
-def ended(group: int, sample: int, reason: str = "", step: int | None = None, newest: int = 0) -> Ended:
-    return Ended(AttemptId(group, sample, 0), reason, step, newest, True)
+def ended(group: int, sample: int, reason: str = "", step: int | None = None, newest: int = 0) -> EndedRecord:
+    return EndedRecord(AttemptId(group, sample, 0), reason, step, newest, True)
 
 
-def fill_up(journal: Journal) -> None:
+def fill_up(journal: LedgerJournal) -> None:
     """The disk takes not one page more."""
     pages = journal._db.execute("PRAGMA page_count").fetchone()[0]
     journal._db.execute(f"PRAGMA max_page_count = {pages}")
 
 
-def make_room(journal: Journal) -> None:
+def make_room(journal: LedgerJournal) -> None:
     journal._db.execute("PRAGMA max_page_count = 1000000")
 
 
-def many(count: int) -> list[Issued]:
-    return [Issued(group, 0, 0, 2) for group in range(count)]
+def many(count: int) -> list[IssuedRecord]:
+    return [IssuedRecord(group, 0, 0, 2) for group in range(count)]
 
 
 def test_an_empty_journal_remembers_nothing(tmp_path):
-    assert Journal(str(tmp_path)).remember(START) == Remembered()
+    assert LedgerJournal(str(tmp_path)).remember(START) == RememberedRecord()
 
 
 def test_what_was_committed_is_there_for_the_next_process(tmp_path):
-    journal = Journal(str(tmp_path))
-    write(journal, [Issued(0, 0, 0, 2), Registered("rollout", 3)])
-    write(journal, [Trained(0, 1), ended(0, 0, "", 1), ended(0, 1, "failed"), Stepped(1, 0)])
-    again = Journal(str(tmp_path)).remember(Version("actor", 0, 1))
-    assert again == Remembered(1, (), 2, 1, 0, (("failed", 1),), (("rollout", 3),))
+    journal = LedgerJournal(str(tmp_path))
+    write(journal, [IssuedRecord(0, 0, 0, 2), RegisteredRecord("rollout", 3)])
+    write(journal, [TrainedRecord(0, 1), ended(0, 0, "", 1), ended(0, 1, "failed"), StepRecord(1, 0)])
+    again = LedgerJournal(str(tmp_path)).remember(Version("actor", 0, 1))
+    assert again == RememberedRecord(1, (), 2, 1, 0, (("failed", 1),), (("rollout", 3),))
 
 
 def test_groups_in_flight_and_put_off_and_stopped_are_issued_again(tmp_path):
-    journal = Journal(str(tmp_path))
-    write(journal, [Issued(group, 0, group, 2) for group in range(5)])
-    write(journal, [ended(1, 0, "regenerated"), ended(1, 1, "regenerated"), Pending(1, 7)])
+    journal = LedgerJournal(str(tmp_path))
+    write(journal, [IssuedRecord(group, 0, group, 2) for group in range(5)])
+    write(journal, [ended(1, 0, "regenerated"), ended(1, 1, "regenerated"), PendingRecord(1, 7)])
     write(journal, [ended(2, 0, "stopped"), ended(2, 1, "stopped"), ended(3, 0, "filtered"), ended(3, 1, "filtered")])
     again = journal.remember(START)
     assert again.pending == ((0, 1, 0), (1, 1, 7), (2, 1, 2), (4, 1, 4)), "(group, issue, retry); 3 is over"
@@ -72,13 +80,13 @@ def test_groups_in_flight_and_put_off_and_stopped_are_issued_again(tmp_path):
 
 
 def test_remembering_twice_gives_the_same(tmp_path):
-    journal = Journal(str(tmp_path))
-    write(journal, [*many(3), Trained(0, 1), ended(0, 0, "", 1), ended(0, 1, "", 1), Stepped(1, 0)])
+    journal = LedgerJournal(str(tmp_path))
+    write(journal, [*many(3), TrainedRecord(0, 1), ended(0, 0, "", 1), ended(0, 1, "", 1), StepRecord(1, 0)])
     assert journal.remember(START) == journal.remember(START)
 
 
 def test_a_full_disk_names_the_file_and_loses_nothing(tmp_path):
-    journal = Journal(str(tmp_path))
+    journal = LedgerJournal(str(tmp_path))
     fill_up(journal)
     with pytest.raises(InfrastructureError, match=r"ledger\.db: can't write the ledger .*full.*relax resume"):
         write(journal, many(5000))
@@ -91,45 +99,45 @@ def test_a_full_disk_names_the_file_and_loses_nothing(tmp_path):
 def test_a_directory_that_is_no_place_for_a_ledger_names_it(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InfrastructureError, match="ledger"):
-        Journal(str(tmp_path / "file"))
+        LedgerJournal(str(tmp_path / "file"))
 
 
 def test_a_file_that_is_no_ledger_names_it(tmp_path):
     (tmp_path / "ledger.db").write_text("not a database, and long enough that sqlite looks at its header " * 20)
     with pytest.raises(InfrastructureError, match=r"ledger\.db: can't open"):
-        Journal(str(tmp_path))
+        LedgerJournal(str(tmp_path))
 
 
 def test_a_ledger_of_another_schema_is_refused(tmp_path):
-    journal = Journal(str(tmp_path))
+    journal = LedgerJournal(str(tmp_path))
     journal._db.execute("UPDATE meta SET value = 99 WHERE key = 'schema'")
     journal.close()
     with pytest.raises(InfrastructureError, match="schema 99"):
-        Journal(str(tmp_path))
+        LedgerJournal(str(tmp_path))
 
 
 def test_a_copy_is_whole_and_readable_alone(tmp_path):
-    journal = Journal(str(tmp_path))
+    journal = LedgerJournal(str(tmp_path))
     write(journal, many(50))
     journal.copy(str(tmp_path / "checkpoint"))
     assert [path.name for path in (tmp_path / "checkpoint").iterdir()] == ["ledger.db"]
-    write(journal, [Issued(50, 0, 0, 2)])
-    assert Journal(str(tmp_path / "checkpoint")).remember(START).next_group == 50
+    write(journal, [IssuedRecord(50, 0, 0, 2)])
+    assert LedgerJournal(str(tmp_path / "checkpoint")).remember(START).next_group == 50
 
 
 def test_a_copy_that_can_not_be_written_names_its_target(tmp_path):
     (tmp_path / "checkpoint").write_text("")
-    journal = Journal(str(tmp_path))
+    journal = LedgerJournal(str(tmp_path))
     with pytest.raises(InfrastructureError, match="checkpoint"):
         journal.copy(str(tmp_path / "checkpoint"))
 
 
 def test_others_may_read_while_it_is_written(tmp_path):
-    journal = Journal(str(tmp_path))
+    journal = LedgerJournal(str(tmp_path))
     write(journal, many(3))
     reader = sqlite3.connect(f"file:{journal.path}?mode=ro", uri=True)
     assert reader.execute("SELECT count(*) FROM groups").fetchone() == (3,)
-    write(journal, [Issued(3, 0, 0, 2)])
+    write(journal, [IssuedRecord(3, 0, 0, 2)])
     assert reader.execute("SELECT count(*) FROM groups").fetchone() == (4,)
 
 
@@ -150,7 +158,7 @@ async def test_a_commit_of_a_step_is_durable_when_it_returns(tmp_path):
 
 
 async def test_an_admission_that_can_not_be_written_is_not_lost(tmp_path):
-    journal = Journal(str(tmp_path))
+    journal = LedgerJournal(str(tmp_path))
     settings = BusSettings(4000, 2, 1)
     bus = BusService(TransferQueue(settings, START), MemoryStore(), journal, SystemClock())
     write(journal, many(1))
@@ -167,11 +175,11 @@ async def test_an_admission_that_can_not_be_written_is_not_lost(tmp_path):
 
 
 def test_of_a_producers_state_the_journal_keeps_what_the_last_two_checkpoints_need(tmp_path) -> None:
-    journal = Journal(str(tmp_path))
+    journal = LedgerJournal(str(tmp_path))
     for step in range(7):
-        write(journal, [Noted("sampler", step, f"at {step}")])
+        write(journal, [NoteRecord("sampler", step, f"at {step}")])
         if step in (2, 4, 6):
-            write(journal, [Checkpointed(step, 0)])
+            write(journal, [CheckpointRecord(step, 0)])
     rows = journal._db.execute("SELECT step FROM notes ORDER BY step").fetchall()
     assert [row[0] for row in rows] == [3, 4, 5, 6]
     assert journal.remember(Version("actor", 1, 4)).notes == (("sampler", "at 3"),)

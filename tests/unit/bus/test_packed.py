@@ -12,7 +12,7 @@ from hypothesis import given
 
 from relax_core.api.batch import AttemptId, AttemptIds
 from relax_core.api.bus import Claim, Sealed
-from relax_core.api.outcome import Outcome
+from relax_core.api.trajectory import Outcome
 from relax_core.bus.packed import Samples, Seals
 
 numbers = st.integers(0, 1 << 40)

@@ -17,8 +17,8 @@ import pytest
 
 from relax_core.api.batch import AttemptId, RowId
 from relax_core.api.bus import BusSettings, Claim, ClaimRequest, LateRule, Sealed
-from relax_core.api.outcome import DropReason, Outcome
-from relax_core.api.version import Version
+from relax_core.api.trajectory import DropReason, Outcome
+from relax_core.api.weights import Version
 from relax_core.bus import gate
 from relax_core.bus.queue import TransferQueue
 

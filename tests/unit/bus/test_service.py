@@ -12,13 +12,13 @@ import pytest
 from relax_core.api.batch import RowId
 from relax_core.api.bus import BusSettings, ClaimRequest, Sealed
 from relax_core.api.errors import ConfigError, StaleFence
-from relax_core.api.outcome import Outcome
-from relax_core.api.version import Version
-from relax_core.bus.journal import Journal
+from relax_core.api.trajectory import Outcome
+from relax_core.api.weights import Version
+from relax_core.bus.journal import LedgerJournal
 from relax_core.bus.queue import TransferQueue
 from relax_core.bus.service import BusService
 from relax_core.bus.store import MemoryStore
-from relax_core.testing.bus_lab import FIRST, SETTINGS, START, Lab, columns, token
+from relax_core.testing.bus_lab import FIRST, SETTINGS, START, BusFixture, columns, token
 
 
 class VirtualClock:
@@ -52,7 +52,7 @@ def clock():
 
 @pytest.fixture
 async def bus(tmp_path, clock):
-    service = BusService(TransferQueue(SETTINGS, START), MemoryStore(), Journal(str(tmp_path)), clock)
+    service = BusService(TransferQueue(SETTINGS, START), MemoryStore(), LedgerJournal(str(tmp_path)), clock)
     yield service
     await service.close()
 
@@ -74,7 +74,7 @@ async def test_a_wait_ends_at_its_deadline_and_not_before(bus, clock):
 
 
 async def test_a_waiting_claim_gets_the_rows_of_an_expired_lease(bus, clock):
-    await Lab(bus).produce(1)
+    await BusFixture(bus).produce(1)
     held = await bus.claim(ClaimRequest("one", FIRST, 1), 0.0)
     waiting = asyncio.create_task(bus.claim(ClaimRequest("one", FIRST, 1), 10 * SETTINGS.lease_s))
     await settle()
@@ -83,7 +83,7 @@ async def test_a_waiting_claim_gets_the_rows_of_an_expired_lease(bus, clock):
 
 
 async def test_using_a_lease_renews_it(bus, clock):
-    await Lab(bus).produce(1)
+    await BusFixture(bus).produce(1)
     claim = await bus.claim(ClaimRequest("one", FIRST, 1), 0.0)
     for _ in range(5):
         clock.advance(0.6 * SETTINGS.lease_s)
@@ -107,7 +107,7 @@ async def test_closing_ends_every_wait(bus):
 
 
 async def test_many_consumers_share_the_groups_without_overlap(bus):
-    lab = Lab(bus)
+    lab = BusFixture(bus)
     claims = [asyncio.create_task(bus.claim(ClaimRequest("one", FIRST, 1), 30.0)) for _ in range(4)]
     await settle()
     issues = await lab.admit(4)
@@ -117,8 +117,8 @@ async def test_many_consumers_share_the_groups_without_overlap(bus):
 
 async def test_many_producers_never_exceed_the_credit(tmp_path, clock):
     settings = BusSettings(2, 8, 0, max_rows=6)
-    bus = BusService(TransferQueue(settings, START), MemoryStore(), Journal(str(tmp_path)), clock)
-    lab = Lab(bus)
+    bus = BusService(TransferQueue(settings, START), MemoryStore(), LedgerJournal(str(tmp_path)), clock)
+    lab = BusFixture(bus)
     await bus.trained([], 0)
     issues = await bus.admit("rollout", Version("actor", 0, 1), 8, 0.0)
     bus.queue.settings = BusSettings(2, 1, 0, max_rows=6)
@@ -131,7 +131,7 @@ async def test_many_producers_never_exceed_the_credit(tmp_path, clock):
 
 
 async def test_payloads_are_freed_when_a_checkpoint_covers_them(bus, tmp_path):
-    lab = Lab(bus)
+    lab = BusFixture(bus)
     for step in range(3):
         await lab.train()
         assert len(bus.store) > 0
@@ -144,9 +144,9 @@ async def test_a_cancelled_put_gives_its_credit_back(tmp_path, clock):
         async def put(self, key, columns):
             await asyncio.get_running_loop().create_future()
 
-    bus = BusService(TransferQueue(SETTINGS, START), Stuck(), Journal(str(tmp_path)), clock)
+    bus = BusService(TransferQueue(SETTINGS, START), Stuck(), LedgerJournal(str(tmp_path)), clock)
     (issue,) = await bus.admit("rollout", START, 1, 0.0)
-    put = asyncio.create_task(Lab(bus).put(issue.attempts))
+    put = asyncio.create_task(BusFixture(bus).put(issue.attempts))
     await settle()
     assert bus.queue.credits.rows == 2
     put.cancel()
@@ -156,7 +156,7 @@ async def test_a_cancelled_put_gives_its_credit_back(tmp_path, clock):
 
 
 async def test_a_host_whose_clients_hold_the_store_needs_only_places(bus):
-    lab = Lab(bus)
+    lab = BusFixture(bus)
     (issue,) = await lab.admit(1)
     from relax_core.bus.store import assemble
 
@@ -197,7 +197,7 @@ async def _begun(bus, lab) -> int:
 
 
 async def test_a_producer_that_died_while_it_put_gives_its_credit_back_when_it_starts_anew(bus):
-    key = await _begun(bus, Lab(bus))
+    key = await _begun(bus, BusFixture(bus))
     await bus.register("actor")
     assert bus.queue.credits.rows == 2, "it is another's"
     await bus.register("rollout")
@@ -208,8 +208,8 @@ async def test_a_producer_that_died_while_it_put_gives_its_credit_back_when_it_s
 
 async def test_credit_of_a_put_that_never_ends_comes_back_to_who_waits_for_it(tmp_path, clock):
     settings = dataclasses.replace(SETTINGS, groups_per_step=1, max_staleness=3, max_rows=2)
-    bus = BusService(TransferQueue(settings, START), MemoryStore(), Journal(str(tmp_path)), clock)
-    lab = Lab(bus)
+    bus = BusService(TransferQueue(settings, START), MemoryStore(), LedgerJournal(str(tmp_path)), clock)
+    lab = BusFixture(bus)
     await _begun(bus, lab)
     _, late = await lab.admit(2)
     waiting = asyncio.create_task(lab.put(late.attempts, wait_s=2 * SETTINGS.lease_s))

@@ -15,16 +15,16 @@ import pytest
 from relax_core.api.bus import Account
 from relax_core.api.errors import InfrastructureError, RelaxError
 from relax_core.api.events import StepFinished
-from relax_core.api.status import Beat
-from relax_core.control import conduct
-from relax_core.control.conduct import Conductor, total
+from relax_core.api.status import Heartbeat
+from relax_core.config.compose import compose
+from relax_core.control import run
 from relax_core.control.planner import plan
 from relax_core.control.prepare import Prepared
+from relax_core.control.run import RunController, total
 from relax_core.observe.run_directory import RunDirectory
-from relax_core.options.composition import compose
-from relax_core.plugins.catalogue import Catalogue
-from relax_core.runners.board import BoardService
+from relax_core.registry.catalogue import Catalogue
 from relax_core.runners.launch import Launch, RoleEnd
+from relax_core.runners.run_status import RunStatusService
 from tests.unit.roles.virtual_time import VirtualClock, play
 
 Life = Callable[["ScriptedRunner"], Coroutine[Any, Any, None]]
@@ -36,7 +36,7 @@ class ScriptedRunner:
 
     def __init__(self, lives: Lives, start: Exception | None = None) -> None:
         self._lives, self._start = lives, start
-        self.board, self.bus = BoardService(VirtualClock()), self
+        self.board, self.bus = RunStatusService(VirtualClock()), self
         self._ends: list[RoleEnd] = []
         self._tasks: list[asyncio.Task[None]] = []
         self.closed = 0
@@ -47,7 +47,7 @@ class ScriptedRunner:
         self._tasks = [asyncio.create_task(self._live(role)) for role in launch.plan.roles]
 
     async def _live(self, role: str) -> None:
-        await self.board.beat(Beat(role, "busy"))
+        await self.board.beat(Heartbeat(role, "busy"))
         try:
             await self._lives.get(role, until_told)(self)
             self._ends.append(RoleEnd(role))
@@ -88,7 +88,7 @@ def conducted(
     async def scene() -> tuple[dict[str, Any], Exception | None, float]:
         runner = ScriptedRunner(lives, start)
         prepared = _prepared(folder)
-        conductor = Conductor(prepared, runner, clock=VirtualClock())  # type: ignore[arg-type]
+        conductor = RunController(prepared, runner, clock=VirtualClock())  # type: ignore[arg-type]
         if stop_after_s is not None:
             asyncio.get_running_loop().call_later(stop_after_s, conductor.stop, "SIGINT")
         raised = None
@@ -147,7 +147,7 @@ def test_roles_that_do_not_stop_in_time_are_ended(tmp_path: Path, role: str, sta
     """Only of one with state is something lost."""
     summary, raised, seconds = conducted(tmp_path, {role: deaf}, stop_after_s=2.0)
     assert (summary["status"], raised) == (status, None)
-    assert seconds < 2.0 + conduct.GRACE_S + 2.0
+    assert seconds < 2.0 + run.GRACE_S + 2.0
     assert summary.get("busy", []) == ([role] if status == "interrupted" else [])
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from relax_core.api.batch import Ragged, RowBatch, RowId
-from relax_core.control.differences import Differences
+from relax_core.diagnostics.mismatch import Differences
 
 
 def rows(masks, said):

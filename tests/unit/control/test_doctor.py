@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from relax_core.control import installation, machine
-from relax_core.control.doctor import findings
-from relax_core.control.finding import MACHINE, SETUP, probe
-from relax_core.plugins.catalogue import Catalogue
-from relax_core.plugins.record import State
+from relax_core.control import machine
+from relax_core.control.machine import MACHINE, SETUP, probe
+from relax_core.diagnostics import doctor
+from relax_core.diagnostics.doctor import findings
+from relax_core.registry.catalogue import Catalogue
+from relax_core.registry.record import PluginState
 
 RECIPE = ["quickstart"]
 
@@ -24,30 +25,30 @@ def named(name: str, *overrides: str) -> list[str]:
 
 def test_this_environment_is_well() -> None:
     catalogue = Catalogue.load()
-    found = [installation.python(), installation.packages(), installation.plugins(catalogue), machine.loopback()]
+    found = [doctor.python(), doctor.packages(), doctor.plugins(catalogue), machine.loopback()]
     assert [one.line for one in found if one.exit_code] == []
 
 
 def test_requirements_that_are_missing_or_of_another_version_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = ["no-such-package>=1", "packaging<1", "pluggy>=1", 'no-such-other; extra == "ray"']
-    monkeypatch.setattr(installation.metadata, "requires", lambda name: wanted)
-    missing, other = installation.unmet("relax-core")
+    monkeypatch.setattr(doctor.metadata, "requires", lambda name: wanted)
+    missing, other = doctor.unmet("relax-core")
     assert missing == "no-such-package is not installed"
     assert other.startswith("packaging is ") and other.endswith("not <1")
-    assert installation.packages().exit_code == SETUP
+    assert doctor.packages().exit_code == SETUP
 
 
 def test_a_broken_plugin_is_a_problem_with_its_reason() -> None:
     class Installed:
-        records = [replace(Catalogue.load().records[0], state=State.BROKEN, reason="RuntimeError: no licence")]
+        records = [replace(Catalogue.load().records[0], state=PluginState.BROKEN, reason="RuntimeError: no licence")]
 
-    found = installation.plugins(Installed())  # type: ignore[arg-type]
+    found = doctor.plugins(Installed())  # type: ignore[arg-type]
     assert "no licence" in found.detail and found.fix and found.exit_code == SETUP
 
 
 def test_ray_is_a_problem_only_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installation.metadata, "requires", lambda name: ['ray[serve]>=999; extra == "ray"'])
-    needed, spare = installation.ray(needed=True), installation.ray(needed=False)
+    monkeypatch.setattr(doctor.metadata, "requires", lambda name: ['ray[serve]>=999; extra == "ray"'])
+    needed, spare = doctor.ray(needed=True), doctor.ray(needed=False)
     assert needed.exit_code == SETUP and "--runner local" in needed.fix
     assert spare.exit_code == 0 and "only the runner local" in spare.detail
 

@@ -7,7 +7,7 @@ import pytest
 
 from relax_core.api.algorithm import Source
 from relax_core.control.prepare import plans_of
-from relax_core.plugins.catalogue import Catalogue
+from relax_core.registry.catalogue import Catalogue
 
 NAMES = Catalogue.load().names("algorithm")
 FIRST = {Source.ROLLOUT: "rollout", Source.DATASET: "source", Source.PAIRS: "source"}

@@ -9,11 +9,11 @@ import psutil
 import pytest
 
 from relax_core.api.errors import ConfigError
-from relax_core.control import fitting
+from relax_core.config.compose import compose
+from relax_core.control import memory_check
 from relax_core.control.machine import free_memory
 from relax_core.control.planner import plan
-from relax_core.options.composition import compose
-from relax_core.plugins.catalogue import Catalogue
+from relax_core.registry.catalogue import Catalogue
 from relax_core.testing.trainer import tiny_model
 
 
@@ -22,17 +22,17 @@ def checked(folder: str, *overrides: str) -> None:
              "trainer": "torch", "rewards": ["exact"], "rollout": {"max_new_tokens": 8}}  # fmt: skip
     catalogue = Catalogue.load()
     config = compose([layer], overrides, catalogue, on_disk=False).config
-    fitting.check_fits(config, catalogue, plan(config, catalogue, on_gpus=False))
+    memory_check.check_fits(config, catalogue, plan(config, catalogue, on_gpus=False))
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(fitting, "longest_prompt", lambda *_: 8)  # its tasks want a tokenizer
+    monkeypatch.setattr(memory_check, "longest_prompt", lambda *_: 8)  # its tasks want a tokenizer
     return tiny_model(tmp_path)
 
 
 def test_what_can_not_fit_is_refused_unless_it_is_asked_for(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting, "free_memory", lambda: 1 << 29)
+    monkeypatch.setattr(memory_check, "free_memory", lambda: 1 << 29)
     with pytest.raises(
         ConfigError, match=r"host memory, which has 512 MiB|0.5 GiB to give.*placement.check_memory=false"
     ):
@@ -43,13 +43,13 @@ def test_what_can_not_fit_is_refused_unless_it_is_asked_for(folder: str, monkeyp
 def test_a_model_that_is_small_beside_what_is_free_is_not_looked_at(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fitting, "free_memory", lambda: 1 << 40)
-    monkeypatch.setattr(fitting, "needs", None)
+    monkeypatch.setattr(memory_check, "free_memory", lambda: 1 << 40)
+    monkeypatch.setattr(memory_check, "needs", None)
     checked(folder)
 
 
 def test_a_teacher_that_nobody_learns_from_need_not_be_there(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting, "needs", None)
+    monkeypatch.setattr(memory_check, "needs", None)
     checked(folder, "teachers=[{path='not-made'}]")
 
 

@@ -7,12 +7,12 @@ import pytest
 
 from relax_core.api.engine import Capabilities
 from relax_core.api.errors import ConfigError
-from relax_core.api.version import Version
+from relax_core.api.weights import Version
+from relax_core.config.compose import compose
 from relax_core.control.planner import plan
-from relax_core.options.composition import compose
-from relax_core.plugins.catalogue import Catalogue
-from relax_core.roles.trainer_group import trainer_spec
-from relax_core.rollout.opening_engines import engine_spec
+from relax_core.engines.factories import engine_spec
+from relax_core.registry.catalogue import Catalogue
+from relax_core.roles.rank_group import trainer_spec
 
 FORMATS = ("float32", "bfloat16", "float16")
 BASE = {"model": {"path": "model"}, "data": {"train": "train.jsonl"}, "rewards": ["exact"]}
@@ -29,12 +29,12 @@ def configured(catalogue, *overrides):
 
 @pytest.mark.parametrize(("own", "engines"), itertools.product(FORMATS, FORMATS))
 def test_trainer_and_engine_get_their_own_formats(catalogue, monkeypatch, own, engines):
-    monkeypatch.setattr("relax_core.rollout.opening.model_context", lambda path: 64)
+    monkeypatch.setattr("relax_core.data.factories.model_context", lambda path: 64)
     config = configured(catalogue, f"model.dtype={own}", f"rollout.dtype={engines}")
     made = plan(config, catalogue)
     assert engine_spec(config, Version("actor", 0, 0)).model["dtype"] == engines
     context = type("Context", (), {"run": config, "plan": made, "build": staticmethod(catalogue.build), "run_dir": ""})
-    monkeypatch.setattr("relax_core.roles.trainer_group.placeholders", lambda path: {})
+    monkeypatch.setattr("relax_core.roles.rank_group.placeholders", lambda path: {})
     spec = trainer_spec(context, "actor", 0, 1, "", None)
     assert (spec.model["dtype"], spec.publish_dtype) == (own, engines)
     assert trainer_spec(context, "reference", 0, 1, "", None).publish_dtype == ""

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from relax_core.api.errors import ConfigError
 from relax_core.api.role import Operation, Reads
-from relax_core.control.graph import draw, mermaid, select
+from relax_core.control.planner import draw, mermaid, select
 
 
 def operation(name: str, consumes: str = "", produces: str = "", row_filter: str = "", updates: str = "") -> Operation:

@@ -10,11 +10,11 @@ import pytest
 
 import relax_core
 from relax_core.api.errors import ConfigError
-from relax_core.control.placing import too_many
+from relax_core.config.compose import compose
+from relax_core.config.operation import SHARES
+from relax_core.control.placement import too_many
 from relax_core.control.planner import plan
-from relax_core.options.composition import compose
-from relax_core.options.operation import SHARES
-from relax_core.plugins.catalogue import Catalogue
+from relax_core.registry.catalogue import Catalogue
 from relax_core.roles.plan import Plan
 
 ROOT = Path(relax_core.__file__).parent
@@ -126,7 +126,7 @@ def test_live_weights_need_both_sides_awake_on_gpus_of_their_own(catalogue: Cata
     assert planned(catalogue, *live, on_gpus=False).shared
 
 
-def test_only_the_options_know_modes_by_name() -> None:
+def test_only_the_configuration_knows_modes_by_name() -> None:
     """Everything else asks who shares with whom."""
     knowing = {
         path.relative_to(ROOT).as_posix()
@@ -134,7 +134,7 @@ def test_only_the_options_know_modes_by_name() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and node.value in SHARES
     }
-    assert {path.partition("/")[0] for path in knowing} == {"options"}
+    assert {path.partition("/")[0] for path in knowing} == {"config"}
 
 
 def test_an_engine_that_gives_no_memory_back_can_not_take_turns_on_a_gpu(catalogue: Catalogue) -> None:

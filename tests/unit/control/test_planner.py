@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from relax_core.api.errors import ConfigError
+from relax_core.config.compose import compose
 from relax_core.control.planner import plan
-from relax_core.options.composition import compose
-from relax_core.plugins.catalogue import Catalogue
+from relax_core.registry.catalogue import Catalogue
 from relax_core.roles.plan import Plan
 
 SCRIPT = """
@@ -167,10 +167,10 @@ def test_every_mode_plans_the_same_operations(catalogue: Catalogue) -> None:
 
 
 def test_a_plan_travels_whole(catalogue: Catalogue, tmp_path: Path) -> None:
-    from relax_core.api import wire
+    from relax_core.rpc import messages
 
     made = planned(catalogue, "algorithm.kl_coef=0.1")
-    assert wire.decode(wire.encode(made)) == made
+    assert messages.decode(messages.encode(made)) == made
 
 
 def test_a_divergence_in_the_reward_brings_the_reference_before_the_advantages(catalogue: Catalogue) -> None:

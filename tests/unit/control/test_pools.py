@@ -9,10 +9,10 @@ import pytest
 
 from relax_core.api.errors import ConfigError
 from relax_core.api.trainer import Chosen
+from relax_core.config.compose import compose
+from relax_core.config.run_config import RunConfig
 from relax_core.control.planner import plan
-from relax_core.options.composition import compose
-from relax_core.options.run_config import RunConfig
-from relax_core.plugins.catalogue import Catalogue
+from relax_core.registry.catalogue import Catalogue
 from relax_core.roles.plan import Plan
 
 JUDGE: dict[str, Any] = {"name": "judge", "path": "j"}
@@ -102,7 +102,7 @@ def test_a_teachers_engine_must_score(catalogue: Catalogue) -> None:
 
 def test_a_pool_is_told_what_a_policys_engine_is_told() -> None:
     """Adapters and frozen parts are of models that somebody trains."""
-    from relax_core.rollout.side_pools import pool_spec
+    from relax_core.engines.auxiliary_pools import pool_spec
 
     config = configured(Catalogue.load(), "model.lora={rank=4}", "seed=7", engines=[{**JUDGE, "max_context": 32}])
     spec = pool_spec(config, config.engines[0])

@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
+from relax_core.config.compose import compose
+from relax_core.config.training import CriticTable, Lora, ModelTable
 from relax_core.control.planner import plan
-from relax_core.options.composition import compose
-from relax_core.options.training import CriticTable, Lora, ModelTable
-from relax_core.plugins.catalogue import Catalogue
-from relax_core.roles.trainer_group import _model
+from relax_core.registry.catalogue import Catalogue
+from relax_core.roles.rank_group import _model
 
 PLAIN_ENGINE = """
 from relax_core.api import Capabilities, Engine

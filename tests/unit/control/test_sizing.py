@@ -7,8 +7,7 @@ import pytest
 
 from relax_core.api.errors import ConfigError
 from relax_core.api.estimate import Estimate
-from relax_core.control.needs import Need
-from relax_core.control.sizing import LIBRARIES, rooms
+from relax_core.control.memory_check import LIBRARIES, ProcessNeed, rooms
 from relax_core.roles.plan import WorkerGroup
 
 TRAIN = Estimate({
@@ -18,8 +17,8 @@ TRAIN = Estimate({
 GENERATE = Estimate({"generate": {"parameters": 10, "kv cache": 50, "logits": 5}})
 
 
-def need(name: str, told: Estimate, devices: set[str], sleeps: tuple[str, ...] = (), size: int = 1) -> Need:
-    return Need(WorkerGroup(name, size, devices=frozenset(devices), sleeps=sleeps), told, told)  # type: ignore[arg-type]
+def need(name: str, told: Estimate, devices: set[str], sleeps: tuple[str, ...] = (), size: int = 1) -> ProcessNeed:
+    return ProcessNeed(WorkerGroup(name, size, devices=frozenset(devices), sleeps=sleeps), told, told)  # type: ignore[arg-type]
 
 
 def test_groups_with_devices_of_their_own_are_added_up() -> None:
@@ -50,6 +49,6 @@ def test_what_can_not_fit_is_refused_with_what_to_change() -> None:
 
 
 def test_of_groups_that_nobody_estimates_nothing_is_claimed() -> None:
-    unknown = Need(WorkerGroup("actor", 1, devices=frozenset({"cpu:0"})), None, None, "not estimated by other")
+    unknown = ProcessNeed(WorkerGroup("actor", 1, devices=frozenset({"cpu:0"})), None, None, "not estimated by other")
     (host,) = rooms([unknown], 0, {})
     assert host.needed == 0

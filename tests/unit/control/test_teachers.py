@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from relax_core.api.errors import ConfigError
+from relax_core.config.compose import compose
 from relax_core.control.planner import plan
-from relax_core.options.composition import compose
-from relax_core.plugins.catalogue import Catalogue
+from relax_core.registry.catalogue import Catalogue
 from relax_core.roles.plan import Plan
 
 

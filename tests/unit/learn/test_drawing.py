@@ -3,11 +3,9 @@
 
 import numpy as np
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from relax_core.learn.drawing import CHOICES, Rules, distribution, draw
-from relax_core.learn.uniforms import uniforms
+from relax_core.learn.sampling import CHOICES, Rules, distribution, draw, uniforms
 
 CPU = torch.device("cpu")
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from relax_core.api.batch import Ragged, RowBatch, RowId
-from relax_core.learn.lag import check_lag
+from relax_core.learn.counts import check_lag
 
 STEP, K = 7, 2
 

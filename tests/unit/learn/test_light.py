@@ -6,7 +6,7 @@ import sys
 
 SCRIPT = """
 import sys
-from relax_core.plugins import Catalogue
+from relax_core.registry import Catalogue
 catalogue = Catalogue.load()
 for name in catalogue.names("algorithm"):
     made = catalogue.target("algorithm", name)()

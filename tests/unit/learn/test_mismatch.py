@@ -4,12 +4,10 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from relax_core.learn.histogram import BUCKETS, with_quantiles
-from relax_core.learn.metrics import mean, merge_metrics
-from relax_core.learn.mismatch import Mismatch
+from relax_core.learn.counts import BUCKETS, mean, merge_metrics, with_quantiles
+from relax_core.learn.off_policy import Mismatch
 
 OF = "train/rollout_log_prob_diff"
 sizes = st.floats(-15, 15, allow_subnormal=False).map(lambda x: 0.0 if abs(x) < 1e-9 else x)

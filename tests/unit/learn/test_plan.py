@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from relax_core.learn import plan_micro_batches
 

@@ -7,8 +7,8 @@ import torch
 
 from relax_core import learn
 from relax_core.api import AttemptId, Chosen, Outcome, Ragged, RowBatch, RowId, Sealed
-from relax_core.learn.routed import Routed, credited
-from relax_core.plugins import Catalogue
+from relax_core.learn.mixed import MixedAlgorithm, credited
+from relax_core.registry import Catalogue
 
 CATALOGUE = Catalogue.load()
 ROWS = [(group, sample) for group in range(4) for sample in range(3)]
@@ -150,7 +150,7 @@ def test_what_stands_where_others_learn_reaches_nobody(rows):
 
 def test_the_union_is_asked_for():
     routed = several(("grpo", {"kl_coef": 0.1}), ("gigpo", {}), ("grpo", {"entropy_coef": 0.1, "aggregation": "token"}))
-    assert isinstance(routed, Routed)
+    assert isinstance(routed, MixedAlgorithm)
     assert {column.name for column in routed.columns()} >= {"ref_log_probs", "rollout_log_probs", "algorithm_index"}
     assert {column.name for column in routed.advantage_columns()} == {
         "turns",

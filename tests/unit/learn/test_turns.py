@@ -6,8 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from relax_core import learn
 from relax_core.api import AttemptId, Outcome, Ragged, RowBatch, RowId, Sealed

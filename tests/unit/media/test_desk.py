@@ -14,10 +14,10 @@ import pytest
 
 from relax_core.api import Chosen, Media, Message, Rendered
 from relax_core.api.errors import InfrastructureError
-from relax_core.api.media_store import MediaStore
 from relax_core.api.task import Part
-from relax_core.rollout.media import MediaDesk
-from relax_core.rollout.placeholders import MediaRefused
+from relax_core.data.media_pipeline import MediaPipeline
+from relax_core.data.placeholders import MediaRefused
+from relax_core.media.store import MediaStore
 from relax_core.runners.local.workers import LocalWorkers
 from tests.unit.rollout.toy_policy import Letters
 
@@ -25,7 +25,7 @@ PROCESSOR = '''
 import os, time
 import numpy as np
 from relax_core.api import ModalityProcessor, Options, ProcessedMedia
-from relax_core.api.media_source import content_key
+from relax_core.media.source import content_key
 
 
 class WordsOptions(Options):
@@ -72,7 +72,7 @@ class Shown(Letters):
 @asynccontextmanager
 async def desk(
     tmp_path: Path, limit_bytes: int | None = None, known_groups: int = 0, **keys: Any
-) -> AsyncIterator[tuple[MediaDesk, Path]]:
+) -> AsyncIterator[tuple[MediaPipeline, Path]]:
     (tmp_path / "words.py").write_text(PROCESSOR)
     log = tmp_path / "log"
     log.touch()
@@ -81,7 +81,7 @@ async def desk(
         chosen=Chosen("modality-processor", "words", {"log": str(log)}), name="words",
         **{"timeout_s": 30.0, "memory_mb": 3000, "max_mb": 1, **keys},
     )  # fmt: skip
-    made = MediaDesk([choice], children, str(tmp_path / "media"), {}, Shown(), limit_bytes)
+    made = MediaPipeline([choice], children, str(tmp_path / "media"), {}, Shown(), limit_bytes)
     try:
         await made.start(known_groups)
         yield made, log

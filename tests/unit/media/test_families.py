@@ -25,9 +25,9 @@ from relax_core.api import (
     RowBatch,
     RowId,
 )
-from relax_core.api.media_store import MediaStore, key_bytes, tensors_of
 from relax_core.api.task import MediaKind, Part
 from relax_core.learn.media import INPUTS
+from relax_core.media.store import MediaStore, key_bytes, tensors_of
 from tests.unit.media import clips
 
 torch = pytest.importorskip("torch")
@@ -41,9 +41,9 @@ from relax_plugin_torch.sight import Sight  # noqa: E402
 from relax_plugin_transformers.engine import TransformersEngine  # noqa: E402
 
 from relax_contrib.recipes import families as tiny  # noqa: E402
+from relax_core.data.chat import ChatFamily  # noqa: E402
+from relax_core.data.placeholders import PlaceholderTokens, held  # noqa: E402
 from relax_core.learn import PackedBatch  # noqa: E402
-from relax_core.rollout.chat import ChatFamily  # noqa: E402
-from relax_core.rollout.placeholders import Held, held  # noqa: E402
 
 CPU = torch.device("cpu")
 WORDS = ("what", "is", "this", "?", "seconds>", *(f"<{tenth / 10:.1f}" for tenth in range(20)))
@@ -69,8 +69,10 @@ class Model:
         media = [Part(media=Media(KINDS.get(name, "video"), name)) for name in names]
         return Message("user", (*media, Part("what is this ?")))
 
-    def held(self, names: list[str]) -> list[Held]:
-        return [Held(KINDS.get(name, "video"), self.media[name].key, self.media[name].layout) for name in names]
+    def held(self, names: list[str]) -> list[PlaceholderTokens]:
+        return [
+            PlaceholderTokens(KINDS.get(name, "video"), self.media[name].key, self.media[name].layout) for name in names
+        ]
 
     def prompt(self, names: list[str]) -> tuple[int, ...]:
         return held(self.family.start((self.message(names),)), self.held(names), self.family).tokens

@@ -11,13 +11,12 @@ import time
 from pathlib import Path
 
 import numpy as np
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from relax_core.api.media_store import MediaStore
-from relax_core.api.modality import ProcessedMedia, Span
-from relax_core.rollout.media_budget import MediaBudget
+from relax_core.api.modality import PlaceholderSpan, ProcessedMedia
+from relax_core.data.media_pipeline import MediaBudget
+from relax_core.media.store import MediaStore
 from tests.unit.media.test_desk import desk, rendered, said
 
 KEYS = st.sampled_from([f"{number:032x}" for number in range(12)])
@@ -107,7 +106,7 @@ def _keys(made, words):
 
 async def test_who_lets_go_needs_it_no_more_and_what_was_there_stays_until_old_groups_are_over(tmp_path):
     old = MediaStore(tmp_path / "media")
-    old.put(ProcessedMedia("ab" * 16, {"x": np.zeros(500, np.uint8)}, 1, (Span("image", 1),)))
+    old.put(ProcessedMedia("ab" * 16, {"x": np.zeros(500, np.uint8)}, 1, (PlaceholderSpan("image", 1),)))
     async with desk(tmp_path, limit_bytes=100, known_groups=3) as (made, _):
         await made.prepare([said("data:,abc")], "eval")
         assert len(old.found()) == 2
@@ -129,11 +128,11 @@ async def test_headers_tell_the_room_that_media_take(tmp_path):
 
 WRITER = """
 import sys, numpy as np
-from relax_core.api.media_store import MediaStore
-from relax_core.api.modality import ProcessedMedia, Span
+from relax_core.media.store import MediaStore
+from relax_core.api.modality import ProcessedMedia, PlaceholderSpan
 store = MediaStore(sys.argv[1])
 for number in range(10**6):
-    media = ProcessedMedia(f"{number:032x}", {"x": np.full(200_000, number % 251, np.uint8)}, 1, (Span("image", 1),))
+    media = ProcessedMedia(f"{number:032x}", {"x": np.full(200_000, number % 251, np.uint8)}, 1, (PlaceholderSpan("image", 1),))
     store.put(media)
 """
 
@@ -157,7 +156,7 @@ def test_a_reader_holds_few_descriptors_and_little_memory(tmp_path):
     store = MediaStore(tmp_path)
     for number in range(300):
         size = 100 if number % 2 else 70_000
-        store.put(ProcessedMedia(f"{number:032x}", {"x": np.zeros(size, np.uint8)}, 1, (Span("image", 1),)))
+        store.put(ProcessedMedia(f"{number:032x}", {"x": np.zeros(size, np.uint8)}, 1, (PlaceholderSpan("image", 1),)))
     before = len(list(Path("/proc/self/fd").iterdir()))
     for key in store.found():
         store.get(key)
@@ -165,7 +164,7 @@ def test_a_reader_holds_few_descriptors_and_little_memory(tmp_path):
 
 
 async def test_what_is_remembered_of_sources_is_small_and_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr("relax_core.rollout.media.REMEMBERED", 3)
+    monkeypatch.setattr("relax_core.data.media_pipeline.REMEMBERED", 3)
     long = ["data:," + f"{number}" * 5000 for number in range(6)]
     async with desk(tmp_path, limit_bytes=1 << 30) as (made, log):
         for group, word in enumerate(long):

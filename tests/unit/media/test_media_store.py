@@ -5,13 +5,12 @@ import resource
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as arrays
 
 from relax_core.api.errors import InfrastructureError
-from relax_core.api.media_store import MediaStore, key_bytes, key_texts, tensors_of
 from relax_core.api.modality import ProcessedMedia
+from relax_core.media.store import MediaStore, key_bytes, key_texts, tensors_of
 
 KEY = "0123456789abcdef" * 2
 TENSORS = st.dictionaries(

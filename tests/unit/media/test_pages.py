@@ -19,19 +19,17 @@ from relax_core.api.batch import AttemptId
 from relax_core.api.bus import Issue
 from relax_core.api.errors import RelaxError
 from relax_core.api.modality import browser_type
-from relax_core.api.outcome import Outcome
 from relax_core.api.task import Media, Message, Part, Task
-from relax_core.api.trajectory import Node, Trajectory
-from relax_core.api.version import Version
+from relax_core.api.trajectory import Node, Outcome, Trajectory
+from relax_core.api.weights import Version
 from relax_core.cli import data
-from relax_core.rollout.finished import FinishedGroup, JudgedGroup
-from relax_core.rollout.judge import Judgement
-from relax_core.rollout.media_host import MediaHost
-from relax_core.rollout.previews import Previews
-from relax_core.rollout.sample_record import sample_record
-from relax_core.rollout.selection import TOO_LONG, Selection
-from relax_core.views.media_element import element
-from relax_core.views.report import render
+from relax_core.data.media_host import MediaHost
+from relax_core.data.media_pipeline import Previews
+from relax_core.rewards.scorer import ScoredSample
+from relax_core.sampling.inflight import FinishedGroup, JudgedGroup
+from relax_core.sampling.sample_record import sample_record
+from relax_core.sampling.selection import TOO_LONG, Selection
+from relax_core.views.report import element, render
 from relax_core.views.run import RunView
 from tests.unit.views.conftest import clock, write_run  # noqa: F401
 
@@ -140,11 +138,11 @@ def shown(*keys: str) -> tuple[Task, Trajectory]:
 
 def test_records_of_samples_name_their_media_by_key():
     task, trajectory = shown(KEY, "cd" * 16)
-    record = sample_record(task, trajectory, Judgement(1.0))
+    record = sample_record(task, trajectory, ScoredSample(1.0))
     content = record["prompt"][0]["content"]
     assert [part.get("key") for part in content] == [KEY, None, "cd" * 16]
     assert len(content[0]["source"]) < 200 and content[1] == {"type": "text", "text": "?"}
-    assert "key" not in sample_record(*shown(KEY), Judgement(1.0))["prompt"][0]["content"][0]
+    assert "key" not in sample_record(*shown(KEY), ScoredSample(1.0))["prompt"][0]["content"][0]
 
 
 def test_the_report_shows_what_samples_show(tmp_path, write_run, monkeypatch):  # noqa: F811
@@ -152,7 +150,7 @@ def test_the_report_shows_what_samples_show(tmp_path, write_run, monkeypatch):  
     path = write_run(tmp_path, steps=3)
     previews = path / "stages" / "1-rl" / "media" / "previews"
     Previews(previews, "image").put(KEY, image())
-    record = sample_record(task, trajectory, Judgement(1.0))
+    record = sample_record(task, trajectory, ScoredSample(1.0))
     monkeypatch.setattr(RunView, "samples", lambda self, step: [record])
     text = render(RunView(path), RunView(path).metrics(), 0.0)
     assert text.count('<img alt="image data:') == 2 and "no copy of this audio was kept" in text
@@ -169,8 +167,8 @@ def test_a_page_never_shows_bytes_as_another_kind():
 
 
 def test_copies_keep_the_first_and_the_newest(tmp_path, monkeypatch):
-    monkeypatch.setattr("relax_core.rollout.previews.FIRST_BYTES", 200)
-    monkeypatch.setattr("relax_core.rollout.previews.NEWEST_BYTES", 300)
+    monkeypatch.setattr("relax_core.data.media_pipeline.FIRST_BYTES", 200)
+    monkeypatch.setattr("relax_core.data.media_pipeline.NEWEST_BYTES", 300)
     previews = Previews(tmp_path, "image")
     for number in range(10):
         previews.put(f"{number:032x}", bytes(100))
@@ -204,7 +202,7 @@ def test_a_group_whose_prompt_is_too_long_with_its_media_is_replaced_and_a_run_o
     issue = Issue(0, (AttemptId(0, 0, 0),))
     seen = Trajectory((), "", (), Outcome.INVALID_TASK)
     group = FinishedGroup(issue, Task("1", "a"), (seen,), Version("actor", 0, 0), 0.0, "a prompt of 900 tokens")
-    judged = JudgedGroup(group, (Judgement(float("nan"), outcome=Outcome.INVALID_TASK),))
+    judged = JudgedGroup(group, (ScoredSample(float("nan"), outcome=Outcome.INVALID_TASK),))
     assert selection.filtered(judged).rejected_by == TOO_LONG
     with pytest.raises(RelaxError, match="too-long .a prompt of 900 tokens"):
         for _ in range(3):

@@ -7,15 +7,14 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from relax_contrib.recipes import families as tiny
-from relax_core.api import ProcessedMedia, Span
+from relax_core.api import PlaceholderSpan, ProcessedMedia
 from relax_core.api.family import Rendered
+from relax_core.data.chat import ChatFamily
+from relax_core.data.placeholders import MediaRefused, PlaceholderTokens, held
 from relax_core.learn.media import conserved
-from relax_core.rollout.chat import ChatFamily
-from relax_core.rollout.placeholders import Held, MediaRefused, held
 from tests.unit.rollout.toy_policy import Letters
 
 IDS = {"image": 6, "video": 7}
@@ -25,7 +24,7 @@ TEXT = st.lists(st.integers(10, 99), max_size=5)
 KEYS = st.text("0123456789abcdef", min_size=4, max_size=4)
 MEDIA = st.lists(
     st.builds(
-        lambda kind, key, count: Held(kind, key, (Span(kind, count),)),
+        lambda kind, key, count: PlaceholderTokens(kind, key, (PlaceholderSpan(kind, count),)),
         st.sampled_from(sorted(IDS)), KEYS, st.integers(1, 9),
     )
 )  # fmt: skip
@@ -55,7 +54,7 @@ def test_whatever_does_not_fit_together_is_refused(media, tokens):
 
 def test_a_kind_that_the_model_has_no_token_for():
     with pytest.raises(MediaRefused, match="no audio_token_id"):
-        held(Rendered((6,)), [Held("audio", "k", (Span("audio", 3),))], FAMILY)
+        held(Rendered((6,)), [PlaceholderTokens("audio", "k", (PlaceholderSpan("audio", 3),))], FAMILY)
 
 
 # -- models that read more than placeholders ----------------------------------------------------------------------------
@@ -78,8 +77,8 @@ def timed(tmp_path_factory: pytest.TempPathFactory) -> ChatFamily:
 
 def test_a_video_is_pictures_with_the_time_before_each(timed):
     start, end, video, image = tiny.VISION_START, tiny.VISION_END, tiny.VIDEO, tiny.IMAGE
-    clip = Held("video", "k", (Span("video", 2, 0.26), Span("video", 2, 1.3)))
-    still = Held("image", "i", (Span("image", 3),))
+    clip = PlaceholderTokens("video", "k", (PlaceholderSpan("video", 2, 0.26), PlaceholderSpan("video", 2, 1.3)))
+    still = PlaceholderTokens("image", "i", (PlaceholderSpan("image", 3),))
     first, second = (timed.encode(f"<{at} seconds>") for at in ("0.3", "1.3"))
     assert tiny.UNK not in (*first, *second)
     frames = (*first, start, video, video, end, *second, start, video, video, end)
@@ -90,7 +89,7 @@ def test_a_video_is_pictures_with_the_time_before_each(timed):
 
 def test_a_video_that_tells_no_times_is_refused(timed):
     with pytest.raises(MediaRefused, match="without the times"):
-        held(Rendered((tiny.VIDEO,)), [Held("video", "k", (Span("video", 4),))], timed)
+        held(Rendered((tiny.VIDEO,)), [PlaceholderTokens("video", "k", (PlaceholderSpan("video", 4),))], timed)
 
 
 def test_parts_of_a_model_have_names(timed, tmp_path: Path):
@@ -118,14 +117,14 @@ def test_what_was_put_in_is_conserved_and_anything_else_is_named(media, data):
 
 
 def test_media_that_run_into_each_other_or_are_cut_apart_are_named():
-    one, other = (ProcessedMedia(key, {}, 2, (Span("image", 2),)) for key in "ab")
+    one, other = (ProcessedMedia(key, {}, 2, (PlaceholderSpan("image", 2),)) for key in "ab")
     assert "in pieces of 4 image for media in pieces of 2 image, 2 image" in conserved([6, 6, 6, 6], [one, other], IDS)
     assert "in pieces of 1 image, 1 image for" in conserved([6, 9, 6], [one], IDS)
 
 
 def test_a_layout_holds_all_features():
     whole = ProcessedMedia("a", {}, 3)
-    assert whole.laid_out("audio").layout == (Span("audio", 3),)
-    for layout in ((Span("audio", 2),), (Span("audio", 3), Span("audio", 0))):
+    assert whole.laid_out("audio").layout == (PlaceholderSpan("audio", 3),)
+    for layout in ((PlaceholderSpan("audio", 2),), (PlaceholderSpan("audio", 3), PlaceholderSpan("audio", 0))):
         with pytest.raises(ValueError, match="for 3 features"):
             ProcessedMedia("a", {}, 3, layout).laid_out("audio")

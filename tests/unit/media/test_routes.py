@@ -11,7 +11,7 @@ import pytest
 
 from relax_core.api import EngineSpec, Ragged
 from relax_core.api.routing import Routing
-from relax_core.options.model_folder import routing
+from relax_core.config.model_folder import routing
 from relax_core.testing.moe import routed
 from tests.unit.media import test_families as families
 
@@ -21,8 +21,8 @@ from relax_plugin_torch.routes import Routes  # noqa: E402
 from relax_plugin_transformers.engine import TransformersEngine  # noqa: E402
 
 from relax_contrib.recipes import families as tiny  # noqa: E402
+from relax_core.data.chat import ChatFamily  # noqa: E402
 from relax_core.learn import PackedBatch  # noqa: E402
-from relax_core.rollout.chat import ChatFamily  # noqa: E402
 
 NEAR = 0.02
 """Share of tokens that rounding may send elsewhere: transformers' linear attention differs step by step."""

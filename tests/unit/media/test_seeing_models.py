@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from relax_core.api import EngineSpec, GenerateRequest, Media, ProcessedMedia, Ragged, RowBatch, RowId
-from relax_core.api.media_store import MediaStore, key_bytes
+from relax_core.media.store import MediaStore, key_bytes
 
 torch = pytest.importorskip("torch")
 

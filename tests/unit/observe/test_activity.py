@@ -3,10 +3,9 @@
 
 from contextlib import ExitStack
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from relax_core.observe.activity import RESOLUTION_S, Activity
+from relax_core.observe.span_recorder import RESOLUTION_S, SpanRecorder
 
 
 class HandClock:
@@ -20,7 +19,7 @@ class HandClock:
 
 
 def lane(clock, devices=()):
-    return Activity("lane", clock, devices)
+    return SpanRecorder("lane", clock, devices)
 
 
 def told(activity):

@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from relax_core.api.outcome import Outcome
-from relax_core.observe.document import encode, plain
+from relax_core.api.trajectory import Outcome
+from relax_core.observe.documents import encode, plain
 
 leaves = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.just(Outcome.FINISHED))
 values = st.recursive(

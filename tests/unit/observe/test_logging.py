@@ -6,8 +6,7 @@ import logging
 import threading
 from datetime import UTC, datetime
 
-from relax_core.observe.logging import LibraryLogs, RoleLog
-from relax_core.observe.redaction import Redactor
+from relax_core.observe.logging import LibraryLogs, Redactor, RoleLog
 
 SECRET = "s3cr3t-value"
 

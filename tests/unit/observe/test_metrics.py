@@ -3,10 +3,9 @@
 
 import re
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from relax_core.observe.metrics import GROUPS, METRICS, Measured, metric, reference
+from relax_core.observe.metrics import GROUPS, METRICS, MeasuredMetric, metric, reference
 
 
 def test_keys_are_group_and_name_and_documented():
@@ -35,7 +34,7 @@ def test_the_reference_lists_every_key():
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.floats(-1e3, 1e3)), min_size=1, max_size=20))
 def test_means_are_weighted_by_the_samples_they_are_means_of(reports):
-    measured = Measured()
+    measured = MeasuredMetric()
     for scored, mean in reports:
         measured.add({"samples/scored": scored, "length/mean": mean, "mine/thing": mean, "length/max": mean})
     values, total = measured.values(), sum(scored for scored, _ in reports)
@@ -47,7 +46,7 @@ def test_means_are_weighted_by_the_samples_they_are_means_of(reports):
 
 
 def test_a_report_without_a_key_does_not_dilute_it():
-    measured = Measured()
+    measured = MeasuredMetric()
     measured.add({"samples/scored": 4, "reward/maths": 1.0})
     measured.add({"samples/scored": 12})
     assert measured.values()["reward/maths"] == 1.0

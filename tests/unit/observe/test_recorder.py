@@ -22,8 +22,8 @@ from relax_core.api.events import (
     WeightsPublished,
 )
 from relax_core.api.sink import Sink
-from relax_core.api.status import Beat, Span, Wait
-from relax_core.api.version import Version
+from relax_core.api.status import Heartbeat, Span, Wait
+from relax_core.api.weights import Version
 from relax_core.observe.recorder import Recorder
 from relax_core.observe.run_directory import RunDirectory
 
@@ -275,14 +275,14 @@ def test_an_observer_that_hangs_holds_nobody(run_dir, clock):
 def test_roles_and_waits_are_live_in_the_status(run_dir, clock):
     run = recorder(run_dir, clock)
     run.write(RunStarted("r", "", {"steps": 9}))
-    run.beats([Beat("rollout", "waiting", waits=(Wait("engine-0", "a grant", "actor", 90.0, 150.0),))])
+    run.beats([Heartbeat("rollout", "waiting", waits=(Wait("engine-0", "a grant", "actor", 90.0, 150.0),))])
     status = run_dir.read("status")
     assert (status["state"], status["steps"], status["now"]) == ("running", 9, clock.at)
     assert status["roles"][0]["waits"] == [
         {"owner": "engine-0", "reason": "a grant", "owed_by": "actor", "since": 90.0, "deadline": 150.0, "polls": False}
     ]
     clock.at += 1
-    run.beats([Beat("rollout", "busy", doing="generating")])
+    run.beats([Heartbeat("rollout", "busy", doing="generating")])
     assert run_dir.read("status")["roles"][0]["doing"] == "generating"
 
 

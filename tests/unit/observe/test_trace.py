@@ -2,7 +2,7 @@
 """The trace that Perfetto opens: named lanes, whole spans, steps as arguments, counters."""
 
 from relax_core.api.status import Span
-from relax_core.observe.trace import Trace
+from relax_core.observe.span_recorder import Trace
 
 
 def spans(document, name):

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 from pydantic import field_validator
 
-from relax_core.api.component import Configurable
-from relax_core.api.kinds import KINDS
+from relax_core.api.component import KINDS, Configurable
 from relax_core.api.options import Options
 from relax_core.api.secret import Secret
-from relax_core.plugins.catalogue import Catalogue
-from relax_core.plugins.loader import Loader
+from relax_core.registry.catalogue import Catalogue
+from relax_core.registry.loader import Loader
 
 MINIMAL = """\
 rewards = ["maths"]

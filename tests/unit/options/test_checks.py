@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from relax_core.api.errors import ConfigError
-from relax_core.options.checks import holdout_errors
-from relax_core.options.composition import compose
-from relax_core.options.problems import ConfigProblems
-from relax_core.plugins.catalogue import Catalogue
+from relax_core.config.checks import holdout_errors
+from relax_core.config.compose import compose
+from relax_core.config.problems import ConfigProblems
+from relax_core.registry.catalogue import Catalogue
 
 
 @pytest.mark.parametrize(

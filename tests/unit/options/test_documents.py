@@ -16,15 +16,13 @@ import typer
 from typer.testing import CliRunner
 
 from relax_core.api.errors import ConfigError, PluginError
-from relax_core.cli import config as config_verbs
-from relax_core.cli import init as init_verb
-from relax_core.options.composition import compose
-from relax_core.options.explain import explain
-from relax_core.options.reference import reference
-from relax_core.options.run_config import RunConfig, core_tables, table_keys, top_level_keys
-from relax_core.options.schema import schema
-from relax_core.options.starter import starter
-from relax_core.plugins.catalogue import Catalogue
+from relax_core.cli import config as config_verbs, init as init_verb
+from relax_core.config.compose import compose
+from relax_core.config.explain import explain
+from relax_core.config.reference import reference, schema
+from relax_core.config.run_config import RunConfig, core_tables, table_keys, top_level_keys
+from relax_core.config.starter import starter
+from relax_core.registry.catalogue import Catalogue
 
 
 @pytest.fixture
@@ -169,7 +167,7 @@ def test_init_writes_once(folder: Path, cli: Any) -> None:
 
 
 def test_options_and_verbs_import_neither_torch_nor_ray() -> None:
-    light = "import sys, relax_core.cli.config, relax_core.cli.init, relax_core.options\n"
-    code = f"{light}assert 'pydantic' not in sys.modules\nfrom relax_core.options import *\nprint(sorted(sys.modules))"
+    light = "import sys, relax_core.cli.config, relax_core.cli.init, relax_core.config\n"
+    code = f"{light}assert 'pydantic' not in sys.modules\nfrom relax_core.config import *\nprint(sorted(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
     assert "'pydantic'" in loaded and "'torch'" not in loaded and "'ray'" not in loaded

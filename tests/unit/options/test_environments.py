@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from relax_core.api.errors import ConfigError
+from relax_core.config.compose import compose
+from relax_core.config.run_config import RunConfig
 from relax_core.control.planner import plan
-from relax_core.options.composition import compose
-from relax_core.options.run_config import RunConfig
-from relax_core.plugins.catalogue import Catalogue
+from relax_core.registry.catalogue import Catalogue
 
 
 @pytest.fixture(scope="module")

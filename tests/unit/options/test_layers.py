@@ -6,15 +6,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from relax_core.api.errors import ConfigError
-from relax_core.options.composition import compose
-from relax_core.options.layers import plugin_files
-from relax_core.options.lines import lines
-from relax_core.options.tree import Origin, merge, plain, sourced
-from relax_core.plugins.catalogue import Catalogue
+from relax_core.config.compose import compose
+from relax_core.config.layers import plugin_files
+from relax_core.config.tree import Origin, lines, merge, plain, sourced
+from relax_core.registry.catalogue import Catalogue
 
 scalars = st.one_of(st.integers(), st.text(max_size=3), st.lists(st.integers(), max_size=2))
 values = st.dictionaries(st.sampled_from(["a", "b", "c"]), scalars, max_size=3)
@@ -129,7 +127,7 @@ def test_an_override_that_leads_nowhere_is_refused(folder: Path, catalogue: Cata
     ],
 )
 def test_values_are_toml_else_text(text: str, value: object) -> None:
-    from relax_core.options.override import parse
+    from relax_core.config.layers import parse
 
     assert parse(f"run.notes={text}").value == value
 

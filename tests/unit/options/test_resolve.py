@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from relax_core.api.errors import ConfigError, PluginError
 from relax_core.api.secret import Secret
-from relax_core.options.composition import compose
-from relax_core.options.problems import ConfigProblems
-from relax_core.options.run_config import RunConfig, table_keys, top_level_keys
-from relax_core.options.toml_text import to_toml
-from relax_core.plugins.catalogue import Catalogue
+from relax_core.config.compose import compose
+from relax_core.config.problems import ConfigProblems
+from relax_core.config.run_config import RunConfig, table_keys, top_level_keys
+from relax_core.config.toml_text import to_toml
+from relax_core.registry.catalogue import Catalogue
 
 words = st.text(max_size=6)
 numbers = st.floats(allow_nan=False)

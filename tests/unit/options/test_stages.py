@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from relax_core.api.errors import ConfigError
+from relax_core.config.compose import Composed, compose
 from relax_core.control.stages import check_order
-from relax_core.options.composition import Composed, compose
-from relax_core.plugins.catalogue import Catalogue
+from relax_core.registry.catalogue import Catalogue
 
 BASE = {
     "model": {"path": "m"},

@@ -5,8 +5,8 @@ import pytest
 
 from relax_core.api import Chosen, ConfigError, InfrastructureError, Options, PluginError, Reward
 from relax_core.api.events import RunFinished, StepFinished
-from relax_core.plugins import Catalogue, ResolvedPlugin
-from relax_core.plugins.known import KNOWN
+from relax_core.registry import Catalogue, ResolvedPlugin
+from relax_core.registry.suggestions import KNOWN
 
 
 def load(*files: str) -> Catalogue:
@@ -181,9 +181,9 @@ def test_observers_are_told_and_one_that_raises_three_times_is_off(site):
 
 
 def test_every_event_that_observers_get_has_its_hook():
-    from relax_core.api.kinds import BY_HOOK
-    from relax_core.plugins.loader import SPECIFIED
-    from relax_core.plugins.observers import HOOKS
+    from relax_core.api.component import BY_HOOK
+    from relax_core.registry.loader import SPECIFIED
+    from relax_core.registry.observers import HOOKS
 
     assert set(HOOKS.values()) == set(SPECIFIED) - set(BY_HOOK)
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from relax_core.plugins import Catalogue, Record, State
+from relax_core.registry import Catalogue, PluginState, Record
 
 
 def record(name: str, **environ: str) -> Record:
@@ -16,14 +16,14 @@ def record(name: str, **environ: str) -> Record:
 def test_a_plugin_with_a_matching_range_is_found(half):
     half()
     found = record("fake-half")
-    assert (found.state, found.version, found.api_range) == (State.OK, "1.0", ">=0.1,<0.2")
+    assert (found.state, found.version, found.api_range) == (PluginState.OK, "1.0", ">=0.1,<0.2")
     assert [(kind, component.name) for kind, component in found.components] == [("reward", "half")]
 
 
 def test_a_plugin_without_api_range_is_refused_with_the_line_to_add_and_never_imported(site):
     site.install("fake-rangeless", "raise SystemError('imported')", requires=("numpy",))
     found = record("fake-rangeless")
-    assert found.state is State.SKIPPED
+    assert found.state is PluginState.SKIPPED
     assert '"relax-core>=0.1,<0.2"' in found.reason
     assert "fake_rangeless.plugin" not in sys.modules
 
@@ -35,7 +35,7 @@ def test_a_requirement_without_bounds_is_no_api_range(site):
 
 def test_a_requirement_of_an_extra_is_no_api_range(site):
     site.install("fake-extra", "", requires=('relax-core>=0.1,<0.2; extra == "dev"',))
-    assert record("fake-extra").state is State.SKIPPED
+    assert record("fake-extra").state is PluginState.SKIPPED
 
 
 def test_a_plugin_for_another_core_is_refused_naming_both_versions(site):
@@ -47,8 +47,8 @@ def test_a_plugin_for_another_core_is_refused_naming_both_versions(site):
 def test_unreadable_requirement_breaks_only_its_plugin(site, half):
     site.install("fake-damaged", "", requires=("relax-core >>> 3",))
     half()
-    assert record("fake-damaged").state is State.BROKEN
-    assert record("fake-half").state is State.OK
+    assert record("fake-damaged").state is PluginState.BROKEN
+    assert record("fake-half").state is PluginState.OK
 
 
 @pytest.mark.parametrize(
@@ -59,15 +59,15 @@ def test_a_plugin_that_fails_on_import_is_a_record_with_its_own_frames(site, hal
     site.install("fake-bad", code)
     half()
     bad = record("fake-bad")
-    assert bad.state is State.BROKEN
+    assert bad.state is PluginState.BROKEN
     assert "fake_bad" in bad.frames and "importlib" not in bad.frames and "loader.py" not in bad.frames
-    assert record("fake-half").state is State.OK
+    assert record("fake-half").state is PluginState.OK
 
 
 def test_a_hook_that_raises_breaks_its_plugin(site):
     site.install("fake-raises", "@hook\ndef relax_rewards():\n    raise KeyError('weights')")
     bad = record("fake-raises")
-    assert bad.state is State.BROKEN and "KeyError" in bad.reason and "relax_rewards" in bad.frames
+    assert bad.state is PluginState.BROKEN and "KeyError" in bad.reason and "relax_rewards" in bad.frames
 
 
 @pytest.mark.parametrize(
@@ -86,21 +86,21 @@ def test_a_hook_that_raises_breaks_its_plugin(site):
 def test_a_malformed_plugin_is_broken_with_what_to_fix(site, code, said):
     site.install("fake-malformed", code)
     bad = record("fake-malformed")
-    assert bad.state is State.BROKEN
+    assert bad.state is PluginState.BROKEN
     assert said in bad.reason
     assert bad.components == ()
 
 
 def test_the_deny_list_switches_off_by_distribution(half):
     half()
-    assert record("fake-half", RELAX_DISABLE_PLUGINS="other, Fake_Half").state is State.SKIPPED
+    assert record("fake-half", RELAX_DISABLE_PLUGINS="other, Fake_Half").state is PluginState.SKIPPED
 
 
 def test_the_allow_list_leaves_the_core_and_what_it_names(half):
     half()
     half("fake-other", "other")
     catalogue = Catalogue.load(environ={"RELAX_PLUGINS": "fake-other"})
-    on = {r.distribution for r in catalogue.records if r.state is State.OK}
+    on = {r.distribution for r in catalogue.records if r.state is PluginState.OK}
     assert on == {"relax-core", "fake-other"}
 
 
@@ -125,7 +125,7 @@ def test_a_plugin_can_only_observe(site):
 
 LIST_A_HUNDRED = """
 import sys
-from relax_core.plugins import Catalogue
+from relax_core.registry import Catalogue
 loaded = [r for r in Catalogue.load(environ={}).records if r.distribution.startswith("fake-n")]
 assert len(loaded) == 100 and all(r.state == "ok" for r in loaded), loaded
 print(sorted({"torch", "ray", "pydantic", "numpy", "transformers"} & set(sys.modules)))

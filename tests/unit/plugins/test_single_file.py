@@ -4,8 +4,8 @@
 import pytest
 
 from relax_core.api import Chosen, ConfigError, InfrastructureError, PluginError
-from relax_core.plugins import Catalogue
-from relax_core.plugins.single_file import kebab
+from relax_core.registry import Catalogue
+from relax_core.registry.loader import kebab
 
 ONE = """
     from dataclasses import dataclass

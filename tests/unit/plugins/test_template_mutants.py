@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from relax_core.plugins.templates import bake
+from relax_core.registry.templates import bake
 
 MUTANTS = {
     "reward": {

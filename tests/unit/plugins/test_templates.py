@@ -4,8 +4,8 @@
 import pytest
 
 from relax_core.api import ConfigError, PluginError
-from relax_core.plugins import Catalogue
-from relax_core.plugins.templates import bake, template_of
+from relax_core.registry import Catalogue
+from relax_core.registry.templates import bake, template_of
 
 KINDS = ("reward", "environment", "algorithm")
 MOVED = {

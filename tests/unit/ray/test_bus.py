@@ -15,10 +15,10 @@ import pytest
 
 from relax_core.api.bus import Bus, BusComponent, BusSettings
 from relax_core.api.errors import InfrastructureError
-from relax_core.api.outcome import DropReason
-from relax_core.api.version import Version
+from relax_core.api.trajectory import DropReason
+from relax_core.api.weights import Version
 from relax_core.testing.bus import BusSuite
-from relax_core.testing.bus_lab import SETTINGS, START, Lab, Open, Scenario, run_on
+from relax_core.testing.bus_lab import SETTINGS, START, BusFixture, Open, Scenario, run_on
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(60)]
 
@@ -30,7 +30,7 @@ class OnCluster:
         self._component, self.hub, self._ours = component, hub, hub is None
 
     async def open(self, settings: BusSettings, directory: str, version: Version) -> Bus:
-        from relax_core.runners.ray.answer import asked
+        from relax_core.runners.ray.connection import asked
 
         self.hub = self.hub or _hub()
         opening = self.hub.open_bus.remote(self._component, settings, directory, version)
@@ -46,10 +46,10 @@ def _hub() -> Any:
 
 def _client(hub: Any, store: Any) -> Any:
     from relax_core.runners.ray.bus import BusClient
-    from relax_core.runners.ray.line import Reach
-    from relax_core.runners.ray.remote import Remote
+    from relax_core.runners.ray.connection import RpcClient
+    from relax_core.runners.ray.remote import RemoteService
 
-    return BusClient(Remote(Reach(hub), "bus"), store)
+    return BusClient(RemoteService(RpcClient(hub), "bus"), store)
 
 
 class _Owned:
@@ -121,7 +121,7 @@ def test_a_row_outlives_the_process_that_wrote_it(joined: None, tmp_path: Path) 
         os.kill(await writer.write.remote(hub, store), signal.SIGKILL)
         with pytest.raises(ray.exceptions.ActorDiedError):
             await writer.rest.remote()
-        claim = await Lab(bus).claim()
+        claim = await BusFixture(bus).claim()
         batch = await bus.read(claim, ("tokens",))
         assert [row.tolist() for row in batch.columns["tokens"].rows()] == [[0] * 4, [10] * 5]
 
@@ -132,7 +132,7 @@ def test_rows_lost_with_their_storage_are_an_error_and_no_wait(joined: None, tmp
     async def scenario(bus: Any, hub: Any, store: Any) -> None:
         import ray
 
-        lab = Lab(bus)
+        lab = BusFixture(bus)
         await lab.produce(1)
         claim = await lab.claim()
         ray.kill(store._actors[0])
@@ -151,7 +151,7 @@ def test_a_dead_hub_is_an_error_and_no_wait(joined: None, tmp_path: Path) -> Non
     async def scenario(bus: Any, hub: Any, store: Any) -> None:
         import ray
 
-        waiting = asyncio.create_task(Lab(bus).nothing_for("advantages"))
+        waiting = asyncio.create_task(BusFixture(bus).nothing_for("advantages"))
         ray.kill(hub)
         async with asyncio.timeout(20):
             for call in (waiting, bus.version()):
@@ -168,7 +168,7 @@ def test_large_columns_come_back_bit_for_bit(joined: None, tmp_path: Path, reach
         from relax_core.api.batch import Cut, Ragged
 
         bus = _client(hub, _elsewhere(store)) if reach == "another machine" else bus
-        lab = Lab(bus)
+        lab = BusFixture(bus)
         await lab.produce(1)
         claim = await lab.claim()
         values = np.arange(1 << 20, dtype=np.float32).reshape(-1, 4)
@@ -187,7 +187,7 @@ def test_what_is_read_outlives_its_block_and_a_closed_bus_leaves_no_file(joined:
     folders = []
 
     async def scenario(bus: Any, hub: Any, store: Any) -> None:
-        lab = Lab(bus)
+        lab = BusFixture(bus)
         (folder,) = store._folders
         folders.append(Path(folder.path))
         (issue,) = await lab.produce(1)
@@ -204,7 +204,7 @@ def test_what_is_read_outlives_its_block_and_a_closed_bus_leaves_no_file(joined:
 
 
 async def test_a_runner_removes_what_storages_left_whose_hub_is_dead(tmp_path: Path) -> None:
-    from relax_core.plugins.catalogue import Catalogue
+    from relax_core.registry.catalogue import Catalogue
     from relax_core.runners.ray.block_folder import BlockFolder
     from relax_core.runners.ray.runner import RayRunner
     from relax_core.runners.ray.storage import RemoteStore
@@ -251,7 +251,7 @@ def _writer() -> Any:
     @ray.remote(num_cpus=0, max_restarts=0)
     class Writer:
         async def write(self, hub: Any, store: Any) -> int:
-            await Lab(_client(hub, store)).produce(1)
+            await BusFixture(_client(hub, store)).produce(1)
             return os.getpid()
 
         async def rest(self) -> None:

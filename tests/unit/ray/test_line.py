@@ -11,8 +11,7 @@ import pytest
 import uvloop
 
 from relax_core.api.errors import StaleFence, WorkerDied
-from relax_core.runners.ray.answer import answered, asked
-from relax_core.runners.ray.line import BY_RAY_BYTES, Exchange, Line, Reach
+from relax_core.runners.ray.connection import BY_RAY_BYTES, Connection, RpcClient, RpcServer, answered, asked
 
 
 class Actor:
@@ -21,7 +20,7 @@ class Actor:
     def __init__(self, has_line: bool = True) -> None:
         self.by_ray: list[Any] = []
         self.begun = asyncio.Event()
-        self.exchange = Exchange(self.serve)
+        self.exchange = RpcServer(self.serve)
         self._has_line = has_line
         self.address = _Method(self._address)
         self.call = _Method(self._call)
@@ -58,17 +57,17 @@ async def actor() -> AsyncIterator[Actor]:
 
 
 @pytest.fixture
-async def reach(actor: Actor) -> AsyncIterator[Reach]:
-    made = Reach(actor)
+async def reach(actor: Actor) -> AsyncIterator[RpcClient]:
+    made = RpcClient(actor)
     yield made
     await made.close()
 
 
-async def _ask(reach: Reach, *call: Any) -> Any:
+async def _ask(reach: RpcClient, *call: Any) -> Any:
     return await asked(reach.call(*call), "hub", str(call[0]), 20.0)
 
 
-async def test_calls_side_by_side_get_their_own_answers_by_the_line(actor: Actor, reach: Reach) -> None:
+async def test_calls_side_by_side_get_their_own_answers_by_the_line(actor: Actor, reach: RpcClient) -> None:
     waiting = asyncio.ensure_future(_ask(reach, "wait"))
     answers = await asyncio.gather(*(_ask(reach, "say", number, b"x" * number * 1000) for number in range(50)))
     assert answers == [("say", number, b"x" * number * 1000) for number in range(50)]
@@ -83,7 +82,7 @@ def test_lines_work_on_the_loop_that_serve_gives_its_replicas() -> None:
     async def talk() -> Any:
         actor = Actor()
         await actor.exchange.open()
-        reach = Reach(actor)
+        reach = RpcClient(actor)
         answer = await _ask(reach, "say", 1), actor.by_ray
         await reach.close()
         actor.exchange.close()
@@ -93,25 +92,25 @@ def test_lines_work_on_the_loop_that_serve_gives_its_replicas() -> None:
         assert runner.run(talk()) == (("say", 1), [])
 
 
-async def test_what_can_not_be_pickled_is_told_to_who_asked_for_it(reach: Reach) -> None:
+async def test_what_can_not_be_pickled_is_told_to_who_asked_for_it(reach: RpcClient) -> None:
     with pytest.raises(Exception, match="pickle"):
         await _ask(reach, "unpicklable")
 
 
-async def test_large_calls_and_those_from_elsewhere_go_by_ray(actor: Actor, reach: Reach) -> None:
+async def test_large_calls_and_those_from_elsewhere_go_by_ray(actor: Actor, reach: RpcClient) -> None:
     large = b"x" * BY_RAY_BYTES
     assert await _ask(reach, "say", large) == ("say", large)
     assert len(actor.by_ray) == 1
     elsewhere = Actor(has_line=False)
-    assert await _ask(Reach(elsewhere), "say") == ("say",)
+    assert await _ask(RpcClient(elsewhere), "say") == ("say",)
     assert elsewhere.by_ray == [("say",)]
 
 
 async def test_a_line_that_nobody_answers_is_none() -> None:
-    assert await Line.open("relax-0123456789abcdef") is None
+    assert await Connection.open("relax-0123456789abcdef") is None
 
 
-async def test_who_waits_learns_of_the_end_at_once_and_the_next_call_asks_ray(actor: Actor, reach: Reach) -> None:
+async def test_who_waits_learns_of_the_end_at_once_and_the_next_call_asks_ray(actor: Actor, reach: RpcClient) -> None:
     waiting = asyncio.ensure_future(_ask(reach, "wait"))
     await actor.begun.wait()
     actor.exchange.close()
@@ -122,5 +121,5 @@ async def test_who_waits_learns_of_the_end_at_once_and_the_next_call_asks_ray(ac
 
 
 async def test_a_peer_of_another_user_gets_no_line(actor: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relax_core.runners.ray.line.os.getuid", lambda: 4_000_000_000)
-    assert await Line.open(actor.exchange.address) is None
+    monkeypatch.setattr("relax_core.runners.ray.connection.os.getuid", lambda: 4_000_000_000)
+    assert await Connection.open(actor.exchange.address) is None

@@ -20,14 +20,13 @@ from relax_core.api.errors import (
     WorkerDied,
 )
 from relax_core.api.events import SamplesScored, StepFinished
-from relax_core.runners.board import BoardService
-from relax_core.runners.host import Failure
-from relax_core.runners.ray.answer import answered, asked
-from relax_core.runners.ray.line import Reach
-from relax_core.runners.ray.presence import REFILL_S, Presence
-from relax_core.runners.ray.pulse import LIMIT_S, Pulse
-from relax_core.runners.ray.remote import BoardClient, Letter, Remote
-from relax_core.runners.role_runner import MAX_RESTARTS
+from relax_core.rpc.host import Failure
+from relax_core.runners.context import MAX_RESTARTS
+from relax_core.runners.ray.connection import RpcClient, answered, asked
+from relax_core.runners.ray.remote import OpaqueEvent, RemoteService, RunStatusClient
+from relax_core.runners.ray.replicas import REFILL_S, ReplicaTracker
+from relax_core.runners.ray.shell import LIMIT_S, LoopHeartbeat
+from relax_core.runners.run_status import RunStatusService
 
 
 class Hands:
@@ -46,7 +45,7 @@ class Hands:
 
 
 def test_a_stateless_role_is_played_again_and_says_how_long_nobody_did() -> None:
-    presence = Presence({"rollout": True, "actor": False})
+    presence = ReplicaTracker({"rollout": True, "actor": False})
     assert presence.missing() == ("rollout", "actor")
     assert presence.enter("rollout", 1, 0.0) is None
     loss = presence.lost("rollout", 1, 10.0)
@@ -60,19 +59,19 @@ def test_a_stateless_role_is_played_again_and_says_how_long_nobody_did() -> None
 
 
 def test_the_death_of_a_role_with_state_is_fatal_and_that_of_an_ended_one_is_none() -> None:
-    presence = Presence({"actor": False})
+    presence = ReplicaTracker({"actor": False})
     presence.enter("actor", 1, 0.0)
     loss = presence.lost("actor", 1, 1.0)
     assert loss is not None and loss.fatal
     assert presence.end("actor") and not presence.end("actor") and presence.over("actor")
-    other = Presence({"actor": False})
+    other = ReplicaTracker({"actor": False})
     other.enter("actor", 1, 0.0)
     other.end("actor")
     assert other.lost("actor", 1, 1.0) is None
 
 
 def test_a_role_that_dies_too_often_ends_the_run_but_old_deaths_are_forgiven() -> None:
-    presence = Presence({"rollout": True})
+    presence = ReplicaTracker({"rollout": True})
 
     def die(pid: int, now: float) -> bool:
         presence.enter("rollout", pid, now)
@@ -89,7 +88,7 @@ def test_a_role_that_dies_too_often_ends_the_run_but_old_deaths_are_forgiven() -
 
 def test_a_loop_that_stands_still_is_reported_and_one_that_turns_again_is_well() -> None:
     clock = Hands()
-    pulse = Pulse("rollout", clock)
+    pulse = LoopHeartbeat("rollout", clock)
     clock.time = LIMIT_S
     pulse.check()
     clock.time = LIMIT_S + 1
@@ -154,24 +153,26 @@ async def test_a_client_calls_its_service_by_name() -> None:
             calls.append(call)
             return ("command",)
 
-    assert await BoardClient(Remote(cast(Reach, Hub()), "board")).commands("actor", 3, 1.0) == ("command",)
+    assert await RunStatusClient(RemoteService(cast(RpcClient, Hub()), "board")).commands("actor", 3, 1.0) == (
+        "command",
+    )
     assert calls == [("board", "commands", ("actor", 3, 1.0))]
 
 
 async def test_events_pass_the_hub_unopened_and_arrive_as_they_were() -> None:
     passed: list[Any] = []
-    board = BoardService(Hands())
+    board = RunStatusService(Hands())
 
     class Hub:
         async def call(self, service: str, method: str, args: tuple[Any, ...]) -> Any:
             passed.extend(args)
             return await getattr(board, method)(*args)
 
-    client = BoardClient(Remote(cast(Reach, Hub()), "board"))
+    client = RunStatusClient(RemoteService(cast(RpcClient, Hub()), "board"))
     scored, finished = SamplesScored(1, ({"response": "a"},)), StepFinished(1, {"reward/mean": 1.0})
     for event in (scored, finished):
         await client.emit(event)
-    assert [type(event) for event in passed] == [Letter, StepFinished]
+    assert [type(event) for event in passed] == [OpaqueEvent, StepFinished]
     assert [event for _, event in await client.events(0, 0.0)] == [scored, finished]
 
 

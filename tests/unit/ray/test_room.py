@@ -13,7 +13,7 @@ import pytest
 from relax_core.api.errors import ConfigError
 from relax_core.api.trainer import Chosen
 from relax_core.api.worker import WorkerSpec
-from relax_core.plugins.catalogue import Catalogue
+from relax_core.registry.catalogue import Catalogue
 from relax_core.roles.plan import Plan, WorkerGroup
 from relax_core.runners.launch import Launch
 
@@ -44,8 +44,7 @@ async def shown(joined: None) -> AsyncIterator[Any]:
     """What every worker of a plan sees."""
     from ray.util.placement_group import remove_placement_group
 
-    from relax_core.runners.ray.room import open_room
-    from relax_core.runners.ray.workers import RayWorkers
+    from relax_core.runners.ray.workers import RayWorkers, open_room
 
     started: list[Any] = []
     rooms: list[Any] = []
@@ -83,7 +82,7 @@ async def test_an_engine_of_two_gpus_has_both_for_itself(shown: Any) -> None:
 
 
 def test_what_ray_can_not_share_is_refused_before_anything_starts() -> None:
-    from relax_core.runners.ray.room import gpu_seats, part
+    from relax_core.runners.ray.workers import gpu_seats, part
 
     assert gpu_seats(SHARED) == (("gpu:0",), ("gpu:1",))
     assert 3 * part(SHARED.num_gpus(("gpu:0",))) <= 1

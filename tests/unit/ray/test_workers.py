@@ -17,7 +17,7 @@ import pytest
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, PluginError, WorkerDied
 from relax_core.api.trainer import Chosen
 from relax_core.api.worker import Worker, WorkerSpec
-from relax_core.plugins.catalogue import Catalogue
+from relax_core.registry.catalogue import Catalogue
 from relax_core.roles.plan import Plan
 from relax_core.runners.launch import Launch
 

@@ -20,7 +20,6 @@ from relax_core.api import (
     Chosen,
     Chunk,
     ChunkPlan,
-    ComeAgain,
     Delta,
     Engine,
     EngineSpec,
@@ -31,6 +30,7 @@ from relax_core.api import (
     Options,
     Ragged,
     Receipt,
+    RetryLater,
     Reward,
     RowBatch,
     Task,
@@ -366,7 +366,7 @@ async def stand_at_the_door(manifest: Manifest) -> None:
         async with asyncio.timeout(5.0):
             await seat
     except TimeoutError:
-        raise ComeAgain(f"{manifest.version}: nobody hands it out now; come again") from None
+        raise RetryLater(f"{manifest.version}: nobody hands it out now; come again") from None
 
 
 class PuppetLiveEngine(PuppetEngine):

@@ -15,7 +15,7 @@ import pytest
 
 from relax_core.api.errors import ConfigError, InfrastructureError
 from relax_core.api.events import CheckpointSaved
-from relax_core.api.version import Version
+from relax_core.api.weights import Version
 from relax_core.roles.checkpoint import Checkpoints, complete, newest
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from relax_core.api.events import RoleFailed, RoleRecovered, WeightsPublished
-from relax_core.roles.doorkeeper import GATHER_S
+from relax_core.roles.publisher import GATHER_S
 from tests.unit.roles.theatre import Performance, Theatre
 
 STEPS, SAMPLES = 12, 16

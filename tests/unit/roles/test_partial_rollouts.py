@@ -14,7 +14,7 @@ import pytest
 from relax_core.api.bus import Sealed
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.events import SamplesScored
-from relax_core.bus.report import statistics
+from relax_core.bus.accounting import statistics
 from tests.unit.roles.test_schedule import SAMPLES, Theatre, stragglers, whole
 
 STEPS, K = 20, 2

@@ -18,11 +18,10 @@ from relax_core.api.batch import Ragged, RowBatch
 from relax_core.api.clock import SystemClock
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.trainer import Chosen
-from relax_core.api.version import Version
-from relax_core.api.weights import Manifest, Payload, Receipt
+from relax_core.api.weights import Manifest, Payload, Receipt, Version
 from relax_core.roles.publisher import Publisher
 from relax_core.weights.files import Disk
-from relax_core.weights.service import WeightBoard
+from relax_core.weights.service import LocalWeightService
 
 DISK = Chosen("weight-transport", "disk")
 
@@ -61,7 +60,7 @@ class OneTensor:
 class Stage:
     publisher: Publisher
     trainer: OneTensor
-    board: WeightBoard
+    board: LocalWeightService
     directory: Path
 
     async def publish(self, step: int) -> Manifest:
@@ -74,7 +73,7 @@ class Stage:
 
 def stage(directory: Path, transport: Disk | None = None, alone: bool = False, **settings: Any) -> Stage:
     keys = {"chosen": DISK, "payload": "delta", "full_every": 3, "proof": "auto", **settings}
-    board, trainer = WeightBoard(SystemClock()), OneTensor()
+    board, trainer = LocalWeightService(SystemClock()), OneTensor()
     context: Any = SimpleNamespace(
         run=SimpleNamespace(weights=SimpleNamespace(**keys), rollout=SimpleNamespace(temperature=0.7)),
         plan=SimpleNamespace(adapters_alone=alone), run_id="a", run_dir=str(directory), weights=board,

@@ -8,10 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from relax_core.api.batch import AttemptId, RowId
-from relax_core.api.outcome import Outcome
-from relax_core.api.trajectory import Node, Trajectory
-from relax_core.rollout.judge import Judgement
-from relax_core.rollout.rows import row_batch
+from relax_core.api.trajectory import Node, Outcome, Trajectory
+from relax_core.rewards.scorer import ScoredSample
+from relax_core.sampling.rows import row_batch
 
 
 def given(*tokens: int, parent: int | None = None) -> Node:
@@ -31,14 +30,14 @@ def turned(*steps: float, value: float, forest: tuple[Node, ...] | None = None) 
     turns = iter(range(9))
     nodes = forest or tuple(replace(node, turn=next(turns)) if node.sampled else node for node in BRANCHING)
     trajectory = Trajectory((), "", nodes, states=tuple(range(70, 74)))
-    return AttemptId(7, 0, 0), trajectory, Judgement(value, steps=steps)
+    return AttemptId(7, 0, 0), trajectory, ScoredSample(value, steps=steps)
 
 
 def attempt(*forest: Node, sample: int = 0, reward: float = 1.0, outcome: Outcome = Outcome.FINISHED) -> tuple:
     return (
         AttemptId(7, sample, 0),
         Trajectory((), "", forest, outcome),
-        Judgement(reward, {"exact": reward}, outcome=outcome),
+        ScoredSample(reward, {"exact": reward}, outcome=outcome),
     )
 
 

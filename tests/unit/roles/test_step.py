@@ -5,18 +5,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from relax_core.api.batch import AttemptId, Ragged, RowBatch, RowId
 from relax_core.api.bus import Account, Claim, Sealed
 from relax_core.api.errors import StaleFence
-from relax_core.api.outcome import Outcome
 from relax_core.api.trainer import UpdateOutcome, UpdateResult
-from relax_core.api.version import Version
+from relax_core.api.trajectory import Outcome
+from relax_core.api.weights import Version
 from relax_core.learn.counts import count
-from relax_core.roles.claimed import ClaimedRows, masked
-from relax_core.roles.step import Step, moved
+from relax_core.roles.step import ClaimedRows, TrainingStep, masked, moved
 from relax_core.roles.step_metrics import StepTimes, step_metrics
 
 NOW = Version("actor", 0, 5)
@@ -49,7 +47,7 @@ def claim(rows: RowBatch, versions: dict[str, dict[int, Version]] | None = None)
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=24), st.integers(1, 8), st.randoms())
 def test_every_row_with_gradient_is_in_exactly_one_update_with_its_whole_group(groups, updates, random) -> None:
     rows = batch(groups, [random.choice([0.0, 1.0]) for _ in groups])
-    step = Step(NOW, 8, updates)
+    step = TrainingStep(NOW, 8, updates)
     parts = step.add(ClaimedRows(claim(rows), rows))
     trained = [row for part in parts for row in part.rows.ids]
     assert sorted([*trained, *step.without_gradient]) == sorted(rows.ids)
@@ -66,7 +64,7 @@ def test_every_row_with_gradient_is_in_exactly_one_update_with_its_whole_group(g
 def test_a_streamed_step_is_one_update_with_the_counts_of_all_its_rows(sizes, missing, random) -> None:
     """`sizes`: groups of each chunk; `missing`: groups that the step is closed without."""
     wanted, number, parts = sum(sizes) + missing, 0, []
-    step, every = Step(NOW, wanted, streams=True), list[RowBatch]()
+    step, every = TrainingStep(NOW, wanted, streams=True), list[RowBatch]()
     for size in sizes:
         groups = [group for group in range(number, number + size) for _ in range(random.randint(1, 3))]
         number += size
@@ -85,13 +83,13 @@ def test_a_streamed_step_is_one_update_with_the_counts_of_all_its_rows(sizes, mi
 
 def test_a_step_whose_rows_come_at_once_is_divided_by_its_true_counts_from_the_start() -> None:
     rows = batch([1, 1, 2], [1.0, 0.0, 1.0])
-    (part,) = Step(NOW, 2, streams=True).add(ClaimedRows(claim(rows), rows))
+    (part,) = TrainingStep(NOW, 2, streams=True).add(ClaimedRows(claim(rows), rows))
     assert part.denominators == count(rows) and part.opens and part.ends
 
 
 def test_before_its_end_a_step_is_divided_by_what_its_counts_will_probably_be() -> None:
     rows = batch([1, 1])
-    (part,) = Step(NOW, 4, streams=True).add(ClaimedRows(claim(rows), rows))
+    (part,) = TrainingStep(NOW, 4, streams=True).add(ClaimedRows(claim(rows), rows))
     assert (
         part.denominators == {"tokens": 16.0, "rows": 8.0, "samples": 8.0, "groups": 4.0, "pairs": 4.0}
         and not part.ends
@@ -99,7 +97,7 @@ def test_before_its_end_a_step_is_divided_by_what_its_counts_will_probably_be() 
 
 
 def test_a_group_that_comes_twice_tells_that_its_first_lease_was_lost() -> None:
-    rows, step = batch([1, 2]), Step(NOW, 4, streams=True)
+    rows, step = batch([1, 2]), TrainingStep(NOW, 4, streams=True)
     step.add(ClaimedRows(claim(rows), rows))
     with pytest.raises(StaleFence, match="group 2 was claimed twice"):
         step.add(ClaimedRows(claim(batch([2, 3])), batch([2, 3])))
@@ -107,13 +105,13 @@ def test_a_group_that_comes_twice_tells_that_its_first_lease_was_lost() -> None:
 
 def test_rows_without_gradient_count_in_the_denominators_but_are_not_sent() -> None:
     rows = batch([1, 1, 1, 1], [1.0, 0.0, -1.0, 0.0])
-    (part,) = Step(NOW, 1).add(ClaimedRows(claim(rows), rows))
+    (part,) = TrainingStep(NOW, 1).add(ClaimedRows(claim(rows), rows))
     assert part.denominators == {"tokens": 8.0, "rows": 4.0, "samples": 4.0, "groups": 1.0, "pairs": 0.0}
     assert (len(part.rows), part.skipped) == (2, 2)
 
 
 def test_where_the_loss_needs_every_row_none_is_skipped() -> None:
-    rows, step = batch([1, 1], [0.0, 0.0]), Step(NOW, 1)
+    rows, step = batch([1, 1], [0.0, 0.0]), TrainingStep(NOW, 1)
     (part,) = step.add(ClaimedRows(claim(rows), rows, zero_advantage_skips=False))
     assert (len(part.rows), step.without_gradient) == (2, ())
 
@@ -173,7 +171,7 @@ def test_the_metrics_of_a_step_say_what_was_trained_however_it_came(chunks: list
     times = StepTimes(clock)
     for phase, clock.time in (("wait_rows", 1.0), ("train", 2.0), ("wait_rows", 3.0), ("train", 5.0)):
         times.mark(phase)
-    step = Step(NOW, 2, streams=True)
+    step = TrainingStep(NOW, 2, streams=True)
     for chunk in chunks:
         part = rows.take(chunk)
         step.add(ClaimedRows(claim(part), part))
@@ -191,7 +189,7 @@ def test_the_metrics_of_a_step_say_what_was_trained_however_it_came(chunks: list
 
 def test_a_step_without_a_single_row_has_metrics_too() -> None:
     empty = Claim(1, 1, "actor", (), {AttemptId(1, 0, 0): Sealed(AttemptId(1, 0, 0), 0, Outcome.FINISHED, 0.5)}, (1,))
-    step = Step(NOW, 1, 2)
+    step = TrainingStep(NOW, 1, 2)
     (part,) = step.add(ClaimedRows(empty, batch([])))
     step.results.append(UpdateResult(UpdateOutcome.APPLIED))
     got = step_metrics(step, StepTimes(HandClock()), Account(1, 1, 0, {}, 0, True), {})

@@ -7,11 +7,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from relax_core.api.errors import InfrastructureError
-from relax_core.rollout.together import together
+from relax_core.rpc.waiting import start_all
 from tests.unit.roles.theatre import Theatre
 from tests.unit.roles.virtual_time import play
 
@@ -41,7 +40,7 @@ def test_results_come_in_order_or_nobody_runs_any_more(plan: list[tuple[int, boo
     ones = [Starting(float(seconds), fails) for seconds, fails in plan]
 
     async def scene() -> None:
-        starting = asyncio.ensure_future(together(*(one.start() for one in ones)))
+        starting = asyncio.ensure_future(start_all(*(one.start() for one in ones)))
         if cancel_after is not None:
             asyncio.get_running_loop().call_later(cancel_after + 0.5, starting.cancel)
         try:

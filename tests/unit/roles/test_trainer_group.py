@@ -12,7 +12,7 @@ import pytest
 
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, WorkerDied
 from relax_core.api.trainer import ChunkPlan, UpdateOutcome, UpdateResult
-from relax_core.roles.trainer_group import MAX_OVERFLOWS, TrainerGroup, meeting_place
+from relax_core.roles.rank_group import MAX_OVERFLOWS, RankGroup, meeting_place
 from relax_core.testing.trainer import make_rows
 from tests.unit.roles.virtual_time import play
 
@@ -49,7 +49,7 @@ class Rank:
 
 
 def called(*ranks: Rank) -> list[Any]:
-    group = TrainerGroup(None, ranks, [Quiet() for _ in ranks], {}, 0)  # type: ignore[arg-type]
+    group = RankGroup(None, ranks, [Quiet() for _ in ranks], {}, 0)  # type: ignore[arg-type]
 
     async def scene() -> list[Any]:
         async with asyncio.timeout(60):
@@ -150,7 +150,7 @@ class Plans:
 
 
 def updated(rank: Scaled) -> tuple[UpdateResult, int]:
-    group = TrainerGroup(Plans(), [rank], [Quiet()], {}, 0)  # type: ignore[arg-type, list-item]
+    group = RankGroup(Plans(), [rank], [Quiet()], {}, 0)  # type: ignore[arg-type, list-item]
     verified = 0
 
     async def verify() -> None:

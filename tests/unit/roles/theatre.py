@@ -15,26 +15,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from relax_core.api import wire
 from relax_core.api.bus import Account
 from relax_core.api.errors import DeadlineExceeded, WorkerDied
 from relax_core.api.events import Event, StepFinished
 from relax_core.api.trainer import Chosen
-from relax_core.api.version import Version
+from relax_core.api.weights import Version
 from relax_core.api.worker import WorkerSpec
-from relax_core.bus.in_process import InProcessBus
-from relax_core.bus.opening import open_bus
+from relax_core.bus.service import open_bus
+from relax_core.bus.store import InProcessBus
+from relax_core.config.compose import compose
 from relax_core.control.planner import plan
-from relax_core.options.composition import compose
-from relax_core.plugins.catalogue import Catalogue
-from relax_core.runners.board import BoardService
-from relax_core.runners.bus_settings import bus_settings
-from relax_core.runners.context import RoleContext
-from relax_core.runners.host import Host
-from relax_core.runners.launch import Launch
-from relax_core.runners.role_runner import run_role
-from relax_core.runners.turns import TurnBoard
-from relax_core.weights.service import WeightBoard
+from relax_core.devices.service import LocalDeviceService
+from relax_core.registry.catalogue import Catalogue
+from relax_core.rpc import messages
+from relax_core.rpc.host import Host
+from relax_core.runners.context import RoleContext, run_role
+from relax_core.runners.launch import Launch, bus_settings
+from relax_core.runners.run_status import RunStatusService
+from relax_core.weights.service import LocalWeightService
 from tests.unit.roles.virtual_time import VirtualClock, play
 
 FOR_EVER_S = 1e9
@@ -66,18 +64,20 @@ class Puppet:
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
         start = asyncio.get_running_loop().time()
-        given = wire.decode(wire.encode(args))
+        given = messages.decode(messages.encode(args))
         try:
-            return wire.decode(wire.encode(await self._alive(self._host.call(method, given), method, timeout_s)))
+            return messages.decode(
+                messages.encode(await self._alive(self._host.call(method, given), method, timeout_s))
+            )
         finally:
             self._spans.append(Span(self.name, method, start, asyncio.get_running_loop().time()))
 
     async def stream(self, method: str, *args: Any, timeout_s: float) -> AsyncIterator[Any]:
         start = asyncio.get_running_loop().time()
-        async with aclosing(self._host.stream(method, wire.decode(wire.encode(args)))) as items:
+        async with aclosing(self._host.stream(method, messages.decode(messages.encode(args)))) as items:
             try:
                 while True:
-                    yield wire.decode(wire.encode(await self._alive(anext(items), method, timeout_s)))
+                    yield messages.decode(messages.encode(await self._alive(anext(items), method, timeout_s)))
             except StopAsyncIteration:
                 return
             finally:
@@ -167,7 +167,7 @@ class Performance:
         return [step.metrics.get(name, 0.0) for step in self.steps]
 
 
-class Audience(BoardService):
+class Audience(RunStatusService):
     """Forgets no event, however long the play."""
 
     def __init__(self, clock: VirtualClock) -> None:
@@ -204,9 +204,9 @@ class Theatre:
     async def _perform(self, happenings: Sequence[Happening]) -> Performance:
         launch, clock = self.launch, self.clock
         self.bus = await open_bus(InProcessBus(), bus_settings(launch), launch.run_dir, Version("actor", 0, 0), clock)
-        self.board, weights, self.workers = Audience(clock), WeightBoard(clock), Puppeteer(self.catalogue)
+        self.board, weights, self.workers = Audience(clock), LocalWeightService(clock), Puppeteer(self.catalogue)
 
-        turns = TurnBoard(clock)
+        turns = LocalDeviceService(clock)
 
         def context(role: str) -> Callable[[int], RoleContext]:
             return lambda incarnation: RoleContext(

@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 
 from relax_core.api import Chosen, EngineSpec, Manifest, Receipt, SystemClock, Version, WorkerSpec
 from relax_core.api.engine import Capabilities
-from relax_core.rollout.completion import Completion, GenerateCall, singly
-from relax_core.rollout.engine_slot import EngineSlot
-from relax_core.rollout.pool import NO_BOUNDS, EnginePool, Sampling
-from relax_core.rollout.router import Bounds
+from relax_core.engines.pool import NO_BOUNDS, EnginePool, Sampling
+from relax_core.engines.requests import Completion, GenerateCall, singly
+from relax_core.engines.router import Bounds
+from relax_core.engines.slot import EngineSlot
 from relax_core.runners.local.workers import LocalWorkers
 
 ENGINE = Chosen("engine", "scripted")

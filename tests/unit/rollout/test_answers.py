@@ -10,15 +10,14 @@ from collections.abc import Sequence
 import pytest
 
 from relax_core.api import Action, Chosen, InfrastructureError, Message, Outcome, Step, SystemClock, Task
-from relax_core.rollout.completion import Completion, GenerateCall
-from relax_core.rollout.environment_handle import InProcess
-from relax_core.rollout.environments import EnvironmentPool
-from relax_core.rollout.episode import Limits, run_answers, run_episode
-from relax_core.rollout.pool import Sampling
-from relax_core.rollout.requests import Pending
-from relax_core.rollout.session import Branch, Sample
-from relax_core.rollout.single_turn import SingleTurn
+from relax_core.engines.pool import Sampling
+from relax_core.engines.requests import Completion, GenerateCall, PendingRequest
 from relax_core.runners.local.workers import LocalWorkers
+from relax_core.sampling.environment_handle import InProcess
+from relax_core.sampling.environments import EnvironmentPool
+from relax_core.sampling.episode import Limits, run_answers, run_episode
+from relax_core.sampling.session import Branch, Sample
+from relax_core.sampling.single_turn import SingleTurn
 from tests.unit.rollout.pool_lab import call, engines, until
 from tests.unit.rollout.toy_policy import Letters, completion
 
@@ -119,7 +118,7 @@ async def test_what_is_asked_together_ends_one_by_one_and_is_answered_in_order()
 
 def held() -> list[object]:
     """Of all that is alive, what a sample is made of."""
-    return [one for one in gc.get_objects() if isinstance(one, (Sample, Branch, Pending))]
+    return [one for one in gc.get_objects() if isinstance(one, (Sample, Branch, PendingRequest))]
 
 
 async def test_what_is_over_is_freed_at_once_and_not_left_to_the_collector() -> None:

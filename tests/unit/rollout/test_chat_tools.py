@@ -4,11 +4,10 @@
 from typing import Literal
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from relax_core.api.environment import Tool
-from relax_core.rollout.chat_tools import parse_calls, tool_schema, type_schema
+from relax_core.data.chat_template import parse_calls, tool_schema, type_schema
 
 
 def test_parameters_are_types_or_schema_or_a_whole_schema():

@@ -10,10 +10,10 @@ from relax_core.api.algorithm import Source
 from relax_core.api.errors import ConfigError
 from relax_core.api.family import Rendered
 from relax_core.api.task import Message
-from relax_core.rollout.chat import ChatFamily
-from relax_core.rollout.dataset import Dataset
-from relax_core.rollout.example import example
-from relax_core.rollout.jsonl import JsonLines
+from relax_core.data.chat import ChatFamily
+from relax_core.data.dataset import Dataset
+from relax_core.data.example import example
+from relax_core.data.task_files import JsonLines
 
 TURNS = (
     "{% for m in messages %}<bos>{{ m.role }}:{{ m.content }}<eos>{% endfor %}"

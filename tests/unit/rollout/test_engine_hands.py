@@ -17,14 +17,14 @@ import pytest
 
 from relax_core.api import Chosen, ConfigError, InfrastructureError, Message, Outcome, SystemClock, Task, Trajectory
 from relax_core.api.errors import DeadlineExceeded, PluginError
-from relax_core.options.engines import EngineTable
-from relax_core.plugins.catalogue import Catalogue
-from relax_core.rollout.engine_desk import EngineDesk
-from relax_core.rollout.environments import EnvironmentPool
-from relax_core.rollout.judge import Judge, Judgement, RewardChoice
-from relax_core.rollout.pool_hand import PoolHand
-from relax_core.rollout.side_pools import SidePools
+from relax_core.config.auxiliary_models import EngineTable
+from relax_core.engines.auxiliary_pools import AuxiliaryPools
+from relax_core.engines.model_client import PoolModelClient
+from relax_core.engines.model_rpc_server import ModelRpcServer
+from relax_core.registry.catalogue import Catalogue
+from relax_core.rewards.scorer import RewardScorer, RewardSettings, ScoredSample
 from relax_core.runners.local.workers import LocalWorkers
+from relax_core.sampling.environments import EnvironmentPool
 from tests.unit.rollout.pool_lab import engines, until
 from tests.unit.rollout.scripted_engine import REFUSED
 from tests.unit.rollout.toy_policy import Letters
@@ -95,9 +95,11 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @asynccontextmanager
-async def judging(plugin: str, name: str, hand: Any, timeout_s: float = 10.0) -> AsyncIterator[Judge]:
-    children, desk = LocalWorkers([plugin]), EngineDesk({"judge": hand} if hand else {})
-    judge = Judge([RewardChoice(Chosen("reward", name), timeout_s=timeout_s)], children, SystemClock(), desk=desk)
+async def judging(plugin: str, name: str, hand: Any, timeout_s: float = 10.0) -> AsyncIterator[RewardScorer]:
+    children, desk = LocalWorkers([plugin]), ModelRpcServer({"judge": hand} if hand else {})
+    judge = RewardScorer(
+        [RewardSettings(Chosen("reward", name), timeout_s=timeout_s)], children, SystemClock(), desk=desk
+    )
     try:
         await judge.start()
         yield judge
@@ -107,15 +109,15 @@ async def judging(plugin: str, name: str, hand: Any, timeout_s: float = 10.0) ->
         await children.close()
 
 
-async def judged(judge: Judge, *responses: str) -> list[Judgement]:
+async def judged(judge: RewardScorer, *responses: str) -> list[ScoredSample]:
     samples = [Trajectory((Message("user", "?"), Message("assistant", said)), said, ()) for said in responses]
     async with asyncio.timeout(60):
         (answers,) = await judge.judge([(Task("t", "?"), samples)])
     return answers
 
 
-def hand_on(pool: Any, timeout_s: float = 30.0, deterministic: bool = False) -> PoolHand:
-    return PoolHand("judge", pool, Letters(), SystemClock(), timeout_s, deterministic)
+def hand_on(pool: Any, timeout_s: float = 30.0, deterministic: bool = False) -> PoolModelClient:
+    return PoolModelClient("judge", pool, Letters(), SystemClock(), timeout_s, deterministic)
 
 
 class Dead:
@@ -174,7 +176,7 @@ async def test_completions_are_scored_behind_the_prompt_alone(plugin: str) -> No
 async def test_an_environment_in_a_process_of_its_own_asks_too(plugin: str) -> None:
     catalogue, children = Catalogue.load([plugin]), LocalWorkers([plugin])
     async with engines(1) as (pool, _, _):
-        desk = EngineDesk({"judge": hand_on(pool)})
+        desk = ModelRpcServer({"judge": hand_on(pool)})
         environments = EnvironmentPool(
             Chosen("environment", "hinting"), children, SystemClock(), build=catalogue.build, desk=desk
         )
@@ -223,7 +225,7 @@ async def test_an_engine_with_another_vocabulary_than_its_folder_says_is_refused
     for told, refused in ((512, False), (640, True)):
         async with engines(1) as (pool, _, _):
             pool.start = partial(_facts, told)  # type: ignore[method-assign]
-            pools = SidePools({"judge": hand_on(pool)}, {"judge": EngineTable(name="judge", path=tmp_path)})
+            pools = AuxiliaryPools({"judge": hand_on(pool)}, {"judge": EngineTable(name="judge", path=tmp_path)})
             if not refused:
                 await pools.start()
                 continue

@@ -9,12 +9,12 @@ from relax_contrib.guess_number import GuessNumber, GuessNumberOptions
 from relax_contrib.recipes.guess_number.build import GUESSES, LETTERS, PROMPT
 from relax_contrib.recipes.quickstart.model import EOS, save_tokenizer
 from relax_core.api import Message, Outcome, SystemClock, Task, Trajectory
-from relax_core.rollout.chat import ChatFamily
-from relax_core.rollout.completion import Completion, GenerateCall
-from relax_core.rollout.environment_handle import InProcess
-from relax_core.rollout.episode import Limits, run_episode
-from relax_core.rollout.judge import Judge
+from relax_core.data.chat import ChatFamily
+from relax_core.engines.requests import Completion, GenerateCall
+from relax_core.rewards.scorer import RewardScorer
 from relax_core.runners.local.workers import LocalWorkers
+from relax_core.sampling.environment_handle import InProcess
+from relax_core.sampling.episode import Limits, run_episode
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ async def test_a_secret_out_of_range_is_an_outcome_that_names_the_task(family: C
 
 
 async def test_without_rewards_the_hit_is_the_samples_value(family: ChatFamily) -> None:
-    judge = Judge([], LocalWorkers(), SystemClock())
+    judge = RewardScorer([], LocalWorkers(), SystemClock())
     games = [await play(family, always(family, "a"), secret) for secret in "ab"]
     ((hit, miss),) = await judge.judge([(Task("t", "?"), games)])
     assert (hit.value, miss.value) == (1.0, 0.0)

@@ -15,12 +15,12 @@ import psutil
 import pytest
 
 from relax_core.api import Chosen, Message, Outcome, SystemClock, Task, Trajectory
-from relax_core.plugins.catalogue import Catalogue
-from relax_core.rollout.completion import Completion, GenerateCall
-from relax_core.rollout.environments import EnvironmentPool
-from relax_core.rollout.episode import Limits
-from relax_core.rollout.state import state_key
+from relax_core.engines.requests import Completion, GenerateCall
+from relax_core.registry.catalogue import Catalogue
 from relax_core.runners.local.workers import LocalWorkers
+from relax_core.sampling.environments import EnvironmentPool
+from relax_core.sampling.episode import Limits
+from relax_core.sampling.session import state_key
 from tests.unit.rollout.toy_policy import Script, completion, play, texts
 
 ENVIRONMENTS = '''

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from relax_core.api import Action, Environment, InfrastructureError, Message, Observation, Outcome, Step, Task, Tool
-from relax_core.rollout.completion import Completion
-from relax_core.rollout.environment_handle import InProcess
-from relax_core.rollout.episode import Limits
-from relax_core.rollout.seeds import sample_seed, turn_seed
-from relax_core.rollout.single_turn import SingleTurn
+from relax_core.engines.requests import Completion
+from relax_core.sampling.environment_handle import InProcess
+from relax_core.sampling.episode import Limits
+from relax_core.sampling.session import sample_seed, turn_seed
+from relax_core.sampling.single_turn import SingleTurn
 from tests.unit.rollout.toy_policy import Script, completion, play, texts
 
 

@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from relax_core.rollout.fuse import Fault, Fuse
+from relax_core.rewards.circuit_breaker import CircuitBreaker, RewardFault
 
-TYPO, OTHER = Fault("NameError", "a.py:3"), Fault("NameError", "a.py:9")
+TYPO, OTHER = RewardFault("NameError", "a.py:3"), RewardFault("NameError", "a.py:9")
 
 
-def trips(faults: list[Fault | None], first: int, window: int) -> int | None:
+def trips(faults: list[RewardFault | None], first: int, window: int) -> int | None:
     """At which sample the rule is met first, read off the whole list."""
     for seen in range(1, len(faults) + 1):
         fault, recent = faults[seen - 1], faults[max(0, seen - window) : seen]
@@ -23,25 +22,25 @@ def trips(faults: list[Fault | None], first: int, window: int) -> int | None:
 
 
 @given(st.lists(st.sampled_from([None, TYPO, OTHER]), max_size=60), st.integers(1, 6), st.integers(2, 12))
-def test_it_trips_exactly_when_the_rule_is_met(faults: list[Fault | None], first: int, window: int) -> None:
-    fuse = Fuse(first, window)
+def test_it_trips_exactly_when_the_rule_is_met(faults: list[RewardFault | None], first: int, window: int) -> None:
+    fuse = CircuitBreaker(first, window)
     tripped = next((number for number, fault in enumerate(faults, 1) if fuse.record(fault)), None)
     assert tripped == trips(faults, first, window)
 
 
 def test_sixteen_alike_at_the_start_trip_it_and_fifteen_do_not() -> None:
-    fuse = Fuse()
+    fuse = CircuitBreaker()
     assert not any(fuse.record(TYPO) for _ in range(15))
     assert fuse.record(TYPO) == "the first 16 samples"
 
 
 def test_one_failing_in_two_places_is_not_alike() -> None:
-    fuse = Fuse()
+    fuse = CircuitBreaker()
     assert not any(fuse.record(fault) for fault in [TYPO, OTHER] * 128)
 
 
 def test_over_half_of_a_window_trips_it_late_in_a_run() -> None:
-    fuse = Fuse()
+    fuse = CircuitBreaker()
     assert not any(fuse.record(None) for _ in range(1000))
     assert not any(fuse.record(TYPO) for _ in range(128))
     assert fuse.record(TYPO) == "129 of the last 256 samples"

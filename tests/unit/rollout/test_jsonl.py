@@ -4,12 +4,11 @@
 import json
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from relax_core.api.errors import ConfigError
 from relax_core.api.task import Media, Message, Part, ToolCall
-from relax_core.rollout.jsonl import JsonLines
+from relax_core.data.task_files import JsonLines
 
 GOOD = '{"prompt": "1+1=", "answer": "2"}'
 JSON_VALUES = st.recursive(

@@ -17,9 +17,9 @@ import pytest
 
 from relax_core.api import Chosen, Message, Node, Outcome, Score, SystemClock, Task, Trajectory
 from relax_core.api.errors import PluginError
-from relax_core.rollout.fuse import FuseTripped
-from relax_core.rollout.judge import Judge, Judgement, RewardChoice, applies
-from relax_core.rollout.transcript import flatten, revive
+from relax_core.rewards.circuit_breaker import CircuitOpen
+from relax_core.rewards.result import flatten, revive
+from relax_core.rewards.scorer import RewardScorer, RewardSettings, ScoredSample, applies
 from relax_core.runners.local.workers import LocalWorkers
 
 REWARDS = '''
@@ -103,9 +103,9 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @asynccontextmanager
-async def judging(plugin: Path, *choices: RewardChoice, num_workers: int = 1) -> AsyncIterator[Judge]:
+async def judging(plugin: Path, *choices: RewardSettings, num_workers: int = 1) -> AsyncIterator[RewardScorer]:
     children = LocalWorkers([str(plugin)])
-    judge = Judge(choices, children, SystemClock(), num_workers)
+    judge = RewardScorer(choices, children, SystemClock(), num_workers)
     try:
         await judge.start()
         yield judge
@@ -114,8 +114,8 @@ async def judging(plugin: Path, *choices: RewardChoice, num_workers: int = 1) ->
         await children.close()
 
 
-def choice(name: str, **fields: object) -> RewardChoice:
-    return RewardChoice(Chosen("reward", name), **fields)  # type: ignore[arg-type]
+def choice(name: str, **fields: object) -> RewardSettings:
+    return RewardSettings(Chosen("reward", name), **fields)  # type: ignore[arg-type]
 
 
 def said(response: str, outcome: Outcome = Outcome.FINISHED, step_rewards: tuple[float, ...] = ()) -> Trajectory:
@@ -128,19 +128,20 @@ def group(*responses: str, **metadata: object) -> tuple[Task, list[Trajectory]]:
     return Task("t", "?", "a", metadata), [said(response) for response in responses]
 
 
-async def judged(judge: Judge, *responses: str) -> list[Judgement]:
+async def judged(judge: RewardScorer, *responses: str) -> list[ScoredSample]:
     async with asyncio.timeout(60):
         (answers,) = await judge.judge([group(*responses)])
     return answers
 
 
 def test_trajectories_survive_the_way_to_the_reward() -> None:
-    from relax_core.api import ToolCall, wire
+    from relax_core.api import ToolCall
+    from relax_core.rpc import messages
 
     trajectory = said("x", step_rewards=(1.0,))
     called = Message("assistant", "", (ToolCall("search", {"query": "q"}),))
     trajectory = Trajectory((*trajectory.messages, called), *(getattr(trajectory, f) for f in trajectory.__slots__[1:]))
-    assert revive(wire.decode(wire.encode(flatten(trajectory)))) == trajectory
+    assert revive(messages.decode(messages.encode(flatten(trajectory)))) == trajectory
 
 
 @pytest.mark.parametrize(
@@ -154,7 +155,7 @@ def test_only_selects_tasks_by_a_path_into_their_columns(only: str, expected: bo
 async def test_rewards_are_weighed_summed_and_kept_by_name(plugin: Path) -> None:
     async with judging(plugin, choice("length", weight=0.5), choice("later", weight=2.0)) as judge:
         ((one, two),) = await judge.judge([(group()[0], [said("ab"), said("abcd", step_rewards=(1.0, 1.0, 3.0))])])
-    assert one == Judgement(5.0, {"half": 1.0, "length": 2.0, "later": 2.0}, (1.0, 0.5))
+    assert one == ScoredSample(5.0, {"half": 1.0, "length": 2.0, "later": 2.0}, (1.0, 0.5))
     assert two.value == 5.0 + 2.0 + 4.0
     assert two.parts["environment"] == 5.0
     assert two.steps == (2.0, 1.5, 3.0)
@@ -317,9 +318,9 @@ async def test_a_function_travels_from_python(plugin: Path) -> None:
 
 async def test_a_typo_trips_the_fuse_and_hands_over_a_failing_sample(plugin: Path) -> None:
     async with judging(plugin, choice("awkward")) as judge:
-        with pytest.raises(FuseTripped) as caught:
+        with pytest.raises(CircuitOpen) as caught:
             await judged(judge, *["typo"] * 32)
-        with pytest.raises(FuseTripped):
+        with pytest.raises(CircuitOpen):
             await judged(judge, "fine")
     assert caught.value.exit_code == 3
     assert str(plugin) in str(caught.value)
@@ -344,4 +345,4 @@ async def test_stopping_answers_who_still_waits(plugin: Path) -> None:
 
 
 def test_the_error_of_a_tripped_fuse_is_a_plugin_error() -> None:
-    assert issubclass(FuseTripped, PluginError)
+    assert issubclass(CircuitOpen, PluginError)

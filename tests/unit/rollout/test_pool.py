@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from relax_core.api import Chosen, ConfigError, InfrastructureError, WorkerDied
-from relax_core.rollout.producer import check_vocabulary
-from relax_core.rollout.router import Bounds
+from relax_core.engines.router import Bounds
+from relax_core.sampling.rollout_worker import check_vocabulary
 from tests.unit.rollout.pool_lab import ask, call, engines, manifest, until
 
 

@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from relax_core.rollout.pool import EnginePool
+from relax_core.engines.pool import EnginePool
 from tests.unit.rollout.pool_lab import NONE, ask, call, engines, manifest, until
 
 LONG = 40

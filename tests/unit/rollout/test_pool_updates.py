@@ -9,8 +9,8 @@ import signal
 
 import pytest
 
-from relax_core.rollout.completion import GenerateCall, singly
-from relax_core.rollout.pool import Sampling
+from relax_core.engines.pool import Sampling
+from relax_core.engines.requests import GenerateCall, singly
 from tests.unit.rollout.pool_lab import NONE, ask, call, engines, manifest, until
 from tests.unit.rollout.test_pool_pause import LONG, left, under_way
 

@@ -10,16 +10,22 @@ import math
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from relax_core.api.engine import Delta, FinishReason, GenerateRequest
-from relax_core.rollout.engine_state import EngineState, Standing
-from relax_core.rollout.homes import Homes
-from relax_core.rollout.requests import Pending
-from relax_core.rollout.router import Bounds, Router
-from relax_core.rollout.router_actions import Abort, Action, Answer, Give, Quarantine
+from relax_core.engines.requests import PendingRequest
+from relax_core.engines.router import (
+    AbortRequest,
+    Action,
+    Bounds,
+    CompleteRequest,
+    Dispatch,
+    PrefixAffinity,
+    Quarantine,
+    Router,
+)
+from relax_core.engines.status import EngineState, EngineStatus
 
 VOCABULARY, CONTEXT = 1000, 64
 BOUNDS = Bounds(turn_s=50.0, per_engine=3, backlog=4, stuck_s=20.0)
@@ -58,7 +64,9 @@ class Engines(RuleBasedStateMachine):
         self.now, self.newest, self.numbers = 0.0, 0, 0
         self.asked: dict[str, tuple[GenerateRequest, float]] = {}
         """Awaited requests, with the router's time at which they were asked."""
-        self.runs: dict[str, dict[str, tuple[GenerateRequest, tuple[Pending, ...]]]] = {name: {} for name in NAMES}
+        self.runs: dict[str, dict[str, tuple[GenerateRequest, tuple[PendingRequest, ...]]]] = {
+            name: {} for name in NAMES
+        }
         """What the processes run."""
         self.step = dict.fromkeys(NAMES, 0)
         self.out: set[str] = set()
@@ -68,12 +76,12 @@ class Engines(RuleBasedStateMachine):
     def do(self, actions: Sequence[Action]) -> None:
         for action in actions:
             match action:
-                case Answer(pending):
+                case CompleteRequest(pending):
                     asked, _ = self.asked.pop(pending.request.id)  # once, and only of what is awaited
                     self.check_answer(asked, pending)
-                case Give():
+                case Dispatch():
                     self.check_given(action)
-                case Abort(engine, ids):
+                case AbortRequest(engine, ids):
                     assert ids, engine
                 case Quarantine(engine):
                     assert engine not in self.out
@@ -85,7 +93,7 @@ class Engines(RuleBasedStateMachine):
 
     down = False
 
-    def check_answer(self, asked: GenerateRequest, pending: Pending) -> None:
+    def check_answer(self, asked: GenerateRequest, pending: PendingRequest) -> None:
         first = asked.tokens[-1] + 1
         assert pending.tokens == list(range(first, first + len(pending.tokens))), "tokens lost or twice"
         assert len(pending.tokens) == len(pending.log_probs) == len(pending.versions)
@@ -94,7 +102,7 @@ class Engines(RuleBasedStateMachine):
             assert len(pending.tokens) == asked.max_new_tokens
         assert pending.finish in ("length", "deadline", "abort") or pending.error == "refused"
 
-    def check_given(self, given: Give) -> None:
+    def check_given(self, given: Dispatch) -> None:
         engine = self.router.engines[given.engine]
         assert given.engine not in self.out
         assert not engine.held
@@ -122,7 +130,7 @@ class Engines(RuleBasedStateMachine):
             self.numbers += 1
             made.append(request(str(self.numbers), first, count, self.newest - below))
             self.asked[made[-1].id] = made[-1], self.router.time(self.now)
-        pendings = [Pending(one, session=one.id, group=first) for one in made]
+        pendings = [PendingRequest(one, session=one.id, group=first) for one in made]
         self.do(self.router.ask(pendings, self.now))
 
     @rule()
@@ -182,7 +190,7 @@ class Engines(RuleBasedStateMachine):
         self.step[name] = self.newest
         self.router.loading(name, self.newest)
         assert not self.router.proved(name, self.router.engines[name].life - 1, self.newest, self.now)
-        assert self.router.engines[name].standing is Standing.OUT
+        assert self.router.engines[name].standing is EngineStatus.OUT
         assert self.router.proved(name, self.router.engines[name].life, self.newest, self.now)
 
     @rule(names=st.sets(st.sampled_from(NAMES)))
@@ -234,7 +242,7 @@ class Engines(RuleBasedStateMachine):
         assert len(self.asked) <= max(4, BOUNDS.backlog + BOUNDS.per_engine * len(NAMES))
         for name, engine in self.router.engines.items():
             assert engine.work == sum(pending.left for pending in engine.running.values()) >= 0
-            assert (engine.standing is Standing.OUT) == (name in self.out)
+            assert (engine.standing is EngineStatus.OUT) == (name in self.out)
             assert set(engine.running) == set(self.runs[name])
 
     def teardown(self) -> None:
@@ -257,7 +265,7 @@ TestEngines = Engines.TestCase
 
 
 def engine_of(name: str, work: int, step: int) -> EngineState:
-    return EngineState(name, Standing.SERVING, step, step, work=work)
+    return EngineState(name, EngineStatus.SERVING, step, step, work=work)
 
 
 @given(
@@ -271,7 +279,7 @@ def test_no_engine_gets_a_request_that_is_busier_than_the_least_by_more_than_its
     loads: list[tuple[int, int]], prompt: int, floor: int, group: list[int], session: int
 ) -> None:
     engines = [engine_of(str(number), work, step) for number, (work, step) in enumerate(loads)]
-    homes, pending = Homes(), Pending(GenerateRequest("r", (0,) * prompt, 5), session="s", group="g")
+    homes, pending = PrefixAffinity(), PendingRequest(GenerateRequest("r", (0,) * prompt, 5), session="s", group="g")
     for number in (*group, session):
         homes.note(pending, engines[number % len(engines)])
     able = [engine for engine in engines if engine.step >= floor]
@@ -290,7 +298,7 @@ def test_a_cache_that_is_gone_draws_nobody(gone: str) -> None:
     router = Router(("a", "b"))
     for name in ("a", "b"):
         router.proved(name, 0, 0, 0.0)
-    router.ask([Pending(GenerateRequest("1", (1,) * 50, 9), session="s"), ], 0.0)  # fmt: skip
+    router.ask([PendingRequest(GenerateRequest("1", (1,) * 50, 9), session="s"), ], 0.0)  # fmt: skip
     (given,) = router.place(0.0)
     assert given.engine == "a"
     router.gave("a", 0, [honest(given.batch[0].remaining(), 9, 0, "length")], 0.0)
@@ -300,7 +308,7 @@ def test_a_cache_that_is_gone_draws_nobody(gone: str) -> None:
     else:
         router.proved("a", 0, 1, 0.0)
     router.engines["a"].work = 20
-    router.ask([Pending(GenerateRequest("2", (1,) * 60, 9), session="s")], 0.0)
+    router.ask([PendingRequest(GenerateRequest("2", (1,) * 60, 9), session="s")], 0.0)
     assert [given.engine for given in router.place(0.0)] == ["b"]
 
 
@@ -309,7 +317,9 @@ def test_a_group_that_one_engine_could_serve_is_spread_where_its_prompt_is_short
     for name in ("a", "b"):
         router.proved(name, 0, 0, 0.0)
     for start, prompt in (("short", 1), ("long", 50)):
-        router.ask([Pending(GenerateRequest(f"{start}{n}", (1,) * prompt, 10), group=start) for n in range(4)], 0.0)
+        router.ask(
+            [PendingRequest(GenerateRequest(f"{start}{n}", (1,) * prompt, 10), group=start) for n in range(4)], 0.0
+        )
         given = {give.engine: [one.request.id for one in give.batch] for give in router.place(0.0)}
         assert sorted(map(len, given.values())) == ([2, 2] if start == "short" else [4])
 
@@ -317,7 +327,7 @@ def test_a_group_that_one_engine_could_serve_is_spread_where_its_prompt_is_short
 def test_a_silent_engine_is_out_and_what_it_ran_goes_on_elsewhere_with_its_tokens() -> None:
     router = Router(("a", "b"), BOUNDS)
     router.proved("a", 0, 0, 0.0)
-    router.ask([Pending(request("1", 0, 5))], 0.0)
+    router.ask([PendingRequest(request("1", 0, 5))], 0.0)
     (given,) = router.place(0.0)
     router.gave("a", 0, [honest(given.batch[0].remaining(), 2, 0)], 1.0)
     assert router.tick(20.0) == []
@@ -332,7 +342,7 @@ def test_a_silent_engine_is_out_and_what_it_ran_goes_on_elsewhere_with_its_token
 def test_weights_that_are_loading_are_no_silence_and_a_rollback_s_older_step_is_no_lie() -> None:
     router = Router(("a",), BOUNDS)
     router.proved("a", 0, 5, 0.0)
-    router.ask([Pending(request("1", 0, 5))], 0.0)
+    router.ask([PendingRequest(request("1", 0, 5))], 0.0)
     (given,) = router.place(0.0)
     router.loading("a", 3)
     assert router.tick(40.0) == []
@@ -346,8 +356,8 @@ def test_weights_that_are_loading_are_no_silence_and_a_rollback_s_older_step_is_
 def test_what_no_engine_could_run_is_answered_at_once(asked: GenerateRequest, said: str) -> None:
     router = Router(("a",), BOUNDS)
     router.knows(VOCABULARY, CONTEXT)
-    (answer,) = router.ask([Pending(asked)], 0.0)
-    assert isinstance(answer, Answer)
+    (answer,) = router.ask([PendingRequest(asked)], 0.0)
+    assert isinstance(answer, CompleteRequest)
     assert answer.request.finish == "error"
     assert said in answer.request.error
     assert not router.open

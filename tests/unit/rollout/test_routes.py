@@ -5,23 +5,20 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from relax_core.api.batch import AttemptId
 from relax_core.api.engine import Delta, GenerateRequest
 from relax_core.api.family import Rendered
-from relax_core.api.outcome import Outcome
 from relax_core.api.routing import Routing
 from relax_core.api.task import Message
-from relax_core.api.trajectory import Node, Trajectory
-from relax_core.rollout.completion import Completion, GenerateCall
-from relax_core.rollout.engine_state import lie
-from relax_core.rollout.judge import Judgement
-from relax_core.rollout.requests import Pending
-from relax_core.rollout.routes import Routes, filled, route_columns
-from relax_core.rollout.rows import row_batch
-from relax_core.rollout.session import Limits, Sample
+from relax_core.api.trajectory import Node, Outcome, Trajectory
+from relax_core.engines.requests import Completion, GenerateCall, PendingRequest
+from relax_core.engines.routes import Routes, filled, route_columns
+from relax_core.engines.status import response_fault
+from relax_core.rewards.scorer import ScoredSample
+from relax_core.sampling.rows import row_batch
+from relax_core.sampling.session import Limits, Sample
 from tests.unit.rollout.toy_policy import Letters
 
 ROUTING = Routing(2, 2, 200)
@@ -58,7 +55,7 @@ def test_a_request_that_moves_keeps_the_routes_its_tokens_were_sampled_under(
 ) -> None:
     """Each engine runs the whole of it again, and tells what it makes of it."""
     request = GenerateRequest("r", tuple(range(prompt)), 100, routed_experts=True)
-    pending = Pending(request, routes=Routes(ROUTING))
+    pending = PendingRequest(request, routes=Routes(ROUTING))
     for engine, count in enumerate(lives):
         asked = pending.remaining()
         new = tuple(data.draw(st.lists(st.integers(0, 9), min_size=count, max_size=count)))
@@ -70,7 +67,7 @@ def test_a_request_that_moves_keeps_the_routes_its_tokens_were_sampled_under(
             pending.add(Delta("r", new[:split], (-1.0,) * split, 0, 0, "", routed_experts=told[:cut]))
         rest, begins = (told[cut:], first + split) if split else (told, 0)
         last = Delta("r", new[split:], (-1.0,) * (count - split), 0, 0, "abort", "", rest, begins)
-        assert lie(last, pending, 0, 0) == ""
+        assert response_fault(last, pending, 0, 0) == ""
         pending.add(last)
     routes = pending.completion().routes
     assert routes is not None
@@ -84,7 +81,7 @@ def test_a_request_that_moves_keeps_the_routes_its_tokens_were_sampled_under(
 
 
 def test_a_batch_that_begins_anew_has_no_routes_of_its_first_life() -> None:
-    pending = Pending(GenerateRequest("r", (1, 2), 5, routed_experts=True), routes=Routes(ROUTING))
+    pending = PendingRequest(GenerateRequest("r", (1, 2), 5, routed_experts=True), routes=Routes(ROUTING))
     pending.add(Delta("r", (3,), (-1.0,), 0, 0, "", routed_experts=routes_of((1, 2))))
     again = pending.afresh()
     assert again.routes is not None and len(again.routes) == 0
@@ -104,9 +101,9 @@ def test_a_batch_that_begins_anew_has_no_routes_of_its_first_life() -> None:
 def test_an_engine_that_tells_impossible_routes_is_not_trusted(
     routing: Routing, start: int, values: bytes, message: str
 ) -> None:
-    pending = Pending(GenerateRequest("r", (1, 2), 5, routed_experts=True), routes=Routes(routing))
+    pending = PendingRequest(GenerateRequest("r", (1, 2), 5, routed_experts=True), routes=Routes(routing))
     delta = Delta("r", (3,), (-1.0,), 0, 0, "", "", values, start)
-    assert message in lie(delta, pending, 0, 0)
+    assert message in response_fault(delta, pending, 0, 0)
 
 
 def sampled(call: GenerateCall, tokens: tuple[int, ...], engine: int = 0) -> Completion:
@@ -145,7 +142,7 @@ def test_rows_keep_token_order_over_turns_and_branches(
         call = branch.begin()
         branch.take(call, sampled(call, tuple(tokens)))
     trajectory = own.trajectory()
-    judged = Judgement(1.0)
+    judged = ScoredSample(1.0)
     batch, _ = row_batch([(AttemptId(0, 0, 0), trajectory, judged)], routing=ROUTING)
     experts, valid = batch.columns["routed_experts"], batch.columns["routed_valid"]
     assert experts.values.dtype == np.uint8 and experts.values.shape[1:] == (2, 2)

@@ -6,16 +6,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from relax_core.api.media_source import read_source
 from relax_core.api.task import Message
-from relax_core.rollout.jsonl_row import row_task
-from relax_core.rollout.media import media_of
-from relax_core.rollout.row_media import COLUMNS, Home, RowError
+from relax_core.data.media_pipeline import media_of
+from relax_core.data.row_media import COLUMNS, MediaOrigin, RowError
+from relax_core.data.task_files import row_task
+from relax_core.media.source import read_source
 
-HOME = Home(Path("/data"))
+HOME = MediaOrigin(Path("/data"))
 PIECES = st.lists(st.sampled_from(["<image>", "<video>", "<audio>", "word ", "<img>", "\n"]), min_size=1, max_size=12)
 
 

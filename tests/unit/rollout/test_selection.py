@@ -11,10 +11,10 @@ import pytest
 from relax_core.api.clock import SystemClock
 from relax_core.api.errors import RelaxError
 from relax_core.api.events import RolloutMeasured, SamplesScored
-from relax_core.api.version import Version
-from relax_core.bus.in_process import InProcessBus
-from relax_core.bus.opening import open_bus
-from relax_core.runners.bus_settings import bus_settings
+from relax_core.api.weights import Version
+from relax_core.bus.service import open_bus
+from relax_core.bus.store import InProcessBus
+from relax_core.runners.launch import bus_settings
 from tests.unit.roles.theatre import Theatre
 
 CHOOSY = '''

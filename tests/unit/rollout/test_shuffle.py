@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The order of tasks: whole epochs, and a function of seed and epoch alone."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from relax_core.rollout.shuffle import Shuffle, ShuffleOptions
+from relax_core.sampling.selection import Shuffle, ShuffleOptions
 
 
 @given(st.integers(1, 60), st.integers(0, 5), st.integers(0, 2**40))

@@ -14,12 +14,10 @@ import pytest
 from pyarrow import parquet
 
 from relax_core.api.errors import ConfigError
-from relax_core.api.media_cell import Cell
-from relax_core.api.media_source import read_source, shown
-from relax_core.rollout.files import Files
-from relax_core.rollout.media import media_of
-from relax_core.rollout.table import Table, TableOptions
-from relax_core.rollout.table_files import table_files
+from relax_core.data.media_pipeline import media_of
+from relax_core.data.table import Files, TableOptions, TableSource, table_files
+from relax_core.media.embedded import EmbeddedMedia
+from relax_core.media.source import read_source, shown
 
 IMAGE = pa.struct({"bytes": pa.binary(), "path": pa.string()})
 SOUND = pa.struct({"array": pa.list_(pa.float32()), "sampling_rate": pa.int64()})
@@ -96,8 +94,8 @@ def test_a_source_that_is_opened_again_goes_on_with_the_same_tasks(tmp_path, for
 
 
 def test_blocks_in_memory_stay_within_their_bound(tmp_path, monkeypatch):
-    monkeypatch.setattr("relax_core.rollout.table.CACHED_BYTES", 1500)
-    source = Table()
+    monkeypatch.setattr("relax_core.data.table.CACHED_BYTES", 1500)
+    source = TableSource()
     source.open(str(stored(rows(), "parquet", tmp_path)), {})
     for index in (0, 19, 8, 1, 15) * 2:
         assert source[index].answer == str(index)
@@ -200,10 +198,10 @@ def test_long_data_uris_of_json_lines_stay_in_their_rows(tmp_path):
 
 
 def test_a_cell_is_named_as_text(tmp_path):
-    cell = Cell(str(tmp_path / "with ?&#.parquet"), 3, ("images", 1))
-    assert Cell.parse(str(cell)) == cell
+    cell = EmbeddedMedia(str(tmp_path / "with ?&#.parquet"), 3, ("images", 1))
+    assert EmbeddedMedia.parse(str(cell)) == cell
     with pytest.raises(ValueError, match="names no row"):
-        Cell.parse("cell:/a?row=x")
+        EmbeddedMedia.parse("cell:/a?row=x")
 
 
 def test_memory_while_one_medium_is_read_does_not_grow_with_its_row_group(tmp_path):

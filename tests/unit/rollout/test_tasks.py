@@ -9,9 +9,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from relax_core.api.environment import Tool
 from relax_core.api.errors import ConfigError
 from relax_core.api.task import Message
-from relax_core.rollout.chat import ChatFamily
-from relax_core.rollout.jsonl import JsonLines
-from relax_core.rollout.tasks import Need, TaskSet
+from relax_core.data.chat import ChatFamily
+from relax_core.data.task_files import JsonLines
+from relax_core.data.tasks import ColumnNeed, TaskSet
 
 TEMPLATE = (
     "{% for t in tools or [] %}T{% endfor %}"
@@ -80,7 +80,7 @@ def test_a_bare_string_cannot_carry_a_system_prompt(tmp_path, family):
 
 
 def test_a_column_that_a_reward_needs_is_missed_with_line_and_reward(tmp_path, family):
-    needs = (Need("maths", ("answer",)), Need("style", ("tone",), lambda task: task.column("tonal")))
+    needs = (ColumnNeed("maths", ("answer",)), ColumnNeed("style", ("tone",), lambda task: task.column("tonal")))
     good = {"prompt": "a", "answer": 1}
     assert len(opened(tmp_path, family, [good, {**good, "tone": "x", "tonal": True}], needs)) == 2
     with pytest.raises(ConfigError, match=r"tasks\.jsonl:2 without a value for 'tone', which style reads"):
@@ -100,7 +100,7 @@ def test_rows_can_be_examined_one_by_one_without_stopping_at_a_bad_one(tmp_path,
     opened(tmp_path, family, rows)
     source = JsonLines()
     source.open(str(tmp_path / "tasks.jsonl"), {})
-    tasks = TaskSet(source, family, max_prompt_tokens=8, needs=(Need("maths", ("answer",)),), check=False)
+    tasks = TaskSet(source, family, max_prompt_tokens=8, needs=(ColumnNeed("maths", ("answer",)),), check=False)
     assert tasks.examine(0).tokens == family.encode("abc")
     with pytest.raises(ConfigError, match="which maths reads"):
         tasks.examine(1)

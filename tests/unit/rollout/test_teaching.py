@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from relax_core.api import ConfigError, Ragged, RowBatch, RowId, Task
-from relax_core.options.teachers import TeacherTable
-from relax_core.rollout.teaching import check_taught, teachers_of, with_teacher
+from relax_core.config.auxiliary_models import TeacherTable
+from relax_core.sampling.factories import check_taught, teachers_of, with_teacher
 
 MATHS, CODE = TeacherTable(path="a", only="domain=maths"), TeacherTable(path="b", only="kind.language=python")
 

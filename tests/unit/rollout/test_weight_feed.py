@@ -14,11 +14,11 @@ import pytest
 from relax_core.api import Capabilities, Chosen, EngineSpec, Manifest, Receipt, SystemClock, Version, WorkerSpec
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError
 from relax_core.api.weights import Canary, TensorInfo, combined_fingerprint
-from relax_core.rollout.engine_slot import EngineSlot
-from relax_core.rollout.pool import EnginePool
-from relax_core.rollout.weight_feed import WeightFeed, difference
+from relax_core.engines.pool import EnginePool
+from relax_core.engines.slot import EngineSlot
+from relax_core.engines.weight_updater import WeightUpdater, difference
 from relax_core.runners.local.workers import LocalWorkers
-from relax_core.weights.service import WeightBoard
+from relax_core.weights.service import LocalWeightService
 from tests.unit.rollout.pool_lab import NONE, ask, call, until
 
 ENGINE = Chosen("engine", "scripted")
@@ -37,8 +37,8 @@ def manifest(step: int, **changes: object) -> Manifest:
 @asynccontextmanager
 async def pool_of(
     *kinds: str, proof: str = "wire", timeout_s: float = 60.0
-) -> AsyncIterator[tuple[EnginePool, WeightBoard, list[str]]]:
-    workers, board, told = LocalWorkers(), WeightBoard(SystemClock()), list[str]()
+) -> AsyncIterator[tuple[EnginePool, LocalWeightService, list[str]]]:
+    workers, board, told = LocalWorkers(), LocalWeightService(SystemClock()), list[str]()
 
     def slot(number: int, kind: str) -> EngineSlot:
         name, target = f"engine-{number}", f"tests.unit.rollout.scripted_engine:{kind}"
@@ -48,7 +48,7 @@ async def pool_of(
     async def tell(what: str, detail: str, seconds: float) -> None:
         told.append(f"{what} {detail}")
 
-    feed = WeightFeed(board, SystemClock(), proof, 0.1, timeout_s)
+    feed = WeightUpdater(board, SystemClock(), proof, 0.1, timeout_s)
     pool = EnginePool([slot(n, kind) for n, kind in enumerate(kinds)], SystemClock(), feed, tell)
     await pool.start()
     try:
@@ -119,7 +119,7 @@ async def test_a_door_that_never_opens_ends_at_the_deadline() -> None:
         await board.announce(live, NONE)
         await board.handed_out(at(1))
         slot = pool._slots["engine-0"]
-        feed = WeightFeed(board, SystemClock(), "wire", 0.1, 0.5)
+        feed = WeightUpdater(board, SystemClock(), "wire", 0.1, 0.5)
         with pytest.raises(DeadlineExceeded, match="engine-0"):
             await feed.bring(slot, live, NONE)
 
@@ -134,7 +134,7 @@ async def test_less_proof_than_asked_for_is_none() -> None:
 async def test_behaviour_needs_a_canary_in_the_manifest() -> None:
     async with pool_of("ScriptedEngine", proof="behaviour") as (pool, board, _):
         await board.announce(manifest(1), NONE)
-        feed = WeightFeed(board, SystemClock(), "behaviour", 0.1, 30.0)
+        feed = WeightUpdater(board, SystemClock(), "behaviour", 0.1, 30.0)
         with pytest.raises(InfrastructureError, match="without a canary"):
             await feed.bring(pool._slots["engine-0"], manifest(1), NONE)
 

@@ -9,17 +9,16 @@ from typing import Any
 
 import pytest
 
-from relax_core.api.version import Version
-from relax_core.bus.in_process import InProcessBus
-from relax_core.bus.opening import open_bus
+from relax_core.api.weights import Version
+from relax_core.bus.service import open_bus
+from relax_core.bus.store import InProcessBus
+from relax_core.config.compose import compose
 from relax_core.control.planner import plan
-from relax_core.options.composition import compose
-from relax_core.plugins.catalogue import Catalogue
-from relax_core.runners.board import BoardService
-from relax_core.runners.bus_settings import bus_settings
+from relax_core.registry.catalogue import Catalogue
 from relax_core.runners.context import RoleContext
-from relax_core.runners.launch import Launch
-from relax_core.weights.service import WeightBoard
+from relax_core.runners.launch import Launch, bus_settings
+from relax_core.runners.run_status import RunStatusService
+from relax_core.weights.service import LocalWeightService
 from tests.unit.roles.virtual_time import VirtualClock
 
 MakeContext = Callable[[int], RoleContext]
@@ -39,12 +38,12 @@ def backstage(tmp_path: Path, catalogue: Catalogue) -> Backstage:
     config = compose([settings], (), catalogue, on_disk=False).config
     launch = Launch("run", str(tmp_path), config.dump(), plan(config, catalogue))
 
-    async def open_(role: str) -> tuple[BoardService, MakeContext]:
+    async def open_(role: str) -> tuple[RunStatusService, MakeContext]:
         clock = VirtualClock()
         bus = await open_bus(InProcessBus(), bus_settings(launch), launch.run_dir, Version("actor", 0, 0), clock)
-        board, nobody = BoardService(clock), Any
+        board, nobody = RunStatusService(clock), Any
         return board, lambda incarnation: RoleContext(
-            role, launch, catalogue, bus, WeightBoard(clock), board, nobody, nobody, clock, incarnation
+            role, launch, catalogue, bus, LocalWeightService(clock), board, nobody, nobody, clock, incarnation
         )
 
     return open_

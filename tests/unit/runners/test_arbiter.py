@@ -5,32 +5,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from relax_core.api.turn import Part
-from relax_core.runners.arbiter import PARTS, Arbiter, Order, Request
+from relax_core.api.devices import OffloadPart
+from relax_core.devices.scheduler import PARTS, DeviceCommand, DeviceRequest, DeviceScheduler
 
 BOTH = frozenset({"gpu:0", "gpu:1"})
-ENGINE: tuple[Part, ...] = ("weights", "kv")
-TRAINER: tuple[Part, ...] = ("weights", "optimizer", "gradients")
+ENGINE: tuple[OffloadPart, ...] = ("weights", "kv")
+TRAINER: tuple[OffloadPart, ...] = ("weights", "optimizer", "gradients")
 
 
 class Stage:
     """An arbiter, and owners who do at once what they are told."""
 
     def __init__(self, **lives: frozenset[str]) -> None:
-        self.arbiter, self.now = Arbiter(), 0.0
-        self.awake: dict[str, set[Part]] = {name: set(PARTS) for name in lives}
-        self.told: list[Order] = []
+        self.arbiter, self.now = DeviceScheduler(), 0.0
+        self.awake: dict[str, set[OffloadPart]] = {name: set(PARTS) for name in lives}
+        self.told: list[DeviceCommand] = []
         for name, devices in lives.items():
             self.arbiter.join(name, name, devices, 0.0)
 
     def ask(
-        self, turn: str, owner: str, devices: frozenset[str], holders: Mapping[str, tuple[Part, ...]], by: float = 9.0
+        self,
+        turn: str,
+        owner: str,
+        devices: frozenset[str],
+        holders: Mapping[str, tuple[OffloadPart, ...]],
+        by: float = 9.0,
     ) -> str:
-        in_the_way = self.arbiter.ask(Request(turn, owner, devices, "train", holders, by), self.now)
+        in_the_way = self.arbiter.ask(DeviceRequest(turn, owner, devices, "train", holders, by), self.now)
         self.obey()
         return in_the_way
 
@@ -70,7 +74,7 @@ def test_nobody_wakes_before_the_others_sleep() -> None:
     stage = Stage(rollout=BOTH, actor=BOTH)
     stage.ask("g", "rollout", BOTH, {"rollout": ENGINE})
     stage.arbiter.let_go("rollout", "g", 1.0)
-    stage.arbiter.ask(Request("t", "actor", BOTH, "train", {"actor": TRAINER}, 9.0), 1.0)
+    stage.arbiter.ask(DeviceRequest("t", "actor", BOTH, "train", {"actor": TRAINER}, 9.0), 1.0)
     assert [(order.what, order.name) for order in stage.arbiter.orders] == [("sleep", "rollout")]
     stage.obey()
     assert stage.news("t") == ["granted"]
@@ -111,8 +115,8 @@ def test_a_publish_goes_on_from_training_with_both_sides_awake() -> None:
     stage = Stage(rollout=BOTH, actor=BOTH)
     stage.ask("t", "actor", BOTH, {"actor": TRAINER})
     stage.ask("g", "rollout", BOTH, {"rollout": ENGINE})
-    both: dict[str, tuple[Part, ...]] = {"actor": ("weights",), "rollout": ("weights",)}
-    owing = stage.arbiter.become(Request("t", "actor", BOTH, "publish", both, 9.0), 1.0)
+    both: dict[str, tuple[OffloadPart, ...]] = {"actor": ("weights",), "rollout": ("weights",)}
+    owing = stage.arbiter.become(DeviceRequest("t", "actor", BOTH, "publish", both, 9.0), 1.0)
     assert owing == "actor (has yet to sleep)"
     stage.obey()
     assert stage.awake == {"rollout": {"weights"}, "actor": {"weights"}}
@@ -131,7 +135,7 @@ def test_a_request_ends_at_its_deadline_and_says_who_has_the_devices() -> None:
 
 def test_a_slow_sleeper_is_named_and_its_end_frees_the_devices() -> None:
     stage = Stage(rollout=BOTH, actor=BOTH)
-    stage.arbiter.ask(Request("t", "actor", BOTH, "train", {"actor": TRAINER}, 2.0), 0.0)
+    stage.arbiter.ask(DeviceRequest("t", "actor", BOTH, "train", {"actor": TRAINER}, 2.0), 0.0)
     stage.obey(but=["rollout"])
     stage.arbiter.heard("actor", 2.0)
     assert stage.arbiter.orders[-1].reason == "rollout (has yet to sleep)"
@@ -165,11 +169,11 @@ class Devices(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.arbiter, self.now = Arbiter(lease_s=1e9), 0.0
-        self.awake: dict[str, set[Part]] = {}
+        self.arbiter, self.now = DeviceScheduler(lease_s=1e9), 0.0
+        self.awake: dict[str, set[OffloadPart]] = {}
         self.lives: dict[str, frozenset[str]] = {}
-        self.open: list[Order] = []
-        self.requests: dict[str, Request] = {}
+        self.open: list[DeviceCommand] = []
+        self.requests: dict[str, DeviceRequest] = {}
         self.until: dict[str, float] = {}
         """Of requests without an answer."""
         self.held: dict[str, frozenset[str]] = {}
@@ -210,14 +214,14 @@ class Devices(RuleBasedStateMachine):
         self,
         name: str,
         devices: frozenset[str],
-        holders: dict[str, tuple[Part, ...]],
+        holders: dict[str, tuple[OffloadPart, ...]],
         seconds: int,
         data: st.DataObject,
     ) -> None:
         if name not in self.lives or any(turn.startswith(name) for turn in (*self.until, *self.held)):
             return
         turn = f"{name}/{len(self.requests)}"
-        self.requests[turn] = Request(turn, name, devices, "train", holders, float(seconds))
+        self.requests[turn] = DeviceRequest(turn, name, devices, "train", holders, float(seconds))
         self.until[turn] = self.now + seconds
         self.arbiter.ask(self.requests[turn], self.now)
         self.take()

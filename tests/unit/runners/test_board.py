@@ -6,12 +6,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from relax_core.api.events import Logged
-from relax_core.api.status import Beat
-from relax_core.runners.board import KEPT_EVENTS, BoardService
+from relax_core.api.status import Heartbeat
+from relax_core.runners.run_status import KEPT_EVENTS, RunStatusService
 from tests.unit.roles.virtual_time import VirtualClock, play
 
 
@@ -21,7 +20,7 @@ def said(number: int) -> Logged:
 
 def test_a_reader_gets_every_event_once_and_in_order() -> None:
     async def scene() -> list[str]:
-        board, seen, last = BoardService(VirtualClock()), [], 0
+        board, seen, last = RunStatusService(VirtualClock()), [], 0
 
         async def write() -> None:
             for number in range(50):
@@ -41,7 +40,7 @@ def test_a_reader_gets_every_event_once_and_in_order() -> None:
 
 def test_an_empty_handed_reader_returns_at_its_deadline() -> None:
     async def scene() -> float:
-        board = BoardService(VirtualClock())
+        board = RunStatusService(VirtualClock())
         await board.command("rollout", "stop")
         assert await board.events(0, 2.5) == ()
         assert await board.commands("actor", 0, 2.5) == ()
@@ -52,7 +51,7 @@ def test_an_empty_handed_reader_returns_at_its_deadline() -> None:
 
 def test_a_command_reaches_its_role_at_once_and_no_other() -> None:
     async def scene() -> None:
-        board = BoardService(VirtualClock())
+        board = RunStatusService(VirtualClock())
         listening = [asyncio.create_task(board.commands(role, 0, 9.0)) for role in ("actor", "rollout")]
         await asyncio.sleep(1.0)
         await board.command("actor", "pause", "lunch")
@@ -65,10 +64,10 @@ def test_a_command_reaches_its_role_at_once_and_no_other() -> None:
 
 def test_only_the_last_beat_of_a_role_is_kept_stamped_with_the_boards_own_time() -> None:
     async def scene() -> None:
-        board = BoardService(VirtualClock())
-        await board.beat(Beat("actor", "starting", at=99.0))
+        board = RunStatusService(VirtualClock())
+        await board.beat(Heartbeat("actor", "starting", at=99.0))
         await asyncio.sleep(2.0)
-        await board.beat(Beat("actor", "busy"))
+        await board.beat(Heartbeat("actor", "busy"))
         assert [(beat.state, beat.at) for beat in await board.beats()] == [("busy", 2.0)]
 
     play(scene())
@@ -76,7 +75,7 @@ def test_only_the_last_beat_of_a_role_is_kept_stamped_with_the_boards_own_time()
 
 def test_events_that_nobody_reads_are_bounded() -> None:
     async def scene() -> None:
-        board = BoardService(VirtualClock())
+        board = RunStatusService(VirtualClock())
         for number in range(KEPT_EVENTS + 10):
             await board.emit(said(number))
         kept = await board.events(0, 0.0)
@@ -95,7 +94,7 @@ def test_a_cancelled_reader_always_ends(cancel_after: int, emits: list[int], wai
     """Cancelled after any number of turns of the loop, while others emit at any turn."""
 
     async def scene() -> None:
-        board = BoardService(VirtualClock())
+        board = RunStatusService(VirtualClock())
 
         async def read() -> None:
             last = 0

@@ -7,13 +7,13 @@ import asyncio
 
 from relax_core.api.clock import SystemClock
 from relax_core.api.events import Logged, StepFinished, TimeSpent
-from relax_core.api.status import Beat
-from relax_core.runners.board import KEPT_EVENTS, BoardService
+from relax_core.api.status import Heartbeat
+from relax_core.runners.run_status import KEPT_EVENTS, RunStatusService
 from tests.unit.roles.virtual_time import VirtualClock, play
 
 
 async def test_a_command_does_not_keep_readers_of_events_from_waiting() -> None:
-    board = BoardService(SystemClock())
+    board = RunStatusService(SystemClock())
     await board.emit(Logged("info", "actor", "hello", {}))
     await board.command("actor", "stop", "SIGTERM")
     listener = asyncio.create_task(board.commands("actor", 0, 10.0))
@@ -25,15 +25,15 @@ async def test_a_command_does_not_keep_readers_of_events_from_waiting() -> None:
 def test_beats_bring_time_that_goes_along_and_pushes_no_event_out() -> None:
     async def scene() -> None:
         clock = VirtualClock()
-        board = BoardService(clock)
+        board = RunStatusService(clock)
         await board.emit(StepFinished(1, {}))
         for beat in range(KEPT_EVENTS + 10):
-            await board.beat(Beat("actor", "busy", sent=1.0 + beat))
+            await board.beat(Heartbeat("actor", "busy", sent=1.0 + beat))
         told = await board.events(0, 0.0)
         assert isinstance(told[0][1], StepFinished) and len(told) == 1 + KEPT_EVENTS
         assert [number for number, _ in told] == sorted(number for number, _ in told)
         start = clock.now()
-        await board.beat(Beat("actor", "stopped", sent=1e6))
+        await board.beat(Heartbeat("actor", "stopped", sent=1e6))
         (last,) = await board.events(told[-1][0], 2.0)
         assert isinstance(last[1], TimeSpent) and last[1].over and clock.now() - start == 2.0
 

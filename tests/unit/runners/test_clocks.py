@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What another machine's role tells is put on the hub's clock, as near as its quickest beat."""
 
-from relax_core.api.status import Beat, Span, Wait
-from relax_core.runners.clocks import Clocks
+from relax_core.api.status import Heartbeat, Span, Wait
+from relax_core.runners.run_status import ClockOffsets
 
 
 def beat(sent, *spans, waits=()):
-    return Beat("actor", "busy", waits=waits, pid=7, sent=sent, spans=spans)
+    return Heartbeat("actor", "busy", waits=waits, pid=7, sent=sent, spans=spans)
 
 
 def span(start, end):
@@ -14,7 +14,7 @@ def span(start, end):
 
 
 def test_the_quickest_beat_tells_the_difference_between_the_clocks():
-    clocks = Clocks()
+    clocks = ClockOffsets()
     slow = clocks.translate(beat(1000.0, span(999.0, 1000.0)), 50.5)
     quick = clocks.translate(beat(1001.0, span(1000.0, 1001.0)), 51.01)
     late = clocks.translate(beat(1002.0, waits=(Wait("actor", "rows", "rollout", 1001.5, 1011.5),)), 53.0)
@@ -23,13 +23,13 @@ def test_the_quickest_beat_tells_the_difference_between_the_clocks():
 
 
 def test_a_better_difference_lets_no_span_overlap_the_one_before():
-    clocks = Clocks()
+    clocks = ClockOffsets()
     (first,) = clocks.translate(beat(1000.0, span(999.0, 1000.0)), 50.5).spans
     (second,) = clocks.translate(beat(1001.0, span(1000.0, 1001.0)), 51.01).spans
     assert first.end == second.start == 50.5 and round(second.end, 6) == 51.01
 
 
 def test_a_beat_that_does_not_tell_its_time_is_as_it_is():
-    said = Beat("actor", "waiting", waits=(Wait("actor", "rows", "rollout", 1.0, 2.0),))
-    told = Clocks().translate(said, 50.0)
+    said = Heartbeat("actor", "waiting", waits=(Wait("actor", "rows", "rollout", 1.0, 2.0),))
+    told = ClockOffsets().translate(said, 50.0)
     assert (told.waits, told.at) == (said.waits, 50.0)

@@ -5,7 +5,7 @@ import gc
 import weakref
 from contextlib import ExitStack
 
-from relax_core.runners.garbage import SELDOM, collected_seldom
+from relax_core.runners.context import SELDOM, collected_seldom
 
 
 class Loop:

@@ -17,11 +17,11 @@ import numpy as np
 import psutil
 import pytest
 
-from relax_core.api import wire
 from relax_core.api.errors import ConfigError, DeadlineExceeded, InfrastructureError, PluginError, WorkerDied
 from relax_core.api.trainer import Chosen
 from relax_core.api.worker import WorkerSpec
-from relax_core.runners.context import Furnished
+from relax_core.rpc import messages
+from relax_core.runners.context import WithEnv
 from relax_core.runners.local.workers import LocalWorker, LocalWorkers
 
 CALL_S = 60.0
@@ -90,14 +90,14 @@ async def test_a_worker_listens_on_loopback_and_refuses_a_stranger_without_the_t
     async with aiohttp.ClientSession(f"http://127.0.0.1:{address.port}") as stranger:
         for token in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": ""}):
             for path in ("/call/chatter", "/stream/count"):
-                async with stranger.post(path, data=wire.encode(()), headers=token) as response:
+                async with stranger.post(path, data=messages.encode(()), headers=token) as response:
                     assert response.status == 401
 
 
 async def test_a_workers_environment_has_the_runs_variables_which_are_never_shown(workers: LocalWorkers) -> None:
     one = replace(spec(), env={"RELAX_TEST_A": "core", "PYTHONPATH": os.getcwd()})
     env = {"RELAX_TEST_A": "run", "RELAX_TEST_B": "hidden"}
-    (worker,) = await Furnished(workers, env).start([one], CALL_S)
+    (worker,) = await WithEnv(workers, env).start([one], CALL_S)
     assert [await worker.call("variable", name, timeout_s=CALL_S) for name in sorted(env)] == ["run", "hidden"]
     assert "hidden" not in repr(replace(one, run_env=env))
 

@@ -8,13 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from relax_core.api.errors import ConfigError, InfrastructureError, PluginError, RelaxError, WorkerDied
 from relax_core.api.events import RoleFailed, RoleRecovered, TimeSpent
 from relax_core.api.role import Context, Role
-from relax_core.runners.role_runner import BEAT_S, MAX_RESTARTS, run_role
+from relax_core.runners.context import BEAT_S, MAX_RESTARTS, run_role
 from tests.unit.roles.virtual_time import play
 from tests.unit.runners.conftest import Backstage
 

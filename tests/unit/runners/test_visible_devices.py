@@ -10,8 +10,7 @@ import pytest
 
 from relax_core.api.trainer import Chosen
 from relax_core.api.worker import WorkerSpec
-from relax_core.runners.local.workers import LocalWorkers
-from relax_core.runners.visible_devices import VISIBLE, visible_devices
+from relax_core.runners.local.workers import VISIBLE, LocalWorkers, visible_devices
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from relax_core.api import AttemptId, Delta, GenerateRequest, Message, Outcome, wire
+from relax_core.api import AttemptId, Delta, GenerateRequest, Message, Outcome
 from relax_core.api.trajectory import Node, Trajectory
+from relax_core.rpc import messages
 
 DELTAS = [Delta(str(n), (n, 2**40), (-0.5, -1.25), n, n, "stop", routed_experts=b"\0\1") for n in range(3)]
 REQUESTS = tuple(GenerateRequest(str(n), (1, n), 8, seed=2**63 - 1 - n) for n in range(3))
@@ -25,10 +26,10 @@ NODES = (Node(None, (1, 2), False), Node(0, (3,), True, (-0.5,), (4,)))
     ids=["many", "one", "none", "tuple", "arguments", "two kinds", "with another", "nested", "named", "messages"],
 )  # fmt: skip
 def test_what_travels_arrives_as_it_was(value: Any) -> None:
-    assert wire.decode(wire.encode(value)) == (tuple(value) if isinstance(value, list) else value)
+    assert messages.decode(messages.encode(value)) == (tuple(value) if isinstance(value, list) else value)
 
 
 def test_a_kind_that_is_not_known_is_refused_alone_or_in_numbers() -> None:
     for sent in (DELTAS, DELTAS[:1]):
         with pytest.raises(ValueError, match="unknown type"):
-            wire.decode(wire.encode(sent).replace(b"Delta", b"Other"))
+            messages.decode(messages.encode(sent).replace(b"Delta", b"Other"))

@@ -18,11 +18,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from relax_core.api import Filter, Load, Role, Sampler, ScalingPolicy
 from relax_core.api.role import Operation
-from relax_core.rollout.chat import ChatFamily
-from relax_core.rollout.files import Files
-from relax_core.rollout.jsonl import JsonLines
-from relax_core.rollout.shuffle import Shuffle
-from relax_core.rollout.table import Table
+from relax_core.data.chat import ChatFamily
+from relax_core.data.table import Files, TableSource
+from relax_core.data.task_files import JsonLines
+from relax_core.sampling.selection import Shuffle
 from relax_core.testing.filter import FilterSuite
 from relax_core.testing.model_family import ModelFamilySuite
 from relax_core.testing.role import RoleSuite
@@ -50,7 +49,7 @@ class TestFiles(TaskSourceSuite):
 
 
 class TestTable(TaskSourceSuite):
-    component = Table
+    component = TableSource
 
     @classmethod
     def store(cls, rows: Any, directory: Path) -> str:

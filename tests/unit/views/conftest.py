@@ -20,8 +20,8 @@ from relax_core.api.events import (
     StepFinished,
     WeightsPublished,
 )
-from relax_core.api.status import Beat, Wait
-from relax_core.api.version import Version
+from relax_core.api.status import Heartbeat, Wait
+from relax_core.api.weights import Version
 from relax_core.observe.recorder import Recorder
 from relax_core.observe.run_directory import RunDirectory
 
@@ -106,8 +106,10 @@ def write_run(clock: HandClock) -> Callable[..., Path]:
                 recorder.write(RoleRecovered("rollout", 3.4, "engine-0 loaded policy@0.50"))
         recorder.beats(
             (
-                Beat("actor", "waiting", waits=(Wait("actor", "8 groups", "rollout", clock.at - 4, clock.at + 56),)),
-                Beat("rollout", "busy", doing="generating 24 samples"),
+                Heartbeat(
+                    "actor", "waiting", waits=(Wait("actor", "8 groups", "rollout", clock.at - 4, clock.at + 56),)
+                ),
+                Heartbeat("rollout", "busy", doing="generating 24 samples"),
             )
         )
         if ending:

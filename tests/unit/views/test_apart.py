@@ -5,8 +5,7 @@ import json
 
 import pytest
 
-from relax_core.views.apart import MEAN, warning
-from relax_core.views.report import render
+from relax_core.views.report import MEAN, render, warning
 from relax_core.views.run import RunView
 
 

@@ -6,7 +6,7 @@ import io
 from rich.console import Console
 
 from relax_core.api.events import EvalFinished, RoleFailed, RunFinished, RunStarted, SamplesScored, StepFinished
-from relax_core.api.status import Beat, Wait
+from relax_core.api.status import Heartbeat, Wait
 from relax_core.views.display import LiveDisplay, sparkline
 
 STEP = {
@@ -55,9 +55,9 @@ def test_a_terminal_shows_progress_reward_and_what_each_role_waits_for(clock):
     feed(display, clock)
     display.beats(
         [
-            Beat("rollout", "busy", doing="generating 24 samples"),
-            Beat("critic", "busy", waits=(Wait("critic", "leave", "actor", clock.at - 2, clock.at + 60),)),
-            Beat("actor", "waiting", waits=(Wait("actor", "8 groups", "rollout", clock.at - 3, clock.at + 60),)),
+            Heartbeat("rollout", "busy", doing="generating 24 samples"),
+            Heartbeat("critic", "busy", waits=(Wait("critic", "leave", "actor", clock.at - 2, clock.at + 60),)),
+            Heartbeat("actor", "waiting", waits=(Wait("actor", "8 groups", "rollout", clock.at - 3, clock.at + 60),)),
         ]
     )
     display.close()

@@ -5,14 +5,13 @@ import os
 import subprocess
 import sys
 
-from relax_core.api.status import Beat, Wait
+from relax_core.api.status import Heartbeat, Wait
+from relax_core.observe.documents import status_document
 from relax_core.observe.run_directory import RunDirectory
-from relax_core.observe.status import status_document
-from relax_core.views.health import Health, health
-from relax_core.views.run import RunView
+from relax_core.views.run import RunHealth, RunView, health
 from relax_core.views.why import why
 
-RUNNING = Health("running")
+RUNNING = RunHealth("running")
 
 
 def wait(owner, reason, owed_by, since, deadline):
@@ -25,8 +24,8 @@ def status(*beats, state="running"):
 
 def test_a_wait_says_who_owes_it_since_when_and_until_when():
     said = status(
-        Beat("actor", "waiting", waits=(wait("actor", "8 groups", "rollout", 90.0, 150.0),)),
-        Beat("rollout", "busy", doing="generating 24 samples"),
+        Heartbeat("actor", "waiting", waits=(wait("actor", "8 groups", "rollout", 90.0, 150.0),)),
+        Heartbeat("rollout", "busy", doing="generating 24 samples"),
     )
     answer = why(said, RUNNING, 5002.0)
     assert list(answer.lines()) == [
@@ -39,8 +38,8 @@ def test_a_wait_says_who_owes_it_since_when_and_until_when():
 
 def test_a_deadline_that_passed_is_said_and_the_longest_wait_comes_first():
     said = status(
-        Beat("rollout", "waiting", waits=(wait("engine-1", "weights policy@0.7", "actor", 99.0, 400.0),)),
-        Beat("actor", "waiting", waits=(wait("actor", "8 groups", "reward", 10.0, 98.0),)),
+        Heartbeat("rollout", "waiting", waits=(wait("engine-1", "weights policy@0.7", "actor", 99.0, 400.0),)),
+        Heartbeat("actor", "waiting", waits=(wait("actor", "8 groups", "reward", 10.0, 98.0),)),
     )
     first, second = why(said, RUNNING, 5000.0).waits
     assert "its deadline passed 2.0 s ago" in first.sentence()
@@ -49,9 +48,9 @@ def test_a_deadline_that_passed_is_said_and_the_longest_wait_comes_first():
 
 def test_roles_that_wait_for_each_other_are_a_ring():
     said = status(
-        Beat("actor", "waiting", waits=(wait("actor", "rows", "advantages", 90.0, 150.0),)),
-        Beat("advantages", "waiting", waits=(wait("advantages", "rows", "rollout", 90.0, 150.0),)),
-        Beat("rollout", "waiting", waits=(wait("rollout", "a grant", "actor", 90.0, 150.0),)),
+        Heartbeat("actor", "waiting", waits=(wait("actor", "rows", "advantages", 90.0, 150.0),)),
+        Heartbeat("advantages", "waiting", waits=(wait("advantages", "rows", "rollout", 90.0, 150.0),)),
+        Heartbeat("rollout", "waiting", waits=(wait("rollout", "a grant", "actor", 90.0, 150.0),)),
     )
     answer = why(said, RUNNING, 5000.0)
     assert set(answer.ring) == {"actor", "advantages", "rollout"}
@@ -60,8 +59,8 @@ def test_roles_that_wait_for_each_other_are_a_ring():
 
 def test_a_busy_role_breaks_the_ring():
     said = status(
-        Beat("actor", "waiting", waits=(wait("actor", "rows", "rollout", 90.0, 150.0),)),
-        Beat("rollout", "busy", waits=(wait("engine-0", "a grant", "actor", 90.0, 150.0),)),
+        Heartbeat("actor", "waiting", waits=(wait("actor", "rows", "rollout", 90.0, 150.0),)),
+        Heartbeat("rollout", "busy", waits=(wait("engine-0", "a grant", "actor", 90.0, 150.0),)),
     )
     assert why(said, RUNNING, 5000.0).ring == ()
 
@@ -83,7 +82,7 @@ def answer(tmp_path, said, wall):
 
 
 def test_an_ended_run_waits_for_nothing(tmp_path):
-    said = status(Beat("actor", "waiting", waits=(wait("actor", "x", "y", 0, 1),)), state="stopped")
+    said = status(Heartbeat("actor", "waiting", waits=(wait("actor", "x", "y", 0, 1),)), state="stopped")
     assert answer(tmp_path, said, 9e9) == ("stopped", "the run has ended: stopped after step 7")
 
 
@@ -120,11 +119,11 @@ LEAVE = wait("rollout", "leave to start groups", "actor (its version bounds stal
 
 def waiting_for_rollout(facts, *more, waits=(LEAVE,), state="busy"):
     return status(
-        Beat(
+        Heartbeat(
             "actor", "waiting", waits=(wait("actor", "4 groups for step 7", "rollout, then advantages", 60.0, 660.0),)
         ),
-        Beat("advantages", "waiting", waits=(wait("advantages", "finished groups", "rollout", 60.0, 101.0),)),
-        Beat("rollout", state, "generating", waits, facts, at=100.0),
+        Heartbeat("advantages", "waiting", waits=(wait("advantages", "finished groups", "rollout", 60.0, 101.0),)),
+        Heartbeat("rollout", state, "generating", waits, facts, at=100.0),
         *more,
     )
 
@@ -156,7 +155,7 @@ def test_paused_engines_lead_to_whoever_holds_their_devices():
     paused = {name: engine | {"paused": True} for name, engine in ENGINES.items()}
     devices = wait("rollout", "the devices, to generate", "reference", 80.0, 3680.0)
     said = waiting_for_rollout(
-        {"engines": paused, "under_way": [GROUP | {"at": "engines"}]}, Beat("reference", "busy", "filling ref_log_probs"),
+        {"engines": paused, "under_way": [GROUP | {"at": "engines"}]}, Heartbeat("reference", "busy", "filling ref_log_probs"),
         waits=(devices,),
     )  # fmt: skip
     answer = why(said, RUNNING, 5000.0)
@@ -164,11 +163,11 @@ def test_paused_engines_lead_to_whoever_holds_their_devices():
 
 
 def test_a_rollout_with_nothing_under_way_passes_the_question_on_to_whoever_is_busy():
-    credit = Beat("advantages", "busy", "crediting", facts={"groups": 8})
+    credit = Heartbeat("advantages", "busy", "crediting", facts={"groups": 8})
     said = status(
-        Beat("actor", "waiting", waits=(wait("actor", "4 groups", "rollout, then advantages", 60.0, 660.0),)),
+        Heartbeat("actor", "waiting", waits=(wait("actor", "4 groups", "rollout, then advantages", 60.0, 660.0),)),
         credit,
-        Beat("rollout", "waiting", waits=(LEAVE,), facts={"under_way": [], "engines": ENGINES}),
+        Heartbeat("rollout", "waiting", waits=(LEAVE,), facts={"under_way": [], "engines": ENGINES}),
     )
     assert why(said, RUNNING, 5000.0).culprit == "advantages"
 
@@ -181,14 +180,14 @@ def test_an_engine_that_does_not_finish_loading_is_who_owes_it():
 
 def test_a_lost_run_is_told_as_it_was_at_its_last_word():
     facts = {"engines": ENGINES, "under_way": [GROUP | {"at": "engines"}]}
-    answer = why(waiting_for_rollout(facts), Health("lost", 400.0, "its process 7 is gone"), 5400.0)
+    answer = why(waiting_for_rollout(facts), RunHealth("lost", 400.0, "its process 7 is gone"), 5400.0)
     assert answer.headline.startswith("this is stale: the run last spoke 6 min 40 s ago")
     assert answer.culprit == "engine-1" and answer.chain[0].for_s == 40.0
 
 
 def test_a_wait_that_asks_again_has_no_deadline():
     polling = Wait("rollout", "leave to start groups", "actor", 60.0, 100.5, polls=True)
-    (found,) = why(status(Beat("rollout", "waiting", waits=(polling,))), RUNNING, 5000.0).waits
+    (found,) = why(status(Heartbeat("rollout", "waiting", waits=(polling,))), RUNNING, 5000.0).waits
     assert found.sentence().endswith("owed by actor: 40.0 s so far")
 
 
@@ -200,8 +199,8 @@ def test_a_judge_that_owes_answers_is_named_with_its_engine():
         "pools": {"judge": {"open": 4, "for_s": 7.0, "engines": {"judge-engine-0": engine}}},
     }
     said = status(
-        Beat("actor", "waiting", waits=(wait("actor", "8 groups", "rollout", 90.0, 150.0),)),
-        Beat("rollout", "busy", doing="generating", facts=facts),
+        Heartbeat("actor", "waiting", waits=(wait("actor", "8 groups", "rollout", 90.0, 150.0),)),
+        Heartbeat("rollout", "busy", doing="generating", facts=facts),
     )
     answer = why(said, RUNNING, 5000.0)
     assert [link.who for link in answer.chain][-3:] == ["reward judge", "engine pool judge", "judge-engine-0"]

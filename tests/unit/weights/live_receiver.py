@@ -7,14 +7,14 @@ import os
 import signal
 import sys
 
-from relax_core.api import wire
 from relax_core.api.errors import RelaxError
 from relax_core.api.weights import combined_fingerprint
+from relax_core.rpc import messages
 from relax_core.weights.collective import Collective, CollectiveOptions
 
 
 def main(behaviour: str) -> None:
-    manifest = wire.decode(sys.stdin.buffer.read())
+    manifest = messages.decode(sys.stdin.buffer.read())
     transport, infos = Collective(CollectiveOptions(bucket_mb=1, silence_s=3.0)), []
     try:
         for info, _ in transport.receive(manifest):

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from relax_core.api.errors import ConfigError
-from relax_core.options.composition import compose
-from relax_core.plugins.catalogue import Catalogue
+from relax_core.config.compose import compose
+from relax_core.registry.catalogue import Catalogue
 
 SCRIPT = """
 from relax_core.api import Capabilities, Engine, Trainer

@@ -15,10 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from relax_core.api import wire
-from relax_core.api.errors import ComeAgain, InfrastructureError
-from relax_core.api.version import Version
-from relax_core.api.weights import Manifest
+from relax_core.api.errors import InfrastructureError, RetryLater
+from relax_core.api.weights import Manifest, Version
+from relax_core.rpc import messages
 from relax_core.testing.weight_transport import WeightTransportSuite, some_tensors
 from relax_core.testing.weight_transport_lab import Transfer, moved
 from relax_core.weights.collective import Collective, CollectiveOptions
@@ -47,7 +46,7 @@ def receiver(manifest: Manifest, behaviour: str) -> subprocess.Popen[bytes]:
     script = str(Path(__file__).with_name("live_receiver.py"))
     started = subprocess.Popen([sys.executable, script, behaviour], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert started.stdin is not None
-    started.stdin.write(wire.encode(manifest))
+    started.stdin.write(messages.encode(manifest))
     started.stdin.close()
     return started
 
@@ -87,7 +86,7 @@ def test_a_receiver_alone_is_served_when_the_sender_has_time() -> None:
 def test_who_comes_when_nobody_hands_out_is_told_to_come_again_and_is_not_waited_for() -> None:
     sender = Collective(SMALL)
     manifest = sender.send(ONE, "full", "", some_tensors(), "")
-    with pytest.raises(ComeAgain, match=r"actor@0\.1: nobody hands it out now .*come again"):
+    with pytest.raises(RetryLater, match=r"actor@0\.1: nobody hands it out now .*come again"):
         list(Collective(IMPATIENT).receive(manifest))
     with Transfer(
         sender, manifest, some_tensors(), receivers=2
@@ -105,7 +104,7 @@ def test_who_wants_an_older_version_is_sent_for_the_newer_one() -> None:
     sender.send(ONE.next(), "full", "", moved(some_tensors()), "")
     waiting.join()
     _catch(lambda: list(Collective(SMALL).receive(older)), found)
-    assert [type(error) for error in found] == [ComeAgain, ComeAgain]
+    assert [type(error) for error in found] == [RetryLater, RetryLater]
     assert "no longer handed out; come again for the newest version" in str(found[1])
     with pytest.raises(ValueError, match=r"actor@0\.1: this sender has actor@0\.2"):
         sender.transfer(older, some_tensors(), 1, 0.0)

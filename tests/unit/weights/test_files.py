@@ -10,11 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from relax_core.api.errors import ConfigError, InfrastructureError
-from relax_core.api.version import Version
+from relax_core.api.weights import Version
 from relax_core.testing.weight_transport import WeightTransportSuite, some_tensors
 from relax_core.weights import safetensors_file
 from relax_core.weights.files import Disk, SharedMemory

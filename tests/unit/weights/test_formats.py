@@ -12,7 +12,7 @@ from relax_plugin_transformers.engine import TransformersEngine
 from relax_core.api import Chosen, OptimizerSpec, Ragged, RowBatch, RowId, TrainerSpec, Version
 from relax_core.api.engine import EngineSpec
 from relax_core.learn.counts import count
-from relax_core.testing.engine_lab import CONTEXT, DISK, Lab, tensors_of, tiny_qwen3
+from relax_core.testing.engine_lab import CONTEXT, DISK, EngineFixture, tensors_of, tiny_qwen3
 from relax_core.testing.trainer import Reinforce, chunk, forward, make_rows, update
 from relax_core.weights.files import Disk
 
@@ -40,7 +40,7 @@ def pair(folder):
         )
         engine = TransformersEngine()
         engine.build = lambda chosen: Disk()
-        lab = Lab(engine, folder, folder)
+        lab = EngineFixture(engine, folder, folder)
         made.extend((trainer, lab))
         spec = EngineSpec({**table, "dtype": engines}, CONTEXT, version=Version("actor", 0, 0))
         lab.facts = dict(lab.run(engine.start(spec)))

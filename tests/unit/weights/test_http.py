@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from relax_core.api.errors import ConfigError, InfrastructureError
-from relax_core.api.version import Version
-from relax_core.api.weights import Manifest
+from relax_core.api.weights import Manifest, Version
 from relax_core.testing.weight_transport import WeightTransportSuite, some_tensors
 from relax_core.weights.http import Http, HttpOptions
 
@@ -87,24 +86,24 @@ def test_the_server_and_its_files_end_with_the_sender(tmp_path: Path) -> None:
 
 SENDER = """
 import os, signal, sys
-from relax_core.api import wire
-from relax_core.api.version import Version
+from relax_core.rpc import messages
+from relax_core.api.weights import Version
 from relax_core.testing.weight_transport import some_tensors
 from relax_core.weights.http import Http
 sender = Http()
 manifest = sender.send(Version("actor", 0, 1), "full", "", some_tensors(), sys.argv[1])
-sys.stdout.buffer.write(wire.encode(manifest))
+sys.stdout.buffer.write(messages.encode(manifest))
 sys.stdout.flush()
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 def test_a_process_that_is_killed_leaves_neither_server_nor_files(tmp_path: Path) -> None:
-    from relax_core.api import wire
+    from relax_core.rpc import messages
 
     done = subprocess.run([sys.executable, "-c", SENDER, str(tmp_path)], capture_output=True, check=False, timeout=60)
     with pytest.raises(InfrastructureError, match="gone"):
-        list(Http(SMALL).receive(wire.decode(done.stdout)))
+        list(Http(SMALL).receive(messages.decode(done.stdout)))
     assert list(tmp_path.iterdir()) == []
 
 

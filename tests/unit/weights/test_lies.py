@@ -12,9 +12,9 @@ import pytest
 
 from relax_core.api.weights import Manifest, Resident, TensorInfo, WeightTransport
 from relax_core.builtins import relax_weight_transports
-from relax_core.plugins import Catalogue
+from relax_core.registry import Catalogue
 from relax_core.testing.weight_transport import PAYLOADS, tensors_of
-from relax_core.testing.weight_transport_lab import REFUSED, Chain
+from relax_core.testing.weight_transport_lab import REFUSED, PublishedChain
 from relax_core.testing.weight_transport_lies import LIES, lies_of
 from relax_core.weights import collective_payload, files
 from relax_core.weights.files import Disk
@@ -55,8 +55,10 @@ def blind(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "tensor_fingerprint", lambda array: Wanted())
 
 
-def begun(transport: Callable[[], WeightTransport], location: Path, payload: Any, honest: bool = True) -> Chain:
-    return Chain.begin(transport(), transport(), str(location), payload, tensors_of(payload), honest)
+def begun(
+    transport: Callable[[], WeightTransport], location: Path, payload: Any, honest: bool = True
+) -> PublishedChain:
+    return PublishedChain.begin(transport(), transport(), str(location), payload, tensors_of(payload), honest)
 
 
 @pytest.mark.parametrize("payload", PAYLOADS)
@@ -82,7 +84,7 @@ def test_without_the_transports_look_and_honest_receipts_a_lie_passes_and_the_su
 @pytest.mark.parametrize("mutant", [Skipping, Swapping])
 def test_a_receiving_end_that_lies_is_caught_by_the_receipt(tmp_path: Path, mutant: type[Disk]) -> None:
     with pytest.raises(REFUSED, match="differs"):
-        Chain.begin(Disk(), mutant(), str(tmp_path), "full", tensors_of("full"))
+        PublishedChain.begin(Disk(), mutant(), str(tmp_path), "full", tensors_of("full"))
 
 
 def test_every_transport_in_the_box_is_told_every_lie() -> None:

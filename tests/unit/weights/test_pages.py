@@ -8,12 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from relax_core.api.errors import InfrastructureError
-from relax_core.api.version import Version
-from relax_core.api.weights import Manifest
+from relax_core.api.weights import Manifest, Version
 from relax_core.weights.files import SharedMemory
 
 pytestmark = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no memory-backed directory")

@@ -6,15 +6,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.trainer import Chosen
-from relax_core.api.version import Version
-from relax_core.api.weights import PLAIN, Manifest, Payload, Receipt, TensorInfo, combined_fingerprint
-from relax_core.weights.chain import Route
-from relax_core.weights.versions import Versions
+from relax_core.api.weights import PLAIN, Manifest, Payload, Receipt, TensorInfo, Version, combined_fingerprint
+from relax_core.weights.registry import Route, Versions
 
 DISK = Chosen("weight-transport", "disk")
 WITHIN_S = 10.0

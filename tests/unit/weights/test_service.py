@@ -9,11 +9,9 @@ import pytest
 from relax_core.api.clock import SystemClock
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.trainer import Chosen
-from relax_core.api.version import Version
-from relax_core.api.weights import Manifest, Receipt, TensorInfo, combined_fingerprint
-from relax_core.weights.prove import prove_successor
-from relax_core.weights.service import WeightBoard
-from relax_core.weights.versions import Versions
+from relax_core.api.weights import Manifest, Receipt, TensorInfo, Version, combined_fingerprint
+from relax_core.weights.registry import Versions, prove_successor
+from relax_core.weights.service import LocalWeightService
 
 DISK = Chosen("weight-transport", "disk")
 
@@ -57,7 +55,7 @@ def proof(of: Manifest, receiver: str = "engine-0") -> Receipt:
 
 
 async def test_newest_is_by_model_and_later_than_after() -> None:
-    board = WeightBoard(SystemClock())
+    board = LocalWeightService(SystemClock())
     one, two, other = manifest(1), manifest(2), manifest(7, model="critic")
     for published in (one, two, other):
         await board.announce(published, DISK)
@@ -70,7 +68,7 @@ async def test_newest_is_by_model_and_later_than_after() -> None:
 
 async def test_newest_waits_until_something_is_announced() -> None:
     clock = VirtualClock()
-    board = WeightBoard(clock)
+    board = LocalWeightService(clock)
     waiting = asyncio.create_task(board.newest("actor", None, 60.0))
     await clock.until_someone_sleeps()
     await board.announce(manifest(1, model="critic"), DISK)
@@ -82,14 +80,14 @@ async def test_newest_waits_until_something_is_announced() -> None:
 
 async def test_newest_gives_up_at_its_deadline() -> None:
     clock = VirtualClock()
-    waiting = asyncio.create_task(WeightBoard(clock).newest("actor", None, 60.0))
+    waiting = asyncio.create_task(LocalWeightService(clock).newest("actor", None, 60.0))
     await clock.until_someone_sleeps()
     clock.advance(60.0)
     assert await asyncio.wait_for(waiting, 5) is None
 
 
 async def test_receivers_are_those_who_proved() -> None:
-    board = WeightBoard(SystemClock())
+    board = LocalWeightService(SystemClock())
     await board.announce(manifest(1), DISK)
     await board.receipt(proof(manifest(1), "engine-0"))
     await board.announce(manifest(2), DISK)
@@ -100,7 +98,7 @@ async def test_receivers_are_those_who_proved() -> None:
 
 
 async def test_wrong_fingerprint_names_receiver_version_have_and_want() -> None:
-    board = WeightBoard(SystemClock())
+    board = LocalWeightService(SystemClock())
     await board.announce(manifest(1), DISK)
     await board.receipt(proof(manifest(1)))
     with pytest.raises(InfrastructureError) as refused:

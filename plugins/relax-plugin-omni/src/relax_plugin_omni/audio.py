@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from relax_core.api import Media, ModalityProcessor, Options, ProcessedMedia, Span
-from relax_core.api.media_source import content_key, read_source
+from relax_core.api import Media, ModalityProcessor, Options, PlaceholderSpan, ProcessedMedia
+from relax_core.media.source import content_key, read_source
 from relax_plugin_omni.containers import Container
 from relax_plugin_omni.geometry import WINDOW, Hearing
 from relax_plugin_omni.mel import HOP, RATE, log_mel
@@ -107,7 +107,7 @@ class AudioProcessor(ModalityProcessor[AudioOptions]):
 
 def _heard(key: str, tensors: Mapping[str, np.ndarray], hearing: Hearing) -> ProcessedMedia:
     tokens = hearing.tokens(tensors["input_features"].shape[2])
-    return ProcessedMedia(key, tensors, tokens, (Span("audio", tokens),))
+    return ProcessedMedia(key, tensors, tokens, (PlaceholderSpan("audio", tokens),))
 
 
 def header(data: bytes, max_seconds: float) -> Sound:

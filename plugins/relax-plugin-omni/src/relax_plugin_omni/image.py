@@ -12,8 +12,8 @@ import numpy as np
 from PIL import Image, ImageOps
 from pydantic import Field, model_validator
 
-from relax_core.api import Media, ModalityProcessor, Options, ProcessedMedia, Span
-from relax_core.api.media_source import content_key, read_source
+from relax_core.api import Media, ModalityProcessor, Options, PlaceholderSpan, ProcessedMedia
+from relax_core.media.source import content_key, read_source
 from relax_plugin_omni.geometry import Vision
 from relax_plugin_omni.patches import fitted, patches, resized
 
@@ -64,7 +64,7 @@ class ImageProcessor(ModalityProcessor[ImageOptions]):
         tensors = {"pixel_values": values, "image_grid_thw": np.array([grid], np.int64)}
         tokens = int(np.prod(grid)) // vision.merge**2
         key = content_key(data, "image", self.options, vision)
-        return ProcessedMedia(key, tensors, tokens, (Span("image", tokens),))
+        return ProcessedMedia(key, tensors, tokens, (PlaceholderSpan("image", tokens),))
 
     def facts(self, media: Media, data: bytes) -> Mapping[str, Any]:
         """Width, height, format."""

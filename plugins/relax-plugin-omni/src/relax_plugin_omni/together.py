@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import math
 
-from relax_core.api import ProcessedMedia, Span
-from relax_core.api.media_source import content_key
+from relax_core.api import PlaceholderSpan, ProcessedMedia
+from relax_core.media.source import content_key
 
 
 def together(seen: ProcessedMedia, heard: ProcessedMedia, positions_per_second: float) -> ProcessedMedia:
     """Both under a key of their own."""
     grid_s, sound = float(seen.tensors["video_second_per_grid"][0]), heard.num_placeholders
-    layout: list[Span] = []
+    layout: list[PlaceholderSpan] = []
     told = 0
     for number, frames in enumerate(seen.layout):
         due = min(sound, math.ceil(number * grid_s * positions_per_second))
         if due > told:
-            layout.append(Span("audio", due - told, told / positions_per_second))
+            layout.append(PlaceholderSpan("audio", due - told, told / positions_per_second))
             told = due
         layout.append(frames)
     if told < sound:
-        layout.append(Span("audio", sound - told, told / positions_per_second))
+        layout.append(PlaceholderSpan("audio", sound - told, told / positions_per_second))
     key = content_key(bytes.fromhex(seen.key), heard.key, positions_per_second)
     return ProcessedMedia(key, {**seen.tensors, **heard.tensors}, seen.num_placeholders + sound, tuple(layout))

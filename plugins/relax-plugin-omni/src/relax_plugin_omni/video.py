@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import Field, model_validator
 
-from relax_core.api import Media, ModalityProcessor, Options, ProcessedMedia, Span
-from relax_core.api.media_source import content_key, read_source
+from relax_core.api import Media, ModalityProcessor, Options, PlaceholderSpan, ProcessedMedia
+from relax_core.media.source import content_key, read_source
 from relax_plugin_omni.audio import AudioOptions, AudioProcessor
 from relax_plugin_omni.containers import Container, picture
 from relax_plugin_omni.geometry import Vision, positions_per_second
@@ -172,4 +172,6 @@ def _seen(
         "frame_seconds": seconds,
     }  # fmt: skip
     middles = seconds.reshape(grid[0], -1)[:, [0, -1]].mean(axis=1)
-    return ProcessedMedia(key, tensors, grid[0] * each, tuple(Span("video", each, float(at)) for at in middles))
+    return ProcessedMedia(
+        key, tensors, grid[0] * each, tuple(PlaceholderSpan("video", each, float(at)) for at in middles)
+    )

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from relax_core import learn
 from relax_core.api import Column, Groups, LossBatch, PolicyOutputs
-from relax_core.api.column import OLD_LOG_PROBS, ROLLOUT_LOG_PROBS
+from relax_core.api.batch import OLD_LOG_PROBS, ROLLOUT_LOG_PROBS
 from relax_core.learn.policy_gradient import PolicyGradient, PolicyGradientOptions, Surrogate
 
 if TYPE_CHECKING:

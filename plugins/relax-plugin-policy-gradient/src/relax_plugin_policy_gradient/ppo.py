@@ -18,7 +18,7 @@ from pydantic import Field
 
 from relax_core import learn
 from relax_core.api import Advantages, Column, Groups, Loss, LossBatch, PolicyOutputs, Scope, Term
-from relax_core.api.column import RETURNS, VALUES
+from relax_core.api.batch import RETURNS, VALUES
 from relax_core.learn.policy_gradient import PolicyGradient, PolicyGradientOptions, Surrogate
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
 from relax_core.api.engine import EngineSpec, FinishReason, GenerateRequest
 from relax_core.api.errors import ConfigError, InfrastructureError
 from relax_core.api.routing import Routing, routed_layers
-from relax_core.api.stepped import New
+from relax_core.engine_kit.stepper import New
 from relax_plugin_sglang.launch import launch, replays
 from relax_plugin_sglang.options import SglangOptions
 from relax_plugin_sglang.sampler import Row

@@ -14,8 +14,7 @@ import torch
 from sglang.srt.layers.sampler import Sampler
 
 from relax_core.api.engine import GenerateRequest
-from relax_core.learn.drawing import CHOICES, Drawn, Rules, draw
-from relax_core.learn.uniforms import SEED_MASK, uniforms
+from relax_core.learn.sampling import CHOICES, SEED_MASK, Drawn, Rules, draw, uniforms
 
 
 @dataclass(slots=True)

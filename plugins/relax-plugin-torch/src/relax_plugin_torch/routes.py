@@ -15,7 +15,7 @@ from torch import Tensor
 
 from relax_core import learn
 from relax_core.api import ROUTES, ConfigError, Ragged, TrainerSpec
-from relax_core.learn.routing import FIELD, Replay
+from relax_core.learn.routing import FIELD, RouteReplay
 from relax_plugin_torch.layout import Layout
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Routes:
     """Of one model, batch by batch."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._replay = Replay(model)
+        self._replay = RouteReplay(model)
         self._inputs = self._places = self._known = torch.zeros(0)
         self._planned = False
 

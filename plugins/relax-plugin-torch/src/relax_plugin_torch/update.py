@@ -15,7 +15,7 @@ from torch import Tensor
 
 from relax_core import learn
 from relax_core.api import Algorithm, Loss
-from relax_core.learn.metrics import Metric
+from relax_core.learn.counts import Metric
 from relax_plugin_torch.policy import Policy
 
 

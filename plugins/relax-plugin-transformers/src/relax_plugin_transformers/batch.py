@@ -12,10 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from relax_core.api import engine_thread as api
 from relax_core.api.engine import Delta, FinishReason
-from relax_core.learn.drawing import CHOICES, Drawn, Rules, draw
-from relax_core.learn.uniforms import SEED_MASK, uniforms
+from relax_core.engine_kit import engine_thread as api
+from relax_core.learn.sampling import CHOICES, SEED_MASK, Drawn, Rules, draw, uniforms
 from relax_plugin_transformers.cache import RowsCache
 from relax_plugin_transformers.model import CausalModel, aligned
 

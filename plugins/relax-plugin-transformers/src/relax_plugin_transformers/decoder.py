@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 
 from relax_core.api.engine import Delta, FinishReason
-from relax_core.api.engine_thread import EngineThread
-from relax_core.api.version import Version
+from relax_core.api.weights import Version
+from relax_core.engine_kit.engine_thread import EngineThread
 from relax_plugin_transformers.batch import Batch, Finished, Running
 from relax_plugin_transformers.model import CausalModel, by_length
 from relax_plugin_transformers.options import TransformersOptions

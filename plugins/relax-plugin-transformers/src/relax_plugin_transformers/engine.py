@@ -17,16 +17,16 @@ from relax_core.api.component import Configurable
 from relax_core.api.engine import Capabilities, Delta, Engine, EngineSpec, GenerateRequest, Health
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.estimate import Estimate, Workload
-from relax_core.api.media_store import MediaStore
-from relax_core.api.request_checks import check_ids, check_requests
 from relax_core.api.trainer import Chosen
 from relax_core.api.weights import PLAIN, Manifest, Receipt, TensorInfo, WeightTransport, combined_fingerprint
+from relax_core.engine_kit.requests import check_ids, check_requests
+from relax_core.media.store import MediaStore
 from relax_plugin_transformers.estimate import estimate
 from relax_plugin_transformers.loading import context_limit, load_model, read_config
 from relax_plugin_transformers.options import TransformersOptions
 
 if TYPE_CHECKING:
-    from relax_core.api.delta_stream import Stream
+    from relax_core.engine_kit.engine_thread import DeltaStream
     from relax_plugin_transformers.adapter import Adapters
     from relax_plugin_transformers.decoder import Decoder
     from relax_plugin_transformers.resident import Resident
@@ -118,10 +118,10 @@ class TransformersEngine(Engine[TransformersOptions]):
         return self._generate(decoder, requests)
 
     async def _generate(self, decoder: Decoder, requests: Sequence[GenerateRequest]) -> AsyncIterator[Sequence[Delta]]:
-        from relax_core.api.delta_stream import Stream
+        from relax_core.engine_kit.engine_thread import DeltaStream
         from relax_plugin_transformers.batch import Running
 
-        stream = Stream(request.id for request in requests)
+        stream = DeltaStream(request.id for request in requests)
         call = [Running(request, stream) for request in requests]
         try:
             await self._call(lambda: decoder.submit(call))
@@ -310,7 +310,7 @@ class TransformersEngine(Engine[TransformersOptions]):
         return await self._running().ask(function, needs)
 
 
-def _leave(decoder: Decoder, stream: Stream) -> None:
+def _leave(decoder: Decoder, stream: DeltaStream) -> None:
     """The reader is gone: free what it asked for."""
     with contextlib.suppress(InfrastructureError):
         decoder.call(lambda: decoder.withdraw(stream))

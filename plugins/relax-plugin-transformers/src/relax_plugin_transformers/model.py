@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from relax_core.api.media_store import MediaStore
 from relax_core.api.modality import ProcessedMedia
 from relax_core.learn.media import MediaInputs, conserved
+from relax_core.media.store import MediaStore
 from relax_plugin_transformers.cache import RowsCache
 from relax_plugin_transformers.routes import Watch
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from relax_core.api.routing import Routing
-from relax_core.learn.routing import Recorder, routing_of
+from relax_core.learn.routing import RouteRecorder, routing_of
 
 
 class Watch:
@@ -18,7 +18,7 @@ class Watch:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.routing: Routing | None = routing_of(module)
-        self._recorder = None if self.routing is None else Recorder(module, self.routing)
+        self._recorder = None if self.routing is None else RouteRecorder(module, self.routing)
         self._pieces: list[tuple[int, int, np.ndarray]] = []
 
     @property

@@ -20,11 +20,10 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from relax_core.api.engine import EngineSpec, FinishReason, GenerateRequest
 from relax_core.api.errors import ConfigError
-from relax_core.api.stepped import New
+from relax_core.engine_kit.stepper import New
 from relax_plugin_vllm.environment import on_gpu
 from relax_plugin_vllm.options import VllmOptions
-from relax_plugin_vllm.sight import Sight, architectures_of, written
-from relax_plugin_vllm.sight import arguments as seeing
+from relax_plugin_vllm.sight import Sight, architectures_of, arguments as seeing, written
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput

@@ -19,9 +19,9 @@ from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItem, 
 from vllm.multimodal.processing import BaseDummyInputsBuilder, BaseMultiModalProcessor, BaseProcessingInfo
 
 from relax_core.api.errors import ConfigError
-from relax_core.api.media_store import MediaStore
 from relax_core.api.modality import ProcessedMedia
 from relax_core.learn.media import conserved
+from relax_core.media.store import MediaStore
 from relax_plugin_vllm.cpu_stand_ins import imported
 from relax_plugin_vllm.environment import on_gpu
 

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names that this package exports, and the module of each; they load on first use."""
+
+# fmt: off
+# isort: skip_file
+from .algorithm import (
+    Advantages as Advantages, Algorithm as Algorithm, ENTROPY as ENTROPY, Groups as Groups, LOG_PROBS as
+    LOG_PROBS, Loss as Loss, LossBatch as LossBatch, Output as Output, PolicyOutputs as PolicyOutputs, Scope as
+    Scope, Source as Source, Term as Term, VALUES_OUTPUT as VALUES_OUTPUT, log_probs_at as log_probs_at, top_k as
+    top_k,
+)
+from .batch import (
+    ADVANTAGES as ADVANTAGES, ALGORITHM_INDEX as ALGORITHM_INDEX, AttemptId as AttemptId, Column as Column, Cut as
+    Cut, LOSS_MASK as LOSS_MASK, MARGINS as MARGINS, OLD_LOG_PROBS as OLD_LOG_PROBS, OUTCOME as OUTCOME,
+    REF_LOG_PROBS as REF_LOG_PROBS, RETURNS as RETURNS, REWARDS as REWARDS, ROLLOUT_LOG_PROBS as
+    ROLLOUT_LOG_PROBS, ROUTED_VALID as ROUTED_VALID, Ragged as Ragged, RowBatch as RowBatch, RowId as RowId,
+    STATES as STATES, STEP_REWARDS as STEP_REWARDS, TEACHER_INDEX as TEACHER_INDEX, TEACHER_LOG_PROBS as
+    TEACHER_LOG_PROBS, TOKENS as TOKENS, TURNS as TURNS, VALUES as VALUES, WEIGHT_VERSIONS as WEIGHT_VERSIONS,
+    routed_experts as routed_experts, student_top_k_ids as student_top_k_ids, teacher_log_probs_at as
+    teacher_log_probs_at, teacher_top_k as teacher_top_k,
+)
+from .bus import (
+    Account as Account, Bus as Bus, BusComponent as BusComponent, BusSettings as BusSettings, Claim as Claim,
+    ClaimRequest as ClaimRequest, Issue as Issue, PayloadStore as PayloadStore, Registration as Registration,
+    Sealed as Sealed,
+)
+from .clock import Clock as Clock, SystemClock as SystemClock
+from .component import Component as Component, Configurable as Configurable, KINDS as KINDS, Kind as Kind
+from .devices import DeviceLease as DeviceLease, DeviceLeases as DeviceLeases, Offloadable as Offloadable
+from .engine import (
+    Capabilities as Capabilities, Delta as Delta, Engine as Engine, EngineSpec as EngineSpec, GenerateRequest as
+    GenerateRequest, Generated as Generated, Health as Health, ModelClient as ModelClient,
+)
+from .environment import (
+    Action as Action, Environment as Environment, Observation as Observation, Session as Session, Step as Step,
+    Tool as Tool,
+)
+from .errors import (
+    ConfigError as ConfigError, DeadlineExceeded as DeadlineExceeded, InfrastructureError as InfrastructureError,
+    PluginError as PluginError, RelaxError as RelaxError, RetryLater as RetryLater, StaleFence as StaleFence,
+    WorkerDied as WorkerDied,
+)
+from .estimate import Estimate as Estimate, Workload as Workload
+from .events import (
+    CheckpointSaved as CheckpointSaved, EvalFinished as EvalFinished, Event as Event, Logged as Logged, RoleFailed
+    as RoleFailed, RoleRecovered as RoleRecovered, RolledBack as RolledBack, RolloutMeasured as RolloutMeasured,
+    RunFinished as RunFinished, RunStarted as RunStarted, SamplesScored as SamplesScored, StepFinished as
+    StepFinished, WeightsPublished as WeightsPublished,
+)
+from .family import ModelFamily as ModelFamily, Rendered as Rendered
+from .hooks import hook as hook
+from .modality import (
+    ModalityProcessor as ModalityProcessor, PlaceholderSpan as PlaceholderSpan, ProcessedMedia as ProcessedMedia,
+)
+from .options import Options as Options
+from .reward import BatchReward as BatchReward, GroupReward as GroupReward, Reward as Reward, Score as Score
+from .role import (
+    Context as Context, Operation as Operation, Reads as Reads, Role as Role, WeightService as WeightService,
+)
+from .routing import ROUTES as ROUTES, Routing as Routing
+from .scaling import Load as Load, ScalingPolicy as ScalingPolicy
+from .secret import Secret as Secret
+from .sink import Sink as Sink
+from .source import BadRow as BadRow, Filter as Filter, Sampler as Sampler, TaskSource as TaskSource
+from .status import Command as Command, Heartbeat as Heartbeat, RunStatus as RunStatus, Wait as Wait
+from .task import Media as Media, Message as Message, Part as Part, Task as Task, ToolCall as ToolCall
+from .trainer import (
+    Chosen as Chosen, Chunk as Chunk, ChunkPlan as ChunkPlan, OptimizerSpec as OptimizerSpec, Trainer as Trainer,
+    TrainerSpec as TrainerSpec, UpdateOutcome as UpdateOutcome, UpdateResult as UpdateResult,
+)
+from .trajectory import (
+    DropReason as DropReason, Node as Node, Outcome as Outcome, Row as Row, Trajectory as Trajectory,
+)
+from .weights import (
+    Canary as Canary, Manifest as Manifest, Receipt as Receipt, TensorInfo as TensorInfo, Version as Version,
+    WeightTransport as WeightTransport, combined_fingerprint as combined_fingerprint, tensor_fingerprint as
+    tensor_fingerprint,
+)
+from .worker import Worker as Worker, WorkerSpec as WorkerSpec, Workers as Workers

@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Task files as `relax data` sees them: named alone or by a configuration, and read past their bad rows.
+
+The media of task files as `relax data` sees them: decoded by the run's processors in killable processes, and not kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from relax_core.api.algorithm import Algorithm, Source as Form
+from relax_core.api.errors import ConfigError
+from relax_core.api.family import ModelFamily
+from relax_core.api.source import BadRow, TaskSource
+from relax_core.api.task import Media, Task
+from relax_core.api.trainer import Chosen
+from relax_core.config import RunConfig, load
+from relax_core.config.model_folder import model_context
+from relax_core.data.dataset import Dataset
+from relax_core.data.media_pipeline import MediaPipeline, MediaRefused, media_of
+from relax_core.data.row_media import MEDIA_KINDS
+from relax_core.data.tasks import ColumnNeed, TaskSet
+from relax_core.media.source import shown
+from relax_core.registry import Catalogue
+
+REMEMBERED = 1 << 14
+"""Media whose facts are known: many rows may show the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """A processor as a run without a configuration would choose it."""
+
+    chosen: Chosen
+    name: str
+    timeout_s: float = 30.0
+    memory_mb: int = 4096
+    max_mb: int = 256
+    preview_kb: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Processors:
+    """What reads the media of a file."""
+
+    choices: Sequence[Any]
+    kinds: Sequence[str]
+    model: dict[str, Any]
+    family: ModelFamily
+    plugin_files: Sequence[str] = ()
+
+
+@asynccontextmanager
+async def opened(processors: Processors, preview_kb: int = 0) -> AsyncIterator[MediaPipeline]:
+    """A desk over a store that nothing is put into."""
+    from relax_core.runners.local.workers import LocalWorkers
+
+    choices = [
+        Processor(one.chosen, one.name, one.timeout_s, one.memory_mb, one.max_mb, preview_kb)
+        for one in processors.choices
+    ]
+    workers = LocalWorkers(processors.plugin_files)
+    with tempfile.TemporaryDirectory(prefix="relax-data-") as directory:
+        desk = MediaPipeline(choices, workers, directory, processors.model, processors.family)
+        try:
+            await desk.start()
+            yield desk
+        finally:
+            await desk.stop()
+            await workers.close()
+
+
+async def survey_media(found: DataFile, result: Survey) -> None:
+    """Decode all media of the usable rows; what can't be read becomes a bad row, and lengths count what media take."""
+    processors = found.processors
+    rows = {row: list(shown_by(found.source[row])) for row in sorted(result.rows)}
+    if processors is None or not any(rows.values()):
+        return
+    known: OrderedDict[Media, dict[str, Any] | str] = OrderedDict()
+    async with opened(processors) as desk:
+        for row, media in rows.items():
+            tokens = 0
+            for number, one in enumerate(media, 1):
+                told = known[one] if one in known else await _told(desk, one)
+                known[one] = told
+                if len(known) > REMEMBERED:
+                    known.popitem(last=False)
+                if isinstance(told, str):
+                    result.refuse(row, bad(found.source.where(row), one, number, told))
+                    break
+                result.count_medium(one.kind, told)
+                tokens += told["tokens"] - 1
+            else:
+                result.lengthen(row, tokens, found.limit, found.source.where(row), found.too_long)
+
+
+async def facts(found: DataFile, task: Task) -> list[dict[str, Any]]:
+    """Of each medium of a task: kind, source, what its header tells, tokens, key and a copy for people, or its `error`."""
+    if found.processors is None:
+        return []
+    told = []
+    async with opened(found.processors, preview_kb=2048) as desk:
+        for media in shown_by(task):
+            one = await _told(desk, media)
+            told.append(
+                {"kind": media.kind, "source": shown(media.source), **({"error": one} if isinstance(one, str) else one)}
+            )
+    return told
+
+
+def shown_by(task: Task) -> Iterator[Media]:
+    yield from () if isinstance(task.prompt, str) else media_of(task.prompt)
+
+
+def bad(where: str, media: Media, number: int, reason: str) -> BadRow:
+    """A row with a medium that can't be read."""
+    what = f"{media.kind} {shown(media.source)}"
+    return BadRow(where, f"{what}: {reason}", f"medium {number} of the prompt", _fix(reason))
+
+
+def _fix(reason: str) -> str:
+    if "No such file" in reason:
+        return "paths are relative to the task file: correct it, or put the file there"
+    if "fetched" in reason:
+        return ""  # the reason says it
+    if "longer than" in reason or "broke the process" in reason:
+        return "leave the row out, or raise timeout_s or memory_mb of its processor"
+    if "at most" in reason or "more than" in reason:
+        return "shrink it, or raise the bound of its processor"
+    return "replace the file, or leave the row out"
+
+
+async def _told(desk: MediaPipeline, media: Media) -> dict[str, Any] | str:
+    try:
+        return await desk.examine(media)
+    except MediaRefused as refused:
+        return str(refused)
+
+
+def choices_for(names: Sequence[str], target: Any, wanted: Sequence[str]) -> tuple[list[Processor], list[str]]:
+    """Processors with their defaults and the kinds that they read, of those kinds that are wanted."""
+    made: dict[str, Processor] = {}
+    for name in names:
+        try:
+            medium = str(target("modality-processor", name).medium)
+        except (ImportError, ConfigError):
+            continue  # it is installed without what it needs; a row that shows such media says so
+        if medium in wanted and medium not in made:
+            made[medium] = Processor(Chosen("modality-processor", name), name)
+    return list(made.values()), list(made)
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """One file, opened as far as it can be."""
+
+    path: str
+    source: TaskSource
+    refused: ConfigError | None
+    """What `open` said of a file with bad rows; the others can be read all the same."""
+    family: ModelFamily | None = None
+    tasks: TaskSet | Dataset | None = None
+    """Unchecked; where a model is known."""
+    processors: Processors | None = None
+    """Of its media; where a model is known and something reads them."""
+    limit: int | None = None
+    """Most tokens of a prompt."""
+    too_long: str = "skip"
+
+
+@dataclass(slots=True)
+class Survey:
+    """What stands in one file."""
+
+    path: str
+    bad: list[BadRow]
+    usable: int = 0
+    skipped: int = 0
+    columns: Counter[str] = field(default_factory=Counter)
+    """How many tasks have a value in each column."""
+    rows: dict[int, int] = field(default_factory=dict)
+    """Tokens of each usable prompt by its row, 0 where no model is known."""
+    media: dict[str, dict[str, float]] = field(default_factory=dict)
+    """By kind, how many were decoded, with their tokens, bytes and seconds in all."""
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of the usable prompts, where a model is known."""
+        return [length for length in self.rows.values() if length]
+
+    def refuse(self, row: int, bad: BadRow) -> None:
+        """A row that looked usable is not."""
+        del self.rows[row]
+        self.usable -= 1
+        self.bad.append(bad)
+
+    def count_medium(self, kind: str, told: Mapping[str, Any]) -> None:
+        """One that was decoded."""
+        sums = self.media.setdefault(kind, {"count": 0, "tokens": 0, "size_bytes": 0, "seconds": 0.0})
+        sums["count"] += 1
+        for name in ("tokens", "size_bytes", "seconds"):
+            sums[name] += float(told.get(name) or 0)
+
+    def lengthen(self, row: int, tokens: int, limit: int | None, where: str, too_long: str) -> None:
+        """A prompt takes so many more than its text; one that is too long with them is skipped, or refused."""
+        length = self.rows[row] + tokens
+        if limit is None or length <= limit:
+            self.rows[row] = length
+        elif too_long == "error":
+            got = f"{length} tokens with its media; data.max_prompt_tokens leaves {limit}"
+            self.refuse(row, BadRow(where, got, "prompt", "lower the bounds of the media's processor"))
+        else:
+            del self.rows[row]
+            self.usable -= 1
+            self.skipped += 1
+
+
+def data_files(file: Path, model: Path | None) -> Iterator[DataFile]:
+    """The file itself, or the training file and evaluation sets of a TOML."""
+    if file.suffix != ".toml":
+        catalogue = Catalogue.load()
+        family = _family(catalogue, Chosen("model-family", "chat"), {"path": str(model)}) if model else None
+        choices, kinds = (
+            choices_for(catalogue.names("modality-processor"), catalogue.target, MEDIA_KINDS) if family else ([], [])
+        )
+        read = Processors(choices, kinds, {"path": str(model)}, family) if family else None
+        yield _opened(str(file), {}, _source_for(file, catalogue), family, {"media": kinds}, processors=read)
+        return
+    composed, catalogue = load(
+        [file], [f"model.path={json.dumps(str(model.absolute()))}"] if model else [], checked=False
+    )
+    for config in [stage.config for stage in composed.stages] or [composed.config]:
+        yield from _of_config(config, catalogue)
+
+
+def _of_config(config: RunConfig, catalogue: Catalogue) -> Iterator[DataFile]:
+    """Its training file and its evaluation sets."""
+    family = _family(catalogue, config.family.chosen, config.model.model_dump(mode="json"))
+    form = cast(type[Algorithm], catalogue.target("algorithm", config.algorithm.name)).source
+    settings = _settings(config, catalogue) if form is Form.ROLLOUT else _dataset_settings(config)
+    files = [(config.data.train, config.data.columns), *((found.path, found.columns) for found in config.eval.sets)]
+    kinds = [cast(Any, catalogue.target("modality-processor", one.name)).medium for one in config.media]
+    plugins = [str(path) for path in config.plugins]
+    read = Processors(config.media, kinds, config.model.model_dump(mode="json"), family, plugins)
+    for path, columns in files:
+        source = cast(TaskSource, catalogue.build(config.source.chosen))
+        yield _opened(str(path), columns, source, family, {**settings, "media": kinds}, form, read)
+
+
+def survey(found: DataFile, media: bool = False) -> Survey:
+    """Read every row, and where asked decode all that they show."""
+    result = Survey(found.path, list(found.source.problems()))
+    for row in range(len(found.source)):
+        _count_columns(found.source, row, result.columns)
+        _examine(found, row, result)
+    if media:
+        if found.processors is None:
+            fix = "name the folder whose config.json tells how media become tokens: --model DIR"
+            raise ConfigError("--media", "no model folder", fix)
+        asyncio.run(survey_media(found, result))
+    return result
+
+
+def _examine(found: DataFile, row: int, result: Survey) -> None:
+    try:
+        rendered = found.tasks.examine(row) if found.tasks else None
+    except ConfigError as error:
+        result.bad.append(BadRow(found.source.where(row), str(error), error.field, str(error.fix)))
+        return
+    if rendered or not found.tasks:
+        result.rows[row] = len(rendered.tokens) if rendered else 0
+        result.usable += 1
+    else:
+        result.skipped += 1
+
+
+def _count_columns(source: TaskSource, row: int, columns: Counter[str]) -> None:
+    task = source[row]
+    columns["prompt"] += 1
+    columns["answer"] += task.answer is not None
+    columns.update(name for name, value in task.metadata.items() if value is not None)
+
+
+def _opened(
+    path: str, columns: Mapping[str, str], source: TaskSource, family: ModelFamily | None, settings: Mapping[str, Any],
+    form: Form = Form.ROLLOUT, processors: Processors | None = None,
+) -> DataFile:  # fmt: skip
+    refused = None
+    try:
+        source.open(path, columns)
+    except ConfigError as error:
+        refused = error
+        if not any(True for _ in source.problems()):
+            raise
+    if family is None:
+        return DataFile(path, source, refused)
+    if form is Form.ROLLOUT:
+        tasks: TaskSet | Dataset = TaskSet(source, family, check=False, **settings)
+    else:
+        tasks = Dataset(source, family, form, check=False, **settings)
+    limit, too_long = settings.get("max_prompt_tokens"), settings.get("too_long", "skip")
+    return DataFile(path, source, refused, family, tasks, processors, limit, too_long)
+
+
+def _family(catalogue: Catalogue, chosen: Chosen, model: Mapping[str, Any]) -> ModelFamily:
+    family = cast(ModelFamily, catalogue.build(chosen))
+    family.open(model)
+    return family
+
+
+def _source_for(file: Path, catalogue: Catalogue) -> TaskSource:
+    """The task source that reads files of this suffix."""
+    known: list[str] = []
+    for name in catalogue.names("task-source"):
+        suffixes = cast(type[TaskSource], catalogue.target("task-source", name)).suffixes
+        if file.suffix in suffixes or (file.is_dir() and name == "files"):
+            return cast(TaskSource, catalogue.build(Chosen("task-source", name)))
+        known += suffixes
+    raise ConfigError("FILE", file, f"name a .toml or a task file ({', '.join(sorted(known))})")
+
+
+def _dataset_settings(config: RunConfig) -> dict[str, Any]:
+    """How the configured run would take rows that were written beforehand."""
+    data = config.data
+    return {"system_prompt": data.system_prompt, "max_row_tokens": data.max_row_tokens or model_context(config.model.path),
+            "too_long": data.too_long, "train_on": data.train_on}  # fmt: skip
+
+
+def _settings(config: RunConfig, catalogue: Catalogue) -> dict[str, Any]:
+    """How the configured run would take its tasks."""
+    data = config.data
+    environments = {
+        choice.name: cast(Any, catalogue.target("environment", choice.name))
+        for choice in (config.environment, *config.environments)
+    }
+    environment = environments[config.environment.name]
+    judges = [(choice.name, catalogue.target("reward", choice.name), bool(choice.only)) for choice in config.rewards]
+    needs = [ColumnNeed(name, cast(Any, judge).needs_columns) for name, judge, some_tasks in judges if not some_tasks]
+    needs.append(ColumnNeed(config.environment.name, environment.needs_columns))
+    return {
+        "system_prompt": data.system_prompt,
+        "max_prompt_tokens": data.max_prompt_tokens,
+        "too_long": data.too_long,
+        "needs": needs,
+        "tools": environment.tools,
+        "tools_of": {name: own.tools for name, own in environments.items()},
+    }

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Core tables that define the experiment: model, data, rollout, optimizer, batch, eval.
+
+What stands here means the same for every engine and trainer. The string under a field is its documentation:
+the reference, the schema, `relax config explain` and `relax init` are made from it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from relax_core.api.bus import LateRule
+from relax_core.api.options import Options
+from relax_core.api.routing import RoutingReplay
+from relax_core.config.annotation import PathOrText
+
+Format = Literal["float32", "bfloat16", "float16"]
+
+
+class Lora(Options):
+    """Train low-rank adapters instead of all weights."""
+
+    rank: PositiveInt = 16
+    """Rank of the adapters."""
+    alpha: PositiveFloat = 32.0
+    """Scale: adapters count alpha / rank."""
+    targets: tuple[str, ...] = ()
+    """Modules whose linear layers get adapters, by the end of their names, such as `q_proj` or `layers.0.mlp`; `*` stands
+    for anything. Empty: every linear layer of the language model except its head."""
+    dropout: float = Field(0.0, ge=0.0, lt=1.0)
+    """Dropout before the adapters, while training only: trained log-probs then differ from sampled ones."""
+    rslora: bool = False
+    """Scale by alpha / sqrt(rank), which keeps high ranks learning (rsLoRA)."""
+    dora: bool = False
+    """Train the length of each weight's rows too (DoRA); published folded into whole weights."""
+    modules_to_save: tuple[str, ...] = ()
+    """Modules that are trained whole beside the adapters; published folded into whole weights."""
+    export_adapter: bool = True
+    """Beside the exported model, whose weights have the adapters folded in, write them in peft's own folder, `adapter`."""
+
+
+class ModelTable(Options):
+    """The policy that is trained."""
+
+    path: Path
+    """Folder of a Hugging Face model: config.json, weights, tokenizer.json."""
+    dtype: Format = "float32"
+    """Number format in which trainers compute, and engines where `rollout.dtype` names no other. The weights that are trained
+    and their optimizer are float32 whatever it is."""
+    tokenizer: Path | None = None
+    """Folder of another tokenizer; absent: the model's own."""
+    chat_template: PathOrText = ""
+    """File that holds a Jinja chat template, or the template itself; empty: the tokenizer's own."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Extra variables of the chat template, such as `enable_thinking = false`."""
+    lora: Lora | None = None
+    """Adapters instead of all weights; absent: all weights are trained."""
+    routing_replay: RoutingReplay = "off"
+    """Of a mixture of experts: train tokens on the experts that they visited before. `rollout` takes the engine's choices
+    (R3); `recompute` those of the trainer's own pass at the start of a step of several updates (R2)."""
+    freeze: tuple[str, ...] = ()
+    """Parts of the model that stay as they are: names that its family gives (`vision`), or ends of module names, such as
+    `embed_tokens` or `layers.0.*`; `*` stands for anything."""
+
+
+class DataTable(Options):
+    """The tasks that are trained on."""
+
+    train: Path
+    """Task file: one JSON object a line with `prompt` (text or messages) and, where rewards need it, `answer`."""
+    columns: dict[str, str] = {}
+    """Renames, `{prompt = "question"}` where the file calls it otherwise."""
+    system_prompt: str = ""
+    """Put before every chat prompt that has no system message of its own."""
+    max_prompt_tokens: PositiveInt | None = None
+    """Longest prompt; absent: what the model's context leaves beside `rollout.max_new_tokens`."""
+    too_long: Literal["skip", "truncate", "error"] = "skip"
+    """A task with a longer prompt: `skip` it, counted and reported, `truncate` its beginning, or refuse to start. A row of
+    a dataset is cut at its end."""
+    max_row_tokens: PositiveInt | None = None
+    """Longest row of a dataset, prompt and completion together; absent: the model's context."""
+    train_on: Literal["completion", "all"] = "completion"
+    """Which tokens of a dataset's row are trained: its completion (of a conversation, every turn of the assistant), or
+    `all`, the prompt too."""
+    shuffle: bool = True
+    """Seeded order, another one each epoch; false: the order of the file."""
+
+
+class RolloutTable(Options):
+    """How samples are generated."""
+
+    prompts_per_step: PositiveInt = 32
+    """Tasks in one step; each becomes a group. From a dataset: rows, or pairs, in one step."""
+    group_size: PositiveInt = 8
+    """Samples of one task."""
+    max_new_tokens: PositiveInt = 1024
+    """Most tokens of one turn of the policy."""
+    temperature: PositiveFloat = 1.0
+    """Sampling temperature; training divides the logits by it too."""
+    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    """Nucleus sampling; 1 samples the policy itself."""
+    dtype: Literal["", Format] = ""
+    """Number format of the engines' weights and caches, and so of what is published to them; empty: `model.dtype`."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a turn, besides the model's own end tokens."""
+    max_turns: PositiveInt = 32
+    """Most turns of the policy in one sample."""
+    token_budget: PositiveInt | None = None
+    """Most tokens of one sample, prompt and observations included; absent: the model's context."""
+    late: LateRule = "wait"
+    """What happens to groups that would miss the staleness bound: `wait` for them, or `mask`, `drop`, `regenerate`."""
+    spare_groups: NonNegativeInt = 0
+    """Groups generated beyond those of a step, so that it need not wait for the slowest: those that end last are dropped.
+    Long answers end last, so the policy sees fewer of them."""
+    refill_limit: NonNegativeInt = 20
+    """Steps' worth of groups in a row that filters may reject and others replace before the run stops; 0: any number."""
+    kv_across_versions: bool = False
+    """Samples under way keep their KV cache when new weights arrive: faster, and their tokens count as old as the cache.
+    Needs `max_staleness` of 1 or more. False: caches are computed again."""
+    media_store_mb: PositiveInt = 65536
+    """Processed media that are kept in the run directory, in MB. Over it, those that no group needs any more are deleted, the
+    least recently used first, and processed again when they are needed again. What is needed stays, also over it."""
+    turn_timeout_s: PositiveFloat = 3600.0
+    """Deadline of one turn of the policy, from when it is asked; it stands still while the engines are paused. Then the
+    sample ends as `engine_timeout`, which is never judged."""
+    step_timeout_s: PositiveFloat = 3600.0
+    """Deadline of a step: it is closed short then, with what is ready; where nothing is, those that it waits for are let go."""
+
+
+class OptimizerTable(Options):
+    """AdamW, the same for every trainer."""
+
+    lr: PositiveFloat = 1e-6
+    """Learning rate at its height."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Course of the rate after the warm-up; `linear` and `cosine` end at 0 with the last step."""
+    warmup_steps: NonNegativeInt = 0
+    """Steps in which the rate rises from 0."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of the two moments."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Decoupled weight decay."""
+    grad_clip: NonNegativeFloat = 1.0
+    """Largest gradient norm; 0: no clipping."""
+    not_finite: Literal["skip", "roll-back", "stop"] = "skip"
+    """An update whose loss or gradient is NaN or infinite is never applied: `skip` it, and go on with the next rows; start
+    the trainer again from its last checkpoint (`roll-back`; one that comes out the same again is skipped); or `stop` the
+    run. Several in a row stop it anyway."""
+
+
+class CriticTable(Options):
+    """The model whose values an algorithm subtracts; the rest of its optimizer is `[optimizer]`."""
+
+    path: Path | None = None
+    """Folder of the model that it starts from, such as a reward model; absent: that of the policy, its head all zeros."""
+    lr: PositiveFloat | None = None
+    """Learning rate at its height; absent: that of the policy."""
+    warmup_steps: NonNegativeInt = 0
+    """First steps in which only the critic is trained and the policy stays as it is."""
+
+
+class BatchTable(Options):
+    """How a step's samples become optimizer updates."""
+
+    updates_per_step: PositiveInt = 1
+    """Optimizer updates a step; more than 1 trains later ones on a policy that has moved since sampling."""
+    tokens_per_micro_batch: NonNegativeInt = 0
+    """Most tokens of one forward and backward; 0: the trainer's own choice. Results do not depend on it."""
+    stream: bool = True
+    """Train on the first groups of a step while its others are still being generated, where algorithm, trainer and
+    placement allow it; the update is that of all rows. False: each step waits for all of them."""
+
+
+class EvalSetTable(Options):
+    """One evaluation set; what is absent is taken from `[eval]`."""
+
+    name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_.-]+$")
+    """Its name in metrics, `eval/<name>/mean`."""
+    path: Path
+    """Task file."""
+    columns: dict[str, str] = {}
+    """Renames, as in `[data]`."""
+    samples: PositiveInt | None = None
+    """Samples of each task."""
+    temperature: NonNegativeFloat | None = None
+    """Sampling temperature; 0 is greedy."""
+    size: PositiveInt | None = None
+    """Most tasks of the file; absent: all."""
+
+
+class EvalTable(Options):
+    """Evaluation: its own seeds, never any influence on training."""
+
+    every: NonNegativeInt = 20
+    """Steps between evaluations, and once at the end; 0: none at all."""
+    at_start: bool = True
+    """Also before the first step."""
+    samples: PositiveInt = 1
+    """Samples of each task."""
+    temperature: NonNegativeFloat | None = None
+    """Sampling temperature, 0 is greedy; absent: as in training."""
+    size: PositiveInt = 128
+    """Tasks held out of the training file where there are no `[[eval.sets]]`."""
+    sets: tuple[EvalSetTable, ...] = ()
+    """Evaluation sets."""

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `chat` family: any model with a `tokenizer.json` and a chat template.
+
+Text is tokenized once. `start` tokenizes the first prompt; `delta` tokenizes only what the template puts between
+the policy's last sampled token and its next turn, so ids that were sampled are never made from text again.
+A bare string gets the beginning-of-sequence token that the model's tokenizer would put there, and no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, ClassVar
+
+from relax_core.api.environment import Tool
+from relax_core.api.errors import ConfigError
+from relax_core.api.family import ModelFamily, Rendered
+from relax_core.api.modality import PlaceholderSpan
+from relax_core.api.options import Options
+from relax_core.api.task import Message, ToolCall
+from relax_core.config.model_folder import model_type
+from relax_core.data.chat_template import ChatFiles, ChatTemplate, parse_calls
+from relax_core.data.placeholders import PARTS, reader
+
+
+class ChatFamily(ModelFamily[Options]):
+    """Chat rendering from the model folder's own files."""
+
+    model_types: ClassVar[tuple[str, ...]] = ()
+
+    def open(self, model: Mapping[str, Any]) -> None:
+        """Read the folder. The date that a template may ask for is taken here, once a process."""
+        files = ChatFiles.read(model)
+        self._tokenizer = files.tokenizer
+        self._specials = {
+            number for number, token in files.tokenizer.get_added_tokens_decoder().items() if token.special
+        }
+        variables = {**files.special, **(model.get("chat_template_kwargs") or {})}
+        now = datetime.now()
+        self._templates = {
+            name: ChatTemplate(text, files.template_source, variables, now) for name, text in files.templates.items()
+        }
+        self._opening = _opening(files)
+        self.placeholders = files.placeholders
+        self._reader = reader(files.config, files.placeholders, self._after_anchor)
+        self._end_of_turn = self._find_end_of_turn(files)
+        eos = self._tokenizer.token_to_id(files.special.get("eos_token", ""))
+        ends = (self._end_of_turn, *files.end_ids, eos)
+        self._stop = tuple(dict.fromkeys(number for number in ends if number is not None))
+        self._anchor = self._find_anchor()
+        ids = self._tokenizer.get_vocab(with_added_tokens=True).values()
+        self._vocab_size = max(ids, default=-1) + 1
+
+    def start(self, prompt: str | Sequence[Message], tools: Sequence[Tool] = ()) -> Rendered:
+        if isinstance(prompt, str):
+            ids = self.encode(prompt)
+            opened = ids[: len(self._opening)] == self._opening
+            return Rendered(ids if opened else self._opening + ids)
+        return Rendered(self.encode(self._template(tools).render(prompt, tools)), _media(prompt))
+
+    def text(self, prompt: str | Sequence[Message], tools: Sequence[Tool] = ()) -> str:
+        """The first prompt as text, for people."""
+        return prompt if isinstance(prompt, str) else self._template(tools).render(prompt, tools)
+
+    def delta(self, before: Sequence[Message], appended: Sequence[Message], last_token: int | None = None) -> Rendered:
+        ids = self._after_anchor(self._template().after_turn(before, appended))
+        if last_token is None or last_token in self._stop:
+            ids = self._without_end(ids, last_token)
+        return Rendered(ids, _media(appended))
+
+    def expand(self, tokens: Sequence[int], layouts: Sequence[Sequence[PlaceholderSpan]]) -> tuple[int, ...]:
+        if self._reader is None:
+            return super().expand(tokens, layouts)
+        return self._reader.expand(tokens, layouts, self.placeholders)
+
+    def parts(self, model: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:
+        return PARTS.get(model_type(Path(str(model.get("path") or ""))), {})
+
+    def turn(self, before: str | Sequence[Message], message: Message) -> tuple[int, ...]:
+        """As the template writes it behind `before`, so that it is what the policy would have sampled."""
+        said = None if isinstance(before, str) else self._template().turn(before, message)
+        if said is None:
+            return super().turn(before, message)
+        ids = self._after_anchor(said)
+        end = next((place for place, number in enumerate(ids) if number in self._stop), None)
+        return ids + self._stop[:1] if end is None else ids[: end + 1]
+
+    def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special))
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def parse(self, text: str) -> tuple[str, tuple[ToolCall, ...], str]:
+        return parse_calls(text)
+
+    @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        return self._stop
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that the tokenizer knows; a model's embedding is often padded beyond it."""
+        return self._vocab_size
+
+    def _template(self, tools: Sequence[Tool] = ()) -> ChatTemplate:
+        chosen = self._templates.get("tool_use") if tools else None
+        template = chosen or self._templates.get("default")
+        if template is None:
+            fix = "name a file or a template there, or write prompts as plain strings"
+            raise ConfigError("model.chat_template", "a conversation for a model without a chat template", fix)
+        return template
+
+    def _without_end(self, ids: tuple[int, ...], last_token: int | None) -> tuple[int, ...]:
+        """Drop the end-of-turn token that the policy sampled itself, with the white space a template puts before."""
+        at = self._first_special(ids)
+        if at is None or ids[at] not in (last_token, self._end_of_turn):
+            return ids
+        return ids[at + 1 :]
+
+    def _first_special(self, ids: tuple[int, ...]) -> int | None:
+        """Position of a special token with nothing but white space before it."""
+        at = next((place for place, number in enumerate(ids) if number in self._specials), None)
+        return None if at is None or self.decode(ids[:at]).strip() else at
+
+    def _after_anchor(self, text: str) -> tuple[int, ...]:
+        """Ids of text that goes on from a turn: behind a special token, so that none is taken for a text's beginning."""
+        if self._anchor is None:
+            return self.encode(text)
+        number, anchor = self._anchor
+        ids = self.encode(anchor + text)
+        return ids[1:] if ids[:1] == (number,) else self.encode(text)
+
+    def _find_anchor(self) -> tuple[int, str] | None:
+        for number in self._stop:
+            token = self._tokenizer.id_to_token(number)
+            if number in self._specials and token and self.encode(token) == (number,):
+                return number, token
+        return None
+
+    def _find_end_of_turn(self, files: ChatFiles) -> int | None:
+        """The special token that the template puts after an assistant's words, whoever speaks next."""
+        if "default" not in self._templates:
+            return None
+        template, asked = self._templates["default"], (Message("user", "x"),)
+        try:
+            closing, going_on = template.after_turn(asked, (), speak=False), template.after_turn(asked, ())
+        except ConfigError:  # a template that refuses so short a chat; `delta` tells where it refuses the real one
+            return None
+        ids = self.encode(closing)
+        at = self._first_special(ids)
+        # A template that asks for the next turn in any case shows a turn's beginning here, not its end.
+        if at is None or (closing == going_on and ids[at] not in files.end_ids):
+            return None
+        return ids[at]
+
+
+def _opening(files: ChatFiles) -> tuple[int, ...]:
+    """Ids put before a bare string: `add_bos_token` where the tokenizer says so, else what its post-processor does."""
+    wanted = files.settings.get("add_bos_token")
+    bos = files.tokenizer.token_to_id(files.special.get("bos_token", ""))
+    if bos is None or wanted is False:
+        return ()
+    added = wanted or files.tokenizer.encode("", add_special_tokens=True).ids[:1] == [bos]
+    return (bos,) if added else ()
+
+
+def _media(messages: Sequence[Message]) -> tuple[str, ...]:
+    parts = (part for message in messages if not isinstance(message.content, str) for part in message.content)
+    return tuple(part.media.reference for part in parts if part.media)

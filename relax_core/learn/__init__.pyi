@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names that this package exports, and the module of each; they load on first use."""
+
+# fmt: off
+# isort: skip_file
+from .advantages import (
+    STD_EPS as STD_EPS, at_last_token as at_last_token, beyond_baseline as beyond_baseline, gae as gae, group_mean
+    as group_mean, group_mean_relative as group_mean_relative, group_mean_std as group_mean_std, informative as
+    informative, leave_one_out as leave_one_out, length_weighted_baseline as length_weighted_baseline, of_turns as
+    of_turns, overlong_penalty as overlong_penalty, per_reward as per_reward, reward_to_go as reward_to_go,
+    step_credit as step_credit, turn_returns as turn_returns, whiten as whiten,
+)
+from .counts import (
+    check_lag as check_lag, count as count, mean as mean, merge_metrics as merge_metrics, rows_with_gradient as
+    rows_with_gradient,
+)
+from .divergence import (
+    kl_k1 as kl_k1, kl_k2 as kl_k2, kl_k3 as kl_k3, kl_unbiased as kl_unbiased, less_divergence as
+    less_divergence, sampled_credit as sampled_credit, sampled_divergence as sampled_divergence, token_divergence
+    as token_divergence, with_rest as with_rest,
+)
+from .groups import Grouping as Grouping
+from .logits import Wanted as Wanted, score_distribution as score_distribution, score_tokens as score_tokens
+from .off_policy import (
+    Mismatch as Mismatch, importance_ratio as importance_ratio, importance_weight as importance_weight, log_ratio
+    as log_ratio, mask_outside as mask_outside, off_policy_sequence_mask as off_policy_sequence_mask,
+    second_moment_mask as second_moment_mask, truncate as truncate, within as within,
+)
+from .packed import Outputs as Outputs, PackedBatch as PackedBatch, prepared_columns as prepared_columns
+from .plan import SCHEDULES as SCHEDULES, lr_factor as lr_factor, plan_micro_batches as plan_micro_batches
+from .policy_gradient import (
+    PolicyGradient as PolicyGradient, PolicyGradientOptions as PolicyGradientOptions, Surrogate as Surrogate,
+)
+from .aggregation import aggregate as aggregate, per_trajectory as per_trajectory
+from .reduction import Denominators as Denominators, reduce as reduce
+from .surrogate import (
+    binary_divergence as binary_divergence, clipped as clipped, clipped_surrogate as clipped_surrogate,
+    clipped_value_loss as clipped_value_loss, clipped_weight as clipped_weight, moves_away as moves_away,
+    pair_metrics as pair_metrics, preference as preference, reinforce as reinforce, soft_gate as soft_gate,
+)

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A medium inside a task file: named by file, row and place in the row, so that its bytes are read where they are needed
+and nowhere else. Tables (`.parquet`, `.arrow`, as `datasets` writes them) and JSON lines; pyarrow is imported to read tables.
+
+Memory while reading is that of a page of the file (writers put up to 1,024 rows into one), however large a row group is.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, quote, unquote
+
+SCHEME = "cell:"
+ROWS_AT_ONCE = 8
+"""Of a row group, while the wanted row is looked for."""
+MAX_LINE = 1 << 30
+SAMPLES = "array"
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedMedia:
+    """`row` counts from 0 in a table, and is where the line begins, in bytes, in JSON lines."""
+
+    file: str
+    row: int
+    at: tuple[str | int, ...]
+    """Names and numbers that lead from the row to the medium."""
+
+    def __str__(self) -> str:
+        return f"{SCHEME}{quote(self.file)}?row={self.row}&at={quote(json.dumps(self.at))}"
+
+    @classmethod
+    def parse(cls, source: str) -> EmbeddedMedia:
+        """ValueError for what is no cell."""
+        path, _, query = source.removeprefix(SCHEME).partition("?")
+        try:
+            told = parse_qs(query, strict_parsing=True)
+            return cls(unquote(path), int(told["row"][0]), tuple(json.loads(told["at"][0])))
+        except (LookupError, ValueError) as error:
+            raise ValueError(f"a cell {source[:80]!r} that names no row") from error
+
+    @property
+    def shown(self) -> str:
+        """For people."""
+        place = f"row {self.row + 1}" if _is_table(self.file) else f"the line at byte {self.row}"
+        return f"{'.'.join(map(str, self.at))} in {place} of {self.file}"
+
+
+def cell_value(cell: EmbeddedMedia) -> Any:
+    """What stands there, as Python has it. ValueError where it can't be read."""
+    try:
+        if not _is_table(cell.file):
+            return _inside(_line(cell), cell.at)
+        import pyarrow as pa
+
+        try:
+            column = _table_cell(cell, str(cell.at[0]))
+        except (pa.ArrowException, KeyError) as error:
+            raise ValueError(f"{cell.file} can't be read ({error})") from error
+        return _inside(column, cell.at[1:])
+    except OSError as error:
+        raise ValueError(f"{cell.file} can't be read ({error.strerror or error})") from error
+    except ImportError as error:
+        raise ValueError(f"{cell.file} needs pyarrow: pip install relax-core[tables]") from error
+
+
+def embedded(value: Any) -> bytes | None:
+    """The bytes of a medium that is itself in the row; None where the row only names it. ValueError for broken ones."""
+    if isinstance(value, bytes | bytearray):
+        return bytes(value)
+    if not isinstance(value, Mapping):
+        return None
+    if value.get(SAMPLES) is not None:
+        return wave(value[SAMPLES], value.get("sampling_rate"))
+    held = value.get("bytes")
+    if isinstance(held, str):
+        try:
+            return base64.b64decode(held, validate=True)
+        except binascii.Error as error:
+            raise ValueError(f"bytes whose base64 is broken ({error})") from error
+    return bytes(held) if isinstance(held, bytes | bytearray) else None
+
+
+def named(value: Any, kind: str = "") -> str | None:
+    """Path, URL or data-URI that a medium's entry gives."""
+    if isinstance(value, str):
+        return value or None
+    if not isinstance(value, Mapping):
+        return None
+    for key in ("path", "url", kind, "image", "video", "audio", "base64"):
+        found = value.get(key) if key else None
+        if isinstance(found, str) and found:
+            return f"data:;base64,{found}" if key == "base64" else found
+        if isinstance(found, Mapping) and (inner := named(found)):
+            return inner
+    return None
+
+
+def wave(samples: Any, rate: Any) -> bytes:
+    """A WAV file of samples in [-1, 1], [samples] or [channels, samples]."""
+    import numpy as np
+
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < 1 << 31:
+        raise ValueError(f"an array of sound whose sampling_rate is {rate!r}; give it in samples a second")
+    try:
+        values = np.asarray(samples, np.float32)
+    except (TypeError, ValueError) as error:
+        raise ValueError("an array of sound that holds other things than numbers") from error
+    if values.ndim not in (1, 2) or not values.size:
+        raise ValueError(f"an array of sound of shape {values.shape}")
+    frames = values.T if values.ndim == 2 else values[:, None]
+    body, channels = np.ascontiguousarray(frames).astype("<f4").tobytes(), frames.shape[1]
+    if channels > 64:
+        raise ValueError(f"an array of sound of {channels} channels; the last axis is time")
+    form = struct.pack("<HHIIHH", 3, channels, int(rate), int(rate) * 4 * channels, 4 * channels, 32)
+    head = b"WAVEfmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", len(body))
+    return b"RIFF" + struct.pack("<I", len(head) + len(body)) + head + body
+
+
+def _is_table(file: str) -> bool:
+    return Path(file).suffix in (".parquet", ".arrow")
+
+
+def _inside(value: Any, at: tuple[str | int, ...]) -> Any:
+    for step in at:
+        try:
+            value = value[step]
+        except (LookupError, TypeError) as error:
+            raise ValueError(f"nothing at {step!r}; the file was changed") from error
+    return value
+
+
+def _line(cell: EmbeddedMedia) -> Any:
+    with Path(cell.file).open("rb") as file:
+        file.seek(cell.row)
+        try:
+            return json.loads(file.readline(MAX_LINE))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{cell.file} was changed: no row begins at byte {cell.row}") from error
+
+
+def _table_cell(cell: EmbeddedMedia, column: str) -> Any:
+    if cell.file.endswith(".arrow"):
+        return _arrow_cell(cell, column)
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(cell.file, pre_buffer=False, buffer_size=1 << 20) as file:
+        first = 0
+        for group in range(file.metadata.num_row_groups):
+            size = file.metadata.row_group(group).num_rows
+            if cell.row < first + size:
+                break
+            first += size
+        else:
+            raise ValueError(f"{cell.file} was changed: it has {first} rows")
+        for batch in file.iter_batches(ROWS_AT_ONCE, [group], [column], use_threads=False):
+            if cell.row < first + batch.num_rows:
+                return batch.column(0)[cell.row - first].as_py()
+            first += batch.num_rows
+    raise ValueError(f"{cell.file} was changed: row {cell.row + 1} is not there")
+
+
+def _arrow_cell(cell: EmbeddedMedia, column: str) -> Any:
+    first = 0
+    for batch in arrow_batches(cell.file):
+        if cell.row < first + batch.num_rows:
+            return batch.column(column)[cell.row - first].as_py()
+        first += batch.num_rows
+    raise ValueError(f"{cell.file} was changed: it has {first} rows")
+
+
+def arrow_batches(file: str) -> list[Any]:
+    """Record batches of an `.arrow` file (stream or file form), mapped, not read."""
+    import pyarrow as pa
+
+    with pa.memory_map(file) as source:
+        try:
+            return list(pa.ipc.open_stream(source))
+        except pa.ArrowInvalid:
+            source.seek(0)
+            reader = pa.ipc.open_file(source)
+            return [reader.get_batch(number) for number in range(reader.num_record_batches)]

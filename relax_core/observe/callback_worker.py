@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Somebody else's code that is told of a run (a sink, an observer): in a thread of its own, under a deadline.
+
+It can be slow, raise or hang without holding the run: raising three times, a call past its deadline or a full queue
+turns it off, and that is reported once. What it is given is never changed by it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from relax_core.api.clock import Clock
+
+STRIKES = 3
+DEPTH = 4096
+Report = Callable[[str, str, str], None]
+"""Called with the outlet's name, a sentence, and the frames of the last error."""
+
+
+class CallbackWorker:
+    """Runs calls in order; `give` never waits."""
+
+    def __init__(self, name: str, clock: Clock, report: Report, deadline_s: float = 30.0) -> None:
+        self.name, self.on = name, True
+        self._clock, self._report, self._deadline_s = clock, report, deadline_s
+        self._calls: queue.Queue[Callable[[], object] | None] = queue.Queue(DEPTH)
+        self._since: float | None = None
+        self._failures = 0
+        self._thread = threading.Thread(target=self._work, name=f"relax-{name}", daemon=True)
+        self._thread.start()
+
+    def give(self, call: Callable[[], object]) -> None:
+        """Queue a call; one that is late by now turns the outlet off."""
+        self.check()
+        if not self.on:
+            return
+        try:
+            self._calls.put_nowait(call)
+        except queue.Full:
+            self._off(f"is off: it is {DEPTH} calls behind")
+
+    def ask(self, call: Callable[[], object]) -> None:
+        """Make a call now, within the deadline; its exception is the caller's, and turns the outlet off."""
+        answer: Future[None] = Future()
+
+        def settle() -> None:
+            try:
+                call()
+            except Exception as error:
+                answer.set_exception(error)
+            else:
+                answer.set_result(None)
+
+        self._calls.put_nowait(settle)
+        try:
+            answer.result(self._deadline_s)
+        except Exception:
+            self.on = False
+            raise
+
+    def check(self) -> None:
+        """Turn off an outlet whose call is past its deadline; its thread is abandoned."""
+        since = self._since
+        if self.on and since is not None and self._clock.now() - since > self._deadline_s:
+            self._off(f"is off: one call took longer than {self._deadline_s:g} s")
+
+    def close(self, last: Callable[[], object] | None = None) -> None:
+        """Finish what is queued, then `last`, within the deadline."""
+        if last is not None:
+            self.give(last)
+        if self.on:
+            self._end()
+            self._thread.join(self._deadline_s)
+        if self.on and self._thread.is_alive():
+            self._off(f"did not finish within {self._deadline_s:g} s")
+
+    def _end(self) -> None:
+        try:
+            self._calls.put(None, timeout=self._deadline_s)
+        except queue.Full:
+            self._off(f"is off: it is {DEPTH} calls behind")
+
+    def _work(self) -> None:
+        while self.on and (call := self._calls.get()) is not None:
+            self._since = self._clock.now()
+            try:
+                call()
+            except Exception as error:
+                self._strike(error)
+            finally:
+                self._since = None
+
+    def _strike(self, error: Exception) -> None:
+        self._failures += 1
+        frames = "".join(traceback.format_exception(error))
+        if self._failures >= STRIKES:
+            self._off(f"is off: it raised {STRIKES} times, last {type(error).__name__}: {error}", frames)
+        elif self.on:
+            self._report(self.name, f"raised {type(error).__name__}: {error}", frames)
+
+    def _off(self, why: str, frames: str = "") -> None:
+        if self.on:
+            self.on = False
+            with contextlib.suppress(queue.Full):
+                self._calls.put_nowait(None)  # An idle thread ends.
+            self._report(self.name, why, frames)

@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plugins: found by metadata, loaded one at a time, looked up by kind and name. See `catalogue.py`."""
+
+from relax_core.registry.catalogue import Catalogue, Found
+from relax_core.registry.frames import plugin_frames
+from relax_core.registry.handshake import ResolvedPlugin
+from relax_core.registry.record import PluginState, Record
+
+__all__ = ["Catalogue", "Found", "Record", "ResolvedPlugin", "PluginState", "plugin_frames"]

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The catalogue: every component that can be named, found by kind and name and imported only when chosen.
+
+It never decides what a run uses; it answers for one name at a time, with an error that says what to do.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from relax_core.api.component import KINDS, Component, Configurable, Kind
+from relax_core.api.errors import ConfigError, PluginError, RelaxError
+from relax_core.registry.contract import build_options, contract_violation, import_target
+from relax_core.registry.frames import plugin_frames, said
+from relax_core.registry.handshake import ResolvedPlugin, compare, resolve
+from relax_core.registry.loader import Loader, installed, load_file
+from relax_core.registry.observers import Observers
+from relax_core.registry.record import Offered, Record
+from relax_core.registry.suggestions import did_you_mean, extra_for, missing
+
+if TYPE_CHECKING:
+    from relax_core.api.trainer import Chosen
+
+COMPOUNDS = {"algorithm": "relax_core.learn.mixed:MixedAlgorithm"}
+"""By kind, what several of it become where they work as one."""
+PYTHON = "python"
+"""The distribution of components that were passed from Python."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A component and where it comes from."""
+
+    component: Component
+    distribution: str
+    version: str
+    location: str
+    plugin: str
+    """The entry point's name, or the file's."""
+
+    @property
+    def title(self) -> str:
+        return f"{self.component.name!r} of {self.distribution} {self.version}".rstrip()
+
+
+class Catalogue:
+    """Components by kind and name; `Catalogue.load()` reads what is installed."""
+
+    def __init__(self, records: Sequence[Record], loader: Loader) -> None:
+        self._records = _with_notes(records)
+        self._loader = loader
+        self._passed: dict[tuple[str, str], type[Configurable]] = {}
+
+    @classmethod
+    def load(cls, files: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> Catalogue:
+        """Installed plugins, and these files. A broken installed plugin is a record; a broken file is an error."""
+        loader = Loader()
+        records = [loader.load(record) for record in installed(os.environ if environ is None else environ)]
+        records += [load_file(loader, path) for path in dict.fromkeys(files)]
+        return cls(records, loader)
+
+    def add(self, kind: str, name: str, cls: type[Configurable]) -> None:
+        """Register a class of this process; a second one of that name replaces the first."""
+        if reason := contract_violation(known_kind(kind), cls):
+            raise PluginError(f"{kind} {name!r} passed from Python", reason)
+        self._passed[kind, name] = cls
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """Every plugin with its state, for listing."""
+        if not self._passed:
+            return self._records
+        offered = tuple(
+            Offered(
+                kind, Component(name, f"{cls.__module__}:{cls.__qualname__}", (cls.__doc__ or "").partition("\n")[0])
+            )
+            for (kind, name), cls in self._passed.items()
+        )
+        return (*self._records, Record(PYTHON, PYTHON, "", "", "", components=offered))
+
+    def names(self, kind: str) -> tuple[str, ...]:
+        """Every name of the kind that can be chosen."""
+        known_kind(kind)
+        offered = (offered for record in self.records for offered in record.components)
+        return tuple(sorted({component.name for of, component in offered if of == kind}))
+
+    def find(self, kind: str, name: str) -> Found:
+        """The component of this name, or of `distribution:name`; nothing is imported."""
+        table = known_kind(kind)
+        wanted, _, bare = name.rpartition(":")
+        found = [f for f in self._offering(kind, bare) if wanted in ("", f.distribution, f.plugin)]
+        if not found:
+            raise missing(table, name, self.records)
+        if len(found) > 1:
+            raise ConfigError(table.table or kind, repr(name), f"several plugins have it; write {_choices(found)}")
+        return found[0]
+
+    def target(self, kind: str, name: str) -> type[Configurable]:
+        """The component's class, imported now and held against its kind's base."""
+        found = self.find(kind, name)
+        cls = self._passed.get((kind, found.component.name)) if found.distribution == PYTHON else None
+        try:
+            target = cls or import_target(found.component.target)
+        except (Exception, SystemExit) as error:
+            if extra := extra_for(found.distribution, error):
+                fix = f"it needs a package that is not installed ({said(error)}); pip install '{extra}'"
+                raise ConfigError(known_kind(kind).table or kind, repr(name), fix) from error
+            message = f"can't import {found.component.target}: {said(error)}"
+            raise PluginError(f"{kind} {found.title}", message, plugin_frames(error)) from error
+        reason = contract_violation(known_kind(kind), target)
+        if reason or not isinstance(target, type):
+            raise PluginError(f"{kind} {found.title}", reason)
+        return target
+
+    def build(self, chosen: Chosen) -> Configurable:
+        """An instance with its options validated; of several that work as one, that one."""
+        if chosen.parts:
+            whole: Any = import_target(COMPOUNDS[chosen.kind])
+            made: Configurable = whole.of([(part.name, self.build(part)) for part in chosen.parts])
+            return made
+        cls = self.target(chosen.kind, chosen.name)
+        try:
+            options = build_options(cls.options_model(), chosen.options, f"{chosen.kind}.{chosen.name}")
+            return cls(options)
+        except RelaxError:
+            raise
+        except Exception as error:
+            title = self.find(chosen.kind, chosen.name).title
+            raise PluginError(
+                f"{chosen.kind} {title}", f"can't be made: {said(error)}", plugin_frames(error)
+            ) from error
+
+    def observers(self) -> Observers:
+        """Who wants to be told what happens in a run."""
+        return Observers(self._loader.manager)
+
+    def resolved(self) -> tuple[ResolvedPlugin, ...]:
+        """What was loaded, exactly; classes passed from Python are not in it: they travel themselves."""
+        return resolve(self._records)
+
+    def verify(self, resolved: Sequence[ResolvedPlugin | Sequence[str]], shared: bool = False) -> None:
+        """Raise InfrastructureError unless this process has the same; `shared`: of what both have, as in an interpreter
+        that holds one engine."""
+        compare(self.resolved(), [ResolvedPlugin(*plugin) for plugin in resolved], shared)
+
+    def _offering(self, kind: str, name: str) -> list[Found]:
+        return [
+            Found(component, record.distribution, record.version, record.location, record.name)
+            for record in self.records
+            for of, component in record.components
+            if of == kind and component.name == name
+        ]
+
+
+def known_kind(name: str) -> Kind:
+    """The kind of this name. Raises ConfigError for a kind that does not exist."""
+    if name not in KINDS:
+        raise ConfigError("kind", repr(name), did_you_mean(name, KINDS))
+    return KINDS[name]
+
+
+def _choices(found: Sequence[Found]) -> str:
+    same = len({f.distribution for f in found}) < len(found)
+    return " or ".join(f"{f.plugin if same else f.distribution}:{f.component.name}" for f in found)
+
+
+def _with_notes(records: Sequence[Record]) -> tuple[Record, ...]:
+    """Every name that two plugins have is told on both records."""
+    holders: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
+    for record in records:
+        holders["plugin", record.name].append(record)
+        for kind, component in record.components:
+            holders[kind, component.name].append(record)
+    notes: dict[int, list[str]] = defaultdict(list)
+    for (kind, name), own in holders.items():
+        for record in own if len(own) > 1 else ():
+            others = ", ".join(other.title for other in own if other is not record)
+            notes[id(record)].append(f"{kind} {name!r} is also in {others}")
+    return tuple(
+        replace(record, notes=tuple(notes[id(record)])) if id(record) in notes else record for record in records
+    )

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The error for a name that no loaded plugin offers: broken, switched off, of another kind, not installed, or mistyped.
+
+Hints for names that nobody knows: the nearest known ones, as the end of a sentence.
+
+Components of plugins of ours by kind and name, so that an unknown name can say what to install. Not a registry.
+
+Heavy packages are extras of their plugins: which one brings a module that is not installed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, requires
+
+from relax_core.api.component import KINDS, Kind
+from relax_core.api.errors import ConfigError, PluginError, RelaxError
+from relax_core.registry.handshake import canonical
+from relax_core.registry.record import PluginState, Record, claims
+
+
+def nearest(name: str, known: Iterable[str]) -> list[str]:
+    """At most three known names that are close to this one, nearest first."""
+    from difflib import get_close_matches
+
+    return get_close_matches(name, list(known), n=3, cutoff=0.6)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`did you mean 'x'?` where something is near, else all there is."""
+    names = sorted(known)
+    if close := nearest(name, names):
+        return f"did you mean {' or '.join(repr(n) for n in close)}?"
+    return f"known are {', '.join(names)}" if names else "there is none"
+
+
+_POLICY_GRADIENT = (
+    "cispo", "dapo", "dppo", "dr-grpo", "gdpo", "gigpo", "gpg", "grpo", "gspo", "m2po", "max-rl", "opo", "ppo", "reinforce",
+    "reinforce-plus-plus", "reinforce-plus-plus-baseline", "remax", "rloo", "sapo",
+)  # fmt: skip
+
+KNOWN: dict[str, dict[str, str]] = {
+    "algorithm": {
+        **dict.fromkeys(_POLICY_GRADIENT, "relax-plugin-policy-gradient"),
+        "distillation": "relax-plugin-distillation",
+        **dict.fromkeys(("dpo", "reward-model", "sft"), "relax-plugin-supervised"),
+    },
+    "filter": dict.fromkeys(("zero-variance", "reward-band", "truncated"), "relax-plugin-selection"),
+    "sampler": dict.fromkeys(("curriculum", "mixture", "success-rate"), "relax-plugin-selection"),
+    "reward": dict.fromkeys(("exact", "judge", "maths"), "relax-plugin-rewards"),
+    "modality-processor": dict.fromkeys(("image", "video", "audio"), "relax-plugin-omni"),
+    "engine": {
+        "transformers": "relax-plugin-transformers",
+        "vllm": "relax-plugin-vllm",
+        "sglang": "relax-plugin-sglang",
+    },
+    "trainer": {"torch": "relax-plugin-torch", "megatron": "relax-plugin-megatron"},
+    "sink": {"tensorboard": "relax-plugin-tensorboard"},
+    "bus": {"transferqueue": "relax-plugin-transferqueue"},
+}
+
+
+def missing(kind: Kind, name: str, records: Sequence[Record]) -> RelaxError:
+    """What to say, most certain cause first."""
+    wanted, _, bare = name.rpartition(":")
+    field = kind.table or kind.name
+    if record := _would_offer(kind, wanted, bare, records):
+        return _unloaded(kind, bare, record)
+    if fix := _elsewhere(kind, wanted, bare, records) or _installable(kind, wanted, bare, records):
+        return ConfigError(field, repr(name), fix)
+    known = [component.name for record in records for of, component in record.components if of == kind.name]
+    return ConfigError(field, repr(name), f"no plugin offers it; {did_you_mean(bare, known)}{_failures(records)}")
+
+
+def _would_offer(kind: Kind, wanted: str, name: str, records: Sequence[Record]) -> Record | None:
+    home = KNOWN.get(kind.name, {}).get(name, "")
+    for record in (record for record in records if record.state is not PluginState.OK):
+        named = wanted in (record.distribution, record.name) if wanted else canonical(record.distribution) == home
+        if named or (not wanted and claims(record, kind.hook, name)):
+            return record
+    return None
+
+
+def _unloaded(kind: Kind, name: str, record: Record) -> RelaxError:
+    if record.state is PluginState.SKIPPED:
+        return ConfigError(
+            kind.table or kind.name, repr(name), f"{record.title} has it and was skipped: {record.reason}"
+        )
+    return PluginError(f"{kind.name} {name!r}", f"{record.title} has it and is broken: {record.reason}", record.frames)
+
+
+def _elsewhere(kind: Kind, wanted: str, name: str, records: Sequence[Record]) -> str:
+    """The same name of another distribution, or of another kind."""
+    for record in records:
+        for of, component in record.components:
+            if component.name == name and of == kind.name and wanted:
+                return f"{record.title} has it; write {record.distribution}:{name}"
+    for record in records:
+        for of, component in record.components:
+            if component.name == name and not wanted:
+                return f"{record.title} has it as {of}; it belongs in [{KINDS[of].table or of}]"
+    return ""
+
+
+def _installable(kind: Kind, wanted: str, name: str, records: Sequence[Record]) -> str:
+    home = KNOWN.get(kind.name, {}).get(name, "")
+    if not home or wanted not in ("", home):
+        return ""
+    for record in records:
+        if canonical(record.distribution) == home:
+            return f"{record.title} does not have it yet; pip install --upgrade {home}"
+    return f"it is not installed; pip install {home}"
+
+
+def _failures(records: Sequence[Record]) -> str:
+    names = ", ".join(record.title for record in records if record.state is PluginState.BROKEN)
+    return f" ({names} failed to load: see `relax plugins list`)" if names else ""
+
+
+def missing_anywhere(name: str, records: Sequence[Record]) -> RelaxError:
+    """The same for a name without a kind: the first kind that has a word to say on it."""
+    wanted, _, bare = name.rpartition(":")
+    for kind in KINDS.values():
+        if record := _would_offer(kind, wanted, bare, records):
+            return _unloaded(kind, bare, record)
+        if fix := _installable(kind, wanted, bare, records):
+            return ConfigError("NAME", repr(name), f"as {kind.name}, {fix}")
+    known = {component.name for record in records for _, component in record.components}
+    known |= {record.distribution for record in records}
+    return ConfigError("NAME", repr(name), f"no plugin has it; {did_you_mean(bare, known)}{_failures(records)}")
+
+
+def extra_for(distribution: str, error: BaseException) -> str:
+    """`distribution[extra]` to install where the error is a module missing that one of its extras names; else empty."""
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return ""
+    from packaging.requirements import Requirement
+
+    wanted = canonical(error.name.partition(".")[0])
+    try:
+        lines = requires(distribution) or []
+    except PackageNotFoundError:
+        return ""  # a single file, or a class passed from Python: they have no extras
+    for requirement in (Requirement(line) for line in lines):
+        extra = re.search(r'extra == "([^"]+)"', str(requirement.marker or ""))
+        if extra and canonical(requirement.name) == wanted:
+            return f"{distribution}[{extra[1]}]"
+    return ""

@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ranks of one trainer as one object: started together, called together, planned for once in the shell.
+
+Notices ranks that hang while others work or wait for them: each answers a ping however busy it is, or is killed.
+
+A rank that ended is noticed by its connection at once; this is for one that was stopped, or whose process is stuck.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from relax_core.api.algorithm import Output, Source
+from relax_core.api.batch import Ragged, RowBatch
+from relax_core.api.devices import OffloadPart
+from relax_core.api.errors import DeadlineExceeded, InfrastructureError, RelaxError, WorkerDied
+from relax_core.api.role import Context, SpanTrack
+from relax_core.api.trainer import (
+    Chosen,
+    Chunk,
+    ChunkPlan,
+    OptimizerSpec,
+    Trainer,
+    TrainerSpec,
+    UpdateOutcome,
+    UpdateResult,
+)
+from relax_core.api.weights import Manifest, Payload, Version
+from relax_core.api.worker import Worker, WorkerSpec
+from relax_core.config.model_folder import placeholders
+from relax_core.data.factories import media_store
+from relax_core.rpc.waiting import start_all
+
+EVERY_S = 5.0
+"""Between pings, and before the first: most calls are over by then."""
+SILENT_S = 15.0
+"""Without an answer a process is given up: longer than any library holds the interpreter."""
+
+
+class Heartbeat:
+    """Those of some workers that were found to hang."""
+
+    def __init__(self, workers: Sequence[Worker]) -> None:
+        self._workers = workers
+        self._silent: dict[int, WorkerDied] = {}
+
+    @asynccontextmanager
+    async def during(self, method: str) -> AsyncIterator[None]:
+        """Listen while this call of theirs lasts."""
+        listeners = [asyncio.create_task(self._listen(rank, method)) for rank in range(len(self._workers))]
+        try:
+            yield
+        finally:
+            for listener in listeners:
+                listener.cancel()
+            await asyncio.gather(*listeners, return_exceptions=True)
+
+    def why(self, rank: int, error: BaseException | None) -> BaseException | None:
+        """What to say of a rank whose call ended so."""
+        return self._silent.get(rank, error)
+
+    async def _listen(self, rank: int, method: str) -> None:
+        worker = self._workers[rank]
+        with contextlib.suppress(RelaxError):  # what else is wrong with it, its own call says
+            while True:
+                await asyncio.sleep(EVERY_S)
+                try:
+                    await worker.call("ping", timeout_s=SILENT_S)
+                except DeadlineExceeded:
+                    said = f"worker {worker.name} (pid {worker.pid}) gave no sign of life for {SILENT_S:.0f} s during {method}"
+                    self._silent[rank] = WorkerDied(f"{said} and was killed; its log is logs/{worker.name}.log")
+                    await worker.kill()
+                    return
+
+
+START_S = 600.0
+CALL_S = 3600.0
+"""A training call may be long, but a rank that died is noticed at once by its connection."""
+
+
+GRACE_S = 3.0
+"""After one rank failed, for the others to answer: what they say may name the cause."""
+
+MAX_OVERFLOWS = 32
+"""Times that one update is computed again at a lower loss scale; halving, 2^32 is brought down to 1."""
+
+ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}
+"""The thread that trains has an arena of malloc to itself otherwise, whose holes took a seventh more memory."""
+
+SENDS = ("actor", "actor-fwd")
+"""Roles whose weights are those that engines get: the first publishes them, the second takes them over."""
+LOOPBACK = "127.0.0.1"
+WORK = frozenset({"begin_step", "begin_update", "accumulate", "finish_update", "forward"})
+"""Methods that are what a step is for; others move weights, save, sleep and wake."""
+
+
+class RankGroup:
+    """All ranks of the trainer of one role."""
+
+    def __init__(
+        self, trainer: Trainer, workers: Sequence[Worker], lanes: Sequence[SpanTrack], facts: Mapping[str, Any],
+        tokens_per_micro_batch: int,
+    ) -> None:  # fmt: skip
+        self._trainer, self._workers, self._lanes, self.facts = trainer, workers, lanes, facts
+        self._tokens_per_micro_batch = tokens_per_micro_batch
+        self._whole_groups = False
+        self.lost = False
+        """A rank died or hung: the others are of no use without it, and gone too."""
+        self._sleeps: tuple[OffloadPart, ...] = ()
+        self.freed_bytes = 0
+        """When it slept last."""
+        self._chunks: list[Chunk] = []
+        """Of the open update."""
+
+    @classmethod
+    async def start(
+        cls, context: Context, name: str, role: str = "", model: Mapping[str, Any] | None = None
+    ) -> RankGroup:
+        """Start every rank of the worker group and let it load the model; nothing stays behind when one fails.
+
+        Where a role has several groups, `role` names it; `model` in place of the run's own, as the `[model]` table.
+        """
+        group, chosen = context.plan.groups[name], context.run.trainer.chosen
+        seats = [group.seat(rank) for rank in range(group.size)]
+        specs = [
+            WorkerSpec(f"{name}-rank-{rank}", chosen, context.run.trainer.python,
+                       {"OMP_NUM_THREADS": str(group.threads), **ONE_ARENA}, devices=seat, num_gpus=context.plan.num_gpus(seat))
+            for rank, seat in enumerate(seats)
+        ]  # fmt: skip
+        lanes = [context.lane(spec.name, group.devices_of(rank)) for rank, spec in enumerate(specs)]
+        workers = await context.workers.start(specs, START_S)
+        try:
+            rendezvous = await meeting_place(workers)
+            ranks = [
+                trainer_spec(context, role or name, rank, group.size, rendezvous, model) for rank in range(group.size)
+            ]
+            facts = await start_all(
+                *(
+                    _ask(lane, worker, "start", (spec,), START_S)
+                    for lane, worker, spec in zip(lanes, workers, ranks, strict=True)
+                )
+            )
+            made = cls(context.build(chosen), workers, lanes, facts[0], context.run.batch.tokens_per_micro_batch)
+            made._sleeps, made._whole_groups = group.sleeps, context.plan.source is Source.PAIRS
+            await context.turns.join(name, group.devices, made)
+        except BaseException:
+            await asyncio.gather(*(worker.kill() for worker in workers))
+            raise
+        return made
+
+    async def call(self, method: str, *args: Any, timeout_s: float = CALL_S) -> list[Any]:
+        """One method on every rank. A failure ends the call on all of them, and its cause is raised.
+
+        Ranks meet in collectives: where one is gone the others may wait for it, so those that do not answer are killed.
+        """
+        ranks = zip(self._lanes, self._workers, strict=True)
+        calls = [asyncio.ensure_future(_ask(lane, worker, method, args, timeout_s)) for lane, worker in ranks]
+        heartbeat = Heartbeat(self._workers)
+        try:
+            async with heartbeat.during(method):
+                ended, left = await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
+                if left:
+                    ended, left = await asyncio.wait(calls, timeout=GRACE_S)
+            ends = [call.exception() if call in ended else None for call in calls]
+            failures = [error for rank, end in enumerate(ends) if end and (error := heartbeat.why(rank, end))]
+            if failures:
+                if left or any(isinstance(error, WorkerDied | DeadlineExceeded) for error in failures):
+                    await self.give_up()
+                raise min(failures, key=_remoteness)
+            return [call.result() for call in calls]
+        finally:
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+
+    @property
+    def size(self) -> int:
+        return len(self._workers)
+
+    async def sleep(self, parts: Sequence[OffloadPart]) -> int:
+        """Free these parts on every rank, as far as they may sleep; bytes really freed."""
+        self.freed_bytes = sum(map(int, await self._rest("sleep", parts)))
+        return self.freed_bytes
+
+    async def wake(self, parts: Sequence[OffloadPart]) -> None:
+        await self._rest("wake", parts)
+
+    async def _rest(self, method: str, parts: Sequence[OffloadPart]) -> list[Any]:
+        """Ranks that are gone hold nothing: that they are, the next work on them says, not the arbiter's order."""
+        able = [part for part in self._sleeps if part in parts]
+        try:
+            return await self.call(method, able) if able and not self.lost else []
+        except InfrastructureError:
+            if not self.lost:
+                raise
+            return []
+
+    def pids(self) -> dict[str, int]:
+        """Of the ranks' processes, by their names."""
+        return {worker.name: worker.pid for worker in self._workers}
+
+    def chunk(self, rows: RowBatch, skipped: int = 0) -> Chunk:
+        """Where groups are compared in the loss, one is never split."""
+        units = whole_groups(rows) if self._whole_groups else [(index,) for index in range(len(rows))]
+        lengths = rows.columns["tokens"].lengths
+        padded = [len(unit) * max(int(lengths[index]) for index in unit) for unit in units]
+        plan = self._trainer.plan(padded, len(self._workers), self._tokens_per_micro_batch)
+        return Chunk(rows, _spread(plan, units), skipped)
+
+    async def forward(self, rows: RowBatch, columns: Sequence[str]) -> dict[str, Ragged]:
+        """Columns filled without gradient, in the order of `rows`; asked for by the keys of outputs."""
+        parts: list[RowBatch] = await self.call("forward", self.chunk(rows), tuple(columns))
+        names = [name for key in columns for name in Output.parse(key).gives]
+        place = {row: (part, index) for part in parts for index, row in enumerate(part.ids)}
+        if len(parts) == 1 and parts[0].ids == rows.ids:
+            return {name: parts[0].columns[name] for name in names}
+        views = {id(part): {name: list(part.columns[name].rows()) for name in names} for part in parts}
+        return {name: Ragged.of([views[id(place[row][0])][name][place[row][1]] for row in rows.ids]) for name in names}
+
+    async def begin_update(self, denominators: Mapping[str, float]) -> None:
+        self._chunks = []
+        await self.call("begin_update", denominators)
+
+    async def accumulate(self, rows: RowBatch, skipped: int, last: bool) -> None:
+        """Forward and backward of these rows; they are kept while the update is open."""
+        self._chunks.append(self.chunk(rows, skipped))
+        await self.call("accumulate", self._chunks[-1], last)
+
+    async def finish_update(
+        self, denominators: Mapping[str, float], verify: Callable[[], Awaitable[None]] | None = None
+    ) -> UpdateResult:
+        """The update's end. Gradients that were too large for fp16 are computed again, at the lower scale that the trainer
+        took meanwhile; `verify` is called before weights can change again."""
+        result, overflows = await self._finish(denominators), 0
+        while result.outcome is UpdateOutcome.OVERFLOW and overflows < MAX_OVERFLOWS:
+            overflows += 1
+            await self.call("begin_update", denominators)
+            for chunk in self._chunks:
+                await self.call("accumulate", chunk, chunk is self._chunks[-1])
+            if verify is not None:
+                await verify()
+            result = await self._finish(denominators)
+        self._chunks = []
+        if not overflows:
+            return result
+        return replace(result, metrics={**result.metrics, "train/overflows": (float(overflows), 1.0)})
+
+    async def _finish(self, denominators: Mapping[str, float]) -> UpdateResult:
+        """One result for all ranks; that they disagree is a fault of the machine."""
+        results: list[UpdateResult] = await self.call("finish_update", denominators)
+        outcomes = {result.outcome for result in results}
+        if len(outcomes) > 1:
+            raise InfrastructureError(
+                f"trainer ranks disagree on an update: {sorted(outcomes)}; resume from a checkpoint"
+            )
+        return results[0]
+
+    async def publish(
+        self, version: Version, transport: Chosen, location: str, payload: Payload = "full", base: str = ""
+    ) -> Manifest:
+        manifests: list[Manifest] = await self.call("publish", version, transport, location, payload, base)
+        return manifests[0]
+
+    async def transfer(self, manifest: Manifest, transport: Chosen, receivers: int, wait_s: float) -> int:
+        """Live: hand out what was published last; how many receivers took all of it."""
+        took: list[int] = await self.call("transfer", manifest, transport, receivers, wait_s)
+        return max(took)
+
+    async def give_up(self) -> None:
+        """End all ranks at once."""
+        self.lost = True
+        await asyncio.gather(*(worker.kill() for worker in self._workers))
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(worker.stop() for worker in self._workers))
+
+
+def whole_groups(rows: RowBatch) -> list[tuple[int, ...]]:
+    """Indices of the rows of each group."""
+    found: dict[int, list[int]] = {}
+    for index, row in enumerate(rows.ids):
+        found.setdefault(row.group, []).append(index)
+    return [tuple(indices) for indices in found.values()]
+
+
+def _spread(plan: ChunkPlan, units: Sequence[tuple[int, ...]]) -> ChunkPlan:
+    """From a plan over units to one over their rows."""
+    return ChunkPlan(
+        tuple(
+            tuple(tuple(index for unit in planned for index in units[unit]) for planned in rank)
+            for rank in plan.micro_batches
+        )
+    )
+
+
+def _remoteness(error: BaseException) -> int:
+    """From the cause of a failure: a rank that died, one that raised, one that lost another, one that only waited."""
+    if isinstance(error, WorkerDied):
+        return 0
+    return 1 + isinstance(error, InfrastructureError) + isinstance(error, DeadlineExceeded)
+
+
+async def _ask(lane: SpanTrack, worker: Worker, method: str, args: Sequence[Any], timeout_s: float) -> Any:
+    """One call of one rank, on its account."""
+    with lane.span("work" if method in WORK else "overhead", method):
+        return await worker.call(method, *args, timeout_s=timeout_s)
+
+
+def trainer_spec(
+    context: Context, role: str, rank: int, world_size: int, rendezvous: str, model: Mapping[str, Any] | None
+) -> TrainerSpec:
+    run = context.run
+    optimizer = run.optimizer
+    lr = (run.critic.lr if role == "critic" else None) or optimizer.lr
+    return TrainerSpec(
+        model=_model(context, role) if model is None else model,
+        algorithm=run.learner,
+        optimizer=OptimizerSpec(
+            lr, optimizer.schedule, optimizer.warmup_steps, tuple(optimizer.betas), optimizer.weight_decay,
+            optimizer.grad_clip, run.steps,
+        ),
+        role=role.replace("-", "_"), seed=run.seed, deterministic=run.deterministic,
+        max_staleness=-1 if context.plan.max_staleness is None else context.plan.max_staleness,
+        tokens_per_micro_batch=run.batch.tokens_per_micro_batch, rank=rank, world_size=world_size, rendezvous=rendezvous,
+        temperature=run.rollout.temperature if context.plan.source is Source.ROLLOUT else 1.0,
+        media=media_store(context) if run.media else "", suppress_tokens=_never_sampled(context),
+        publish_dtype=run.engine_dtype if role in SENDS else "",
+    )  # fmt: skip
+
+
+def _never_sampled(context: Context) -> tuple[int, ...]:
+    """Tokens that hold place for media: engines are told not to sample them either."""
+    if context.plan.source is not Source.ROLLOUT:
+        return ()
+    return tuple(placeholders(Path(context.run.model.path)).values())
+
+
+def _model(context: Context, role: str) -> dict[str, Any]:
+    """The `[model]` table; parts that the family has names for are named as its modules are. A critic trains as much of its
+    body as the policy does, also of a folder of its own."""
+    table = context.run.model.model_dump(mode="json")
+    if role == "critic" and context.run.critic.path is not None:
+        table["path"] = str(context.run.critic.path)
+    if table["freeze"]:
+        parts = context.build(context.run.family.chosen).parts(table)
+        table["freeze"] = [pattern for name in table["freeze"] for pattern in parts.get(name, (name,))]
+    return dict(table)
+
+
+async def meeting_place(workers: Sequence[Worker]) -> str:
+    """Where ranks find each other: at the first one's machine, by loopback where all are on it."""
+    if len(workers) < 2:
+        return ""
+    first = workers[0]
+    address = LOOPBACK if all(worker.host == first.host for worker in workers) else first.host
+    return f"{address}:{await first.free_port(address)}"
+
+
+__all__ = ["RankGroup", "UpdateOutcome"]

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process that ends with its parent: its standard input is a pipe that the parent holds, and never writes to.
+
+`python -m relax_core.runners.local.parent_death MODULE ARGUMENTS...` runs any module so, in a session of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import runpy
+import signal
+import sys
+import threading
+
+
+def end_with_parent() -> None:
+    """From now on, kill this process and whatever it forked when standard input closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when we end
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    # Not through sys.stdin: its lock, held by this thread, would abort the interpreter at its end.
+    while os.read(0, 4096):
+        pass
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(os.getpgrp(), signal.SIGKILL)  # the session is ours alone: whatever we forked ends too
+
+
+def main() -> None:
+    """Run a module as its own command line would."""
+    end_with_parent()
+    module, *sys.argv[1:] = sys.argv[1:]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

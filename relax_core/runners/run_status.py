@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The board of a run: heartbeats, numbered events and commands. In memory, beside the bus; nothing of it is durable.
+
+Readers say what they have seen and wait with a deadline, so that the same calls work within and between processes.
+
+Puts what roles tell in their own monotonic seconds on the hub's clock: processes on other machines have other ones.
+
+A beat is made before it arrives, so the smallest difference seen is the nearest to the truth, and late by the quickest
+transfer at most. Nothing is asked of anybody, and on one machine it changes next to nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from heapq import merge
+from operator import itemgetter
+
+from relax_core.api.clock import Clock
+from relax_core.api.events import Event, StepFinished, TimeSpent
+from relax_core.api.status import Command, CommandName, Heartbeat, Span
+
+
+class ClockOffsets:
+    """The difference to each role's clock."""
+
+    def __init__(self) -> None:
+        self._shifts: dict[tuple[str, int], float] = {}
+        self._ends: dict[str, float] = {}
+        """Of each lane's last span: a better difference must not let the next one overlap it."""
+
+    def translate(self, beat: Heartbeat, now: float) -> Heartbeat:
+        """The beat in the hub's seconds; one that does not tell when it was made is as it is."""
+        if not beat.sent:
+            return replace(beat, at=now)
+        whose = (beat.role, beat.pid)
+        shift = self._shifts[whose] = min(now - beat.sent, self._shifts.get(whose, now - beat.sent))
+        waits = tuple(replace(wait, since=wait.since + shift, deadline=wait.deadline + shift) for wait in beat.waits)
+        spans = tuple(self._placed(span, shift) for span in beat.spans)
+        return replace(beat, at=now, sent=beat.sent + shift, waits=waits, spans=spans)
+
+    def _placed(self, span: Span, shift: float) -> Span:
+        start = max(span.start + shift, self._ends.get(span.lane, span.start + shift))
+        end = self._ends[span.lane] = max(span.end + shift, start)
+        return replace(span, start=start, end=end)
+
+
+KEPT_EVENTS = 4096
+"""More than any controller lags behind; older ones are in the run directory."""
+
+
+class RunStatusService:
+    """Implements `api.status.Board`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._clocks = ClockOffsets()
+        self._beats: dict[str, Heartbeat] = {}
+        self._events: deque[tuple[int, Event]] = deque(maxlen=KEPT_EVENTS)
+        self._spent: deque[tuple[int, Event]] = deque(maxlen=KEPT_EVENTS)
+        """Beside the others: every beat brings one, which pushes no other out and wakes no reader: it goes along."""
+        self._commands: dict[str, list[Command]] = {}
+        self._numbers = 0
+        self._changed = asyncio.Event()
+
+    async def beat(self, beat: Heartbeat) -> None:
+        told = self._clocks.translate(beat, self._clock.now())
+        self._beats[beat.role] = replace(told, spans=())
+        if beat.sent:
+            self._tell(self._spent, TimeSpent(told.role, told.sent, told.spans, told.state in ("stopped", "failed")))
+
+    async def beats(self) -> tuple[Heartbeat, ...]:
+        return tuple(self._beats.values())
+
+    async def emit(self, event: Event) -> None:
+        if isinstance(event, StepFinished):
+            event = replace(event, at=self._clock.now())
+        self._tell(self._events, event)
+        self._notify()
+
+    def _tell(self, kept: deque[tuple[int, Event]], event: Event) -> None:
+        self._numbers += 1
+        kept.append((self._numbers, event))
+
+    async def events(self, after: int, wait_s: float) -> tuple[tuple[int, Event], ...]:
+        # Not `_numbers`, which commands raise too: a reader would never wait, nor let anyone else go on.
+        kinds = (self._events, self._spent)
+        await self._until(lambda: bool(self._events) and self._events[-1][0] > after, wait_s)
+        return tuple(merge(*([each for each in kind if each[0] > after] for kind in kinds), key=itemgetter(0)))
+
+    async def command(self, role: str, name: CommandName, argument: str = "") -> None:
+        self._numbers += 1
+        self._commands.setdefault(role, []).append(Command(self._numbers, name, argument))
+        self._notify()
+
+    async def commands(self, role: str, after: int, wait_s: float) -> tuple[Command, ...]:
+        def waiting() -> list[Command]:
+            return [command for command in self._commands.get(role, ()) if command.number > after]
+
+        await self._until(lambda: bool(waiting()), wait_s)
+        return tuple(waiting())
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def _until(self, ready: Callable[[], bool], wait_s: float) -> None:
+        deadline = self._clock.now() + wait_s
+        while not ready() and (left := deadline - self._clock.now()) > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._changed.wait()

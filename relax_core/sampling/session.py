@@ -1,0 +1,418 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One sample while it happens: branches that take turns with the policy, growing one forest of tokens.
+
+Sampled ids go in as they came and are never made from text again; what the environment says is rendered once, as what
+it appends. Nothing here knows engines or environments: turns are asked of `Generate`.
+
+Keys of states: where turns of different samples of a task began in the same one, their keys are equal.
+
+A state has the environment's name for it (`Observation.state`); else it is what the policy was shown since it last
+spoke. It is no cache key of tokens: the same words are the same state whatever stands before them.
+
+Seeds as pure functions of names: (run seed, group, sample, attempt, turn). Nothing here draws or remembers.
+
+Each step is splitmix64's finalizer over a running state, so that neighbouring names give unrelated seeds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from itertools import chain
+from typing import Any
+
+from relax_core.api.environment import Action, Observation, Tool
+from relax_core.api.errors import InfrastructureError
+from relax_core.api.family import ModelFamily, Rendered
+from relax_core.api.task import Message, ToolCall
+from relax_core.api.trajectory import Node, Outcome, Trajectory
+from relax_core.data.media_pipeline import MediaFor, MediaRefused, media_of
+from relax_core.engines.requests import Completion, Generate, GenerateCall, cut, watch_for
+from relax_core.engines.routes import Routes, filled
+
+
+def state_key(name: str, shown: Sequence[Message], tokens: Sequence[int]) -> int:
+    """A signed 64-bit number. Where nothing was shown either, the state is all that was said: `tokens`."""
+    if name:
+        return _digest("name", name)
+    if shown:
+        return _digest("shown", *(text for message in shown for text in _texts(message)))
+    return _digest("tokens", array("q", tokens).tobytes())
+
+
+def _texts(message: Message) -> tuple[str, ...]:
+    """What tells two messages apart; media by their references."""
+    content = message.content
+    parts = [("", content)] if isinstance(content, str) else [
+        (part.media.kind, part.media.reference) if part.media else ("", part.text) for part in content
+    ]  # fmt: skip
+    return (message.role, message.name, str(len(parts)), *chain.from_iterable(parts))
+
+
+def _digest(*texts: str | bytes) -> int:
+    digest = blake2b(digest_size=8)
+    for text in texts:
+        encoded = text if isinstance(text, bytes) else text.encode(errors="surrogatepass")
+        digest.update(len(encoded).to_bytes(8, "big") + encoded)
+    return int.from_bytes(digest.digest(), "big", signed=True)
+
+
+_MASK = (1 << 64) - 1
+_GAMMA = 0x9E3779B97F4A7C15
+
+
+def sample_seed(run_seed: int, group: int, sample: int, retry: int = 0) -> int:
+    """The seed of one attempt at one place of a group, below 2**63."""
+    return _mix(_mix(_mix(_mix(0, run_seed), group), sample), retry) >> 1
+
+
+def turn_seed(sample_seed: int, turn: int) -> int:
+    """The seed of one turn of a sample, below 2**63."""
+    return _mix(_mix(1, sample_seed), turn) >> 1
+
+
+def branch_seed(seed: int, turn: int, branch: int) -> int:
+    """What turns of a branch are seeded from: independent of the order in which branches happen to run."""
+    return _mix(_mix(_mix(2, seed), turn), branch) >> 1
+
+
+def _mix(state: int, value: int) -> int:
+    z = (state + _GAMMA + (value & _MASK)) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
+
+
+ENGINE_FAILS = (InfrastructureError, ValueError)
+"""What `generate` may raise where an engine fails, or refuses."""
+_NOTHING = Rendered(())
+Format = Callable[[Observation | str], tuple[Message, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a sample may use; 0 is no limit, except for a turn's own."""
+
+    max_new_tokens: int
+    """A turn's."""
+    max_turns: int = 1
+    token_budget: int = 0
+    """All tokens of the sample, prompt and observations included; branches that run side by side may each use what
+    was left when they began."""
+    max_context: int = 0
+    """Of one branch, with everything that was said to it."""
+    stop: tuple[str, ...] = ()
+
+
+class SessionEnded(Exception):
+    """The sample's tokens or turns are used up, or its engine failed. Let it pass: nobody listens any more."""
+
+
+@dataclass(slots=True)
+class Sample:
+    """What all branches of a sample share."""
+
+    family: ModelFamily
+    generate: Generate
+    limits: Limits
+    format: Format
+    """The environment's `format_observation`."""
+    tools: tuple[Tool, ...] = ()
+    media: MediaFor | None = None
+    """None: whatever is said is text."""
+    forest: list[Node] = field(default_factory=list)
+    branches: list[Branch] = field(default_factory=list)
+    outcome: Outcome = Outcome.FINISHED
+    error: str = ""
+    response: str = ""
+    states: list[int] = field(default_factory=list)
+    """[turns] keys of what was shown before each turn, in the order in which turns began."""
+    num_tokens: int = 0
+    step_rewards: list[float] = field(default_factory=list)
+    step_turns: list[int] = field(default_factory=list)
+    """The turn that each was given for."""
+    newest: int | None = None
+    """Newest step among the weights that sampled its tokens."""
+    info: dict[str, Any] = field(default_factory=dict)
+    roots: dict[Rendered, int] = field(default_factory=dict)
+    """Branches that start with the same tokens share their root."""
+    broken: Exception | None = None
+    """A fault that is neither the sample's nor its environment's, even when it passed through the author's code."""
+    generating: int = 0
+    deadline: asyncio.Timeout | None = None
+    own_time_s: float = 0.0
+
+    def open(self, prompt: str | tuple[Message, ...], rendered: Rendered, seed: int) -> Branch:
+        """The first branch."""
+        return Branch(self, prompt, rendered, seed)
+
+    def end(self, outcome: Outcome, error: str) -> SessionEnded:
+        """Note why it is over, unless something worse was noted before."""
+        if self.outcome.judged:
+            self.outcome, self.error = outcome, error
+        return SessionEnded(error)
+
+    def room(self, length: int, added: int, asked: int | None) -> int:
+        """Tokens that the next turn of a branch of this length may have, once `added` tokens are said to it."""
+        limits = self.limits
+        bounds = [limits.max_new_tokens if asked is None else min(asked, limits.max_new_tokens)]
+        if limits.token_budget:
+            bounds.append(limits.token_budget - self.num_tokens - added)
+        if limits.max_context:
+            bounds.append(limits.max_context - length - added)
+        return min(bounds)
+
+    async def ask(self, call: GenerateCall) -> Completion:
+        """One turn of the policy; an engine that fails ends the sample. The environment's own time stands still."""
+        self.generating += 1
+        if self.deadline is not None:
+            self.deadline.reschedule(None)
+        try:
+            return await self.generate(call)
+        except ENGINE_FAILS as error:
+            raise self.engine_failed(error) from error
+        finally:
+            self.generating -= 1
+            if self.deadline is not None and not self.generating and not self.deadline.expired():
+                self.deadline.reschedule(asyncio.get_running_loop().time() + self.own_time_s)
+
+    async def look(self, messages: Sequence[Message]) -> None:
+        """Have what these messages show processed; what can't be read ends the sample."""
+        if self.media is None or not media_of(messages):
+            return
+        try:
+            await self.media.prepare(messages)
+        except MediaRefused as refused:
+            raise self.end(Outcome.MEDIA_ERROR, str(refused)) from refused
+
+    def hold(self, rendered: Rendered, messages: Sequence[Message]) -> Rendered:
+        """With the tokens that the messages' media take. A text that looks like a medium ends the sample."""
+        if self.media is None:
+            return rendered
+        try:
+            return self.media.hold(rendered, messages)
+        except MediaRefused as refused:
+            raise self.end(Outcome.MEDIA_ERROR, str(refused)) from refused
+
+    def engine_failed(self, error: Exception) -> SessionEnded:
+        """What `generate` raised ends the sample."""
+        return self.end(Outcome.ENGINE_ERROR, f"{type(error).__name__}: {error}")
+
+    @contextmanager
+    def watched(self, deadline: asyncio.Timeout, own_time_s: float) -> Iterator[None]:
+        """Let the deadline of an environment that drives count only the time in which no turn is being sampled."""
+        self.deadline, self.own_time_s = deadline, own_time_s
+        try:
+            yield
+        finally:
+            self.deadline = None
+
+    def trajectory(self) -> Trajectory:
+        """The sample, which is over."""
+        messages = tuple(message for branch in self.branches for message in branch.own_messages())
+        self.branches.clear()  # each holds its sample: a ring that only the collector would find
+        info = {**self.info, "error": self.error} if self.error else self.info
+        return Trajectory(
+            messages, self.response, tuple(self.forest), self.outcome, tuple(self.step_rewards), info, self.newest,
+            tuple(self.step_turns), tuple(self.states),
+        )  # fmt: skip
+
+
+class Branch:
+    """One line of a sample: `Session` for environments that drive, and what the turn loop works on."""
+
+    def __init__(self, sample: Sample, prompt: str | tuple[Message, ...], rendered: Rendered | None, seed: int) -> None:
+        self.sample, self._seed, self._rendered = sample, seed, rendered
+        self._raw = isinstance(prompt, str)
+        self._prompt = prompt
+        self._messages = [Message("user", prompt)] if isinstance(prompt, str) else list(prompt)
+        self._shared = 0
+        self._pending: list[Message] = []
+        self._tokens: tuple[int, ...] = ()
+        self._media: tuple[str, ...] = ()
+        self._leaf: int | None = None
+        self._turn = self._forks = 0
+        self._state = ""
+        """The environment's name for the state that the next turn begins in."""
+        self._newest_turn = 0
+        """Its newest turn's place among all turns of the sample; what it was forked or restarted from, before its first."""
+        sample.branches.append(self)
+
+    async def generate(self, max_new_tokens: int | None = None, stop: tuple[str, ...] = ()) -> Action:
+        """Let the policy take a turn. Raises Ended when it can't."""
+        try:
+            return await self._generate(max_new_tokens, stop)
+        except SessionEnded:
+            raise
+        except Exception as error:
+            self.sample.broken = error
+            raise
+
+    async def _generate(self, max_new_tokens: int | None, stop: tuple[str, ...]) -> Action:
+        unseen = self._pending if self._leaf is not None or self._rendered is not None else self._said()
+        await self.sample.look(unseen)
+        call = self.begin(max_new_tokens, stop)
+        return self.take(call, await self.sample.ask(call), max_new_tokens)
+
+    def begin(self, max_new_tokens: int | None = None, stop: tuple[str, ...] = ()) -> GenerateCall:
+        """What the policy is asked for its next turn. Raises Ended when it can't take one."""
+        sample = self.sample
+        if not sample.outcome.judged:
+            raise SessionEnded(sample.error)
+        if sample.limits.max_turns and len(sample.states) >= sample.limits.max_turns:
+            raise sample.end(Outcome.TRUNCATED, "")
+        state = state_key(self._state, self._shown(), self._tokens)
+        if self._leaf is None:
+            self._start()
+        added = self._appended()
+        room = sample.room(len(self._tokens), len(added.tokens), max_new_tokens)
+        if room <= 0:  # what was said last stays out: a row is never longer than the model's context
+            raise sample.end(Outcome.TRUNCATED, "")
+        self._extend(added)
+        self._newest_turn, self._state = len(sample.states), ""
+        sample.states.append(state)
+        self._turn += 1
+        seed = turn_seed(self._seed, self._turn - 1)
+        stops = stop or sample.limits.stop
+        watch = watch_for(stops, sample.family.decode)
+        return GenerateCall(self._tokens, room, seed, sample.family.stop_tokens, stops, self._media, watch=watch)
+
+    def take(self, call: GenerateCall, completion: Completion, max_new_tokens: int | None = None) -> Action:
+        """The turn that `begin` asked for. Raises Ended where the engine failed in it."""
+        sample = self.sample
+        if completion.finish in ("error", "abort", "deadline"):
+            outcome = Outcome.ENGINE_TIMEOUT if completion.finish == "deadline" else Outcome.ENGINE_ERROR
+            raise sample.end(outcome, completion.error or f"generation ended with {completion.finish}")
+        completion = cut(completion, call.stop, sample.family.decode)
+        if completion.finish == "length" and call.max_new_tokens != max_new_tokens:
+            sample.end(Outcome.TRUNCATED, "")
+        return self._grow(completion)
+
+    def observe(self, observation: Observation | str) -> None:
+        self.append(self.sample.format(observation), state_of(observation))
+
+    def append(self, messages: tuple[Message, ...], state: str = "") -> None:
+        """What was said to the policy; rendered when its next turn begins. `state`: the environment's name for it."""
+        self._pending += messages
+        self._state = state or self._state
+
+    def fork(self) -> Branch:
+        self._forks += 1
+        branch = Branch(self.sample, self._prompt, self._rendered, branch_seed(self._seed, self._turn, self._forks))
+        branch._messages, branch._pending = list(self._messages), list(self._pending)
+        branch._shared = len(self._messages) + len(self._pending)
+        branch._tokens, branch._media, branch._leaf = self._tokens, self._media, self._leaf
+        branch._newest_turn, branch._state = self._newest_turn, self._state
+        return branch
+
+    def restart(self, prompt: str | tuple[Message, ...]) -> Branch:
+        self._forks += 1
+        branch = Branch(self.sample, prompt, None, branch_seed(self._seed, self._turn, self._forks))
+        branch._newest_turn = self._newest_turn
+        return branch
+
+    def reward(self, value: float) -> None:
+        self.sample.step_rewards.append(float(value))
+        self.sample.step_turns.append(self._newest_turn)
+
+    def own_messages(self) -> list[Message]:
+        """Its conversation without what it shares with the branch it was forked from."""
+        return [*self._messages, *self._pending][self._shared :]
+
+    def _shown(self) -> list[Message]:
+        """Since the policy last spoke: all of it before its first turn."""
+        return self._pending if self._leaf is not None else [*self._messages, *self._pending]
+
+    def _start(self) -> None:
+        """The first prompt, with what was said before the policy's first turn."""
+        family = self.sample.family
+        rendered = self._rendered
+        if rendered is None or (self._pending and not self._raw):
+            prompt = self._prompt if self._raw else self._said()
+            rendered = self.sample.hold(family.start(prompt, self.sample.tools), () if self._raw else self._said())
+        tokens = rendered.tokens + (family.encode(_text(self._pending)) if self._raw and self._pending else ())
+        root = Rendered(tokens, rendered.media)
+        if root not in self.sample.roots:
+            self.sample.roots[root] = self._node(Node(None, tokens, sampled=False, media=root.media))
+        self._leaf, self._tokens, self._media = self.sample.roots[root], tokens, root.media
+        self._heard()
+
+    def _said(self) -> tuple[Message, ...]:
+        return (*self._messages, *self._pending)
+
+    def _appended(self) -> Rendered:
+        """Only what the template appends; a task whose prompt is a bare string goes on as bare text."""
+        family = self.sample.family
+        if not self._pending:
+            return _NOTHING
+        if self._raw:
+            return Rendered(family.encode(_text(self._pending)))
+        added = family.delta(self._messages, self._pending, self._tokens[-1])
+        return self.sample.hold(added, self._pending)
+
+    def _extend(self, added: Rendered) -> None:
+        self._media += added.media
+        if added.tokens:
+            self._leaf = self._node(Node(self._leaf, added.tokens, sampled=False, media=added.media))
+            self._tokens += added.tokens
+        self._heard()
+
+    def _heard(self) -> None:
+        self._messages += self._pending
+        self._pending.clear()
+
+    def _grow(self, completion: Completion) -> Action:
+        sample, family, turn = self.sample, self.sample.family, self._newest_turn
+        tokens = completion.tokens
+        if tokens:
+            versions = completion.versions
+            if completion.oldest_cache and completion.oldest_cache != versions:
+                versions = tuple(map(min, versions, completion.oldest_cache))
+            sample.newest = max(completion.versions if sample.newest is None else (sample.newest, *completion.versions))
+            self._leaf = self._node(Node(self._leaf, tokens, True, completion.log_probs, versions, turn))
+            self._tokens += tokens
+        if completion.routes is not None:
+            self._visit(completion.routes)
+        text, error = family.decode(tokens), ""
+        calls: tuple[ToolCall, ...] = ()
+        if sample.tools:
+            text, calls, error = family.parse(text)
+            error = error or _misnamed(calls, sample.tools)
+        sample.response = text
+        self._messages.append(Message("assistant", text, calls))
+        return Action(text, tokens, calls, error)
+
+    def _visit(self, routes: Routes) -> None:
+        """Nodes learn which experts their tokens visited, as far as they did not know."""
+        forest, at, stop = self.sample.forest, self._leaf, len(self._tokens)
+        while at is not None:
+            node = forest[at]
+            stop -= len(node.tokens)
+            if (told := filled(node, stop, routes)) is not None:
+                forest[at] = replace(node, routes=told[0], routed=told[1])
+            at = node.parent
+
+    def _node(self, node: Node) -> int:
+        self.sample.num_tokens += len(node.tokens)
+        self.sample.forest.append(node)
+        return len(self.sample.forest) - 1
+
+
+def state_of(observation: Observation | str | None) -> str:
+    """The environment's name for the state that it shows."""
+    return observation.state if isinstance(observation, Observation) else ""
+
+
+def _text(messages: list[Message]) -> str:
+    return "".join(message.text for message in messages)
+
+
+def _misnamed(calls: tuple[ToolCall, ...], tools: tuple[Tool, ...]) -> str:
+    """What the policy should hear of a call to a tool that is not there."""
+    known = {tool.name for tool in tools}
+    wrong = next((call.name for call in calls if call.name not in known), None)
+    return "" if wrong is None else f"there is no tool {wrong!r}; there are {', '.join(sorted(known))}"

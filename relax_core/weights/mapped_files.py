@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory-backed files whose pages are used again: to get fresh ones costs more than the copy into them.
+
+What is released keeps its pages under a hidden name, and the next version is written over them, once nobody has it.
+Who reads holds the file's shared lock while any view lives, who writes needs the exclusive one, and the kernel lets go
+of both where a process dies. A file that is still read is removed instead: its bytes stay with the reader.
+
+Files without a name, for what a sender keeps of its last version: memory that the system can write back, and that ends
+with the process.
+
+Where published weights lie in memory: a directory named by the run, so that two never meet, with its owner's mark.
+
+A run sweeps its own at its end. One that was killed leaves it behind; the next run on this machine sweeps those whose
+owner is dead, and touches no directory without such a mark, of another user or of another container.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import mmap
+import os
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import psutil
+
+from relax_core.api.errors import InfrastructureError
+
+
+class Maps:
+    """A process's mappings of files by what they are, not by their names; each is kept until its file is gone."""
+
+    def __init__(self, writable: bool) -> None:
+        self._writable = writable
+        self._kept: dict[tuple[int, int], _Kept] = {}
+
+    def of(self, path: Path) -> _Kept:
+        """The mapping of a file that is locked."""
+        self._kept = {key: kept for key, kept in self._kept.items() if os.fstat(kept.fd).st_nlink}
+        found = path.stat()
+        key = (found.st_dev, found.st_ino)
+        kept = self._kept.get(key)
+        if kept is None or len(kept.map) != found.st_size:
+            kept = self._kept[key] = _Kept(path, self._writable)
+        return kept
+
+
+class _Kept:
+    """One mapping, all pages at once: one fault each would cost more than the copy."""
+
+    def __init__(self, path: Path, writable: bool) -> None:
+        self.fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self.fd)
+        prot = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        self.map = mmap.mmap(self.fd, 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=prot)
+
+
+class _Lent:
+    """What numpy makes an array of; the lock goes with the last view."""
+
+    def __init__(self, kept: _Kept, lock: int) -> None:
+        weakref.finalize(self, os.close, lock)
+        self._whole = np.frombuffer(kept.map, np.uint8)
+        self.__array_interface__ = self._whole.__array_interface__
+
+
+def lend(path: Path, maps: Maps) -> np.ndarray:
+    """All bytes of a file for reading; nobody writes over them while the array or a view of it lives.
+
+    FileNotFoundError where it was released meanwhile, whatever its pages hold now.
+    """
+    lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(lock), os.stat(path)):
+            raise FileNotFoundError(errno.ENOENT, "replaced by another file", str(path))
+        lent = _Lent(maps.of(path), lock)
+    except BlockingIOError as error:
+        os.close(lock)
+        raise FileNotFoundError(errno.ENOENT, "released and written over", str(path)) from error
+    except BaseException:
+        os.close(lock)
+        raise
+    return np.asarray(lent)
+
+
+class Overwritten:
+    """A released file as one to write: its pages, grown or cut to what is written."""
+
+    def __init__(self, path: Path, maps: Maps) -> None:
+        """BlockingIOError where somebody reads it."""
+        self._lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._map = maps.of(path).map
+        except BaseException:
+            os.close(self._lock)
+            raise
+        self._at = self._end = 0
+
+    def seek(self, at: int) -> int:
+        self._at = at
+        return at
+
+    def write(self, data: bytes | memoryview) -> int:
+        size, end = len(data), self._at + len(data)
+        if end > len(self._map):
+            os.posix_fallocate(self._lock, 0, end)  # a full host says so here; a page that is lacking would kill us
+            self._map.resize(end)
+        np.copyto(np.frombuffer(self._map, np.uint8, size, self._at), np.frombuffer(data, np.uint8))
+        self._at, self._end = end, max(end, self._end)
+        return size
+
+    def read(self, size: int) -> bytes:
+        begin, self._at = self._at, self._at + size
+        return self._map[begin : self._at]
+
+    def __enter__(self) -> Overwritten:
+        return self
+
+    def __exit__(self, failed: object, *_: object) -> None:
+        try:
+            if not failed and self._end != len(self._map):
+                self._map.resize(self._end)
+        finally:
+            os.close(self._lock)
+
+
+def anonymous_file(directory: str) -> IO[bytes]:
+    """In this directory, or where temporary files go."""
+    try:
+        if directory:
+            Path(directory).mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryFile(prefix="relax-weights-", dir=directory or None)
+    except OSError as error:
+        where = directory or "the temporary directory"
+        raise InfrastructureError(f"weights: can't keep a delta's base in {where}: {error.strerror}") from error
+
+
+MEMORY = Path("/dev/shm")
+PREFIX = "relax-"
+OWNER = "owner.json"
+REUSED_S = 10.0
+"""A process that began this much apart from the owner only has its number; clocks are set by less."""
+
+
+def memory_directory(run_id: str) -> Path | None:
+    """None where the machine has no memory-backed directory."""
+    return MEMORY / f"{PREFIX}{run_id}" if MEMORY.is_dir() else None
+
+
+def claim(directory: Path) -> None:
+    """Make it, and mark this process as the one whose death makes it worthless."""
+    directory.mkdir(parents=True, exist_ok=True)
+    mark = {"pid": os.getpid(), "began": psutil.Process().create_time(), "processes": _processes()}
+    (directory / OWNER).write_text(json.dumps(mark))
+
+
+def sweep(run_id: str) -> None:
+    """What a run left there; nobody reads it after its end."""
+    directory = memory_directory(run_id)
+    if directory is not None:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def sweep_abandoned(memory: Path = MEMORY) -> list[str]:
+    """Remove what killed runs left; returns the names."""
+    found = [path for path in memory.glob(f"{PREFIX}*") if _abandoned(path)]
+    for path in found:
+        shutil.rmtree(path, ignore_errors=True)
+    return [path.name for path in found]
+
+
+def _abandoned(directory: Path) -> bool:
+    try:
+        owner = json.loads((directory / OWNER).read_text())
+        if directory.stat().st_uid != os.getuid() or owner["processes"] != _processes():
+            return False
+        return abs(psutil.Process(owner["pid"]).create_time() - float(owner["began"])) > REUSED_S
+    except psutil.NoSuchProcess:
+        return True
+    except (OSError, ValueError, KeyError, TypeError, psutil.Error):
+        return False
+
+
+def _processes() -> str:
+    """Which table of processes a pid belongs to: containers have their own."""
+    with contextlib.suppress(OSError):
+        return os.readlink("/proc/self/ns/pid")
+    return ""

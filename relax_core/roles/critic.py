@@ -24,6 +24,7 @@ from relax_core.roles.forward import INPUTS
 from relax_core.roles.rank_group import RankGroup
 from relax_core.roles.step import ClaimedRows, TrainingStep
 from relax_core.roles.step_metrics import critic_metrics
+from relax_core.rpc.restart_budget import RestartBudget
 
 POLL_S = 0.5
 MAX_NOT_FINITE = 5
@@ -47,7 +48,7 @@ class Critic(Role):
         )  # fmt: skip
 
     async def run(self, context: Context) -> None:
-        self._context, self._skipped = context, 0
+        self._context, self._skipped = context, RestartBudget(MAX_NOT_FINITE)
         self._columns = context.plan.fit_columns[self.name]
         self._trainer = await RankGroup.start(context, self.name)
         self._devices = TrainerDeviceLease(context, self.name, live=False)
@@ -135,10 +136,12 @@ class Critic(Role):
                 await self._context.bus.acknowledge(again)
 
     def _guard(self, step: TrainingStep) -> None:
-        applied = any(result.outcome is UpdateOutcome.APPLIED for result in step.results)
-        self._skipped = 0 if applied else self._skipped + 1
-        if self._skipped > MAX_NOT_FINITE:
-            raise RelaxError(f"critic: {self._skipped} steps in a row had a NaN or infinite gradient; lower critic.lr")
+        if any(result.outcome is UpdateOutcome.APPLIED for result in step.results):
+            self._skipped.refill()
+        elif not self._skipped.spend():
+            raise RelaxError(
+                f"critic: {self._skipped.spent} steps in a row had a NaN or infinite gradient; lower critic.lr"
+            )
 
     async def _over(self) -> bool:
         """Whether the actor has ended and needs no part of a checkpoint any more."""

@@ -20,6 +20,7 @@ from relax_core.api.role import Context, Resume
 from relax_core.api.trainer import UpdateOutcome, UpdateResult
 from relax_core.api.weights import Version
 from relax_core.roles.checkpoint import complete, read_state
+from relax_core.rpc.restart_budget import RestartBudget
 
 MAX_RETURNS = 3
 """Without a step that had not been reached before."""
@@ -34,19 +35,19 @@ class Recovery:
 
     def __init__(self, context: Context, role: str, start: Version) -> None:
         self._context, self._role, self._start = context, role, start
-        self._furthest, self._returns = start.step, 0
+        self._furthest, self._returns = start.step, RestartBudget(MAX_RETURNS)
         self._began = 0.0
 
     def reached(self, step: int) -> None:
         """A step is committed."""
         if step > self._furthest:
-            self._furthest, self._returns = step, 0
+            self._furthest = step
+            self._returns.refill()
 
     async def begin(self, error: RelaxError) -> Resume | None:
         """Where to go on: a checkpoint, or None for the model that the run started with. Raises `error` where it may not."""
         found = complete(Path(self._context.run_dir) / "checkpoints")
-        self._returns += 1
-        if self._returns > MAX_RETURNS or (self._context.resume is not None and not found):
+        if not self._returns.spend() or (self._context.resume is not None and not found):
             raise error
         self._began = self._context.clock.now()
         code = error.exit_code if isinstance(error, InfrastructureError) else 1
@@ -72,13 +73,13 @@ class NonFinitePolicy:
 
     def __init__(self, context: Context, role: str) -> None:
         self._context, self._role = context, role
-        self._skipped = 0
+        self._skipped = RestartBudget(MAX_SKIPPED)
         self._gone_back: set[int] = set()
 
     async def judge(self, result: UpdateResult, version: Version) -> UpdateResult:
         """The result, of an update of the step that starts at `version`. Raises GoBack, or RelaxError where the run stops."""
         if result.outcome is UpdateOutcome.APPLIED:
-            self._skipped = 0
+            self._skipped.refill()
             return result
         rule: str = self._context.run.optimizer.not_finite
         what = f"{self._role}: an update of step {version.step + 1} had a NaN or infinite loss or gradient"
@@ -87,9 +88,8 @@ class NonFinitePolicy:
         if rule == "roll-back" and version.step not in self._gone_back:
             self._gone_back.add(version.step)
             raise RollbackRequired(what)
-        self._skipped += 1
-        if self._skipped > MAX_SKIPPED:
+        if not self._skipped.spend():
             raise RelaxError(f"{what}, as {MAX_SKIPPED} before it had in a row; {ADVICE}")
-        facts = {"step": version.step + 1, "grad_norm": result.grad_norm, "in_a_row": self._skipped}
+        facts = {"step": version.step + 1, "grad_norm": result.grad_norm, "in_a_row": self._skipped.spent}
         await self._context.board.emit(Logged("warning", self._role, f"{what}: it is skipped", facts))
         return result

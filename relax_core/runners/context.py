@@ -38,6 +38,7 @@ from relax_core.devices.service import DeviceService, LocalDeviceService, owner_
 from relax_core.observe.span_recorder import SpanRecorder
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.host import announce
+from relax_core.rpc.restart_budget import RestartBudget
 from relax_core.runners.launch import Launch
 
 AGAIN_S = 0.5
@@ -195,9 +196,10 @@ async def run_role(role: Role, make_context: Callable[[int], RoleContext], witho
     `without_s`: it takes over from one that died, so long ago.
     """
     lost_at: float | None = None
-    for restart in range(MAX_RESTARTS + 1):
+    budget = RestartBudget(MAX_RESTARTS)
+    while True:
         first = make_context(0)
-        if restart == 0 and without_s is not None:
+        if not budget.spent and without_s is not None:
             lost_at = first.clock.now() - without_s
         registration = await first.bus.register(role.name)
         context = make_context(registration.incarnation)
@@ -206,7 +208,7 @@ async def run_role(role: Role, make_context: Callable[[int], RoleContext], witho
                 await _attended(role, context, lost_at)
             return
         except Exception as error:
-            fatal = not (role.stateless and isinstance(error, InfrastructureError)) or restart == MAX_RESTARTS
+            fatal = not (role.stateless and isinstance(error, InfrastructureError) and budget.spend())
             await _report(context, role, error, fatal)
             if fatal:
                 raise

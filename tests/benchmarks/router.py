@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Router: what a request costs between who asks and its engine, and how many of many are lost or wrong when engines die.
 
-Engines are real processes (`tests/unit/rollout/scripted_engine.py`) whose next token is the last one plus one, so that a
+Engines are real processes (`tests/unit/engines/scripted_engine.py`) whose next token is the last one plus one, so that a
 token that is missing, doubled or of another request is seen. Overhead is of a request that is alone: the time until its
 answer, less that of the same words said to the engine without a pool.
 """
@@ -20,7 +20,7 @@ from relax_core.engines.pool import EnginePool, Sampling
 from relax_core.engines.requests import Completion, GenerateCall, singly
 from relax_core.engines.router import Bounds
 from tests.benchmarks import report
-from tests.unit.rollout.pool_lab import NONE, engines, manifest, until
+from tests.unit.engines.pool_fixtures import NONE, engines, manifest, until
 
 BOUNDS = Bounds(per_engine=256, backlog=512)
 

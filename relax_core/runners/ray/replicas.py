@@ -7,10 +7,10 @@ state can't: its death ends the run at its last checkpoint.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from relax_core.rpc.restart_budget import RestartBudget
 from relax_core.runners.context import MAX_RESTARTS
 
 REFILL_S = 600.0
@@ -25,7 +25,7 @@ class Replica:
     pid: int = 0
     lost_at: float | None = None
     """When its replica was found dead; None while one plays."""
-    restarts: deque[float] = field(default_factory=deque)
+    restarts: RestartBudget = field(default_factory=lambda: RestartBudget(MAX_RESTARTS, REFILL_S))
     ended: bool = False
 
 
@@ -62,13 +62,11 @@ class ReplicaTracker:
         if not self.playing(role, pid):
             return None
         player.lost_at = now
-        while player.restarts and now - player.restarts[0] > REFILL_S:
-            player.restarts.popleft()
-        player.restarts.append(now)
+        within_budget = player.restarts.spend(now)
         if not player.stateless:
             return ReplicaLoss(f"role {role}: its process (pid {pid}) died", fatal=True)
-        if len(player.restarts) > MAX_RESTARTS:
-            times = len(player.restarts)
+        if not within_budget:
+            times = player.restarts.spent
             return ReplicaLoss(
                 f"role {role}: its process died {times} times in {REFILL_S:.0f} s, last pid {pid}", fatal=True
             )

@@ -14,7 +14,7 @@ import pytest
 from relax_core.api import Chosen, ConfigError, InfrastructureError, WorkerDied
 from relax_core.engines.router import Bounds
 from relax_core.sampling.rollout_worker import check_vocabulary
-from tests.unit.rollout.pool_lab import ask, call, engines, manifest, until
+from tests.unit.engines.pool_fixtures import ask, call, engines, manifest, until
 
 
 async def test_a_killed_engine_loses_no_request_and_no_token() -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from relax_core.engines.pool import Sampling
 from relax_core.engines.requests import GenerateCall, singly
-from tests.unit.rollout.pool_lab import NONE, ask, call, engines, manifest, until
-from tests.unit.rollout.test_pool_pause import LONG, left, under_way
+from tests.unit.engines.pool_fixtures import NONE, ask, call, engines, manifest, until
+from tests.unit.engines.test_pool_pause import LONG, left, under_way
 
 
 @pytest.mark.parametrize("kind", ["ScriptedEngine", "AbortingEngine"])

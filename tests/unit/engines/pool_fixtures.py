@@ -30,7 +30,7 @@ async def engines(
     workers, receipts, told = LocalWorkers(), [], []
     spec = EngineSpec({}, 64)
     env = {"PYTHONPATH": os.getcwd()}
-    target = f"tests.unit.rollout.scripted_engine:{kind}"
+    target = f"tests.unit.engines.scripted_engine:{kind}"
     slots = [
         EngineSlot(
             f"engine-{n}",

@@ -25,8 +25,8 @@ from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.scorer import RewardScorer, RewardSettings, ScoredSample
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.environments import EnvironmentPool
-from tests.unit.rollout.pool_lab import engines, until
-from tests.unit.rollout.scripted_engine import REFUSED
+from tests.unit.engines.pool_fixtures import engines, until
+from tests.unit.engines.scripted_engine import REFUSED
 from tests.unit.rollout.toy_policy import Letters
 
 ASKING = '''

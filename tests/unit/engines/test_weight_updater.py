@@ -19,7 +19,7 @@ from relax_core.engines.slot import EngineSlot
 from relax_core.engines.weight_updater import WeightUpdater, difference
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.weights.service import LocalWeightService
-from tests.unit.rollout.pool_lab import NONE, ask, call, until
+from tests.unit.engines.pool_fixtures import NONE, ask, call, until
 
 ENGINE = Chosen("engine", "scripted")
 
@@ -41,7 +41,7 @@ async def pool_of(
     workers, board, told = LocalWorkers(), LocalWeightService(SystemClock()), list[str]()
 
     def slot(number: int, kind: str) -> EngineSlot:
-        name, target = f"engine-{number}", f"tests.unit.rollout.scripted_engine:{kind}"
+        name, target = f"engine-{number}", f"tests.unit.engines.scripted_engine:{kind}"
         worker = WorkerSpec(name, ENGINE, env={"PYTHONPATH": os.getcwd()}, target=target)
         return EngineSlot(name, ENGINE, EngineSpec({}, 64), worker, workers, Capabilities(in_flight_updates=True))
 

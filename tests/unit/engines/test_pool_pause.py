@@ -10,7 +10,7 @@ import signal
 import pytest
 
 from relax_core.engines.pool import EnginePool
-from tests.unit.rollout.pool_lab import NONE, ask, call, engines, manifest, until
+from tests.unit.engines.pool_fixtures import NONE, ask, call, engines, manifest, until
 
 LONG = 40
 KINDS = ["ScriptedEngine", "AbortingEngine"]

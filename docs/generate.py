@@ -7,6 +7,7 @@ Only the plugins of this repository are described, whatever else is installed.
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import sys
@@ -182,19 +183,10 @@ def _parts() -> Iterator[str]:
     from relax_core import learn
 
     yield from ("", "## Parts", "", _PARTS, "", "| part | |", "|---|---|")
-    for module in (
-        "advantages",
-        "returns",
-        "turns",
-        "ratio",
-        "off_policy",
-        "surrogate",
-        "kl",
-        "aggregation",
-        "pairs",
-        "shaping",
-    ):
-        for name in filter(str.islower, learn._HOME[module]):
+    stub = ast.parse((Path(learn.__file__).parent / "__init__.pyi").read_text(encoding="utf-8"))
+    names = {one.module: [each.name for each in one.names] for one in stub.body if isinstance(one, ast.ImportFrom)}
+    for module in ("advantages", "off_policy", "losses", "aggregation"):
+        for name in filter(str.islower, names[module]):
             text = " ".join((getattr(learn, name).__doc__ or "").split()).replace("|", "\\|")
             yield f"| `learn.{name}` | {text} |"
 

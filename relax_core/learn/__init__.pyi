@@ -14,11 +14,6 @@ from .counts import (
     check_lag as check_lag, count as count, mean as mean, merge_metrics as merge_metrics, rows_with_gradient as
     rows_with_gradient,
 )
-from .divergence import (
-    kl_k1 as kl_k1, kl_k2 as kl_k2, kl_k3 as kl_k3, kl_unbiased as kl_unbiased, less_divergence as
-    less_divergence, sampled_credit as sampled_credit, sampled_divergence as sampled_divergence, token_divergence
-    as token_divergence, with_rest as with_rest,
-)
 from .groups import Grouping as Grouping
 from .logits import Wanted as Wanted, score_distribution as score_distribution, score_tokens as score_tokens
 from .off_policy import (
@@ -31,10 +26,14 @@ from .plan import SCHEDULES as SCHEDULES, lr_factor as lr_factor, plan_micro_bat
 from .policy_gradient import (
     PolicyGradient as PolicyGradient, PolicyGradientOptions as PolicyGradientOptions, Surrogate as Surrogate,
 )
-from .aggregation import aggregate as aggregate, per_trajectory as per_trajectory
-from .reduction import Denominators as Denominators, reduce as reduce
-from .surrogate import (
+from .losses import (
     binary_divergence as binary_divergence, clipped as clipped, clipped_surrogate as clipped_surrogate,
-    clipped_value_loss as clipped_value_loss, clipped_weight as clipped_weight, moves_away as moves_away,
-    pair_metrics as pair_metrics, preference as preference, reinforce as reinforce, soft_gate as soft_gate,
+    clipped_value_loss as clipped_value_loss, clipped_weight as clipped_weight, kl_k1 as kl_k1,
+    kl_k2 as kl_k2, kl_k3 as kl_k3, kl_unbiased as kl_unbiased, less_divergence as less_divergence,
+    moves_away as moves_away, pair_metrics as pair_metrics, preference as preference, reinforce as reinforce,
+    sampled_credit as sampled_credit, sampled_divergence as sampled_divergence, soft_gate as soft_gate,
+    token_divergence as token_divergence, with_rest as with_rest,
+)
+from .aggregation import (
+    Denominators as Denominators, aggregate as aggregate, per_trajectory as per_trajectory, reduce as reduce,
 )

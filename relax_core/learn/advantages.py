@@ -1,20 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Advantages of samples within their group: rewards [groups, samples] in, the same shape out.
+"""Advantages: rewards of samples [groups, samples] to credit of samples, turns and tokens.
 
-Only valid members count and get one; a group whose rewards are all equal, or with one valid member, is exactly 0
-(rounding would otherwise give it a tiny gradient, and its rows a forward for nothing). Credit of tokens is in `returns`.
-
-Rewards for the length of a sample, to be added to what its rewards say.
-
-Credit of turns: [groups, samples, turns], with the rewards and states that the environment gave (`Groups`).
-
-What a turn earned from there on is `returns.turn_returns`; here it is compared with that of other turns that began in the
-same state, and brought to tokens. A turn that is missing is NaN.
-
-Credit of tokens and turns: what follows, discounted, and its advantage over a critic's values.
-
-Token quantities are packed [tokens], rows one after another by `lengths` [rows]; tokens with mask 0 (prompts,
-observations) are stepped over: neither a reward nor a step of time.
+Only valid members count and get one; a group whose rewards are all equal, or with one valid member, is exactly 0 (rounding
+would otherwise give it a tiny gradient, and its rows a forward for nothing). Credit of turns is [groups, samples, turns],
+where a missing turn is NaN. Credit of tokens is packed [tokens], rows one after another by `lengths` [rows]; tokens with
+mask 0 (prompts, observations) are stepped over: neither a reward nor a step of time.
 """
 
 from __future__ import annotations
@@ -31,7 +21,7 @@ STD_EPS = 1e-6
 
 
 def group_mean(rewards: Tensor, valid: Tensor) -> Tensor:
-    """`r - mean(r)` (Dr.GRPO)."""
+    """[groups, samples] `r - mean(r)` (Dr.GRPO)."""
     centred = rewards - _mean(rewards, valid)
     return torch.where(valid & _spread(rewards, valid), centred, 0.0)
 
@@ -119,7 +109,7 @@ def step_credit(returns: Tensor, states: Tensor, valid: Tensor, std: bool = True
     earned = returns[there]
 
     def over(values: Tensor, how: str) -> Tensor:
-        """Of each anchor, for each of its turns."""
+        """Reduce the values of each anchor, and give the result to each of its turns."""
         return values.new_zeros(len(turns)).scatter_reduce(0, anchor, values, how, include_self=False)[anchor]
 
     apart = over(earned, "amax") > over(earned, "amin")

@@ -1,21 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The denominators of an update, counted from the claim: every row of it, those without gradient included. No torch.
+"""Numbers that are added before they are divided: denominators of an update, metrics as (sum, count), lags, quantiles.
 
-Which rows have a gradient where a zero advantage means there is none (`Algorithm.zero_advantage_skips`). No torch.
-
-Metrics as (sum, count): added over chunks, ranks and updates before they are divided. No torch.
-
-The one exception is in the name: `..._max` and `..._min` keep the extreme of the first value, with count 1.
-
-The bound on staleness, asserted where it matters: on the rows a trainer is about to train. No torch.
-
-`lag(token)` is the version at the start of the step that trains it minus the version that sampled it,
-over tokens with `loss_mask = 1`.
-
-Quantiles of sizes as (sum, count) metrics: counts in buckets that are the same everywhere, so that they add up exactly over
-micro-batches, ranks and updates however those are cut. No torch.
-
-Buckets are spaced by the logarithm, a sixteenth of an octave each: a quantile is off by at most 4.5 % of itself.
+Denominators are counted from the claim: every row of it, those without gradient included. Needs no torch.
 """
 
 from __future__ import annotations
@@ -28,9 +14,11 @@ import numpy as np
 
 from relax_core.api.batch import RowBatch
 
+# -- denominators ----------------------------------------------------------------------------------------------------
+
 
 def count(rows: RowBatch) -> dict[str, float]:
-    """Trained tokens, rows, samples and groups; pairs are groups of two samples."""
+    """Count trained tokens, rows, samples and groups; pairs are groups of two samples."""
     members = Counter(group for group, _ in {(row.group, row.sample) for row in rows.ids})
     return {
         "tokens": float(rows.columns["loss_mask"].values.astype(bool).sum()),
@@ -42,7 +30,7 @@ def count(rows: RowBatch) -> dict[str, float]:
 
 
 def total(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Counts of several chunks of whole groups as those of one."""
+    """Add the counts of several chunks of whole groups."""
     counts: dict[str, float] = {}
     for part in parts:
         for name, number in part.items():
@@ -51,7 +39,7 @@ def total(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def nominal(counts: Mapping[str, float], share: float) -> dict[str, float]:
-    """What the counts of a whole are guessed to be, from those of a share of it."""
+    """Guess the counts of a whole from those of a share of it."""
     return {name: number / share for name, number in counts.items()}
 
 
@@ -64,11 +52,15 @@ def rows_with_gradient(rows: RowBatch) -> tuple[int, ...]:
     return tuple(np.flatnonzero(counts).tolist())
 
 
+# -- metrics ---------------------------------------------------------------------------------------------------------
+
 Metric = tuple[float, float]
+"""(sum, count): added over chunks, ranks and updates before they are divided. `..._max` and `..._min` keep the extreme of the
+first value, with count 1."""
 
 
 def merge_metrics(*parts: Mapping[str, Metric]) -> dict[str, Metric]:
-    """All parts as one."""
+    """Add metrics of several parts by name."""
     merged: dict[str, Metric] = {}
     for part in parts:
         for name, metric in part.items():
@@ -77,7 +69,7 @@ def merge_metrics(*parts: Mapping[str, Metric]) -> dict[str, Metric]:
 
 
 def mean(metric: Metric) -> float:
-    """What is shown: sum / count, and 0 of nothing."""
+    """The number that is shown: sum / count, and 0 of nothing."""
     return metric[0] / metric[1] if metric[1] else 0.0
 
 
@@ -89,6 +81,9 @@ def _join(name: str, one: Metric, other: Metric) -> Metric:
     if name.endswith("_min"):
         return min(one[0], other[0]), 1.0
     return one[0] + other[0], one[1] + other[1]
+
+
+# -- staleness: the version at the start of the step that trains a token minus the version that sampled it ----------
 
 
 def token_lags(rows: RowBatch, step: int) -> np.ndarray:
@@ -107,24 +102,22 @@ def check_lag(rows: RowBatch, step: int, max_staleness: int) -> int:
     bound = max_staleness if max_staleness >= 0 else int(lags.max())
     wrong = (lags < 0) | (lags > bound)
     if wrong.any():
-        raise ValueError(_sentence(rows, step, max_staleness, int(np.argmax(wrong))))
+        mask = rows.columns["loss_mask"]
+        token = int(np.flatnonzero(mask.values)[np.argmax(wrong)])
+        row = int(np.searchsorted(mask.offsets(), token, side="right")) - 1
+        version = int(rows.columns["weight_versions"].values[token])
+        raise ValueError(
+            f"weight_versions of row {tuple(rows.ids[row])}: got version {version} in a step that starts at version {step}, "
+            f"lag {step - version}; max_staleness = {max_staleness} allows 0 to {max_staleness}"
+        )
     return int(lags.max())
 
 
-def _sentence(rows: RowBatch, step: int, max_staleness: int, trained_token: int) -> str:
-    mask = rows.columns["loss_mask"]
-    token = int(np.flatnonzero(mask.values)[trained_token])
-    row = int(np.searchsorted(mask.offsets(), token, side="right")) - 1
-    version = int(rows.columns["weight_versions"].values[token])
-    return (
-        f"weight_versions of row {tuple(rows.ids[row])}: got version {version} in a step that starts at version {step}, "
-        f"lag {step - version}; max_staleness = {max_staleness} allows 0 to {max_staleness}"
-    )
-
+# -- quantiles of sizes: counts in fixed buckets, so that they add up exactly however batches are cut --------------
 
 PER_OCTAVE = 16
 LEAST, MOST = -32, 8
-"""Exponents of 2: what is below counts as 0, and what is above as the largest."""
+"""Exponents of 2: sizes below count as 0, and those above as the largest. A quantile is off by at most 4.5 % of itself."""
 BUCKETS = (MOST - LEAST) * PER_OCTAVE + 1
 _KEY = re.compile(r"(?P<name>.+_p(?P<percent>\d\d))@(?P<bucket>\d+)")
 

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log-probs (and entropy) of given tokens under softmax(logits / temperature), without ever holding all logits.
+"""Logits to numbers: log-probs of given tokens for trainers, and drawn tokens for engines.
 
-Tokens go through the model's head in slices whose float32 logits stay under a bound; where a gradient is needed the
-backward pass computes each slice again instead of keeping it.
+A trainer's tokens go through the model's head in slices whose float32 logits stay under a bound; where a gradient is needed
+the backward pass computes each slice again, so that the logits of a whole batch never exist at once.
 
-More of a position's distribution than one token's log-prob: its likeliest tokens, and the log-probs of given ones.
-
-As `score_tokens`: of softmax(logits / temperature), in slices whose float32 logits stay under a bound, each computed again
-in the backward pass, so that the logits of a whole batch never exist at once.
+An engine draws all rows at once: suppress, temperature, top_k, top_p, one draw by inverse CDF. Log-probs are of the
+distribution drawn from. Temperature 0 is greedy: the likeliest token, its log-prob at temperature 1 and without top_k and
+top_p, so that it stays a finite, comparable number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -27,43 +27,9 @@ Head = Callable[[Tensor], Tensor]
 Scored = tuple[Tensor, Tensor | None]
 
 
-def score_tokens(
-    features: Tensor,
-    head: Head,
-    ids: Tensor,
-    *,
-    vocab_size: int,
-    temperature: float = 1.0,
-    entropy: bool = False,
-    max_logits: int = MAX_LOGITS,
-) -> Scored:
-    """`features` [tokens, width] through `head` to logits [tokens, vocab]; log-probs of `ids` and entropy, [tokens] each."""
-    width = max(1, max_logits // vocab_size)
-    if len(ids) <= width:
-        return _slice(features, head, ids, temperature, entropy)
-    parts = [
-        checkpoint(
-            _slice, features[at : at + width], head, ids[at : at + width], temperature, entropy, use_reentrant=False
-        )
-        for at in range(0, len(ids), width)
-    ]
-    return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts]) if entropy else None
-
-
-def _slice(features: Tensor, head: Head, ids: Tensor, temperature: float, entropy: bool) -> Scored:
-    logits = head(features)
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    if temperature != 1.0:
-        logits = logits / temperature
-    if not entropy:
-        return -functional.cross_entropy(logits, ids, reduction="none"), None
-    log_probs = functional.log_softmax(logits, dim=-1)
-    return log_probs.gather(-1, ids[:, None]).squeeze(-1), -(log_probs.exp() * log_probs).sum(-1)
-
-
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What to give of every position, beside the log-prob of its own token."""
+    """Outputs of every position beside the log-prob of its own token."""
 
     entropy: bool = False
     top_k: int = 0
@@ -71,47 +37,180 @@ class Wanted:
     at: Mapping[str, Tensor] = field(default_factory=dict)
     """By name: ids [tokens, k] whose log-probs to give, as `log_probs_at:<name>`."""
 
-    def part(self, start: int, stop: int) -> Wanted:
-        """The same of some positions."""
-        return Wanted(self.entropy, self.top_k, {name: ids[start:stop] for name, ids in self.at.items()})
+
+def score_tokens(
+    features: Tensor, head: Head, ids: Tensor, *,
+    vocab_size: int, temperature: float = 1.0, entropy: bool = False, max_logits: int = MAX_LOGITS,
+) -> Scored:  # fmt: skip
+    """Log-probs of `ids` and entropy, [tokens] each: `features` [tokens, width] through `head` to logits [tokens, vocab]."""
+    wanted = Wanted(entropy)
+    scored = score_distribution(
+        features, head, ids, wanted, vocab_size=vocab_size, temperature=temperature, max_logits=max_logits
+    )
+    return scored["log_probs"], scored.get("entropy")
 
 
 def score_distribution(
-    features: Tensor,
-    head: Head,
-    ids: Tensor,
-    wanted: Wanted,
-    *,
-    vocab_size: int,
-    temperature: float = 1.0,
-    max_logits: int = MAX_LOGITS,
-) -> dict[str, Tensor]:
-    """`features` [tokens, width] through `head` to logits [tokens, vocab]: `log_probs` of `ids` and what is wanted, by name."""
+    features: Tensor, head: Head, ids: Tensor, wanted: Wanted, *,
+    vocab_size: int, temperature: float = 1.0, max_logits: int = MAX_LOGITS,
+) -> dict[str, Tensor]:  # fmt: skip
+    """`log_probs` of `ids` and what is wanted, by name, of softmax(logits / temperature): `features` [tokens, width] through
+    `head` to logits [tokens, vocab]."""
     width = max(1, max_logits // vocab_size)
     if len(ids) <= width:
-        return _distribution_slice(features, head, ids, wanted, temperature)
-    parts: list[dict[str, Tensor]] = [
-        checkpoint(
-            _distribution_slice, features[at : at + width], head, ids[at : at + width], wanted.part(at, at + width),
-            temperature,
-            use_reentrant=False,
-        )
-        for at in range(0, len(ids), width)
-    ]  # fmt: skip
+        return _score_slice(features, head, ids, wanted, temperature)
+    parts: list[dict[str, Tensor]] = []
+    for start in range(0, len(ids), width):
+        own = slice(start, start + width)
+        part = Wanted(wanted.entropy, wanted.top_k, {name: at[own] for name, at in wanted.at.items()})
+        parts.append(checkpoint(_score_slice, features[own], head, ids[own], part, temperature, use_reentrant=False))
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-def _distribution_slice(
-    features: Tensor, head: Head, ids: Tensor, wanted: Wanted, temperature: float
-) -> dict[str, Tensor]:
+def _score_slice(features: Tensor, head: Head, ids: Tensor, wanted: Wanted, temperature: float) -> dict[str, Tensor]:
     logits = head(features)
     logits = logits if logits.dtype == torch.float64 else logits.float()
-    log_probs = functional.log_softmax(logits / temperature, dim=-1)
+    if temperature != 1.0:
+        logits = logits / temperature
+    if not (wanted.entropy or wanted.top_k or wanted.at):  # without the log-probs of the whole vocabulary
+        return {"log_probs": -functional.cross_entropy(logits, ids, reduction="none")}
+    log_probs = functional.log_softmax(logits, dim=-1)
     scored = {"log_probs": log_probs.gather(-1, ids[:, None]).squeeze(-1)}
     if wanted.entropy:
         scored["entropy"] = -(log_probs.exp() * log_probs).sum(-1)
     if wanted.top_k:
         scored["top_k_log_probs"], scored["top_k_ids"] = log_probs.topk(wanted.top_k, dim=-1)
-    for name, own in wanted.at.items():
-        scored[f"log_probs_at:{name}"] = log_probs.gather(-1, own)
+    for name, at in wanted.at.items():
+        scored[f"log_probs_at:{name}"] = log_probs.gather(-1, at)
     return scored
+
+
+CHOICES = (("temperature", np.float32), ("top_p", np.float32), ("top_k", np.int64), ("num_top", np.int64))
+"""Fields of the records that rows are drawn by, named as in `GenerateRequest`."""
+_CDF_ELEMENTS = 1 << 24
+"""float64 numbers of one cumulative sum: 128 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The rules by which each row is drawn; None where no row asks for one."""
+
+    temperature: Tensor | None
+    """[rows, 1]; 1 for greedy rows."""
+    greedy: Tensor | None
+    """bool [rows]."""
+    top_k: Tensor | None
+    """[rows, 1]; the vocabulary's size where a row has none."""
+    top_p: Tensor | None
+    """[rows, 1]."""
+    suppress: tuple[Tensor, ...] | None
+    """Pairs (row, token)."""
+    num_top: int
+
+    @classmethod
+    def of(
+        cls, choices: np.ndarray, suppress: Sequence[tuple[int, ...]], vocab_size: int, device: torch.device
+    ) -> Rules:
+        """Read records with the fields of `CHOICES`, and each row's suppressed tokens where any has some."""
+        greedy = choices["temperature"] == 0
+        plain = np.float32(1)
+        temperature = np.where(greedy, plain, choices["temperature"])
+        top_p = np.where(greedy, plain, choices["top_p"])
+        top_k = np.where(greedy | (choices["top_k"] == 0), vocab_size, choices["top_k"])
+
+        def column(values: np.ndarray, needed: np.ndarray) -> Tensor | None:
+            return torch.from_numpy(values).to(device)[:, None] if needed.any() else None
+
+        pairs = [(row, token) for row, tokens in enumerate(suppress) for token in tokens]
+        suppressed = tuple(torch.tensor(pairs, device=device).unbind(1)) if pairs else None
+        return cls(
+            column(temperature, temperature != 1),
+            torch.from_numpy(greedy).to(device) if greedy.any() else None,
+            column(top_k, top_k < vocab_size),
+            column(top_p, top_p < 1),
+            suppressed,
+            int(choices["num_top"].max(initial=0)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One token a row, on the host."""
+
+    tokens: np.ndarray
+    """int64 [rows]."""
+    log_probs: np.ndarray
+    """float64 [rows]; not finite where the model's output was not."""
+    top_tokens: np.ndarray | None
+    """[rows, num_top]."""
+    top_log_probs: np.ndarray | None
+
+
+def draw(logits: Tensor, uniforms: np.ndarray, rules: Rules) -> Drawn:
+    """Draw from float32 logits [rows, vocabulary] with one uniform a row; the only host synchronisation of a step."""
+    log_probs = distribution(logits, rules)
+    at = torch.from_numpy(uniforms).to(logits.device)
+    per_chunk = max(1, _CDF_ELEMENTS // log_probs.shape[1])
+    chunks = zip(torch.split(log_probs, per_chunk), torch.split(at, per_chunk), strict=True)
+    tokens = torch.cat([_invert(chunk, u) for chunk, u in chunks])
+    if rules.greedy is not None:
+        tokens = torch.where(rules.greedy, log_probs.argmax(-1), tokens)
+    chosen = log_probs.gather(1, tokens[:, None])[:, 0]
+    out = torch.stack([tokens.double(), chosen.double()]).cpu().numpy()
+    top = log_probs.topk(rules.num_top) if rules.num_top else None
+    return Drawn(
+        out[0].astype(np.int64),
+        out[1],
+        top.indices.cpu().numpy() if top else None,
+        top.values.cpu().numpy() if top else None,
+    )
+
+
+def distribution(logits: Tensor, rules: Rules) -> Tensor:
+    """Log-probs [rows, vocabulary] of what is drawn from."""
+    if rules.suppress is not None:
+        logits = logits.index_put(rules.suppress, logits.new_tensor(-torch.inf))
+    if rules.temperature is not None:
+        logits = logits / rules.temperature
+    if rules.top_k is not None or rules.top_p is not None:
+        logits = logits.masked_fill(~_kept(logits, rules), -torch.inf)
+    return logits.log_softmax(-1)
+
+
+def _kept(logits: Tensor, rules: Rules) -> Tensor:
+    """Mark the tokens that survive top_k, then top_p over what top_k left; the likeliest always does."""
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+    kept = torch.ones_like(ordered, dtype=torch.bool)
+    if rules.top_k is not None:
+        kept &= torch.arange(ordered.shape[1], device=logits.device) < rules.top_k
+    if rules.top_p is not None:
+        probs = ordered.masked_fill(~kept, -torch.inf).softmax(-1)
+        kept &= (probs.cumsum(-1) - probs) < rules.top_p
+    return torch.zeros_like(kept).scatter(1, order, kept)
+
+
+def _invert(log_probs: Tensor, uniforms: Tensor) -> Tensor:
+    """The first token whose cumulative probability exceeds the uniform: never one of probability 0."""
+    cdf = log_probs.double().exp().cumsum(-1)
+    found = torch.searchsorted(cdf, (uniforms * cdf[:, -1])[:, None], right=True)[:, 0]
+    return found.clamp(max=log_probs.shape[1] - 1)
+
+
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_A, _B = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+SEED_MASK = (1 << 64) - 1
+
+
+def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Uniform float64 numbers in [0, 1 - 2^-52] for uint64 seeds and non-negative positions, [rows]: splitmix64 as a
+    counter-based hash. No state: a request draws the same whatever runs beside it, and goes on with them elsewhere."""
+    counters = (positions.astype(np.uint64) + np.uint64(1)) * _GAMMA
+    drawn: np.ndarray = (_mix(_mix(seeds) + counters) >> np.uint64(12)).astype(np.float64) * 2.0**-52
+    return drawn
+
+
+def _mix(z: np.ndarray) -> np.ndarray:
+    z = (z ^ (z >> np.uint64(30))) * _A
+    z = (z ^ (z >> np.uint64(27))) * _B
+    mixed: np.ndarray = z ^ (z >> np.uint64(31))
+    return mixed

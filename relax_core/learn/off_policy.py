@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Corrections for samples that another policy drew: an older version, or an engine that rounds otherwise.
+"""Corrections for samples that another policy drew (an older version, or an engine that rounds otherwise), and their meter.
 
 Three policies: `behaviour` sampled (rollout_log_probs), `proximal` starts the step (old_log_probs), and the one that is
 trained. The decoupled objective (Hilton et al., arXiv 2110.00641; AReaL, arXiv 2505.24298, section 5) is
@@ -8,12 +8,6 @@ trained. The decoupled objective (Hilton et al., arXiv 2110.00641; AReaL, arXiv 
 
 and everything here is a form of w: [tokens], without gradient. Nothing here changes a denominator: a token that is left
 out still counts in the mean, as in the papers.
-
-How far the policy has moved from the one a row was sampled under, by token or by whole row.
-
-How far engine and trainer are apart on the same tokens: one training step's meter, in sums that add up over anything.
-
-Only tokens without lag (`lag0`) tell of the engine: between others lies learning. Nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -41,19 +35,19 @@ def log_ratio(batch: LossBatch, log_probs: Tensor, old_log_probs: Tensor, level:
 def importance_ratio(
     batch: LossBatch, old_log_probs: Tensor, rollout_log_probs: Tensor, level: Level = "token"
 ) -> Tensor:
-    """`proximal / behaviour` of the token, of its row (the product), or the geometric mean over its row."""
+    """[tokens] `proximal / behaviour` of the token, of its row (the product), or the geometric mean over its row."""
     return log_ratio(batch, old_log_probs.detach(), rollout_log_probs.detach(), level).exp()
 
 
 def truncate(ratio: Tensor, cap: float) -> Tensor:
-    """Truncated importance sampling: `min(w, C)` (Yao et al. 2025, "Your efficient RL framework secretly brings you
+    """[tokens] truncated importance sampling: `min(w, C)` (Yao et al. 2025, "Your efficient RL framework secretly brings you
     off-policy RL training"; Espeholt et al., arXiv 1802.01561, section 4.1, for the truncation itself)."""
     return ratio.clamp(max=cap)
 
 
 def mask_outside(ratio: Tensor, floor: float, cap: float) -> Tensor:
-    """Masked importance sampling: `w` where `floor <= w <= cap`, else 0. By token with 0.5 and 5 it is IcePop (Ring-1T,
-    arXiv 2510.18855); by row or geometric mean, the MIS of Liu, Li et al. 2025, "When speed kills stability"."""
+    """[tokens] masked importance sampling: `w` where `floor <= w <= cap`, else 0. By token with 0.5 and 5 it is IcePop
+    (Ring-1T, arXiv 2510.18855); by row or geometric mean, the MIS of Liu, Li et al. 2025, "When speed kills stability"."""
     return torch.where(within(ratio, floor, cap), ratio, 0.0)
 
 
@@ -63,16 +57,10 @@ def within(ratio: Tensor, floor: float, cap: float) -> Tensor:
 
 
 def importance_weight(
-    batch: LossBatch,
-    old_log_probs: Tensor,
-    rollout_log_probs: Tensor,
-    *,
-    level: Level = "token",
-    truncate_at: float = 2.0,
-    mask_below: float = 0.0,
-    masks: bool = False,
-) -> Tensor:
-    """The weight of each token: truncated at `truncate_at`, or with `masks` 0 outside `mask_below .. truncate_at`.
+    batch: LossBatch, old_log_probs: Tensor, rollout_log_probs: Tensor, *,
+    level: Level = "token", truncate_at: float = 2.0, mask_below: float = 0.0, masks: bool = False,
+) -> Tensor:  # fmt: skip
+    """[tokens] the weight of each token: truncated at `truncate_at`, or with `masks` 0 outside `mask_below .. truncate_at`.
 
     It is 1 where the engine is the trainer and nothing lags, apart from rounding.
     """
@@ -103,11 +91,13 @@ def second_moment_mask(log_ratio: Tensor, chosen: Tensor, bound: float) -> Tenso
 
 DIFFERENCE, KL, RATIO = "train/rollout_log_prob_diff", "train/rollout_kl", "train/rollout_ratio"
 MOST = 20.0
-"""Of a log ratio, before its exponential."""
+"""Largest log ratio that is exponentiated."""
 
 
 class Mismatch:
-    """Adds up over micro-batches."""
+    """The distance of engine and trainer on the same tokens, in sums that add up over micro-batches, ranks and updates.
+
+    Only tokens without lag (`lag0`) tell of the engine: between others lies learning. Nothing here waits for the device."""
 
     def __init__(self) -> None:
         self._parts: list[dict[str, tuple[Tensor, Tensor]]] = []
@@ -137,15 +127,14 @@ class Mismatch:
         self._counts[name] = self._counts[name] + counts if name in self._counts else counts
 
     def share(self) -> dict[str, Metric]:
-        """All of it as plain metrics."""
+        """Everything added so far as plain metrics."""
         parts = [{name: (float(total), float(count)) for name, (total, count) in part.items()} for part in self._parts]
         counted = [bucket_counts(name, counts.tolist()) for name, counts in self._counts.items()]
         return merge_metrics(*parts, *counted)
 
 
 def _counts(size: Tensor, mask: Tensor) -> Tensor:
-    """Of the masked sizes by bucket [BUCKETS]; what is not a number is in the last. By sorting: that is the same every time on
-    a GPU too."""
+    """Count the masked sizes by bucket [BUCKETS]; NaN is in the last. Sorting gives the same every time on a GPU too."""
     ranked = torch.where(mask, size, -1.0).sort().values
     edges = torch.arange(BUCKETS - 1, device=size.device, dtype=size.dtype) / PER_OCTAVE + LEAST
     below = torch.searchsorted(ranked, torch.cat([edges.new_zeros(1), edges.exp2()]))

@@ -1,12 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows laid one after another as torch tensors: the trainers' `LossBatch`. It holds no padding and never reduces.
+"""Rows laid one after another as torch tensors (`LossBatch`), without padding, and a forward's outputs by name.
 
-A column becomes a tensor when it is first read. Float token columns are 0 where `loss_mask` is 0, so that NaN or Inf
-at a position nobody trains can't reach a gradient, whatever an algorithm computes from it.
-
-What a forward gave, by name: the trainers' `PolicyOutputs`.
-
-What an algorithm makes of all rows of a step before its first update: `Algorithm.prepare`, from rows to columns.
+It never reduces: that is `aggregation`.
 """
 
 from __future__ import annotations
@@ -22,7 +17,13 @@ from relax_core.api.batch import Ragged, RowBatch
 
 
 class PackedBatch:
-    """One packed chunk of this rank, in the order of `rows`."""
+    """One packed chunk of this rank, in the order of `rows`.
+
+    Invariants:
+    - a column becomes a tensor when it is first read, and stays;
+    - float token columns are 0 where `loss_mask` is 0, so that NaN or Inf at a position nobody trains can't reach a gradient;
+    - `loss_mask` is 0 at the first token of a row, which no token precedes.
+    """
 
     def __init__(self, rows: RowBatch, *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> None:
         self.rows = rows
@@ -81,15 +82,17 @@ class PackedBatch:
                 f"column {name!r} is not in the batch; name it in Algorithm.columns() (have: {list(self.rows.columns)})"
             )
         column = self.rows.columns[name]
-        self._check_lengths(name, column)
-        return torch.from_numpy(_torch_dtype(column.values)).to(self.device)
-
-    def _check_lengths(self, name: str, column: Ragged) -> None:
         per_token = np.array_equal(column.lengths, self._token_lengths)
         if not per_token and (len(column) != self.num_rows or (column.lengths != 1).any()):
             raise ValueError(
                 f"column {name!r}: got row lengths {column.lengths.tolist()[:8]}; it needs one value a token or a row"
             )
+        values = column.values
+        if values.dtype == np.uint16:
+            values = values.astype(np.int32)
+        elif not values.flags.writeable:  # as those that crossed a process are
+            values = values.copy()
+        return torch.from_numpy(values).to(self.device)
 
     def _mask(self) -> Tensor:
         mask = self._tensor("loss_mask").bool()
@@ -103,30 +106,18 @@ class PackedBatch:
         return mask
 
 
-def _torch_dtype(values: np.ndarray) -> np.ndarray:
-    """A writable array of a dtype torch computes with; arrays that crossed a process are read-only."""
-    if values.dtype == np.uint16:
-        return values.astype(np.int32)
-    return values if values.flags.writeable else values.copy()
-
-
 def columns_of(batch: PackedBatch, values: Mapping[str, Tensor]) -> dict[str, Ragged]:
-    """[tokens, ...] or [rows, ...] tensors back as columns that travel."""
+    """Make columns that travel of tensors [tokens, ...] or [rows, ...]: float32, or int32 of ids."""
     per_token, per_row = np.asarray(batch.rows.columns["tokens"].lengths), np.ones(batch.num_rows, np.int64)
-    return {
-        name: Ragged(_numbers(value.detach()), per_token if len(value) == len(batch.tokens) else per_row)
-        for name, value in values.items()
-    }
-
-
-def _numbers(values: Tensor) -> np.ndarray:
-    """float32, or int32 of ids."""
-    own = values.float() if values.is_floating_point() else values.int()
-    return np.asarray(own.cpu().numpy())
+    columns = {}
+    for name, value in values.items():
+        own = (value.float() if value.is_floating_point() else value.int()).detach().cpu().numpy()
+        columns[name] = Ragged(np.asarray(own), per_token if len(own) == len(batch.tokens) else per_row)
+    return columns
 
 
 class Outputs:
-    """Differentiable outputs of one packed chunk, [tokens] each unless the output says otherwise."""
+    """The trainers' `PolicyOutputs`: differentiable outputs of a packed chunk by name, [tokens] unless it says otherwise."""
 
     def __init__(self, values: Mapping[str, Tensor]) -> None:
         self._values = dict(values)
@@ -144,7 +135,9 @@ class Outputs:
 
 
 def prepared_columns(algorithm: Algorithm, rows: RowBatch) -> dict[str, Ragged]:
-    """Raises ValueError where it does not give what it said, or not for every token."""
+    """Columns that `Algorithm.prepare` makes of all rows of a step before its first update.
+
+    Raises ValueError where it does not give what it said, or not for every token."""
     if not len(rows):
         return {}
     batch = PackedBatch(rows, dtype=torch.float64)

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a chunk is split into micro-batches and shared over ranks: from row lengths alone, the same on every machine.
+"""Plans made from numbers alone, the same on every machine: micro-batches of a chunk, and the learning rate of a step.
 
 Rows are sorted by length, so that padding them to a rectangle costs little. Every rank gets the same number of
-micro-batches, because ranks meet in collectives once each. No torch.
-
-The learning rate as a function of the step alone, so that it is equal for every trainer and after every resume.
+micro-batches, because ranks meet in collectives once each. Needs no torch.
 """
 
 from __future__ import annotations
@@ -22,14 +20,12 @@ def plan_micro_batches(lengths: Sequence[int], world_size: int, tokens: int) -> 
     """Micro-batches of at most `tokens` padded tokens (a longer row is alone), balanced over the ranks."""
     by_length = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
     batches = _even(_cut(by_length, lengths, tokens), world_size)
-    batches.sort(key=lambda batch: -_padded(batch, lengths))
-    return ChunkPlan(
-        tuple(tuple(batches[i] for i in _deal(rank, world_size, len(batches))) for rank in range(world_size))
-    )
-
-
-def _padded(batch: MicroBatch, lengths: Sequence[int]) -> int:
-    return len(batch) * max((lengths[row] for row in batch), default=0)
+    batches.sort(key=lambda batch: -len(batch) * max((lengths[row] for row in batch), default=0))
+    plan: list[list[MicroBatch]] = [[] for _ in range(world_size)]
+    for at, batch in enumerate(batches):  # dealt to and fro, so that no rank always gets the larger one
+        dealt, place = divmod(at, world_size)
+        plan[place if dealt % 2 == 0 else world_size - 1 - place].append(batch)
+    return ChunkPlan(tuple(tuple(own) for own in plan))
 
 
 def _cut(by_length: Sequence[int], lengths: Sequence[int], tokens: int) -> list[MicroBatch]:
@@ -46,7 +42,7 @@ def _cut(by_length: Sequence[int], lengths: Sequence[int], tokens: int) -> list[
 
 
 def _even(batches: list[MicroBatch], world_size: int) -> list[MicroBatch]:
-    """As many as the ranks can share: the fullest ones are halved; with fewer rows than ranks some stay empty."""
+    """Halve the fullest until the ranks can share them; with fewer rows than ranks some stay empty."""
     while len(batches) % world_size:
         fullest = max(range(len(batches)), key=lambda i: (len(batches[i]), -i))
         rows = batches.pop(fullest)
@@ -54,18 +50,12 @@ def _even(batches: list[MicroBatch], world_size: int) -> list[MicroBatch]:
     return batches
 
 
-def _deal(rank: int, world_size: int, count: int) -> list[int]:
-    """Indices of batches sorted by size, dealt to and fro so that no rank always gets the larger one."""
-    rounds = range(count // world_size)
-    return [turn * world_size + (rank if turn % 2 == 0 else world_size - 1 - rank) for turn in rounds]
-
-
 SCHEDULES = ("constant", "linear", "cosine")
 """After the warm-up: as it is, straight down to 0 at `total_steps`, or half a cosine down to 0."""
 
 
 def lr_factor(spec: OptimizerSpec, step: int) -> float:
-    """What `lr` is multiplied with in the step that starts at version `step`."""
+    """The factor of `lr` in the step that starts at version `step`: from the step alone, the same after every resume."""
     if spec.schedule not in SCHEDULES:
         raise ConfigError("optimizer.schedule", repr(spec.schedule), f"use one of {', '.join(SCHEDULES)}")
     if step < spec.warmup_steps:

@@ -108,7 +108,7 @@ PolicyGradientOptionsT = TypeVar("PolicyGradientOptionsT", bound=PolicyGradientO
 
 @dataclass(frozen=True, slots=True)
 class Surrogate:
-    """What an algorithm makes of a chunk's tokens."""
+    """The loss of a chunk's tokens, as an algorithm makes it."""
 
     values: Tensor
     """[tokens], to minimise: minus the surrogate objective."""
@@ -175,7 +175,7 @@ class PolicyGradient(Algorithm[PolicyGradientOptionsT], Generic[PolicyGradientOp
         return Loss(terms | self._regularisers(batch, policy), metrics | dict(surrogate.metrics))
 
     def _regularisers(self, batch: LossBatch, policy: PolicyOutputs) -> dict[str, Term]:
-        """What is asked for beside the surrogate: divergence from the reference, entropy."""
+        """Terms beside the surrogate, where they are asked for: divergence from the reference, entropy."""
         terms = {}
         if self.options.kl_coef:
             terms["kl"] = self._term(batch, self._divergence(batch, policy), self.options.kl_coef)
@@ -187,7 +187,7 @@ class PolicyGradient(Algorithm[PolicyGradientOptionsT], Generic[PolicyGradientOp
         return learn.aggregate(batch, values, self.options.aggregation, weight, self.options.fixed_length)
 
     def _anchor(self, batch: LossBatch, policy: PolicyOutputs) -> Tensor:
-        """Where nothing needs the policy that starts the step, the ratio is 1 by definition."""
+        """Log-probs [tokens] that the ratio is taken to; where nothing needs the step's start, it is 1 by definition."""
         if self.options.correction == "behaviour":
             return batch.column("rollout_log_probs")
         asked = OLD_LOG_PROBS in self.columns()

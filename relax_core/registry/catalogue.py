@@ -25,7 +25,7 @@ from relax_core.registry.suggestions import did_you_mean, extra_for, missing
 if TYPE_CHECKING:
     from relax_core.api.trainer import Chosen
 
-COMPOUNDS = {"algorithm": "relax_core.learn.mixed:MixedAlgorithm"}
+COMPOUNDS = {"algorithm": "relax_core.learn.groups:MixedAlgorithm"}
 """By kind, what several of it become where they work as one."""
 PYTHON = "python"
 """The distribution of components that were passed from Python."""

@@ -27,7 +27,7 @@ class AdvantagesRole(Role):
 
     async def run(self, context: Context) -> None:
         # Torch takes seconds to import: do it beside the other roles' start, not on the loop at the first step.
-        self._credited = (await asyncio.to_thread(importlib.import_module, "relax_core.learn.mixed")).credited
+        self._credited = (await asyncio.to_thread(importlib.import_module, "relax_core.learn.groups")).credited
         self._algorithm = context.build(context.run.learner)
         groups = context.run.rollout.prompts_per_step
         request = ClaimRequest(

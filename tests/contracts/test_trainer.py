@@ -41,10 +41,10 @@ from relax_core.api import (
     routed_experts,
 )
 from relax_core.api.weights import Payload
+from relax_core.learn.aggregation import Denominators, reduce
 from relax_core.learn.counts import count
 from relax_core.learn.packed import Outputs, PackedBatch
 from relax_core.learn.plan import plan_micro_batches
-from relax_core.learn.reduction import Denominators, reduce
 
 VOCABULARY, WIDTH, STAGES, SHARDS = 6, 3, 2, 2
 

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from relax_core import learn
 from relax_core.api import ConfigError, Ragged, RowBatch, RowId
-from relax_core.learn.routing import RouteReplay
+from relax_core.learn.huggingface import RouteReplay
 from relax_core.testing.moe import EXPERTS, LAYERS, TOP_K, moe_config
 
 ROWS = [(1, 2, 3, 4, 5), (1, 2, 3, 6), (1, 2, 3, 4, 7, 8), (9, 8, 7, 6)]

@@ -19,7 +19,7 @@ from relax_core.api.engine import Delta
 from relax_core.api.errors import ConfigError, InfrastructureError
 from relax_core.api.modality import ProcessedMedia
 from relax_core.api.weights import Version
-from relax_core.learn.media import MediaInputs
+from relax_core.learn.huggingface import MediaInputs
 from relax_core.media.store import MediaStore
 from relax_core.testing.engine_lab import EngineFixture, tiny_qwen3
 from relax_core.testing.engine_truth import TOLERANCE, log_softmax

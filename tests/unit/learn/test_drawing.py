@@ -5,7 +5,7 @@ import numpy as np
 import torch
 from hypothesis import given, settings, strategies as st
 
-from relax_core.learn.sampling import CHOICES, Rules, distribution, draw, uniforms
+from relax_core.learn.logits import CHOICES, Rules, distribution, draw, uniforms
 
 CPU = torch.device("cpu")
 

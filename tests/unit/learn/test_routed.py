@@ -7,7 +7,7 @@ import torch
 
 from relax_core import learn
 from relax_core.api import AttemptId, Chosen, Outcome, Ragged, RowBatch, RowId, Sealed
-from relax_core.learn.mixed import MixedAlgorithm, credited
+from relax_core.learn.groups import MixedAlgorithm, credited
 from relax_core.registry import Catalogue
 
 CATALOGUE = Catalogue.load()

@@ -26,7 +26,7 @@ from relax_core.api import (
     RowId,
 )
 from relax_core.api.task import MediaKind, Part
-from relax_core.learn.media import INPUTS
+from relax_core.learn.huggingface import INPUTS
 from relax_core.media.store import MediaStore, key_bytes, tensors_of
 from tests.unit.media import clips
 

@@ -14,7 +14,7 @@ from relax_core.api import PlaceholderSpan, ProcessedMedia
 from relax_core.api.family import Rendered
 from relax_core.data.chat import ChatFamily
 from relax_core.data.placeholders import MediaRefused, PlaceholderTokens, held
-from relax_core.learn.media import conserved
+from relax_core.learn.huggingface import conserved
 from tests.unit.rollout.toy_policy import Letters
 
 IDS = {"image": 6, "video": 7}

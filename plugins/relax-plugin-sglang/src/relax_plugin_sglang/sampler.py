@@ -14,7 +14,7 @@ import torch
 from sglang.srt.layers.sampler import Sampler
 
 from relax_core.api.engine import GenerateRequest
-from relax_core.learn.sampling import CHOICES, SEED_MASK, Drawn, Rules, draw, uniforms
+from relax_core.learn.logits import CHOICES, SEED_MASK, Drawn, Rules, draw, uniforms
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from relax_core.api import ConfigError, TensorInfo
 from relax_core.api.weights import combined_fingerprint, tensor_fingerprint
-from relax_core.learn.published import parts_of
+from relax_core.learn.huggingface import parts_of
 from relax_plugin_torch.folder import FIELD, TOKENIZER_FILES, check_folder, has_towers
 from relax_plugin_torch.sharding import gathered, local
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from relax_core import learn
 from relax_core.api import ROUTES, ConfigError, Ragged, TrainerSpec
-from relax_core.learn.routing import FIELD, RouteReplay
+from relax_core.learn.huggingface import FIELD, RouteReplay
 from relax_plugin_torch.layout import Layout
 
 if TYPE_CHECKING:

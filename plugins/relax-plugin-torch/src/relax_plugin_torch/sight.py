@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from relax_core import learn
 from relax_core.api import ConfigError, ProcessedMedia, RowBatch, TrainerSpec
-from relax_core.learn.media import MediaInputs, conserved
+from relax_core.learn.huggingface import MediaInputs, conserved
 from relax_core.media.store import MediaStore, key_texts
 
 COLUMN = "media"

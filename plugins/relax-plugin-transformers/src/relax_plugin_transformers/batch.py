@@ -14,7 +14,7 @@ import torch
 
 from relax_core.api.engine import Delta, FinishReason
 from relax_core.engine_kit import engine_thread as api
-from relax_core.learn.sampling import CHOICES, SEED_MASK, Drawn, Rules, draw, uniforms
+from relax_core.learn.logits import CHOICES, SEED_MASK, Drawn, Rules, draw, uniforms
 from relax_plugin_transformers.cache import RowsCache
 from relax_plugin_transformers.model import CausalModel, aligned
 

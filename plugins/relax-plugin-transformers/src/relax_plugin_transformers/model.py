@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from relax_core.api.modality import ProcessedMedia
-from relax_core.learn.media import MediaInputs, conserved
+from relax_core.learn.huggingface import MediaInputs, conserved
 from relax_core.media.store import MediaStore
 from relax_plugin_transformers.cache import RowsCache
 from relax_plugin_transformers.routes import Watch

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from relax_core.api.weights import Manifest, TensorInfo, WeightTransport, combined_fingerprint, tensor_fingerprint
-from relax_core.learn.published import parts_of
+from relax_core.learn.huggingface import parts_of
 from relax_plugin_transformers.aside import Aside
 from relax_plugin_transformers.bits import as_bits, as_bytes
 

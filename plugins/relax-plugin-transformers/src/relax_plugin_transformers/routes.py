@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from relax_core.api.routing import Routing
-from relax_core.learn.routing import RouteRecorder, routing_of
+from relax_core.learn.huggingface import RouteRecorder, routing_of
 
 
 class Watch:

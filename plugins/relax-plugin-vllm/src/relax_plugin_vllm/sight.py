@@ -20,7 +20,7 @@ from vllm.multimodal.processing import BaseDummyInputsBuilder, BaseMultiModalPro
 
 from relax_core.api.errors import ConfigError
 from relax_core.api.modality import ProcessedMedia
-from relax_core.learn.media import conserved
+from relax_core.learn.huggingface import conserved
 from relax_core.media.store import MediaStore
 from relax_plugin_vllm.cpu_stand_ins import imported
 from relax_plugin_vllm.environment import on_gpu

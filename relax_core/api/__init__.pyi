@@ -53,10 +53,9 @@ from .modality import (
     ModalityProcessor as ModalityProcessor, PlaceholderSpan as PlaceholderSpan, ProcessedMedia as ProcessedMedia,
 )
 from .options import Options as Options
+from .plan import Operation as Operation, Plan as Plan, Reads as Reads, WorkerGroup as WorkerGroup
 from .reward import BatchReward as BatchReward, GroupReward as GroupReward, Reward as Reward, Score as Score
-from .role import (
-    Context as Context, Operation as Operation, Reads as Reads, Role as Role, WeightService as WeightService,
-)
+from .role import Context as Context, Role as Role, WeightService as WeightService
 from .routing import ROUTES as ROUTES, Routing as Routing
 from .scaling import Load as Load, ScalingPolicy as ScalingPolicy
 from .secret import Secret as Secret

@@ -11,13 +11,13 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from relax_core.api.bus import Bus
 from relax_core.api.clock import Clock
 from relax_core.api.component import Configurable, OptionsT
 from relax_core.api.devices import DeviceLeases
+from relax_core.api.plan import Operation, Plan
 from relax_core.api.status import RunStatus, SpanKind, Wait
 from relax_core.api.trainer import Chosen
 from relax_core.api.weights import Manifest, Receipt, Version
@@ -25,37 +25,6 @@ from relax_core.api.worker import Workers
 
 if TYPE_CHECKING:
     from random import Random
-
-
-class Reads(StrEnum):
-    """Which weights an operation reads."""
-
-    NONE = "none"
-    STEP_START = "step-start"
-    LATEST = "latest"
-    FIXED = "fixed"
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One thing a role can do to rows."""
-
-    name: str
-    """`role.verb`: `reference.log_probs`."""
-    role: str
-    consumes: frozenset[str]
-    produces: frozenset[str]
-    reads: Reads = Reads.NONE
-    updates: str = ""
-    """The model it trains."""
-    scope: str = "row"
-    """row, group or batch: how much must be ready before it starts."""
-    row_filter: str = ""
-    """Two producers of one column need disjoint filters, such as `domain=maths`."""
-    trigger: str = "rows"
-    """rows, step or admission."""
-    model: str = "actor"
-    """Whose weights it reads."""
 
 
 class WeightService(Protocol):
@@ -132,13 +101,14 @@ class SpanTrack(Protocol):
         ...
 
 
-class Context(Protocol):
-    """All that a role may touch."""
+ConfigT_co = TypeVar("ConfigT_co", covariant=True)
 
-    run: Any
-    """The resolved configuration (`relax_core.config.RunConfig`)."""
-    plan: Any
-    """The plan: operations by role, placement, devices."""
+
+class Context(Protocol[ConfigT_co]):
+    """All that a role may touch. The core's own roles read a `Context[RunConfig]`."""
+
+    plan: Plan
+    """Operations by role, worker groups and their devices."""
     run_id: str
     run_dir: str
     bus: Bus
@@ -156,6 +126,11 @@ class Context(Protocol):
     resume: Resume | None
     functions: Mapping[str, bytes]
     """Rewards passed from Python, by name; only their own child processes load them."""
+
+    @property
+    def config(self) -> ConfigT_co:
+        """The resolved configuration of the run."""
+        ...
 
     def build(self, chosen: Chosen) -> Any:
         """A component of an installed plugin."""
@@ -207,5 +182,5 @@ class Role(Configurable[OptionsT], Generic[OptionsT]):
         raise NotImplementedError
 
     @abstractmethod
-    async def run(self, context: Context) -> None:
+    async def run(self, context: Context[Any]) -> None:
         """Work until the context says stop; return cleanly then."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from relax_core.api.component import BY_TABLE
 from relax_core.api.options import Options
+from relax_core.api.role import Context
 from relax_core.api.trainer import Chosen
 from relax_core.config.annotation import models_in
 from relax_core.config.auxiliary_models import EngineTable, TeacherTable
@@ -199,6 +200,10 @@ class RunConfig(Core):
     @property
     def sinks(self) -> tuple[Choice, ...]:
         return self.components["sinks"]
+
+
+RunContext: TypeAlias = Context[RunConfig]
+"""The context of the core's own roles: they read the configuration by its types."""
 
 
 def core_tables() -> dict[str, type[Options]]:

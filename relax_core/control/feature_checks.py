@@ -18,7 +18,7 @@ from typing import cast
 from relax_core.api.algorithm import Source
 from relax_core.api.engine import Engine
 from relax_core.api.errors import ConfigError
-from relax_core.api.role import Operation
+from relax_core.api.plan import Operation
 from relax_core.api.routing import ROUTES
 from relax_core.api.trainer import Trainer
 from relax_core.api.weights import WeightTransport

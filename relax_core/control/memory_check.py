@@ -31,19 +31,18 @@ from relax_core.api.algorithm import Source
 from relax_core.api.engine import Engine
 from relax_core.api.errors import ConfigError
 from relax_core.api.estimate import RESERVED, Estimate, Workload
-from relax_core.api.role import Context
+from relax_core.api.plan import Plan, WorkerGroup
 from relax_core.api.trainer import Trainer
 from relax_core.api.weights import Version
 from relax_core.config.auxiliary_models import EngineTable
 from relax_core.config.model_folder import WEIGHTS, model_context
-from relax_core.config.run_config import RunConfig
+from relax_core.config.run_config import RunConfig, RunContext
 from relax_core.control.machine import device_memory, free_memory
 from relax_core.control.placement import ROLE as TEACHER
 from relax_core.data.dataset import open_training
 from relax_core.engines.auxiliary_pools import GROUP, pool_spec
 from relax_core.engines.factories import engine_spec
 from relax_core.registry.catalogue import Catalogue
-from relax_core.roles.plan import Plan, WorkerGroup
 from relax_core.roles.rank_group import trainer_spec
 from relax_core.sampling.factories import open_tasks
 
@@ -74,7 +73,7 @@ class ProcessNeed:
 class _Planned:
     """As much of a role's context as a specification takes."""
 
-    run: RunConfig
+    config: RunConfig
     plan: Plan
     build: Callable[..., Any]
     run_dir: str = ""
@@ -89,16 +88,16 @@ def needs(config: RunConfig, catalogue: Catalogue, plan: Plan, prompt_tokens: in
 
 
 def _need(group: WorkerGroup, planned: _Planned, step: Workload) -> ProcessNeed:
-    pool = planned.run.pool(group.name.removeprefix(GROUP)) if group.name.startswith(GROUP) else None
-    own = planned.run.engine if group.name == ENGINES else planned.run.trainer
-    choice = own if pool is None else planned.run.backend_of(pool)
+    pool = planned.config.pool(group.name.removeprefix(GROUP)) if group.name.startswith(GROUP) else None
+    own = planned.config.engine if group.name == ENGINES else planned.config.trainer
+    choice = own if pool is None else planned.config.backend_of(pool)
     if choice.python:
         return ProcessNeed(group, None, None, f"{choice.name} runs under another interpreter, {choice.python}")
     backend = planned.build(choice.chosen)
     backend.build = planned.build
     try:
         if pool is not None:
-            told = _of_pool(cast(Engine, backend), planned.run, pool, step, group.size)
+            told = _of_pool(cast(Engine, backend), planned.config, pool, step, group.size)
             return ProcessNeed(group, told, told)
         if group.name == ENGINES:
             told = _of_engine(cast(Engine, backend), planned, step, group.size)
@@ -111,7 +110,7 @@ def _need(group: WorkerGroup, planned: _Planned, step: Workload) -> ProcessNeed:
 
 def _of_engine(engine: Engine, planned: _Planned, step: Workload, size: int) -> Estimate:
     """Its share of all groups that may be under way at once; the work is that of one step."""
-    run = planned.run
+    run = planned.config
     ahead = 1 + (planned.plan.max_staleness or 0)
     evaluated = ceil(run.eval.size * run.eval.samples / step.group_size) if run.eval.every else 0
     most = max(step.prompts * ahead, evaluated)
@@ -130,9 +129,9 @@ def _of_rank(trainer: Trainer, planned: _Planned, group: WorkerGroup, rank: int,
     role, _, number = group.name.partition("-") if group.name.startswith("teacher") else (group.name, "", "")
     model: Mapping[str, Any] | None = None
     if role == "teacher":
-        teacher = planned.run.teachers[int(number or 0)]
-        model = {"path": str(teacher.path), "dtype": teacher.dtype or planned.run.model.dtype}
-    spec = trainer_spec(cast(Context, planned), role, rank, group.size, "", model)
+        teacher = planned.config.teachers[int(number or 0)]
+        model = {"path": str(teacher.path), "dtype": teacher.dtype or planned.config.model.dtype}
+    spec = trainer_spec(cast(RunContext, planned), role, rank, group.size, "", model)
     return trainer.estimate(spec, step)
 
 
@@ -262,7 +261,7 @@ LOOKED_AT = 256
 class _PromptContext:
     """As much of a role's context as opening tasks takes."""
 
-    run: RunConfig
+    config: RunConfig
     plan: Plan
     build: Callable[..., Any]
 

@@ -24,8 +24,8 @@ from relax_core.api.devices import OffloadPart
 from relax_core.api.engine import Engine
 from relax_core.api.environment import Environment
 from relax_core.api.errors import ConfigError
+from relax_core.api.plan import Operation, WorkerGroup
 from relax_core.api.reward import Reward
-from relax_core.api.role import Operation
 from relax_core.api.weights import WeightTransport
 from relax_core.config.auxiliary_models import no_pool
 from relax_core.config.choice import Choice
@@ -33,7 +33,6 @@ from relax_core.config.operation import RankPlacement
 from relax_core.config.run_config import RunConfig
 from relax_core.engines.auxiliary_pools import GROUP
 from relax_core.registry.catalogue import Catalogue
-from relax_core.roles.plan import WorkerGroup
 
 ROLLOUT, TEACHER = "rollout", "teacher"
 SCORED = frozenset({"teacher_log_probs"})

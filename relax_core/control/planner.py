@@ -18,7 +18,8 @@ from typing import cast
 from relax_core.api.algorithm import Algorithm, Scope, Source
 from relax_core.api.environment import Environment
 from relax_core.api.errors import ConfigError
-from relax_core.api.role import Operation, Role
+from relax_core.api.plan import Operation, Plan, WorkerGroup
+from relax_core.api.role import Role
 from relax_core.api.trainer import Trainer
 from relax_core.config.run_config import RunConfig
 from relax_core.control.feature_checks import adapters_alone, check_formats, replayed_columns
@@ -36,7 +37,6 @@ from relax_core.control.placement import (
     worker_groups,
 )
 from relax_core.registry.catalogue import Catalogue
-from relax_core.roles.plan import Plan, WorkerGroup
 
 
 def select(operations: Sequence[Operation], goals: Mapping[str, Iterable[str]]) -> tuple[Operation, ...]:

@@ -18,6 +18,7 @@ from random import Random, SystemRandom
 from typing import Any
 
 from relax_core.api.errors import ConfigError
+from relax_core.api.plan import Plan
 from relax_core.api.role import Resume
 from relax_core.api.secret import revealed
 from relax_core.config.compose import Composed, compose, naming
@@ -35,7 +36,6 @@ from relax_core.observe.run_directory import RunDirectory
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.host import announce
 from relax_core.roles.checkpoint import complete, newest
-from relax_core.roles.plan import Plan
 from relax_core.runners.launch import Launch
 
 Source = str | Path | Mapping[str, Any]

@@ -11,8 +11,8 @@ from typing import Any
 from relax_core.api.environment import Environment
 from relax_core.api.errors import ConfigError
 from relax_core.api.family import ModelFamily
-from relax_core.api.role import Context
 from relax_core.config.model_folder import model_context
+from relax_core.config.run_config import RunContext
 from relax_core.data.media_pipeline import MediaPipeline
 from relax_core.data.tasks import ColumnNeed, TaskSet, applies
 
@@ -22,9 +22,9 @@ HOLD_OUT = "held-out"
 NO_BOUND = 1 << 30
 
 
-def task_set(context: Context, family: ModelFamily, key: str, path: str, columns: Any) -> TaskSet:
+def task_set(context: RunContext, family: ModelFamily, key: str, path: str, columns: Any) -> TaskSet:
     """The task file of a key, under the settings of `[data]`, checked for what rewards and environment read."""
-    run = context.run
+    run = context.config
     needs = [_need(context, choice) for choice in run.rewards]
     environments: dict[str, type[Environment]] = {
         choice.name: type(context.build(choice.chosen)) for choice in (run.environment, *run.environments)
@@ -61,13 +61,13 @@ def _played(name: str, environment: type[Environment], default: str, alone: bool
     return ColumnNeed(name, environment.needs_columns, lambda task: alone or (task.environment or default) == name)
 
 
-def _need(context: Context, choice: Any) -> ColumnNeed:
+def _need(context: RunContext, choice: Any) -> ColumnNeed:
     """What a reward reads of the tasks that it judges."""
     columns = type(context.build(choice.chosen)).needs_columns
     return ColumnNeed(choice.name, columns, lambda task: applies(choice.only, task))
 
 
-def media_store(context: Context) -> str:
+def media_store(context: RunContext) -> str:
     """The directory of the run's processed media."""
     return str(Path(context.run_dir).absolute() / "media")
 
@@ -77,16 +77,16 @@ def context_of(run: Any) -> int:
     return model_context(run.model.path) or NO_BOUND
 
 
-def make_media_pipeline(context: Context, family: ModelFamily, limit: int | None = None) -> MediaPipeline:
+def make_media_pipeline(context: RunContext, family: ModelFamily, limit: int | None = None) -> MediaPipeline:
     """The processors of the run's media, and where what they make is kept, within a limit of bytes where one is given."""
-    run = context.run
+    run = context.config
     return MediaPipeline(
         run.media, context.children, media_store(context), run.model.model_dump(mode="json"), family, limit
     )
 
 
 @asynccontextmanager
-async def opened_media_pipeline(context: Context, family: ModelFamily) -> AsyncIterator[MediaPipeline]:
+async def opened_media_pipeline(context: RunContext, family: ModelFamily) -> AsyncIterator[MediaPipeline]:
     """A desk of one's own, for rows that nobody samples."""
     desk = make_media_pipeline(context, family)
     try:

@@ -129,7 +129,7 @@ def _configuration(config: RunConfig, catalogue: Catalogue, on_disk: bool) -> It
 class _DoctorContext:
     """As much of a role's context as opening tasks takes."""
 
-    run: RunConfig
+    config: RunConfig
     build: Callable[..., Any]
 
 

@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from relax_core.api.plan import Plan
 from relax_core.config.run_config import RunConfig
 from relax_core.control.machine import device_memory, free_memory
 from relax_core.control.memory_check import MemoryBudget, ProcessNeed, longest_prompt, needs, rooms
 from relax_core.control.prepare import Source, launch_of, plans_of
-from relax_core.roles.plan import Plan
 
 SIDE, RATE_S = 1024, 0.3
 """Of the matrices that the rate is measured with, and for how long."""

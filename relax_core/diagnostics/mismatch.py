@@ -247,7 +247,7 @@ class _Bench:
 
 
 async def _sampled(context: RoleContext, producer: RolloutWorker, num_samples: int) -> RowBatch:
-    size, at_once = context.plan.group_size, int(context.run.rollout.prompts_per_step)
+    size, at_once = context.plan.group_size, int(context.config.rollout.prompts_per_step)
     numbers = range(ceil(num_samples / size))
     issues = [Issue(number, tuple(AttemptId(number, sample, 0) for sample in range(size))) for number in numbers]
     groups: list[FinishedGroup] = []
@@ -259,7 +259,7 @@ async def _sampled(context: RoleContext, producer: RolloutWorker, num_samples: i
         for group in groups
         for attempt, trajectory in zip(group.issue.attempts, group.trajectories, strict=True)
     ]
-    asked = {*context.plan.consumed, *(("media",) if context.run.media else ())}
+    asked = {*context.plan.consumed, *(("media",) if context.config.media else ())}
     rows, _ = row_batch(samples, context.plan.greedy, asked, producer.routing)
     if not len(rows):
         outcomes = ", ".join(sorted({str(trajectory.outcome) for _, trajectory, _ in samples}))

@@ -14,12 +14,12 @@ from typing import Any
 from relax_core.api.engine import EngineSpec
 from relax_core.api.errors import ConfigError, InfrastructureError
 from relax_core.api.family import ModelFamily
-from relax_core.api.role import Context
 from relax_core.api.trainer import Chosen
 from relax_core.api.weights import Manifest, Receipt, Version
 from relax_core.config.auxiliary_models import EngineTable
 from relax_core.config.choice import DEFAULT_NAMES
 from relax_core.config.model_folder import model_context, vocabulary_size
+from relax_core.config.run_config import RunContext
 from relax_core.data.factories import NO_BOUND
 from relax_core.engines.factories import engine_slots
 from relax_core.engines.model_client import PoolModelClient
@@ -52,9 +52,9 @@ class AuxiliaryPools:
         self.hands, self._tables = hands, tables
 
     @classmethod
-    def of(cls, context: Context, names: Iterable[str], tell: Tell) -> AuxiliaryPools:
+    def of(cls, context: RunContext, names: Iterable[str], tell: Tell) -> AuxiliaryPools:
         """None of them is started yet."""
-        tables = {name: table for name in names if (table := context.run.pool(name)) is not None}
+        tables = {name: table for name in names if (table := context.config.pool(name)) is not None}
         return cls({name: _hand(context, table, tell) for name, table in tables.items()}, tables)
 
     async def start(self) -> None:
@@ -91,18 +91,18 @@ def pool_spec(run: Any, table: EngineTable) -> EngineSpec:
     return EngineSpec(model_of(run, table), context, run.seed, run.deterministic, Version(table.name, 0, 0))
 
 
-def auxiliary_pool_names(context: Context, teaching: bool) -> Sequence[str]:
+def auxiliary_pool_names(context: RunContext, teaching: bool) -> Sequence[str]:
     """Pools of the plan that teachers score with, or those of everybody else."""
-    taught = {teacher.engine for teacher in context.run.teachers}
+    taught = {teacher.engine for teacher in context.config.teachers}
     return [
         table.name
-        for table in context.run.engines
+        for table in context.config.engines
         if GROUP + table.name in context.plan.groups and (table.name in taught) is teaching
     ]
 
 
-def _hand(context: Context, table: EngineTable, tell: Tell) -> PoolModelClient:
-    run, group = context.run, context.plan.groups[GROUP + table.name]
+def _hand(context: RunContext, table: EngineTable, tell: Tell) -> PoolModelClient:
+    run, group = context.config, context.plan.groups[GROUP + table.name]
     family: ModelFamily = context.build(Chosen("model-family", DEFAULT_NAMES["family"]))
     family.open(model_of(run, table))
     slots = engine_slots(

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from relax_core.api.engine import EngineSpec
-from relax_core.api.role import Context
 from relax_core.api.routing import Routing
 from relax_core.api.weights import Version
 from relax_core.api.worker import WorkerSpec
 from relax_core.config.choice import BackendChoice
 from relax_core.config.model_folder import routing
+from relax_core.config.run_config import RunContext
 from relax_core.data.factories import context_of, media_store
 from relax_core.engines.pool import EnginePool
 from relax_core.engines.router import Bounds
@@ -35,9 +35,9 @@ def engine_spec(run: Any, version: Version) -> EngineSpec:
     )  # fmt: skip
 
 
-def make_pool(context: Context, now: Version, tell: Tell, suppress: tuple[int, ...] = ()) -> EnginePool:
+def make_pool(context: RunContext, now: Version, tell: Tell, suppress: tuple[int, ...] = ()) -> EnginePool:
     """Engines for the run at version `now`; they start with the model folder, and serve as they are only at step 0."""
-    run, group = context.run, context.plan.groups["rollout"]
+    run, group = context.config, context.plan.groups["rollout"]
     spec = replace(engine_spec(run, now._replace(step=0)), media=media_store(context) if run.media else "")
     slots = engine_slots(context, group, "engine", run.engine, spec, run.placement.rollout.silence_s)
     weights = run.weights
@@ -49,7 +49,7 @@ def make_pool(context: Context, now: Version, tell: Tell, suppress: tuple[int, .
 
 
 def engine_slots(
-    context: Context, group: Any, prefix: str, choice: BackendChoice, spec: EngineSpec, silence_s: float
+    context: RunContext, group: Any, prefix: str, choice: BackendChoice, spec: EngineSpec, silence_s: float
 ) -> list[EngineSlot]:
     """The places of a worker group's engines, on its devices; none is started."""
     can = type(context.build(choice.chosen)).capabilities

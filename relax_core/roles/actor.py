@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from relax_core.api.errors import InfrastructureError, RelaxError
 from relax_core.api.events import StepFinished
-from relax_core.api.role import Context, Operation, Reads, Resume, Role
+from relax_core.api.plan import Operation, Reads
+from relax_core.api.role import Resume, Role
 from relax_core.api.weights import Version
+from relax_core.config.run_config import RunContext
 from relax_core.roles.checkpoint import Checkpoints
 from relax_core.roles.device_lease import TrainerDeviceLease
 from relax_core.roles.held_out_eval import HeldOutEval
@@ -36,7 +38,7 @@ class Actor(Role):
                       trigger="step"),
         )  # fmt: skip
 
-    async def run(self, context: Context) -> None:
+    async def run(self, context: RunContext) -> None:
         self._context, self._guard = context, NonFinitePolicy(context, self.name)
         self._trainer = await RankGroup.start(context, self.name)
         self._publisher = Publisher(context, self._trainer)
@@ -65,7 +67,7 @@ class Actor(Role):
         else:
             await self._assess(version.step)
         saved = version.step
-        while version.step < context.run.steps and not context.stopping:
+        while version.step < context.config.steps and not context.stopping:
             await context.pause_point()
             try:
                 trained = await self._step(version)
@@ -86,7 +88,7 @@ class Actor(Role):
         if saved != version.step:
             await self._checkpoints.save(version)
         await self._checkpoints.over()
-        if version.step >= context.run.steps:
+        if version.step >= context.config.steps:
             context.doing("exporting")
             async with self._devices:
                 await self._devices.train()

@@ -8,7 +8,9 @@ import importlib
 
 from relax_core.api.bus import Claim, ClaimRequest
 from relax_core.api.errors import StaleFence
-from relax_core.api.role import Context, Operation, Role
+from relax_core.api.plan import Operation
+from relax_core.api.role import Role
+from relax_core.config.run_config import RunContext
 
 POLL_S = 1.0
 
@@ -25,11 +27,11 @@ class AdvantagesRole(Role):
             Operation("advantages.compute", cls.name, consumes, frozenset({"advantages", "returns"}), scope="group"),
         )
 
-    async def run(self, context: Context) -> None:
+    async def run(self, context: RunContext) -> None:
         # Torch takes seconds to import: do it beside the other roles' start, not on the loop at the first step.
         self._credited = (await asyncio.to_thread(importlib.import_module, "relax_core.learn.groups")).credited
-        self._algorithm = context.build(context.run.learner)
-        groups = context.run.rollout.prompts_per_step
+        self._algorithm = context.build(context.config.learner)
+        groups = context.config.rollout.prompts_per_step
         request = ClaimRequest(
             self.name, context.plan.advantage_columns, groups, groups if context.plan.batch_statistics else 1
         )
@@ -40,10 +42,10 @@ class AdvantagesRole(Role):
             if claim is not None:
                 context.doing("crediting", groups=len(claim.groups))
                 await self._credit(context, claim)
-            elif (await context.bus.version()).step >= context.run.steps:
+            elif (await context.bus.version()).step >= context.config.steps:
                 return
 
-    async def _credit(self, context: Context, claim: Claim) -> None:
+    async def _credit(self, context: RunContext, claim: Claim) -> None:
         try:
             rows = await context.bus.read(claim, context.plan.advantage_columns)
             columns = self._credited(self._algorithm, rows, claim.samples, context.plan.advantage_columns)

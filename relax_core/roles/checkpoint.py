@@ -14,8 +14,9 @@ from typing import Any
 
 from relax_core.api.errors import ConfigError, InfrastructureError
 from relax_core.api.events import CheckpointSaved
-from relax_core.api.role import Context, Resume
+from relax_core.api.role import Resume
 from relax_core.api.weights import Version
+from relax_core.config.run_config import RunContext
 from relax_core.roles.device_lease import TrainerDeviceLease
 from relax_core.roles.rank_group import RankGroup
 
@@ -50,14 +51,14 @@ class CheckpointPart:
 class Checkpoints:
     """Writes them when due and keeps the newest few. Training goes on while one is written, from what was copied."""
 
-    def __init__(self, context: Context, trainer: RankGroup, devices: TrainerDeviceLease) -> None:
+    def __init__(self, context: RunContext, trainer: RankGroup, devices: TrainerDeviceLease) -> None:
         self._context, self._trainer, self._devices = context, trainer, devices
         self._root = Path(context.run_dir) / "checkpoints"
-        self._behind: bool = context.run.checkpoint.background and not context.plan.fit_columns
+        self._behind: bool = context.config.checkpoint.background and not context.plan.fit_columns
         self._writing: asyncio.Task[None] | None = None
 
     def due(self, step: int) -> bool:
-        every: int = self._context.run.checkpoint.every
+        every: int = self._context.config.checkpoint.every
         return every > 0 and step % every == 0
 
     async def save(self, version: Version) -> None:
@@ -143,7 +144,7 @@ class Checkpoints:
         _sync(directory)
 
     def _prune(self) -> None:
-        keep: int = self._context.run.checkpoint.keep
+        keep: int = self._context.config.checkpoint.keep
         for old in complete(self._root)[:-keep] if keep else []:
             shutil.rmtree(old, ignore_errors=True)
 

@@ -15,9 +15,11 @@ from pathlib import Path
 from relax_core.api.bus import Claim, ClaimRequest
 from relax_core.api.errors import InfrastructureError, RelaxError, StaleFence
 from relax_core.api.events import StepMeasured
-from relax_core.api.role import Context, Operation, Reads, Role
+from relax_core.api.plan import Operation, Reads
+from relax_core.api.role import Role
 from relax_core.api.trainer import UpdateOutcome
 from relax_core.api.weights import Version
+from relax_core.config.run_config import RunContext
 from relax_core.roles.checkpoint import CheckpointPart, complete, step_of
 from relax_core.roles.device_lease import TrainerDeviceLease, forwarding
 from relax_core.roles.forward import INPUTS
@@ -47,7 +49,7 @@ class Critic(Role):
                       model=cls.name),
         )  # fmt: skip
 
-    async def run(self, context: Context) -> None:
+    async def run(self, context: RunContext) -> None:
         self._context, self._skipped = context, RestartBudget(MAX_NOT_FINITE)
         self._columns = context.plan.fit_columns[self.name]
         self._trainer = await RankGroup.start(context, self.name)
@@ -116,7 +118,7 @@ class Critic(Role):
         await context.board.emit(StepMeasured(self._version.step, metrics))
 
     async def _train(self, rows: ClaimedRows) -> TrainingStep:
-        step = TrainingStep(self._version, len(rows.claim.groups), self._context.run.batch.updates_per_step)
+        step = TrainingStep(self._version, len(rows.claim.groups), self._context.config.batch.updates_per_step)
         await self._trainer.call("begin_step", self._version)
         for part in step.add(rows):
             await self._trainer.begin_update(part.denominators)
@@ -146,7 +148,7 @@ class Critic(Role):
     async def _over(self) -> bool:
         """Whether the actor has ended and needs no part of a checkpoint any more."""
         context = self._context
-        if not context.stopping and self._version.step < context.run.steps:
+        if not context.stopping and self._version.step < context.config.steps:
             return False
         states = {beat.role: beat.state for beat in await context.board.beats()}
         return states.get("actor") in ("stopped", "failed")
@@ -155,8 +157,8 @@ class Critic(Role):
 
     async def _value(self) -> None:
         context, last = self._context, self._context.clock.now()
-        most, patience_s = context.run.rollout.prompts_per_step, context.run.rollout.step_timeout_s / 2
-        whole = context.run.deterministic or "rollout" in context.plan.neighbours(self.name)
+        most, patience_s = context.config.rollout.prompts_per_step, context.config.rollout.step_timeout_s / 2
+        whole = context.config.deterministic or "rollout" in context.plan.neighbours(self.name)
         while True:
             await context.pause_point()
             late = context.clock.now() - last > patience_s  # the actor closes its step short at its deadline

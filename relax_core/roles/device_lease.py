@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
 from relax_core.api.devices import DeviceLease, OffloadPart
-from relax_core.api.role import Context
+from relax_core.config.run_config import RunContext
 
 TURN_S = 3600.0
 """As long as the longest call of a trainer may take: what is before us is somebody's work."""
@@ -17,12 +17,12 @@ ENGINE: tuple[OffloadPart, ...] = ("weights", "kv")
 TRAINER: tuple[OffloadPart, ...] = ("weights", "optimizer", "gradients")
 
 
-def generating(context: Context) -> AbstractAsyncContextManager[DeviceLease]:
+def generating(context: RunContext) -> AbstractAsyncContextManager[DeviceLease]:
     """A turn of the engines."""
     return context.turns.acquire(context.plan.groups["rollout"].devices, "generate", {"rollout": ENGINE}, TURN_S)
 
 
-def forwarding(context: Context, role: str) -> AbstractAsyncContextManager[DeviceLease]:
+def forwarding(context: RunContext, role: str) -> AbstractAsyncContextManager[DeviceLease]:
     """A turn of a model that is only read."""
     return context.turns.acquire(context.plan.groups[role].devices, "forward", {role: ("weights",)}, TURN_S)
 
@@ -30,7 +30,7 @@ def forwarding(context: Context, role: str) -> AbstractAsyncContextManager[Devic
 class TrainerDeviceLease:
     """The devices of a trainer while it works on a step: taken once rows are there, kept until the weights are out."""
 
-    def __init__(self, context: Context, role: str, live: bool) -> None:
+    def __init__(self, context: RunContext, role: str, live: bool) -> None:
         """`live`: weights go from memory to memory, so that a publish needs the engines' awake too."""
         self._context, self._role = context, role
         self._receivers = ("rollout",) if live and "rollout" in context.plan.neighbours(role) else ()

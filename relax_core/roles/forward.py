@@ -21,10 +21,12 @@ from relax_core.api.algorithm import top_k
 from relax_core.api.batch import Ragged, RowBatch
 from relax_core.api.bus import Claim, ClaimRequest
 from relax_core.api.errors import RetryLater, StaleFence
-from relax_core.api.role import Context, Operation, Reads, Role
+from relax_core.api.plan import Operation, Reads
+from relax_core.api.role import Role
 from relax_core.api.routing import ROUTES
 from relax_core.api.trainer import Chosen
 from relax_core.api.weights import Manifest, Version
+from relax_core.config.run_config import RunContext
 from relax_core.roles.device_lease import forwarding
 from relax_core.roles.rank_group import RankGroup
 
@@ -48,22 +50,22 @@ class Filling:
         return {column: given[name] for column, name in self.columns.items()}
 
 
-def width_of(context: Context, column: str) -> int:
+def width_of(context: RunContext, column: str) -> int:
     """k of a column [tokens, k] that the run's algorithm reads."""
-    algorithm = context.build(context.run.learner)
+    algorithm = context.build(context.config.learner)
     return int(next(known.shape[0] for known in algorithm.columns() if known.name == column))
 
 
 class ForwardLoop:
     """Claims rows as they are ready and writes what `fill` makes of them."""
 
-    def __init__(self, context: Context, role: str, filling: Filling, owed_by: str = "") -> None:
+    def __init__(self, context: RunContext, role: str, filling: Filling, owed_by: str = "") -> None:
         self.context, self.role, self.filling = context, role, filling
         self._names, self._owed_by = ", ".join(filling.columns), owed_by or context.plan.producer
-        self._inputs = (*filling.inputs, *(("media",) if context.run.media else ()), *self._routes())
-        self._most = context.run.rollout.prompts_per_step
+        self._inputs = (*filling.inputs, *(("media",) if context.config.media else ()), *self._routes())
+        self._most = context.config.rollout.prompts_per_step
         self._least = self._most if self._interrupts() else 1
-        self._patience_s = context.run.rollout.step_timeout_s / 2
+        self._patience_s = context.config.rollout.step_timeout_s / 2
 
     async def run(self) -> None:
         context, last = self.context, self.context.clock.now()
@@ -76,7 +78,7 @@ class ForwardLoop:
             if claim is not None:
                 await self._work(claim)
                 last = context.clock.now()
-            elif (await context.bus.version()).step >= context.run.steps:
+            elif (await context.bus.version()).step >= context.config.steps:
                 return
 
     @abstractmethod
@@ -90,7 +92,7 @@ class ForwardLoop:
 
     def _routes(self) -> tuple[str, ...]:
         """The policy visits the experts that its tokens visited when they were sampled; other models route for themselves."""
-        replays = self.role == "actor-fwd" and self.context.run.model.routing_replay == "rollout"
+        replays = self.role == "actor-fwd" and self.context.config.model.routing_replay == "rollout"
         return ROUTES if replays else ()
 
     def _interrupts(self) -> bool:
@@ -111,7 +113,7 @@ class ForwardLoop:
 class OneModel(ForwardLoop):
     """Fills its columns with one model's outputs."""
 
-    def __init__(self, context: Context, role: str, filling: Filling, trainer: RankGroup) -> None:
+    def __init__(self, context: RunContext, role: str, filling: Filling, trainer: RankGroup) -> None:
         super().__init__(context, role, filling)
         self.trainer = trainer
 
@@ -136,7 +138,7 @@ class Reference(Role):
         consumes = frozenset({"tokens", "loss_mask"})
         return (Operation("reference.log_probs", cls.name, consumes, frozenset({"ref_log_probs"}), Reads.FIXED),)
 
-    async def run(self, context: Context) -> None:
+    async def run(self, context: RunContext) -> None:
         trainer = await RankGroup.start(context, self.name)
         try:
             await OneModel(context, self.name, Filling({"ref_log_probs": "log_probs"}), trainer).run()
@@ -161,7 +163,7 @@ class ActorForward(Role):
             Operation("actor_fwd.top_k", cls.name, consumes, frozenset({"student_top_k_ids"}), Reads.STEP_START),
         )
 
-    async def run(self, context: Context) -> None:
+    async def run(self, context: RunContext) -> None:
         trainer = await RankGroup.start(context, self.name)
         try:
             await _CurrentWeights(context, self.name, _filling(context), trainer).run()
@@ -169,7 +171,7 @@ class ActorForward(Role):
             await trainer.stop()
 
 
-def _filling(context: Context) -> Filling:
+def _filling(context: RunContext) -> Filling:
     """What the plan needs of it, in one pass."""
     columns: dict[str, str] = {}
     asks: tuple[str, ...] = ()
@@ -199,7 +201,7 @@ class _CurrentWeights(OneModel):
 
     async def _route(self) -> tuple[tuple[Manifest, Chosen], ...]:
         """What leads to the newest version; a live one is wanted and waited for, but not as long as a step trains."""
-        weights, within_s = self.context.weights, self.context.run.weights.timeout_s
+        weights, within_s = self.context.weights, self.context.config.weights.timeout_s
         route = await weights.route("actor", self._loaded, 0.0, None, self.role, within_s)
         if not route and await weights.newest("actor", self._loaded, 0.0) is not None:
             await weights.want(self.role, "actor")

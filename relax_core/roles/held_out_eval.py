@@ -17,7 +17,7 @@ from relax_core.api.algorithm import Algorithm, Source
 from relax_core.api.batch import Ragged, RowBatch
 from relax_core.api.errors import ConfigError
 from relax_core.api.events import EvalFinished
-from relax_core.api.role import Context
+from relax_core.config.run_config import RunContext
 from relax_core.data.dataset import HeldOut, open_held_out
 from relax_core.data.factories import opened_media_pipeline
 from relax_core.data.placeholders import MediaRefused
@@ -30,32 +30,32 @@ REFERENCE = "ref_log_probs"
 class HeldOutEval:
     """The held-out sets of a run without rollout."""
 
-    def __init__(self, context: Context, algorithm: Algorithm, sets: dict[str, RowBatch]) -> None:
+    def __init__(self, context: RunContext, algorithm: Algorithm, sets: dict[str, RowBatch]) -> None:
         self._context, self._algorithm, self._sets = context, algorithm, sets
         self._reads_reference = any(column.name == REFERENCE for column in algorithm.columns())
 
     @classmethod
-    async def open(cls, context: Context) -> Self:
+    async def open(cls, context: RunContext) -> Self:
         """Reads the sets; there are none where samples are judged, or where nothing is."""
-        algorithm: Algorithm = context.build(context.run.algorithm.chosen)
+        algorithm: Algorithm = context.build(context.config.algorithm.chosen)
         if context.plan.source is Source.ROLLOUT:
             return cls(context, algorithm, {})
         margins = "margins" in context.plan.trained_columns
-        found = await asyncio.to_thread(open_held_out, context.run, context.build, context.plan.source)
-        if not context.run.media:
+        found = await asyncio.to_thread(open_held_out, context.config, context.build, context.plan.source)
+        if not context.config.media:
             return cls(context, algorithm, {held.name: held.rows(margins) for held in found})
         return cls(context, algorithm, {held.name: await _seen(context, held, margins) for held in found})
 
     def due(self, step: int) -> bool:
         """Also before the first step, where what starts the run is the reference."""
-        return bool(self._sets) and (is_due(self._context.run, step) or (step == 0 and self._reads_reference))
+        return bool(self._sets) and (is_due(self._context.config, step) or (step == 0 and self._reads_reference))
 
     async def run(self, trainer: RankGroup, step: int) -> None:
         """Every set, while the trainer has its devices."""
         for name in self._sets:
             self._context.doing(f"judging {name}", step=step)
             rows = await self._judged(trainer, name, step)
-            if is_due(self._context.run, step):
+            if is_due(self._context.config, step):
                 metrics = await asyncio.to_thread(measures, self._algorithm, rows)
                 loss, count = metrics.pop("loss"), len({row.group for row in rows.ids})
                 await self._context.board.emit(EvalFinished(step, name, loss, count, 0.0, metrics, measure="loss"))
@@ -84,7 +84,7 @@ class HeldOutEval:
         return Ragged(kept, tokens.lengths)
 
 
-async def _seen(context: Context, held: HeldOut, margins: bool) -> RowBatch:
+async def _seen(context: RunContext, held: HeldOut, margins: bool) -> RowBatch:
     """Rows whose media are in the run's store. Raises ConfigError for a set with one that can't be read."""
     dataset = held.dataset
     async with opened_media_pipeline(context, dataset.family) as desk:

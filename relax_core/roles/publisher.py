@@ -20,9 +20,9 @@ from random import Random
 import numpy as np
 
 from relax_core.api.batch import Ragged, RowBatch, RowId
-from relax_core.api.role import Context
 from relax_core.api.trainer import Chosen
 from relax_core.api.weights import Canary, Manifest, Payload, Version
+from relax_core.config.run_config import RunContext
 from relax_core.roles.rank_group import RankGroup
 from relax_core.weights.mapped_files import claim, memory_directory, sweep_abandoned
 from relax_core.weights.registry import prove_successor
@@ -63,7 +63,7 @@ GATHER_S = 2.0
 class LiveWeightServer:
     """Of one model's trainer."""
 
-    def __init__(self, context: Context, trainer: RankGroup, transport: Chosen) -> None:
+    def __init__(self, context: RunContext, trainer: RankGroup, transport: Chosen) -> None:
         self._context, self._trainer, self._transport = context, trainer, transport
         self._engines = context.plan.groups["rollout"].size if "rollout" in context.plan.groups else 0
         self._last: Version | None = None
@@ -99,22 +99,22 @@ class LiveWeightServer:
 class Publisher:
     """One trainer's publishing end."""
 
-    def __init__(self, context: Context, trainer: RankGroup) -> None:
+    def __init__(self, context: RunContext, trainer: RankGroup) -> None:
         self._context, self._trainer = context, trainer
-        self._transport = context.build(context.run.weights.chosen)
+        self._transport = context.build(context.config.weights.chosen)
         self._newest: Manifest | None = None
         self._deltas: int | None = None
         """Sent since the last full version; None where only a full one can follow."""
         self._kept: list[Manifest] = []
         self._location = weights_directory(context, self._transport.same_host)
         live = self._transport.live
-        self._door = LiveWeightServer(context, trainer, context.run.weights.chosen) if live else None
+        self._door = LiveWeightServer(context, trainer, context.config.weights.chosen) if live else None
 
     def follow(self, trainer: RankGroup) -> None:
         """Publish for ranks that took the place of others: nothing they send is on top of what those sent."""
         self._trainer, self._newest, self._deltas = trainer, None, None
         if self._door is not None:
-            self._door = LiveWeightServer(self._context, trainer, self._context.run.weights.chosen)
+            self._door = LiveWeightServer(self._context, trainer, self._context.config.weights.chosen)
 
     @property
     def live(self) -> bool:
@@ -123,13 +123,13 @@ class Publisher:
 
     async def publish(self, version: Version, applied: bool = False) -> Manifest:
         """`applied`: an update with a gradient lies behind the last version, so that some bytes must have changed."""
-        settings = self._context.run.weights
+        settings = self._context.config.weights
         payload, base = self._payload()
         deltas, self._deltas = self._deltas, None  # until it is out: what fails half way is nobody's base
         manifest = await self._trainer.publish(version, settings.chosen, self._location, payload, base)
         prove_successor(self._newest, manifest, applied=applied)
         if settings.proof == "behaviour":
-            canary = await make_canary(self._trainer, self._context.run.rollout.temperature)
+            canary = await make_canary(self._trainer, self._context.config.rollout.temperature)
             manifest = replace(manifest, canary=canary)
         await self._context.weights.announce(manifest, settings.chosen)
         if self._door is not None:
@@ -142,7 +142,7 @@ class Publisher:
     def _payload(self) -> tuple[Payload, str]:
         """What to send, and on top of what: adapters on their base; deltas on what was sent last, a full version now and
         then."""
-        settings = self._context.run.weights
+        settings = self._context.config.weights
         if self._context.plan.adapters_alone:
             return "lora", str(self._trainer.facts["base"])
         if settings.payload == "full" or self._newest is None or self._deltas is None:
@@ -164,12 +164,12 @@ class Publisher:
         if receivers := await self._door.wanted(self._newest):
             newest = self._newest
             if newest.payload == "delta":  # who stands there has not its base
-                whole = await self._trainer.publish(newest.version, self._context.run.weights.chosen, self._location)
+                whole = await self._trainer.publish(newest.version, self._context.config.weights.chosen, self._location)
                 newest = self._newest = replace(whole, canary=newest.canary)
             await self._door.serve(newest, receivers)
 
 
-def weights_directory(context: Context, same_host: bool) -> str:
+def weights_directory(context: RunContext, same_host: bool) -> str:
     """Memory-backed on one host, else under the run directory; named by the run, so that two never meet.
 
     What killed runs left there goes now.

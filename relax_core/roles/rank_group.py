@@ -20,7 +20,7 @@ from relax_core.api.algorithm import Output, Source
 from relax_core.api.batch import Ragged, RowBatch
 from relax_core.api.devices import OffloadPart
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, RelaxError, WorkerDied
-from relax_core.api.role import Context, SpanTrack
+from relax_core.api.role import SpanTrack
 from relax_core.api.trainer import (
     Chosen,
     Chunk,
@@ -34,6 +34,7 @@ from relax_core.api.trainer import (
 from relax_core.api.weights import Manifest, Payload, Version
 from relax_core.api.worker import Worker, WorkerSpec
 from relax_core.config.model_folder import placeholders
+from relax_core.config.run_config import RunContext
 from relax_core.data.factories import media_store
 from relax_core.rpc.waiting import start_all
 
@@ -120,16 +121,16 @@ class RankGroup:
 
     @classmethod
     async def start(
-        cls, context: Context, name: str, role: str = "", model: Mapping[str, Any] | None = None
+        cls, context: RunContext, name: str, role: str = "", model: Mapping[str, Any] | None = None
     ) -> RankGroup:
         """Start every rank of the worker group and let it load the model; nothing stays behind when one fails.
 
         Where a role has several groups, `role` names it; `model` in place of the run's own, as the `[model]` table.
         """
-        group, chosen = context.plan.groups[name], context.run.trainer.chosen
+        group, chosen = context.plan.groups[name], context.config.trainer.chosen
         seats = [group.seat(rank) for rank in range(group.size)]
         specs = [
-            WorkerSpec(f"{name}-rank-{rank}", chosen, context.run.trainer.python,
+            WorkerSpec(f"{name}-rank-{rank}", chosen, context.config.trainer.python,
                        {"OMP_NUM_THREADS": str(group.threads), **ONE_ARENA}, devices=seat, num_gpus=context.plan.num_gpus(seat))
             for rank, seat in enumerate(seats)
         ]  # fmt: skip
@@ -146,7 +147,7 @@ class RankGroup:
                     for lane, worker, spec in zip(lanes, workers, ranks, strict=True)
                 )
             )
-            made = cls(context.build(chosen), workers, lanes, facts[0], context.run.batch.tokens_per_micro_batch)
+            made = cls(context.build(chosen), workers, lanes, facts[0], context.config.batch.tokens_per_micro_batch)
             made._sleeps, made._whole_groups = group.sleeps, context.plan.source is Source.PAIRS
             await context.turns.join(name, group.devices, made)
         except BaseException:
@@ -313,16 +314,16 @@ async def _ask(lane: SpanTrack, worker: Worker, method: str, args: Sequence[Any]
 
 
 def trainer_spec(
-    context: Context, role: str, rank: int, world_size: int, rendezvous: str, model: Mapping[str, Any] | None
+    context: RunContext, role: str, rank: int, world_size: int, rendezvous: str, model: Mapping[str, Any] | None
 ) -> TrainerSpec:
-    run = context.run
+    run = context.config
     optimizer = run.optimizer
     lr = (run.critic.lr if role == "critic" else None) or optimizer.lr
     return TrainerSpec(
         model=_model(context, role) if model is None else model,
         algorithm=run.learner,
         optimizer=OptimizerSpec(
-            lr, optimizer.schedule, optimizer.warmup_steps, tuple(optimizer.betas), optimizer.weight_decay,
+            lr, optimizer.schedule, optimizer.warmup_steps, optimizer.betas, optimizer.weight_decay,
             optimizer.grad_clip, run.steps,
         ),
         role=role.replace("-", "_"), seed=run.seed, deterministic=run.deterministic,
@@ -334,21 +335,21 @@ def trainer_spec(
     )  # fmt: skip
 
 
-def _never_sampled(context: Context) -> tuple[int, ...]:
+def _never_sampled(context: RunContext) -> tuple[int, ...]:
     """Tokens that hold place for media: engines are told not to sample them either."""
     if context.plan.source is not Source.ROLLOUT:
         return ()
-    return tuple(placeholders(Path(context.run.model.path)).values())
+    return tuple(placeholders(Path(context.config.model.path)).values())
 
 
-def _model(context: Context, role: str) -> dict[str, Any]:
+def _model(context: RunContext, role: str) -> dict[str, Any]:
     """The `[model]` table; parts that the family has names for are named as its modules are. A critic trains as much of its
     body as the policy does, also of a folder of its own."""
-    table = context.run.model.model_dump(mode="json")
-    if role == "critic" and context.run.critic.path is not None:
-        table["path"] = str(context.run.critic.path)
+    table = context.config.model.model_dump(mode="json")
+    if role == "critic" and context.config.critic.path is not None:
+        table["path"] = str(context.config.critic.path)
     if table["freeze"]:
-        parts = context.build(context.run.family.chosen).parts(table)
+        parts = context.build(context.config.family.chosen).parts(table)
         table["freeze"] = [pattern for name in table["freeze"] for pattern in parts.get(name, (name,))]
     return dict(table)
 

@@ -16,9 +16,10 @@ from pathlib import Path
 
 from relax_core.api.errors import InfrastructureError, RelaxError
 from relax_core.api.events import Logged, RoleFailed, RoleRecovered, RolledBack
-from relax_core.api.role import Context, Resume
+from relax_core.api.role import Resume
 from relax_core.api.trainer import UpdateOutcome, UpdateResult
 from relax_core.api.weights import Version
+from relax_core.config.run_config import RunContext
 from relax_core.roles.checkpoint import complete, read_state
 from relax_core.rpc.restart_budget import RestartBudget
 
@@ -33,7 +34,7 @@ class RollbackRequired(RelaxError):
 class Recovery:
     """Of one role, over a run."""
 
-    def __init__(self, context: Context, role: str, start: Version) -> None:
+    def __init__(self, context: RunContext, role: str, start: Version) -> None:
         self._context, self._role, self._start = context, role, start
         self._furthest, self._returns = start.step, RestartBudget(MAX_RETURNS)
         self._began = 0.0
@@ -71,7 +72,7 @@ ADVICE = "lower optimizer.lr or look at the rewards of the last steps in samples
 class NonFinitePolicy:
     """Of one trained role, over a run."""
 
-    def __init__(self, context: Context, role: str) -> None:
+    def __init__(self, context: RunContext, role: str) -> None:
         self._context, self._role = context, role
         self._skipped = RestartBudget(MAX_SKIPPED)
         self._gone_back: set[int] = set()
@@ -81,7 +82,7 @@ class NonFinitePolicy:
         if result.outcome is UpdateOutcome.APPLIED:
             self._skipped.refill()
             return result
-        rule: str = self._context.run.optimizer.not_finite
+        rule: str = self._context.config.optimizer.not_finite
         what = f"{self._role}: an update of step {version.step + 1} had a NaN or infinite loss or gradient"
         if rule == "stop":
             raise RelaxError(f"{what}, and optimizer.not_finite is stop; {ADVICE}")

@@ -18,11 +18,13 @@ from collections.abc import Sequence
 from relax_core.api.batch import ALGORITHM_INDEX, AttemptId, RowBatch
 from relax_core.api.bus import Issue, Sealed
 from relax_core.api.events import RoleFailed, RoleRecovered, RolloutMeasured, SamplesScored, WeightsPublished
-from relax_core.api.role import Context, Operation, Reads, Role
+from relax_core.api.plan import Operation, Reads
+from relax_core.api.role import Role
 from relax_core.api.routing import ROUTES
 from relax_core.api.trainer import Chosen
 from relax_core.api.trajectory import DropReason
 from relax_core.api.weights import Manifest, Receipt, Version
+from relax_core.config.run_config import RunContext
 from relax_core.engines.pool import EnginePool
 from relax_core.roles.device_lease import generating
 from relax_core.sampling.factories import with_teacher
@@ -32,7 +34,7 @@ from relax_core.sampling.rows import TURN_COLUMNS, row_batch, with_row_column
 from relax_core.sampling.sample_record import measures, records
 
 
-async def generate_in_turns(context: Context, pool: EnginePool, undisturbed: asyncio.Lock) -> None:
+async def generate_in_turns(context: RunContext, pool: EnginePool, undisturbed: asyncio.Lock) -> None:
     """Until cancelled. `undisturbed`: held by who must not be paused half way (an evaluation)."""
     if not context.plan.neighbours("rollout"):
         return
@@ -67,7 +69,7 @@ class Rollout(Role):
         produced = frozenset(always | TURN_COLUMNS | {"teacher_index", "algorithm_index", "media", *ROUTES})
         return (Operation("rollout.generate", cls.name, frozenset(), produced, Reads.LATEST, trigger="admission"),)
 
-    async def run(self, context: Context) -> None:
+    async def run(self, context: RunContext) -> None:
         self._context = context
         self._finished: asyncio.Queue[FinishedGroup] = asyncio.Queue()
         self._held: set[AttemptId] = set()
@@ -105,7 +107,7 @@ class Rollout(Role):
         while not self._over.is_set() and not self._context.stopping:
             await self._context.pause_point()
             version, room = self._producer.version(), self._producer.room(len(self._issues))
-            done = version.step >= self._context.run.steps  # nobody would train what is begun now
+            done = version.step >= self._context.config.steps  # nobody would train what is begun now
             if done or room <= 0:
                 await self._group_or_poll()
                 continue
@@ -144,7 +146,7 @@ class Rollout(Role):
 
     async def _finish(self) -> None:
         """Hand finished groups on, several batches at once; one after another where order must not depend on time."""
-        room = asyncio.Semaphore(1 if self._context.run.deterministic else DELIVERIES)
+        room = asyncio.Semaphore(1 if self._context.config.deterministic else DELIVERIES)
         while True:
             await room.acquire()
             delivery = asyncio.create_task(self._deliver(await self._gather_finished()))
@@ -167,7 +169,7 @@ class Rollout(Role):
             await self._context.bus.drop(rejected, DropReason.FILTERED, regenerate=False)
             self._held.difference_update(rejected)
         kept = [sample for one in judged if not one.rejected_by for sample in one.samples]
-        plan, seen = self._context.plan, ("media",) if self._context.run.media else ()
+        plan, seen = self._context.plan, ("media",) if self._context.config.media else ()
         batch, sealed = row_batch(kept, plan.greedy, {*plan.consumed, *seen}, self._producer.routing)
         await self._put(self._with_algorithm(self._with_teacher(batch, groups), groups), sealed)
         self._held.difference_update(seal.attempt for seal in sealed)
@@ -178,23 +180,23 @@ class Rollout(Role):
 
     def _with_teacher(self, batch: RowBatch, groups: Sequence[FinishedGroup]) -> RowBatch:
         """Where there are several, the rows say which one theirs is: their tasks stay here."""
-        teachers = self._context.run.teachers
+        teachers = self._context.config.teachers
         if len(teachers) < 2 or "teacher" not in self._context.plan.roles:
             return batch
         return with_teacher(batch, {group.issue.group: group.task for group in groups}, teachers)
 
     def _with_algorithm(self, batch: RowBatch, groups: Sequence[FinishedGroup]) -> RowBatch:
         """Where there are several, the rows say which one learns from them: that of their task's environment."""
-        if len(self._context.run.algorithms) < 2:
+        if len(self._context.config.algorithms) < 2:
             return batch
-        of = {group.issue.group: self._context.run.algorithm_of(group.task.environment) for group in groups}
+        of = {group.issue.group: self._context.config.algorithm_of(group.task.environment) for group in groups}
         return with_row_column(batch, ALGORITHM_INDEX, [of[row.group] for row in batch.ids])
 
     async def _keep_state(self) -> None:
         """What the sampler has learned, before others may train what it learned from: so that a checkpoint has both."""
         step = self._producer.version().step
         state = self._producer.selection.state()
-        if state and (step != self._kept_at or self._context.run.deterministic):
+        if state and (step != self._kept_at or self._context.config.deterministic):
             await self._context.bus.keep("sampler", state)
             self._kept_at = step
 
@@ -203,7 +205,7 @@ class Rollout(Role):
         while True:
             await self._context.clock.sleep(POLL_S)
             await self._audit()
-            if self._context.run.media:
+            if self._context.config.media:
                 self._producer.covered((await self._context.bus.statistics())["oldest_group"])
 
     async def _audit(self) -> None:
@@ -228,7 +230,9 @@ class Rollout(Role):
     async def _put(self, batch: RowBatch, sealed: Sequence[Sealed]) -> None:
         """No longer than a step may take: a step frees room."""
         context = self._context
-        with context.waiting("room on the bus", "actor (a step frees it)", context.run.rollout.step_timeout_s) as wait:
+        with context.waiting(
+            "room on the bus", "actor (a step frees it)", context.config.rollout.step_timeout_s
+        ) as wait:
             while not await context.bus.put(batch, sealed, POLL_S):
                 context.check(wait)
                 await context.pause_point()
@@ -242,7 +246,7 @@ class Rollout(Role):
         while not context.stopping:
             if known is not None:
                 await self._evaluate(known.step)
-                if known.step >= context.run.steps:
+                if known.step >= context.config.steps:
                     break
             newest = await context.weights.newest("actor", known, POLL_S)
             if newest is not None:
@@ -267,7 +271,7 @@ class Rollout(Role):
         first = asyncio.create_task(served.wait())
         try:
             await asyncio.wait(
-                {wave} if self._context.run.deterministic else {wave, first}, return_when=FIRST_COMPLETED
+                {wave} if self._context.config.deterministic else {wave, first}, return_when=FIRST_COMPLETED
             )
         finally:
             first.cancel()

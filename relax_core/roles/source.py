@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from relax_core.api.batch import AttemptId
 from relax_core.api.bus import Issue, Sealed
 from relax_core.api.events import Logged
-from relax_core.api.role import Context, Operation, Role
+from relax_core.api.plan import Operation
+from relax_core.api.role import Role
 from relax_core.api.source import Sampler
 from relax_core.api.trajectory import Outcome
+from relax_core.config.run_config import RunContext
 from relax_core.data.dataset import open_training, remarks, row_batch
 from relax_core.data.example import Example
 from relax_core.data.factories import opened_media_pipeline
@@ -33,10 +35,10 @@ class RowSource(Role):
         produced = frozenset({"tokens", "loss_mask", "margins", "media"})
         return (Operation("source.rows", cls.name, frozenset(), produced, trigger="admission"),)
 
-    async def run(self, context: Context) -> None:
+    async def run(self, context: RunContext) -> None:
         self._context, self._admitted = context, 0
-        self._sampler: Sampler = context.build(context.run.sampler.chosen)
-        opened = await asyncio.to_thread(open_training, context.run, context.build, context.plan.source)
+        self._sampler: Sampler = context.build(context.config.sampler.chosen)
+        opened = await asyncio.to_thread(open_training, context.config, context.build, context.plan.source)
         self._dataset, self._train = opened
         for remark in remarks(*opened):
             await context.board.emit(Logged("info", self.name, remark))
@@ -51,15 +53,15 @@ class RowSource(Role):
             await context.pause_point()
             if issues := await self._admit():
                 await self._put(issues)
-            elif (await context.bus.version()).step >= context.run.steps:
+            elif (await context.bus.version()).step >= context.config.steps:
                 return
 
     async def _admit(self) -> tuple[Issue, ...]:
         """Groups that a step will have a place for. Rows are as new as any version: none of them sampled anything."""
         context = self._context
-        newest = (await context.bus.version())._replace(step=context.run.steps)
+        newest = (await context.bus.version())._replace(step=context.config.steps)
         with context.waiting("leave to hand out rows", "actor (a step makes room)", POLL_S):
-            issues = await context.bus.admit(self.name, newest, context.run.rollout.prompts_per_step, POLL_S)
+            issues = await context.bus.admit(self.name, newest, context.config.rollout.prompts_per_step, POLL_S)
         self._admitted += sum(len(issue.attempts) for issue in issues)
         return issues
 
@@ -80,8 +82,8 @@ class RowSource(Role):
         ]  # fmt: skip
         asked = "margins" in context.plan.trained_columns
         given = [self._dataset.margin(places[attempt.group]) for attempt in examples] if asked else None
-        batch = row_batch(examples, given, bool(context.run.media))
-        room = context.waiting("room on the bus", "actor (a step frees it)", context.run.rollout.step_timeout_s)
+        batch = row_batch(examples, given, bool(context.config.media))
+        room = context.waiting("room on the bus", "actor (a step frees it)", context.config.rollout.step_timeout_s)
         with room as wait:
             while not await context.bus.put(batch, sealed, POLL_S):
                 context.check(wait)
@@ -92,7 +94,7 @@ class RowSource(Role):
         """One, or the two of a pair, in the order of the attempts; none where a medium can't be read."""
         try:
             hold = None
-            if self._context.run.media:
+            if self._context.config.media:
                 await self._desk.prepare(self._dataset.messages(index))
                 hold = self._desk.hold
             found = await asyncio.to_thread(self._dataset.examples, index, hold)
@@ -103,5 +105,5 @@ class RowSource(Role):
 
     def _index(self, group: int) -> int:
         """The row of the data that a group is."""
-        run, count = self._context.run, len(self._train)
+        run, count = self._context.config, len(self._train)
         return self._train[self._sampler.pick(group, count, run.seed) if run.data.shuffle else group % count]

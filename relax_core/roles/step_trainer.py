@@ -15,9 +15,9 @@ from math import ceil
 
 from relax_core.api.bus import Claim, ClaimRequest
 from relax_core.api.errors import StaleFence
-from relax_core.api.role import Context
 from relax_core.api.trainer import UpdateOutcome, UpdateResult
 from relax_core.api.weights import Version
+from relax_core.config.run_config import RunContext
 from relax_core.roles.device_lease import TrainerDeviceLease
 from relax_core.roles.rank_group import RankGroup
 from relax_core.roles.recovery import NonFinitePolicy
@@ -42,12 +42,12 @@ class StepTrainer:
     """Trains steps, one after another."""
 
     def __init__(
-        self, context: Context, trainer: RankGroup, task: str, meanwhile: Callable[[], Awaitable[None]],
+        self, context: RunContext, trainer: RankGroup, task: str, meanwhile: Callable[[], Awaitable[None]],
         devices: TrainerDeviceLease, guard: NonFinitePolicy | None = None,
     ) -> None:  # fmt: skip
         """`meanwhile` is called again and again while rows are waited for and the weights are those of the step's start."""
         self._context, self._trainer, self._task, self._meanwhile = context, trainer, task, meanwhile
-        self._algorithm = context.build(context.run.learner)
+        self._algorithm = context.build(context.config.learner)
         self._skips = self._algorithm.zero_advantage_skips
         self._devices = devices
         self._claimed: Claim | None = None
@@ -55,7 +55,7 @@ class StepTrainer:
         self._guard = guard or NonFinitePolicy(context, task)
         self._deadline = 0.0
         """Of the step."""
-        wanted, group_size = context.run.rollout.prompts_per_step, context.plan.group_size
+        wanted, group_size = context.config.rollout.prompts_per_step, context.plan.group_size
         ranks = context.plan.groups[task].size
         self._wanted = wanted
         self._least = max(ceil(wanted / MAX_CHUNKS), ceil(ranks / group_size)) if context.plan.streams else wanted
@@ -65,10 +65,10 @@ class StepTrainer:
 
         A lease that is lost before the first update costs the work on the step, which is then begun anew.
         """
-        lost, self._deadline = 0, self._context.clock.now() + self._context.run.rollout.step_timeout_s
+        lost, self._deadline = 0, self._context.clock.now() + self._context.config.rollout.step_timeout_s
         while True:
             step = TrainingStep(
-                version, self._wanted, self._context.run.batch.updates_per_step, self._context.plan.streams
+                version, self._wanted, self._context.config.batch.updates_per_step, self._context.plan.streams
             )
             try:
                 async with self._renewing(step):
@@ -113,7 +113,7 @@ class StepTrainer:
                 empty += 1
                 if empty == MAX_EMPTY or not await context.bus.let_go(step.version.step):
                     context.check(wait, LATE)
-            self._deadline = context.clock.now() + context.run.rollout.step_timeout_s
+            self._deadline = context.clock.now() + context.config.rollout.step_timeout_s
 
     async def _claim_in_time(self, step: TrainingStep) -> Claim | None:
         """Groups as soon as there are enough of them; what is ready once the deadline has passed."""
@@ -155,7 +155,7 @@ class StepTrainer:
         rows = ClaimedRows(claim, await self._context.bus.read(claim, self._context.plan.trained_columns), self._skips)
         if self._context.plan.needs_old_log_probs and (outdated := rows.outdated("old_log_probs", version)):
             self._context.doing(f"log-probs at the start of step {version.step}", rows=len(outdated))
-            again = self._context.run.model.routing_replay == "recompute"
+            again = self._context.config.model.routing_replay == "recompute"
             asks = ("log_probs", "routed_experts") if again else ("log_probs",)
             columns = await self._trainer.forward(rows.take(outdated), asks)
             rows.fill("old_log_probs", outdated, columns["log_probs"])

@@ -20,8 +20,10 @@ import numpy as np
 from relax_core.api.algorithm import log_probs_at, top_k
 from relax_core.api.batch import TEACHER_INDEX, Ragged, RowBatch, student_top_k_ids
 from relax_core.api.events import RoleFailed, RoleRecovered
-from relax_core.api.role import Context, Operation, Reads, Role
+from relax_core.api.plan import Operation, Reads
+from relax_core.api.role import Role
 from relax_core.config.auxiliary_models import TeacherTable
+from relax_core.config.run_config import RunContext
 from relax_core.engines.auxiliary_pools import GROUP, AuxiliaryPools, auxiliary_pool_names
 from relax_core.engines.model_client import PoolModelClient
 from relax_core.roles.device_lease import forwarding
@@ -38,8 +40,8 @@ class TeacherBackend(Protocol):
 class PoolTeacher:
     """Scores rows with the engines of a pool."""
 
-    def __init__(self, context: Context, hand: PoolModelClient) -> None:
-        self._hand, self._temperature = hand, float(context.run.rollout.temperature)
+    def __init__(self, context: RunContext, hand: PoolModelClient) -> None:
+        self._hand, self._temperature = hand, float(context.config.rollout.temperature)
 
     async def forward(self, rows: RowBatch, columns: Sequence[str]) -> dict[str, Ragged]:
         """`log_probs`, in the order of the rows."""
@@ -49,7 +51,7 @@ class PoolTeacher:
         return {"log_probs": Ragged(values, tokens.lengths)}
 
 
-def context_tells(context: Context) -> Callable[[str, str, float], Awaitable[None]]:
+def context_tells(context: RunContext) -> Callable[[str, str, float], Awaitable[None]]:
     """Engines that failed and came back, told to the board."""
 
     async def tell(what: str, detail: str, seconds: float) -> None:
@@ -79,14 +81,14 @@ class Teacher(Role):
             Operation("teacher.log_probs_at", cls.name, rows | ids, frozenset({"teacher_log_probs_at"}), Reads.FIXED),
         )
 
-    async def run(self, context: Context) -> None:
+    async def run(self, context: RunContext) -> None:
         groups = groups_of(context)
         trainers: list[RankGroup] = []
         pools = AuxiliaryPools.of(context, auxiliary_pool_names(context, teaching=True), context_tells(context))
         try:
             await pools.start()
             tutors: list[TeacherBackend] = []
-            for group, teacher in zip(groups, context.run.teachers, strict=True):
+            for group, teacher in zip(groups, context.config.teachers, strict=True):
                 if teacher.engine:
                     tutors.append(PoolTeacher(context, pools.hands[teacher.engine]))
                     continue
@@ -100,21 +102,21 @@ class Teacher(Role):
             await pools.close()
 
 
-def groups_of(context: Context) -> tuple[str, ...]:
+def groups_of(context: RunContext) -> tuple[str, ...]:
     """The worker groups of the teachers, in the order of the configuration."""
-    several = len(context.run.teachers) > 1
+    several = len(context.config.teachers) > 1
     return tuple(
         GROUP + teacher.engine if teacher.engine else f"{Teacher.name}-{number}" if several else Teacher.name
-        for number, teacher in enumerate(context.run.teachers)
+        for number, teacher in enumerate(context.config.teachers)
     )
 
 
-def _model(context: Context, teacher: TeacherTable) -> dict[str, str]:
+def _model(context: RunContext, teacher: TeacherTable) -> dict[str, str]:
     """As a `[model]` table: nothing of it is trained, so there are no adapters."""
-    return {"path": str(teacher.path), "dtype": teacher.dtype or context.run.model.dtype}
+    return {"path": str(teacher.path), "dtype": teacher.dtype or context.config.model.dtype}
 
 
-def _filling(context: Context, several: bool) -> Filling:
+def _filling(context: RunContext, several: bool) -> Filling:
     """What the algorithm needs of a teacher, in one pass."""
     columns: dict[str, str] = {}
     asks: list[str] = []
@@ -138,7 +140,7 @@ def _filling(context: Context, several: bool) -> Filling:
 class TeacherLoop(ForwardLoop):
     """Rows go to their teachers, one after another; then all of their columns are written at once."""
 
-    def __init__(self, context: Context, groups: Sequence[str], tutors: Sequence[TeacherBackend]) -> None:
+    def __init__(self, context: RunContext, groups: Sequence[str], tutors: Sequence[TeacherBackend]) -> None:
         self._groups, self._tutors = tuple(groups), tuple(tutors)
         filling = _filling(context, len(groups) > 1)
         first = "actor-fwd" if "student_top_k_ids" in filling.inputs else ""

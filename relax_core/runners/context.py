@@ -65,13 +65,13 @@ class RoleContext:
         self.role, self.plan, self.run_id, self.run_dir = role, launch.plan, launch.run_id, launch.run_dir
         announce(launch.functions, catalogue)
         self.functions = launch.functions
-        self.run = RunConfig.parse(launch.config, catalogue)
+        self.config = RunConfig.parse(launch.config, catalogue)
         self.bus, self.weights, self.board = bus, weights, board
-        env = self.run.run.revealed_env()
+        env = self.config.run.revealed_env()
         self.workers: Workers = WithEnv(workers, env)
         self.children: Workers = WithEnv(children, env)
         self.clock = clock
-        self.random = Random(f"{self.run.seed}/{role}/{incarnation}")
+        self.random = Random(f"{self.config.seed}/{role}/{incarnation}")
         self.incarnation, self.resume = incarnation, launch.resume
         self._catalogue = catalogue
         self._waits: dict[int, Wait] = {}

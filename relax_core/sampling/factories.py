@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from relax_core.api.batch import TEACHER_INDEX, RowBatch
 from relax_core.api.errors import ConfigError
 from relax_core.api.family import ModelFamily
-from relax_core.api.role import Context
 from relax_core.api.task import Task
 from relax_core.config.auxiliary_models import TeacherTable
+from relax_core.config.run_config import RunContext
 from relax_core.data.factories import HOLD_OUT, task_set
 from relax_core.data.tasks import TaskSet, applies
 from relax_core.engines.pool import Sampling
@@ -51,9 +51,9 @@ def with_teacher(rows: RowBatch, tasks: Mapping[int, Task], teachers: Sequence[T
     return with_row_column(rows, TEACHER_INDEX, [of_group[row.group] for row in rows.ids])
 
 
-def open_tasks(context: Context, family: ModelFamily) -> tuple[TaskSet, Sequence[int], list[EvalSet]]:
+def open_tasks(context: RunContext, family: ModelFamily) -> tuple[TaskSet, Sequence[int], list[EvalSet]]:
     """The training tasks, which of them may be issued, and the evaluation sets."""
-    run = context.run
+    run = context.config
     tasks = task_set(context, family, "data.train", str(run.data.train), run.data.columns)
     if "teacher" in context.plan.roles:
         check_taught(tasks, range(len(tasks)), run.teachers)
@@ -74,12 +74,12 @@ def remarks(tasks: TaskSet, train: Sequence[int]) -> list[str]:
     return said
 
 
-def _eval_set(context: Context, family: ModelFamily, at: int, table: Any) -> EvalSet:
+def _eval_set(context: RunContext, family: ModelFamily, at: int, table: Any) -> EvalSet:
     key = f"eval.sets.{at}.path"
-    tasks = task_set(context, family, key, str(table.path), table.columns or context.run.data.columns)
+    tasks = task_set(context, family, key, str(table.path), table.columns or context.config.data.columns)
     size = min(table.size or len(tasks), len(tasks))
-    samples = table.samples or context.run.eval.samples
-    return EvalSet(table.name, tasks, range(size), samples, eval_sampling(context.run, table.temperature))
+    samples = table.samples or context.config.eval.samples
+    return EvalSet(table.name, tasks, range(size), samples, eval_sampling(context.config, table.temperature))
 
 
 def eval_sampling(run: Any, own: float | None) -> Sampling:
@@ -89,9 +89,9 @@ def eval_sampling(run: Any, own: float | None) -> Sampling:
     return Sampling(temperature, run.rollout.top_p if temperature else 1.0)
 
 
-def make_selection(context: Context, tasks: TaskSet, train: Sequence[int]) -> Selection:
+def make_selection(context: RunContext, tasks: TaskSet, train: Sequence[int]) -> Selection:
     """The sampler and the filters of a run."""
-    run = context.run
+    run = context.config
     sampler = context.build(run.sampler.chosen) if run.data.shuffle else Shuffle(ShuffleOptions(shuffle=False))
     filters = {choice.name: context.build(choice.chosen) for choice in run.filters}
     limit = run.rollout.refill_limit * run.rollout.prompts_per_step

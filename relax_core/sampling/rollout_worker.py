@@ -17,11 +17,11 @@ from relax_core.api.bus import Issue
 from relax_core.api.errors import ConfigError
 from relax_core.api.events import EvalFinished, Logged
 from relax_core.api.family import ModelFamily, Rendered
-from relax_core.api.role import Context
 from relax_core.api.task import Message, Task
 from relax_core.api.trainer import Chosen
 from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.api.weights import Manifest, Version
+from relax_core.config.run_config import RunContext
 from relax_core.data.factories import make_media_pipeline
 from relax_core.data.media_pipeline import MediaFor, MediaPipeline, media_of
 from relax_core.data.placeholders import MediaRefused, PromptTooLong
@@ -53,11 +53,11 @@ class RolloutWorker:
     """Engines, tasks, environments and rewards of one run."""
 
     def __init__(
-        self, context: Context, family: ModelFamily, pool: EnginePool, environments: Mapping[str, EnvironmentPool],
+        self, context: RunContext, family: ModelFamily, pool: EnginePool, environments: Mapping[str, EnvironmentPool],
         judge: RewardScorer, tasks: TaskSet, selection: Selection, sets: Sequence[EvalSet], media: MediaPipeline,
         pools: AuxiliaryPools, desk: ModelRpcServer,
     ) -> None:  # fmt: skip
-        run = context.run
+        run = context.config
         self._limits = Limits(0)  # of the engine, once it has started
         self._context, self._family, self._pool = context, family, pool
         self._played_by_default = environments[run.environment.name]
@@ -72,9 +72,9 @@ class RolloutWorker:
         self._evaluation = Evaluation(sets, run, self.samples, judge, pool)
 
     @classmethod
-    async def open(cls, context: Context, tell: Tell) -> Self:
+    async def open(cls, context: RunContext, tell: Tell) -> Self:
         """Open everything; what was opened is closed again when a later part fails."""
-        run = context.run
+        run = context.config
         family: ModelFamily = context.build(run.family.chosen)
         family.open(run.model.model_dump(mode="json"))
         tasks, train, sets = open_tasks(context, family)
@@ -131,12 +131,12 @@ class RolloutWorker:
         if self._pool.full:
             return 0
         staleness: int = self._context.plan.max_staleness or 0
-        wanted: int = self._context.run.rollout.prompts_per_step * max(STEPS_AHEAD, staleness + 1)
+        wanted: int = self._context.config.rollout.prompts_per_step * max(STEPS_AHEAD, staleness + 1)
         return wanted - under_way
 
     async def make(self, issue: Issue, version: Version) -> FinishedGroup:
         start = self._context.clock.now()
-        run_seed: int = self._context.run.seed
+        run_seed: int = self._context.config.seed
         index = self.selection.task(issue.group)
         task, prompt = self._tasks.rendered(index)
         group = self._under_way[issue] = InflightGroup(version.step, issue.group)
@@ -153,7 +153,7 @@ class RolloutWorker:
         finally:
             del self._under_way[issue]
         unfit = _unfit(trajectories)
-        if unfit and self._context.run.data.too_long == "error":
+        if unfit and self._context.config.data.too_long == "error":
             fix = 'lower the bounds of its processor, raise data.max_prompt_tokens, or data.too_long = "skip"'
             raise ConfigError("data.train", f"{self._tasks.where(index)}: {unfit}", fix)
         return FinishedGroup(issue, task, tuple(trajectories), version, self._context.clock.now() - start, unfit)
@@ -223,7 +223,7 @@ class RolloutWorker:
     def _check_room(self, length: int) -> None:
         """Raises PromptTooLong."""
         most = self._limits.max_context - self._limits.max_new_tokens
-        asked: int | None = self._context.run.data.max_prompt_tokens
+        asked: int | None = self._context.config.data.max_prompt_tokens
         if length > min(most, asked or most):
             bound = f"data.max_prompt_tokens is {asked}" if asked and asked < most else f"{most} are left for it"
             raise PromptTooLong(f"a prompt of {length} tokens with its media; {bound}")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from relax_core.api.role import Operation
+from relax_core.api.plan import Operation
 from relax_core.testing.suite import Suite
 
 

@@ -26,9 +26,9 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from relax_core.api.errors import ConfigError, DeadlineExceeded, WorkerDied
+from relax_core.api.plan import Plan
 from relax_core.api.worker import Worker, WorkerSpec
 from relax_core.registry.catalogue import Catalogue
-from relax_core.roles.plan import Plan
 from relax_core.rpc.host import Failure, Host, describe, free_port, raised
 from relax_core.runners.launch import Launch
 from relax_core.runners.local.workers import LocalWorkers

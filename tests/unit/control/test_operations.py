@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from relax_core.api.errors import ConfigError
-from relax_core.api.role import Operation, Reads
+from relax_core.api.plan import Operation, Reads
 from relax_core.control.planner import draw, mermaid, select
 
 

@@ -10,12 +10,12 @@ import pytest
 
 import relax_core
 from relax_core.api.errors import ConfigError
+from relax_core.api.plan import Plan
 from relax_core.config.compose import compose
 from relax_core.config.operation import SHARES
 from relax_core.control.placement import too_many
 from relax_core.control.planner import plan
 from relax_core.registry.catalogue import Catalogue
-from relax_core.roles.plan import Plan
 
 ROOT = Path(relax_core.__file__).parent
 ASKS = ("algorithm.kl_coef=0.1", "batch.updates_per_step=2", "algorithm.correction=truncate")

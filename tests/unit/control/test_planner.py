@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from relax_core.api.errors import ConfigError
+from relax_core.api.plan import Plan
 from relax_core.config.compose import compose
 from relax_core.control.planner import plan
 from relax_core.registry.catalogue import Catalogue
-from relax_core.roles.plan import Plan
 
 SCRIPT = """
 from relax_core.api import (ADVANTAGES, ROLLOUT_LOG_PROBS, Algorithm, Column, Scope, Source, WEIGHT_VERSIONS)

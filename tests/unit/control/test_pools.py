@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from relax_core.api.errors import ConfigError
+from relax_core.api.plan import Plan
 from relax_core.api.trainer import Chosen
 from relax_core.config.compose import compose
 from relax_core.config.run_config import RunConfig
 from relax_core.control.planner import plan
 from relax_core.registry.catalogue import Catalogue
-from relax_core.roles.plan import Plan
 
 JUDGE: dict[str, Any] = {"name": "judge", "path": "j"}
 

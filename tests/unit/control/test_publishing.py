@@ -55,12 +55,12 @@ def test_parts_are_frozen_by_the_names_that_the_family_gives_them() -> None:
     model = ModelTable(path=Path("model"), lora=Lora(), freeze=("vision", "lm_head"))
     family = SimpleNamespace(parts=lambda table: {"vision": ("visual.*", "merger")})
     run = SimpleNamespace(model=model, family=SimpleNamespace(chosen="the family"))
-    context: Any = SimpleNamespace(run=run, build={"the family": family}.__getitem__)
+    context: Any = SimpleNamespace(config=run, build={"the family": family}.__getitem__)
     assert _model(context, "actor")["freeze"] == ["visual.*", "merger", "lm_head"]
 
 
 def test_a_critic_trains_as_much_of_its_body_as_the_policy() -> None:
     lora = Lora(rank=4)
     run = SimpleNamespace(model=ModelTable(path=Path("model"), lora=lora), critic=CriticTable(path=Path("judge")))
-    found = _model(cast(Any, SimpleNamespace(run=run)), "critic")
+    found = _model(cast(Any, SimpleNamespace(config=run)), "critic")
     assert found["path"] == "judge" and found["lora"]["rank"] == 4

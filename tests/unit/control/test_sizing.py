@@ -7,8 +7,8 @@ import pytest
 
 from relax_core.api.errors import ConfigError
 from relax_core.api.estimate import Estimate
+from relax_core.api.plan import WorkerGroup
 from relax_core.control.memory_check import LIBRARIES, ProcessNeed, rooms
-from relax_core.roles.plan import WorkerGroup
 
 TRAIN = Estimate({
     "train": {"parameters": 10, "optimizer": 20, "gradients": 10, "activations": 100},

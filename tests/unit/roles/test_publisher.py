@@ -75,7 +75,7 @@ def stage(directory: Path, transport: Disk | None = None, alone: bool = False, *
     keys = {"chosen": DISK, "payload": "delta", "full_every": 3, "proof": "auto", **settings}
     board, trainer = LocalWeightService(SystemClock()), OneTensor()
     context: Any = SimpleNamespace(
-        run=SimpleNamespace(weights=SimpleNamespace(**keys), rollout=SimpleNamespace(temperature=0.7)),
+        config=SimpleNamespace(weights=SimpleNamespace(**keys), rollout=SimpleNamespace(temperature=0.7)),
         plan=SimpleNamespace(adapters_alone=alone), run_id="a", run_dir=str(directory), weights=board,
         build=lambda chosen: transport or Disk(),
     )  # fmt: skip

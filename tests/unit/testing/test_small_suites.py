@@ -17,7 +17,7 @@ from pyarrow import parquet
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from relax_core.api import Filter, Load, Role, Sampler, ScalingPolicy
-from relax_core.api.role import Operation
+from relax_core.api.plan import Operation
 from relax_core.data.chat import ChatFamily
 from relax_core.data.table import Files, TableSource
 from relax_core.data.task_files import JsonLines

@@ -1,21 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan as data: which operations run in which role, on which workers. Made by `control.planner`, read by roles."""
+"""Plain data of a plan: which operations run in which role, on which workers. The planner makes it, roles read it."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from relax_core.api.algorithm import Source
 from relax_core.api.devices import OffloadPart
-from relax_core.api.role import Operation, Reads
-from relax_core.rpc import messages
-
-messages.register(Source)
 
 
-@messages.register
+class Reads(StrEnum):
+    """Which weights an operation reads."""
+
+    NONE = "none"
+    STEP_START = "step-start"
+    LATEST = "latest"
+    FIXED = "fixed"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One thing a role can do to rows."""
+
+    name: str
+    """`role.verb`: `reference.log_probs`."""
+    role: str
+    consumes: frozenset[str]
+    produces: frozenset[str]
+    reads: Reads = Reads.NONE
+    updates: str = ""
+    """The model it trains."""
+    scope: str = "row"
+    """row, group or batch: how much must be ready before it starts."""
+    row_filter: str = ""
+    """Two producers of one column need disjoint filters, such as `domain=maths`."""
+    trigger: str = "rows"
+    """rows, step or admission."""
+    model: str = "actor"
+    """Whose weights it reads."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerGroup:
     """Processes that die together and do the work of one or more roles."""
@@ -24,22 +51,21 @@ class WorkerGroup:
     size: int
     threads: int = 1
     devices: frozenset[str] = frozenset()
-    """Where it lives; groups with devices in common take turns."""
+    """Devices that it lives on; groups with devices in common lease them one after another."""
     sleeps: tuple[OffloadPart, ...] = ()
-    """Parts whose memory goes to others while it has no turn; the others stay where they are."""
+    """Parts that are offloaded while others hold the devices; the other parts stay where they are."""
 
     def devices_of(self, number: int) -> tuple[str, ...]:
-        """Of one of its processes: its part of the devices; processes that share one (a CPU) have a place on it each."""
+        """Name the part of the devices that one of its processes has; processes on a shared one (a CPU) have a place on it each."""
         names = sorted(self.devices, key=lambda name: (len(name), name)) or [self.name]
         each = len(names) // self.size
         return tuple(names[number * each : (number + 1) * each]) or (f"{names[number % len(names)]}/{number}",)
 
     def seat(self, number: int) -> tuple[str, ...]:
-        """Devices of one of its processes, shared ones by their names alone."""
+        """Name the devices of one of its processes, shared ones by their names alone."""
         return tuple(name.partition("/")[0] for name in self.devices_of(number)) if self.devices else ()
 
 
-@messages.register
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Everything the planner decided; the same for every role of a run."""
@@ -62,7 +88,7 @@ class Plan:
     max_staleness: int | None = 0
     min_valid: int = 1
     source: Source = Source.ROLLOUT
-    """Where rows come from; only those of a rollout have versions, rewards and lag."""
+    """Origin of rows; only those of a rollout have versions, rewards and lag."""
     group_size: int = 1
     greedy: int | None = None
     """Place in a group of the sample that is drawn at temperature 0 and not trained."""
@@ -87,12 +113,12 @@ class Plan:
 
     @property
     def owed_rows(self) -> str:
-        """Who owes the actor its rows, in words."""
+        """Name who owes the actor its rows."""
         return f"{self.producer}, then advantages" if self.has("advantages.compute") else self.producer
 
     @property
     def publishes(self) -> bool:
-        """Whether another role reads the weights that the actor trains."""
+        """Tell whether another role reads the weights that the actor trains."""
         return any(
             operation.reads in (Reads.LATEST, Reads.STEP_START) and operation.model == "actor" and not operation.updates
             for operation in self.operations

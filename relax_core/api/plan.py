@@ -56,7 +56,7 @@ class WorkerGroup:
     """Parts that are offloaded while others hold the devices; the other parts stay where they are."""
 
     def devices_of(self, number: int) -> tuple[str, ...]:
-        """Name the part of the devices that one of its processes has; each process on a shared one (a CPU) has a place there."""
+        """Name the part of the devices that one of its processes has; processes that share one have a place on it each."""
         names = sorted(self.devices, key=lambda name: (len(name), name)) or [self.name]
         each = len(names) // self.size
         return tuple(names[number * each : (number + 1) * each]) or (f"{names[number % len(names)]}/{number}",)

@@ -33,7 +33,9 @@ def test_trainer_and_engine_get_their_own_formats(catalogue, monkeypatch, own, e
     config = configured(catalogue, f"model.dtype={own}", f"rollout.dtype={engines}")
     made = plan(config, catalogue)
     assert engine_spec(config, Version("actor", 0, 0)).model["dtype"] == engines
-    context = type("Context", (), {"config": config, "plan": made, "build": staticmethod(catalogue.build), "run_dir": ""})
+    context = type(
+        "Context", (), {"config": config, "plan": made, "build": staticmethod(catalogue.build), "run_dir": ""}
+    )
     monkeypatch.setattr("relax_core.roles.rank_group.placeholders", lambda path: {})
     spec = trainer_spec(context, "actor", 0, 1, "", None)
     assert (spec.model["dtype"], spec.publish_dtype) == (own, engines)

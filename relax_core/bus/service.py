@@ -38,6 +38,7 @@ from relax_core.bus.accounting import statistics
 from relax_core.bus.journal import LedgerJournal, NoteRecord, RememberedRecord
 from relax_core.bus.queue import TransferQueue, check_columns, check_cut, check_seals
 from relax_core.bus.store import Place, read
+from relax_core.rpc.waiting import TimedCondition
 
 T = TypeVar("T")
 
@@ -59,7 +60,7 @@ class BusService:
         self._writer = ThreadPoolExecutor(1, "relax-ledger")
         self._committing = asyncio.Lock()
         """Held across the commit so that facts reach the disk in order; whoever waits finds its own written."""
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._changes = TimedCondition(clock)
         self._serving: dict[str, Version] = {}
         self._closed = False
 
@@ -74,7 +75,8 @@ class BusService:
     async def admit(self, holder: str, version: Version, limit: int, wait_s: float) -> tuple[Issue, ...]:
         self._serving[holder] = version
         issues = (
-            await self._until(lambda now: self.queue.admit(holder, self._serving[holder], limit) or None, wait_s) or ()
+            await self._wait_for(lambda now: self.queue.admit(holder, self._serving[holder], limit) or None, wait_s)
+            or ()
         )
         if issues:
             try:
@@ -86,7 +88,7 @@ class BusService:
 
     async def serves(self, holder: str, version: Version) -> None:
         self._serving[holder] = version
-        self._wake()
+        self._changes.notify()
 
     def pause(self) -> None:
         """Admit nothing; what runs goes on."""
@@ -94,7 +96,7 @@ class BusService:
 
     def resume(self) -> None:
         self.queue.paused = False
-        self._wake()
+        self._changes.notify()
 
     async def report_held(
         self,
@@ -122,7 +124,7 @@ class BusService:
 
     async def begin_put(self, attempts: Sequence[AttemptId], rows: int, size_bytes: int, wait_s: float) -> int | None:
         """Credit for a put of these samples and the key to store its payloads under; None after `wait_s` without."""
-        return await self._until(lambda now: self.queue.reserve(attempts, rows, size_bytes, now), wait_s)
+        return await self._wait_for(lambda now: self.queue.reserve(attempts, rows, size_bytes, now), wait_s)
 
     async def end_put(
         self, key: int, ids: Sequence[RowId], columns: Sequence[str], size_bytes: int, sealed: Sequence[Sealed]
@@ -135,7 +137,7 @@ class BusService:
     async def cancel_put(self, key: int) -> None:
         """The payloads could not be stored: their credit goes back."""
         self.queue.unreserve(key)
-        self._wake()
+        self._changes.notify()
 
     async def drop(self, attempts: Sequence[AttemptId], reason: DropReason, regenerate: bool = False) -> None:
         self.queue.drop(attempts, reason, regenerate)
@@ -144,7 +146,7 @@ class BusService:
     # -- claims ---------------------------------------------------------------------------------------------------
 
     async def claim(self, request: ClaimRequest, wait_s: float) -> Claim | None:
-        claim = await self._until(lambda now: self.queue.claim(request, now), wait_s)
+        claim = await self._wait_for(lambda now: self.queue.claim(request, now), wait_s)
         if claim is not None and request.trains:
             await self._changed()
         return claim
@@ -248,44 +250,20 @@ class BusService:
         try:
             await self._durable()
         finally:
-            self._wake()
+            self._changes.close()
             self._writer.shutdown()
             self._journal.close()
             await self.store.close()
 
     # -- waiting and durability -----------------------------------------------------------------------------------
 
-    async def _until(self, attempt: Callable[[float], T | None], wait_s: float) -> T | None:
-        """What `attempt` gives, tried again at every change and lease expiry until `wait_s` has passed."""
-        deadline = self._clock.now() + wait_s
-        while True:
-            now = self._clock.now()
-            if (found := attempt(now)) is not None:
-                return found
-            if now >= deadline or self._closed:
-                return None
-            expiry = self.queue.next_expiry()
-            await self._wait(min(deadline, expiry if expiry is not None and expiry > now else deadline) - now)
-
-    async def _wait(self, seconds: float) -> None:
-        """Until something changes, or the time has passed."""
-        change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.add(change)
-        sleeper = asyncio.ensure_future(self._clock.sleep(seconds))
-        try:
-            await asyncio.wait((change, sleeper), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            self._waiters.discard(change)
-            sleeper.cancel()
-
-    def _wake(self) -> None:
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+    async def _wait_for(self, attempt: Callable[[float], T | None], wait_s: float) -> T | None:
+        """Try again at every change and lease expiry until `wait_s` has passed."""
+        return await self._changes.wait_for(attempt, wait_s, self.queue.next_expiry)
 
     async def _changed(self) -> None:
         """Somebody may go on now, and some payloads may go."""
-        self._wake()
+        self._changes.notify()
         if freed := self.queue.take_freed():
             await self.store.free(freed)
 

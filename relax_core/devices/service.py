@@ -7,8 +7,6 @@ polls: whoever waits for a turn does.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -16,6 +14,7 @@ from relax_core.api.clock import Clock
 from relax_core.api.devices import OffloadPart, Phase
 from relax_core.api.errors import InfrastructureError
 from relax_core.devices.scheduler import LEASE_S, DeviceCommand, DeviceRequest, DeviceScheduler
+from relax_core.rpc.waiting import TimedCondition
 
 
 class DeviceService(Protocol):
@@ -60,7 +59,7 @@ class LocalDeviceService:
         self._clock, self._arbiter = clock, DeviceScheduler(lease_s)
         self._letters: dict[str, list[DeviceCommand]] = {}
         self._owners: tuple[str, ...] = ()
-        self._changed = asyncio.Event()
+        self._changes = TimedCondition(clock)
 
     async def enter(self, owner: str) -> None:
         self._arbiter.gone([owner], self._clock.now())
@@ -106,15 +105,14 @@ class LocalDeviceService:
         self._deliver()
 
     async def poll(self, owner: str, after: int, wait_s: float) -> tuple[DeviceCommand, ...]:
-        deadline = self._clock.now() + wait_s
-        while True:
+        def unread(now: float) -> tuple[DeviceCommand, ...] | None:
             self._check(owner)
-            self._arbiter.heard(owner, now := self._clock.now())
+            self._arbiter.heard(owner, now)
             self._deliver()
-            letters = self._letters[owner] = [order for order in self._letters[owner] if order.number > after]
-            if letters or now >= deadline:
-                return tuple(letters)
-            await self._change(min(deadline, self._arbiter.next_at() or deadline) - now)
+            self._letters[owner] = [order for order in self._letters[owner] if order.number > after]
+            return tuple(self._letters[owner]) or None
+
+        return await self._changes.wait_for(unread, wait_s, self._arbiter.next_at) or ()
 
     async def gone(self, role: str) -> None:
         """A role's process died: what it had is free."""
@@ -133,13 +131,7 @@ class LocalDeviceService:
             self._letters.setdefault(order.owner, []).append(order)
         known, self._owners = self._owners, self._arbiter.owners
         if orders or known != self._owners:  # whoever is no owner any more learns it by its poll
-            changed, self._changed = self._changed, asyncio.Event()
-            changed.set()
-
-    async def _change(self, wait_s: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(wait_s, 0.0)):
-                await self._changed.wait()
+            self._changes.notify()
 
 
 def owner_of(role: str, incarnation: int) -> str:

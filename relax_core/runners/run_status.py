@@ -11,10 +11,7 @@ transfer at most. Nothing is asked of anybody, and on one machine it changes nex
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
 from heapq import merge
 from operator import itemgetter
@@ -22,6 +19,7 @@ from operator import itemgetter
 from relax_core.api.clock import Clock
 from relax_core.api.events import Event, StepFinished, TimeSpent
 from relax_core.api.status import Command, CommandName, Heartbeat, Span
+from relax_core.rpc.waiting import TimedCondition
 
 
 class ClockOffsets:
@@ -64,7 +62,7 @@ class RunStatusService:
         """Beside the others: every beat brings one, which pushes no other out and wakes no reader: it goes along."""
         self._commands: dict[str, list[Command]] = {}
         self._numbers = 0
-        self._changed = asyncio.Event()
+        self._changes = TimedCondition(clock)
 
     async def beat(self, beat: Heartbeat) -> None:
         told = self._clocks.translate(beat, self._clock.now())
@@ -79,7 +77,7 @@ class RunStatusService:
         if isinstance(event, StepFinished):
             event = replace(event, at=self._clock.now())
         self._tell(self._events, event)
-        self._notify()
+        self._changes.notify()
 
     def _tell(self, kept: deque[tuple[int, Event]], event: Event) -> None:
         self._numbers += 1
@@ -88,28 +86,16 @@ class RunStatusService:
     async def events(self, after: int, wait_s: float) -> tuple[tuple[int, Event], ...]:
         # Not `_numbers`, which commands raise too: a reader would never wait, nor let anyone else go on.
         kinds = (self._events, self._spent)
-        await self._until(lambda: bool(self._events) and self._events[-1][0] > after, wait_s)
+        await self._changes.wait_for(lambda _: (bool(self._events) and self._events[-1][0] > after) or None, wait_s)
         return tuple(merge(*([each for each in kind if each[0] > after] for kind in kinds), key=itemgetter(0)))
 
     async def command(self, role: str, name: CommandName, argument: str = "") -> None:
         self._numbers += 1
         self._commands.setdefault(role, []).append(Command(self._numbers, name, argument))
-        self._notify()
+        self._changes.notify()
 
     async def commands(self, role: str, after: int, wait_s: float) -> tuple[Command, ...]:
-        def waiting() -> list[Command]:
-            return [command for command in self._commands.get(role, ()) if command.number > after]
+        def unread(now: float) -> tuple[Command, ...] | None:
+            return tuple(command for command in self._commands.get(role, ()) if command.number > after) or None
 
-        await self._until(lambda: bool(waiting()), wait_s)
-        return tuple(waiting())
-
-    def _notify(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
-
-    async def _until(self, ready: Callable[[], bool], wait_s: float) -> None:
-        deadline = self._clock.now() + wait_s
-        while not ready() and (left := deadline - self._clock.now()) > 0:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
-                    await self._changed.wait()
+        return await self._changes.wait_for(unread, wait_s) or ()

@@ -6,16 +6,13 @@ It moves no bytes: transports do, between trainer and receivers. Time is the clo
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping
-from typing import TypeVar
+from collections.abc import Mapping
 
 from relax_core.api.clock import Clock
 from relax_core.api.trainer import Chosen
 from relax_core.api.weights import Manifest, Receipt, Version
+from relax_core.rpc.waiting import TimedCondition
 from relax_core.weights.registry import Route, Versions
-
-T = TypeVar("T")
 
 
 class LocalWeightService:
@@ -24,12 +21,11 @@ class LocalWeightService:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._versions = Versions()
-        self._changed = asyncio.Event()
+        self._changes = TimedCondition(clock)
 
     async def announce(self, manifest: Manifest, transport: Chosen) -> None:
         self._versions.announce(manifest, transport)
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._changes.notify()
 
     async def handed_out(self, version: Version) -> None:
         """A live version's transfer is over."""
@@ -45,7 +41,7 @@ class LocalWeightService:
 
     async def newest(self, model: str, after: Version | None, wait_s: float) -> tuple[Manifest, Chosen] | None:
         """The newest version later than `after`; None after `wait_s`."""
-        return await self._until(lambda: self._versions.newest(model, after), wait_s)
+        return await self._changes.wait_for(lambda now: self._versions.newest(model, after), wait_s)
 
     async def route(
         self,
@@ -58,35 +54,16 @@ class LocalWeightService:
     ) -> Route:
         """What leads from `have` to the newest version; empty where there is none within `wait_s`."""
 
-        def look() -> Route | None:
+        def look(now: float) -> Route | None:
             if self._versions.newest(model, after) is None:
                 return None
-            return self._versions.route(model, have, receiver, self._clock.now() + within_s) or None
+            return self._versions.route(model, have, receiver, now + within_s) or None
 
-        return await self._until(look, wait_s) or ()
+        return await self._changes.wait_for(look, wait_s) or ()
 
     async def want(self, receiver: str, model: str) -> None:
         """A receiver that nothing leads to the newest version."""
         self._versions.want(receiver, model)
-
-    async def _until(self, look: Callable[[], T | None], wait_s: float) -> T | None:
-        deadline = self._clock.now() + wait_s
-        while (found := look()) is None:
-            left = deadline - self._clock.now()
-            if left <= 0:
-                return None
-            await self._wait_for_change(left)
-        return found
-
-    async def _wait_for_change(self, seconds: float) -> None:
-        changed = asyncio.ensure_future(self._changed.wait())
-        late = asyncio.ensure_future(self._clock.sleep(seconds))
-        try:
-            await asyncio.wait({changed, late}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            changed.cancel()
-            late.cancel()
-            await asyncio.gather(changed, late, return_exceptions=True)
 
     async def receipt(self, receipt: Receipt) -> None:
         """A receiver's proof. Raises InfrastructureError where its fingerprint is not the manifest's."""

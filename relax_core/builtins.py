@@ -40,10 +40,10 @@ def relax_buses() -> list[Component]:
 @hook
 def relax_weight_transports() -> list[Component]:
     return [
-        Component("shared-memory", "relax_core.weights.files:SharedMemory", "One host, through memory-backed files"),
-        Component("disk", "relax_core.weights.files:Disk", "A directory that every host sees"),
-        Component("http", "relax_core.weights.http:Http", "Files that the trainer's process serves to other hosts"),
-        Component("collective", "relax_core.weights.collective:Collective", "From memory to memory over gloo or nccl"),
+        Component(
+            "shared-memory", "relax_core.tensor_files.transport:SharedMemory", "One host, through memory-backed files"
+        ),
+        Component("disk", "relax_core.tensor_files.transport:Disk", "A directory that every host sees"),
     ]
 
 

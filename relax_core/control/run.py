@@ -31,7 +31,7 @@ from relax_core.control.stages import places, point_to_export
 from relax_core.observe.notify import Notifier
 from relax_core.observe.recorder import Display, Recorder
 from relax_core.runners.launch import RoleEnd, Runner
-from relax_core.weights.mapped_files import sweep
+from relax_core.tensor_files.mapped_files import sweep
 
 WATCH_S = 0.25
 HISTOGRAMS = ("dropped_lengths", "trained_lengths")

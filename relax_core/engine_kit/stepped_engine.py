@@ -21,12 +21,12 @@ from relax_core.api.engine import Delta, Engine, EngineSpec, GenerateRequest, He
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.trainer import Chosen
 from relax_core.api.weights import Manifest, Receipt, Resident, TensorInfo, WeightTransport, combined_fingerprint
-from relax_core.engine_kit.delta_base import DeltaBase
 from relax_core.engine_kit.engine_thread import DeltaStream
-from relax_core.engine_kit.merged_adapters import MergedAdapters
+from relax_core.engine_kit.merged_adapters import MergedAdapters, folder_in_dtype
 from relax_core.engine_kit.model_folder import check_manifest, folder_tensors
 from relax_core.engine_kit.requests import check_ids, check_requests
 from relax_core.engine_kit.stepper import SteppedThread, Stepper, Stepping
+from relax_core.tensor_files.delta import DeltaBase
 
 if TYPE_CHECKING:
     import numpy as np
@@ -89,7 +89,9 @@ class SteppedEngine(Engine[OptionsT], Generic[OptionsT]):
             folder, known, dtype = str(spec.model["path"]), self._known, self._dtype
             self._adapters = await asyncio.to_thread(lambda: MergedAdapters(folder, known, lora, dtype))
         if self._takes_deltas():
-            self._kept = await asyncio.to_thread(DeltaBase, str(spec.model["path"]), self._dtype, spec.version)
+            path, dtype = str(spec.model["path"]), self._dtype
+            held = await asyncio.to_thread(lambda: {name: array for name, array, _ in folder_in_dtype(path, dtype)})
+            self._kept = DeltaBase(spec.version, lambda: held)
         return {
             "vocab_size": model.vocab_size,
             "max_context": model.max_context,
@@ -182,7 +184,13 @@ class SteppedEngine(Engine[OptionsT], Generic[OptionsT]):
             switch = switched_off(type(self), "delta", self._options())
             told = f"it takes deltas where engine.{switch} = true" if switch else "it loads full versions"
             raise ValueError(f"{manifest.version}: a delta, and this engine keeps nothing to put it on; {told}")
-        self._kept.refuse(manifest, thread.version)
+        have = thread.version
+        if manifest.base != str(have):
+            raise ValueError(f"{manifest.version}: a delta on top of {manifest.base}; this engine has {have}")
+        if self._kept.version != have:
+            raise ValueError(
+                f"{manifest.version}: a delta, but an adapter lies over the weights here; publish a full version"
+            )
 
     def _takes_deltas(self) -> bool:
         return self.capabilities.delta and not switched_off(type(self), "delta", self._options())
@@ -220,7 +228,8 @@ class SteppedEngine(Engine[OptionsT], Generic[OptionsT]):
         if self._kept is None:
             return _counted(_staged(manifest, transport), arrived), arrived
         if manifest.payload == "delta" and not transport.live:
-            self._kept.check(manifest, transport)  # a damaged one is refused before anything changes
+            for _ in transport.receive(manifest, self._kept.value):  # a damaged one is refused before anything changes
+                pass
             return _kept(self._kept, manifest, transport.receive(manifest, self._kept.value), arrived), arrived
         return _kept(self._kept, manifest, _staged(manifest, transport, self._kept.value), arrived), arrived
 
@@ -324,7 +333,7 @@ def _counted(arriving: Arriving, arrived: list[TensorInfo]) -> Arrays:
 
 
 def _kept(kept: DeltaBase, manifest: Manifest, arriving: Arriving, arrived: list[TensorInfo]) -> Arrays:
-    for info, array, came in kept.whole(manifest, arriving):
+    for info, array, came in kept.follow(manifest, arriving):
         if came:
             arrived.append(info)
         yield info.name, array, info.dtype

@@ -57,6 +57,7 @@ KNOWN: dict[str, dict[str, str]] = {
     },
     "trainer": {"torch": "relax-plugin-torch", "megatron": "relax-plugin-megatron"},
     "sink": {"tensorboard": "relax-plugin-tensorboard"},
+    "weight-transport": dict.fromkeys(("http", "collective"), "relax-plugin-network-weights"),
     "bus": {"transferqueue": "relax-plugin-transferqueue"},
 }
 

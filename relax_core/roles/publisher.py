@@ -24,7 +24,7 @@ from relax_core.api.trainer import Chosen
 from relax_core.api.weights import Canary, Manifest, Payload, Version
 from relax_core.config.run_config import RunContext
 from relax_core.roles.rank_group import RankGroup
-from relax_core.weights.mapped_files import claim, memory_directory, sweep_abandoned
+from relax_core.tensor_files.mapped_files import claim, memory_directory, sweep_abandoned
 from relax_core.weights.registry import prove_successor
 
 _TOKENS = 48

@@ -22,6 +22,7 @@ from relax_core.api.engine import Delta, Engine
 from relax_core.api.errors import RelaxError
 from relax_core.api.trainer import Chosen
 from relax_core.api.weights import Version
+from relax_core.tensor_files.transport import Disk
 from relax_core.testing.engine_adapters import AdapterChecks
 from relax_core.testing.engine_deltas import DeltaChecks
 from relax_core.testing.engine_formats import EngineFormatChecks
@@ -38,7 +39,6 @@ from relax_core.testing.engine_lab import (
 )
 from relax_core.testing.engine_truth import TOLERANCE, agrees, log_softmax, plain_log_probs, truncated
 from relax_core.testing.suite import Suite
-from relax_core.weights.files import Disk
 
 __all__ = ["PROMPT", "PROMPTS", "EngineSuite"]
 _REFUSED = (ValueError, RelaxError)

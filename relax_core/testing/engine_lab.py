@@ -18,8 +18,8 @@ import numpy as np
 from relax_core.api.engine import Delta, Engine, EngineSpec, GenerateRequest
 from relax_core.api.trainer import Chosen
 from relax_core.api.weights import Manifest, Receipt, Version
-from relax_core.weights import safetensors_file
-from relax_core.weights.files import Disk
+from relax_core.tensor_files import safetensors_file
+from relax_core.tensor_files.transport import Disk
 
 T = TypeVar("T")
 Tensors = list[tuple[str, np.ndarray, str]]
@@ -51,8 +51,7 @@ def tensors_of(directory: str) -> Tensors:
     """What a folder's single safetensors file holds."""
     path = Path(directory) / "model.safetensors"
     entries, _, _ = safetensors_file.read_header(path)
-    arrays = safetensors_file.read(path, entries)
-    return [(name, array, entries[name].dtype) for name, array in zip(entries, arrays, strict=True)]
+    return [(name, array, entries[name].dtype) for name, array in safetensors_file.read(path).items()]
 
 
 class EngineFixture:

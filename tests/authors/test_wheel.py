@@ -10,7 +10,8 @@ from zipfile import ZipFile
 from tests.authors.conftest import ROOT, Home, ended
 
 PACKAGES = (
-    "relax_core", "relax_contrib", "relax_plugin_distillation", "relax_plugin_policy_gradient",
+    "relax_core", "relax_contrib", "relax_plugin_distillation", "relax_plugin_network_weights",
+    "relax_plugin_policy_gradient",
     "relax_plugin_rewards", "relax_plugin_selection", "relax_plugin_supervised", "relax_plugin_tensorboard",
     "relax_plugin_torch", "relax_plugin_transformers",
 )  # fmt: skip

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from relax_core.api import Algorithm, Chosen, ConfigError, Loss, OptimizerSpec, Term, TrainerSpec, Version
 from relax_core.api.algorithm import Output
 from relax_core.learn.counts import count
+from relax_core.tensor_files.transport import Disk
 from relax_core.testing.trainer import InMemory, Reinforce, chunk, forward, make_rows, tiny_model
-from relax_core.weights.files import Disk
 
 ALGORITHM, TRANSPORT = Chosen("algorithm", "reinforce"), Chosen("weight-transport", "in-memory")
 LORA = {"rank": 4, "alpha": 8.0}

@@ -328,7 +328,7 @@ def test_rows_that_the_model_cannot_read_are_named(folder, start, tokens, says):
 
 
 def test_a_publish_through_files_arrives_byte_for_byte(folder, start, tmp_path):
-    from relax_core.weights.files import Disk
+    from relax_core.tensor_files.transport import Disk
 
     actor, follower = start(folder, transport=Disk()), start(folder, transport=Disk(), role="actor_fwd")
     first = actor.publish(Version("actor", 0, 0), TRANSPORT, str(tmp_path))
@@ -342,7 +342,7 @@ def test_a_publish_through_files_arrives_byte_for_byte(folder, start, tmp_path):
 
 
 def test_a_follower_takes_deltas_on_what_it_has_and_nothing_else(folder, start, tmp_path):
-    from relax_core.weights.files import Disk
+    from relax_core.tensor_files.transport import Disk
 
     bf16 = {"path": folder, "dtype": "bfloat16"}
     actor = start(folder, transport=Disk(), model=bf16)

@@ -11,10 +11,10 @@ import transformers
 from relax_plugin_transformers.engine import TransformersEngine
 
 from relax_core.api.weights import Version
+from relax_core.tensor_files.transport import Disk
 from relax_core.testing.engine import PROMPTS
 from relax_core.testing.engine_lab import CONTEXT, VOCABULARY, EngineFixture
 from relax_core.testing.engine_truth import agrees
-from relax_core.weights.files import Disk
 
 SIZE = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,

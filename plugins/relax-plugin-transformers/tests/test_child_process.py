@@ -11,9 +11,9 @@ from relax_core.api.trainer import Chosen
 from relax_core.api.weights import Version
 from relax_core.api.worker import WorkerSpec
 from relax_core.runners.local.workers import LocalWorkers
+from relax_core.tensor_files.transport import Disk
 from relax_core.testing.engine import PROMPT
 from relax_core.testing.engine_lab import CONTEXT, DISK, tensors_of, tiny_qwen3
-from relax_core.weights.files import Disk
 
 SPEC = WorkerSpec("engine-0", Chosen("engine", "transformers", {"deltas_every": 2, "device": "cpu"}))
 

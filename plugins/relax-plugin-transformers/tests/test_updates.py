@@ -20,10 +20,10 @@ from relax_core.api.weights import PLAIN, Canary, Manifest, Payload, Version
 from relax_core.engines.slot import EngineSlot
 from relax_core.engines.weight_updater import WeightUpdater
 from relax_core.runners.local.workers import LocalWorkers
+from relax_core.tensor_files.transport import Disk
 from relax_core.testing.engine import PROMPT
 from relax_core.testing.engine_lab import CONTEXT, EngineFixture, Tensors, tensors_of, tiny_qwen3
 from relax_core.testing.engine_truth import log_softmax, plain_log_probs
-from relax_core.weights.files import Disk
 from relax_core.weights.service import LocalWeightService
 
 RANK, ALPHA = 2, 8.0
@@ -217,7 +217,7 @@ HALF = """
 import sys, time
 from relax_core.api.weights import Version
 from relax_core.testing.engine_lab import tensors_of
-from relax_core.weights.files import Disk
+from relax_core.tensor_files.transport import Disk
 
 def stuck():
     for number, item in enumerate(tensors_of(sys.argv[1])):

@@ -21,9 +21,9 @@ from relax_core.api.modality import ProcessedMedia
 from relax_core.api.weights import Version
 from relax_core.learn.huggingface import MediaInputs
 from relax_core.media.store import MediaStore
+from relax_core.tensor_files.transport import Disk
 from relax_core.testing.engine_lab import EngineFixture, tiny_qwen3
 from relax_core.testing.engine_truth import TOLERANCE, log_softmax
-from relax_core.weights.files import Disk
 
 PATCH_VALUES = 3 * 2 * tiny.PATCH**2
 NEVER = (tiny.IMAGE, tiny.VIDEO)

@@ -24,7 +24,7 @@ import numpy as np
 
 from relax_core.api.batch import Ragged
 from relax_core.api.errors import InfrastructureError
-from relax_core.weights.mapped_files import MEMORY, PREFIX, claim, sweep_abandoned
+from relax_core.tensor_files.mapped_files import MEMORY, PREFIX, claim, sweep_abandoned
 
 START = struct.Struct("<8sQ")
 MAGIC = b"rlxblock"

@@ -33,7 +33,7 @@ from relax_core.runners.ray.hub import HubService, find_hub
 from relax_core.runners.ray.remote import DeviceServiceClient, RemoteService, RunStatusClient, WeightClient
 from relax_core.runners.ray.storage import RemoteStore
 from relax_core.runners.ray.workers import RayWorkers
-from relax_core.weights.mapped_files import sweep
+from relax_core.tensor_files.mapped_files import sweep
 
 LIMIT_S = 60.0
 """A loop that has not turned for this long is stuck: work that takes longer belongs into a worker or a thread."""

@@ -14,7 +14,7 @@ from relax_core.api import Version
 from relax_core.api.weights import combined_fingerprint
 from relax_core.engine_kit.merged_adapters import MergedAdapters, folder_in_dtype
 from relax_core.engine_kit.model_folder import folder_arrays, folder_tensors
-from relax_core.weights.files import Disk
+from relax_core.tensor_files.transport import Disk
 
 LORA = {"rank": 1, "alpha": 3.0, "targets": ("q",)}
 

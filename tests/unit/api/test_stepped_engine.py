@@ -18,7 +18,7 @@ from relax_core.api.options import Options
 from relax_core.api.trainer import Chosen
 from relax_core.engine_kit.stepped_engine import SteppedEngine
 from relax_core.engine_kit.stepper import New, Stepper
-from relax_core.weights.files import Disk
+from relax_core.tensor_files.transport import Disk
 
 VOCABULARY, CONTEXT = 1000, 100
 DISK = Chosen("weight-transport", "disk")

@@ -20,7 +20,7 @@ from relax_core.api.errors import InfrastructureError
 from relax_core.api.trainer import Chosen
 from relax_core.api.weights import Manifest, Payload, Receipt, Version
 from relax_core.roles.publisher import Publisher
-from relax_core.weights.files import Disk
+from relax_core.tensor_files.transport import Disk
 from relax_core.weights.service import LocalWeightService
 
 DISK = Chosen("weight-transport", "disk")

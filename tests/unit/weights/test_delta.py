@@ -15,8 +15,8 @@ import zstandard
 from hypothesis import given, settings, strategies as st
 
 from relax_core.api.weights import Manifest, Version, combined_fingerprint
-from relax_core.weights import delta
-from relax_core.weights.files import Disk
+from relax_core.tensor_files import delta
+from relax_core.tensor_files.transport import Disk
 from relax_core.weights.registry import prove_successor
 
 DTYPES = ("u1", "u2", "u4", "u8", "i8", "f2", "f4", "f8", "b1")
@@ -203,7 +203,7 @@ from pathlib import Path
 import numpy as np
 
 from relax_core.api.weights import Version
-from relax_core.weights.files import Disk
+from relax_core.tensor_files.transport import Disk
 
 
 def anonymous():

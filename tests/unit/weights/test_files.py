@@ -14,9 +14,9 @@ from hypothesis import given, settings, strategies as st
 
 from relax_core.api.errors import ConfigError, InfrastructureError
 from relax_core.api.weights import Version
+from relax_core.tensor_files import safetensors_file
+from relax_core.tensor_files.transport import Disk, SharedMemory
 from relax_core.testing.weight_transport import WeightTransportSuite, some_tensors
-from relax_core.weights import safetensors_file
-from relax_core.weights.files import Disk, SharedMemory
 
 ONE = Version("actor", 0, 1)
 
@@ -99,10 +99,10 @@ def test_what_a_dead_sender_left_half_written_is_removed(tmp_path: Path) -> None
 
 
 def test_full_disk_names_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*args: object) -> None:
+    def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(safetensors_file, "_write_tensor", full)
+    monkeypatch.setattr(safetensors_file, "write", full)
     with pytest.raises(InfrastructureError, match="no space left"):
         Disk().send(ONE, "full", "", some_tensors(), str(tmp_path))
 

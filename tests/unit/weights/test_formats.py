@@ -12,9 +12,9 @@ from relax_plugin_transformers.engine import TransformersEngine
 from relax_core.api import Chosen, OptimizerSpec, Ragged, RowBatch, RowId, TrainerSpec, Version
 from relax_core.api.engine import EngineSpec
 from relax_core.learn.counts import count
+from relax_core.tensor_files.transport import Disk
 from relax_core.testing.engine_lab import CONTEXT, DISK, EngineFixture, tensors_of, tiny_qwen3
 from relax_core.testing.trainer import Reinforce, chunk, forward, make_rows, update
-from relax_core.weights.files import Disk
 
 FORMATS = ("float32", "bfloat16", "float16")
 APART = {"float32": 1e-4, "float16": 0.03, "bfloat16": 0.25}

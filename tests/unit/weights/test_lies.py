@@ -9,15 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from relax_plugin_network_weights import plugin as network_weights
 
+from relax_core import builtins
 from relax_core.api.weights import Manifest, Resident, TensorInfo, WeightTransport
-from relax_core.builtins import relax_weight_transports
 from relax_core.registry import Catalogue
+from relax_core.tensor_files import transport
+from relax_core.tensor_files.transport import Disk
 from relax_core.testing.weight_transport import PAYLOADS, tensors_of
 from relax_core.testing.weight_transport_lab import REFUSED, PublishedChain
 from relax_core.testing.weight_transport_lies import LIES, lies_of
-from relax_core.weights import collective_payload, files
-from relax_core.weights.files import Disk
 
 BYTES_DIFFER = ("stale_bucket", "swapped_names", "flipped_bit_on_the_wire", "false_fingerprint_of_one")
 """Lies that only a look at the bytes can catch."""
@@ -51,8 +52,7 @@ def blind(monkeypatch: pytest.MonkeyPatch) -> None:
 
         __hash__ = str.__hash__
 
-    for module in (files, collective_payload):
-        monkeypatch.setattr(module, "tensor_fingerprint", lambda array: Wanted())
+    monkeypatch.setattr(transport, "tensor_fingerprint", lambda array: Wanted())
 
 
 def begun(
@@ -90,10 +90,10 @@ def test_a_receiving_end_that_lies_is_caught_by_the_receipt(tmp_path: Path, muta
 def test_every_transport_in_the_box_is_told_every_lie() -> None:
     """What the suites run: each lie, by each transport, in each payload that can tell it."""
     catalogue, told = Catalogue.load(), {}
-    for component in relax_weight_transports():
-        transport = catalogue.target("weight-transport", component.name)
-        assert issubclass(transport, WeightTransport)
-        told[component.name] = {p: len(lies_of(p)) for p in PAYLOADS if p in transport.payloads}
+    for component in (*builtins.relax_weight_transports(), *network_weights.relax_weight_transports()):
+        offered = catalogue.target("weight-transport", component.name)
+        assert issubclass(offered, WeightTransport)
+        told[component.name] = {p: len(lies_of(p)) for p in PAYLOADS if p in offered.payloads}
     each = {"full": 16, "delta": 18, "lora": 17}
     assert told == dict.fromkeys(("shared-memory", "disk", "http", "collective"), each)
     assert sum(sum(counts.values()) for counts in told.values()) == 204

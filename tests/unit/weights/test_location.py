@@ -8,11 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from relax_core.weights.mapped_files import OWNER, claim, sweep_abandoned
+from relax_core.tensor_files.mapped_files import OWNER, claim, sweep_abandoned
 
-CLAIM = (
-    "import sys; from pathlib import Path; from relax_core.weights.mapped_files import claim; claim(Path(sys.argv[1]))"
-)
+CLAIM = "import sys; from pathlib import Path; from relax_core.tensor_files.mapped_files import claim; claim(Path(sys.argv[1]))"
 
 
 def test_what_a_dead_process_owned_is_removed_and_what_a_living_one_owns_stays(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.weights import Manifest, Version
-from relax_core.weights.files import SharedMemory
+from relax_core.tensor_files.transport import SharedMemory
 
 pytestmark = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no memory-backed directory")
 VALUES = 5000

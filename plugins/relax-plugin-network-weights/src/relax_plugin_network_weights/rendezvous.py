@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where receivers of live weights come together with their sender: keys in a store that the sender's process serves.
+"""Rendezvous of live weights: receivers join their sender through keys in a store that the sender's process serves.
 
-A receiver draws a number, says who it is and waits for a seat; the sender seats those who came when it has time. Keys lie
+A receiver draws a number, says who it is and waits for its assignment, which the sender gives when it has time. Keys lie
 under the manifest's secret, values are JSON: nothing that arrives is run. It moves no weights.
 """
 
@@ -20,24 +20,24 @@ from typing import Any
 from relax_core.api.errors import InfrastructureError, RetryLater
 from relax_core.api.weights import Manifest
 
-_LOOK_S = 0.01
+_POLL_S = 0.01
 
 
 @dataclass(frozen=True, eq=False)
 class Receiver:
-    """A receiver at the door, as the sender sees it."""
+    """A receiver that has joined, as the sender sees it."""
 
-    shelf: Any
+    keys: Any
     """The store's part of this version."""
     number: int
     gpu: str
 
-    def seat(self, terms: dict[str, Any]) -> None:
-        self.shelf.set(f"seat/{self.number}", json.dumps(terms))
+    def assign(self, terms: dict[str, Any]) -> None:
+        self.keys.set(f"assignment/{self.number}", json.dumps(terms))
 
     def store(self) -> Any:
-        """Where the two of them find each other."""
-        return _shelf(self.shelf, f"pair/{self.number}")
+        """Give the store in which the two of them find each other."""
+        return _prefix_store(self.keys, f"pair/{self.number}")
 
 
 class Rendezvous:
@@ -53,7 +53,7 @@ class Rendezvous:
             host, self.port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(),
             timeout=timedelta(seconds=silence_s),
         )  # fmt: skip
-        self._shelves: dict[str, Any] = {}
+        self._versions: dict[str, Any] = {}
         self._seen: dict[str, int] = {}
 
     @property
@@ -61,90 +61,90 @@ class Rendezvous:
         return f"tcp://{self.host}:{self.port}"
 
     def new_secret(self) -> str:
-        """A version's own keys; also one that is sent again under the same name has others."""
+        """Open the keys of a version; one that is sent again under the same name gets others."""
         secret = secrets.token_hex(16)
-        self._shelves[secret], self._seen[secret] = _shelf(self._store, secret), 0
+        self._versions[secret], self._seen[secret] = _prefix_store(self._store, secret), 0
         return secret
 
     def admit(self, manifest: Manifest, receivers: int, wait_s: float) -> list[Receiver]:
-        """Those who stand at the door as soon as there are `receivers`, or after `wait_s`."""
-        shelf, guests, deadline = self._shelves[manifest.secret], list[Receiver](), time.monotonic() + wait_s
+        """Give the receivers that have joined as soon as there are `receivers`, or after `wait_s`."""
+        keys, joined, deadline = self._versions[manifest.secret], list[Receiver](), time.monotonic() + wait_s
         while True:
-            guests += self._newcomers(manifest.secret)
-            if len(guests) >= receivers or time.monotonic() >= deadline:
-                return [guest for guest in guests if not shelf.check([f"gone/{guest.number}"])]
-            time.sleep(_LOOK_S)
+            joined += self._arrivals(manifest.secret)
+            if len(joined) >= receivers or time.monotonic() >= deadline:
+                return [receiver for receiver in joined if not keys.check([f"gone/{receiver.number}"])]
+            time.sleep(_POLL_S)
 
-    def _newcomers(self, secret: str) -> Iterator[Receiver]:
-        shelf = self._shelves[secret]
-        while shelf.check([f"hello/{self._seen[secret] + 1}"]):
+    def _arrivals(self, secret: str) -> Iterator[Receiver]:
+        keys = self._versions[secret]
+        while keys.check([f"hello/{self._seen[secret] + 1}"]):
             self._seen[secret] += 1
-            hello = json.loads(shelf.get(f"hello/{self._seen[secret]}"))
-            yield Receiver(shelf, self._seen[secret], str(hello["gpu"]))
+            hello = json.loads(keys.get(f"hello/{self._seen[secret]}"))
+            yield Receiver(keys, self._seen[secret], str(hello["gpu"]))
 
-    def took(self, guests: Collection[Receiver], wait_s: float) -> int:
-        """How many of them say within `wait_s` that all has arrived."""
-        deadline, waiting, took = time.monotonic() + wait_s, set(guests), 0
+    def took(self, joined: Collection[Receiver], wait_s: float) -> int:
+        """Count the receivers that say within `wait_s` that all has arrived."""
+        deadline, waiting, took = time.monotonic() + wait_s, set(joined), 0
         while waiting and time.monotonic() < deadline:
-            for guest in list(waiting):
-                done = guest.shelf.check([f"took/{guest.number}"])
-                if done or guest.shelf.check([f"gone/{guest.number}"]):
-                    waiting.remove(guest)
+            for receiver in list(waiting):
+                done = receiver.keys.check([f"took/{receiver.number}"])
+                if done or receiver.keys.check([f"gone/{receiver.number}"]):
+                    waiting.remove(receiver)
                     took += done
-            time.sleep(_LOOK_S if waiting else 0)
+            time.sleep(_POLL_S if waiting else 0)
         return took
 
     def close(self, manifest: Manifest) -> None:
-        """A version that is handed out no more: whoever comes for it, or stands there, is sent for a newer one."""
-        if shelf := self._shelves.pop(manifest.secret, None):
-            shelf.set("over", "{}")
+        """End a version: receivers that wait for it or come later are told to ask for the newest."""
+        if keys := self._versions.pop(manifest.secret, None):
+            keys.set("over", "{}")
             del self._seen[manifest.secret]
 
 
 @dataclass(frozen=True)
 class ReceiverAssignment:
-    """What a receiver was given: how it will be served."""
+    """The sender's answer to a receiver: how it will be served."""
 
-    shelf: Any
+    keys: Any
     number: int
     host: str
-    """Of this side, as the sender reaches it."""
+    """Address of this side, as the sender reaches it."""
     backend: str
     bucket_bytes: int
     silence_s: float
 
     def store(self) -> Any:
-        return _shelf(self.shelf, f"pair/{self.number}")
+        return _prefix_store(self.keys, f"pair/{self.number}")
 
     def leave(self, took: bool) -> None:
         """Say whether all has arrived; a sender that is gone needs no telling."""
         with suppress(RuntimeError):
-            self.shelf.set(f"{'took' if took else 'gone'}/{self.number}", "{}")
+            self.keys.set(f"{'took' if took else 'gone'}/{self.number}", "{}")
 
 
 def join(manifest: Manifest, gpu: str, patience_s: float, silence_s: float) -> ReceiverAssignment:
-    """Stand at the door until the sender has time. ComeAgain where it does not come, or has something newer."""
+    """Join and wait until the sender has time. RetryLater where it does not come, or has something newer."""
     host, _, port = manifest.location.removeprefix("tcp://").rpartition(":")
     if not manifest.location.startswith("tcp://") or not port.isdigit() or not manifest.secret:
-        raise ValueError(f"{manifest.version}: {manifest.location!r} is no door of a collective transport")
+        raise ValueError(f"{manifest.version}: {manifest.location!r} is no address of a collective transport")
     with _sender_gone(str(manifest.version)):
         own = _own_address(host, int(port), silence_s)
-        shelf = _shelf(_visit(host, int(port), silence_s), manifest.secret)
-        number = shelf.add("numbers", 1)
-        shelf.set(f"hello/{number}", json.dumps({"gpu": gpu}))
-        return ReceiverAssignment(shelf, number, own, **_terms(shelf, number, manifest, patience_s))
+        keys = _prefix_store(_connect_store(host, int(port), silence_s), manifest.secret)
+        number = keys.add("numbers", 1)
+        keys.set(f"hello/{number}", json.dumps({"gpu": gpu}))
+        return ReceiverAssignment(keys, number, own, **_terms(keys, number, manifest, patience_s))
 
 
-def _terms(shelf: Any, number: int, manifest: Manifest, patience_s: float) -> dict[str, Any]:
+def _terms(keys: Any, number: int, manifest: Manifest, patience_s: float) -> dict[str, Any]:
     deadline = time.monotonic() + patience_s
-    while not shelf.check([f"seat/{number}"]):
-        if shelf.check(["over"]):
+    while not keys.check([f"assignment/{number}"]):
+        if keys.check(["over"]):
             raise RetryLater(f"{manifest.version}: no longer handed out; come again for the newest version")
         if time.monotonic() > deadline:
-            shelf.set(f"gone/{number}", "{}")
+            keys.set(f"gone/{number}", "{}")
             raise RetryLater(f"{manifest.version}: nobody hands it out now (waited {patience_s:.0f} s); come again")
-        time.sleep(_LOOK_S)
-    return dict(json.loads(shelf.get(f"seat/{number}")))
+        time.sleep(_POLL_S)
+    return dict(json.loads(keys.get(f"assignment/{number}")))
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -157,14 +157,14 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _visit(host: str, port: int, silence_s: float) -> Any:
+def _connect_store(host: str, port: int, silence_s: float) -> Any:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=silence_s))
 
 
 def _own_address(host: str, port: int, silence_s: float) -> str:
-    """Of the interface that leads to the sender; told at once where nobody listens there."""
+    """Find the address of the interface that leads to the sender; fails at once where nobody listens there."""
     try:
         with socket.create_connection((host, port), timeout=silence_s) as probe:
             return str(probe.getsockname()[0])
@@ -172,7 +172,7 @@ def _own_address(host: str, port: int, silence_s: float) -> str:
         raise InfrastructureError(f"nobody hands weights out at {host}:{port} ({error}); the sender is gone") from error
 
 
-def _shelf(store: Any, name: str) -> Any:
+def _prefix_store(store: Any, name: str) -> Any:
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
     return PrefixStore(name, store)
@@ -180,7 +180,7 @@ def _shelf(store: Any, name: str) -> Any:
 
 @contextmanager
 def _sender_gone(what: str) -> Iterator[None]:
-    """torch tells a lost connection as a RuntimeError of several kinds."""
+    """Turn the several RuntimeErrors by which torch tells a lost connection into one error."""
     try:
         yield
     except (RuntimeError, OSError) as error:

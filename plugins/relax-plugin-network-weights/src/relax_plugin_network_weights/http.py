@@ -2,14 +2,9 @@
 """The `http` transport: versions lie in nameless files of the sender's host, and its process serves them to other hosts.
 
 A receiver copies a version bucket by bucket into a nameless file and reads it as the file transports do, so that neither
-side holds a second model in memory, and an engine goes on while a version arrives. How it is served is in http_server.py.
-
-A server of files in a thread of its own: one unguessable path a file, byte ranges, nothing else.
-
-Whoever knows a path may read the file and end its being served. Nothing of a request is ever logged. The files have no
-names, so that server and files end with the process, however it ends.
-
-The address that a transport listens on, which is also the one its receivers are told: one that means itself everywhere.
+side holds a second model in memory, and an engine goes on while a version arrives. The server knows one unguessable path a
+file and byte ranges, nothing else: whoever knows a path may read the file and end its being served. Nothing of a request is
+ever logged. The files have no names, so that server and files end with the process, however it ends.
 """
 
 from __future__ import annotations
@@ -35,8 +30,8 @@ from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, Posit
 from relax_core.api.errors import ConfigError, InfrastructureError
 from relax_core.api.options import Options
 from relax_core.api.weights import Manifest, Payload, Resident, TensorInfo, Version, WeightTransport
-from relax_core.weights.files import FileTransport
-from relax_core.weights.safetensors_file import MAX_HEADER_BYTES
+from relax_core.tensor_files.safetensors_file import MAX_HEADER_BYTES
+from relax_core.tensor_files.transport import FileTransport
 
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 

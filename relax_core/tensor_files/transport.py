@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Transports through files: one safetensors file a version, in a directory or in memory-backed files of one host.
 
-A file appears whole or not at all (written beside, then renamed), so a receiver never maps half a version; what
-it reads is checked against the manifest's fingerprints, tensor by tensor. Nothing changes while it is visible or read;
-in memory, the pages of a released version are used for a later one (`pages.py`).
-A delta's file holds the encoded changes of the tensors that changed.
+A file appears whole or not at all (written beside, then renamed), so a receiver never maps half a version; what it reads is
+checked against the manifest's fingerprints, tensor by tensor. Nothing changes while it is visible or read. In memory, the
+pages of a released version are used for a later one. A delta's file holds the encoded changes of the tensors that changed.
 """
 
 from __future__ import annotations
@@ -29,25 +28,28 @@ from relax_core.api.weights import (
     combined_fingerprint,
     tensor_fingerprint,
 )
-from relax_core.weights import delta, safetensors_file
-from relax_core.weights.delta import LastSent, Tensors
-from relax_core.weights.mapped_files import Maps, Overwritten, lend
-from relax_core.weights.stopwatch import Stopwatch
+from relax_core.tensor_files import safetensors_file
+from relax_core.tensor_files.delta import DeltaBase, put_on, unchanged_names
+from relax_core.tensor_files.mapped_files import MappingCache, Overwritten, copied_mapping, lend, private_mapping
+from relax_core.tensor_files.stopwatch import Stopwatch
 
 SHARED_MEMORY = Path("/dev/shm")
 _FIRST_HEADER_BYTES = 1 << 14
 
 
 class FileTransport(WeightTransport):
-    """What both share; says nothing about where the directory is."""
+    """A transport whose versions are files; a subclass says where the directory is and who keeps the files."""
 
     kind: ClassVar[str] = "weight-transport"
     payloads: ClassVar[frozenset[str]] = frozenset({"full", "delta", "lora"})
 
     def __init__(self, options: Any = None) -> None:
         super().__init__(options)
-        self._last: dict[str, LastSent] = {}
+        self._sent: dict[str, tuple[Manifest, DeltaBase]] = {}
+        """By model: the last version and its tensors; nothing after a delta that failed half way."""
         self._header_bytes = _FIRST_HEADER_BYTES
+
+    # -- the sender ---------------------------------------------------------------------------------------------
 
     def send(
         self,
@@ -66,49 +68,61 @@ class FileTransport(WeightTransport):
                 return self._send_delta(version, base, tensors, directory)
             return self._send_whole(version, payload, base, tensors, directory)
         except OSError as error:
-            raise _unwritable(version, directory, error) from error
+            room = " (no space left; free some or name another weights location)" if error.errno == errno.ENOSPC else ""
+            raise InfrastructureError(f"{version}: can't write to {directory}: {error.strerror}{room}") from error
 
-    def _send_whole(self, version: Version, payload: Payload, base: str, tensors: Tensors, directory: Path) -> Manifest:
+    def _send_whole(
+        self, version: Version, payload: Payload, base: str, tensors: safetensors_file.Tensors, directory: Path
+    ) -> Manifest:
         path, watch = directory / f"{version}.safetensors", Stopwatch()
         infos = self._write(version, payload, base, watch.each("gather", tensors), path, watch)
         if not infos:
             path.unlink()
             raise ValueError(f"{version}: no tensors were given; a {payload} version holds all of them")
         path = self._placed(path)
-        last = self._last.get(version.model)
-        unchanged = last.unchanged(infos) if last is not None else ()
-        self._last[version.model] = LastSent(version, payload, infos, path, directory, in_memory=self.same_host)
-        return Manifest(
-            version, payload, tuple(infos), str(path), base, combined_fingerprint(infos), unchanged,
-            seconds=watch.seconds,
+        before, _ = self._sent.get(version.model, (None, None))
+        manifest = Manifest(
+            version, payload, tuple(infos), str(path), base, combined_fingerprint(infos),
+            unchanged_names(before, infos), seconds=watch.seconds,
         )  # fmt: skip
 
-    def _send_delta(self, version: Version, base: str, tensors: Tensors, directory: Path) -> Manifest:
-        last = self._last.pop(version.model, None)  # gone where this fails half way: then only a full one can follow
-        if last is None:
-            raise ValueError(
-                f"{version}: a delta on top of {base or 'nothing'}, but nothing was sent; send a full version"
-            )
-        last.refuse_base(version, base)
+        def load() -> dict[str, np.ndarray]:
+            mapped = private_mapping(path) if self.same_host else copied_mapping(path, directory)
+            return safetensors_file.read(path, mapped)
+
+        self._sent[version.model] = manifest, DeltaBase(version, load, infos)
+        return manifest
+
+    def _send_delta(self, version: Version, base: str, tensors: safetensors_file.Tensors, directory: Path) -> Manifest:
+        before, tensors_before = self._sent.pop(version.model, (None, None))
+        if before is None or tensors_before is None or before.payload == "lora" or base != str(before.version):
+            kind = "lora" if before is not None and before.payload == "lora" else "full"
+            have = "nothing was sent" if before is None else f"{before.version} ({kind}) was sent last"
+            raise ValueError(f"{version}: a delta on top of {base or 'nothing'}, but {have}; send a full version")
         path, watch, infos = directory / f"{version}.delta.safetensors", Stopwatch(), list[TensorInfo]()
-        encoded = ((name, np.frombuffer(d, np.uint8), "U8") for name, d in last.changes(tensors, infos, watch))
-        written = self._write(version, "delta", base, encoded, path, watch)
-        if lacking := sorted(last.infos.keys() - {info.name for info in infos}):
-            path.unlink()
-            raise ValueError(f"{version}: {lacking} were sent before and are not now; send a full version")
+
+        def encoded() -> Iterator[tuple[str, np.ndarray, str]]:
+            for info, change in tensors_before.encode_next(version, tensors, watch):
+                infos.append(info)
+                if change:
+                    yield info.name, np.frombuffer(change, np.uint8), "U8"
+
+        written = self._write(version, "delta", base, encoded(), path, watch)
         path = self._placed(path)
-        unchanged = last.unchanged(infos)
-        last.move_on(version, infos)
-        self._last[version.model] = last
-        return Manifest(
-            version, "delta", tuple(infos), str(path), base, combined_fingerprint(infos), unchanged,
+        manifest = Manifest(
+            version, "delta", tuple(infos), str(path), base, combined_fingerprint(infos), unchanged_names(before, infos),
             wire_bytes=sum(info.size_bytes for info in written), seconds=watch.seconds,
         )  # fmt: skip
+        self._sent[version.model] = manifest, tensors_before
+        return manifest
 
     def _write(
-        self, version: Version, payload: Payload, base: str, tensors: Tensors, path: Path, watch: Stopwatch
-    ) -> list[TensorInfo]:
-        self._remove_unfinished(version.model, path.parent)
+        self, version: Version, payload: Payload, base: str, tensors: safetensors_file.Tensors, path: Path,
+        watch: Stopwatch,
+    ) -> list[TensorInfo]:  # fmt: skip
+        # A model has one sender, so what an earlier process left half written is nobody's.
+        for left in path.parent.glob(f".{version.model}@*.tmp"):
+            left.unlink(missing_ok=True)
         unfinished = path.parent / f".{version}.{os.getpid()}.tmp"
         metadata = {"format": "pt", "version": str(version), "payload": payload, "base": base}
         try:
@@ -120,22 +134,20 @@ class FileTransport(WeightTransport):
             unfinished.unlink(missing_ok=True)
         return infos
 
-    def _opened(self, unfinished: Path, payload: Payload) -> safetensors_file.Seekable:
-        """Where a version is written."""
+    def _opened(self, unfinished: Path, payload: Payload) -> safetensors_file.SeekableFile:
+        """Open the file that a version is written to."""
         return unfinished.open("w+b")
 
-    def _held(self, path: Path) -> np.ndarray | None:
-        """All bytes of a version's file, where they must be kept from being written over."""
-        return None
-
     def _placed(self, path: Path) -> Path:
-        """Where a version that was written is to be found from now on."""
+        """Put a version that was written where it is to be found from now on."""
         return path
 
-    def _remove_unfinished(self, model: str, directory: Path) -> None:
-        """A model has one sender, so what an earlier process left half written is nobody's."""
-        for left in directory.glob(f".{model}@*.tmp"):
-            left.unlink(missing_ok=True)
+    def _directory(self, location: str) -> Path:
+        if not location:
+            raise ConfigError("weights.location", "nothing", "name a directory that sender and receivers see")
+        return Path(location)
+
+    # -- a receiver ---------------------------------------------------------------------------------------------
 
     def receive(self, manifest: Manifest, resident: Resident | None = None) -> Iterator[tuple[TensorInfo, np.ndarray]]:
         if manifest.fingerprint != combined_fingerprint(manifest.tensors):
@@ -143,24 +155,23 @@ class FileTransport(WeightTransport):
         path = Path(manifest.location)
         if not path.is_file():
             raise _not_there(path)
-        held = self._held(path)
+        mapped = self._mapped(path)
         _check_header(manifest, path)
-        arrays = safetensors_file.read(path, [info.name for info in manifest.sent], held)
-        if manifest.payload == "delta":
-            arrays = _applied(manifest, arrays, resident)
-        for info, array in zip(manifest.sent, arrays, strict=True):
-            got = tensor_fingerprint(array)
-            if got != info.fingerprint:
+        arrays = safetensors_file.read(path, mapped)
+        for info in manifest.sent:
+            array = arrays[info.name]
+            if manifest.payload == "delta":
+                array = put_on(manifest, info, array.data, resident)
+            if (got := tensor_fingerprint(array)) != info.fingerprint:
                 raise ValueError(f"{manifest.version} {info.name}: have {got}, want {info.fingerprint}; publish again")
             yield info, array
 
+    def _mapped(self, path: Path) -> np.ndarray | None:
+        """Map a version's file where it must be kept from being written over."""
+        return None
+
     def release(self, manifest: Manifest) -> None:
         Path(manifest.location).unlink(missing_ok=True)
-
-    def _directory(self, location: str) -> Path:
-        if not location:
-            raise ConfigError("weights.location", "nothing", "name a directory that sender and receivers see")
-        return Path(location)
 
 
 class Disk(FileTransport):
@@ -174,10 +185,10 @@ class SharedMemory(FileTransport):
 
     def __init__(self, options: Any = None) -> None:
         super().__init__(options)
-        self._read, self._written = Maps(writable=False), Maps(writable=True)
+        self._read, self._written = MappingCache(writable=False), MappingCache(writable=True)
 
-    def _opened(self, unfinished: Path, payload: Payload) -> safetensors_file.Seekable:
-        """A full version goes into the pages of one that was released, where nobody reads that any more."""
+    def _opened(self, unfinished: Path, payload: Payload) -> safetensors_file.SeekableFile:
+        """Write a full version into the pages of one that was released, where nobody reads that any more."""
         if payload == "full":
             model = unfinished.name.partition("@")[0].removeprefix(".")
             with suppress(FileNotFoundError, BlockingIOError):
@@ -186,14 +197,14 @@ class SharedMemory(FileTransport):
             unfinished.unlink(missing_ok=True)
         return super()._opened(unfinished, payload)
 
-    def _held(self, path: Path) -> np.ndarray:
+    def _mapped(self, path: Path) -> np.ndarray:
         try:
             return lend(path, self._read)
         except FileNotFoundError as error:
             raise _not_there(path) from error
 
     def release(self, manifest: Manifest) -> None:
-        """A full version's pages stay for the next one; those of the one released before it go."""
+        """Keep a full version's pages for the next one; those of the one released before it go."""
         if manifest.payload != "full":
             return super().release(manifest)
         path = Path(manifest.location)
@@ -208,25 +219,6 @@ class SharedMemory(FileTransport):
         if not directory.resolve().is_relative_to(SHARED_MEMORY):
             raise ConfigError("weights.location", location, f"name a directory under {SHARED_MEMORY}, or use disk")
         return directory
-
-
-def _applied(manifest: Manifest, changes: Iterator[np.ndarray], resident: Resident | None) -> Iterator[np.ndarray]:
-    """What the receiver's own tensors become; one at a time, so that it needs room for one."""
-    if resident is None:
-        raise ValueError(
-            f"{manifest.version}: a delta on top of {manifest.base}, and nothing to put it on; take a full one"
-        )
-    for info, change in zip(manifest.sent, changes, strict=True):
-        array = np.array(resident(info.name), order="C")
-        if (array.dtype, array.shape) != (np.dtype(safetensors_file.NUMPY[info.dtype]), info.shape):
-            raise ValueError(
-                f"{manifest.version} {info.name}: have {array.dtype} {array.shape}, want {info.dtype} {info.shape}"
-            )
-        try:
-            delta.apply(array, change.data)
-        except ValueError as error:
-            raise ValueError(f"{manifest.version} {info.name}: {error}; publish again") from error
-        yield array
 
 
 def _check_header(manifest: Manifest, path: Path) -> None:
@@ -254,8 +246,3 @@ def _spare(directory: Path, model: str) -> Path:
 
 def _not_there(path: Path) -> InfrastructureError:
     return InfrastructureError(f"{path} is not there; it was released or never written")
-
-
-def _unwritable(version: Version, directory: Path, error: OSError) -> InfrastructureError:
-    room = " (no space left; free some or name another weights location)" if error.errno == errno.ENOSPC else ""
-    return InfrastructureError(f"{version}: can't write to {directory}: {error.strerror}{room}")

@@ -7,10 +7,11 @@ import os
 import signal
 import sys
 
+from relax_plugin_network_weights.collective import Collective, CollectiveOptions
+
 from relax_core.api.errors import RelaxError
 from relax_core.api.weights import combined_fingerprint
 from relax_core.rpc import messages
-from relax_core.weights.collective import Collective, CollectiveOptions
 
 
 def main(behaviour: str) -> None:

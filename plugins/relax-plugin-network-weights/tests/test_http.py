@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from relax_plugin_network_weights.http import Http, HttpOptions
 
 from relax_core.api.errors import ConfigError, InfrastructureError
 from relax_core.api.weights import Manifest, Version
 from relax_core.testing.weight_transport import WeightTransportSuite, some_tensors
-from relax_core.weights.http import Http, HttpOptions
 
 ONE = Version("actor", 0, 1)
 SMALL = HttpOptions(bucket_mb=1, silence_s=5.0)
@@ -89,7 +89,7 @@ import os, signal, sys
 from relax_core.rpc import messages
 from relax_core.api.weights import Version
 from relax_core.testing.weight_transport import some_tensors
-from relax_core.weights.http import Http
+from relax_plugin_network_weights.http import Http
 sender = Http()
 manifest = sender.send(Version("actor", 0, 1), "full", "", some_tensors(), sys.argv[1])
 sys.stdout.buffer.write(messages.encode(manifest))

@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory-backed files whose pages are used again: to get fresh ones costs more than the copy into them.
+"""Memory-backed files: pages that are used again, files without a name, and the directories of runs.
 
-What is released keeps its pages under a hidden name, and the next version is written over them, once nobody has it.
-Who reads holds the file's shared lock while any view lives, who writes needs the exclusive one, and the kernel lets go
-of both where a process dies. A file that is still read is removed instead: its bytes stay with the reader.
+Fresh pages cost more than the copy into them. So a released file keeps its pages under a hidden name, and the next version is
+written over them once nobody has it. A reader holds the file's shared lock while any view lives, a writer needs the exclusive
+one, and the kernel lets go of both where a process dies. A file that is still read is removed instead: its bytes stay with
+the reader.
 
-Files without a name, for what a sender keeps of its last version: memory that the system can write back, and that ends
-with the process.
-
-Where published weights lie in memory: a directory named by the run, so that two never meet, with its owner's mark.
-
-A run sweeps its own at its end. One that was killed leaves it behind; the next run on this machine sweeps those whose
-owner is dead, and touches no directory without such a mark, of another user or of another container.
+A run sweeps its directory at its end. The next run on this machine sweeps what a killed one left, by the mark of its dead
+owner; it touches no directory without such a mark, of another user or of another container.
 """
 
 from __future__ import annotations
@@ -33,26 +29,28 @@ import psutil
 
 from relax_core.api.errors import InfrastructureError
 
+_COPY_BYTES = 1 << 24
 
-class Maps:
-    """A process's mappings of files by what they are, not by their names; each is kept until its file is gone."""
+
+class MappingCache:
+    """A process's mappings of files by inode, not by name; each is kept until its file is gone."""
 
     def __init__(self, writable: bool) -> None:
         self._writable = writable
-        self._kept: dict[tuple[int, int], _Kept] = {}
+        self._mappings: dict[tuple[int, int], _Mapping] = {}
 
-    def of(self, path: Path) -> _Kept:
+    def of(self, path: Path) -> _Mapping:
         """The mapping of a file that is locked."""
-        self._kept = {key: kept for key, kept in self._kept.items() if os.fstat(kept.fd).st_nlink}
+        self._mappings = {key: known for key, known in self._mappings.items() if os.fstat(known.fd).st_nlink}
         found = path.stat()
         key = (found.st_dev, found.st_ino)
-        kept = self._kept.get(key)
-        if kept is None or len(kept.map) != found.st_size:
-            kept = self._kept[key] = _Kept(path, self._writable)
-        return kept
+        mapping = self._mappings.get(key)
+        if mapping is None or len(mapping.map) != found.st_size:
+            mapping = self._mappings[key] = _Mapping(path, self._writable)
+        return mapping
 
 
-class _Kept:
+class _Mapping:
     """One mapping, all pages at once: one fault each would cost more than the copy."""
 
     def __init__(self, path: Path, writable: bool) -> None:
@@ -62,16 +60,16 @@ class _Kept:
         self.map = mmap.mmap(self.fd, 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=prot)
 
 
-class _Lent:
-    """What numpy makes an array of; the lock goes with the last view."""
+class _LockedView:
+    """The buffer under an array that was lent; the lock goes with its last view."""
 
-    def __init__(self, kept: _Kept, lock: int) -> None:
+    def __init__(self, mapping: _Mapping, lock: int) -> None:
         weakref.finalize(self, os.close, lock)
-        self._whole = np.frombuffer(kept.map, np.uint8)
+        self._whole = np.frombuffer(mapping.map, np.uint8)
         self.__array_interface__ = self._whole.__array_interface__
 
 
-def lend(path: Path, maps: Maps) -> np.ndarray:
+def lend(path: Path, mappings: MappingCache) -> np.ndarray:
     """All bytes of a file for reading; nobody writes over them while the array or a view of it lives.
 
     FileNotFoundError where it was released meanwhile, whatever its pages hold now.
@@ -81,7 +79,7 @@ def lend(path: Path, maps: Maps) -> np.ndarray:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         if not os.path.samestat(os.fstat(lock), os.stat(path)):
             raise FileNotFoundError(errno.ENOENT, "replaced by another file", str(path))
-        lent = _Lent(maps.of(path), lock)
+        lent = _LockedView(mappings.of(path), lock)
     except BlockingIOError as error:
         os.close(lock)
         raise FileNotFoundError(errno.ENOENT, "released and written over", str(path)) from error
@@ -94,12 +92,12 @@ def lend(path: Path, maps: Maps) -> np.ndarray:
 class Overwritten:
     """A released file as one to write: its pages, grown or cut to what is written."""
 
-    def __init__(self, path: Path, maps: Maps) -> None:
+    def __init__(self, path: Path, mappings: MappingCache) -> None:
         """BlockingIOError where somebody reads it."""
         self._lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._map = maps.of(path).map
+            self._map = mappings.of(path).map
         except BaseException:
             os.close(self._lock)
             raise
@@ -142,6 +140,22 @@ def anonymous_file(directory: str) -> IO[bytes]:
     except OSError as error:
         where = directory or "the temporary directory"
         raise InfrastructureError(f"weights: can't keep a delta's base in {where}: {error.strerror}") from error
+
+
+def private_mapping(path: Path) -> np.ndarray:
+    """Map all bytes of a memory-backed file, copied page by page where written to. Nobody writes over the file while the
+    array lives: the mapping holds its shared lock."""
+    with path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return np.memmap(file, dtype=np.uint8, mode="c")
+
+
+def copied_mapping(path: Path, directory: Path) -> np.ndarray:
+    """Map a copy of a file, nameless in this directory: what is written to it needs no memory for long."""
+    with path.open("rb") as file, anonymous_file(str(directory)) as copy:
+        shutil.copyfileobj(file, copy, _COPY_BYTES)
+        copy.flush()
+        return np.memmap(copy, dtype=np.uint8, mode="r+")
 
 
 MEMORY = Path("/dev/shm")

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from relax_plugin_network_weights.collective import Collective, CollectiveOptions
 
 from relax_core.api.errors import InfrastructureError, RetryLater
 from relax_core.api.weights import Manifest, Version
 from relax_core.rpc import messages
 from relax_core.testing.weight_transport import WeightTransportSuite, some_tensors
 from relax_core.testing.weight_transport_lab import Transfer, moved
-from relax_core.weights.collective import Collective, CollectiveOptions
 
 ONE = Version("actor", 0, 1)
 SMALL = CollectiveOptions(bucket_mb=1, silence_s=3.0, patience_s=10.0)

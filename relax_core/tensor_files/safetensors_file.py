@@ -7,23 +7,22 @@ reader opens the result. bf16 and fp8 travel as their bits.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import shutil
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, Self, TypeAlias
 
 import numpy as np
 
 from relax_core.api.weights import TensorInfo, tensor_fingerprint
-from relax_core.weights.mapped_files import anonymous_file
-from relax_core.weights.stopwatch import Stopwatch
+from relax_core.tensor_files.stopwatch import Stopwatch
 
+Tensors: TypeAlias = Iterable[tuple[str, np.ndarray, str]]
+"""(name, array, dtype as safetensors call it)."""
 NUMPY: Mapping[str, str] = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "F8_E4M3": "|u1", "F8_E5M2": "|u1",
     "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1", "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1",
@@ -36,7 +35,7 @@ _COPY_BYTES = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where one tensor lies in the data part."""
+    """One tensor's place in the data part."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -44,7 +43,7 @@ class Entry:
     end: int
 
 
-class Seekable(Protocol):
+class SeekableFile(Protocol):
     """As much of a file as writing one needs."""
 
     def seek(self, at: int, /) -> int: ...
@@ -53,7 +52,7 @@ class Seekable(Protocol):
 
     def write(self, data: bytes | memoryview, /) -> int: ...
 
-    def __enter__(self) -> Seekable: ...
+    def __enter__(self) -> Self: ...
 
     def __exit__(
         self, failed: type[BaseException] | None, error: BaseException | None, where: TracebackType | None, /
@@ -61,8 +60,8 @@ class Seekable(Protocol):
 
 
 def write(
-    file: Seekable,
-    tensors: Iterable[tuple[str, np.ndarray, str]],
+    file: SeekableFile,
+    tensors: Tensors,
     metadata: Mapping[str, str],
     header_bytes: int,
     watch: Stopwatch | None = None,
@@ -71,60 +70,46 @@ def write(
 
     The header is known only at the end: where it outgrows what was reserved, the data moves up once.
     """
-    watch = watch or Stopwatch()
-    infos: list[TensorInfo] = []
+    watch, infos = watch or Stopwatch(), list[TensorInfo]()
     entries: dict[str, Any] = {"__metadata__": dict(metadata)}
     file.seek(header_bytes)
     offset = 0
-    for name, array, dtype in tensors:
-        if name in entries:
-            raise ValueError(f"tensor {name!r} was given twice; send each name once")
-        info = _write_tensor(file, name, array, dtype, watch)
-        entries[name] = {
-            "dtype": dtype,
-            "shape": list(info.shape),
-            "data_offsets": [offset, offset + info.size_bytes],
-        }
-        offset += info.size_bytes
+    for info, data in describe(tensors, watch):
+        with watch.timing("write"):
+            file.write(data.reshape(-1).view(np.uint8).data)
+        end = offset + info.size_bytes
+        entries[info.name] = {"dtype": info.dtype, "shape": list(info.shape), "data_offsets": [offset, end]}
+        offset = end
         infos.append(info)
     text = json.dumps(entries, separators=(",", ":")).encode()
     needed = 8 + -(-len(text) // 8) * 8
     if needed > header_bytes:
-        _move_up(file, header_bytes, needed, offset)
+        for begin in reversed(range(0, offset, _COPY_BYTES)):
+            file.seek(header_bytes + begin)
+            block = file.read(min(_COPY_BYTES, offset - begin))
+            file.seek(needed + begin)
+            file.write(block)
         header_bytes = needed
     file.seek(0)
     file.write(struct.pack("<Q", header_bytes - 8) + text.ljust(header_bytes - 8))
     return infos, needed
 
 
-def _write_tensor(file: Seekable, name: str, array: np.ndarray, dtype: str, watch: Stopwatch) -> TensorInfo:
-    data = checked(name, array, dtype)
-    with watch.timing("write"):
-        file.write(data.reshape(-1).view(np.uint8).data)
-    with watch.timing("hash"):
-        return described(name, data, dtype)
-
-
-def checked(name: str, array: np.ndarray, dtype: str) -> np.ndarray:
-    """The array in C order; ValueError where it is not of that dtype."""
-    if dtype not in NUMPY:
-        raise ValueError(f"tensor {name!r}: dtype {dtype!r} is not one of {', '.join(NUMPY)}")
-    if np.dtype(array.dtype) != np.dtype(NUMPY[dtype]):
-        raise ValueError(f"tensor {name!r}: a {array.dtype} array is no {dtype}; send {np.dtype(NUMPY[dtype])}")
-    return np.asarray(array, order="C")
-
-
-def described(name: str, array: np.ndarray, dtype: str) -> TensorInfo:
-    """What a manifest says of it."""
-    return TensorInfo(name, tuple(int(n) for n in array.shape), dtype, tensor_fingerprint(array), int(array.nbytes))
-
-
-def _move_up(file: Seekable, old: int, new: int, size: int) -> None:
-    for begin in reversed(range(0, size, _COPY_BYTES)):
-        file.seek(old + begin)
-        block = file.read(min(_COPY_BYTES, size - begin))
-        file.seek(new + begin)
-        file.write(block)
+def describe(tensors: Tensors, watch: Stopwatch) -> Iterator[tuple[TensorInfo, np.ndarray]]:
+    """Describe each tensor as a manifest does, and give it in C order; ValueError where it is not of its dtype."""
+    names: set[str] = set()
+    for name, array, dtype in tensors:
+        if name in names:
+            raise ValueError(f"tensor {name!r} was given twice; send each name once")
+        if dtype not in NUMPY:
+            raise ValueError(f"tensor {name!r}: dtype {dtype!r} is not one of {', '.join(NUMPY)}")
+        if np.dtype(array.dtype) != np.dtype(NUMPY[dtype]):
+            raise ValueError(f"tensor {name!r}: a {array.dtype} array is no {dtype}; send {np.dtype(NUMPY[dtype])}")
+        names.add(name)
+        data = np.asarray(array, order="C")
+        with watch.timing("hash"):
+            info = TensorInfo(name, tuple(map(int, data.shape)), dtype, tensor_fingerprint(data), int(data.nbytes))
+        yield info, data
 
 
 def read_header(path: Path) -> tuple[dict[str, Entry], Mapping[str, str], int]:
@@ -155,29 +140,15 @@ def _entry(item: Mapping[str, Any]) -> Entry:
     return Entry(dtype, shape, begin, end)
 
 
-def read(path: Path, names: Iterable[str], mapped: np.ndarray | None = None) -> Iterator[np.ndarray]:
-    """Views of the named tensors, read-only where nothing else was `mapped`; the mapping, and with it the bytes of a
-    file that was removed, lives as long as any of them."""
+def read(path: Path, mapped: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    """Views of all tensors by name, read-only where nothing else was `mapped`; the mapping, and with it the bytes of a file
+    that was removed, lives as long as any of them."""
     entries, _, start = read_header(path)
     if mapped is None:
         mapped = np.memmap(path, dtype=np.uint8, mode="r")
-    for name in names:
-        entry = entries[name]
-        raw = mapped[start + entry.begin : start + entry.end]
-        yield np.frombuffer(raw, dtype=NUMPY[entry.dtype]).reshape(entry.shape)
-
-
-def private(path: Path) -> np.ndarray:
-    """All bytes of a memory-backed file, copied page by page where written to. Nobody writes over the file while they
-    live: the mapping holds its shared lock."""
-    with path.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return np.memmap(file, dtype=np.uint8, mode="c")
-
-
-def copied(path: Path, directory: Path) -> np.ndarray:
-    """All bytes of a file, in a nameless one in this directory: what is written to them needs no memory for long."""
-    with path.open("rb") as file, anonymous_file(str(directory)) as copy:
-        shutil.copyfileobj(file, copy, _COPY_BYTES)
-        copy.flush()
-        return np.memmap(copy, dtype=np.uint8, mode="r+")
+    return {
+        name: np.frombuffer(mapped[start + entry.begin : start + entry.end], dtype=NUMPY[entry.dtype]).reshape(
+            entry.shape
+        )
+        for name, entry in entries.items()
+    }

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `collective` transport: tensors go from the trainer's memory to the receivers', through torch.distributed.
+
+Nothing is stored. `send` says what will come and where receivers join (rendezvous.py); `transfer` assigns a group of two to
+each receiver that has joined (pair.py) and sends every bucket over all of them. Pairs and no broadcast: a broadcast of gloo
+or nccl fails as a whole when one member hangs, a pair fails alone. The default process group is never touched.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import chain
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+from relax_core.api.errors import InfrastructureError
+from relax_core.api.options import Options
+from relax_core.api.weights import (
+    Manifest,
+    Payload,
+    Resident,
+    TensorInfo,
+    Version,
+    WeightTransport,
+    combined_fingerprint,
+)  # fmt: skip
+from relax_core.tensor_files.delta import DeltaBase, unchanged_names
+from relax_core.tensor_files.safetensors_file import Tensors, describe
+from relax_core.tensor_files.stopwatch import Stopwatch
+from relax_plugin_network_weights.http import Host
+from relax_plugin_network_weights.pair import Incoming, Pair, Sending, on_gpu
+from relax_plugin_network_weights.payload import StoredDelta, arrive, buckets, delta_head, keep_whole, whole, wire_bytes
+from relax_plugin_network_weights.rendezvous import Receiver, Rendezvous, join
+
+
+class CollectiveOptions(Options):
+    """Options of live weights, for networks whose hosts trust each other: what travels is not encrypted."""
+
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    """`auto`: nccl where sender and receiver work on different GPUs, else gloo."""
+    host: Host = "127.0.0.1"
+    """Address of the sender's host that receivers reach; the default serves one host."""
+    port: NonNegativeInt = Field(0, le=65535)
+    """Port where receivers join the sender; 0: any free one."""
+    bucket_mb: PositiveInt = 32
+    """Bytes on their way at once; a side holds two buckets and one tensor beyond its own weights."""
+    silence_s: PositiveFloat = 30.0
+    """Longest time without progress of one bucket; a receiver that is slower is cut off, the others go on."""
+    patience_s: PositiveFloat = 30.0
+    """Longest wait of a receiver that found nobody handing out; then it asks for the newest version again."""
+
+
+class Collective(WeightTransport[CollectiveOptions]):
+    """Hands tensors out from memory to memory, bucket by bucket."""
+
+    payloads: ClassVar[frozenset[str]] = frozenset({"full", "delta", "lora"})
+    live: ClassVar[bool] = True
+
+    def __init__(self, options: CollectiveOptions | None = None) -> None:
+        super().__init__(options)
+        self._rendezvous: Rendezvous | None = None
+        self._newest: dict[str, Manifest] = {}
+        self._bases: dict[str, DeltaBase] = {}
+        """By model, once deltas are wanted: the last version's tensors."""
+        self._changes: dict[str, StoredDelta | None] = {}
+        """By model: what the newest version changed, where it is a delta."""
+
+    # -- the sender ---------------------------------------------------------------------------------------------
+
+    def send(
+        self,
+        version: Version,
+        payload: Payload,
+        base: str,
+        tensors: Tensors,
+        location: str,
+    ) -> Manifest:
+        if payload not in self.payloads:
+            raise ValueError(f"payload {payload!r}: this transport moves {', '.join(sorted(self.payloads))}")
+        before, kept = self._newest.get(version.model), self._bases.get(version.model)
+        watch, change = Stopwatch(), None
+        if payload != "lora":
+            self._bases.pop(version.model, None)  # gone where this fails half way: then a full version must follow
+        if payload == "delta" and kept is not None:
+            if str(kept.version) != base:
+                self._bases[version.model] = kept
+                raise ValueError(f"{version}: a delta on top of {base}, but {kept.version} was sent last; send it full")
+            change = StoredDelta(kept.encode_next(version, tensors, watch), location)
+            infos = change.infos
+        elif payload == "delta" or (payload == "full" and kept is not None):
+            # Deltas are wanted: this version is whole, and the base of the next.
+            infos, kept = keep_whole(version, tensors, watch, location)
+            payload, base = "full", ""
+        else:
+            infos = [info for info, _ in describe(watch.each("gather", tensors), watch)]
+        if not infos:
+            raise ValueError(f"{version}: no tensors were given; a full version holds the whole model")
+        if kept is not None:
+            self._bases[version.model] = kept
+        rendezvous = self._open_rendezvous()
+        if before is not None:
+            rendezvous.close(before)
+        manifest = Manifest(
+            version, payload, tuple(infos), rendezvous.address, base, combined_fingerprint(infos),
+            unchanged_names(before, infos), seconds=watch.seconds, live=True, secret=rendezvous.new_secret(),
+        )  # fmt: skip
+        manifest = replace(manifest, wire_bytes=wire_bytes(manifest, change.lengths if change is not None else {}))
+        self._newest[version.model], self._changes[version.model] = manifest, change
+        return manifest
+
+    def _open_rendezvous(self) -> Rendezvous:
+        if self._rendezvous is None:
+            self._rendezvous = Rendezvous(self.options.host, self.options.port, self.options.silence_s)
+        return self._rendezvous
+
+    def transfer(self, manifest: Manifest, tensors: Tensors, receivers: int, wait_s: float) -> int:
+        newest = self._newest.get(manifest.version.model)
+        if newest is None or self._rendezvous is None or newest.secret != manifest.secret:
+            have = newest.version if newest else "nothing"
+            raise ValueError(f"{manifest.version}: this sender has {have} to hand out; send before transfer")
+        joined = self._rendezvous.admit(manifest, receivers, wait_s)
+        if not joined:
+            return 0
+        pairs = self._connect(manifest, joined)
+        try:
+            self._send_buckets(pairs, manifest, tensors)
+            return self._rendezvous.took(pairs.keys(), self.options.silence_s)
+        finally:
+            for pair in pairs.values():
+                pair.close()
+
+    def _connect(self, manifest: Manifest, joined: list[Receiver]) -> dict[Receiver, Pair]:
+        """Make a pair with each receiver that answers in time."""
+        rendezvous = self._open_rendezvous()
+
+        def connect(receiver: Receiver) -> Pair | None:
+            backend = self._backend(receiver)
+            receiver.assign(
+                {"backend": backend, "bucket_bytes": self._bucket_bytes, "silence_s": self.options.silence_s}
+            )
+            return Pair.connect(receiver.store(), 0, backend, rendezvous.host, self.options.silence_s)
+
+        with ThreadPoolExecutor(len(joined), thread_name_prefix="collective") as threads:
+            found = zip(joined, threads.map(connect, joined), strict=True)
+            return {receiver: pair for receiver, pair in found if pair is not None}
+
+    def _backend(self, receiver: Receiver) -> str:
+        """Choose for a receiver; nccl can't join two processes on one GPU."""
+        if self.options.backend != "auto":
+            return self.options.backend
+        mine = on_gpu()
+        return "nccl" if mine and receiver.gpu and mine != receiver.gpu else "gloo"
+
+    def _send_buckets(self, pairs: dict[Receiver, Pair], manifest: Manifest, tensors: Tensors) -> None:
+        """Send every bucket to all receivers; one that stalls on a bucket is left out of the rest."""
+        in_flight: deque[list[tuple[Receiver, Sending]]] = deque()
+        size = min(self._bucket_bytes, manifest.wire_bytes)
+        for bucket in buckets(self._bytes(manifest, tensors), size):
+            in_flight.append(
+                [
+                    (receiver, sending)
+                    for receiver, pair in list(pairs.items())
+                    if (sending := pair.send(bucket)) is not None
+                ]
+            )
+            if len(in_flight) == 2:  # the next bucket is filled into the older one's memory
+                self._finish(pairs, in_flight.popleft())
+            if not pairs:
+                return
+        while in_flight:
+            self._finish(pairs, in_flight.popleft())
+
+    def _bytes(self, manifest: Manifest, tensors: Tensors) -> Iterator[np.ndarray]:
+        if manifest.payload != "delta":
+            return whole(manifest, tensors)
+        change = self._changes[manifest.version.model]
+        if change is None:
+            raise ValueError(f"{manifest.version}: its delta was not sent; send before each transfer")
+        return chain([delta_head(manifest, change.lengths)], change.read(self._bucket_bytes))
+
+    def _finish(self, pairs: dict[Receiver, Pair], sendings: list[tuple[Receiver, Sending]]) -> None:
+        deadline = time.monotonic() + self.options.silence_s
+        for receiver, sending in sendings:
+            if receiver in pairs and not sending.done(max(0.001, deadline - time.monotonic())):
+                pairs.pop(receiver).close()
+
+    def release(self, manifest: Manifest) -> None:
+        """Stop handing the version out; nothing is stored."""
+        newest = self._newest.get(manifest.version.model)
+        if self._rendezvous is not None and newest is not None and newest.secret == manifest.secret:
+            del self._newest[manifest.version.model]
+            self._rendezvous.close(manifest)
+
+    @property
+    def _bucket_bytes(self) -> int:
+        return self.options.bucket_mb << 20
+
+    # -- a receiver ---------------------------------------------------------------------------------------------
+
+    def receive(self, manifest: Manifest, resident: Resident | None = None) -> Iterator[tuple[TensorInfo, np.ndarray]]:
+        if manifest.fingerprint != combined_fingerprint(manifest.tensors):
+            raise ValueError(f"{manifest.version}: the manifest contradicts its own fingerprint; publish again")
+        assignment = join(manifest, on_gpu(), self.options.patience_s, self.options.silence_s)
+        pair = Pair.connect(assignment.store(), 1, assignment.backend, assignment.host, assignment.silence_s)
+        if pair is None:
+            raise InfrastructureError(
+                f"{manifest.version}: its sender did not answer within {assignment.silence_s:.0f} s"
+            )
+        incoming = Incoming(pair, manifest, assignment.bucket_bytes, 3 * assignment.silence_s)
+        took = False
+        try:
+            yield from arrive(manifest, incoming, resident)
+            took = True
+        finally:
+            assignment.leave(took)
+            pair.close()

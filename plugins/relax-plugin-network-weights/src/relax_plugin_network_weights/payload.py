@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors as one stream of bytes in manifest order, cut into buckets at the sender and made whole at a receiver.
+
+Neither side holds more than its buckets and one tensor. Nothing here knows how bytes travel. What a sender of deltas keeps,
+the last version and the newest delta, lies in nameless files, which end with the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from relax_core.api.weights import Manifest, Resident, TensorInfo, Version, tensor_fingerprint
+from relax_core.tensor_files import safetensors_file
+from relax_core.tensor_files.delta import DeltaBase, put_on
+from relax_core.tensor_files.mapped_files import anonymous_file
+from relax_core.tensor_files.safetensors_file import NUMPY, Tensors
+from relax_core.tensor_files.stopwatch import Stopwatch
+
+_HEADER_BYTES = 1 << 14
+
+
+class PayloadSource(Protocol):
+    """Gives a receiver its bytes in order."""
+
+    def read_into(self, target: np.ndarray) -> None:
+        """Fill all of `target` [bytes]."""
+        ...
+
+
+def keep_whole(
+    version: Version, tensors: Tensors, watch: Stopwatch, location: str
+) -> tuple[list[TensorInfo], DeltaBase]:
+    """Describe a full version and write it into a nameless file, which the next delta is made against."""
+    file = anonymous_file(location)
+    infos, _ = safetensors_file.write(file, watch.each("gather", tensors), {}, _HEADER_BYTES, watch)
+    file.flush()
+
+    def load() -> dict[str, np.ndarray]:
+        return safetensors_file.read(Path(f"/dev/fd/{file.fileno()}"), np.memmap(file, np.uint8, "r+"))
+
+    return infos, DeltaBase(version, load, infos)
+
+
+class StoredDelta:
+    """The newest delta of one model, tensor by tensor, in a nameless file."""
+
+    def __init__(self, changes: Iterable[tuple[TensorInfo, bytes]], location: str) -> None:
+        self.infos: list[TensorInfo] = []
+        self.lengths: dict[str, int] = {}
+        """By name: bytes of the tensor's part; 0 where nothing changed."""
+        self._file = anonymous_file(location)
+        for info, change in changes:
+            self.infos.append(info)
+            self.lengths[info.name] = self._file.write(change)
+        self._file.flush()
+
+    def read(self, chunk_bytes: int) -> Iterator[np.ndarray]:
+        """The delta's bytes in order."""
+        self._file.seek(0)
+        while chunk := self._file.read(chunk_bytes):
+            yield np.frombuffer(chunk, np.uint8)
+
+
+def whole(manifest: Manifest, tensors: Tensors) -> Iterator[np.ndarray]:
+    """The sender's bytes of a full version or an adapter: exactly what the manifest says."""
+    given = iter(tensors)
+    for info in manifest.tensors:
+        name, array, dtype = next(given, ("nothing", np.empty(0, np.uint8), ""))
+        if (name, dtype, tuple(array.shape)) != (info.name, info.dtype, info.shape):
+            raise ValueError(f"{manifest.version}: got {name}, want {info.name}; send before each transfer")
+        yield np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def buckets(arrays: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
+    """Views of two alternating buffers: one may be on its way while the other is filled."""
+    filling, resting = np.empty(size, np.uint8), np.empty(size, np.uint8)
+    used = 0
+    for data in arrays:
+        while len(data):
+            part = data[: size - used]
+            filling[used : used + len(part)] = part
+            used, data = used + len(part), data[len(part) :]
+            if used == size:
+                yield filling
+                filling, resting, used = resting, filling, 0
+    if used:
+        yield filling[:used]
+
+
+def arrive(
+    manifest: Manifest, source: PayloadSource, resident: Resident | None
+) -> Iterator[tuple[TensorInfo, np.ndarray]]:
+    """Whole tensors, each checked; of a full version all in the same memory, which the next one overwrites."""
+    is_delta = manifest.payload == "delta"
+    lengths = _lengths(manifest, source) if is_delta else [info.size_bytes for info in manifest.sent]
+    memory = np.empty(max(lengths, default=0), np.uint8)
+    for info, length in zip(manifest.sent, lengths, strict=True):
+        source.read_into(memory[:length])
+        if is_delta:
+            array = put_on(manifest, info, memory[:length].data, resident)
+        else:
+            array = memory[:length].view(NUMPY[info.dtype]).reshape(info.shape)
+        if (got := tensor_fingerprint(array)) != info.fingerprint:
+            raise ValueError(f"{manifest.version} {info.name}: have {got}, want {info.fingerprint}; publish again")
+        yield info, array
+
+
+def wire_bytes(manifest: Manifest, lengths: Mapping[str, int]) -> int:
+    """What travels; `lengths` of a delta's parts."""
+    if manifest.payload != "delta":
+        return manifest.size_bytes
+    return sum(8 + lengths[info.name] for info in manifest.sent)
+
+
+def delta_head(manifest: Manifest, lengths: Mapping[str, int]) -> np.ndarray:
+    """What a delta begins with: how long each tensor's part is."""
+    if unknown := sorted({info.name for info in manifest.sent} - lengths.keys()):
+        raise ValueError(f"{manifest.version}: {unknown} are not in the delta that was sent; send before each transfer")
+    return np.array([lengths[info.name] for info in manifest.sent], "<u8").view(np.uint8)
+
+
+def _lengths(manifest: Manifest, source: PayloadSource) -> list[int]:
+    head = np.empty(len(manifest.sent), "<u8")
+    source.read_into(head.view(np.uint8))
+    lengths = [int(length) for length in head]
+    if head.nbytes + sum(lengths) != manifest.wire_bytes:
+        raise ValueError(f"{manifest.version}: its delta contradicts its manifest; publish again")
+    return lengths

@@ -13,9 +13,13 @@ def relax_environments() -> list[Component]:
 @hook
 def relax_task_sources() -> list[Component]:
     return [
-        Component("files", "relax_core.data.table:Files", "JSON lines, Parquet or a dataset folder, as the path says"),
+        Component(
+            "files", "relax_core.data.task_files:Files", "JSON lines, Parquet or a dataset folder, as the path says"
+        ),
         Component("jsonl", "relax_core.data.task_files:JsonLines", "JSON lines: prompt, answer, other columns"),
-        Component("table", "relax_core.data.table:TableSource", "Parquet files, and folders that `datasets` saved"),
+        Component(
+            "table", "relax_core.data.task_files:TableSource", "Parquet files, and folders that `datasets` saved"
+        ),
     ]
 
 

@@ -26,7 +26,7 @@ from relax_core.config import RunConfig, load
 from relax_core.config.model_folder import model_context
 from relax_core.data.dataset import Dataset
 from relax_core.data.media_pipeline import MediaPipeline, MediaRefused, media_of
-from relax_core.data.row_media import MEDIA_KINDS
+from relax_core.data.task_row import MEDIA_KINDS
 from relax_core.data.tasks import ColumnNeed, TaskSet
 from relax_core.media.source import shown
 from relax_core.registry import Catalogue

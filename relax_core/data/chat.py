@@ -157,7 +157,7 @@ class ChatFamily(ModelFamily[Options]):
 
 
 def _opening(files: ChatFiles) -> tuple[int, ...]:
-    """Ids put before a bare string: `add_bos_token` where the tokenizer says so, else what its post-processor does."""
+    """The ids put before a bare string: `add_bos_token` where the tokenizer says so, else what its post-processor does."""
     wanted = files.settings.get("add_bos_token")
     bos = files.tokenizer.token_to_id(files.special.get("bos_token", ""))
     if bos is None or wanted is False:

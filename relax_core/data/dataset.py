@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A dataset: the rows of a task source as examples to train on as they stand, one a row or two a pair.
+"""Supervised data: the rows of a task source as examples, laid out token by token, and as rows of the bus.
 
-It decides what may be issued; in which order is the sampler's. Every row is looked at once when it is opened, and
-tokenized when it is asked for.
-
-Opens the datasets of a run from its configuration, and lays examples out as rows of the bus.
+Turns of the policy are joined by the same `start` and `delta` of the model family as in a rollout, so a warm start trains
+what generation will see.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -24,12 +22,116 @@ from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.source import TaskSource
 from relax_core.api.task import Message, Task
 from relax_core.api.trainer import Chosen
-from relax_core.data.example import Example, Hold, Text, TrainOn, example, said_in
 from relax_core.data.factories import HOLD_OUT, context_of
-from relax_core.data.row_media import MediaOrigin
-from relax_core.data.task_files import RowError, text_or_messages
-from relax_core.data.tasks import PROBE_SLACK, TaskSet, hold_out
+from relax_core.data.task_row import MediaOrigin, RowError, text_or_messages
+from relax_core.data.tasks import TaskSet, check_placeholders, hold_out, surely_fits
 from relax_core.media.store import key_bytes
+
+Text = str | tuple[Message, ...]
+TrainOn = Literal["completion", "all"]
+SPEAKER = "assistant"
+Hold = Callable[[Rendered, Sequence[Message]], Rendered]
+"""A function that puts as many tokens as the messages' media take where a rendering has one for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One row laid out token by token, as if the policy had sampled it; both columns are [tokens]."""
+
+    tokens: tuple[int, ...]
+    mask: tuple[int, ...]
+    """1 where a token is trained; never the first one, which no token precedes."""
+    media: tuple[str, ...] = ()
+    """Names of the media that it shows, in order: keys where they are held, else references."""
+
+    @property
+    def num_trained(self) -> int:
+        return sum(self.mask)
+
+    def cut(self, limit: int) -> Example:
+        """Keep the first tokens; no medium is cut off or in two."""
+        return self if self.media else Example(self.tokens[:limit], self.mask[:limit])
+
+
+class _Run(NamedTuple):
+    """Tokens of one kind, and the messages that they render."""
+
+    rendered: Rendered
+    shows: Sequence[Message] = ()
+    trained: bool = False
+
+
+def example(
+    family: ModelFamily,
+    prompt: Text,
+    completion: Text | None,
+    train_on: TrainOn = "completion",
+    hold: Hold | None = None,
+) -> Example:
+    """Lay out a prompt with its completion, or a conversation alone, whose assistant turns are trained.
+
+    Without `hold`, each medium has one token. Raises ConfigError (field `data.train`) where there is nothing to learn from it.
+    """
+    if isinstance(prompt, str):
+        runs = _plain(family, prompt, completion)
+    else:
+        given = 0 if completion is None else len(prompt)
+        runs = _conversation(family, said_in(prompt, completion), given)
+    tokens: list[int] = []
+    mask: list[int] = []
+    media: list[str] = []
+    places = frozenset(family.placeholders.values())
+    for run in runs:
+        if hold is not None:
+            rendered = hold(run.rendered, run.shows)
+        else:
+            rendered = run.rendered
+            check_placeholders(family, rendered, run.shows)
+        trained = run.trained or train_on == "all"
+        tokens += rendered.tokens
+        mask += [int(trained and token not in places) for token in rendered.tokens]
+        media += rendered.media
+    mask[:1] = [0]
+    return Example(tuple(tokens), tuple(mask), tuple(media))
+
+
+def said_in(prompt: Text, completion: Text | None) -> tuple[Message, ...]:
+    """Join all messages of a row, in order; those of plain text show nothing."""
+    return () if isinstance(prompt, str) else (*prompt, *_messages(completion))
+
+
+def _plain(family: ModelFamily, prompt: str, completion: Text | None) -> list[_Run]:
+    if not isinstance(completion, str):
+        got = (
+            "nothing to answer a prompt of plain text"
+            if completion is None
+            else "messages behind a prompt of plain text"
+        )
+        raise ConfigError("data.train", got, "give the completion as text, or write the prompt as messages")
+    said = Rendered(family.turn(prompt, Message(SPEAKER, completion)))
+    return [_Run(family.start(prompt)), _Run(said, trained=True)]
+
+
+def _messages(completion: Text | None) -> tuple[Message, ...]:
+    return (Message(SPEAKER, completion),) if isinstance(completion, str) else completion or ()
+
+
+def _conversation(family: ModelFamily, messages: Sequence[Message], given: int) -> list[_Run]:
+    """Render a conversation; messages after the policy's last turn are left out."""
+    turns = [at for at, message in enumerate(messages) if at >= given and message.role == SPEAKER]
+    if not turns:
+        raise ConfigError(
+            "data.train", "a conversation without a turn of the assistant", "add one, or give a completion"
+        )
+    runs = [_Run(family.start(messages[: turns[0]]), messages[: turns[0]])]
+    for at, following in zip(turns, [*turns[1:], None], strict=True):
+        said = family.turn(messages[:at], messages[at])
+        runs.append(_Run(Rendered(said), trained=True))
+        if following is not None:
+            heard = messages[at + 1 : following]
+            runs.append(_Run(family.delta(messages[: at + 1], heard, said[-1]), heard))
+    return runs
+
 
 COLUMNS = {Source.DATASET: ("completion",), Source.PAIRS: ("chosen", "rejected")}
 """What is trained, by what the algorithm learns from; a dataset's row may be a conversation instead."""
@@ -38,7 +140,11 @@ MARGIN = "margin"
 
 
 class Dataset:
-    """Usable rows by number."""
+    """The usable rows of a task source by number, each an example to train on as it stands, or two of a pair.
+
+    It decides what may be issued; in which order is the sampler's. Every row is read once when it is opened, and tokenized
+    when it is asked for.
+    """
 
     def __init__(
         self, source: TaskSource, family: ModelFamily, form: Source, *, system_prompt: str = "",
@@ -62,7 +168,7 @@ class Dataset:
 
     @property
     def family(self) -> ModelFamily:
-        """What renders its rows."""
+        """The model family that renders the rows."""
         return self._family
 
     def __getitem__(self, index: int) -> Task:
@@ -73,16 +179,15 @@ class Dataset:
         return self._source.where(self._kept[index])
 
     def examples(self, index: int, hold: Hold | None = None) -> tuple[Example, ...]:
-        """One, or the chosen and the rejected one of a pair. Raises MediaRefused where `hold` does."""
+        """Lay out a row: one example, or the chosen and the rejected one of a pair. Raises MediaRefused where `hold` does."""
         return tuple(self._fitted(found) for found in self._examples(self._kept[index], hold))
 
     def messages(self, index: int) -> tuple[Message, ...]:
-        """All that a row shows."""
-        row = self._kept[index]
-        return self._messages(self._tasks[row], row)
+        """All messages of a row."""
+        return self._messages(self._tasks[self._kept[index]], self._kept[index])
 
     def margin(self, index: int) -> float:
-        """By how much a pair's chosen completion should be ahead."""
+        """The number by which a pair's chosen completion should be ahead."""
         value = self[index].column(MARGIN)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(
@@ -104,8 +209,6 @@ class Dataset:
             return None
         longest = max((self._fitted(found) for found in self._examples(row)), key=lambda found: len(found.tokens))
         return Rendered(longest.tokens)
-
-    # -- what a row says ----------------------------------------------------------------------------------------
 
     def _texts(self, task: Task, row: int) -> tuple[Text | None, ...]:
         """The completions of a row; one of None is a conversation that holds its own."""
@@ -138,10 +241,8 @@ class Dataset:
             except ConfigError as error:
                 raise ConfigError(error.field, f"{error.got} at {self._source.where(row)}", error.fix) from error
 
-    # -- lengths ------------------------------------------------------------------------------------------------
-
     def _check(self) -> None:
-        """Read every row once: what is trained, and lengths."""
+        """Read every row once: its completions, and its length."""
         kept = array("q", (row for row in range(len(self._source)) if self._usable(row)))
         self.num_skipped = len(self._kept) - len(kept)
         self._kept = kept
@@ -169,33 +270,26 @@ class Dataset:
         return found if self._limit is None else found.cut(self._limit)
 
     def _surely_fits(self, task: Task, text: Text | None, row: int) -> bool:
-        """Whether its characters alone say so, which spares most tokenizing: a token of ASCII has one or more."""
+        """Whether the characters of a row alone say that it fits."""
         parts = [part for part in (task.prompt, text) if part is not None]
         messages = [m for part in parts for m in ((Message("", part),) if isinstance(part, str) else part)]
-        if any(m.tool_calls or not isinstance(m.content, str) or not m.content.isascii() for m in messages):
-            return False
-        length = sum(len(m.text) for m in messages)
-        return length + self._overhead(task, text, row) + PROBE_SLACK <= (self._limit or 0)
+        return surely_fits(messages, lambda: self._overhead(task, text, row), self._limit or 0)
 
     def _overhead(self, task: Task, text: Text | None, row: int) -> int:
-        """Tokens of the template around words under these roles, as the first row with them shows."""
+        """Count the tokens of the template around words under these roles, as the first row with them shows."""
         shape = tuple(
             "text" if isinstance(part, str) else ",".join(m.role for m in part or ()) for part in (task.prompt, text)
         )
         if shape not in self._overheads:
-            blank = (_blank(part) for part in (task.prompt, text))
+            prompt, completion = (
+                (part and "x") if part is None or isinstance(part, str) else tuple(Message(m.role, "x") for m in part)
+                for part in (task.prompt, text)
+            )
             try:
-                self._overheads[shape] = len(example(self._family, *blank).tokens)  # type: ignore[arg-type]
+                self._overheads[shape] = len(example(self._family, prompt or "", completion).tokens)
             except ConfigError as error:
                 raise ConfigError(error.field, f"{error.got} at {self._source.where(row)}", error.fix) from error
         return self._overheads[shape]
-
-
-def _blank(part: Text | None) -> Text | None:
-    """The same roles with one letter each."""
-    if part is None or isinstance(part, str):
-        return part and "x"
-    return tuple(Message(message.role, "x") for message in part)
 
 
 Build = Callable[[Chosen], Any]
@@ -203,14 +297,14 @@ Build = Callable[[Chosen], Any]
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """Rows to be judged on."""
+    """Rows of one evaluation set."""
 
     name: str
     dataset: Dataset
     indices: Sequence[int]
 
     def rows(self, margins: bool = False, hold: Hold | None = None) -> RowBatch:
-        """All of them, a group each."""
+        """Lay all of them out, a group each."""
         examples = {AttemptId(group, member, 0): found for group, index in enumerate(self.indices)
                     for member, found in enumerate(self.dataset.examples(index, hold))}  # fmt: skip
         given = [self.dataset.margin(self.indices[attempt.group]) for attempt in examples] if margins else None
@@ -218,7 +312,7 @@ class HeldOut:
 
 
 def open_training(run: Any, build: Build, form: Source) -> tuple[Dataset, Sequence[int]]:
-    """The rows to train on, and which of them may be issued."""
+    """Open the rows to train on; also give the numbers of those that may be issued."""
     dataset = _open(run, build, form, "data.train", str(run.data.train), run.data.columns)
     if not run.eval.every or run.eval.sets:
         return dataset, range(len(dataset))
@@ -226,7 +320,7 @@ def open_training(run: Any, build: Build, form: Source) -> tuple[Dataset, Sequen
 
 
 def open_held_out(run: Any, build: Build, form: Source) -> list[HeldOut]:
-    """The evaluation sets: those that are named, else a seeded part of the training file."""
+    """Open the evaluation sets: those that are named, else a seeded part of the training file."""
     if not run.eval.every:
         return []
     if not run.eval.sets:
@@ -240,7 +334,7 @@ def open_held_out(run: Any, build: Build, form: Source) -> list[HeldOut]:
 
 
 def remarks(dataset: Dataset, train: Sequence[int]) -> list[str]:
-    """What a person should know of how the rows were used."""
+    """Say how the rows were used, for people."""
     said = [f"{dataset.num_skipped} rows are skipped: they are too long"] if dataset.num_skipped else []
     if held := len(dataset) - len(train):
         said.append(f"{held} of {len(dataset)} rows are held out for evaluation; name [[eval.sets]] to use others")
@@ -250,7 +344,7 @@ def remarks(dataset: Dataset, train: Sequence[int]) -> list[str]:
 def row_batch(
     examples: Mapping[AttemptId, Example], margins: Sequence[float] | None = None, media: bool = False
 ) -> RowBatch:
-    """One row a sample. They have no versions: nobody sampled them."""
+    """Make rows of the bus, one a sample. They have no versions: nobody sampled them."""
     rows = list(examples.values())
     lengths = np.array([len(row.tokens) for row in rows], np.int64)
 

@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokens that hold the place of media: one a medium as a template writes them, as many as it takes for a model.
 
-A rendered prompt names its media in order. Here is checked that each has its one token, no more and no other, so that
-text which looks like a placeholder never reaches a model.
-
-What the models that transformers loads put in the place of media beside placeholders, and how they call their parts.
-
-By `model_type` of `config.json`; a model that is not here has nothing but placeholders, and its parts are named by hand.
+A rendered prompt names its media in order. Each must have its one token, no more and no other, so that text which looks like
+a placeholder never reaches a model. A model type that is not named here has nothing but placeholders.
 """
 
 from __future__ import annotations
@@ -24,12 +20,12 @@ class MediaRefused(Exception):
 
 
 class PromptTooLong(MediaRefused):
-    """With its media a prompt has more tokens than it may."""
+    """A prompt has with its media more tokens than it may."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceholderTokens:
-    """A medium in the store."""
+    """A medium in the store, and the pieces of its placeholders."""
 
     kind: str
     key: str
@@ -37,7 +33,7 @@ class PlaceholderTokens:
 
 
 def held(rendered: Rendered, media: Sequence[PlaceholderTokens], family: ModelFamily[Any]) -> Rendered:
-    """With the tokens that each medium takes, and keys for names. Raises MediaRefused."""
+    """Expand a rendering to the tokens that each medium takes, and put keys for names. Raises MediaRefused."""
     fault = misplaced(rendered.tokens, [medium.kind for medium in media], family.placeholders)
     if fault:
         raise MediaRefused(fault)
@@ -51,7 +47,7 @@ def held(rendered: Rendered, media: Sequence[PlaceholderTokens], family: ModelFa
 
 
 def misplaced(tokens: Sequence[int], kinds: Sequence[str], ids: Mapping[str, int]) -> str:
-    """Why these tokens, as a template wrote them, don't hold place for such media in this order; empty: they do."""
+    """Say why these tokens, as a template wrote them, don't hold place for such media in this order; empty: they do."""
     unknown = [kind for kind in kinds if kind not in ids]
     if unknown:
         return f"a medium of kind {unknown[0]}; the model's config.json names no {unknown[0]}_token_id"
@@ -68,9 +64,9 @@ def _listed(kinds: Sequence[str]) -> str:
     return shown if len(kinds) <= 6 else f"{shown}, ... ({len(kinds)} in all)"
 
 
-_TIMED = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
-"""They read a video as pictures with the time before each."""
-_HEARD = ("qwen3_omni_moe_thinker",)
+_TIMED_MODELS = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+"""Models that read a video as pictures with the time before each."""
+_SOUND_MODELS = ("qwen3_omni_moe_thinker",)
 """A video that comes with its sound stands between marks of sound too."""
 _VISION = {"vision": ("visual.patch_embed", "visual.pos_embed", "visual.blocks")}
 _LANGUAGE = {"language": ("language_model", "lm_head")}
@@ -85,10 +81,10 @@ _PARTS: tuple[tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]], ...] = (
     }),
 )  # fmt: skip
 PARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {name: parts for names, parts in _PARTS for name in names}
-"""Of a model type: name of a part -> patterns of modules. A projector is what leads from a tower to the language model."""
+"""By `model_type`, name of a part -> patterns of modules. A projector is what leads from a tower to the language model."""
 
 
-class Timed:
+class TimedVideo:
     """Videos as `<0.3 seconds>` and the frames of that time between marks, again and again."""
 
     def __init__(self, video: int, marks: tuple[int, int], encode: Callable[[str], tuple[int, ...]]) -> None:
@@ -124,7 +120,7 @@ class Timed:
             yield from (start, *[self._video] * span.size, end)
 
 
-class Heard:
+class VideoWithSound:
     """Videos that come with their sound between marks of sound."""
 
     def __init__(self, marks: tuple[int, int]) -> None:
@@ -147,12 +143,12 @@ class Heard:
 
 def reader(
     config: Mapping[str, Any], holds: Mapping[str, int], encode: Callable[[str], tuple[int, ...]]
-) -> Timed | Heard | None:
-    """How the model reads media; None: placeholders are all there is."""
+) -> TimedVideo | VideoWithSound | None:
+    """The reader of the model's media; None: placeholders are all there is."""
     kind = config.get("model_type")
-    mark = "vision" if kind in _TIMED else "audio" if kind in _HEARD else ""
+    mark = "vision" if kind in _TIMED_MODELS else "audio" if kind in _SOUND_MODELS else ""
     start, end = (config.get(f"{mark}_{side}_token_id") for side in ("start", "end"))
     if not mark or "video" not in holds or start is None or end is None:
         return None
     marks = int(start), int(end)
-    return Timed(holds["video"], marks, encode) if mark == "vision" else Heard(marks)
+    return TimedVideo(holds["video"], marks, encode) if mark == "vision" else VideoWithSound(marks)

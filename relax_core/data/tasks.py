@@ -2,7 +2,6 @@
 """The tasks of a run: a source's rows with the system prompt put before them, checked once, tokenized once.
 
 It decides what may be issued; in which order is the sampler's, and what a row means is the source's.
-A prompt that is too long is skipped, cut at its beginning (the policy speaks at its end), or refused.
 """
 
 from __future__ import annotations
@@ -32,16 +31,22 @@ PROBE_SLACK = 8  # tokens by which a tokenizer may differ at the seams between t
 
 @dataclass(frozen=True, slots=True)
 class ColumnNeed:
-    """Columns that one component reads."""
+    """Columns that one component reads of the tasks that it sees."""
 
     component: str
     columns: tuple[str, ...]
     applies: Callable[[Task], bool] = lambda task: True
-    """Whether it will see a task at all: a reward may judge only some."""
+    """Whether it sees a task at all: a reward may judge only some."""
 
 
 class TaskSet:
-    """Usable tasks by number, each with its rendered prompt."""
+    """Usable tasks by number, each with its rendered prompt.
+
+    Invariants:
+    - a prompt that is too long is skipped, cut at its beginning (the policy speaks at its end), or refused, never issued;
+    - a task with media is never cut;
+    - the ids of a prompt are made once while they are among the last `CACHED_PROMPTS`.
+    """
 
     def __init__(
         self,
@@ -88,25 +93,19 @@ class TaskSet:
 
     def prompt(self, index: int) -> Rendered:
         """The prompt's ids, tokenized once."""
-        return self._known(index) or self._remember(index, self[index])
+        return self.rendered(index)[1]
 
     def rendered(self, index: int) -> tuple[Task, Rendered]:
         """A task and its prompt's ids; the task is read once for both."""
         task = self[index]
-        return task, self._known(index) or self._remember(index, task)
-
-    def _known(self, index: int) -> Rendered | None:
         if index in self._rendered:
             self._rendered.move_to_end(index)
-        return self._rendered.get(index)
-
-    def _remember(self, index: int, task: Task) -> Rendered:
-        row = self._kept[index]
-        rendered = self._fitted(self._render(task, row), row)
-        self._rendered[index] = rendered
-        if len(self._rendered) > CACHED_PROMPTS:
-            self._rendered.popitem(last=False)
-        return rendered
+        else:
+            row = self._kept[index]
+            self._rendered[index] = self._fitted(self._render(task, row), row)
+            if len(self._rendered) > CACHED_PROMPTS:
+                self._rendered.popitem(last=False)
+        return task, self._rendered[index]
 
     def hold_out(self, size: int, seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """(train, eval) indices in order of the file; the same for the same seed and tasks."""
@@ -116,8 +115,7 @@ class TaskSet:
         """A row of the source, checked and rendered; None where it is skipped. Raises ConfigError for a bad one."""
         if not self._usable(row):
             return None
-        rendered = self._render(self._prompted(self._source[row], row), row)
-        return self._fitted(rendered, row)
+        return self._fitted(self._render(self._prompted(self._source[row], row), row), row)
 
     def _check(self) -> None:
         """Read every row once: columns that rewards need, prompts that can't carry what is asked, lengths."""
@@ -132,13 +130,17 @@ class TaskSet:
         """False where it is skipped; raises where it must not be."""
         task = self._source[row]
         for need in self._needs:
-            self._require(need, task, row)
+            for column in need.columns:
+                if task.column(column) is None and need.applies(task):
+                    got = f"{self._source.where(row)} without a value for {column!r}, which {need.component} reads"
+                    fix = f"fill the column, or point to another one: columns = {{{column} = ...}}"
+                    raise ConfigError("data.train", got, fix)
         if not isinstance(task.prompt, str):
             self.look(task.prompt, row)
         return self._fits(self._prompted(task, row), row)
 
     def look(self, messages: Sequence[Message], row: int) -> None:
-        """Raise ConfigError unless what a row shows is of a kind that the run reads, and is there where it is a file."""
+        """Raise ConfigError unless the media of a row are of kinds that the run reads, and are there where they are files."""
         for media in media_of(messages):
             where = f"{media.kind} {shown(media.source)} at {self._source.where(row)}"
             if media.kind not in self._media:
@@ -149,15 +151,8 @@ class TaskSet:
             if ":" not in media.source and not Path(media.source).is_file():
                 raise ConfigError("data.train", where, "there is no such file; paths are relative to the task file")
 
-    def _require(self, need: ColumnNeed, task: Task, row: int) -> None:
-        for column in need.columns:
-            if task.column(column) is None and need.applies(task):
-                got = f"{self._source.where(row)} without a value for {column!r}, which {need.component} reads"
-                fix = f"fill the column, or point to another one: columns = {{{column} = ...}}"
-                raise ConfigError("data.train", got, fix)
-
     def _prompted(self, task: Task, row: int) -> Task:
-        """The task with the system prompt; a row's own system message stays instead."""
+        """Put the system prompt before a task; a row's own system message stays instead."""
         if not self._system_prompt:
             return task
         if isinstance(task.prompt, str):
@@ -169,24 +164,17 @@ class TaskSet:
         return replace(task, prompt=(Message("system", self._system_prompt), *task.prompt))
 
     def _fits(self, task: Task, row: int) -> bool:
-        if self._limit is None or self._surely_fits(task, self._limit):
+        messages = (Message("", task.prompt),) if isinstance(task.prompt, str) else task.prompt
+        limit = self._limit
+        if limit is None or surely_fits(messages, lambda: self._overhead(messages, self._tools_for(task)), limit):
             return True
-        if self._too_long == "truncate" and not _shows(task):  # of media there is no half
+        shows = not isinstance(task.prompt, str) and bool(media_of(task.prompt))
+        if self._too_long == "truncate" and not shows:  # of media there is no half
             return True
         length = len(self._render(task, row).tokens)
-        if length > self._limit and self._too_long == "error":
+        if length > limit and self._too_long == "error":
             raise self._too_long_error(row, length)
-        return length <= self._limit
-
-    def _surely_fits(self, task: Task, limit: int) -> bool:
-        """Whether its characters alone say so, which spares most tokenizing: a token of ASCII has one or more."""
-        messages = (Message("", task.prompt),) if isinstance(task.prompt, str) else task.prompt
-        if not all(message.text.isascii() and isinstance(message.content, str) for message in messages):
-            return False
-        if any(message.tool_calls for message in messages):
-            return False
-        length = sum(len(message.text) for message in messages)
-        return length + self._overhead(messages, self._tools_for(task)) + PROBE_SLACK <= limit
+        return length <= limit
 
     def _tools_for(self, task: Task) -> tuple[Tool, ...]:
         return self._tools_of.get(task.environment, self._tools)
@@ -206,16 +194,10 @@ class TaskSet:
     def _render(self, task: Task, row: int) -> Rendered:
         try:
             rendered = self._family.start(task.prompt, self._tools_for(task))
-            self._check_places(task, rendered, row)
+            check_placeholders(self._family, rendered, () if isinstance(task.prompt, str) else task.prompt)
             return rendered
         except ConfigError as error:
             raise ConfigError(error.field, f"{error.got} at {self._source.where(row)}", error.fix) from error
-
-    def _check_places(self, task: Task, rendered: Rendered, row: int) -> None:
-        ids = self._family.placeholders
-        messages = () if isinstance(task.prompt, str) else task.prompt
-        if ids and (fault := misplaced(rendered.tokens, [media.kind for media in media_of(messages)], ids)):
-            raise ConfigError("data.train", fault.partition("; ")[0], fault.partition("; ")[2])
 
     def _fitted(self, rendered: Rendered, row: int) -> Rendered:
         if self._limit is None or len(rendered.tokens) <= self._limit:
@@ -229,12 +211,22 @@ class TaskSet:
         return ConfigError("data.max_prompt_tokens", got, 'raise it, or set data.too_long = "skip" or "truncate"')
 
 
-def _shows(task: Task) -> bool:
-    return not isinstance(task.prompt, str) and bool(media_of(task.prompt))
+def surely_fits(messages: Sequence[Message], overhead: Callable[[], int], limit: int) -> bool:
+    """Whether characters alone say that a text fits, which spares most tokenizing: a token of ASCII has one or more."""
+    if any(m.tool_calls or not isinstance(m.content, str) or not m.content.isascii() for m in messages):
+        return False
+    return sum(len(m.text) for m in messages) + overhead() + PROBE_SLACK <= limit
+
+
+def check_placeholders(family: ModelFamily, rendered: Rendered, messages: Sequence[Message]) -> None:
+    """Raise ConfigError unless each medium of the messages has its one placeholder in their rendering."""
+    kinds = [media.kind for media in media_of(messages)]
+    if family.placeholders and (fault := misplaced(rendered.tokens, kinds, family.placeholders)):
+        raise ConfigError("data.train", fault.partition("; ")[0], fault.partition("; ")[2])
 
 
 def hold_out(count: int, size: int, seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(train, eval) indices out of `count`, in order."""
+    """Draw `size` of `count` indices: (train, eval), each in order."""
     if not 0 < size < count:
         raise ConfigError("eval.size", f"{size} of {count} tasks", "leave at least one task to train on")
     held = frozenset(random.Random(f"hold-out {seed}").sample(range(count), size))

@@ -11,8 +11,7 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.family import Rendered
 from relax_core.api.task import Message
 from relax_core.data.chat import ChatFamily
-from relax_core.data.dataset import Dataset
-from relax_core.data.example import example
+from relax_core.data.dataset import Dataset, example
 from relax_core.data.task_files import JsonLines
 
 TURNS = (

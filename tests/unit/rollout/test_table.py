@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from relax_core.api.errors import ConfigError
 from relax_core.data.media_pipeline import media_of
-from relax_core.data.table import Files, TableOptions, TableSource, table_files
+from relax_core.data.task_files import Files, TableOptions, TableSource, table_files
 from relax_core.media.embedded import EmbeddedMedia
 from relax_core.media.source import read_source, shown
 
@@ -94,7 +94,7 @@ def test_a_source_that_is_opened_again_goes_on_with_the_same_tasks(tmp_path, for
 
 
 def test_blocks_in_memory_stay_within_their_bound(tmp_path, monkeypatch):
-    monkeypatch.setattr("relax_core.data.table.CACHED_BYTES", 1500)
+    monkeypatch.setattr("relax_core.data.task_files.CACHED_BYTES", 1500)
     source = TableSource()
     source.open(str(stored(rows(), "parquet", tmp_path)), {})
     for index in (0, 19, 8, 1, 15) * 2:

@@ -19,8 +19,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from relax_core.api import Filter, Load, Role, Sampler, ScalingPolicy
 from relax_core.api.plan import Operation
 from relax_core.data.chat import ChatFamily
-from relax_core.data.table import Files, TableSource
-from relax_core.data.task_files import JsonLines
+from relax_core.data.task_files import Files, JsonLines, TableSource
 from relax_core.sampling.selection import Shuffle
 from relax_core.testing.filter import FilterSuite
 from relax_core.testing.model_family import ModelFamilySuite

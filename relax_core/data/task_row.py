@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One row of a task file to a `Task`: its prompt, its columns, and the media that its parts, columns and placeholders name.
+
+Faults are `RowError`, one sentence about one column. Nothing is read here: bytes that stand in the row itself are named by
+their cell, so that a task never carries them.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from relax_core.api.task import Media, MediaKind, Message, Part, Task, ToolCall
+from relax_core.media.embedded import SAMPLES, EmbeddedMedia, embedded, named
+
+MEDIA_KINDS: tuple[MediaKind, ...] = get_args(MediaKind)
+COLUMNS: Mapping[MediaKind, tuple[str, str]] = {
+    "image": ("images", "image"), "video": ("videos", "video"), "audio": ("audios", "audio"),
+}  # fmt: skip
+"""Columns that hold media for the placeholders of a row: the first of each that a row has."""
+Prompt = str | tuple[Message, ...]
+INLINE = 1 << 12
+"""Characters of a data-URI that a task may carry; a longer one stays in its row."""
+FIELDS = ("prompt", "answer", "id", "environment")
+CONVERSATION = "messages"
+"""The name that datasets give to a prompt that goes on to the assistant's own turns."""
+URLS = {f"{kind}_url": kind for kind in MEDIA_KINDS}
+"""Types of parts as some APIs write them."""
+
+
+class RowError(ValueError):
+    """A fault of a row in one sentence."""
+
+
+class Embedded:
+    """Stand-in for bytes or samples of a row that were not read."""
+
+
+EMBEDDED = Embedded()
+
+
+@dataclass(frozen=True, slots=True)
+class MediaOrigin:
+    """The place of a row."""
+
+    folder: Path
+    """Relative paths of the row start here."""
+    file: str = ""
+    """Empty: its cells can't be read alone, so that a task carries their bytes."""
+    row: int = 0
+
+
+def row_task(row: object, columns: Mapping[str, str], default_id: str, origin: MediaOrigin) -> Task:
+    """Read a row; `columns` maps our names to the file's, `origin` is the place of the row. Raises RowError."""
+    if not isinstance(row, dict):
+        raise RowError(f"the row is {_kind(row)}, not an object")
+    values: dict[str, Any] = row
+    known = {name: columns.get(name, name) for name in FIELDS}
+    if known["prompt"] not in row and CONVERSATION in row:
+        known["prompt"] = CONVERSATION
+    if known["prompt"] not in row:
+        raise RowError(f"no column {known['prompt']!r} for the prompt; it has {', '.join(map(repr, row)) or 'none'}")
+    given = {source: name for name, source in columns.items() if name not in FIELDS}
+    showing = _media_columns(values, columns)
+    media = {kind: _column_media(values, kind, column, origin) for kind, column in showing.items()}
+    taken = {*known.values(), *showing.values()}
+    return Task(
+        id=_text(row.get(known["id"]), known["id"], default_id),
+        prompt=_placed(text_or_messages(row[known["prompt"]], known["prompt"], origin), media, showing),
+        answer=row.get(known["answer"]),
+        metadata={given.get(key, key): _without_bytes(value) for key, value in values.items() if key not in taken},
+        environment=_text(row.get(known["environment"]), known["environment"], ""),
+    )
+
+
+def _text(value: object, column: str, default: str) -> str:
+    if value is None:
+        return default
+    if isinstance(value, (str, int)) and not isinstance(value, bool):
+        return str(value)
+    raise RowError(f"{column!r} is {_kind(value)}, not text")
+
+
+def _without_bytes(value: Any) -> Any:
+    """Drop bytes that were left in the file."""
+    if isinstance(value, dict):
+        return {key: _without_bytes(inner) for key, inner in value.items()}
+    return (
+        None
+        if isinstance(value, Embedded)
+        else [_without_bytes(one) for one in value]
+        if isinstance(value, list)
+        else value
+    )
+
+
+def text_or_messages(value: object, column: str, origin: MediaOrigin) -> str | tuple[Message, ...]:
+    """The words of a column that may hold either. Raises RowError."""
+    if isinstance(value, str):
+        if not value:
+            raise RowError(f"{column!r} is empty")
+        return value
+    if not isinstance(value, list):
+        raise RowError(f"{column!r} is {_kind(value)}, not text or a list of messages")
+    if not value:
+        raise RowError(f"{column!r} has no messages")
+    return tuple(_message(message, (column, number), origin) for number, message in enumerate(value))
+
+
+def _message(value: object, at: tuple[str | int, ...], origin: MediaOrigin) -> Message:
+    where = f"{at[0]}[{at[1]}]"
+    if not isinstance(value, dict):
+        raise RowError(f"{where} is {_kind(value)}, not a message with role and content")
+    if not isinstance(value.get("role"), str) or not value["role"]:
+        raise RowError(f"{where} has no role")
+    called = value.get("tool_calls") or []
+    if not isinstance(called, list):
+        raise RowError(f"tool_calls of {where} is {_kind(called)}, not a list")
+    calls = tuple(_call(call, where) for call in called)
+    content = value.get("content")
+    if isinstance(content, str) or (content is None and calls):
+        return Message(value["role"], content or "", calls, str(value.get("name") or ""))
+    if not isinstance(content, list):
+        raise RowError(f"content of {where} is {_kind(content)}, not text or a list of parts")
+    parts = tuple(_part(part, where, (*at, "content", number), origin) for number, part in enumerate(content))
+    return Message(value["role"], parts, calls)
+
+
+def _part(value: object, where: str, at: tuple[str | int, ...], origin: MediaOrigin) -> Part:
+    """`{"type": "text", "text": ...}` or `{"type": "image", "image": path, URL or media dict, "view": [start_s, end_s]}`.
+
+    A medium that names none is the next one of its column.
+    """
+    written: Any = value.get("type") if isinstance(value, dict) else None
+    kind: Any = URLS.get(written, written)
+    if not isinstance(value, dict) or (kind != "text" and kind not in MEDIA_KINDS):
+        raise RowError(f"a part of {where} has no type of text, {', '.join(MEDIA_KINDS)}")
+    if kind == "text":
+        if not isinstance(value.get("text"), str):
+            raise RowError(f"a part of {where} has no 'text' with its words")
+        return Part(value["text"])
+    view = _view_of(value.get("view"), f"a part of {where}")
+    for key in (written, kind, "path", "url", "bytes", "base64"):
+        if value.get(key) is not None:
+            whole = key in ("bytes", "base64")
+            found = _medium(kind, value if whole else value[key], at if whole else (*at, key), origin)
+            return Part(media=found if view is None else Media(kind, found.source, view=view))
+    return Part(media=Media(kind, "", view=view))
+
+
+def _call(value: object, where: str) -> ToolCall:
+    call = value if isinstance(value, dict) else {}
+    function = call.get("function", call)
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RowError(f"a tool call of {where} has no name")
+    arguments = function.get("arguments", {})
+    if not isinstance(arguments, dict):
+        raise RowError(f"arguments of tool call {function['name']} of {where} are {_kind(arguments)}, not an object")
+    return ToolCall(function["name"], arguments, str(call.get("id", "")))
+
+
+def _kind(value: object) -> str:
+    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def _medium(kind: MediaKind, value: object, at: tuple[str | int, ...], origin: MediaOrigin) -> Media:
+    """Read a medium in whatever form a row gives it. Raises RowError."""
+    view = _view_of(value.get("view"), "a medium") if isinstance(value, Mapping) else None
+    return Media(kind, _source(kind, value, at, origin), view=view)
+
+
+def _source(kind: MediaKind, value: object, at: tuple[str | int, ...], origin: MediaOrigin) -> str:
+    held = value.get("bytes", value.get(SAMPLES)) if isinstance(value, Mapping) else value
+    own = isinstance(held, bytes | bytearray | Embedded) or (isinstance(value, Mapping) and held is not None)
+    source = None if own else named(value, kind)
+    if source is None and not own:
+        what = "neither path, url nor bytes" if isinstance(value, Mapping) else "no path, URL, bytes or media dict"
+        raise RowError(f"the {kind} at {_place(at)} has {what}")
+    if source is not None and not (source.startswith("data:") and len(source) > INLINE and origin.file):
+        return source if ":" in source else str(origin.folder / source)
+    if origin.file:
+        return str(EmbeddedMedia(origin.file, origin.row, at))
+    if source:
+        return source
+    try:
+        data = embedded(value)
+    except ValueError as error:
+        raise RowError(f"the {kind} at {_place(at)}: {error}") from error
+    if not data:
+        raise RowError(f"the {kind} at {_place(at)} has no bytes")
+    return "data:;base64," + base64.b64encode(data).decode()
+
+
+def _view_of(value: object, where: str) -> tuple[float, float] | None:
+    """A part of a medium in seconds."""
+    if value is None:
+        return None
+    if isinstance(value, list) and len(value) == 2 and all(isinstance(bound, int | float) for bound in value):
+        return float(value[0]), float(value[1])
+    raise RowError(f"view of {where} is not [start, end] in seconds")
+
+
+def _media_columns(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[MediaKind, str]:
+    """The column of the row that holds media of each kind; `columns` maps our names to the file's."""
+    found: dict[MediaKind, str] = {}
+    for kind, names in COLUMNS.items():
+        told = next((columns[name] for name in names if name in columns), None)
+        name = told if told is not None else next((name for name in names if name in row), "")
+        if name in row:
+            found[kind] = name
+    return found
+
+
+def _column_media(row: Mapping[str, Any], kind: MediaKind, column: str, origin: MediaOrigin) -> list[Media]:
+    """The media of a column that holds one or a list of them. Raises RowError."""
+    value = row[column]
+    if value is None:
+        return []
+    if isinstance(value, list):
+        return [_medium(kind, one, (column, number), origin) for number, one in enumerate(value)]
+    return [_medium(kind, value, (column,), origin)]
+
+
+def _placed(prompt: Prompt, media: Mapping[MediaKind, Sequence[Media]], columns: Mapping[MediaKind, str]) -> Prompt:
+    """The prompt with media of columns where `<image>` and its like stand in texts, and where parts name none.
+
+    A prompt of plain text becomes a message of the user where it shows media. Raises RowError where the two differ in number.
+    """
+    waiting = {kind: iter(found) for kind, found in media.items()}
+    counts = dict.fromkeys(media, 0)
+    messages = (Message("user", prompt),) if isinstance(prompt, str) else prompt
+    made = tuple(replace(message, content=_content(message, waiting, counts)) for message in messages)
+    for kind, found in media.items():
+        if counts[kind] != len(found):
+            got = f"{counts[kind]} places for {kind} in the prompt and {len(found)} in {columns[kind]!r}"
+            raise RowError(f"{got}: write <{kind}> once for each where it belongs, or fill the column")
+    return made if any(not isinstance(message.content, str) for message in made) else prompt
+
+
+def _content(
+    message: Message, waiting: Mapping[MediaKind, Iterator[Media]], counts: dict[MediaKind, int]
+) -> str | tuple[Part, ...]:
+    parts = (Part(message.content),) if isinstance(message.content, str) else message.content
+    made = [piece for part in parts for piece in _pieces(part, waiting, counts)]
+    shows = any(piece.media is not None for piece in made)
+    return tuple(made) if shows or not isinstance(message.content, str) else message.content
+
+
+def _pieces(part: Part, waiting: Mapping[MediaKind, Iterator[Media]], counts: dict[MediaKind, int]) -> Iterator[Part]:
+    if part.media is not None:
+        slot = part.media
+        found = slot if slot.source else _next(slot.kind, waiting, counts)
+        yield Part(media=replace(found, view=slot.view or found.view))
+        return
+    marks = re.split("|".join(f"(<{kind}>)" for kind in waiting), part.text) if waiting else [part.text]
+    for text in marks:
+        kind = next((kind for kind in waiting if text == f"<{kind}>"), None)
+        if kind is not None:
+            yield Part(media=_next(kind, waiting, counts))
+        elif text:
+            yield Part(text)
+
+
+def _next(kind: MediaKind, waiting: Mapping[MediaKind, Iterator[Media]], counts: dict[MediaKind, int]) -> Media:
+    """Give the next medium of its column; one too many is counted, and told once all are."""
+    if kind not in waiting:
+        raise RowError(f"a part of type {kind} without path or URL, in a row without a column {COLUMNS[kind][0]!r}")
+    counts[kind] += 1
+    return next(waiting[kind], Media(kind, ""))
+
+
+def _place(at: tuple[str | int, ...]) -> str:
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in at).lstrip(".")

@@ -76,7 +76,7 @@ class ChatTemplate:
         return text.partition(mark)[2]
 
     def turn(self, before: Sequence[Message], message: Message) -> str | None:
-        """The text that the policy has to say for the conversation to go on with `message`; None where the template rewrites what
+        """The text that the policy says where the conversation goes on with `message`; None where the template rewrites what
         came before it."""
         opened, closed = self.render(before), self.render((*before, message), speak=False)
         return closed.removeprefix(opened) if closed.startswith(opened) else None
@@ -171,7 +171,7 @@ def type_schema(kind: Any) -> dict[str, Any]:
 
 
 def parse_calls(text: str) -> tuple[str, tuple[ToolCall, ...], str]:
-    """Read calls in the Hermes form, `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: (text without them, calls, error).
+    """Read calls, `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` (Hermes): (text without them, calls, error).
 
     A call that can't be read is a message for the policy, never an exception. Calls inside a thought are not calls."""
     thought, mark, said = text.rpartition(THOUGHT_END)

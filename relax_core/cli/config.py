@@ -14,7 +14,7 @@ import typer
 
 if TYPE_CHECKING:
     from relax_core.config.compose import Composed
-    from relax_core.config.explain import Explained
+    from relax_core.config.documentation import Explained
     from relax_core.registry.catalogue import Catalogue
 
 Arguments = Annotated[list[str], typer.Argument(metavar="FILES... [KEY=VALUE]...", help="TOML files, then overrides.")]
@@ -42,7 +42,7 @@ def show(arguments: Arguments, as_json: AsJson = False) -> None:
         return
 
     def place(key: str) -> str:
-        origin = str(composed.origins.of(key))
+        origin = str(composed.origin_of(key))
         return "" if origin == "default" else origin
 
     print(to_toml(composed.config, place), end="")
@@ -56,7 +56,7 @@ def explain(
     """Say what a key's value is, where it is from, and what it means."""
     from dataclasses import asdict
 
-    from relax_core.config.explain import explain as explained_key
+    from relax_core.config.documentation import explain as explained_key
 
     explained = explained_key(key, *composed_from(arguments or [], checked=False))
     print(json.dumps(asdict(explained), indent=2) if as_json else _in_words(explained))

@@ -23,7 +23,7 @@ def init(
 ) -> None:
     """Write a commented configuration for a model and a task file."""
     from relax_core.api.errors import ConfigError
-    from relax_core.config.starter import relative, starter
+    from relax_core.config.documentation import relative, starter
 
     for option, path, what in (("--model", model, "folder of a model"), ("--data", data, "task file")):
         if not path.exists():

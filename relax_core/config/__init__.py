@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Typed configuration and its layers: from TOML files and overrides to one checked `RunConfig`. Import-light and lazy.
 
-A new core key is a field of a table in `training.py` or `operation.py`; schema, hints and reference follow from it.
+A new core key is a field of a table in `tables.py`; schema, hints and reference follow from it.
 """
 
 import lazy_loader

@@ -17,10 +17,8 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.modality import ModalityProcessor
 from relax_core.api.trainer import Trainer
 from relax_core.api.weights import WeightTransport
-from relax_core.config.auxiliary_models import pool_errors
-from relax_core.config.operation import RankPlacement
 from relax_core.config.run_config import RunConfig
-from relax_core.config.training import CriticTable
+from relax_core.config.tables import CriticTable, RankPlacement
 from relax_core.registry.catalogue import Catalogue
 
 Errors: TypeAlias = Iterator[ConfigError]
@@ -254,6 +252,30 @@ def critic_of_algorithm(config: RunConfig, catalogue: Catalogue) -> Errors:
         yield ConfigError("critic", ", ".join(sorted(config.critic.model_fields_set)), fix)
     if config.placement.critic != RankPlacement():
         yield ConfigError("placement.critic", "ranks of its own", fix)
+
+
+def pool_errors(config: RunConfig, catalogue: Catalogue) -> Iterator[ConfigError]:
+    """Two pools of one name, and teachers with no model or with two."""
+    names = [pool.name for pool in config.engines]
+    for at, name in enumerate(names):
+        if name in names[:at]:
+            yield ConfigError(f"engines.{at}.name", name, "pools are found by their names: give each its own")
+    for at, teacher in enumerate(config.teachers):
+        key = f"teachers.{at}"
+        if not teacher.engine and teacher.path is None:
+            yield ConfigError(key, "neither path nor engine", 'write path = "FOLDER", or engine = "POOL"')
+        if teacher.engine and teacher.path is not None:
+            yield ConfigError(f"{key}.path", f"{teacher.path} beside engine = {teacher.engine!r}", "keep one of them")
+        if teacher.engine and teacher.dtype:
+            yield ConfigError(f"{key}.dtype", teacher.dtype, f"write it in the pool {teacher.engine} of [[engines]]")
+        if teacher.engine and teacher.engine not in names:
+            yield ConfigError(f"{key}.engine", repr(teacher.engine), no_pool(config))
+
+
+def no_pool(config: RunConfig) -> str:
+    """What to do about a pool that is named and not there."""
+    names = ", ".join(pool.name for pool in config.engines)
+    return f"the pools of [[engines]] are {names}" if names else "add it: [[engines]] with name and path"
 
 
 def holdout_errors(config: RunConfig, num_tasks: int) -> list[ConfigError]:

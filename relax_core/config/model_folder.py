@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that a configuration names, looked at before start: the model folder and the task files.
+"""A Hugging Face model's folder, read without loading the model: facts of its `config.json`, and what is missing or damaged.
 
-Only `config.json` and the headers of weights are read. What is in weights, tokenizer and tasks is for those who load them.
+Only `config.json` and the headers of weights are read; weights and tokenizer are for those who load them.
 """
 
 from __future__ import annotations
@@ -9,23 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from relax_core.api.errors import ConfigError
 from relax_core.api.routing import Routing
 from relax_core.api.task import MediaKind
 
-if TYPE_CHECKING:
-    from relax_core.config.run_config import RunConfig
-
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length")
-
-
-def file_errors(config: RunConfig, samples: bool) -> list[ConfigError]:
-    """Everything that is missing or broken, and what a run that samples has too long for the model."""
-    missing = [*_model_errors(config), *_critic_errors(config), *_data_errors(config)]
-    return missing + [*_context_errors(config)] * samples
 
 
 def model_context(folder: Path) -> int | None:
@@ -79,32 +70,6 @@ def placeholders(folder: Path) -> dict[str, int]:
     return {kind: number for kind, number in ids.items() if isinstance(number, int)}
 
 
-def _model_errors(config: RunConfig) -> Iterator[ConfigError]:
-    folder, key = config.model.path, "model.path"
-    yield from folder_errors(folder, key)
-    if not folder.is_dir():
-        return
-    home, field = (config.model.tokenizer, "model.tokenizer") if config.model.tokenizer else (folder, key)
-    if not (home / "tokenizer.json").is_file():
-        fix = "save it there with transformers, or name another folder as model.tokenizer"
-        yield ConfigError(field, f"{home} without tokenizer.json", fix)
-
-
-def _critic_errors(config: RunConfig) -> Iterator[ConfigError]:
-    """A critic of its own reads the policy's tokens."""
-    folder, key = config.critic.path, "critic.path"
-    if folder is None:
-        return
-    missing = list(folder_errors(folder, key))
-    yield from missing
-    if missing or not (config.model.path / "config.json").is_file():
-        return
-    own, other = (_read(path).get("vocab_size") for path in (config.model.path, folder))
-    if own != other:
-        fix = f"the policy has {own}, and ids must mean the same to both: name a model with that vocabulary"
-        yield ConfigError(key, f"{folder} with a vocabulary of {other}", fix)
-
-
 def folder_errors(folder: Path, key: str) -> Iterator[ConfigError]:
     """What is missing or broken in a model's folder, by its configuration and weights."""
     if not folder.is_dir():
@@ -125,32 +90,6 @@ def folder_errors(folder: Path, key: str) -> Iterator[ConfigError]:
         for file in sorted(folder.glob("*.safetensors")):
             if said := _damage(file):
                 yield ConfigError(key, f"{file}, which {said}", "download the model again")
-
-
-def _context_errors(config: RunConfig) -> Iterator[ConfigError]:
-    context = model_context(config.model.path)
-    if context is None:
-        return
-    new, prompt, budget = config.rollout.max_new_tokens, config.data.max_prompt_tokens, config.rollout.token_budget
-    holds = f"the model's context is {context} tokens"
-    if prompt is not None and new + prompt > context:
-        got = f"{new}, with data.max_prompt_tokens = {prompt} together {new + prompt}"
-        yield ConfigError("rollout.max_new_tokens", got, f"{holds}: lower one of them")
-    elif new >= context:
-        yield ConfigError("rollout.max_new_tokens", new, f"{holds}, and a prompt needs some of them: set less")
-    if budget is not None and budget > context:
-        yield ConfigError("rollout.token_budget", budget, f"{holds}: set {context} or less")
-
-
-def _data_errors(config: RunConfig) -> Iterator[ConfigError]:
-    named = [("data.train", config.data.train)]
-    named += [(f"eval.sets.{index}.path", known.path) for index, known in enumerate(config.eval.sets)]
-    for key, path in named:
-        if not path.exists():
-            yield ConfigError(key, f"{path}, which does not exist", "name a task file")
-    for key, choice in (("engine.python", config.engine), ("trainer.python", config.trainer)):
-        if choice.python and not Path(choice.python).is_file():
-            yield ConfigError(key, f"{choice.python}, which does not exist", "name a Python interpreter")
 
 
 def _damage(file: Path) -> str:

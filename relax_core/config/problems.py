@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with a configuration: every problem at once, each with its key, its file and its fix."""
+"""Everything that is wrong with a configuration at once, each problem with its key, its file and line, and its fix."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -13,12 +12,13 @@ from relax_core.api.component import BY_TABLE
 from relax_core.api.errors import ConfigError
 from relax_core.api.secret import LITERAL
 from relax_core.config.annotation import annotation_at, holds_secret, models_in
-from relax_core.config.tree import DEFAULT, Leaf, Node, Origin, leaves
+from relax_core.config.layers import DEFAULT, Node, origin_at
+from relax_core.config.run_config import table_keys
 from relax_core.registry.suggestions import did_you_mean, nearest
 
 
 class ConfigProblems(ConfigError):
-    """Several at once; `errors` has them one by one."""
+    """Several problems at once; `errors` has them one by one."""
 
     def __init__(self, errors: Sequence[ConfigError]) -> None:
         first = errors[0]
@@ -27,48 +27,34 @@ class ConfigProblems(ConfigError):
         self.args = (f"{len(errors)} problems in the configuration\n" + "\n".join(f"  {error}" for error in errors),)
 
 
-def refuse(errors: Iterable[ConfigError]) -> None:
-    """Raise what there is: one error as it is, several together, nothing where there is none."""
-    found = list({str(error): error for error in errors}.values())
+def refuse(errors: Iterable[ConfigError], tree: Node) -> None:
+    """Raise one error as it is and several together, each with the place where its key was written; nothing for none."""
+    found: dict[str, ConfigError] = {}
+    for error in errors:
+        origin = origin_at(tree, error.field)
+        if origin != DEFAULT:
+            error = ConfigError(f"{error.field} ({origin})", error.got, error.fix)
+        found[str(error)] = error
     if found:
-        raise found[0] if len(found) == 1 else ConfigProblems(found)
-
-
-def located(error: ConfigError, tree: Node) -> ConfigError:
-    """The same error with the place where its key was written."""
-    origin = origin_at(tree, error.field)
-    return error if origin == DEFAULT else ConfigError(f"{error.field} ({origin})", error.got, error.fix)
-
-
-def origin_at(tree: Node, key: str) -> Origin:
-    """Where a key was written; for a table its first line, for an absent key `default`."""
-    node: Node | None = tree
-    for part in key.split("."):
-        if isinstance(node, Leaf):
-            return node.origin
-        if isinstance(node, list):
-            node = node[int(part)] if part.isdecimal() and int(part) < len(node) else None
-        elif node is not None:
-            node = node.get(part)
-    first = next(leaves(node), None) if node is not None else None
-    return first[1].origin if first else DEFAULT
+        raise next(iter(found.values())) if len(found) == 1 else ConfigProblems(list(found.values()))
 
 
 def validation_errors(
     error: ValidationError, model: type[BaseModel], prefix: str = "", also: Iterable[str] = ()
 ) -> list[ConfigError]:
-    """Pydantic's errors as ours; `also` are further keys that are known where the model stands."""
+    """Translate pydantic's errors; `also` are further keys that are known where the model stands."""
     merged: dict[str, ConfigError] = {}
     for detail in error.errors(include_url=False):
         found = _translated(detail, model, prefix, tuple(also))
         known = merged.get(found.field)
-        both = ConfigError(found.field, found.got, f"{known.fix}, or {found.fix}") if known else found
-        merged[found.field] = found if known and known.fix == found.fix else both
+        if known and known.fix != found.fix:  # members of a union
+            found = ConfigError(found.field, found.got, f"{known.fix}, or {found.fix}")
+        merged[found.field] = found
     return list(merged.values())
 
 
 def unknown_key(key: str, known: Iterable[str], tables: Mapping[str, Iterable[str]]) -> ConfigError:
-    """A key that nobody reads: what is near, where else it stands, or all there is."""
+    """Refuse a key that nobody reads: say what is near, where else it stands, or all there is."""
     table, _, name = key.rpartition(".")
     candidates = sorted(known)
     homes = [f"[{home}]" for home, keys in tables.items() if name in keys and home != table]
@@ -83,54 +69,38 @@ def unknown_key(key: str, known: Iterable[str], tables: Mapping[str, Iterable[st
 
 
 def _translated(detail: ErrorDetails, model: type[BaseModel], prefix: str, also: tuple[str, ...]) -> ConfigError:
-    path = _path(detail, model)
+    path: tuple[str, ...] = ()
+    for part in map(str, detail["loc"]):
+        if annotation_at(model, (*path, part)) is None and detail["type"] != "extra_forbidden":
+            break  # pydantic adds the names of a union's members, which are no keys
+        path = (*path, part)
     key = ".".join((*((prefix,) if prefix else ()), *path))
     if detail["type"] == "extra_forbidden":
         owners = models_in(annotation_at(model, path[:-1]))
         known = [name for owner in owners for name in owner.model_fields]
-        return unknown_key(key, [*known, *(also if len(path) == 1 else ())], _core_tables())
+        return unknown_key(key, [*known, *(also if len(path) == 1 else ())], table_keys())
     if detail["type"] == "missing":
         return ConfigError(key, "nothing", _missing(model, path))
-    hidden = detail["type"] == LITERAL or holds_secret(annotation_at(model, path))
-    got = "a value that is not shown" if hidden else _shown(detail["input"])
+    got = repr(detail["input"])
+    if detail["type"] == LITERAL or holds_secret(annotation_at(model, path)):
+        got = "a value that is not shown"
+    elif len(got) > 80:
+        got = f"{got[:77]}..."
     return ConfigError(key, got, _uncapped(detail["msg"].removeprefix("Value error, ")))
 
 
-def _path(detail: ErrorDetails, model: type[BaseModel]) -> tuple[str, ...]:
-    """The key path; pydantic adds the names of a union's members, which are no keys."""
-    path: tuple[str, ...] = ()
-    for part in map(str, detail["loc"]):
-        if annotation_at(model, (*path, part)) is None and detail["type"] != "extra_forbidden":
-            break
-        path = (*path, part)
-    return path
-
-
 def _missing(model: type[BaseModel], path: tuple[str, ...]) -> str:
+    """Say how to write a required key, or a table with required keys."""
     for owner in models_in(annotation_at(model, path[:-1])):
         if (field := owner.model_fields.get(path[-1])) is None:
             continue
-        required = [f"{name} = ..." for table in models_in(field.annotation) for name in _required(table)]
+        tables = models_in(field.annotation)
+        required = [name for table in tables for name, own in table.model_fields.items() if own.is_required()]
         if required:
-            return f"write [{'.'.join(path)}] with {', '.join(required)}"
+            return f"write [{'.'.join(path)}] with {', '.join(f'{name} = ...' for name in required)}"
         return f"write it: {_uncapped(' '.join((field.description or 'it is required').split())).rstrip('.')}"
     return "it is required"
 
 
-def _required(model: type[BaseModel]) -> list[str]:
-    return [name for name, field in model.model_fields.items() if field.is_required()]
-
-
 def _uncapped(text: str) -> str:
     return text[:1].lower() + text[1:]
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _core_tables() -> dict[str, list[str]]:
-    from relax_core.config.run_config import table_keys
-
-    return table_keys()

@@ -13,7 +13,6 @@ from typing import Any
 
 from relax_core.api.component import BY_TABLE, Kind
 from relax_core.api.errors import RelaxError
-from relax_core.config.choice import DEFAULT_NAMES, keys_model
 from relax_core.config.documentation import (
     FieldDoc,
     TableDoc,
@@ -22,7 +21,7 @@ from relax_core.config.documentation import (
     summary,
     table_docs,
 )
-from relax_core.config.run_config import Core
+from relax_core.config.run_config import DEFAULT_NAMES, Core, keys_model
 from relax_core.registry.catalogue import Catalogue
 
 

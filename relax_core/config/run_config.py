@@ -1,38 +1,160 @@
 # SPDX-License-Identifier: Apache-2.0
 """`RunConfig`: one run's whole configuration, resolved: typed core tables and chosen components.
 
-`dump` gives plain data and `parse` takes it back exactly: that is how roles in other processes get it.
+`dump` gives plain data and `compose.parse_config` takes it back exactly: roles in other processes get it so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from relax_core.api.component import BY_TABLE
 from relax_core.api.options import Options
 from relax_core.api.role import Context
 from relax_core.api.trainer import Chosen
-from relax_core.config.annotation import models_in
-from relax_core.config.auxiliary_models import EngineTable, TeacherTable
-from relax_core.config.choice import BackendChoice, Choice, EnvironmentChoice, MediaChoice, RewardChoice, WeightChoice
-from relax_core.config.operation import CheckpointTable, NotifyTable, PlacementTable, RunTable
-from relax_core.config.training import (
+from relax_core.config.annotation import PathText, models_in
+from relax_core.config.tables import (
     BatchTable,
+    CheckpointTable,
     CriticTable,
     DataTable,
+    EngineTable,
     EvalTable,
     ModelTable,
+    NotifyTable,
     OptimizerTable,
+    PlacementTable,
     RolloutTable,
+    RunTable,
+    TeacherTable,
 )
 
-if TYPE_CHECKING:
-    from relax_core.registry.catalogue import Catalogue
 
+class Choice(Options):
+    """One component, chosen."""
+
+    chosen: Chosen
+    """Kind, name and options as plain data."""
+
+    @property
+    def name(self) -> str:
+        return self.chosen.name
+
+    def dump(self) -> dict[str, Any]:
+        """The table as a person writes it: name, core keys, options."""
+        keys = self.model_dump(mode="json", exclude={"chosen"}, exclude_none=True)
+        return {"name": self.chosen.name, **keys, **self.chosen.options}
+
+
+class BackendKeys(Options):
+    """The core's keys of an engine or a trainer."""
+
+    python: PathText = ""
+    """Interpreter it runs in, such as `venvs/sglang/bin/python`; empty: this one."""
+
+
+class RewardKeys(Options):
+    """The core's keys of a reward."""
+
+    weight: float = 1.0
+    """Factor in the sum of rewards."""
+    timeout_s: PositiveFloat = 10.0
+    """Longest time for one sample; then it is killed and the sample's outcome is `reward_timeout`."""
+    memory_mb: NonNegativeInt = 0
+    """Memory limit of its process; 0: none."""
+    only: str = Field("", pattern=r"^$|^[^=]+=")
+    """Judge only tasks in which a column has this value, `source=algebra`; a dot goes into a table of the column."""
+
+
+class MediaKeys(Options):
+    """The core's keys of a modality processor."""
+
+    timeout_s: PositiveFloat = 30.0
+    """Longest time for one medium, reading it included; then it is killed and the outcome of its samples is `media_error`."""
+    memory_mb: NonNegativeInt = 4096
+    """Memory limit of its process; 0: none."""
+    max_mb: PositiveInt = 256
+    """Larger files, and longer answers of a URL, are refused."""
+    preview_kb: NonNegativeInt = 512
+    """Largest copy of a medium that is kept for the report page, where samples are shown; 0: none."""
+
+
+class WeightKeys(Options):
+    """The core's keys of the weight service."""
+
+    payload: Literal["full", "delta"] = "full"
+    """What is published: all tensors, or only the bytes that changed. Adapters (`model.lora`) travel alone
+    where engine and transport take them, whatever stands here."""
+    full_every: PositiveInt = 16
+    """delta: a full version this often, so that a new engine has few deltas to load on top of it."""
+    proof: Literal["auto", "wire", "resident", "behaviour"] = "auto"
+    """What an engine must prove before it serves: the bytes that arrived, those in its memory, or that it gives a short
+    sequence the trainer's log-probs too; `auto` is the bytes in its memory where it can tell, else those that arrived."""
+    tolerance: PositiveFloat = 0.05
+    """behaviour: largest difference of a log-prob."""
+    timeout_s: PositiveFloat = 300.0
+    """Deadline of a publish for one engine; one that is slower is replaced, the others go on."""
+
+
+class WeightChoice(WeightKeys, Choice):
+    """The transport of weights."""
+
+
+class BackendChoice(BackendKeys, Choice):
+    """An engine or a trainer."""
+
+
+class RewardChoice(RewardKeys, Choice):
+    """A reward."""
+
+
+class MediaChoice(MediaKeys, Choice):
+    """A modality processor."""
+
+
+class EnvironmentKeys(Options):
+    """The core's keys of a further environment."""
+
+    algorithm: dict[str, Any] = {}
+    """What learns from tasks of this environment: a name, or a table with a name and its options. Empty: the run's."""
+
+
+class EnvironmentChoice(EnvironmentKeys, Choice):
+    """An environment for the tasks that name it."""
+
+    @property
+    def learner(self) -> Chosen | None:
+        """Its own algorithm."""
+        options = dict(self.algorithm)
+        return Chosen("algorithm", options.pop("name"), options) if options else None
+
+
+COMPONENT_TABLES: dict[str, tuple[type[Options], type[Choice]]] = {
+    "environments": (EnvironmentKeys, EnvironmentChoice),
+    "engine": (BackendKeys, BackendChoice),
+    "trainer": (BackendKeys, BackendChoice),
+    "rewards": (RewardKeys, RewardChoice),
+    "media": (MediaKeys, MediaChoice),
+    "weights": (WeightKeys, WeightChoice),
+}
+"""Component tables with keys of the core: the model of these keys, and the resolved form."""
+OUTLIVE_NAME = frozenset({"weight", "timeout_s", "memory_mb", "only", *WeightKeys.model_fields})
+"""Core keys that say nothing about the component, and so stay when another one is chosen."""
+DEFAULT_NAMES = {
+    "engine": "transformers",
+    "trainer": "torch",
+    "algorithm": "grpo",
+    "environment": "single-turn",
+    "family": "chat",
+    "source": "files",
+    "sampler": "shuffle",
+    "weights": "shared-memory",
+}
+RUNNER_BUS = {"local": "in-process", "ray": "ray"}
 DEFAULT_STALENESS = {"colocate": 0, "hybrid": 1, "async": 1}
 
 
@@ -79,21 +201,13 @@ class Core(Options):
 
 
 class RunConfig(Core):
-    """The core's tables and, by table, the chosen components."""
+    """One run's whole configuration, resolved: the core's tables and, by table, the chosen components."""
 
     components: Mapping[str, tuple[Choice, ...]] = Field(default={}, repr=False)
     """Chosen components of every table; tables of one component hold one or, where nothing is chosen, none."""
 
-    @classmethod
-    def parse(cls, data: Mapping[str, Any], catalogue: Catalogue) -> Self:
-        """From plain data as `dump` gives it; every option is validated by its component's model."""
-        from relax_core.config.compose import resolve
-        from relax_core.config.layers import read_layer
-
-        return cast(Self, resolve(read_layer(data, Path.cwd()), catalogue))
-
     def dump(self) -> dict[str, Any]:
-        """Plain data, every default written out; secrets stay references, what is None is left out."""
+        """Give plain data, every default written out; secrets stay references, and None is left out."""
         data = self.model_dump(mode="json", exclude={"components"}, exclude_none=True)
         for table, choices in self.components.items():
             dumped = [choice.dump() for choice in choices]
@@ -126,7 +240,7 @@ class RunConfig(Core):
         return next((pool for pool in self.engines if pool.name == name), None)
 
     def backend_of(self, pool: EngineTable) -> BackendChoice:
-        """What a pool's engines are: its own, or as the policy's."""
+        """The backend of a pool's engines: its own, or that of the policy's."""
         if not pool.engine:
             return self.engine
         options = dict(pool.engine)
@@ -148,7 +262,7 @@ class RunConfig(Core):
 
     @property
     def algorithms(self) -> tuple[Chosen, ...]:
-        """The run's, and what environments have of their own; each once."""
+        """The run's algorithm and those of environments; each once."""
         own = [environment.learner for environment in self.environments]
         found = [self.algorithm.chosen]
         found += [one for at, one in enumerate(own) if one and one not in (*found, *own[:at])]
@@ -156,12 +270,12 @@ class RunConfig(Core):
 
     @property
     def learner(self) -> Chosen:
-        """What roles build: the algorithm, or all of them as one."""
+        """The algorithm that roles build: that of the run, or all of them as one."""
         several = self.algorithms
         return several[0] if len(several) == 1 else Chosen("algorithm", several[0].name, parts=several)
 
     def algorithm_of(self, environment: str) -> int:
-        """Place in `algorithms` of what learns from tasks that name this environment."""
+        """Index in `algorithms` of the one that learns from tasks that name this environment."""
         own = next((one.learner for one in self.environments if one.name == environment), None)
         return 0 if own is None else self.algorithms.index(own)
 
@@ -208,22 +322,27 @@ RunContext: TypeAlias = Context[RunConfig]
 
 def core_tables() -> dict[str, type[Options]]:
     """The model of each core table, in order."""
-    fields = Core.model_fields.items()
-    return {
-        name: cast(type[Options], models_in(field.annotation)[0])
-        for name, field in fields
-        if models_in(field.annotation)
-    }
+    models = {name: models_in(field.annotation) for name, field in Core.model_fields.items()}
+    return {name: cast(type[Options], own[0]) for name, own in models.items() if own}
 
 
 def top_level_keys() -> tuple[str, ...]:
     """Keys that stand in no table."""
-    return tuple(name for name in Core.model_fields if name not in core_tables())
+    tables = core_tables()
+    return tuple(name for name in Core.model_fields if name not in tables)
+
+
+def keys_model(table: str) -> type[Options]:
+    """The model of the core's own keys of a component table."""
+    return COMPONENT_TABLES[table][0] if table in COMPONENT_TABLES else Options
+
+
+def core_keys(table: str) -> tuple[str, ...]:
+    """The core's own keys of a component table; `name` is not among them."""
+    return tuple(keys_model(table).model_fields)
 
 
 def table_keys() -> dict[str, list[str]]:
     """Every table with the keys that the core knows in it."""
-    from relax_core.config.choice import core_keys
-
     known = {name: list(model.model_fields) for name, model in core_tables().items()}
     return {**known, **{table: ["name", *core_keys(table)] for table in BY_TABLE}}

@@ -34,9 +34,9 @@ from relax_core.api.estimate import RESERVED, Estimate, Workload
 from relax_core.api.plan import Plan, WorkerGroup
 from relax_core.api.trainer import Trainer
 from relax_core.api.weights import Version
-from relax_core.config.auxiliary_models import EngineTable
 from relax_core.config.model_folder import WEIGHTS, model_context
 from relax_core.config.run_config import RunConfig, RunContext
+from relax_core.config.tables import EngineTable
 from relax_core.control.machine import device_memory, free_memory
 from relax_core.control.placement import ROLE as TEACHER
 from relax_core.data.dataset import open_training

@@ -27,10 +27,9 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.plan import Operation, WorkerGroup
 from relax_core.api.reward import Reward
 from relax_core.api.weights import WeightTransport
-from relax_core.config.auxiliary_models import no_pool
-from relax_core.config.choice import Choice
-from relax_core.config.operation import RankPlacement
-from relax_core.config.run_config import RunConfig
+from relax_core.config.checks import no_pool
+from relax_core.config.run_config import Choice, RunConfig
+from relax_core.config.tables import RankPlacement
 from relax_core.engines.auxiliary_pools import GROUP
 from relax_core.registry.catalogue import Catalogue
 

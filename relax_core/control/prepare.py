@@ -21,7 +21,7 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.plan import Plan
 from relax_core.api.role import Resume
 from relax_core.api.secret import revealed
-from relax_core.config.compose import Composed, compose, naming
+from relax_core.config.compose import Composed, compose, naming_stage
 from relax_core.config.layers import plugin_files
 from relax_core.config.run_config import RunConfig
 from relax_core.config.toml_text import to_toml
@@ -188,7 +188,7 @@ def _plans(composed: Composed, catalogue: Catalogue) -> list[tuple[str, Plan]]:
     check_order(composed.stages, catalogue)
     found = []
     for at, stage in enumerate(composed.stages):
-        with naming(at):
+        with naming_stage(at):
             found.append((stage.name, plan(stage.config, catalogue)))
     return found
 
@@ -197,7 +197,7 @@ def _check_fits(composed: Composed, catalogue: Catalogue) -> None:
     """Of every stage, though later ones train what the first has exported: the model's shape is the same."""
     stages = [stage.config for stage in composed.stages] or [composed.config]
     for at, (config, (_, one)) in enumerate(zip(stages, _plans(composed, catalogue), strict=True)):
-        with naming(at if composed.stages else None):
+        with naming_stage(at if composed.stages else None):
             check_fits(config, catalogue, one)
 
 

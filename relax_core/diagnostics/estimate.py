@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from relax_core.api.plan import Plan
-from relax_core.config.run_config import RunConfig
+from relax_core.config.compose import parse_config
 from relax_core.control.machine import device_memory, free_memory
 from relax_core.control.memory_check import MemoryBudget, ProcessNeed, longest_prompt, needs, rooms
 from relax_core.control.prepare import Source, launch_of, plans_of
@@ -64,7 +64,7 @@ def forecast(sources: Sequence[Source], overrides: Sequence[str], stage: int = 0
     """Raises ConfigError for a configuration that can't run; one that can't fit is foretold as such."""
     with tempfile.TemporaryDirectory(prefix="relax-plan-") as directory:
         launch, catalogue = launch_of(sources, overrides, directory, stage)
-        config = RunConfig.parse(launch.config, catalogue)
+        config = parse_config(launch.config, catalogue)
         longest = longest_prompt(config, catalogue, launch.plan)
         known = needs(config, catalogue, launch.plan, longest)
     rate = measured_rate(max((need.group.threads for need in known), default=1))

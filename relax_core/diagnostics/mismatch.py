@@ -27,6 +27,7 @@ from relax_core.api.routing import ROUTES
 from relax_core.api.weights import Version
 from relax_core.bus.service import open_bus
 from relax_core.bus.store import InProcessBus
+from relax_core.config.compose import parse_config
 from relax_core.config.run_config import RunConfig
 from relax_core.control.planner import plan
 from relax_core.control.prepare import Source as Layer, launch_of
@@ -139,7 +140,7 @@ async def mismatch(
     """The configuration as it is; or of each pair of `formats`, and with and without replay where its experts can be."""
     with tempfile.TemporaryDirectory(prefix="relax-mismatch-") as directory:
         launch, catalogue = launch_of(sources, overrides, directory)
-        config = RunConfig.parse(launch.config, catalogue)
+        config = parse_config(launch.config, catalogue)
         if launch.plan.source is not Source.ROLLOUT:
             raise ConfigError(
                 "algorithm.name", config.algorithm.name, "it samples nothing; name one that learns by doing"

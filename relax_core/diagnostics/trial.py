@@ -22,7 +22,7 @@ from relax_core.api.trajectory import Trajectory
 from relax_core.api.weights import Version
 from relax_core.bus.service import open_bus
 from relax_core.bus.store import InProcessBus
-from relax_core.config.layers import parse, plugin_files
+from relax_core.config.layers import parse_override, plugin_files
 from relax_core.control.prepare import Source, launch_of
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.scorer import RewardScorer, RewardSettings
@@ -77,7 +77,7 @@ async def _ignore(*_: Any) -> None:
 async def reward_trial(name: str, options: Sequence[str], data: Path, plugins: Sequence[str]) -> list[dict[str, Any]]:
     """One record a row of `data`: JSON lines with `prompt`, `response` and what the reward reads."""
     plugins = plugins or _plugins_beside(data)
-    chosen = Chosen("reward", name, {".".join(o.path): o.value for o in map(parse, options)})
+    chosen = Chosen("reward", name, {".".join(o.path): o.value for o in map(parse_override, options)})
     Catalogue.load(plugins).build(chosen)
     workers = LocalWorkers(plugins)
     judge = RewardScorer([RewardSettings(chosen)], workers, SystemClock())

@@ -16,10 +16,9 @@ from relax_core.api.errors import ConfigError, InfrastructureError
 from relax_core.api.family import ModelFamily
 from relax_core.api.trainer import Chosen
 from relax_core.api.weights import Manifest, Receipt, Version
-from relax_core.config.auxiliary_models import EngineTable
-from relax_core.config.choice import DEFAULT_NAMES
 from relax_core.config.model_folder import model_context, vocabulary_size
-from relax_core.config.run_config import RunContext
+from relax_core.config.run_config import DEFAULT_NAMES, RunContext
+from relax_core.config.tables import EngineTable
 from relax_core.data.factories import NO_BOUND
 from relax_core.engines.factories import engine_slots
 from relax_core.engines.model_client import PoolModelClient

@@ -10,9 +10,8 @@ from relax_core.api.engine import EngineSpec
 from relax_core.api.routing import Routing
 from relax_core.api.weights import Version
 from relax_core.api.worker import WorkerSpec
-from relax_core.config.choice import BackendChoice
 from relax_core.config.model_folder import routing
-from relax_core.config.run_config import RunContext
+from relax_core.config.run_config import BackendChoice, RunContext
 from relax_core.data.factories import context_of, media_store
 from relax_core.engines.pool import EnginePool
 from relax_core.engines.router import Bounds

@@ -22,8 +22,8 @@ from relax_core.api.batch import TEACHER_INDEX, Ragged, RowBatch, student_top_k_
 from relax_core.api.events import RoleFailed, RoleRecovered
 from relax_core.api.plan import Operation, Reads
 from relax_core.api.role import Role
-from relax_core.config.auxiliary_models import TeacherTable
 from relax_core.config.run_config import RunContext
+from relax_core.config.tables import TeacherTable
 from relax_core.engines.auxiliary_pools import GROUP, AuxiliaryPools, auxiliary_pool_names
 from relax_core.engines.model_client import PoolModelClient
 from relax_core.roles.device_lease import forwarding

@@ -32,7 +32,7 @@ from relax_core.api.role import Role, WeightService
 from relax_core.api.status import Heartbeat, RoleState, RunStatus, Wait
 from relax_core.api.trainer import Chosen
 from relax_core.api.worker import Worker, Workers, WorkerSpec
-from relax_core.config.run_config import RunConfig
+from relax_core.config.compose import parse_config
 from relax_core.devices.client import DeviceLeaseClient
 from relax_core.devices.service import DeviceService, LocalDeviceService, owner_of
 from relax_core.observe.span_recorder import SpanRecorder
@@ -65,7 +65,7 @@ class RoleContext:
         self.role, self.plan, self.run_id, self.run_dir = role, launch.plan, launch.run_id, launch.run_dir
         announce(launch.functions, catalogue)
         self.functions = launch.functions
-        self.config = RunConfig.parse(launch.config, catalogue)
+        self.config = parse_config(launch.config, catalogue)
         self.bus, self.weights, self.board = bus, weights, board
         env = self.config.run.revealed_env()
         self.workers: Workers = WithEnv(workers, env)

@@ -13,8 +13,8 @@ from relax_core.api.batch import TEACHER_INDEX, RowBatch
 from relax_core.api.errors import ConfigError
 from relax_core.api.family import ModelFamily
 from relax_core.api.task import Task
-from relax_core.config.auxiliary_models import TeacherTable
 from relax_core.config.run_config import RunContext
+from relax_core.config.tables import TeacherTable
 from relax_core.data.factories import HOLD_OUT, task_set
 from relax_core.data.tasks import TaskSet, applies
 from relax_core.engines.pool import Sampling

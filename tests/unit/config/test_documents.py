@@ -18,10 +18,9 @@ from typer.testing import CliRunner
 from relax_core.api.errors import ConfigError, PluginError
 from relax_core.cli import config as config_verbs, init as init_verb
 from relax_core.config.compose import compose
-from relax_core.config.explain import explain
+from relax_core.config.documentation import explain, starter
 from relax_core.config.reference import reference, schema
 from relax_core.config.run_config import RunConfig, core_tables, table_keys, top_level_keys
-from relax_core.config.starter import starter
 from relax_core.registry.catalogue import Catalogue
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from relax_core.api.errors import ConfigError
-from relax_core.config.compose import compose
+from relax_core.config.compose import compose, parse_config
 from relax_core.config.run_config import RunConfig
 from relax_core.control.planner import plan
 from relax_core.registry.catalogue import Catalogue
@@ -40,7 +40,7 @@ def test_one_algorithm_is_what_a_run_has_unless_an_environment_says_otherwise(la
     for environments in ([], ["guess-number"], [game(size=4)], [game("grpo")]):
         config = composed(layer, installed, environments=environments)
         assert config.learner == config.algorithm.chosen and config.algorithms == (config.algorithm.chosen,)
-        assert RunConfig.parse(config.dump(), installed) == config
+        assert parse_config(config.dump(), installed) == config
 
 
 def test_an_environment_has_an_algorithm_by_name_or_with_its_options(layer, installed) -> None:
@@ -52,7 +52,7 @@ def test_an_environment_has_an_algorithm_by_name_or_with_its_options(layer, inst
         assert config.learner.parts == (run, own)
         assert config.environments[0].chosen.options["size"] == 4
         assert [config.algorithm_of(name) for name in ("", "single-turn", "guess-number")] == [0, 0, 1]
-        assert RunConfig.parse(config.dump(), installed) == config
+        assert parse_config(config.dump(), installed) == config
     config = composed(
         layer, installed, "environments.0.algorithm=gigpo", "environments.0.size=5", environments=[game()]
     )

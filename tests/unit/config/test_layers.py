@@ -10,8 +10,8 @@ from hypothesis import given, settings, strategies as st
 
 from relax_core.api.errors import ConfigError
 from relax_core.config.compose import compose
-from relax_core.config.layers import plugin_files
-from relax_core.config.tree import Origin, lines, merge, plain, sourced
+from relax_core.config.layers import Origin, merge, plain, plugin_files, with_origins
+from relax_core.config.toml_text import key_lines
 from relax_core.registry.catalogue import Catalogue
 
 scalars = st.one_of(st.integers(), st.text(max_size=3), st.lists(st.integers(), max_size=2))
@@ -37,7 +37,7 @@ engine_layers = st.lists(
 def merged(*layers: dict) -> dict:
     tree = {}
     for layer in layers:
-        tree = merge(tree, sourced(layer, lambda path: Origin("test")), [])
+        tree = merge(tree, with_origins(layer, lambda path: Origin("test")), [])
     return plain(tree)
 
 
@@ -73,7 +73,7 @@ def test_files_win_left_to_right_and_overrides_win_over_files(folder: Path, cata
     )
     config = composed.config
     assert (config.seed, config.steps, config.rollout.group_size, config.eval.every) == (3, 8, 3, 5)
-    where = {key: str(composed.origins.of(key)) for key in ("seed", "steps", "rollout.group_size", "rollout.top_p")}
+    where = {key: str(composed.origin_of(key)) for key in ("seed", "steps", "rollout.group_size", "rollout.top_p")}
     assert where == {
         "seed": "command line",
         "steps": "python",
@@ -127,9 +127,9 @@ def test_an_override_that_leads_nowhere_is_refused(folder: Path, catalogue: Cata
     ],
 )
 def test_values_are_toml_else_text(text: str, value: object) -> None:
-    from relax_core.config.layers import parse
+    from relax_core.config.layers import parse_override
 
-    assert parse(f"run.notes={text}").value == value
+    assert parse_override(f"run.notes={text}").value == value
 
 
 def test_paths_are_relative_to_the_file_they_stand_in(folder: Path, catalogue: Catalogue) -> None:
@@ -164,7 +164,7 @@ def test_bare_strings_are_tables_with_only_a_name(folder: Path, catalogue: Catal
 
 def test_lines_are_found_through_headers_arrays_and_long_values() -> None:
     text = '# c\na = """\nx = 1\n"""\n[t]\nb = [\n 1,\n]\nc.d = 2 # x\n\n[[r]]\nn = 1\n[r.s]\nm = 3\n[[r]]\nn = 2\n'
-    found = lines(text)
+    found = key_lines(text)
     expected = {("a",): 2, ("t", "b"): 6, ("t", "c", "d"): 9, ("r", "0", "n"): 12, ("r", "0", "s", "m"): 14}
     assert {key: found[key] for key in expected} == expected
     assert found["r", "1", "n"] == 16

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from relax_core.api.errors import ConfigError
-from relax_core.config.compose import compose
+from relax_core.config.compose import compose, parse_config
 from relax_core.config.run_config import RunConfig
 from relax_core.registry.catalogue import Catalogue
 
@@ -48,7 +48,7 @@ def test_a_folder_is_short_for_one_teacher(layer: dict[str, Any], installed: Cat
     for form in forms:
         config = composed(layer, installed, form)
         assert [(teacher.path, teacher.only) for teacher in config.teachers] == [(path, "")]
-        assert RunConfig.parse(config.dump(), installed) == config
+        assert parse_config(config.dump(), installed) == config
     own = composed(layer, installed, str(path), "teachers.0.only=domain=maths", "teachers.0.dtype=bfloat16").teachers[0]
     assert (own.only, own.dtype) == ("domain=maths", "bfloat16")
     assert composed(layer, installed, [], f"teachers={path}").teachers[0].path == path

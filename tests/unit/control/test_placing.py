@@ -12,7 +12,7 @@ import relax_core
 from relax_core.api.errors import ConfigError
 from relax_core.api.plan import Plan
 from relax_core.config.compose import compose
-from relax_core.config.operation import SHARES
+from relax_core.config.tables import SHARES
 from relax_core.control.placement import too_many
 from relax_core.control.planner import plan
 from relax_core.registry.catalogue import Catalogue

@@ -10,7 +10,7 @@ import pytest
 from relax_core.api.errors import ConfigError
 from relax_core.api.plan import Plan
 from relax_core.api.trainer import Chosen
-from relax_core.config.compose import compose
+from relax_core.config.compose import compose, parse_config
 from relax_core.config.run_config import RunConfig
 from relax_core.control.planner import plan
 from relax_core.registry.catalogue import Catalogue
@@ -48,7 +48,7 @@ def test_a_pools_engines_are_the_policys_unless_it_says_otherwise(catalogue: Cat
     judge, other = config.engines
     assert config.backend_of(judge) == config.engine and config.backend_of(other).python == "/venv/python"
     assert config.backend_of(other).chosen.name == "sglang" and "python" not in config.backend_of(other).chosen.options
-    assert RunConfig.parse(config.dump(), catalogue) == config
+    assert parse_config(config.dump(), catalogue) == config
 
 
 def test_a_teacher_behind_a_pool_needs_no_ranks(catalogue: Catalogue) -> None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from relax_core.config.compose import compose
-from relax_core.config.training import CriticTable, Lora, ModelTable
+from relax_core.config.tables import CriticTable, Lora, ModelTable
 from relax_core.control.planner import plan
 from relax_core.registry.catalogue import Catalogue
 from relax_core.roles.rank_group import _model

@@ -17,7 +17,7 @@ import pytest
 
 from relax_core.api import Chosen, ConfigError, InfrastructureError, Message, Outcome, SystemClock, Task, Trajectory
 from relax_core.api.errors import DeadlineExceeded, PluginError
-from relax_core.config.auxiliary_models import EngineTable
+from relax_core.config.tables import EngineTable
 from relax_core.engines.auxiliary_pools import AuxiliaryPools
 from relax_core.engines.model_client import PoolModelClient
 from relax_core.engines.model_rpc_server import ModelRpcServer

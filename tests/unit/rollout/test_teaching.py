@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from relax_core.api import ConfigError, Ragged, RowBatch, RowId, Task
-from relax_core.config.auxiliary_models import TeacherTable
+from relax_core.config.tables import TeacherTable
 from relax_core.sampling.factories import check_taught, teachers_of, with_teacher
 
 MATHS, CODE = TeacherTable(path="a", only="domain=maths"), TeacherTable(path="b", only="kind.language=python")

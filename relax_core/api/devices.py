@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns on shared devices: colocated engines and trainers ask for one, whoever shares nothing gets one at once.
+"""Leases on shared devices: colocated engines and trainers acquire one; a role that shares nothing gets one at once.
 
-Nobody waits for rows while holding a turn. A turn says who must be awake in it and with which parts: generation
-wakes the engines, training the trainers, and a publish both sides' weights.
+Nobody waits for rows while holding a lease. A lease says which members are onloaded under it and with which parts:
+generation has the engines', training the trainers', and a publish both sides' weights.
 """
 
 from __future__ import annotations
@@ -16,47 +16,47 @@ OffloadPart = Literal["weights", "kv", "optimizer", "gradients"]
 
 
 class Offloadable(Protocol):
-    """Whoever can give its devices' memory back: an engine pool or a trainer group. Parts it does not have are ignored."""
+    """An engine pool or a rank group, which can give its devices' memory back. Parts that it does not have are ignored."""
 
-    async def sleep(self, parts: Sequence[OffloadPart]) -> int:
-        """Free parts; returns bytes really freed."""
+    async def offload(self, parts: Sequence[OffloadPart]) -> int:
+        """Free parts; return the bytes that were really freed."""
         ...
 
-    async def wake(self, parts: Sequence[OffloadPart]) -> None:
-        """Undo `sleep`."""
+    async def onload(self, parts: Sequence[OffloadPart]) -> None:
+        """Undo `offload`."""
         ...
 
 
 class DeviceLease(Protocol):
-    """Devices held now."""
+    """Devices that are held now."""
 
     @property
     def freed_bytes(self) -> int:
-        """Bytes that others really freed for it; 0 where nobody had to sleep."""
+        """Bytes that other members freed for it; 0 where none had to be offloaded."""
         ...
 
-    async def become(self, phase: Phase, holders: Mapping[str, Sequence[OffloadPart]], deadline_s: float) -> None:
-        """Go on with these parts awake instead, without anybody coming between. Raises DeadlineExceeded."""
+    async def change_phase(self, phase: Phase, holders: Mapping[str, Sequence[OffloadPart]], deadline_s: float) -> None:
+        """Go on with these parts onloaded instead, without anybody coming between. Raises DeadlineExceeded."""
         ...
 
     async def wanted(self) -> None:
-        """Return when somebody else waits for the devices: come to a safe point and let go. Never for who is alone."""
+        """Return when somebody else waits for the devices: come to a safe point and release them. Never where nobody shares."""
         ...
 
 
 class DeviceLeases(Protocol):
-    """The arbiter of a run's devices, as one role sees it."""
+    """The leases of a run's devices, as one role sees them."""
 
-    async def join(self, name: str, devices: frozenset[str], sleeper: Offloadable) -> None:
-        """Make known who lives on which devices; everyone starts awake."""
+    async def join(self, name: str, devices: frozenset[str], member: Offloadable) -> None:
+        """Make known that a member lives on these devices; it starts with all of its parts onloaded."""
         ...
 
     async def leave(self, name: str) -> None:
-        """It is gone from its devices."""
+        """Make known that a member is gone from its devices."""
         ...
 
     def acquire(
         self, devices: frozenset[str], phase: Phase, holders: Mapping[str, Sequence[OffloadPart]], deadline_s: float
     ) -> AbstractAsyncContextManager[DeviceLease]:
-        """Have the devices with these holders' parts awake and everyone else's asleep. Raises DeadlineExceeded."""
+        """Hold the devices with these holders' parts onloaded and everything else offloaded. Raises DeadlineExceeded."""
         ...

@@ -114,8 +114,8 @@ class Context(Protocol[ConfigT_co]):
     bus: Bus
     weights: WeightService
     board: RunStatus
-    turns: DeviceLeases
-    """The arbiter of devices that several worker groups share."""
+    devices: DeviceLeases
+    """Leases on devices that several worker groups share."""
     workers: Workers
     """Device worker groups, placed by the runner."""
     children: Workers

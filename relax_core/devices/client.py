@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The turns of one role: `api.turn.Turns`. It holds the sleepers of its process and obeys the arbiter's orders.
+"""The device leases of one role: `api.devices.DeviceLeases`. It holds the members of its process and obeys the scheduler.
 
-Where the plan lets nobody else have the devices, a turn comes at once and nobody is asked. Else a loop polls the service
-from the first use on: it brings news of turns, and tells members to sleep and wake.
+Where the plan lets nobody else have the devices, a lease comes at once and nobody is asked. Else a task polls the service
+from the first use on: it brings news of leases, and commands to offload and onload members.
 """
 
 from __future__ import annotations
@@ -15,73 +15,76 @@ from typing import Any
 
 from relax_core.api.devices import DeviceLease, Offloadable, OffloadPart, Phase
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, RelaxError
-from relax_core.devices.scheduler import DeviceCommand
-from relax_core.devices.service import DeviceService, plain, role_of
+from relax_core.devices.scheduler import DeviceCommand, DeviceRequest, DeviceService, role_of
 
 POLL_S = 10.0
 GRACE_S = 30.0
-"""Beyond a turn's deadline, which the service notices itself: then the service is in trouble."""
-ARBITER = "arbiter"
-"""Owes its word where nobody is in the way."""
+"""Beyond a lease's deadline, which the service notices itself: then the service is in trouble."""
+SCHEDULER = "device scheduler"
+"""Owes the answer where nobody is in the way."""
 
+Holders = Mapping[str, Sequence[OffloadPart]]
 Waiting = Callable[[str, str, float], AbstractContextManager[Any]]
 
 
 class NullDeviceLease:
-    """`api.turn.DeviceLease` on devices that nobody else has."""
+    """A lease on devices that nobody else has: all members stay onloaded, and nobody ever wants it."""
 
     freed_bytes = 0
 
-    async def become(self, phase: Phase, holders: Mapping[str, Sequence[OffloadPart]], deadline_s: float) -> None:
-        """Everybody is awake there anyway."""
+    async def change_phase(self, phase: Phase, holders: Holders, deadline_s: float) -> None:
+        return
 
     async def wanted(self) -> None:
         await asyncio.Event().wait()
 
 
 class HeldDeviceLease:
-    """`api.turn.DeviceLease` on shared devices."""
+    """A lease on shared devices.
 
-    def __init__(
-        self, client: DeviceLeaseClient, name: str, phase: Phase, holders: Mapping[str, Sequence[OffloadPart]]
-    ) -> None:
-        self._client, self.name = client, name
-        self._is: tuple[Phase, dict[str, tuple[OffloadPart, ...]]] | None = (phase, plain(holders))
-        """What it was asked to be last; None while it changes."""
+    Invariants: `answer` is pending exactly while the scheduler prepares the lease; an error of the client ends it for good.
+    """
+
+    def __init__(self, client: DeviceLeaseClient, request: DeviceRequest) -> None:
+        self._client, self._request = client, request
+        self._ready = True
+        """Whether the scheduler has been asked for the request as it is, with success."""
         self.freed_bytes = 0
         self.answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._wanted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def become(self, phase: Phase, holders: Mapping[str, Sequence[OffloadPart]], deadline_s: float) -> None:
-        """Nothing where it is that already: the arbiter has no news then."""
-        if (wanted := (phase, plain(holders))) == self._is:
+    async def change_phase(self, phase: Phase, holders: Holders, deadline_s: float) -> None:
+        """Do nothing where the lease is in that phase already: the scheduler has no news then."""
+        old, parts = self._request, _plain(holders)
+        if self._ready and (phase, parts) == (old.phase, old.holders):
             return
-        self._is, self.answer = None, asyncio.get_running_loop().create_future()
-        await self._client.change(self, phase, holders, deadline_s)
-        self._is = wanted
+        self._ready, self.answer = False, asyncio.get_running_loop().create_future()
+        self._request = DeviceRequest(old.id, old.owner, frozenset(), phase, parts, deadline_s)
+        await self._client.change_phase(self, self._request)
+        self._ready = True
 
     async def wanted(self) -> None:
-        """Raises where the arbiter is lost: then the devices are nobody's."""
-        await asyncio.shield(self._over)
+        """Raise where the scheduler is lost: then the devices are nobody's."""
+        await asyncio.shield(self._wanted)
 
     def fail(self, error: Exception) -> None:
-        for future in (self.answer, self._over):
+        for future in (self.answer, self._wanted):
             if not future.done():
                 future.set_exception(error)
                 future.exception()  # not every one is awaited
 
-    def take(self, order: DeviceCommand) -> None:
-        """News of it."""
-        if order.what == "wanted":
-            if not self._over.done():
-                self._over.set_result(None)
+    def receive(self, command: DeviceCommand) -> None:
+        """Take news of the lease from the scheduler."""
+        if command.kind == "wanted":
+            if not self._wanted.done():
+                self._wanted.set_result(None)
         elif self.answer.done():
             return
-        elif order.what == "granted":
-            self.freed_bytes += order.freed_bytes
+        elif command.kind == "granted":
+            self.freed_bytes += command.freed_bytes
             self.answer.set_result(None)
         else:
-            self.answer.set_exception(_Refused(order.reason))
+            self.answer.set_exception(_Refused(command.reason))
 
 
 class _Refused(Exception):
@@ -89,84 +92,85 @@ class _Refused(Exception):
 
 
 class DeviceLeaseClient:
-    """One role process's end of the arbiter."""
+    """One role process's end of the device service.
+
+    Invariants: a command is obeyed once, in a task of its own; after an error no lease is granted, and every lease fails.
+    """
 
     def __init__(self, service: DeviceService, owner: str, shared: frozenset[str], waiting: Waiting) -> None:
         self._service, self._owner, self._shared, self._waiting = service, owner, shared, waiting
-        self._sleepers: dict[str, Offloadable] = {}
-        self._turns: dict[str, HeldDeviceLease] = {}
+        self._members: dict[str, Offloadable] = {}
+        self._leases: dict[str, HeldDeviceLease] = {}
         self._numbers = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._entered: asyncio.Future[None] | None = None
         self._error: Exception | None = None
 
-    # -- what the role calls ------------------------------------------------------------------------------------
+    # -- calls of the role --------------------------------------------------------------------------------------
 
-    async def join(self, name: str, devices: frozenset[str], sleeper: Offloadable) -> None:
+    async def join(self, name: str, devices: frozenset[str], member: Offloadable) -> None:
         if devices & self._shared:
             await self._enter()
-            self._sleepers[name] = sleeper
+            self._members[name] = member
             await self._service.join(self._owner, name, devices)
 
     async def leave(self, name: str) -> None:
-        if self._sleepers.pop(name, None) is not None:
+        if self._members.pop(name, None) is not None:
             await self._service.leave(self._owner, name)
 
     @asynccontextmanager
     async def acquire(
-        self, devices: frozenset[str], phase: Phase, holders: Mapping[str, Sequence[OffloadPart]], deadline_s: float
+        self, devices: frozenset[str], phase: Phase, holders: Holders, deadline_s: float
     ) -> AsyncIterator[DeviceLease]:
         if not devices & self._shared:
             yield NullDeviceLease()
             return
         await self._enter()
         self._numbers += 1
-        turn = HeldDeviceLease(self, f"{self._owner}/{self._numbers}", phase, holders)
-        self._turns[turn.name] = turn
+        lease_id = f"{self._owner}/{self._numbers}"
+        request = DeviceRequest(lease_id, self._owner, devices, phase, _plain(holders), deadline_s)
+        lease = self._leases[lease_id] = HeldDeviceLease(self, request)
         try:
-            owed_by = await self._service.ask(self._owner, turn.name, devices, phase, holders, deadline_s)
-            await self._answer(turn, phase, owed_by, deadline_s)
-            yield turn
+            await self._answered(lease, request, await self._service.acquire(request))
+            yield lease
         finally:
-            del self._turns[turn.name]
-            await self._service.let_go(self._owner, turn.name)
+            del self._leases[lease_id]
+            await self._service.release(self._owner, lease_id)
 
-    async def change(
-        self, turn: HeldDeviceLease, phase: Phase, holders: Mapping[str, Sequence[OffloadPart]], deadline_s: float
-    ) -> None:
-        """A turn becomes another."""
-        owed_by = await self._service.become(self._owner, turn.name, phase, holders, deadline_s)
-        await self._answer(turn, phase, owed_by, deadline_s)
+    async def change_phase(self, lease: HeldDeviceLease, request: DeviceRequest) -> None:
+        await self._answered(lease, request, await self._service.change_phase(request))
 
     async def close(self) -> None:
-        """The role ends: all that lived here is gone."""
+        """Remove all members: the role ends."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for name in tuple(self._sleepers):
+        for name in tuple(self._members):
             with contextlib.suppress(RelaxError):  # without a service nobody needs to know
                 await self.leave(name)
 
-    async def _answer(self, turn: HeldDeviceLease, phase: Phase, owed_by: str, deadline_s: float) -> None:
+    async def _answered(self, lease: HeldDeviceLease, request: DeviceRequest, owed_by: str) -> None:
+        """Wait until the scheduler has granted the request."""
         if self._error is not None:
             raise self._error
-        if turn.answer.done() and turn.answer.exception() is None:
+        if lease.answer.done() and lease.answer.exception() is None:
             return
-        with self._waiting(f"the devices, to {phase}", owed_by or ARBITER, deadline_s):
+        deadline_s = request.deadline_s
+        with self._waiting(f"the devices, to {request.phase}", owed_by or SCHEDULER, deadline_s):
             try:
                 async with asyncio.timeout(deadline_s + GRACE_S):
-                    await turn.answer
+                    await lease.answer
             except _Refused as refused:
-                what = f"a turn to {phase} on shared devices; had by {str(refused) or 'nobody'}"
-                raise DeadlineExceeded(role_of(self._owner), what, deadline_s) from None
+                reason = f"a lease to {request.phase} on shared devices; held by {str(refused) or 'nobody'}"
+                raise DeadlineExceeded(role_of(self._owner), reason, deadline_s) from None
             except TimeoutError:
-                what = f"any word on a turn to {phase}"
-                raise DeadlineExceeded(role_of(self._owner), what, deadline_s + GRACE_S) from None
+                reason = f"any answer on a lease to {request.phase}"
+                raise DeadlineExceeded(role_of(self._owner), reason, deadline_s + GRACE_S) from None
 
-    # -- what the arbiter says ----------------------------------------------------------------------------------
+    # -- commands of the scheduler ------------------------------------------------------------------------------
 
     async def _enter(self) -> None:
-        """Once; whoever comes second waits for the first."""
+        """Enter the service once; whoever comes second waits for the first."""
         if self._error is not None:
             raise self._error
         if self._entered is None:
@@ -175,45 +179,46 @@ class DeviceLeaseClient:
 
     async def _begin(self) -> None:
         await self._service.enter(self._owner)
-        self._own(self._listen())
+        self._start(self._listen())
 
     async def _listen(self) -> None:
         after = 0
         try:
             while True:
-                for order in await self._service.poll(self._owner, after, POLL_S):
-                    after = order.number
-                    self._take(order)
+                for command in await self._service.poll(self._owner, after, POLL_S):
+                    after = command.number
+                    if command.kind in ("offload", "onload"):
+                        self._start(self._obey(command))
+                    elif (lease := self._leases.get(command.name)) is not None:
+                        lease.receive(command)
         except Exception as error:
             self._fail(error)
 
-    def _take(self, order: DeviceCommand) -> None:
-        if order.what in ("sleep", "wake"):
-            self._own(self._obey(order))
-        elif (turn := self._turns.get(order.name)) is not None:
-            turn.take(order)
-
-    async def _obey(self, order: DeviceCommand) -> None:
-        """A member that can't sleep or wake is broken: it is taken off its devices, and its role learns why."""
-        freed, sleeper = 0, self._sleepers.get(order.name)
+    async def _obey(self, command: DeviceCommand) -> None:
+        """Offload or onload a member. One that can't is broken: it is taken off its devices, and its role learns why."""
+        freed, member = 0, self._members.get(command.name)
         try:
-            if sleeper is not None and order.what == "sleep":
-                freed = await sleeper.sleep(order.parts)
-            elif sleeper is not None:
-                await sleeper.wake(order.parts)
-            await self._service.done(self._owner, order.number, freed)
+            if member is not None and command.kind == "offload":
+                freed = await member.offload(command.parts)
+            elif member is not None:
+                await member.onload(command.parts)
+            await self._service.done(self._owner, command.number, freed)
         except Exception as error:
             self._fail(error)
             with contextlib.suppress(RelaxError):  # the first error is the one to tell
-                await self.leave(order.name)
+                await self.leave(command.name)
 
     def _fail(self, error: Exception) -> None:
-        """Whoever waits for a turn, or asks for one, learns why there is none."""
-        self._error = error if isinstance(error, RelaxError) else InfrastructureError(f"turns: {error!r}")
-        for turn in self._turns.values():
-            turn.fail(self._error)
+        """Tell everyone who waits for a lease, or asks for one, why there is none."""
+        self._error = error if isinstance(error, RelaxError) else InfrastructureError(f"devices: {error!r}")
+        for lease in self._leases.values():
+            lease.fail(self._error)
 
-    def _own(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _plain(holders: Holders) -> dict[str, tuple[OffloadPart, ...]]:
+    return {name: tuple(parts) for name, parts in holders.items()}

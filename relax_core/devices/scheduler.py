@@ -1,46 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arbiter of a run's devices: who lives on them, who holds them, who sleeps. A state machine; it calls nobody.
-
-Everything that happens to it has a method, and what follows from it is in `orders` afterwards: numbered messages to the
-owners (role processes) of members and turns. An owner that is not heard of for its lease is gone, with all it had.
-Rules: overlapping turns are never held at once and come in the order they were asked for; within a turn exactly the parts
-of its holders are awake; nobody is put to sleep before somebody else needs the devices; sleeping comes before waking.
-"""
+"""The scheduler of a run's devices: a state machine that grants leases one after another, and the service around it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Literal, get_args
+from typing import Literal, Protocol, TypeVar, get_args
 
+from relax_core.api.clock import Clock
 from relax_core.api.devices import OffloadPart, Phase
+from relax_core.api.errors import InfrastructureError
+from relax_core.rpc import messages
+from relax_core.rpc.waiting import TimedCondition
 
-LEASE_S = 60.0
-"""Of an owner's silence; its polls renew the lease."""
+SILENCE_S = 60.0
+"""An owner that was not heard of for so long is gone; its polls say that it lives."""
 PARTS: frozenset[OffloadPart] = frozenset(get_args(OffloadPart))
-What = Literal["sleep", "wake", "granted", "refused", "wanted"]
-Stage = Literal["waiting", "changing", "held", "void"]
-"""Asked for; devices its own while others sleep and its holders wake; had; refused while it was had: only to be let go."""
+CommandKind = Literal["offload", "onload", "granted", "refused", "wanted"]
+T = TypeVar("T")
 
 
+@messages.register
 @dataclass(frozen=True, slots=True)
 class DeviceCommand:
-    """To one owner: put a member's parts to sleep or wake them, or news of one of its turns."""
+    """A message to one owner: offload or onload parts of a member, or news of one of its leases."""
 
     number: int
     owner: str
-    what: What
+    kind: CommandKind
     name: str
-    """The member, or the turn."""
+    """The member, or the lease."""
     parts: tuple[OffloadPart, ...] = ()
     reason: str = ""
     freed_bytes: int = 0
 
 
+@messages.register
 @dataclass(frozen=True, slots=True)
 class DeviceRequest:
-    """A turn that somebody wants."""
+    """A lease that somebody wants."""
 
     id: str
     owner: str
@@ -51,49 +50,61 @@ class DeviceRequest:
 
     def __str__(self) -> str:
         """As people know it: by its role."""
-        return f"{self.owner.partition('#')[0]} ({self.phase})"
+        return f"{role_of(self.owner)} ({self.phase})"
 
 
 @dataclass(slots=True)
 class DeviceMember:
-    """A living thing on devices."""
+    """An engine pool or a rank group that lives on devices."""
 
     owner: str
     devices: frozenset[str]
-    asleep: set[OffloadPart] = field(default_factory=set)
-    order: DeviceCommand | None = None
-    """What it was told and has not done yet."""
+    offloaded: set[OffloadPart] = field(default_factory=set)
+    command: DeviceCommand | None = None
+    """Told and not done yet."""
 
 
 @dataclass(slots=True)
-class DevicePlace:
-    """A request's place: in the queue, then in its turn."""
+class LeaseState:
+    """A request in the queue, and then the lease that it became."""
 
     request: DeviceRequest
     deadline: float
-    stage: Stage = "waiting"
+    stage: Literal["waiting", "preparing", "held", "void"] = "waiting"
     devices: frozenset[str] = frozenset()
-    """Its own since they were: whoever joins later changes nothing of it."""
+    """Fixed once it is prepared: a member that joins later changes nothing of it."""
     freed_bytes: int = 0
     wanted: bool = False
 
 
 class DeviceScheduler:
-    """All members and turns of a run. Times are the caller's."""
+    """All members and leases of a run. Times are the caller's, and it calls nobody: `commands` holds what follows.
 
-    def __init__(self, lease_s: float = LEASE_S) -> None:
-        self._lease_s = lease_s
+    A lease: `waiting -> preparing -> held -> released`; a change of phase leads from `held` back to `preparing`.
+    A deadline that passes: `waiting -> refused`, and `preparing -> void -> released`, where a void lease keeps its
+    devices until its owner releases them, since a holder may be at work there.
+
+    Invariants:
+    - Leases that are not waiting never overlap, and overlapping ones are granted in the order of their requests.
+    - Under a held lease exactly the parts of its holders are onloaded on its devices.
+    - Nothing is offloaded before somebody else needs the devices, and all offloading is done before any onloading.
+    - A holder is told once that its devices are wanted.
+    - An owner that is silent for `silence_s` is gone with all that it had.
+    """
+
+    def __init__(self, silence_s: float = SILENCE_S) -> None:
+        self._silence_s = silence_s
         self._members: dict[str, DeviceMember] = {}
-        self._places: dict[str, DevicePlace] = {}
-        """In the order they were asked for."""
+        self._leases: dict[str, LeaseState] = {}
+        """In the order of their requests."""
         self._seen: dict[str, float] = {}
         self._numbers = 0
-        self.orders: list[DeviceCommand] = []
+        self.commands: list[DeviceCommand] = []
 
-    # -- what happens -------------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------------
 
     def join(self, owner: str, name: str, devices: frozenset[str], now: float) -> None:
-        """Somebody starts to live there, awake; who had the name before is gone. Safe to repeat."""
+        """Add a member, with all of its parts onloaded, in place of one of its name. Safe to repeat."""
         self._seen[owner] = now
         known = self._members.get(name)
         if known is None or (known.owner, known.devices) != (owner, devices):
@@ -101,68 +112,70 @@ class DeviceScheduler:
         self._advance(now)
 
     def leave(self, owner: str, name: str, now: float) -> None:
-        """It is gone; nothing is asked of it any more."""
+        """Remove a member; nothing is asked of it any more."""
         member = self._members.get(name)
         if member is not None and member.owner == owner:
             del self._members[name]
         self._advance(now)
 
-    def ask(self, request: DeviceRequest, now: float) -> str:
-        """Queue for a turn; the answer names who is in the way, if anybody is. Safe to repeat."""
+    def acquire(self, request: DeviceRequest, now: float) -> str:
+        """Queue a request; the answer names who is in the way, if anybody is. Safe to repeat."""
         self._seen[request.owner] = now
-        if request.id not in self._places:
-            self._places[request.id] = DevicePlace(request, now + request.deadline_s)
+        if request.id not in self._leases:
+            self._leases[request.id] = LeaseState(request, now + request.deadline_s)
         self._advance(now)
-        place = self._places.get(request.id)
-        return self._in_the_way(place) if place is not None and place.stage != "held" else ""
+        lease = self._leases.get(request.id)
+        return self._in_the_way(lease) if lease is not None and lease.stage != "held" else ""
 
-    def become(self, changed: DeviceRequest, now: float) -> str:
-        """A turn goes on in another phase, on the devices it has; the answer names who has yet to sleep or wake.
+    def change_phase(self, changed: DeviceRequest, now: float) -> str:
+        """Go on in another phase on the devices of a lease; the answer names who has yet to offload or onload.
 
         ValueError where it is not held or needs more.
         """
-        place = self._places.get(changed.id)
-        if place is None or place.stage not in ("held", "changing") or place.request.owner != changed.owner:
-            raise ValueError(f"turn {changed.id}: got a change to {changed.phase}, it is not held; acquire one")
-        if more := self._devices(changed) - place.devices:
+        lease = self._leases.get(changed.id)
+        if lease is None or lease.stage not in ("held", "preparing") or lease.request.owner != changed.owner:
+            raise ValueError(f"lease {changed.id}: got a change to {changed.phase}, it is not held; acquire one")
+        if more := self._devices(changed) - lease.devices:
             raise ValueError(
-                f"turn {changed.id}: {changed.phase} needs {sorted(more)} too; acquire all devices at first"
+                f"lease {changed.id}: {changed.phase} needs {sorted(more)} too; acquire all devices at first"
             )
-        if place.request != changed:
-            place.request, place.deadline, place.stage = changed, now + changed.deadline_s, "changing"
-            place.freed_bytes = 0
+        if lease.request != changed:
+            lease.request, lease.deadline, lease.stage = changed, now + changed.deadline_s, "preparing"
+            lease.freed_bytes = 0
         self._advance(now)
-        return self._in_the_way(place) if place.stage != "held" else ""
+        return self._in_the_way(lease) if lease.stage != "held" else ""
 
-    def let_go(self, owner: str, turn: str, now: float) -> None:
-        """A turn is over, or no longer wanted."""
-        place = self._places.get(turn)
-        if place is not None and place.request.owner == owner:
-            del self._places[turn]
+    def release(self, owner: str, lease_id: str, now: float) -> None:
+        """End a lease, or withdraw its request."""
+        lease = self._leases.get(lease_id)
+        if lease is not None and lease.request.owner == owner:
+            del self._leases[lease_id]
         self._advance(now)
 
     def done(self, owner: str, number: int, freed_bytes: int, now: float) -> None:
-        """A member did what it was told. Told twice, or by one that is gone, it is no news."""
+        """Note that a member did what a command said. Told twice, or by one that is gone, it is no news."""
         self._seen[owner] = now
         for member in self._members.values():
-            if member.order is not None and member.order.number == number:
-                if member.order.what == "sleep":
-                    member.asleep |= set(member.order.parts)
-                    self._credit(member, freed_bytes)
-                member.order = None
+            if member.command is not None and member.command.number == number:
+                if member.command.kind == "offload":
+                    member.offloaded |= set(member.command.parts)
+                    for lease in self._granted():
+                        if lease.devices & member.devices:
+                            lease.freed_bytes += freed_bytes
+                member.command = None
         self._advance(now)
 
-    def heard(self, owner: str, now: float) -> None:
-        """An owner is alive. Deadlines and leases that ran out by now are noticed."""
+    def seen(self, owner: str, now: float) -> None:
+        """Note that an owner is alive; deadlines and silences that ran out by now are noticed too."""
         self._seen[owner] = now
         self._advance(now)
 
-    def gone(self, owners: Iterable[str], now: float) -> None:
-        """Owners died: so did their members, and their turns are free."""
+    def forget(self, owners: Iterable[str], now: float) -> None:
+        """Remove owners that died, with their members and leases."""
         for owner in tuple(owners):
             self._seen.pop(owner, None)
             self._members = {name: member for name, member in self._members.items() if member.owner != owner}
-            self._places = {name: place for name, place in self._places.items() if place.request.owner != owner}
+            self._leases = {name: lease for name, lease in self._leases.items() if lease.request.owner != owner}
         self._advance(now)
 
     @property
@@ -170,107 +183,193 @@ class DeviceScheduler:
         return tuple(self._seen)
 
     def next_at(self) -> float | None:
-        """When something runs out next, if nothing happens before."""
-        times = [place.deadline for place in self._places.values() if place.stage in ("waiting", "changing")]
-        return min((*times, *(seen + self._lease_s for seen in self._seen.values())), default=None)
+        """Say when something runs out next, if nothing happens before."""
+        times = [lease.deadline for lease in self._leases.values() if lease.stage in ("waiting", "preparing")]
+        return min((*times, *(seen + self._silence_s for seen in self._seen.values())), default=None)
 
-    # -- what follows -------------------------------------------------------------------------------------------
+    # -- consequences -------------------------------------------------------------------------------------------
 
     def _advance(self, now: float) -> None:
-        lapsed = [owner for owner, seen in self._seen.items() if now >= seen + self._lease_s]
-        if lapsed:
-            self.gone(lapsed, now)
+        """Bring every lease as far as it can come."""
+        silent = [owner for owner, seen in self._seen.items() if now >= seen + self._silence_s]
+        if silent:
+            self.forget(silent, now)
             return
-        self._refuse_late(now)
-        taken = frozenset[str]().union(*(place.devices for place in self._had()))
-        for place in [place for place in self._places.values() if place.stage == "waiting"]:
-            devices = self._devices(place.request)
+        for lease in [lease for lease in self._leases.values() if now >= lease.deadline]:
+            if lease.stage in ("waiting", "preparing"):
+                self._tell(lease, "refused", reason=self._in_the_way(lease))
+                if lease.stage == "waiting":
+                    del self._leases[lease.request.id]
+                else:
+                    lease.stage = "void"
+        taken = frozenset[str]().union(*(lease.devices for lease in self._granted()))
+        for lease in [lease for lease in self._leases.values() if lease.stage == "waiting"]:
+            devices = self._devices(lease.request)
             if not devices & taken:
-                place.stage, place.devices = "changing", devices
+                lease.stage, lease.devices = "preparing", devices
             taken |= devices
-        for place in self._had():
-            self._settle(place)
-        for place in self._places.values():
-            if place.stage == "waiting":
-                self._want(self._devices(place.request))
+        for lease in self._granted():
+            if lease.stage != "void":
+                self._prepare(lease)
+        for waiting in [lease for lease in self._leases.values() if lease.stage == "waiting"]:
+            for holder in self._granted():
+                if holder.stage == "held" and not holder.wanted and holder.devices & self._devices(waiting.request):
+                    holder.wanted = True
+                    self._tell(holder, "wanted")
 
-    def _refuse_late(self, now: float) -> None:
-        for place in [place for place in self._places.values() if now >= place.deadline]:
-            if place.stage == "waiting":
-                self._tell(place, "refused", reason=self._in_the_way(place))
-                del self._places[place.request.id]
-            elif place.stage == "changing":  # it keeps the devices until it lets go: a holder may be at work on them
-                self._tell(place, "refused", reason=self._in_the_way(place))
-                place.stage = "void"
-
-    def _want(self, devices: frozenset[str]) -> None:
-        for place in self._had():
-            if place.stage == "held" and not place.wanted and place.devices & devices:
-                place.wanted = True
-                self._tell(place, "wanted")
-
-    def _settle(self, place: DevicePlace) -> None:
-        """Put to sleep what no holder needs; when all that sleeps, wake what holders need; then the turn is theirs."""
-        if place.stage == "void":
-            return
-        living, holders = self._living(place.devices), place.request.holders
+    def _prepare(self, lease: LeaseState) -> None:
+        """Offload what no holder needs; when all of that is done, onload what holders need; then the lease is held."""
+        living, holders = self._living(lease.devices), lease.request.holders
         for name, member in living.items():
-            awake = frozenset(holders.get(name, ()))
-            if member.order is None and (too_much := PARTS - awake - member.asleep):
-                self._order(member, "sleep", name, too_much)
-        if place.stage == "held" or any(member.order is not None for member in living.values()):
+            wanted = frozenset(holders.get(name, ()))
+            if member.command is None and (too_much := PARTS - wanted - member.offloaded):
+                member.command = self._send(member.owner, "offload", name, tuple(sorted(too_much)))
+        if lease.stage == "held" or any(member.command is not None for member in living.values()):
             return
         for name, member in living.items():
-            if lacking := member.asleep & frozenset(holders.get(name, ())):
-                member.asleep -= lacking
-                self._order(member, "wake", name, lacking)
-        if all(member.order is None for member in living.values()):
-            place.stage = "held"
-            self._tell(place, "granted", freed_bytes=place.freed_bytes)
-            place.freed_bytes = 0
+            if lacking := member.offloaded & frozenset(holders.get(name, ())):
+                member.offloaded -= lacking
+                member.command = self._send(member.owner, "onload", name, tuple(sorted(lacking)))
+        if all(member.command is None for member in living.values()):
+            lease.stage = "held"
+            self._tell(lease, "granted", freed_bytes=lease.freed_bytes)
+            lease.freed_bytes = 0
 
-    def _had(self) -> list[DevicePlace]:
-        return [place for place in self._places.values() if place.stage != "waiting"]
+    def _granted(self) -> list[LeaseState]:
+        return [lease for lease in self._leases.values() if lease.stage != "waiting"]
 
     def _devices(self, request: DeviceRequest) -> frozenset[str]:
-        """What is asked for, and where its holders live: none of them may be put to sleep by another."""
+        """The devices asked for, and those of its holders: no other lease may offload one of them."""
         living = (self._members[name].devices for name in request.holders if name in self._members)
         return request.devices.union(*living)
 
     def _living(self, devices: frozenset[str]) -> dict[str, DeviceMember]:
         return {name: member for name, member in self._members.items() if member.devices & devices}
 
-    def _credit(self, member: DeviceMember, freed_bytes: int) -> None:
-        for place in self._had():
-            if place.devices & member.devices:
-                place.freed_bytes += freed_bytes
-
-    def _in_the_way(self, place: DevicePlace) -> str:
-        """Who, and for what: turns before it that overlap, then members that have yet to sleep or wake."""
-        devices = place.devices or self._devices(place.request)
-        earlier = takewhile(lambda other: other is not place, self._places.values())
+    def _in_the_way(self, lease: LeaseState) -> str:
+        """Name leases before it that overlap, or else members that have yet to offload or onload."""
+        devices = lease.devices or self._devices(lease.request)
+        earlier = takewhile(lambda other: other is not lease, self._leases.values())
         before = [other for other in earlier if (other.devices or self._devices(other.request)) & devices]
-        if place.stage == "waiting" and before:
+        if lease.stage == "waiting" and before:
             return ", then ".join(str(other.request) for other in before)
-        orders = [member.order for member in self._living(devices).values() if member.order is not None]
-        return ", ".join(f"{order.name} (has yet to {order.what})" for order in orders)
+        commands = [member.command for member in self._living(devices).values() if member.command is not None]
+        return ", ".join(f"{command.name} (has yet to {command.kind})" for command in commands)
 
-    def _order(self, member: DeviceMember, what: What, name: str, parts: Iterable[OffloadPart]) -> None:
-        member.order = self._send(member.owner, what, name, tuple(sorted(parts)))
-
-    def _tell(self, place: DevicePlace, what: What, reason: str = "", freed_bytes: int = 0) -> None:
-        self._send(place.request.owner, what, place.request.id, reason=reason, freed_bytes=freed_bytes)
+    def _tell(self, lease: LeaseState, kind: CommandKind, reason: str = "", freed_bytes: int = 0) -> None:
+        self._send(lease.request.owner, kind, lease.request.id, reason=reason, freed_bytes=freed_bytes)
 
     def _send(
-        self,
-        owner: str,
-        what: What,
-        name: str,
-        parts: tuple[OffloadPart, ...] = (),
-        reason: str = "",
+        self, owner: str, kind: CommandKind, name: str, parts: tuple[OffloadPart, ...] = (), reason: str = "",
         freed_bytes: int = 0,
-    ) -> DeviceCommand:
+    ) -> DeviceCommand:  # fmt: skip
         self._numbers += 1
-        order = DeviceCommand(self._numbers, owner, what, name, parts, reason, freed_bytes)
-        self.orders.append(order)
-        return order
+        command = DeviceCommand(self._numbers, owner, kind, name, parts, reason, freed_bytes)
+        self.commands.append(command)
+        return command
+
+
+class DeviceService(Protocol):
+    """The calls of a role's client, in this process or through the hub. Each is safe to repeat after a lost answer."""
+
+    async def enter(self, owner: str) -> None:
+        """Begin to call; one that was there before under this name is gone."""
+        ...
+
+    async def join(self, owner: str, name: str, devices: frozenset[str]) -> None: ...
+
+    async def leave(self, owner: str, name: str) -> None: ...
+
+    async def acquire(self, request: DeviceRequest) -> str:
+        """Queue a request; the answer names who is in the way."""
+        ...
+
+    async def change_phase(self, request: DeviceRequest) -> str:
+        """Go on in another phase; the answer names who has yet to offload or onload."""
+        ...
+
+    async def release(self, owner: str, lease_id: str) -> None: ...
+
+    async def done(self, owner: str, number: int, freed_bytes: int) -> None:
+        """Note that a member of the owner did what a command said."""
+        ...
+
+    async def poll(self, owner: str, after: int, wait_s: float) -> tuple[DeviceCommand, ...]:
+        """Commands after number `after`; waits up to `wait_s` for one. Shows that the owner lives."""
+        ...
+
+
+class LocalDeviceService:
+    """The scheduler with a clock and an inbox for each owner. It looks at deadlines while somebody polls: who waits does."""
+
+    def __init__(self, clock: Clock, silence_s: float = SILENCE_S) -> None:
+        self._clock, self._scheduler = clock, DeviceScheduler(silence_s)
+        self._inboxes: dict[str, list[DeviceCommand]] = {}
+        self._owners: tuple[str, ...] = ()
+        self._changes = TimedCondition(clock)
+
+    async def enter(self, owner: str) -> None:
+        self._scheduler.forget([owner], self._clock.now())
+        self._inboxes[owner] = []
+        self._do(self._scheduler.seen, owner)
+
+    async def join(self, owner: str, name: str, devices: frozenset[str]) -> None:
+        self._check(owner)
+        self._do(self._scheduler.join, owner, name, devices)
+
+    async def leave(self, owner: str, name: str) -> None:
+        self._do(self._scheduler.leave, owner, name)
+
+    async def acquire(self, request: DeviceRequest) -> str:
+        self._check(request.owner)
+        return self._do(self._scheduler.acquire, request)
+
+    async def change_phase(self, request: DeviceRequest) -> str:
+        self._check(request.owner)
+        return self._do(self._scheduler.change_phase, request)
+
+    async def release(self, owner: str, lease_id: str) -> None:
+        self._do(self._scheduler.release, owner, lease_id)
+
+    async def done(self, owner: str, number: int, freed_bytes: int) -> None:
+        self._check(owner)
+        self._do(self._scheduler.done, owner, number, freed_bytes)
+
+    async def poll(self, owner: str, after: int, wait_s: float) -> tuple[DeviceCommand, ...]:
+        def unread(now: float) -> tuple[DeviceCommand, ...] | None:
+            self._check(owner)
+            self._do(self._scheduler.seen, owner)
+            self._inboxes[owner] = [command for command in self._inboxes[owner] if command.number > after]
+            return tuple(self._inboxes[owner]) or None
+
+        return await self._changes.wait_for(unread, wait_s, self._scheduler.next_at) or ()
+
+    async def gone(self, role: str) -> None:
+        """Free what a role had whose process died."""
+        self._do(self._scheduler.forget, [owner for owner in self._scheduler.owners if role_of(owner) == role])
+
+    def _check(self, owner: str) -> None:
+        if owner not in self._scheduler.owners:
+            raise InfrastructureError(
+                f"devices: {owner} was not heard of for {SILENCE_S:.0f} s and lost its devices; start the role again"
+            )
+
+    def _do(self, event: Callable[..., T], *args: object) -> T:
+        """Let an event happen now, and deliver the commands that follow."""
+        answer = event(*args, self._clock.now())
+        commands, self._scheduler.commands = self._scheduler.commands, []
+        for command in commands:
+            self._inboxes.setdefault(command.owner, []).append(command)
+        known, self._owners = self._owners, self._scheduler.owners
+        if commands or known != self._owners:  # whoever is no owner any more learns it by its poll
+            self._changes.notify()
+        return answer
+
+
+def owner_of(role: str, incarnation: int) -> str:
+    """Name a role's process among owners."""
+    return f"{role}#{incarnation}"
+
+
+def role_of(owner: str) -> str:
+    return owner.partition("#")[0]

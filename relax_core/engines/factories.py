@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from relax_core.api.engine import EngineSpec
+from relax_core.api.events import RoleFailed, RoleRecovered
 from relax_core.api.routing import Routing
 from relax_core.api.weights import Version
 from relax_core.api.worker import WorkerSpec
@@ -32,6 +33,18 @@ def engine_spec(run: Any, version: Version) -> EngineSpec:
         model, context_of(run), run.seed, run.deterministic, version,
         kv_across_versions=run.rollout.kv_across_versions,
     )  # fmt: skip
+
+
+def engine_events(context: RunContext) -> Tell:
+    """Report engines that failed and came back as events of the run."""
+
+    async def tell(what: str, detail: str, seconds: float) -> None:
+        if what == "failed":
+            await context.board.emit(RoleFailed("engine", detail, 4, fatal=False))
+        else:
+            await context.board.emit(RoleRecovered("engine", seconds, detail))
+
+    return tell
 
 
 def make_pool(context: RunContext, now: Version, tell: Tell, suppress: tuple[int, ...] = ()) -> EnginePool:

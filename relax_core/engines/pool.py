@@ -169,11 +169,11 @@ class EnginePool:
             wanted.clear()
             await wanted.wait()
 
-    async def sleep(self, parts: Sequence[OffloadPart]) -> int:
+    async def offload(self, parts: Sequence[OffloadPart]) -> int:
         """Free the engines' memory; bytes really freed. The pool is paused."""
         return await self._upkeep.sleep(parts)
 
-    async def wake(self, parts: Sequence[OffloadPart]) -> None:
+    async def onload(self, parts: Sequence[OffloadPart]) -> None:
         await self._upkeep.wake(parts)
 
     def newest(self) -> Version:

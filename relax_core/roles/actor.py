@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The actor role: trains on a step's groups, commits, publishes, checkpoints. The run's pace-maker.
-
-Order within a step, so that nothing is trained twice or lost: claim, read, train, verify the leases, update, commit.
-All before the commit is in `fit`.
-"""
+"""The actor role: trains on a step's groups, commits, publishes, checkpoints. It sets the pace of the run."""
 
 from __future__ import annotations
 
@@ -14,18 +10,25 @@ from relax_core.api.role import Resume, Role
 from relax_core.api.weights import Version
 from relax_core.config.run_config import RunContext
 from relax_core.roles.checkpoint import Checkpoints
-from relax_core.roles.device_lease import TrainerDeviceLease
 from relax_core.roles.held_out_eval import HeldOutEval
 from relax_core.roles.publisher import Publisher
-from relax_core.roles.rank_group import RankGroup
+from relax_core.roles.rank_group import RankGroup, TrainerDeviceLease
 from relax_core.roles.recovery import NonFinitePolicy, Recovery, RollbackRequired
-from relax_core.roles.step import moved
-from relax_core.roles.step_metrics import StepTimes, step_metrics
+from relax_core.roles.step import StepTimes, moved, step_metrics
 from relax_core.roles.step_trainer import StepTrainer
 
 
 class Actor(Role):
-    """Trains the policy and publishes it."""
+    """Trains the policy and publishes it.
+
+    A step: `claimed -> read -> trained -> row leases verified -> updated -> committed -> published -> checkpointed`, of which
+    all before the commit is `StepTrainer`'s.
+
+    Invariants:
+    - No row is trained twice or lost: weights change only while all row leases of the step hold, and the commit follows.
+    - Published weights are those of the newest commit, and live ones are served only before the next update.
+    - When ranks are lost, or a loss says so, all goes back to the last checkpoint; rollout goes on up to its bound.
+    """
 
     name = "actor"
     stateless = False
@@ -39,12 +42,12 @@ class Actor(Role):
         )  # fmt: skip
 
     async def run(self, context: RunContext) -> None:
-        self._context, self._guard = context, NonFinitePolicy(context, self.name)
+        self._context, self._non_finite = context, NonFinitePolicy(context, self.name)
         self._trainer = await RankGroup.start(context, self.name)
         self._publisher = Publisher(context, self._trainer)
-        self._devices = TrainerDeviceLease(context, self.name, self._publisher.live)
+        self._lease = TrainerDeviceLease(context, self.name, self._publisher.live)
         self._equip()
-        self._assessment = await HeldOutEval.open(context)
+        self._held_out = await HeldOutEval.open(context)
         try:
             await self._train()
         finally:
@@ -52,11 +55,13 @@ class Actor(Role):
             await self._trainer.stop()
 
     def _equip(self) -> None:
-        """With ranks that were just started."""
+        """Take up ranks that were just started."""
         context = self._context
         context.doing("ready", ranks=self._trainer.pids())
-        self._fit = StepTrainer(context, self._trainer, self.name, self._serve, self._devices, self._guard)
-        self._checkpoints = Checkpoints(context, self._trainer, self._devices)
+        self._step_trainer = StepTrainer(
+            context, self._trainer, self.name, self._lease, self._non_finite, meanwhile=self._serve
+        )
+        self._checkpoints = Checkpoints(context, self._trainer, self._lease)
 
     async def _train(self) -> None:
         context = self._context
@@ -65,7 +70,7 @@ class Actor(Role):
         if context.resume is not None:
             await self._restore(context.resume, version)
         else:
-            await self._assess(version.step)
+            await self._evaluate(version.step)
         saved = version.step
         while version.step < context.config.steps and not context.stopping:
             await context.pause_point()
@@ -75,7 +80,7 @@ class Actor(Role):
                     break
                 version = trained
                 self._recovery.reached(version.step)
-                await self._assess(version.step)
+                await self._evaluate(version.step)
                 await self._checkpoints.check()
                 if self._checkpoints.due(version.step):
                     await self._checkpoints.save(version)
@@ -90,26 +95,26 @@ class Actor(Role):
         await self._checkpoints.over()
         if version.step >= context.config.steps:
             context.doing("exporting")
-            async with self._devices:
-                await self._devices.train()
+            async with self._lease:
+                await self._lease.train()
                 await self._trainer.call("export", f"{context.run_dir}/export")
 
     async def _restore(self, checkpoint: Resume | None, version: Version) -> None:
-        """The ranks take up a checkpoint, or are as they started, and the engines get what they are."""
-        async with self._devices:
-            await self._devices.train()
+        """Load a checkpoint, or leave the ranks as they started, and publish their weights to the engines."""
+        async with self._lease:
+            await self._lease.train()
             if checkpoint is not None:
                 await self._trainer.call("load", f"{checkpoint.directory}/trainer")
             if self._context.plan.publishes:
-                await self._devices.publish()
+                await self._lease.publish()
                 await self._publisher.publish(version)
 
     async def _go_back(self, error: RelaxError) -> Version:
-        """Other ranks from the last checkpoint, while rollout goes on up to its bound. What came after it is undone."""
+        """Start other ranks from the last checkpoint, while rollout goes on up to its bound; later steps are undone."""
         await self._trainer.give_up()
         await self._checkpoints.give_up()
         checkpoint = await self._recovery.begin(error)
-        await self._context.turns.leave(self.name)
+        await self._context.devices.leave(self.name)
         self._trainer = await RankGroup.start(self._context, self.name)
         self._publisher.follow(self._trainer)
         self._equip()
@@ -118,40 +123,40 @@ class Actor(Role):
         await self._recovery.end(version, error)
         return version
 
-    async def _assess(self, step: int) -> None:
-        """Held-out rows, where they are due."""
-        if self._assessment.due(step):
-            async with self._devices:
-                await self._devices.train()
-                await self._assessment.run(self._trainer, step)
+    async def _evaluate(self, step: int) -> None:
+        """Evaluate on held-out rows, where that is due."""
+        if self._held_out.due(step):
+            async with self._lease:
+                await self._lease.train()
+                await self._held_out.run(self._trainer, step)
 
     async def _step(self, version: Version) -> Version | None:
         """Train, commit and publish; None when the run was told to stop before the rows were there."""
         times = StepTimes(self._context.clock)
-        async with self._devices:
-            step = await self._fit.step(version, times)
+        async with self._lease:
+            step = await self._step_trainer.step(version, times)
             if step is None:
                 return None
             after = await self._context.bus.trained(step.claims, version.step, step.without_gradient)
             if self._context.plan.publishes:
-                await self._devices.publish()
+                await self._lease.publish()
                 await self._publisher.publish(after, applied=any(moved(result) for result in step.results))
                 times.mark("publish")
         account = await self._context.bus.account()
         statistics = await self._context.bus.statistics()
         metrics = step_metrics(step, times, account, statistics)
-        if self._devices.shared:
-            metrics["memory/freed_bytes"] = float(self._devices.freed_bytes)
+        if self._lease.shared:
+            metrics["memory/freed_bytes"] = float(self._lease.freed_bytes)
             metrics["memory/trainer_freed_bytes"] = float(self._trainer.freed_bytes)
         await self._context.board.emit(StepFinished(after.step, metrics))
         return after
 
     async def _serve(self) -> None:
-        """Whoever stands at the door gets the newest weights; on shared devices in a turn of its own."""
-        if not self._devices.shared:
+        """Hand live weights to receivers that want them; on shared devices under a lease of its own."""
+        if not self._lease.shared:
             await self._publisher.serve()
         elif self._publisher.live and await self._context.weights.wanted("actor"):
-            async with self._devices:
-                await self._devices.train()
-                await self._devices.publish()
+            async with self._lease:
+                await self._lease.train()
+                await self._lease.publish()
                 await self._publisher.serve()

@@ -17,8 +17,7 @@ from relax_core.api.events import CheckpointSaved
 from relax_core.api.role import Resume
 from relax_core.api.weights import Version
 from relax_core.config.run_config import RunContext
-from relax_core.roles.device_lease import TrainerDeviceLease
-from relax_core.roles.rank_group import RankGroup
+from relax_core.roles.rank_group import RankGroup, TrainerDeviceLease
 
 SCHEMA = 1
 PART_S = 900.0
@@ -27,7 +26,7 @@ POLL_S = 0.1
 
 
 class CheckpointPart:
-    """What another role adds to the checkpoint of a version, when it is at that version too; it asks and is asked by files."""
+    """The part of a checkpoint that another role adds once it is at that version too; both sides see files alone."""
 
     def __init__(self, run_dir: str, step: int, role: str) -> None:
         self._partial, self.directory = _partial(run_dir, step), _partial(run_dir, step) / role
@@ -35,7 +34,7 @@ class CheckpointPart:
 
     @property
     def wanted(self) -> bool:
-        """A checkpoint is being made and lacks it."""
+        """Tell whether a checkpoint is being made and lacks it."""
         return self._partial.is_dir() and not self._whole.exists()
 
     @property
@@ -43,42 +42,48 @@ class CheckpointPart:
         return self._whole.exists()
 
     def finish(self) -> None:
-        """All of it is written."""
+        """Mark it as whole: all of it is written."""
         with contextlib.suppress(FileNotFoundError):  # the checkpoint was given up meanwhile
             self._whole.write_text(json.dumps({"schema": SCHEMA}))
 
 
 class Checkpoints:
-    """Writes them when due and keeps the newest few. Training goes on while one is written, from what was copied."""
+    """Writes checkpoints when they are due and keeps the newest few.
 
-    def __init__(self, context: RunContext, trainer: RankGroup, devices: TrainerDeviceLease) -> None:
-        self._context, self._trainer, self._devices = context, trainer, devices
+    A checkpoint: `due -> snapshot -> parts of other roles -> ledger -> files synced -> renamed to its name | removed`.
+
+    Invariants: at most one is being written; training goes on meanwhile, from what was copied; a directory without
+    `.partial` in its name is complete.
+    """
+
+    def __init__(self, context: RunContext, trainer: RankGroup, lease: TrainerDeviceLease) -> None:
+        self._context, self._trainer, self._lease = context, trainer, lease
         self._root = Path(context.run_dir) / "checkpoints"
-        self._behind: bool = context.config.checkpoint.background and not context.plan.fit_columns
+        self._background = context.config.checkpoint.background and not context.plan.fit_columns
         self._writing: asyncio.Task[None] | None = None
 
     def due(self, step: int) -> bool:
-        every: int = self._context.config.checkpoint.every
+        every = self._context.config.checkpoint.every
         return every > 0 and step % every == 0
 
     async def save(self, version: Version) -> None:
-        """Once the one before is whole. A full disk leaves the former ones as they were."""
+        """Begin one once the one before is whole. A full disk leaves the former ones as they were."""
         await self.over()
         start, partial = self._context.clock.now(), _partial(self._context.run_dir, version.step)
         with self._told(version, partial):
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
-            async with self._devices:
-                await self._devices.train()
+            async with self._lease:
+                await self._lease.train()
                 await self._trainer.call("snapshot", str(partial / "trainer"))
             await self._parts(version)
             await self._context.bus.checkpoint(version.step, str(partial), final=False)
         self._writing = asyncio.create_task(self._finish(version, partial, start))
-        if not self._behind:
+        if not self._background:
             await self.over()
 
     async def over(self) -> None:
-        """Until the last one is whole. Raises why it can't be."""
+        """Wait until the last one is whole. Raises why it can't be."""
         if self._writing is not None:
             writing, self._writing = self._writing, None
             try:
@@ -93,14 +98,14 @@ class Checkpoints:
             await self.over()
 
     async def give_up(self) -> None:
-        """The ranks that were writing are gone: what is not whole never will be."""
+        """Abandon the one being written: its ranks are gone, and it never will be whole."""
         if self._writing is not None:
             writing, self._writing = self._writing, None
             writing.cancel()
             await asyncio.gather(writing, return_exceptions=True)
 
     async def _finish(self, version: Version, partial: Path, start: float) -> None:
-        """It takes its name once all of it is on disk."""
+        """Give it its name once all of it is on disk."""
         final = self._root / f"step-{version.step:06d}"
         with self._told(version, partial):
             await self._trainer.call("saved")
@@ -115,7 +120,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _told(self, version: Version, partial: Path) -> Iterator[None]:
-        """Nothing half is left behind, and a person is told what to do."""
+        """Remove a half-written checkpoint after an error, which tells a person what to do."""
         try:
             yield
         except (OSError, InfrastructureError) as error:
@@ -127,7 +132,7 @@ class Checkpoints:
             raise InfrastructureError(f"checkpoint {place}: {why}{then}") from error
 
     async def _parts(self, version: Version) -> None:
-        """Those of roles that follow: they hold no turn meanwhile, and neither do we."""
+        """Wait for the parts of roles that follow; neither they nor the actor hold a lease on devices meanwhile."""
         for role in self._context.plan.fit_columns:
             part = CheckpointPart(self._context.run_dir, version.step, role)
             with self._context.waiting(f"the {role}'s part of checkpoint {version.step}", role, PART_S) as wait:
@@ -144,13 +149,13 @@ class Checkpoints:
         _sync(directory)
 
     def _prune(self) -> None:
-        keep: int = self._context.config.checkpoint.keep
+        keep = self._context.config.checkpoint.keep
         for old in complete(self._root)[:-keep] if keep else []:
             shutil.rmtree(old, ignore_errors=True)
 
 
 def _sync(directory: Path) -> None:
-    """The names in it survive the machine."""
+    """Make the names in a directory survive the machine."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -165,17 +170,17 @@ def complete(root: Path) -> list[Path]:
 
 
 def step_of(path: Path) -> int:
-    """The version that a checkpoint is of."""
+    """Return the step of a checkpoint."""
     return int(path.name.removeprefix("step-"))
 
 
 def _partial(run_dir: str, step: int) -> Path:
-    """Where a checkpoint is made."""
+    """Return the directory in which a checkpoint is made."""
     return Path(run_dir) / "checkpoints" / f".partial-{step:06d}"
 
 
 def newest(run_dir: Path) -> Resume:
-    """Where a run continues. ConfigError when it has no checkpoint."""
+    """Find where a run continues. ConfigError when it has no checkpoint."""
     found = complete(run_dir / "checkpoints")
     if not found:
         raise ConfigError("run", str(run_dir), "it has no complete checkpoint to resume from; start it anew")
@@ -183,6 +188,6 @@ def newest(run_dir: Path) -> Resume:
 
 
 def read_state(checkpoint: Path) -> Resume:
-    """Of a complete one."""
+    """Read the state of a complete checkpoint."""
     state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
     return Resume(state["step"], str(checkpoint), state)

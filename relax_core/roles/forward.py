@@ -1,34 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What roles that only read a model share: claim rows, run them forward without gradient, write columns.
+"""The loop of roles that only read a model: claim rows, run them forward without gradient, write columns.
 
-`Filling` says which; who fills them, and under which weights, is the role's own.
-
-The reference role: log-probs of rows under the weights the run started from. Stateless.
-
-The actor_fwd role: rows under the newest published policy: log-probs, and its likeliest tokens. Stateless.
-
-Columns carry the version that produced them; the actor recomputes log-probs that are not of the step's start. It has a
-copy of the weights of its own: likeliest tokens are needed by a teacher, before the actor has the rows.
+The reference role fills log-probs under the weights that the run started from. The actor_fwd role fills log-probs and the
+likeliest tokens under the newest published policy, with a copy of the weights of its own: a teacher needs likeliest tokens
+before the actor has the rows. Columns carry the version that computed them; the actor computes outdated ones anew.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from typing import Protocol
 
-from relax_core.api.algorithm import top_k
+from relax_core.api.algorithm import Algorithm, top_k
 from relax_core.api.batch import Ragged, RowBatch
-from relax_core.api.bus import Claim, ClaimRequest
+from relax_core.api.bus import ClaimRequest
+from relax_core.api.devices import DeviceLease
 from relax_core.api.errors import RetryLater, StaleFence
 from relax_core.api.plan import Operation, Reads
 from relax_core.api.role import Role
 from relax_core.api.routing import ROUTES
-from relax_core.api.trainer import Chosen
-from relax_core.api.weights import Manifest, Version
+from relax_core.api.weights import Version
 from relax_core.config.run_config import RunContext
-from relax_core.roles.device_lease import forwarding
-from relax_core.roles.rank_group import RankGroup
+from relax_core.roles.rank_group import LEASE_S, RankGroup
 
 POLL_S = 1.0
 INPUTS = ("tokens", "loss_mask")
@@ -37,173 +32,171 @@ Filled = tuple[Mapping[str, Ragged], Version | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Filling:
-    """Columns of the bus and what they are made of."""
+class ForwardColumns:
+    """Columns of the bus and the outputs of a model that fill them."""
 
     columns: Mapping[str, str]
-    """By column of the bus, its name in what a forward gives."""
-    asks: tuple[str, ...] = ("log_probs",)
+    """By column of the bus, its name in the result of a forward."""
+    outputs: tuple[str, ...] = ("log_probs",)
     """Keys of the outputs that a forward is asked for."""
     inputs: tuple[str, ...] = INPUTS
 
-    def of(self, given: Mapping[str, Ragged]) -> dict[str, Ragged]:
-        return {column: given[name] for column, name in self.columns.items()}
+    def of(self, result: Mapping[str, Ragged]) -> dict[str, Ragged]:
+        return {column: result[name] for column, name in self.columns.items()}
 
 
-def width_of(context: RunContext, column: str) -> int:
-    """k of a column [tokens, k] that the run's algorithm reads."""
-    algorithm = context.build(context.config.learner)
-    return int(next(known.shape[0] for known in algorithm.columns() if known.name == column))
+class ForwardModel(Protocol):
+    """The ranks of a trainer, or an engine pool that scores."""
+
+    async def forward(self, rows: RowBatch, columns: Sequence[str]) -> Mapping[str, Ragged]: ...
+
+
+def forward_lease(context: RunContext, group: str) -> AbstractAsyncContextManager[DeviceLease]:
+    """Lease the devices of a worker group whose model is only read."""
+    return context.devices.acquire(context.plan.groups[group].devices, "forward", {group: ("weights",)}, LEASE_S)
 
 
 class ForwardLoop:
-    """Claims rows as they are ready and writes what `fill` makes of them."""
+    """Fills columns of rows with a model's outputs, as rows are ready, until the run's last step is committed.
 
-    def __init__(self, context: RunContext, role: str, filling: Filling, owed_by: str = "") -> None:
-        self.context, self.role, self.filling = context, role, filling
-        self._names, self._owed_by = ", ".join(filling.columns), owed_by or context.plan.producer
-        self._inputs = (*filling.inputs, *(("media",) if context.config.media else ()), *self._routes())
+    A claim: `claimed -> read -> filled under a device lease -> written -> acknowledged | lost to another incarnation`.
+
+    Invariants: no lease on devices is held while rows are waited for. Where the engines share the devices, whole steps are
+    claimed, since only those are worth an interruption; past half of a step's deadline whatever is ready is claimed, since
+    the actor closes its step short at the deadline.
+    """
+
+    def __init__(
+        self, context: RunContext, role: str, columns: ForwardColumns, model: ForwardModel | None = None, *,
+        task: str = "", owed_by: str = "", groups: Sequence[str] = (), whole_steps: bool = False,
+    ) -> None:  # fmt: skip
+        """`groups`: worker groups that do the work, where they are not the role's; `model` may be left to `fill`."""
+        self.context, self.role, self.columns, self.model = context, role, columns, model
+        self._names, self._owed_by = ", ".join(columns.columns), owed_by or context.plan.producer
+        self._task = task or role
+        self._inputs = (*columns.inputs, *(("media",) if context.config.media else ()))
         self._most = context.config.rollout.prompts_per_step
-        self._least = self._most if self._interrupts() else 1
-        self._patience_s = context.config.rollout.step_timeout_s / 2
+        interrupts = any("rollout" in context.plan.neighbours(group) for group in groups or (role,))
+        self._least = self._most if whole_steps or interrupts else 1
 
     async def run(self) -> None:
         context, last = self.context, self.context.clock.now()
         while not context.stopping:
             await context.pause_point()
-            late = context.clock.now() - last > self._patience_s  # the actor closes its step short at its deadline
-            request = ClaimRequest(self.role, self._inputs, self._most, 1 if late else self._least)
+            late = context.clock.now() - last > context.config.rollout.step_timeout_s / 2
+            request = ClaimRequest(self._task, self._inputs, self._most, 1 if late else self._least)
             with context.waiting(f"rows that lack {self._names}", self._owed_by, POLL_S):
                 claim = await context.bus.claim(request, POLL_S)
-            if claim is not None:
-                await self._work(claim)
-                last = context.clock.now()
-            elif (await context.bus.version()).step >= context.config.steps:
-                return
+            if claim is None:
+                if await self.over():
+                    return
+                continue
+            await self.ready()
+            try:
+                columns, version = await self.fill(await context.bus.read(claim, self._inputs))
+                await context.bus.write(claim, columns, version)
+                await context.bus.acknowledge(claim)
+            except StaleFence:
+                pass  # another incarnation has these rows now and will fill them
+            last = context.clock.now()
 
-    @abstractmethod
-    async def fill(self, rows: RowBatch) -> Filled:
-        """The columns of these rows; takes the turns that it needs."""
-        raise NotImplementedError
-
-    def lives(self) -> tuple[str, ...]:
-        """Worker groups that do the work."""
-        return (self.role,)
-
-    def _routes(self) -> tuple[str, ...]:
-        """The policy visits the experts that its tokens visited when they were sampled; other models route for themselves."""
-        replays = self.role == "actor-fwd" and self.context.config.model.routing_replay == "rollout"
-        return ROUTES if replays else ()
-
-    def _interrupts(self) -> bool:
-        """On the engines' devices only whole steps are worth an interruption."""
-        return any("rollout" in self.context.plan.neighbours(group) for group in self.lives())
-
-    async def _work(self, claim: Claim) -> None:
-        bus = self.context.bus
-        try:
-            rows = await bus.read(claim, self._inputs)
-            columns, version = await self.fill(rows)
-            await bus.write(claim, columns, version)
-            await bus.acknowledge(claim)
-        except StaleFence:
-            return  # another incarnation has these rows now and will fill them
-
-
-class OneModel(ForwardLoop):
-    """Fills its columns with one model's outputs."""
-
-    def __init__(self, context: RunContext, role: str, filling: Filling, trainer: RankGroup) -> None:
-        super().__init__(context, role, filling)
-        self.trainer = trainer
+    async def ready(self) -> None:
+        """Return once the weights may fill the rows that were just claimed."""
 
     async def fill(self, rows: RowBatch) -> Filled:
-        async with forwarding(self.context, self.role):
+        """Compute the columns of these rows under the device leases that they need."""
+        if self.model is None:
+            raise NotImplementedError(f"{self.role}: give ForwardLoop a model, or override fill")
+        async with forward_lease(self.context, self.role):
             self.context.doing(f"filling {self._names}", groups=len({row.group for row in rows.ids}))
             version = await self.version()
-            return self.filling.of(await self.trainer.forward(rows, self.filling.asks)), version
+            return self.columns.of(await self.model.forward(rows, self.columns.outputs)), version
 
     async def version(self) -> Version | None:
-        """The weights that fill the columns; None for fixed ones."""
+        """Return the weights that fill the columns; None for fixed ones."""
         return None
+
+    async def over(self) -> bool:
+        """Tell whether no rows come any more."""
+        return (await self.context.bus.version()).step >= self.context.config.steps
+
+
+def width_of(context: RunContext, column: str) -> int:
+    """Return k of a column [tokens, k] that the run's algorithm reads."""
+    algorithm: Algorithm = context.build(context.config.learner)
+    return int(next(known.shape[0] for known in algorithm.columns() if known.name == column))
 
 
 class Reference(Role):
-    """Log-probs under fixed weights."""
+    """Log-probs under fixed weights. Stateless."""
 
     name = "reference"
 
     @classmethod
     def operations(cls) -> tuple[Operation, ...]:
-        consumes = frozenset({"tokens", "loss_mask"})
-        return (Operation("reference.log_probs", cls.name, consumes, frozenset({"ref_log_probs"}), Reads.FIXED),)
+        return (
+            Operation("reference.log_probs", cls.name, frozenset(INPUTS), frozenset({"ref_log_probs"}), Reads.FIXED),
+        )
 
     async def run(self, context: RunContext) -> None:
-        trainer = await RankGroup.start(context, self.name)
-        try:
-            await OneModel(context, self.name, Filling({"ref_log_probs": "log_probs"}), trainer).run()
-        finally:
-            await trainer.stop()
+        async with await RankGroup.start(context, self.name) as trainer:
+            await ForwardLoop(context, self.name, ForwardColumns({"ref_log_probs": "log_probs"}), trainer).run()
 
 
-DOOR_S = 5.0
-"""For an actor that waits for rows; one that trains does not come, and what is filled then is of older weights."""
+LIVE_S = 5.0
+"""Wait for an actor that waits for rows; one that trains does not serve, and the columns are of older weights then."""
 
 
 class ActorForward(Role):
-    """Log-probs under the step's starting weights."""
+    """Log-probs and likeliest tokens under the step's starting weights. Stateless."""
 
     name = "actor-fwd"
 
     @classmethod
     def operations(cls) -> tuple[Operation, ...]:
-        consumes = frozenset({"tokens", "loss_mask"})
+        rows = frozenset(INPUTS)
         return (
-            Operation("actor_fwd.log_probs", cls.name, consumes, frozenset({"old_log_probs"}), Reads.STEP_START),
-            Operation("actor_fwd.top_k", cls.name, consumes, frozenset({"student_top_k_ids"}), Reads.STEP_START),
+            Operation("actor_fwd.log_probs", cls.name, rows, frozenset({"old_log_probs"}), Reads.STEP_START),
+            Operation("actor_fwd.top_k", cls.name, rows, frozenset({"student_top_k_ids"}), Reads.STEP_START),
         )
 
     async def run(self, context: RunContext) -> None:
-        trainer = await RankGroup.start(context, self.name)
-        try:
-            await _CurrentWeights(context, self.name, _filling(context), trainer).run()
-        finally:
-            await trainer.stop()
+        columns: dict[str, str] = {}
+        outputs: tuple[str, ...] = ()
+        if context.plan.has("actor_fwd.log_probs"):
+            columns, outputs = {"old_log_probs": "log_probs"}, ("log_probs",)
+        if context.plan.has("actor_fwd.top_k"):
+            columns["student_top_k_ids"] = "top_k_ids"
+            outputs = (*outputs, top_k(width_of(context, "student_top_k_ids")).key)
+        # The policy visits the experts that its tokens visited when they were sampled.
+        routes = ROUTES if context.config.model.routing_replay == "rollout" else ()
+        async with await RankGroup.start(context, self.name) as trainer:
+            forward = ForwardColumns(columns, outputs, (*INPUTS, *routes))
+            await _NewestWeights(context, self.name, forward, trainer).run()
 
 
-def _filling(context: RunContext) -> Filling:
-    """What the plan needs of it, in one pass."""
-    columns: dict[str, str] = {}
-    asks: tuple[str, ...] = ()
-    if context.plan.has("actor_fwd.log_probs"):
-        columns, asks = {"old_log_probs": "log_probs"}, ("log_probs",)
-    if context.plan.has("actor_fwd.top_k"):
-        width = width_of(context, "student_top_k_ids")
-        columns, asks = {**columns, "student_top_k_ids": "top_k_ids"}, (*asks, top_k(width).key)
-    return Filling(columns, asks)
+class _NewestWeights(ForwardLoop):
+    """Fills columns under the newest published weights; it starts with the model folder's."""
 
-
-class _CurrentWeights(OneModel):
+    model: RankGroup
     _loaded: Version | None = None
 
     async def version(self) -> Version:
-        """Take a newer version if one was published, then say which one this is; it starts with the model folder's."""
-        route = await self._route()
-        try:
-            for link in route:
-                await self.trainer.call("load_published", *link)
-                self._loaded = link[0].version
-        except RetryLater as missed:
-            self.context.doing(f"goes on with what it has: {missed}")
-        if route:
-            await self.context.weights.forget(self.role, "actor")  # it reads nothing any more
-        return self._loaded or (await self.context.bus.version())._replace(step=0)
+        """Load a newer version if one was published, then say which one this is.
 
-    async def _route(self) -> tuple[tuple[Manifest, Chosen], ...]:
-        """What leads to the newest version; a live one is wanted and waited for, but not as long as a step trains."""
+        A live version is wanted and waited for, but not as long as a step trains.
+        """
         weights, within_s = self.context.weights, self.context.config.weights.timeout_s
         route = await weights.route("actor", self._loaded, 0.0, None, self.role, within_s)
         if not route and await weights.newest("actor", self._loaded, 0.0) is not None:
             await weights.want(self.role, "actor")
-            route = await weights.route("actor", self._loaded, DOOR_S, None, self.role, within_s)
-        return route
+            route = await weights.route("actor", self._loaded, LIVE_S, None, self.role, within_s)
+        try:
+            for manifest, transport in route:
+                await self.model.call("load_published", manifest, transport)
+                self._loaded = manifest.version
+        except RetryLater as missed:
+            self.context.doing(f"goes on with what it has: {missed}")
+        if route:
+            await weights.forget(self.role, "actor")  # it reads nothing any more
+        return self._loaded or (await self.context.bus.version())._replace(step=0)

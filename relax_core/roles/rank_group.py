@@ -1,24 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks of one trainer as one object: started together, called together, planned for once in the shell.
-
-Notices ranks that hang while others work or wait for them: each answers a ping however busy it is, or is killed.
-
-A rank that ended is noticed by its connection at once; this is for one that was stopped, or whose process is stuck.
-"""
+"""The ranks of one trainer as one object: started, called and offloaded together; and the lease of their devices."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from relax_core.api.algorithm import Output, Source
 from relax_core.api.batch import Ragged, RowBatch
-from relax_core.api.devices import OffloadPart
+from relax_core.api.devices import DeviceLease, OffloadPart
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, RelaxError, WorkerDied
 from relax_core.api.role import SpanTrack
 from relax_core.api.trainer import (
@@ -38,53 +33,16 @@ from relax_core.config.run_config import RunContext
 from relax_core.data.factories import media_store
 from relax_core.rpc.waiting import start_all
 
-EVERY_S = 5.0
+PING_EVERY_S = 5.0
 """Between pings, and before the first: most calls are over by then."""
 SILENT_S = 15.0
-"""Without an answer a process is given up: longer than any library holds the interpreter."""
-
-
-class Heartbeat:
-    """Those of some workers that were found to hang."""
-
-    def __init__(self, workers: Sequence[Worker]) -> None:
-        self._workers = workers
-        self._silent: dict[int, WorkerDied] = {}
-
-    @asynccontextmanager
-    async def during(self, method: str) -> AsyncIterator[None]:
-        """Listen while this call of theirs lasts."""
-        listeners = [asyncio.create_task(self._listen(rank, method)) for rank in range(len(self._workers))]
-        try:
-            yield
-        finally:
-            for listener in listeners:
-                listener.cancel()
-            await asyncio.gather(*listeners, return_exceptions=True)
-
-    def why(self, rank: int, error: BaseException | None) -> BaseException | None:
-        """What to say of a rank whose call ended so."""
-        return self._silent.get(rank, error)
-
-    async def _listen(self, rank: int, method: str) -> None:
-        worker = self._workers[rank]
-        with contextlib.suppress(RelaxError):  # what else is wrong with it, its own call says
-            while True:
-                await asyncio.sleep(EVERY_S)
-                try:
-                    await worker.call("ping", timeout_s=SILENT_S)
-                except DeadlineExceeded:
-                    said = f"worker {worker.name} (pid {worker.pid}) gave no sign of life for {SILENT_S:.0f} s during {method}"
-                    self._silent[rank] = WorkerDied(f"{said} and was killed; its log is logs/{worker.name}.log")
-                    await worker.kill()
-                    return
-
-
+"""A process without an answer for so long is given up: longer than any library holds the interpreter."""
+LEASE_S = 3600.0
+"""Deadline of a lease: as long as the longest call of a trainer may take, since those before us do their work."""
+TRAINER: tuple[OffloadPart, ...] = ("weights", "optimizer", "gradients")
 START_S = 600.0
 CALL_S = 3600.0
 """A training call may be long, but a rank that died is noticed at once by its connection."""
-
-
 GRACE_S = 3.0
 """After one rank failed, for the others to answer: what they say may name the cause."""
 
@@ -95,14 +53,23 @@ ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}
 """The thread that trains has an arena of malloc to itself otherwise, whose holes took a seventh more memory."""
 
 SENDS = ("actor", "actor-fwd")
-"""Roles whose weights are those that engines get: the first publishes them, the second takes them over."""
+"""Roles that have the engines' weights: the first publishes them, the second takes them over."""
 LOOPBACK = "127.0.0.1"
 WORK = frozenset({"begin_step", "begin_update", "accumulate", "finish_update", "forward"})
 """Methods that are what a step is for; others move weights, save, sleep and wake."""
 
 
 class RankGroup:
-    """All ranks of the trainer of one role."""
+    """All ranks of the trainer of one role; `async with` stops them at its end.
+
+    Life cycle: `start -> calls, offload and onload -> stop | give_up`.
+
+    Invariants:
+    - Every call goes to all ranks. One that fails ends the call on all of them, and its cause is raised.
+    - A rank that died or hung makes the group `lost`: ranks meet in collectives, so all others are killed with it.
+    - A rank that ended is noticed by its connection at once; one that was stopped, or whose process is stuck, by pings: a
+      rank answers them however busy it is.
+    """
 
     def __init__(
         self, trainer: Trainer, workers: Sequence[Worker], lanes: Sequence[SpanTrack], facts: Mapping[str, Any],
@@ -112,10 +79,9 @@ class RankGroup:
         self._tokens_per_micro_batch = tokens_per_micro_batch
         self._whole_groups = False
         self.lost = False
-        """A rank died or hung: the others are of no use without it, and gone too."""
-        self._sleeps: tuple[OffloadPart, ...] = ()
+        self._offloads: tuple[OffloadPart, ...] = ()
         self.freed_bytes = 0
-        """When it slept last."""
+        """By its last offload."""
         self._chunks: list[Chunk] = []
         """Of the open update."""
 
@@ -141,60 +107,67 @@ class RankGroup:
             ranks = [
                 trainer_spec(context, role or name, rank, group.size, rendezvous, model) for rank in range(group.size)
             ]
-            facts = await start_all(
-                *(
-                    _ask(lane, worker, "start", (spec,), START_S)
-                    for lane, worker, spec in zip(lanes, workers, ranks, strict=True)
-                )
-            )
+            starts = zip(lanes, workers, ranks, strict=True)
+            facts = await start_all(*(_ask(lane, worker, "start", (spec,), START_S) for lane, worker, spec in starts))
             made = cls(context.build(chosen), workers, lanes, facts[0], context.config.batch.tokens_per_micro_batch)
-            made._sleeps, made._whole_groups = group.sleeps, context.plan.source is Source.PAIRS
-            await context.turns.join(name, group.devices, made)
+            made._offloads, made._whole_groups = group.sleeps, context.plan.source is Source.PAIRS
+            await context.devices.join(name, group.devices, made)
         except BaseException:
             await asyncio.gather(*(worker.kill() for worker in workers))
             raise
         return made
 
     async def call(self, method: str, *args: Any, timeout_s: float = CALL_S) -> list[Any]:
-        """One method on every rank. A failure ends the call on all of them, and its cause is raised.
-
-        Ranks meet in collectives: where one is gone the others may wait for it, so those that do not answer are killed.
-        """
+        """Call one method on every rank; those that do not answer after another one failed are killed."""
         ranks = zip(self._lanes, self._workers, strict=True)
         calls = [asyncio.ensure_future(_ask(lane, worker, method, args, timeout_s)) for lane, worker in ranks]
-        heartbeat = Heartbeat(self._workers)
+        silent: dict[int, WorkerDied] = {}
+        pings = [asyncio.create_task(self._ping(rank, method, silent)) for rank in range(self.size)]
         try:
-            async with heartbeat.during(method):
-                ended, left = await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
-                if left:
-                    ended, left = await asyncio.wait(calls, timeout=GRACE_S)
+            ended, left = await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
+            if left:
+                ended, left = await asyncio.wait(calls, timeout=GRACE_S)
             ends = [call.exception() if call in ended else None for call in calls]
-            failures = [error for rank, end in enumerate(ends) if end and (error := heartbeat.why(rank, end))]
+            failures = [error for rank, end in enumerate(ends) if end and (error := silent.get(rank, end))]
             if failures:
                 if left or any(isinstance(error, WorkerDied | DeadlineExceeded) for error in failures):
                     await self.give_up()
                 raise min(failures, key=_remoteness)
             return [call.result() for call in calls]
         finally:
-            for call in calls:
-                call.cancel()
-            await asyncio.gather(*calls, return_exceptions=True)
+            for task in (*calls, *pings):
+                task.cancel()
+            await asyncio.gather(*calls, *pings, return_exceptions=True)
+
+    async def _ping(self, rank: int, method: str, silent: dict[int, WorkerDied]) -> None:
+        """Ping a rank during a call; kill it and say why when it does not answer."""
+        worker = self._workers[rank]
+        with contextlib.suppress(RelaxError):  # what else is wrong with it, its own call says
+            while True:
+                await asyncio.sleep(PING_EVERY_S)
+                try:
+                    await worker.call("ping", timeout_s=SILENT_S)
+                except DeadlineExceeded:
+                    said = f"worker {worker.name} (pid {worker.pid}) gave no sign of life for {SILENT_S:.0f} s during {method}"
+                    silent[rank] = WorkerDied(f"{said} and was killed; its log is logs/{worker.name}.log")
+                    await worker.kill()
+                    return
 
     @property
     def size(self) -> int:
         return len(self._workers)
 
-    async def sleep(self, parts: Sequence[OffloadPart]) -> int:
-        """Free these parts on every rank, as far as they may sleep; bytes really freed."""
-        self.freed_bytes = sum(map(int, await self._rest("sleep", parts)))
+    async def offload(self, parts: Sequence[OffloadPart]) -> int:
+        """Free these parts on every rank, as far as the plan offloads them; return the bytes that were really freed."""
+        self.freed_bytes = sum(map(int, await self._move("sleep", parts)))
         return self.freed_bytes
 
-    async def wake(self, parts: Sequence[OffloadPart]) -> None:
-        await self._rest("wake", parts)
+    async def onload(self, parts: Sequence[OffloadPart]) -> None:
+        await self._move("wake", parts)
 
-    async def _rest(self, method: str, parts: Sequence[OffloadPart]) -> list[Any]:
-        """Ranks that are gone hold nothing: that they are, the next work on them says, not the arbiter's order."""
-        able = [part for part in self._sleeps if part in parts]
+    async def _move(self, method: str, parts: Sequence[OffloadPart]) -> list[Any]:
+        """Ranks that are gone hold nothing: that they are gone is said by the next work on them, not here."""
+        able = [part for part in self._offloads if part in parts]
         try:
             return await self.call(method, able) if able and not self.lost else []
         except InfrastructureError:
@@ -203,16 +176,20 @@ class RankGroup:
             return []
 
     def pids(self) -> dict[str, int]:
-        """Of the ranks' processes, by their names."""
+        """Return the process id of each rank by its name."""
         return {worker.name: worker.pid for worker in self._workers}
 
     def chunk(self, rows: RowBatch, skipped: int = 0) -> Chunk:
-        """Where groups are compared in the loss, one is never split."""
+        """Plan the micro-batches of each rank; where groups are compared in the loss, none is split."""
         units = whole_groups(rows) if self._whole_groups else [(index,) for index in range(len(rows))]
         lengths = rows.columns["tokens"].lengths
         padded = [len(unit) * max(int(lengths[index]) for index in unit) for unit in units]
         plan = self._trainer.plan(padded, len(self._workers), self._tokens_per_micro_batch)
-        return Chunk(rows, _spread(plan, units), skipped)
+        micro_batches = tuple(
+            tuple(tuple(index for unit in planned for index in units[unit]) for planned in rank)
+            for rank in plan.micro_batches
+        )
+        return Chunk(rows, ChunkPlan(micro_batches), skipped)
 
     async def forward(self, rows: RowBatch, columns: Sequence[str]) -> dict[str, Ragged]:
         """Columns filled without gradient, in the order of `rows`; asked for by the keys of outputs."""
@@ -236,7 +213,7 @@ class RankGroup:
     async def finish_update(
         self, denominators: Mapping[str, float], verify: Callable[[], Awaitable[None]] | None = None
     ) -> UpdateResult:
-        """The update's end. Gradients that were too large for fp16 are computed again, at the lower scale that the trainer
+        """End the update. Gradients that were too large for fp16 are computed again, at the lower scale that the trainer
         took meanwhile; `verify` is called before weights can change again."""
         result, overflows = await self._finish(denominators), 0
         while result.outcome is UpdateOutcome.OVERFLOW and overflows < MAX_OVERFLOWS:
@@ -253,7 +230,7 @@ class RankGroup:
         return replace(result, metrics={**result.metrics, "train/overflows": (float(overflows), 1.0)})
 
     async def _finish(self, denominators: Mapping[str, float]) -> UpdateResult:
-        """One result for all ranks; that they disagree is a fault of the machine."""
+        """Finish the update on every rank; that they disagree is a fault of the machine."""
         results: list[UpdateResult] = await self.call("finish_update", denominators)
         outcomes = {result.outcome for result in results}
         if len(outcomes) > 1:
@@ -281,6 +258,55 @@ class RankGroup:
     async def stop(self) -> None:
         await asyncio.gather(*(worker.stop() for worker in self._workers))
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+
+class TrainerDeviceLease:
+    """The devices of a trainer while it works on a step.
+
+    Life cycle: `released -> train -> publish -> released`, also without a publish. It is acquired once rows are there and
+    kept until the weights are out; a role that has its devices to itself acquires nothing.
+    """
+
+    def __init__(self, context: RunContext, role: str, live: bool) -> None:
+        """`live`: weights go from memory to memory, so that a publish needs the engines' onloaded too."""
+        self._context, self._role = context, role
+        self._receivers = ("rollout",) if live and "rollout" in context.plan.neighbours(role) else ()
+        self.shared = bool(context.plan.neighbours(role))
+        self.freed_bytes = 0
+        """By others, for the last lease."""
+        self._stack = AsyncExitStack()
+        self._lease: DeviceLease | None = None
+
+    async def train(self) -> None:
+        """Acquire the devices to train on them."""
+        if self._lease is None:
+            groups = self._context.plan.groups
+            devices = frozenset[str]().union(*(groups[name].devices for name in (self._role, *self._receivers)))
+            lease = self._context.devices.acquire(devices, "train", {self._role: TRAINER}, LEASE_S)
+            self._lease = await self._stack.enter_async_context(lease)
+            self.freed_bytes = self._lease.freed_bytes
+
+    async def publish(self) -> None:
+        """Go on with the parts that a publish needs; begun with `train`."""
+        if self._lease is not None:
+            holders: dict[str, tuple[OffloadPart, ...]] = dict.fromkeys((self._role, *self._receivers), ("weights",))
+            await self._lease.change_phase("publish", holders, LEASE_S)
+
+    async def release(self) -> None:
+        self._lease = None
+        await self._stack.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.release()
+
 
 def whole_groups(rows: RowBatch) -> list[tuple[int, ...]]:
     """Indices of the rows of each group."""
@@ -290,25 +316,15 @@ def whole_groups(rows: RowBatch) -> list[tuple[int, ...]]:
     return [tuple(indices) for indices in found.values()]
 
 
-def _spread(plan: ChunkPlan, units: Sequence[tuple[int, ...]]) -> ChunkPlan:
-    """From a plan over units to one over their rows."""
-    return ChunkPlan(
-        tuple(
-            tuple(tuple(index for unit in planned for index in units[unit]) for planned in rank)
-            for rank in plan.micro_batches
-        )
-    )
-
-
 def _remoteness(error: BaseException) -> int:
-    """From the cause of a failure: a rank that died, one that raised, one that lost another, one that only waited."""
+    """Order failures from their cause on: a rank that died, one that raised, one that lost another, one that waited."""
     if isinstance(error, WorkerDied):
         return 0
     return 1 + isinstance(error, InfrastructureError) + isinstance(error, DeadlineExceeded)
 
 
 async def _ask(lane: SpanTrack, worker: Worker, method: str, args: Sequence[Any], timeout_s: float) -> Any:
-    """One call of one rank, on its account."""
+    """Make one call of one rank, on its span track."""
     with lane.span("work" if method in WORK else "overhead", method):
         return await worker.call(method, *args, timeout_s=timeout_s)
 
@@ -343,8 +359,10 @@ def _never_sampled(context: RunContext) -> tuple[int, ...]:
 
 
 def _model(context: RunContext, role: str) -> dict[str, Any]:
-    """The `[model]` table; parts that the family has names for are named as its modules are. A critic trains as much of its
-    body as the policy does, also of a folder of its own."""
+    """Return the `[model]` table; parts that the family has names for are named as its modules are.
+
+    A critic trains as much of its body as the policy does, also of a folder of its own.
+    """
     table = context.config.model.model_dump(mode="json")
     if role == "critic" and context.config.critic.path is not None:
         table["path"] = str(context.config.critic.path)
@@ -355,12 +373,9 @@ def _model(context: RunContext, role: str) -> dict[str, Any]:
 
 
 async def meeting_place(workers: Sequence[Worker]) -> str:
-    """Where ranks find each other: at the first one's machine, by loopback where all are on it."""
+    """Choose the address at which ranks find each other: at the first one's machine, by loopback where all are on it."""
     if len(workers) < 2:
         return ""
     first = workers[0]
     address = LOOPBACK if all(worker.host == first.host for worker in workers) else first.host
     return f"{address}:{await first.free_port(address)}"
-
-
-__all__ = ["RankGroup", "UpdateOutcome"]

@@ -1,13 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a trained role goes back to when its ranks are lost, or its guard says so, and how often it may.
+"""Recovery of a trained role: where it goes back to when its ranks are lost, and its policy on updates that are not finite.
 
-It only decides and tells; ranks, ledger and weights are the role's. A run that gets further than ever before has all
-its returns again.
-
-What is done about an update whose loss or gradient is NaN or infinite: `optimizer.not_finite` says. All of it is told.
-
-The trainer has not applied such an update. Going back to the last checkpoint trains the same rows again, so one that
-comes out the same a second time is skipped.
+Both only decide and tell; ranks, ledger and weights are the role's.
 """
 
 from __future__ import annotations
@@ -32,7 +26,7 @@ class RollbackRequired(RelaxError):
 
 
 class Recovery:
-    """Of one role, over a run."""
+    """The returns of one role to its checkpoints, over a run. One that gets further than ever before has all of them again."""
 
     def __init__(self, context: RunContext, role: str, start: Version) -> None:
         self._context, self._role, self._start = context, role, start
@@ -40,13 +34,13 @@ class Recovery:
         self._began = 0.0
 
     def reached(self, step: int) -> None:
-        """A step is committed."""
+        """Note that a step is committed."""
         if step > self._furthest:
             self._furthest = step
             self._returns.refill()
 
     async def begin(self, error: RelaxError) -> Resume | None:
-        """Where to go on: a checkpoint, or None for the model that the run started with. Raises `error` where it may not."""
+        """Find where to go on: a checkpoint, or None for the starting model. Raises `error` once the budget is spent."""
         found = complete(Path(self._context.run_dir) / "checkpoints")
         if not self._returns.spend() or (self._context.resume is not None and not found):
             raise error
@@ -57,7 +51,7 @@ class Recovery:
         return read_state(found[-1]) if found else None
 
     async def end(self, version: Version, why: RelaxError) -> None:
-        """The role goes on at `version`."""
+        """Report that the role goes on at `version`."""
         clock = self._context.clock
         await self._context.board.emit(RolledBack(version, str(why)))
         detail = f"ranks started again at step {version.step}"
@@ -70,24 +64,28 @@ ADVICE = "lower optimizer.lr or look at the rewards of the last steps in samples
 
 
 class NonFinitePolicy:
-    """Of one trained role, over a run."""
+    """The policy of one trained role on updates whose loss or gradient is NaN or infinite (`optimizer.not_finite`).
+
+    The trainer has not applied such an update. A rollback to the last checkpoint trains the same rows again, so a step that
+    comes out the same a second time is skipped.
+    """
 
     def __init__(self, context: RunContext, role: str) -> None:
         self._context, self._role = context, role
         self._skipped = RestartBudget(MAX_SKIPPED)
-        self._gone_back: set[int] = set()
+        self._rolled_back: set[int] = set()
 
-    async def judge(self, result: UpdateResult, version: Version) -> UpdateResult:
-        """The result, of an update of the step that starts at `version`. Raises GoBack, or RelaxError where the run stops."""
+    async def check(self, result: UpdateResult, version: Version) -> UpdateResult:
+        """Return the result of an update of the step at `version`. Raises RollbackRequired, or RelaxError to stop the run."""
         if result.outcome is UpdateOutcome.APPLIED:
             self._skipped.refill()
             return result
-        rule: str = self._context.config.optimizer.not_finite
+        rule = self._context.config.optimizer.not_finite
         what = f"{self._role}: an update of step {version.step + 1} had a NaN or infinite loss or gradient"
         if rule == "stop":
             raise RelaxError(f"{what}, and optimizer.not_finite is stop; {ADVICE}")
-        if rule == "roll-back" and version.step not in self._gone_back:
-            self._gone_back.add(version.step)
+        if rule == "roll-back" and version.step not in self._rolled_back:
+            self._rolled_back.add(version.step)
             raise RollbackRequired(what)
         if not self._skipped.spend():
             raise RelaxError(f"{what}, as {MAX_SKIPPED} before it had in a row; {ADVICE}")

@@ -1,12 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rollout role: admits groups, has them generated and judged, puts their rows on the bus, keeps engines current.
+"""The rollout role: admits groups, has them generated and scored, puts their rows on the bus, keeps engines current.
 
-Four loops under one roof: admit, finish, follow (weights, then evaluation), audit. What makes one sample is in
-`rollout/`; nothing here knows of tokens.
-
-The engines' turns on devices that others need too: generate until somebody wants them, pause, go on after.
-
-What is under way at a pause keeps its tokens. An engine pool with its devices to itself is left alone.
+Samples are made in `sampling`; nothing here knows of tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +12,8 @@ from collections.abc import Sequence
 
 from relax_core.api.batch import ALGORITHM_INDEX, AttemptId, RowBatch
 from relax_core.api.bus import Issue, Sealed
-from relax_core.api.events import RoleFailed, RoleRecovered, RolloutMeasured, SamplesScored, WeightsPublished
+from relax_core.api.devices import OffloadPart
+from relax_core.api.events import RolloutMeasured, SamplesScored, WeightsPublished
 from relax_core.api.plan import Operation, Reads
 from relax_core.api.role import Role
 from relax_core.api.routing import ROUTES
@@ -25,40 +21,28 @@ from relax_core.api.trainer import Chosen
 from relax_core.api.trajectory import DropReason
 from relax_core.api.weights import Manifest, Receipt, Version
 from relax_core.config.run_config import RunContext
-from relax_core.engines.pool import EnginePool
-from relax_core.roles.device_lease import generating
+from relax_core.engines.factories import engine_events
+from relax_core.roles.rank_group import LEASE_S
 from relax_core.sampling.factories import with_teacher
 from relax_core.sampling.inflight import FinishedGroup
 from relax_core.sampling.rollout_worker import RolloutWorker
 from relax_core.sampling.rows import TURN_COLUMNS, row_batch, with_row_column
 from relax_core.sampling.sample_record import measures, records
 
-
-async def generate_in_turns(context: RunContext, pool: EnginePool, undisturbed: asyncio.Lock) -> None:
-    """Until cancelled. `undisturbed`: held by who must not be paused half way (an evaluation)."""
-    if not context.plan.neighbours("rollout"):
-        return
-    await pool.pause()
-    await context.turns.join("rollout", context.plan.groups["rollout"].devices, pool)
-    while True:
-        await pool.asked()
-        async with generating(context) as turn:
-            context.doing("generating", freed_bytes=turn.freed_bytes)
-            await pool.resume()
-            await turn.wanted()
-            async with undisturbed:
-                await pool.pause()
-
-
 POLL_S = 1.0
+ENGINE: tuple[OffloadPart, ...] = ("weights", "kv")
 DELIVERIES = 8
 """Batches of finished groups that are judged and put at once: a slow reward holds back only its own."""
-MAX_FINISH_TURNS = 3
-"""Turns of the event loop that the finisher waits for more groups of the same engine batch."""
+MAX_FINISH_ITERATIONS = 3
+"""Iterations of the event loop that the finisher waits for more groups of the same engine batch."""
 
 
 class Rollout(Role):
-    """Generates and judges samples."""
+    """Generates and judges samples, in five loops: admit, finish, audit, lease devices, follow the newest weights.
+
+    A group: `admitted -> generated -> scored -> on the bus | dropped`; an attempt is in `_held` from its admission until
+    the bus has it. Invariants: the bus knows all held attempts; an evaluation is never paused for others' device leases.
+    """
 
     name = "rollout"
     stateless = True
@@ -78,19 +62,19 @@ class Rollout(Role):
         self._kept_at = -1
         self._given_up: dict[AttemptId, int] = {}
         """Tokens of attempts that ended while they were generated; told with the next report."""
-        self._over = asyncio.Event()
+        self._trained = asyncio.Event()
+        """All steps are trained and served: nothing more is admitted."""
         self._waves: set[asyncio.Task[None]] = set()
         """Versions on their way to engines; more than one where an engine is slow."""
         self._deliveries: set[asyncio.Task[None]] = set()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._producer = producer = await RolloutWorker.open(context, self._tell)
+        self._worker = worker = await RolloutWorker.open(context, engine_events(context))
         if state := await context.bus.kept("sampler"):
-            producer.selection.load(state)
-        context.doing("ready", engines=producer.facts, held=lambda: len(self._held), under_way=producer.oldest,
-                      judging=producer.judging, pools=producer.pools)  # fmt: skip
-        self._undisturbed = asyncio.Lock()
-        turns = generate_in_turns(context, producer.engines, self._undisturbed)
-        work = (self._admit(), self._finish(), self._attend(), turns, self._follow())
+            worker.selection.load(state)
+        context.doing("ready", engines=worker.facts, held=lambda: len(self._held), under_way=worker.oldest,
+                      judging=worker.judging, pools=worker.pools)  # fmt: skip
+        self._evaluating = asyncio.Lock()
+        work = (self._admit(), self._finish(), self._attend(), self._lease_devices(), self._follow())
         loops = [asyncio.create_task(loop) for loop in work]
         try:
             await _until_over(loops, self._failed)
@@ -99,19 +83,39 @@ class Rollout(Role):
             for task in owned:
                 task.cancel()
             await asyncio.gather(*owned, return_exceptions=True)
-            await self._producer.close()
+            await self._worker.close()
+
+    async def _lease_devices(self) -> None:
+        """Generate until somebody wants the devices, pause, go on after; do nothing where the engines have their own.
+
+        Samples that are under way at a pause keep their tokens.
+        """
+        context, pool = self._context, self._worker.engines
+        if not context.plan.neighbours("rollout"):
+            return
+        await pool.pause()
+        devices = context.plan.groups["rollout"].devices
+        await context.devices.join("rollout", devices, pool)
+        while True:
+            await pool.asked()
+            async with context.devices.acquire(devices, "generate", {"rollout": ENGINE}, LEASE_S) as lease:
+                context.doing("generating", freed_bytes=lease.freed_bytes)
+                await pool.resume()
+                await lease.wanted()
+                async with self._evaluating:
+                    await pool.pause()
 
     # -- admit --------------------------------------------------------------------------------------------------
 
     async def _admit(self) -> None:
-        while not self._over.is_set() and not self._context.stopping:
+        while not self._trained.is_set() and not self._context.stopping:
             await self._context.pause_point()
-            version, room = self._producer.version(), self._producer.room(len(self._issues))
+            version, room = self._worker.version(), self._worker.room(len(self._issues))
             done = version.step >= self._context.config.steps  # nobody would train what is begun now
             if done or room <= 0:
                 await self._group_or_poll()
                 continue
-            if not self._producer.serves:
+            if not self._worker.serves:
                 with self._context.waiting("weights that may be sampled", "actor (it publishes)", POLL_S):
                     await self._group_or_poll()
                 continue
@@ -120,7 +124,7 @@ class Rollout(Role):
             if issues:
                 self._context.doing("generating")
             for issue in issues:
-                self._begin(issue, self._producer.version())
+                self._begin(issue, self._worker.version())
 
     async def _group_or_poll(self) -> None:
         await asyncio.wait([*self._issues, self._failed], timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
@@ -134,12 +138,16 @@ class Rollout(Role):
 
     def _group_ended(self, task: asyncio.Task[None]) -> None:
         del self._issues[task]
+        self._note_failure(task)
+
+    def _note_failure(self, task: asyncio.Task[None]) -> None:
+        """Let the error of a task end the role."""
         if not task.cancelled() and (error := task.exception()) and not self._failed.done():
             self._failed.set_exception(error)
 
     async def _make(self, issue: Issue, version: Version) -> None:
         with self._context.working("generating"):
-            made = await self._producer.make(issue, version)
+            made = await self._worker.make(issue, version)
         self._finished.put_nowait(made)
 
     # -- finish -------------------------------------------------------------------------------------------------
@@ -151,18 +159,14 @@ class Rollout(Role):
             await room.acquire()
             delivery = asyncio.create_task(self._deliver(await self._gather_finished()))
             self._deliveries.add(delivery)
-            delivery.add_done_callback(self._delivered)
+            delivery.add_done_callback(self._deliveries.discard)
+            delivery.add_done_callback(self._note_failure)
             delivery.add_done_callback(lambda _: room.release())
-
-    def _delivered(self, delivery: asyncio.Task[None]) -> None:
-        self._deliveries.discard(delivery)
-        if not delivery.cancelled() and (error := delivery.exception()) and not self._failed.done():
-            self._failed.set_exception(error)
 
     async def _deliver(self, groups: Sequence[FinishedGroup]) -> None:
         """Judge groups and put their rows on the bus."""
         with self._context.working("judging"):
-            judged = await self._producer.judge(groups)
+            judged = await self._worker.judge(groups)
         await self._keep_state()
         rejected = [attempt for one in judged if one.rejected_by for attempt in one.group.issue.attempts]
         if rejected:
@@ -170,7 +174,7 @@ class Rollout(Role):
             self._held.difference_update(rejected)
         kept = [sample for one in judged if not one.rejected_by for sample in one.samples]
         plan, seen = self._context.plan, ("media",) if self._context.config.media else ()
-        batch, sealed = row_batch(kept, plan.greedy, {*plan.consumed, *seen}, self._producer.routing)
+        batch, sealed = row_batch(kept, plan.greedy, {*plan.consumed, *seen}, self._worker.routing)
         await self._put(self._with_algorithm(self._with_teacher(batch, groups), groups), sealed)
         self._held.difference_update(seal.attempt for seal in sealed)
         await self._audit()
@@ -179,23 +183,23 @@ class Rollout(Role):
         await self._context.board.emit(RolloutMeasured(step, measures(judged)))
 
     def _with_teacher(self, batch: RowBatch, groups: Sequence[FinishedGroup]) -> RowBatch:
-        """Where there are several, the rows say which one theirs is: their tasks stay here."""
+        """Write into the rows which teacher is theirs, where there are several: their tasks stay here."""
         teachers = self._context.config.teachers
         if len(teachers) < 2 or "teacher" not in self._context.plan.roles:
             return batch
         return with_teacher(batch, {group.issue.group: group.task for group in groups}, teachers)
 
     def _with_algorithm(self, batch: RowBatch, groups: Sequence[FinishedGroup]) -> RowBatch:
-        """Where there are several, the rows say which one learns from them: that of their task's environment."""
+        """Write into the rows which algorithm learns from them, where there are several: that of their environment."""
         if len(self._context.config.algorithms) < 2:
             return batch
         of = {group.issue.group: self._context.config.algorithm_of(group.task.environment) for group in groups}
         return with_row_column(batch, ALGORITHM_INDEX, [of[row.group] for row in batch.ids])
 
     async def _keep_state(self) -> None:
-        """What the sampler has learned, before others may train what it learned from: so that a checkpoint has both."""
-        step = self._producer.version().step
-        state = self._producer.selection.state()
+        """Keep what the sampler has learned before others may train on it, so that a checkpoint has both."""
+        step = self._worker.version().step
+        state = self._worker.selection.state()
         if state and (step != self._kept_at or self._context.config.deterministic):
             await self._context.bus.keep("sampler", state)
             self._kept_at = step
@@ -206,7 +210,7 @@ class Rollout(Role):
             await self._context.clock.sleep(POLL_S)
             await self._audit()
             if self._context.config.media:
-                self._producer.covered((await self._context.bus.statistics())["oldest_group"])
+                self._worker.covered((await self._context.bus.statistics())["oldest_group"])
 
     async def _audit(self) -> None:
         """Report what is held; work on attempts that the bus has ended is given up."""
@@ -216,19 +220,19 @@ class Rollout(Role):
             self._given_up.pop(attempt, None)
         for task, issue in self._issues.items():
             if ended.issuperset(issue.attempts) and not task.cancelling():
-                self._given_up.update(self._producer.lengths(issue))
+                self._given_up.update(self._worker.lengths(issue))
                 task.cancel()
         self._held.difference_update(ended)
 
     async def _gather_finished(self) -> list[FinishedGroup]:
         groups = [await self._finished.get()]
-        for _ in range(MAX_FINISH_TURNS):
+        for _ in range(MAX_FINISH_ITERATIONS):
             await asyncio.sleep(0)
             groups += [self._finished.get_nowait() for _ in range(self._finished.qsize())]
         return groups
 
     async def _put(self, batch: RowBatch, sealed: Sequence[Sealed]) -> None:
-        """No longer than a step may take: a step frees room."""
+        """Put rows on the bus, waiting no longer than a step may take: a step frees room."""
         context = self._context
         with context.waiting(
             "room on the bus", "actor (a step frees it)", context.config.rollout.step_timeout_s
@@ -242,7 +246,7 @@ class Rollout(Role):
     async def _follow(self) -> None:
         """Evaluate at the versions that are due, and take each newer one; evaluation holds the next update back."""
         context = self._context
-        known = self._producer.version() if self._producer.serves else None
+        known = self._worker.version() if self._worker.serves else None
         while not context.stopping:
             if known is not None:
                 await self._evaluate(known.step)
@@ -253,12 +257,12 @@ class Rollout(Role):
                 await self._update(*newest)
                 known = newest[0].version
         await asyncio.gather(*self._waves)
-        self._over.set()
+        self._trained.set()
 
     async def _evaluate(self, step: int) -> None:
-        async with self._undisturbed:
+        async with self._evaluating:
             with self._context.working("evaluating"):
-                judged = await self._producer.evaluate(step)
+                judged = await self._worker.evaluate(step)
         for event in judged:
             await self._context.board.emit(event)
 
@@ -267,7 +271,8 @@ class Rollout(Role):
         served = asyncio.Event()
         wave = asyncio.create_task(self._spread(manifest, transport, served))
         self._waves.add(wave)
-        wave.add_done_callback(self._wave_ended)
+        wave.add_done_callback(self._waves.discard)
+        wave.add_done_callback(self._note_failure)
         first = asyncio.create_task(served.wait())
         try:
             await asyncio.wait(
@@ -282,23 +287,12 @@ class Rollout(Role):
         async def arrived(receipt: Receipt) -> None:
             for what, seconds in receipt.times.items():
                 times[what] = max(seconds, times.get(what, 0.0))
-            await context.bus.serves("rollout", self._producer.version())
+            await context.bus.serves("rollout", self._worker.version())
             served.set()
 
-        receivers = await self._producer.update(manifest, transport, arrived)
+        receivers = await self._worker.update(manifest, transport, arrived)
         seconds = context.clock.now() - start
         await context.board.emit(WeightsPublished(manifest.version, seconds, manifest.size_bytes, receivers, times))
-
-    def _wave_ended(self, wave: asyncio.Task[None]) -> None:
-        self._waves.discard(wave)
-        if not wave.cancelled() and (error := wave.exception()) and not self._failed.done():
-            self._failed.set_exception(error)
-
-    async def _tell(self, what: str, detail: str, seconds: float) -> None:
-        if what == "failed":
-            await self._context.board.emit(RoleFailed("engine", detail, 4, fatal=False))
-        else:
-            await self._context.board.emit(RoleRecovered("engine", seconds, detail))
 
 
 async def _until_over(loops: list[asyncio.Task[None]], failed: asyncio.Future[None]) -> None:

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The actor's work on one step: claim, read, train, verify the leases, update. It commits and publishes nothing.
-
-Rows are trained as they are claimed. Whether a claim brings the whole step or the first groups that are ready is the
-plan's decision (`Plan.streams`); all else is the same.
-"""
+"""The trainer's work on one step: claim, read, train, verify the row leases, update. It commits and publishes nothing."""
 
 from __future__ import annotations
 
@@ -13,16 +9,15 @@ import importlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from math import ceil
 
+from relax_core.api.algorithm import Algorithm
 from relax_core.api.bus import Claim, ClaimRequest
 from relax_core.api.errors import StaleFence
 from relax_core.api.trainer import UpdateOutcome, UpdateResult
 from relax_core.api.weights import Version
 from relax_core.config.run_config import RunContext
-from relax_core.roles.device_lease import TrainerDeviceLease
-from relax_core.roles.rank_group import RankGroup
+from relax_core.roles.rank_group import RankGroup, TrainerDeviceLease
 from relax_core.roles.recovery import NonFinitePolicy
-from relax_core.roles.step import ClaimedRows, StepPart, TrainingStep
-from relax_core.roles.step_metrics import StepTimes
+from relax_core.roles.step import ClaimedRows, StepPart, StepTimes, TrainingStep
 
 POLL_S = 1.0
 RENEW_S = 60.0
@@ -39,20 +34,30 @@ LATE = "raise rollout.step_timeout_s: also what was begun in place of late group
 
 
 class StepTrainer:
-    """Trains steps, one after another."""
+    """Trains steps, one after another.
+
+    A step: `waiting for rows -> training its parts -> rows verified -> updated`, once or more often; a row lease that is
+    lost before the first update leads back to the beginning, one that is lost later ends the run of the ranks.
+
+    Invariants:
+    - Rows are trained as they are claimed. Whether a claim brings the whole step or the first groups that are ready is the
+      plan's decision (`Plan.streams`); all else is the same.
+    - The leases of all rows of the step are renewed while it lasts, and verified right before weights change.
+    - Devices are leased from the first rows on, and never while none are there.
+    """
 
     def __init__(
-        self, context: RunContext, trainer: RankGroup, task: str, meanwhile: Callable[[], Awaitable[None]],
-        devices: TrainerDeviceLease, guard: NonFinitePolicy | None = None,
+        self, context: RunContext, trainer: RankGroup, task: str, lease: TrainerDeviceLease,
+        non_finite: NonFinitePolicy | None = None, meanwhile: Callable[[], Awaitable[None]] | None = None,
     ) -> None:  # fmt: skip
         """`meanwhile` is called again and again while rows are waited for and the weights are those of the step's start."""
         self._context, self._trainer, self._task, self._meanwhile = context, trainer, task, meanwhile
-        self._algorithm = context.build(context.config.learner)
+        self._algorithm: Algorithm = context.build(context.config.learner)
         self._skips = self._algorithm.zero_advantage_skips
-        self._devices = devices
+        self._lease = lease
         self._claimed: Claim | None = None
         """Not part of the step yet: its rows wait for the devices."""
-        self._guard = guard or NonFinitePolicy(context, task)
+        self._non_finite = non_finite or NonFinitePolicy(context, task)
         self._deadline = 0.0
         """Of the step."""
         wanted, group_size = context.config.rollout.prompts_per_step, context.plan.group_size
@@ -61,7 +66,7 @@ class StepTrainer:
         self._least = max(ceil(wanted / MAX_CHUNKS), ceil(ranks / group_size)) if context.plan.streams else wanted
 
     async def step(self, version: Version, times: StepTimes) -> TrainingStep | None:
-        """A step whose updates are done, under leases that held until then; None where the run was told to stop before.
+        """Train a step under row leases that hold until its updates are done; None where the run was told to stop before.
 
         A lease that is lost before the first update costs the work on the step, which is then begun anew.
         """
@@ -81,26 +86,30 @@ class StepTrainer:
             if whole:
                 return step
             await self._give_back(step)
-            await self._devices.let_go()
+            await self._lease.release()
             if self._context.stopping:
                 return None
 
     async def _train(self, step: TrainingStep, times: StepTimes) -> bool:
-        """All groups of the step as they come; False where the run was told to stop before they were there."""
+        """Train all groups of the step as they come; False where the run was told to stop before they were there."""
         while step.left:
             claim = await self._claim(step)
             times.mark("wait_rows")
             if claim is None and (self._context.stopping or not step.claims):
                 return False
-            await self._take_devices(claim)
-            if self._devices.shared:
+            self._claimed = claim  # its row leases are renewed while the devices are waited for
+            try:
+                await self._lease.train()
+            finally:
+                self._claimed = None
+            if self._lease.shared:
                 times.mark("wait_turn")
             await self._work(step, claim)
             times.mark("train")
         return True
 
     async def _claim(self, step: TrainingStep) -> Claim | None:
-        """The next groups; past the deadline those that are ready, and none where some came before.
+        """Claim the next groups; past the deadline those that are ready, and none where some came before.
 
         Where there is not one, those that keep the step waiting are let go, and what is begun instead has as long.
         """
@@ -116,10 +125,10 @@ class StepTrainer:
             self._deadline = context.clock.now() + context.config.rollout.step_timeout_s
 
     async def _claim_in_time(self, step: TrainingStep) -> Claim | None:
-        """Groups as soon as there are enough of them; what is ready once the deadline has passed."""
+        """Claim groups as soon as there are enough of them; whatever is ready once the deadline has passed."""
         context = self._context
         while not context.stopping:
-            if not step.results:
+            if not step.results and self._meanwhile is not None:
                 await self._meanwhile()
             late = context.clock.now() > self._deadline
             request = ClaimRequest(
@@ -131,14 +140,6 @@ class StepTrainer:
                 return claim
         return None
 
-    async def _take_devices(self, claim: Claim | None) -> None:
-        """The lease of the rows is renewed meanwhile."""
-        self._claimed = claim
-        try:
-            await self._devices.train()
-        finally:
-            self._claimed = None
-
     async def _work(self, step: TrainingStep, claim: Claim | None) -> None:
         """Train what these rows make possible; without a claim the step is closed short."""
         self._context.doing(f"training step {step.version.step}", step=step.version.step)
@@ -148,7 +149,7 @@ class StepTrainer:
             await self._update(step, part)
 
     async def _read(self, claim: Claim, version: Version) -> ClaimedRows:
-        """The rows with the starting policy's log-probs, where several updates a step need them before the first one.
+        """Read rows, with the starting policy's log-probs where several updates a step need them before the first one.
 
         What another role computed under other weights is computed anew.
         """
@@ -167,7 +168,7 @@ class StepTrainer:
         return rows
 
     async def _update(self, step: TrainingStep, part: StepPart) -> None:
-        """This part of an update; the leases of all rows are looked at right before weights change.
+        """Train this part of an update; the leases of all rows are looked at right before weights change.
 
         While only those who follow learn, the policy stays as it is and its rows count as trained.
         """
@@ -183,7 +184,7 @@ class StepTrainer:
         if part.ends:
             await self._verify(step)
             result = await self._trainer.finish_update(part.denominators, lambda: self._verify(step))
-            step.results.append(await self._guard.judge(result, step.version))
+            step.results.append(await self._non_finite.check(result, step.version))
 
     async def _verify(self, step: TrainingStep) -> None:
         for claim in step.claims:
@@ -191,7 +192,7 @@ class StepTrainer:
 
     @contextlib.asynccontextmanager
     async def _renewing(self, step: TrainingStep) -> AsyncIterator[None]:
-        """Leases do not run out meanwhile, however long rows are waited for and trained."""
+        """Renew the row leases of a step, however long its rows are waited for and trained."""
         renewal = asyncio.create_task(self._renew(step))
         try:
             yield
@@ -210,7 +211,7 @@ class StepTrainer:
                     await self._context.bus.verify(self._claimed)
 
     async def _give_back(self, step: TrainingStep) -> None:
-        """Nothing of the step was trained: its rows are for the next claim."""
+        """Release the rows of a step of which nothing was trained."""
         if step.claims:
             await self._trainer.call("abort_update")
         for claim in step.claims:

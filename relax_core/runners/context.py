@@ -34,7 +34,7 @@ from relax_core.api.trainer import Chosen
 from relax_core.api.worker import Worker, Workers, WorkerSpec
 from relax_core.config.compose import parse_config
 from relax_core.devices.client import DeviceLeaseClient
-from relax_core.devices.service import DeviceService, LocalDeviceService, owner_of
+from relax_core.devices.scheduler import DeviceService, LocalDeviceService, owner_of
 from relax_core.observe.span_recorder import SpanRecorder
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.host import announce
@@ -60,7 +60,7 @@ class RoleContext:
 
     def __init__(
         self, role: str, launch: Launch, catalogue: Catalogue, bus: Bus, weights: WeightService, board: RunStatus,
-        workers: Workers, children: Workers, clock: Clock, incarnation: int, turns: DeviceService | None = None,
+        workers: Workers, children: Workers, clock: Clock, incarnation: int, devices: DeviceService | None = None,
     ) -> None:  # fmt: skip
         self.role, self.plan, self.run_id, self.run_dir = role, launch.plan, launch.run_id, launch.run_dir
         announce(launch.functions, catalogue)
@@ -86,10 +86,10 @@ class RoleContext:
         self._going.set()
         self._stopping = False
         owner = owner_of(role, incarnation)
-        self._client = DeviceLeaseClient(
-            turns or LocalDeviceService(clock), owner, self.plan.shared, partial(self.waiting, holds=True)
+        self._leases = DeviceLeaseClient(
+            devices or LocalDeviceService(clock), owner, self.plan.shared, partial(self.waiting, holds=True)
         )
-        self.turns: DeviceLeases = self._client
+        self.devices: DeviceLeases = self._leases
 
     def build(self, chosen: Chosen) -> Any:
         return self._catalogue.build(chosen)
@@ -151,7 +151,7 @@ class RoleContext:
 
     async def close(self) -> None:
         """The role is over: what lived on shared devices is gone."""
-        await self._client.close()
+        await self._leases.close()
 
     def take(self, command: str) -> None:
         """A person's or the controller's command."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What decides over devices: turns of colocated roles, and a scaling policy."""
+"""What decides over devices: leases of colocated roles, and a scaling policy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from relax_core.api import DeadlineExceeded, DeviceLeases, InfrastructureError, 
 from relax_core.api.clock import SystemClock
 from relax_core.api.devices import OffloadPart
 from relax_core.devices.client import DeviceLeaseClient
-from relax_core.devices.service import LocalDeviceService
+from relax_core.devices.scheduler import LocalDeviceService
 
 
 class Body:
@@ -24,14 +24,14 @@ class Body:
     def __init__(self, *parts: OffloadPart) -> None:
         self.parts, self.awake = frozenset(parts), set(parts)
 
-    async def sleep(self, parts: Sequence[OffloadPart]) -> int:
+    async def offload(self, parts: Sequence[OffloadPart]) -> int:
         if self.broken:
             raise RuntimeError("it will not")
         freed = len(self.awake & set(parts))
         self.awake -= set(parts)
         return freed
 
-    async def wake(self, parts: Sequence[OffloadPart]) -> None:
+    async def onload(self, parts: Sequence[OffloadPart]) -> None:
         self.awake |= self.parts & set(parts)
 
 
@@ -54,9 +54,9 @@ def unseen(reason: str, owed_by: str, deadline_s: float) -> Iterator[None]:
 
 @asynccontextmanager
 async def colocated() -> AsyncIterator[tuple[DeviceLeases, DeviceLeases, Body, Body]]:
-    """Both sides' turns, and what sleeps."""
-    board = LocalDeviceService(SystemClock())
-    engines, trainers = (DeviceLeaseClient(board, role, DEVICES, unseen) for role in ("rollout", "actor"))
+    """Both sides, and what is offloaded."""
+    service = LocalDeviceService(SystemClock())
+    engines, trainers = (DeviceLeaseClient(service, role, DEVICES, unseen) for role in ("rollout", "actor"))
     engine, trainer = Body("weights", "kv"), Body("weights", "optimizer", "gradients")
     await engines.join("engine", DEVICES, engine)
     await trainers.join("trainer", DEVICES, trainer)
@@ -66,21 +66,23 @@ async def colocated() -> AsyncIterator[tuple[DeviceLeases, DeviceLeases, Body, B
         await asyncio.gather(engines.close(), trainers.close())
 
 
-async def test_colocated_roles_take_turns_and_a_publish_has_both_sides_weights() -> None:
+async def test_colocated_roles_alternate_and_a_publish_has_both_sides_weights() -> None:
     async with colocated() as (engines, trainers, engine, trainer):
-        async with engines.acquire(DEVICES, "generate", {"engine": ("weights", "kv")}, 5.0) as turn:
+        async with engines.acquire(DEVICES, "generate", {"engine": ("weights", "kv")}, 5.0) as lease:
             assert (engine.awake, trainer.awake) == ({"weights", "kv"}, set())
-            assert turn.freed_bytes == 3
-        async with trainers.acquire(DEVICES, "train", {"trainer": ("weights", "optimizer", "gradients")}, 5.0) as turn:
+            assert lease.freed_bytes == 3
+        async with trainers.acquire(DEVICES, "train", {"trainer": ("weights", "optimizer", "gradients")}, 5.0) as lease:
             assert (engine.awake, trainer.awake) == (set(), {"weights", "optimizer", "gradients"})
-            await turn.become("publish", {"engine": ("weights",), "trainer": ("weights",)}, 5.0)
+            await lease.change_phase("publish", {"engine": ("weights",), "trainer": ("weights",)}, 5.0)
             assert engine.awake == trainer.awake == {"weights"}
 
 
-async def test_a_turn_that_does_not_come_is_an_error_at_its_deadline() -> None:
+async def test_a_lease_that_does_not_come_is_an_error_at_its_deadline() -> None:
     async with colocated() as (engines, trainers, _, _):
         async with trainers.acquire(DEVICES, "train", {"trainer": ("weights",)}, 5.0):
-            with pytest.raises(DeadlineExceeded, match=r"a turn to generate on shared devices; had by actor \(train\)"):
+            with pytest.raises(
+                DeadlineExceeded, match=r"a lease to generate on shared devices; held by actor \(train\)"
+            ):
                 async with engines.acquire(DEVICES, "generate", {"engine": ("weights", "kv")}, 0.01):
                     raise AssertionError("two had the devices")
         async with engines.acquire(DEVICES, "generate", {"engine": ("weights", "kv")}, 5.0):
@@ -95,17 +97,17 @@ async def test_waits_for_devices_name_roles_and_members() -> None:
         debtors.append(owed_by)
         yield
 
-    board = LocalDeviceService(SystemClock())
-    client = DeviceLeaseClient(board, "actor#1", DEVICES, seen)
+    service = LocalDeviceService(SystemClock())
+    client = DeviceLeaseClient(service, "actor#1", DEVICES, seen)
     await client.join("actor", DEVICES, Body("weights", "optimizer", "gradients"))
     try:
-        async with client.acquire(DEVICES, "train", {"actor": ("weights",)}, 5.0) as turn:
-            await turn.become("publish", {"actor": ("weights", "optimizer")}, 5.0)
-            await turn.become("publish", {"actor": ("weights", "optimizer")}, 5.0)
+        async with client.acquire(DEVICES, "train", {"actor": ("weights",)}, 5.0) as lease:
+            await lease.change_phase("publish", {"actor": ("weights", "optimizer")}, 5.0)
+            await lease.change_phase("publish", {"actor": ("weights", "optimizer")}, 5.0)
     finally:
         await client.close()
-    assert debtors[:2] == ["actor (has yet to sleep)", "actor (has yet to wake)"]
-    assert set(debtors[2:]) <= {"arbiter"}
+    assert debtors[:2] == ["actor (has yet to offload)", "actor (has yet to onload)"]
+    assert set(debtors[2:]) <= {"device scheduler"}
 
 
 async def test_of_two_who_enter_one_may_be_cancelled() -> None:
@@ -125,53 +127,53 @@ async def test_of_two_who_enter_one_may_be_cancelled() -> None:
 async def test_who_holds_the_devices_learns_that_they_are_wanted() -> None:
     async with colocated() as (engines, trainers, engine, _):
         held = engines.acquire(DEVICES, "generate", {"engine": ("weights", "kv")}, 5.0)
-        turn = await held.__aenter__()
+        lease = await held.__aenter__()
         asking = asyncio.create_task(_once(trainers))
         async with asyncio.timeout(5.0):
-            await turn.wanted()
+            await lease.wanted()
         assert engine.awake == {"weights", "kv"}  # asked, not robbed
         await held.__aexit__(None, None, None)
         await asking
 
 
-async def test_who_leaves_or_fails_to_sleep_blocks_nobody() -> None:
+async def test_who_leaves_or_fails_to_offload_blocks_nobody() -> None:
     async with colocated() as (engines, trainers, engine, _):
         engine.broken = True
         async with trainers.acquire(DEVICES, "train", {"trainer": ("weights",)}, 5.0):
             with pytest.raises(InfrastructureError, match="it will not"):
                 async with engines.acquire(DEVICES, "generate", {"engine": ("weights", "kv")}, 5.0):
-                    raise AssertionError("what can't sleep has no turns")
+                    raise AssertionError("a member that can't be offloaded has no leases")
 
 
-async def test_who_is_silent_for_its_lease_loses_its_turn_and_learns_it() -> None:
+async def test_who_is_silent_for_too_long_loses_its_lease_and_learns_it() -> None:
     clock = Hand()
-    board = LocalDeviceService(clock)
-    first, second = (DeviceLeaseClient(board, role, DEVICES, unseen) for role in ("rollout", "actor"))
-    async with first.acquire(DEVICES, "generate", {}, 5.0) as turn:
+    service = LocalDeviceService(clock)
+    first, second = (DeviceLeaseClient(service, role, DEVICES, unseen) for role in ("rollout", "actor"))
+    async with first.acquire(DEVICES, "generate", {}, 5.0) as lease:
         clock.shows += 100.0  # its loop stood still
         await second.join("trainer", DEVICES, Body("weights"))
         with pytest.raises(InfrastructureError, match="lost its devices"):
-            await turn.wanted()
+            await lease.wanted()
     await asyncio.gather(first.close(), second.close())
 
 
-async def test_who_shares_nothing_has_a_turn_at_once_and_asks_nobody() -> None:
+async def test_who_shares_nothing_has_a_lease_at_once_and_asks_nobody() -> None:
     apart = frozenset({"gpu:7"})
     async with colocated() as (_, trainers, engine, _):
         alone = Body("weights")
         await trainers.join("reference", apart, alone)
         async with (
             trainers.acquire(DEVICES, "train", {"trainer": ("weights",)}, 5.0),
-            trainers.acquire(apart, "forward", {"reference": ("weights",)}, 0.0) as turn,
+            trainers.acquire(apart, "forward", {"reference": ("weights",)}, 0.0) as lease,
         ):
             assert alone.awake == {"weights"} and not engine.awake
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.01):
-                    await turn.wanted()
+                    await lease.wanted()
 
 
-async def _once(turns: DeviceLeases) -> None:
-    async with turns.acquire(DEVICES, "train", {"trainer": ("weights",)}, 5.0):
+async def _once(leases: DeviceLeases) -> None:
+    async with leases.acquire(DEVICES, "train", {"trainer": ("weights",)}, 5.0):
         """Had."""
 
 

@@ -161,7 +161,7 @@ async def test_a_rank_that_is_killed_ends_the_call_of_all(folder, tmp_path, shar
 
 
 async def test_a_rank_that_hangs_in_a_collective_is_found_and_ends_the_call_of_all(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("relax_core.roles.rank_group.EVERY_S", 0.2)
+    monkeypatch.setattr("relax_core.roles.rank_group.PING_EVERY_S", 0.2)
     async with working(folder, tmp_path, "fsdp") as (group, ranks):
         os.kill(ranks[1].pid, signal.SIGSTOP)
         async with asyncio.timeout(100):

@@ -14,7 +14,7 @@ from relax_core.api.role import Role
 from relax_core.api.status import RunStatus
 from relax_core.api.trainer import Chosen
 from relax_core.bus.service import open_bus
-from relax_core.devices.service import LocalDeviceService
+from relax_core.devices.scheduler import LocalDeviceService
 from relax_core.registry.catalogue import Catalogue
 from relax_core.runners.context import RoleContext, run_role
 from relax_core.runners.launch import Launch, RoleEnd, bus_settings, launch_component, starting_version
@@ -32,7 +32,7 @@ class LocalRunner:
         self._catalogue, self._clock = catalogue, clock or SystemClock()
         self.board: RunStatus = RunStatusService(self._clock)
         self._weights = LocalWeightService(self._clock)
-        self._turns = LocalDeviceService(self._clock)
+        self._devices = LocalDeviceService(self._clock)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ended: asyncio.Queue[RoleEnd] = asyncio.Queue()
         self._workers: LocalWorkers | None = None
@@ -70,7 +70,7 @@ class LocalRunner:
                 workers,
                 self._clock,
                 incarnation,
-                self._turns,
+                self._devices,
             )
 
         try:

@@ -21,7 +21,7 @@ from relax_core.api.events import RoleFailed
 from relax_core.api.role import Role
 from relax_core.api.weights import Version
 from relax_core.bus.service import open_bus
-from relax_core.devices.service import LocalDeviceService
+from relax_core.devices.scheduler import LocalDeviceService
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc.host import Failure
 from relax_core.runners.launch import Launch, bus_settings, launch_component, starting_version
@@ -81,8 +81,8 @@ class Hub:
         self._launch, self._room = launch, open_room(launch.plan)
         self._store = await self._open_bus(component, bus_settings(launch), launch.run_dir, starting_version(launch))
         self._clock = SystemClock()
-        self._board, self._turns = RunStatusService(self._clock), LocalDeviceService(self._clock)
-        self._services |= {"board": self._board, "weights": LocalWeightService(self._clock), "turns": self._turns}
+        self._board, self._devices = RunStatusService(self._clock), LocalDeviceService(self._clock)
+        self._services |= {"board": self._board, "weights": LocalWeightService(self._clock), "devices": self._devices}
         self._ends: list[tuple[str, Failure | None]] = []
         self._presence = ReplicaTracker({role: _stateless(catalogue, role) for role in launch.plan.roles})
         self._entered = asyncio.Event()
@@ -157,7 +157,7 @@ class Hub:
         loss = self._presence.lost(role, pid, now)
         if loss is None:
             return
-        await self._turns.gone(role)
+        await self._devices.gone(role)
         await self._board.emit(RoleFailed(role, loss.reason, WorkerDied.exit_code, loss.fatal))
         if loss.fatal:
             await self.end_role(role, Failure(WorkerDied.__name__, loss.reason))

@@ -4,16 +4,15 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from relax_core.api.devices import OffloadPart, Phase
 from relax_core.api.events import Event, StepFinished
 from relax_core.api.status import Command, CommandName, Heartbeat
 from relax_core.api.trainer import Chosen
 from relax_core.api.weights import Manifest, Receipt, Version
-from relax_core.devices.scheduler import DeviceCommand
+from relax_core.devices.scheduler import DeviceCommand, DeviceRequest
 from relax_core.runners.ray.connection import RpcClient, asked
 
 CALL_S = 120.0
@@ -114,7 +113,7 @@ class WeightClient:
 
 
 class DeviceServiceClient:
-    """`runners.turns.TurnService`."""
+    """Implements `devices.scheduler.DeviceService` by calls to the hub."""
 
     def __init__(self, hub: RemoteService) -> None:
         self._hub = hub
@@ -128,19 +127,14 @@ class DeviceServiceClient:
     async def leave(self, owner: str, name: str) -> None:
         await self._hub.call("leave", owner, name)
 
-    async def ask(
-        self, owner: str, turn: str, devices: frozenset[str], phase: Phase, holders: Mapping[str, Sequence[OffloadPart]],
-        deadline_s: float,
-    ) -> str:  # fmt: skip
-        return cast(str, await self._hub.call("ask", owner, turn, devices, phase, dict(holders), deadline_s))
+    async def acquire(self, request: DeviceRequest) -> str:
+        return cast(str, await self._hub.call("acquire", request))
 
-    async def become(
-        self, owner: str, turn: str, phase: Phase, holders: Mapping[str, Sequence[OffloadPart]], deadline_s: float
-    ) -> str:
-        return cast(str, await self._hub.call("become", owner, turn, phase, dict(holders), deadline_s))
+    async def change_phase(self, request: DeviceRequest) -> str:
+        return cast(str, await self._hub.call("change_phase", request))
 
-    async def let_go(self, owner: str, turn: str) -> None:
-        await self._hub.call("let_go", owner, turn)
+    async def release(self, owner: str, lease_id: str) -> None:
+        await self._hub.call("release", owner, lease_id)
 
     async def done(self, owner: str, number: int, freed_bytes: int) -> None:
         await self._hub.call("done", owner, number, freed_bytes)

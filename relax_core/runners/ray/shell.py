@@ -134,13 +134,13 @@ class RoleShell:
         reach = RpcClient(hub)
         bus = BusClient(RemoteService(reach, "bus"), part.store)
         weights, board = WeightClient(RemoteService(reach, "weights")), RunStatusClient(RemoteService(reach, "board"))
-        turns = DeviceServiceClient(RemoteService(reach, "turns"))
+        devices = DeviceServiceClient(RemoteService(reach, "devices"))
         children = LocalWorkers(launch.plugin_files, launch.resolved, Path(launch.run_dir) / "logs", self._clock)
 
         def context(incarnation: int) -> RoleContext:
             workers = RayWorkers(launch, incarnation, part.room)
             return RoleContext(
-                self._role, launch, catalogue, bus, weights, board, workers, children, self._clock, incarnation, turns
+                self._role, launch, catalogue, bus, weights, board, workers, children, self._clock, incarnation, devices
             )
 
         try:

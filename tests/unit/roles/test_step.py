@@ -14,8 +14,7 @@ from relax_core.api.trainer import UpdateOutcome, UpdateResult
 from relax_core.api.trajectory import Outcome
 from relax_core.api.weights import Version
 from relax_core.learn.counts import count
-from relax_core.roles.step import ClaimedRows, TrainingStep, masked, moved
-from relax_core.roles.step_metrics import StepTimes, step_metrics
+from relax_core.roles.step import ClaimedRows, StepTimes, TrainingStep, masked, moved, step_metrics
 
 NOW = Version("actor", 0, 5)
 

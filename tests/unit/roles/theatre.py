@@ -25,7 +25,7 @@ from relax_core.bus.service import open_bus
 from relax_core.bus.store import InProcessBus
 from relax_core.config.compose import compose
 from relax_core.control.planner import plan
-from relax_core.devices.service import LocalDeviceService
+from relax_core.devices.scheduler import LocalDeviceService
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc import messages
 from relax_core.rpc.host import Host
@@ -205,8 +205,7 @@ class Theatre:
         launch, clock = self.launch, self.clock
         self.bus = await open_bus(InProcessBus(), bus_settings(launch), launch.run_dir, Version("actor", 0, 0), clock)
         self.board, weights, self.workers = Audience(clock), LocalWeightService(clock), Puppeteer(self.catalogue)
-
-        turns = LocalDeviceService(clock)
+        devices = LocalDeviceService(clock)
 
         def context(role: str) -> Callable[[int], RoleContext]:
             return lambda incarnation: RoleContext(
@@ -220,7 +219,7 @@ class Theatre:
                 self.workers,
                 clock,
                 incarnation,
-                turns,
+                devices,
             )
 
         roles = [self.catalogue.build(Chosen("role", name)) for name in launch.plan.roles]

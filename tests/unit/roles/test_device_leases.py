@@ -16,7 +16,7 @@ STEPS = 6
 SAMPLES = STEPS * 4 * 4
 CPU = {"mode": "colocate"}
 GPU = {**CPU, "rollout": {"gpus_per_engine": 1}, "actor": {"gpus_per_rank": 1}, "reference": {"gpus_per_rank": 1}}
-"""There also weights sleep: engines load them, and start anew, in their own turns only."""
+"""There also weights sleep: engines load them, and start anew, under their own leases only."""
 REFERENCE = {"algorithm": {"name": "grpo", "kl_coef": 0.1}}
 
 
@@ -44,7 +44,7 @@ def test_colocated_roles_never_work_at_the_same_time(tmp_path: Path, staleness: 
     assert all("memory/freed_bytes" in step.metrics for step in played.steps)
 
 
-def test_partial_rollouts_are_carried_over_a_turn_of_the_trainer(tmp_path: Path) -> None:
+def test_partial_rollouts_are_carried_over_a_lease_of_the_trainer(tmp_path: Path) -> None:
     longest = {"engine": {"name": "puppet-engine", "longest": 64}, "rollout": {"max_new_tokens": 64}}
     played = theatre(tmp_path, placement="colocate", max_staleness=1, **longest).play(at_most_s=1e3)
     assert played.account.trained == SAMPLES and not played.account.dropped
@@ -64,7 +64,7 @@ def test_the_reference_waits_for_the_trainer_only_where_they_share(tmp_path: Pat
     assert ("memory/freed_bytes" in played.steps[0].metrics) is not alone
 
 
-def test_an_evaluation_has_its_turn_too(tmp_path: Path) -> None:
+def test_an_evaluation_has_its_lease_too(tmp_path: Path) -> None:
     evaluated = {"eval": {"every": 1, "size": 4}}
     played = theatre(tmp_path, placement="colocate", max_staleness=1, **evaluated).play(at_most_s=1e3)
     assert played.account.trained == SAMPLES
@@ -72,7 +72,7 @@ def test_an_evaluation_has_its_turn_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("placement", [CPU, GPU], ids=["cpu", "gpu"])
-def test_an_engine_that_dies_in_its_turn_keeps_nobody_waiting(tmp_path: Path, placement: Any) -> None:
+def test_an_engine_that_dies_under_its_lease_keeps_nobody_waiting(tmp_path: Path, placement: Any) -> None:
     async def kill(played: Theatre) -> None:
         while not any(span.method == "accumulate" for span in played.workers.spans):
             await asyncio.sleep(0.1)
@@ -90,7 +90,7 @@ def test_an_engine_that_dies_in_its_turn_keeps_nobody_waiting(tmp_path: Path, pl
 
 
 @pytest.mark.parametrize("wait_s", [0.05, 0.3, 1.1, 2.0])
-def test_an_engine_that_hangs_in_or_between_turns_costs_seconds(tmp_path: Path, wait_s: float) -> None:
+def test_an_engine_that_hangs_in_or_between_leases_costs_seconds(tmp_path: Path, wait_s: float) -> None:
     """It is silent when it is to pause, to wake, to load weights or to generate."""
 
     async def hang(played: Theatre) -> None:
@@ -107,7 +107,7 @@ def test_an_engine_that_hangs_in_or_between_turns_costs_seconds(tmp_path: Path, 
     assert played.seconds < plain.seconds + 3 * 2.0, "silence, a question, a new one"
 
 
-def test_an_actor_that_dies_in_its_turn_begins_again_in_another(tmp_path: Path) -> None:
+def test_an_actor_that_dies_under_its_lease_begins_again_in_another(tmp_path: Path) -> None:
     async def kill(played: Theatre) -> None:
         while not any(span.method == "begin_update" for span in played.workers.spans):
             await asyncio.sleep(0.1)
@@ -118,7 +118,7 @@ def test_an_actor_that_dies_in_its_turn_begins_again_in_another(tmp_path: Path) 
     assert [event.role for event in played.events if isinstance(event, RoleRecovered)] == ["actor"]
 
 
-def test_parts_sleep_and_wake_around_turns(tmp_path: Path) -> None:
+def test_parts_sleep_and_wake_around_leases(tmp_path: Path) -> None:
     played = theatre(tmp_path, placement="colocate").play()
     asleep = played.of("actor-rank", "sleep")
     assert len(asleep) == len(played.of("actor-rank", "wake")) >= STEPS - 1

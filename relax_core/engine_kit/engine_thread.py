@@ -59,17 +59,17 @@ _SEND_EVERY = 4
 
 
 @dataclass(slots=True)
-class Running:
+class OpenRequest:
     """A request that has not finished, and who waits for it."""
 
     request: GenerateRequest
     stream: DeltaStream
 
 
-RunningT = TypeVar("RunningT", bound=Running)
+OpenRequestT = TypeVar("OpenRequestT", bound=OpenRequest)
 
 
-class EngineThread(ABC, Generic[RunningT]):
+class EngineThread(ABC, Generic[OpenRequestT]):
     """Requests by id, and the thread that advances them."""
 
     def __init__(self, version: Version, name: str) -> None:
@@ -77,7 +77,7 @@ class EngineThread(ABC, Generic[RunningT]):
         self.asleep: set[str] = set()
         self.paused = False
         self.failure = ""
-        self._open: dict[str, RunningT] = {}
+        self._open: dict[str, OpenRequestT] = {}
         """Every request that has not finished, wherever it is."""
         self._held: list[tuple[DeltaStream, Delta]] = []
         self._since_sent = 0
@@ -125,7 +125,7 @@ class EngineThread(ABC, Generic[RunningT]):
 
     # -- commands: run on the thread ------------------------------------------------------------------------------
 
-    def submit(self, call: Sequence[RunningT]) -> None:
+    def submit(self, call: Sequence[OpenRequestT]) -> None:
         for member in call:
             if member.request.id in self._open:
                 raise ValueError(f"request {member.request.id!r} is already running; ids are unique")
@@ -162,7 +162,7 @@ class EngineThread(ABC, Generic[RunningT]):
     # -- what an engine does --------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _enter(self, call: Sequence[RunningT]) -> None:
+    def _enter(self, call: Sequence[OpenRequestT]) -> None:
         """Take up requests, all of one call, or raise and have none of them."""
 
     @abstractmethod

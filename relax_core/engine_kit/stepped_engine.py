@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine around a `Stepper`: async outside, one driving thread inside. For those who write engines.
 
-It translates between the engine contract and `SteppedThread`, refuses what the model is not, and tells what it can prove:
+It translates between the engine contract and `StepperThread`, refuses what the model is not, and tells what it can prove:
 the bytes that arrived, and where the stepper can read its memory a checksum of that. Extend it by `prepare` and `make`.
 """
 
@@ -25,7 +25,7 @@ from relax_core.engine_kit.engine_thread import DeltaStream
 from relax_core.engine_kit.merged_adapters import MergedAdapters, folder_in_dtype
 from relax_core.engine_kit.model_folder import check_manifest, folder_tensors
 from relax_core.engine_kit.requests import check_ids, check_requests
-from relax_core.engine_kit.stepper import SteppedThread, Stepper, Stepping
+from relax_core.engine_kit.stepper import SteppedRequest, Stepper, StepperThread
 from relax_core.tensor_files.delta import DeltaBase
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class SteppedEngine(Engine[OptionsT], Generic[OptionsT]):
 
     def __init__(self, options: OptionsT | None = None) -> None:
         super().__init__(options)
-        self._thread: SteppedThread | None = None
+        self._thread: StepperThread | None = None
         self._transports: dict[str, WeightTransport] = {}
         self._spec = EngineSpec(model={}, max_context=0)
         self._known: dict[str, TensorInfo] = {}
@@ -80,7 +80,7 @@ class SteppedEngine(Engine[OptionsT], Generic[OptionsT]):
         self._spec = spec
         self._known = await asyncio.to_thread(folder_tensors, str(spec.model["path"]))
         name = f"relax-{type(self).__name__.removesuffix('Engine').lower()}"
-        self._thread = SteppedThread(lambda: self.make(spec), spec.version, spec.kv_across_versions, name)
+        self._thread = StepperThread(lambda: self.make(spec), spec.version, spec.kv_across_versions, name)
         model = await asyncio.wrap_future(self._thread.begin())
         self._vocab_size, self._max_context = model.vocab_size, model.max_context
         self._dtype = _SAFETENSORS.get(model.dtype, model.dtype)
@@ -111,10 +111,10 @@ class SteppedEngine(Engine[OptionsT], Generic[OptionsT]):
         return self._generate(thread, requests)
 
     async def _generate(
-        self, thread: SteppedThread, requests: Sequence[GenerateRequest]
+        self, thread: StepperThread, requests: Sequence[GenerateRequest]
     ) -> AsyncIterator[Sequence[Delta]]:
         stream = DeltaStream(request.id for request in requests)
-        call = [Stepping(request, stream) for request in requests]
+        call = [SteppedRequest(request, stream) for request in requests]
         try:
             await self._call(lambda: thread.submit(call))
             async for deltas in stream.items():
@@ -166,7 +166,7 @@ class SteppedEngine(Engine[OptionsT], Generic[OptionsT]):
             layout=f"{layout} with adapters" if layout and manifest.payload == "lora" else layout,
         )  # fmt: skip
 
-    def _refuse(self, manifest: Manifest, thread: SteppedThread) -> None:
+    def _refuse(self, manifest: Manifest, thread: StepperThread) -> None:
         if "weights" in thread.asleep:
             raise ValueError(f"{manifest.version}: {self._spec.name}'s weights are asleep; wake them first")
         if not manifest.version.supersedes(thread.version):
@@ -179,7 +179,7 @@ class SteppedEngine(Engine[OptionsT], Generic[OptionsT]):
             self._refuse_delta(manifest, thread)
         return check_manifest(manifest, self._known, self._dtype)
 
-    def _refuse_delta(self, manifest: Manifest, thread: SteppedThread) -> None:
+    def _refuse_delta(self, manifest: Manifest, thread: StepperThread) -> None:
         if self._kept is None:
             switch = switched_off(type(self), "delta", self._options())
             told = f"it takes deltas where engine.{switch} = true" if switch else "it loads full versions"
@@ -235,7 +235,7 @@ class SteppedEngine(Engine[OptionsT], Generic[OptionsT]):
 
     def _load(
         self,
-        thread: SteppedThread,
+        thread: StepperThread,
         manifest: Manifest,
         arrays: Arrays,
         arrived: list[TensorInfo],
@@ -307,7 +307,7 @@ class SteppedEngine(Engine[OptionsT], Generic[OptionsT]):
         if not await asyncio.to_thread(thread.join, _STOP_S):
             raise InfrastructureError(f"{self._spec.name}: a step runs for over {_STOP_S:.0f} s; kill the process")
 
-    def _running(self) -> SteppedThread:
+    def _running(self) -> StepperThread:
         if self._thread is None:
             raise InfrastructureError(f"{self._spec.name}: not started; call start first")
         return self._thread
@@ -345,7 +345,7 @@ def _combined(checksums: Mapping[str, str]) -> str:
     return sha256(repr(sorted(checksums.items())).encode()).hexdigest() if checksums else ""
 
 
-def _leave(thread: SteppedThread, stream: DeltaStream) -> None:
+def _leave(thread: StepperThread, stream: DeltaStream) -> None:
     """The reader is gone: free what it asked for."""
     with contextlib.suppress(InfrastructureError):
         thread.call(lambda: thread.withdraw(stream))

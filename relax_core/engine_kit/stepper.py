@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Engines that are a library which takes steps: requests in, new tokens out of each step. For those who write engines.
 
-`Stepper` is what the library's wrapper gives; `SteppedThread` drives it, so that every token is told under the version that
+`Stepper` is what the library's wrapper gives; `StepperThread` drives it, so that every token is told under the version that
 sampled it. What an engine does for its callers is `stepped_engine`.
 """
 
@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Protocol
 
 from relax_core.api.engine import Delta, FinishReason, GenerateRequest
 from relax_core.api.weights import Version
-from relax_core.engine_kit.engine_thread import EngineThread, Running
+from relax_core.engine_kit.engine_thread import EngineThread, OpenRequest
 
 if TYPE_CHECKING:
     import numpy as np
 
 
 @dataclass(slots=True)
-class New:
-    """What one step gave to one request."""
+class StepOutput:
+    """The tokens and facts that one step gave to one request."""
 
     tokens: tuple[int, ...]
     log_probs: tuple[float, ...]
@@ -59,7 +59,7 @@ class Stepper(Protocol):
         """Forget requests, if it has them; no later step tells of them, and their ids may come again."""
         ...
 
-    def step(self) -> Mapping[str, New]:
+    def step(self) -> Mapping[str, StepOutput]:
         """One iteration; what it gave, by request."""
         ...
 
@@ -68,7 +68,7 @@ class Stepper(Protocol):
         ...
 
     def routes(self, name: str) -> bytes:
-        """As `New.routes`, of a request that asked for them and runs; empty where nothing is computed."""
+        """As `StepOutput.routes`, of a request that asked for them and runs; empty where nothing is computed."""
         ...
 
     def load(self, arrays: Iterable[tuple[str, np.ndarray, str]]) -> None:
@@ -95,14 +95,14 @@ class Stepper(Protocol):
 
 
 @dataclass(slots=True)
-class Stepping(Running):
+class SteppedRequest(OpenRequest):
     """A request inside a stepper."""
 
     oldest: int = -1
     """The step whose weights its cache began under; -1: nothing is computed yet."""
 
 
-class SteppedThread(EngineThread[Stepping]):
+class StepperThread(EngineThread[SteppedRequest]):
     """A stepper's requests, and the thread that steps it."""
 
     model: Stepper
@@ -127,7 +127,7 @@ class SteppedThread(EngineThread[Stepping]):
         self.model = self._make()
         return self.model
 
-    def _enter(self, call: Sequence[Stepping]) -> None:
+    def _enter(self, call: Sequence[SteppedRequest]) -> None:
         try:
             for member in call:
                 self.model.add(member.request)
@@ -139,9 +139,9 @@ class SteppedThread(EngineThread[Stepping]):
         routes = {name: self._routes(self._open[name]) for name in names}
         self.model.abort(names)
         for name in names:
-            self._grown(name, New((), (), "abort", routes=routes[name]))
+            self._grown(name, StepOutput((), (), "abort", routes=routes[name]))
 
-    def _routes(self, member: Stepping) -> bytes:
+    def _routes(self, member: SteppedRequest) -> bytes:
         return self.model.routes(member.request.id) if member.request.routed_experts else b""
 
     def score(self, sequences: Sequence[tuple[int, ...]], temperature: float) -> list[Future[list[float]]]:
@@ -166,7 +166,7 @@ class SteppedThread(EngineThread[Stepping]):
                     self._open[name].oldest = self.version.step
         for name, member in self._open.items():
             if routes := self._routes(member):  # of the weights that sampled so far; computed again, they may differ
-                self._grown(name, New((), (), routes=routes))
+                self._grown(name, StepOutput((), (), routes=routes))
         self.model.forget_caches(running=not keeps)
         for member in self._open.values():
             if not keeps:
@@ -185,13 +185,13 @@ class SteppedThread(EngineThread[Stepping]):
             elif name in self._open:
                 self._grown(name, new)
 
-    def _scored(self, answer: Future[list[float]], new: New) -> None:
+    def _scored(self, answer: Future[list[float]], new: StepOutput) -> None:
         if new.finish == "error":
             answer.set_exception(ValueError(new.error))
         else:
             answer.set_result([0.0, *new.scores])
 
-    def _grown(self, name: str, new: New) -> None:
+    def _grown(self, name: str, new: StepOutput) -> None:
         member, step = self._open[name], self.version.step
         if new.finish in ("stop", "length"):
             self.prompt_tokens += len(member.request.tokens)

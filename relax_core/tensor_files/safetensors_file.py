@@ -25,6 +25,7 @@ Tensors: TypeAlias = Iterable[tuple[str, np.ndarray, str]]
 """(name, array, dtype as safetensors call it)."""
 NUMPY: Mapping[str, str] = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "F8_E4M3": "|u1", "F8_E5M2": "|u1",
+    "F8_E8M0": "|u1", "F8_E4M3FNUZ": "|u1", "F8_E5M2FNUZ": "|u1", "C64": "<c8",
     "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1", "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1",
     "BOOL": "|b1",
 }  # fmt: skip

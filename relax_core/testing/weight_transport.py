@@ -212,7 +212,7 @@ class WeightTransportSuite(Suite):
         chain = PublishedChain.begin(sender, self.build(), location, payload, tensors_of(payload))
         with pytest.raises(REFUSED):
             LIES[lie](chain)
-        proved = chain.versions.receivers("actor")
+        proved = chain.registry.receivers("actor")
         assert proved.get("engine-0", chain.version) == chain.version
 
     def test_an_honest_publish_after_another_is_proved(self, sender: WeightTransport, location: str) -> None:
@@ -221,7 +221,7 @@ class WeightTransportSuite(Suite):
                 own = f"{location}/{payload}"
                 chain = PublishedChain.begin(self.build(), self.build(), own, payload, tensors_of(payload))
                 chain.publish(moved(chain.now))
-                assert chain.versions.receivers("actor") == {"engine-0": chain.version}
+                assert chain.registry.receivers("actor") == {"engine-0": chain.version}
 
     def needs(self, sender: WeightTransport, payload: str) -> None:
         if payload not in sender.payloads:

@@ -26,7 +26,7 @@ from relax_core.api.weights import (
     combined_fingerprint,
     tensor_fingerprint,
 )
-from relax_core.weights.registry import Versions, prove_successor
+from relax_core.weights.registry import WeightRegistry, prove_successor
 
 Tensors = Sequence[tuple[str, np.ndarray, str]]
 REFUSED = (ValueError, RelaxError)
@@ -102,7 +102,7 @@ class PublishedChain:
     now: Tensors = ()
     """What the trainer has."""
     newest: Manifest | None = None
-    versions: Versions = field(default_factory=Versions)
+    registry: WeightRegistry = field(default_factory=WeightRegistry)
 
     @classmethod
     def begin(
@@ -156,10 +156,10 @@ class PublishedChain:
     def arrive(self, manifest: Manifest, sent: Tensors, tensors: Tensors) -> Receipt:
         """The way of a manifest: announced, received, proved."""
         prove_successor(self.newest, manifest, applied=self.newest is not None)
-        self.versions.announce(manifest, Chosen("weight-transport", "tested"))
+        self.registry.announce(manifest, Chosen("weight-transport", "tested"))
         with Transfer(self.sender, manifest, sent):
             receipt = self.receiver.load(self.transport, manifest)
-        self.versions.receipt(receipt)
+        self.registry.receipt(receipt)
         self.newest, self.now = manifest, tensors
         return receipt
 

@@ -17,7 +17,7 @@ from relax_core.api.engine import Capabilities
 from relax_core.api.options import Options
 from relax_core.api.trainer import Chosen
 from relax_core.engine_kit.stepped_engine import SteppedEngine
-from relax_core.engine_kit.stepper import New, Stepper
+from relax_core.engine_kit.stepper import StepOutput, Stepper
 from relax_core.tensor_files.transport import Disk
 
 VOCABULARY, CONTEXT = 1000, 100
@@ -51,16 +51,18 @@ class Counter:
         for name in names:
             self.requests.pop(name, None)
 
-    def step(self) -> Mapping[str, New]:
+    def step(self) -> Mapping[str, StepOutput]:
         if self.broken:
             raise RuntimeError("it broke")
-        news = {name: New((), (), "length", scores=(-1.0,) * (len(t) - 1)) for name, t in self.scored.items()}
+        news = {name: StepOutput((), (), "length", scores=(-1.0,) * (len(t) - 1)) for name, t in self.scored.items()}
         self.scored.clear()
         for name, (request, so_far) in list(self.requests.items()):
             so_far.append(request.tokens[-1] + len(so_far) + 1)
             self.begun_ones.add(name)
             done = len(so_far) == request.max_new_tokens
-            news[name] = New((so_far[-1],), (-0.5,), "length" if done else "", top=(((so_far[-1], -0.5), (0, -1.0)),))
+            news[name] = StepOutput(
+                (so_far[-1],), (-0.5,), "length" if done else "", top=(((so_far[-1], -0.5), (0, -1.0)),)
+            )
             if request.routed_experts and done:
                 news[name].routes = bytes([9]) * len(so_far)
             if done:

@@ -68,7 +68,7 @@ def test_what_a_blind_transport_lets_through_the_receipt_catches(tmp_path: Path,
     chain = begun(Disk, tmp_path, payload)
     with pytest.raises(REFUSED):
         LIES[lie](chain)
-    assert chain.versions.receivers("actor").get("engine-0", chain.version) == chain.version
+    assert chain.registry.receivers("actor").get("engine-0", chain.version) == chain.version
 
 
 @pytest.mark.parametrize("lie", BYTES_DIFFER)

@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.trainer import Chosen
 from relax_core.api.weights import PLAIN, Manifest, Payload, Receipt, TensorInfo, Version, combined_fingerprint
-from relax_core.weights.registry import Route, Versions
+from relax_core.weights.registry import Route, WeightRegistry
 
 DISK = Chosen("weight-transport", "disk")
 WITHIN_S = 10.0
@@ -40,7 +40,7 @@ class World:
 
     def __init__(self, live: bool) -> None:
         self.live = live
-        self.versions, self.now, self.content = Versions(), 0.0, 0
+        self.registry, self.now, self.content = WeightRegistry(), 0.0, 0
         self.contents: dict[Version, int] = {}
         self.stored: dict[Version, Manifest] = {}
         self.newest: Manifest | None = None
@@ -55,34 +55,34 @@ class World:
         delta = kind == "delta" and before is not None
         self.newest = manifest(version, self.content, "delta" if delta else "full", last if delta else None, self.live)
         self.contents[version] = self.content
-        self.versions.announce(self.newest, DISK)
+        self.registry.announce(self.newest, DISK)
         self.open = self.live
         if not self.live:
             self.stored[version] = self.newest
 
     def shut(self) -> None:
         if self.newest is not None and self.newest.live:
-            self.versions.handed_out(self.newest.version)
+            self.registry.handed_out(self.newest.version)
             self.open = False
 
     def serve_the_door(self) -> None:
         """As the doorkeeper does: whole, since who stands there may have no base."""
-        if self.newest is not None and self.newest.live and self.versions.wanted("actor"):
+        if self.newest is not None and self.newest.live and self.registry.wanted("actor"):
             version = self.newest.version
             self.newest = manifest(version, self.contents[version], "full", None, True)
-            self.versions.announce(self.newest, DISK)
+            self.registry.announce(self.newest, DISK)
             self.open = True
 
     def release(self) -> None:
-        needed = self.versions.needed("actor", self.now)
+        needed = self.registry.needed("actor", self.now)
         self.stored = {version: one for version, one in self.stored.items() if version in needed}
 
     def ask(self, receiver: Receiver) -> None:
-        route = self.versions.route("actor", receiver.have, receiver.name, self.now + WITHIN_S)
+        route = self.registry.route("actor", receiver.have, receiver.name, self.now + WITHIN_S)
         receiver.take(route, self.now)
         if not route and self.newest is not None and receiver.have != self.newest.version:
             assert self.live, "stored versions lead everywhere"
-            self.versions.want(receiver.name, "actor")
+            self.registry.want(receiver.name, "actor")
 
     def load(self, receiver: Receiver) -> None:
         """The next version of its route."""
@@ -101,12 +101,12 @@ class World:
         receiver.have, receiver.content = link.version, self.contents[link.version]
         proof = Receipt(receiver.name, link.version, "resident", link.wire_fingerprint, 0.0, link.fingerprint, PLAIN)
         try:
-            self.versions.receipt(proof)
+            self.registry.receipt(proof)
         except InfrastructureError:
             self.die(receiver)  # of an abandoned incarnation
 
     def die(self, receiver: Receiver) -> None:
-        self.versions.forget(receiver.name, "actor")
+        self.registry.forget(receiver.name, "actor")
         receiver.have, receiver.content, receiver.route = None, None, []
 
 
@@ -144,14 +144,14 @@ def test_whoever_follows_routes_ends_at_the_newest_bytes_or_stands_at_the_door(
         world.release()
         world.ask(receiver)
         if not receiver.route and receiver.have != world.newest.version:
-            assert receiver.name in world.versions.wanted("actor")
+            assert receiver.name in world.registry.wanted("actor")
             world.serve_the_door()
             world.ask(receiver)
         while receiver.route:
             world.load(receiver)
             world.release()
         assert (receiver.have, receiver.content) == (world.newest.version, world.content)
-        assert world.versions.receivers("actor")[receiver.name] == world.newest.version
+        assert world.registry.receivers("actor")[receiver.name] == world.newest.version
     world.now += WITHIN_S
     world.release()
     newest = world.newest.version
@@ -162,11 +162,11 @@ def at(step: int) -> Version:
     return Version("actor", 0, step)
 
 
-def announced(*kinds: Payload) -> Versions:
-    versions = Versions()
+def announced(*kinds: Payload) -> WeightRegistry:
+    registry = WeightRegistry()
     for step, kind in enumerate(kinds, 1):
-        versions.announce(manifest(at(step), step, kind, at(step - 1) if kind == "delta" else None, False), DISK)
-    return versions
+        registry.announce(manifest(at(step), step, kind, at(step - 1) if kind == "delta" else None, False), DISK)
+    return registry
 
 
 def steps(route: Route) -> list[int]:
@@ -174,53 +174,53 @@ def steps(route: Route) -> list[int]:
 
 
 def test_the_shortest_way_is_taken() -> None:
-    versions = announced("full", "full", "delta", "delta")
-    assert steps(versions.route("actor", None, "a", 9.0)) == [2, 3, 4]
-    assert steps(versions.route("actor", at(1), "a", 9.0)) == [2, 3, 4]
-    assert steps(versions.route("actor", at(3), "a", 9.0)) == [4]
-    assert steps(versions.route("actor", at(4), "a", 9.0)) == []
+    registry = announced("full", "full", "delta", "delta")
+    assert steps(registry.route("actor", None, "a", 9.0)) == [2, 3, 4]
+    assert steps(registry.route("actor", at(1), "a", 9.0)) == [2, 3, 4]
+    assert steps(registry.route("actor", at(3), "a", 9.0)) == [4]
+    assert steps(registry.route("actor", at(4), "a", 9.0)) == []
 
 
 def test_of_adapters_only_the_newest_is_needed() -> None:
-    versions = announced("lora", "lora", "lora")
-    assert steps(versions.route("actor", None, "a", 9.0)) == [3]
-    assert versions.needed("actor", 0.0) == {at(3)}
+    registry = announced("lora", "lora", "lora")
+    assert steps(registry.route("actor", None, "a", 9.0)) == [3]
+    assert registry.needed("actor", 0.0) == {at(3)}
 
 
 def test_a_delta_without_its_base_is_refused() -> None:
     for kinds in (("delta",), ("lora", "delta")):
         with pytest.raises(InfrastructureError, match="publish a full version"):
             announced(*kinds)  # type: ignore[arg-type]
-    versions = announced("full", "full")
+    registry = announced("full", "full")
     with pytest.raises(InfrastructureError, match=r"on top of actor@0\.1, but the newest is actor@0\.2"):
-        versions.announce(manifest(at(3), 3, "delta", at(1), False), DISK)
+        registry.announce(manifest(at(3), 3, "delta", at(1), False), DISK)
 
 
 def test_what_a_receiver_was_given_is_kept_until_it_proved_the_last_of_it_or_for_its_time() -> None:
-    versions = announced("full", "delta")
-    versions.route("actor", None, "engine-0", 5.0)
-    versions.announce(manifest(at(3), 3, "full", None, False), DISK)
-    assert versions.needed("actor", 4.0) == {at(1), at(2), at(3)}
+    registry = announced("full", "delta")
+    registry.route("actor", None, "engine-0", 5.0)
+    registry.announce(manifest(at(3), 3, "full", None, False), DISK)
+    assert registry.needed("actor", 4.0) == {at(1), at(2), at(3)}
     second = manifest(at(2), 2, "delta", at(1), False)
-    versions.receipt(Receipt("engine-0", at(2), "wire", second.wire_fingerprint))
-    assert versions.needed("actor", 4.0) == {at(3)}
-    versions.route("actor", at(2), "engine-1", 5.0)
-    versions.announce(manifest(at(4), 4, "full", None, False), DISK)
-    assert versions.needed("actor", 4.0) == {at(3), at(4)}
-    assert versions.needed("actor", 5.0) == {at(4)}
+    registry.receipt(Receipt("engine-0", at(2), "wire", second.wire_fingerprint))
+    assert registry.needed("actor", 4.0) == {at(3)}
+    registry.route("actor", at(2), "engine-1", 5.0)
+    registry.announce(manifest(at(4), 4, "full", None, False), DISK)
+    assert registry.needed("actor", 4.0) == {at(3), at(4)}
+    assert registry.needed("actor", 5.0) == {at(4)}
 
 
 def test_engines_of_one_layout_must_hold_the_same() -> None:
-    versions = announced("full")
+    registry = announced("full")
     wire = manifest(at(1), 1, "full", None, False).wire_fingerprint
 
     def proof(name: str, resident: str, layout: str) -> Receipt:
         return Receipt(name, at(1), "resident", wire, 0.0, resident, layout)
 
-    versions.receipt(proof("a", "one", "fused"))
-    versions.receipt(proof("b", "one", "fused"))
-    versions.receipt(proof("c", "two", "sharded"))
+    registry.receipt(proof("a", "one", "fused"))
+    registry.receipt(proof("b", "one", "fused"))
+    registry.receipt(proof("c", "two", "sharded"))
     for wrong in (proof("b", "two", "fused"), proof("d", "one", PLAIN), proof("e", "", "fused")):
         with pytest.raises(InfrastructureError, match="must load again"):
-            versions.receipt(wrong)
-    assert set(versions.receivers("actor")) == {"a", "c"}
+            registry.receipt(wrong)
+    assert set(registry.receivers("actor")) == {"a", "c"}

@@ -10,7 +10,7 @@ from relax_core.api.clock import SystemClock
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.trainer import Chosen
 from relax_core.api.weights import Manifest, Receipt, TensorInfo, Version, combined_fingerprint
-from relax_core.weights.registry import Versions, prove_successor
+from relax_core.weights.registry import WeightRegistry, prove_successor
 from relax_core.weights.service import LocalWeightService
 
 DISK = Chosen("weight-transport", "disk")
@@ -109,50 +109,50 @@ async def test_wrong_fingerprint_names_receiver_version_have_and_want() -> None:
 
 
 def test_late_receipt_of_the_version_before_is_still_checked() -> None:
-    versions = Versions()
-    versions.announce(manifest(1), DISK)
-    versions.announce(manifest(2), DISK)
-    versions.receipt(proof(manifest(1)))
+    registry = WeightRegistry()
+    registry.announce(manifest(1), DISK)
+    registry.announce(manifest(2), DISK)
+    registry.receipt(proof(manifest(1)))
     with pytest.raises(InfrastructureError, match="differs on arrival"):
-        versions.receipt(replace(proof(manifest(1)), fingerprint=manifest(2).fingerprint))
+        registry.receipt(replace(proof(manifest(1)), fingerprint=manifest(2).fingerprint))
 
 
 def test_receipt_for_what_was_never_published_is_refused() -> None:
-    versions = Versions()
-    versions.announce(manifest(1), DISK)
+    registry = WeightRegistry()
+    registry.announce(manifest(1), DISK)
     with pytest.raises(InfrastructureError, match="never published"):
-        versions.receipt(proof(manifest(2)))
+        registry.receipt(proof(manifest(2)))
 
 
 def test_abandoned_incarnation_is_refused() -> None:
-    versions = Versions()
-    versions.announce(manifest(5), DISK)
-    versions.announce(manifest(3, incarnation=1), DISK)
+    registry = WeightRegistry()
+    registry.announce(manifest(5), DISK)
+    registry.announce(manifest(3, incarnation=1), DISK)
     with pytest.raises(InfrastructureError, match="abandoned"):
-        versions.announce(manifest(6), DISK)
+        registry.announce(manifest(6), DISK)
     with pytest.raises(InfrastructureError, match="abandoned"):
-        versions.receipt(proof(manifest(5)))
-    assert versions.newest("actor", Version("actor", 0, 5)) == (manifest(3, incarnation=1), DISK)
+        registry.receipt(proof(manifest(5)))
+    assert registry.newest("actor", Version("actor", 0, 5)) == (manifest(3, incarnation=1), DISK)
 
 
 def test_versions_do_not_go_back() -> None:
-    versions = Versions()
-    versions.announce(manifest(2), DISK)
+    registry = WeightRegistry()
+    registry.announce(manifest(2), DISK)
     with pytest.raises(InfrastructureError, match="only go up"):
-        versions.announce(manifest(1), DISK)
+        registry.announce(manifest(1), DISK)
 
 
 def test_same_version_again_is_harmless_but_other_bytes_are_not() -> None:
-    versions = Versions()
-    versions.announce(manifest(1), DISK)
-    versions.announce(manifest(1), DISK)
+    registry = WeightRegistry()
+    registry.announce(manifest(1), DISK)
+    registry.announce(manifest(1), DISK)
     with pytest.raises(InfrastructureError, match="different bytes"):
-        versions.announce(manifest(1, content="x"), DISK)
+        registry.announce(manifest(1, content="x"), DISK)
 
 
 def test_manifest_without_fingerprint_is_refused() -> None:
     with pytest.raises(InfrastructureError, match="without a fingerprint"):
-        Versions().announce(replace(manifest(1), fingerprint=""), DISK)
+        WeightRegistry().announce(replace(manifest(1), fingerprint=""), DISK)
 
 
 def test_identical_weights_after_an_applied_update_are_a_fault() -> None:
@@ -176,7 +176,7 @@ def test_vanished_or_reshaped_tensor_is_a_fault() -> None:
     reshaped = (replace(after.tensors[0], shape=(1, 2)), after.tensors[1])
     with pytest.raises(InfrastructureError, match="a: have"):
         prove_successor(before, replace(after, tensors=reshaped), applied=True)
-    versions = Versions()
-    versions.announce(before, DISK)
+    registry = WeightRegistry()
+    registry.announce(before, DISK)
     with pytest.raises(InfrastructureError, match="publish the whole model"):
-        versions.announce(replace(after, tensors=after.tensors[:1]), DISK)
+        registry.announce(replace(after, tensors=after.tensors[:1]), DISK)

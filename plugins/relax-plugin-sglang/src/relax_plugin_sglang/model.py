@@ -29,7 +29,7 @@ from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
 from relax_core.api.engine import EngineSpec, FinishReason, GenerateRequest
 from relax_core.api.errors import ConfigError, InfrastructureError
 from relax_core.api.routing import Routing, routed_layers
-from relax_core.engine_kit.stepper import New
+from relax_core.engine_kit.stepper import StepOutput
 from relax_plugin_sglang.launch import launch, replays
 from relax_plugin_sglang.options import SglangOptions
 from relax_plugin_sglang.sampler import Row
@@ -122,11 +122,11 @@ class Sglang:
             for request in self._waiting.pop(tokens):
                 self._queue(request)
 
-    def step(self) -> dict[str, New]:
+    def step(self) -> dict[str, StepOutput]:
         self._scheduler.told.clear()
         with torch.inference_mode():
             self._scheduler.step()
-        news: dict[str, New] = {}
+        news: dict[str, StepOutput] = {}
         for req in self._scheduler.told:
             if self._inside.get(req.row.name) == req.rid:
                 news[req.row.name] = self._new(req)
@@ -136,18 +136,18 @@ class Sglang:
         self._begin_waiting()
         return news
 
-    def _new(self, req: Any) -> New:
+    def _new(self, req: Any) -> StepOutput:
         row: Row = req.row
         tokens = tuple(req.output_ids_through_stop[row.sent :])
         row.sent += len(tokens)
         finish, error = _finish(req)
         if finish != "error" and row.name in self._scores:
-            return New((), (), finish, scores=_scored(req, *self._scores.pop(row.name)))
+            return StepOutput((), (), finish, scores=_scored(req, *self._scores.pop(row.name)))
         if len(tokens) > 1:
             raise InfrastructureError(f"SGLang gave {len(tokens)} tokens in one step; speculation must be off")
         told = bool(finish) and self._routes is not None and req.routed_experts is not None
         routes = self._routes.bytes_of(req.routed_experts) if told and self._routes else b""
-        return New(
+        return StepOutput(
             tokens, (row.log_prob,) * len(tokens), finish, error, (row.top,) * len(tokens), routes=routes,
             cached_tokens=req.cached_tokens,
         )  # fmt: skip

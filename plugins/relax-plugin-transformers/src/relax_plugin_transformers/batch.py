@@ -34,7 +34,7 @@ _TRIM = 64
 """Dead leading columns worth a copy."""
 
 
-class Running(api.Running):
+class Running(api.OpenRequest):
     """A request and who waits for it."""
 
     __slots__ = ()

@@ -20,7 +20,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from relax_core.api.engine import EngineSpec, FinishReason, GenerateRequest
 from relax_core.api.errors import ConfigError
-from relax_core.engine_kit.stepper import New
+from relax_core.engine_kit.stepper import StepOutput
 from relax_plugin_vllm.environment import on_gpu
 from relax_plugin_vllm.options import VllmOptions
 from relax_plugin_vllm.sight import Sight, architectures_of, arguments as seeing, written
@@ -95,7 +95,7 @@ class Vllm:
             self._seeds.pop(name, None)
         self._llm.abort_request(list(names))
 
-    def step(self) -> dict[str, New]:
+    def step(self) -> dict[str, StepOutput]:
         """One iteration; what it gave, by request."""
         if self._alone:
             self._reseed()
@@ -105,7 +105,7 @@ class Vllm:
                 self._seeds.pop(name, None)
         return found
 
-    def _new(self, output: RequestOutput) -> New:
+    def _new(self, output: RequestOutput) -> StepOutput:
         new = _new(output)
         if output.request_id in self._scores:
             tokens, temperature = self._scores.pop(output.request_id)
@@ -227,13 +227,13 @@ def _arguments(spec: EngineSpec, options: VllmOptions) -> dict[str, Any]:
     return {**arguments, **seeing(architectures_of(spec.model["path"]), spec.media), **options.engine_args}
 
 
-def _new(output: RequestOutput) -> New:
+def _new(output: RequestOutput) -> StepOutput:
     (one,) = output.outputs
     rows = list(one.logprobs or ())
     tokens = tuple(one.token_ids)
     chosen = tuple(row[token].logprob for row, token in zip(rows, tokens, strict=True)) if rows else ()
     top = tuple(map(_ranked, rows)) if max(map(len, rows), default=0) > 1 else ()
-    return New(tokens, chosen, _finish(one.finish_reason), top=top, cached_tokens=output.num_cached_tokens or 0)
+    return StepOutput(tokens, chosen, _finish(one.finish_reason), top=top, cached_tokens=output.num_cached_tokens or 0)
 
 
 def _tempered(temperature: float) -> Callable[[Mapping[int, Any], int], float]:

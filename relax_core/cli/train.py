@@ -20,7 +20,7 @@ Arguments = Annotated[
 ]
 RunDir = Annotated[Path | None, typer.Option(help="Where to write the run; it must be new or empty.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as one JSON document.")]
-Runner = Annotated[str | None, typer.Option(help="ray or local; short for run.runner=...")]
+Runner = Annotated[str | None, typer.Option(help="ray, local or inline; short for run.runner=...")]
 Anyway = Annotated[
     bool,
     typer.Option("--anyway", help="Start also what can't fit into memory; short for placement.check_memory=false."),
@@ -81,7 +81,8 @@ def _conduct(prepared: Prepared, as_json: bool) -> None:
     for notice in prepared.notices:
         print(notice, file=sys.stderr)
     display = None if as_json else LiveDisplay(
-        prepared.config.run.name or prepared.launch.run_id, prepared.steps, first_step=prepared.first_step
+        prepared.config.run.name or prepared.launch.run_id, prepared.steps, first_step=prepared.first_step,
+        mode="plain" if prepared.config.run.runner == "inline" else "auto",  # a debugger shares the terminal
     )  # fmt: skip
     path = prepared.directory.path
     try:

@@ -350,8 +350,9 @@ class RunTable(Options):
     """Words to find it by."""
     notes: str = ""
     """Free text for the report."""
-    runner: Literal["ray", "local"] = "local"
-    """`local`: child processes of this one; `ray`: Ray Serve, on one machine or many."""
+    runner: Literal["ray", "local", "inline"] = "local"
+    """`local`: child processes of this one; `ray`: Ray Serve, on one machine or many;
+    `inline`: all in this process, for debuggers."""
     env: dict[str, Annotated[Secret | str, Field(union_mode="left_to_right")]] = {}
     """Environment variables of the workers; credentials as `"env:NAME"` or `"file:PATH"`."""
 

@@ -289,7 +289,7 @@ def run(prepared: Prepared, display: Display | None = None, *, signals: bool = T
     One that was ended by a second signal has the status `interrupted`.
     """
     runner = prepared.ahead.take() if prepared.ahead else make_runner(prepared.config, prepared.catalogue)
-    with asyncio.Runner() as loop, contextlib.suppress(asyncio.CancelledError):
+    with asyncio.Runner(loop_factory=runner.loop_factory) as loop, contextlib.suppress(asyncio.CancelledError):
         return loop.run(_run(prepared, runner, display, signals))
     return prepared.directory.read("summary") or {"status": "interrupted"}
 

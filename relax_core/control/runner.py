@@ -20,6 +20,10 @@ def make_runner(config: RunConfig, catalogue: Catalogue) -> Runner:
         from relax_core.runners.ray.runner import RayRunner
 
         return RayRunner(catalogue)
+    if config.run.runner == "inline":
+        from relax_core.runners.inline import InlineRunner
+
+        return InlineRunner(catalogue)
     from relax_core.runners.local.runner import LocalRunner
 
     return LocalRunner(catalogue)

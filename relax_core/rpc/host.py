@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import socket
 import traceback
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,6 +21,9 @@ from relax_core.api.component import Configurable
 from relax_core.api.errors import ConfigError, PluginError, RelaxError
 from relax_core.api.trainer import Chosen
 from relax_core.registry.frames import plugin_frames
+
+TRACEBACKS = "RELAX_TRACEBACKS"
+"""Where this environment variable is set, errors of hosted code print their whole traceback as well."""
 
 
 class Builder(Protocol):
@@ -41,18 +45,18 @@ class Failure:
 class Host:
     """One instance and its methods."""
 
-    def __init__(self, instance: Any, build: Callable[[Chosen], Any]) -> None:
+    def __init__(self, instance: Any, build: Callable[[Chosen], Any], thread: Executor | None = None) -> None:
         self._instance = instance
         self._instance.build = build
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="work")
+        self._thread = thread or ThreadPoolExecutor(max_workers=1, thread_name_prefix="work")
 
     @classmethod
-    def make(cls, component: Chosen, target: str, builder: Builder) -> Host:
+    def make(cls, component: Chosen, target: str, builder: Builder, thread: Executor | None = None) -> Host:
         if not target:
-            return cls(builder.build(component), builder.build)
+            return cls(builder.build(component), builder.build, thread)
         instance = _load(target)()
         instance.component = component
-        return cls(instance, builder.build)
+        return cls(instance, builder.build, thread)
 
     async def call(self, method: str, args: Sequence[Any]) -> Any:
         function = self._method(method)
@@ -80,6 +84,8 @@ def free_port(address: str) -> int:
 
 def describe(error: BaseException) -> Failure:
     """An exception as data; frames are the plugin's own, or all where none of it ran."""
+    if os.environ.get(TRACEBACKS) and not isinstance(error, RelaxError):
+        traceback.print_exception(error)
     frames = plugin_frames(error) or "".join(traceback.format_exception(error)[1:])
     fields: tuple[str, ...] = ()
     if isinstance(error, ConfigError):

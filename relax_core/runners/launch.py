@@ -6,7 +6,8 @@ What the bus is told of a run: from the launch's plain data, so that it can be o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -57,6 +58,11 @@ class Runner(Protocol):
 
     board: RunStatus
     bus: Bus
+
+    @property
+    def loop_factory(self) -> Callable[[], asyncio.AbstractEventLoop] | None:
+        """Make the event loop that it needs; None: asyncio's own."""
+        ...
 
     def prepare(self) -> None:
         """Begin with what needs no launch; returns at once, and `start` waits for the rest."""

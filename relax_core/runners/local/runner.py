@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
 from relax_core.api.bus import Bus, BusComponent
 from relax_core.api.clock import Clock, SystemClock
 from relax_core.api.role import Role
 from relax_core.api.status import RunStatus
 from relax_core.api.trainer import Chosen
+from relax_core.api.worker import Workers
 from relax_core.bus.service import open_bus
 from relax_core.devices.scheduler import LocalDeviceService
 from relax_core.registry.catalogue import Catalogue
@@ -23,10 +25,17 @@ from relax_core.runners.run_status import RunStatusService
 from relax_core.weights.service import LocalWeightService
 
 
+class RunWorkers(Workers, Protocol):
+    """The workers of a run, which end with it."""
+
+    async def close(self) -> None: ...
+
+
 class LocalRunner:
     """Implements `runners.launch.Runner` in one process tree."""
 
     bus: Bus
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
 
     def __init__(self, catalogue: Catalogue, clock: Clock | None = None) -> None:
         self._catalogue, self._clock = catalogue, clock or SystemClock()
@@ -35,19 +44,22 @@ class LocalRunner:
         self._devices = LocalDeviceService(self._clock)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ended: asyncio.Queue[RoleEnd] = asyncio.Queue()
-        self._workers: LocalWorkers | None = None
+        self._workers: RunWorkers | None = None
         self._open = False
 
     def prepare(self) -> None:
         """Nothing here takes long."""
 
     async def start(self, launch: Launch) -> None:
-        self._workers = LocalWorkers(launch.plugin_files, launch.resolved, Path(launch.run_dir) / "logs", self._clock)
+        self._workers = self._make_workers(launch)
         await self._open_bus(launch)
         for name in launch.plan.roles:
             role = cast(Role, self._catalogue.build(Chosen("role", name)))
             task = asyncio.create_task(self._run(role, launch), name=name)
             self._tasks[name] = task
+
+    def _make_workers(self, launch: Launch) -> RunWorkers:
+        return LocalWorkers(launch.plugin_files, launch.resolved, Path(launch.run_dir) / "logs", self._clock)
 
     async def _open_bus(self, launch: Launch) -> None:
         config = self._catalogue.build(launch_component(launch, "bus"))

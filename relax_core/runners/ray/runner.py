@@ -38,6 +38,7 @@ class RayRunner:
 
     board: RunStatus
     bus: Bus
+    loop_factory = None
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The inline runner: roles, engine, trainer, rewards and environments in one process, on one event loop and one thread.
+
+It is for debuggers, profilers and notebooks: `breakpoint()` in a reward, a loss, an environment or a role stops right
+there, with the whole run standing still around it, and a failing plugin prints its own traceback. It computes what the
+local runner computes. It is not for speed, and nothing can be killed in it: code that hangs, hangs the run. An engine
+may still decode in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from relax_core.api.errors import ConfigError
+from relax_core.api.worker import Worker, WorkerSpec
+from relax_core.registry.catalogue import Catalogue
+from relax_core.rpc import messages
+from relax_core.rpc.host import TRACEBACKS, Builder, Host, describe, free_port, raised
+from relax_core.runners.launch import Launch
+from relax_core.runners.local.runner import LocalRunner
+
+LONGEST_PAUSE_S = 5.0
+"""A loop that stands still for longer, in a debugger, ages its deadlines by this much and no more."""
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class DebuggerLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time stands still while a debugger holds the process: no deadline passes meanwhile."""
+
+    def __init__(self) -> None:
+        self._turned_at, self._stopped_s = 0.0, 0.0
+        super().__init__()
+        self.set_default_executor(CallingThread())
+
+    def time(self) -> float:
+        now = super().time()
+        if self._turned_at and now - self._turned_at > LONGEST_PAUSE_S:
+            self._stopped_s += now - self._turned_at - LONGEST_PAUSE_S
+        self._turned_at = now
+        return now - self._stopped_s
+
+
+class CallingThread(ThreadPoolExecutor):
+    """An executor that calls at once, in the thread that asks: what others send to a thread can be stepped into here."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+
+class LoopClock:
+    """The time of one event loop."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def now(self) -> float:
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        return self._loop.time()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class InlineWorker:
+    """A hosted component in this process; values pass the wire format, so that it gets what it would get elsewhere."""
+
+    alive = True
+
+    def __init__(self, spec: WorkerSpec, host: Host) -> None:
+        self.name, self.pid, self.host = spec.name, os.getpid(), "127.0.0.1"
+        self._host = host
+
+    async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        try:
+            return _travelled(await self._host.call(method, _travelled(args)))
+        except Exception as error:
+            raise raised(describe(error), self.name) from error
+
+    async def stream(self, method: str, *args: Any, timeout_s: float) -> AsyncIterator[Any]:
+        try:
+            async for item in self._host.stream(method, _travelled(args)):
+                yield _travelled(item)
+        except Exception as error:
+            raise raised(describe(error), self.name) from error
+
+    async def free_port(self, address: str) -> int:
+        return free_port(address)
+
+    async def stop(self, timeout_s: float = 5.0) -> None:
+        with contextlib.suppress(ConfigError):  # not everything that is hosted has something to end
+            await self._host.call("stop", ())
+
+    async def kill(self) -> None:
+        await self.stop()
+
+
+class InlineWorkers:
+    """`api.worker.Workers` without processes."""
+
+    def __init__(self, builder: Builder) -> None:
+        self._builder = builder
+        self._started: list[InlineWorker] = []
+
+    async def start(self, specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[Worker, ...]:
+        workers = []
+        for spec in specs:
+            if spec.python:
+                raise ConfigError("run.runner", "'inline'", f"{spec.name} has an interpreter of its own: use 'local'")
+            os.environ.update(spec.run_env)
+            workers.append(InlineWorker(spec, Host.make(spec.component, spec.target, self._builder, CallingThread())))
+        self._started += workers
+        return tuple(workers)
+
+    async def close(self) -> None:
+        for worker in self._started:
+            with contextlib.suppress(Exception):  # one that has stopped already may say so as it likes
+                await worker.stop()
+        self._started.clear()
+
+
+class InlineRunner(LocalRunner):
+    """Implements `runners.launch.Runner` in one thread."""
+
+    loop_factory = DebuggerLoop
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        super().__init__(catalogue, LoopClock())
+
+    async def start(self, launch: Launch) -> None:
+        for name, group in launch.plan.groups.items():
+            if group.size > 1 and name != "rollout":
+                raise ConfigError(
+                    "run.runner", "'inline'", f"{name} has {group.size} ranks, and one process is one rank"
+                )
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        os.environ[TRACEBACKS] = "1"
+        await super().start(launch)
+
+    def _make_workers(self, launch: Launch) -> InlineWorkers:
+        (Path(launch.run_dir) / "logs").mkdir(exist_ok=True)
+        return InlineWorkers(self._catalogue)
+
+
+def _travelled(value: Any) -> Any:
+    return messages.decode(messages.encode(value))

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The inline runner: a debugger stops in code of authors, and what it computes is what the local runner computes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from relax_core.runners.inline import LONGEST_PAUSE_S, CallingThread, DebuggerLoop
+from tests.graph.conftest import Relax, command, environment, survivors
+
+EXACT = (
+    "steps=3", "eval.every=0", "checkpoint.every=0", "rollout.prompts_per_step=4", "rollout.group_size=4", "deterministic=true",
+    "max_staleness=0", "placement=colocate",
+)  # fmt: skip
+STOPPING = """
+from relax_core.api import Environment, Observation, Reward, Step
+from relax_plugin_policy_gradient.grpo import GRPO
+
+def once(who, done=set()):
+    return who not in done and not done.add(who)
+
+class Sorted(Reward):
+    '''The answer, and a debugger at the first one.'''
+    def score(self, task, trajectory):
+        if once("reward"):
+            breakpoint()
+        return float(task.answer == trajectory.response)
+
+class Asks(Environment):
+    '''One answer, and a debugger before the first question.'''
+    async def reset(self, task, seed):
+        if once("environment"):
+            breakpoint()
+        return Observation(task.prompt)
+    async def step(self, action):
+        return Step(None, done=True)
+
+class Stops(GRPO):
+    '''GRPO, and a debugger in its first loss.'''
+    def loss(self, batch, policy):
+        if once("loss"):
+            breakpoint()
+        return super().loss(batch, policy)
+"""
+FAILING = """
+from relax_core.api import Reward
+
+class Fails(Reward):
+    '''Divides by zero.'''
+    def score(self, task, trajectory):
+        return 1 / 0
+"""
+
+
+def weights(run: Path) -> str:
+    return hashlib.sha256((run / "export" / "model.safetensors").read_bytes()).hexdigest()
+
+
+def test_a_debugger_stops_in_reward_environment_and_loss_and_the_weights_are_the_local_runners(
+    relax: Relax, tiny: Path, tmp_path: Path
+) -> None:
+    local = relax("train", tiny / "recipe.toml", *EXACT, "--runner", "local", "--run-dir", tmp_path / "local")
+    assert local.code == 0, local.err
+    plain = relax("train", tiny / "recipe.toml", *EXACT, "--runner", "inline", "--run-dir", tmp_path / "inline")
+    assert plain.code == 0, plain.err
+    assert weights(tmp_path / "inline") == weights(tmp_path / "local")
+    (tmp_path / "stopping.py").write_text(STOPPING)
+    words = (
+        tiny / "recipe.toml", *EXACT, 'plugins=["./stopping.py"]', 'rewards=["sorted"]', 'environment="asks"',
+        'algorithm="stops"', "--runner", "inline", "--run-dir", tmp_path / "stopped",
+    )  # fmt: skip
+    stopped = subprocess.run(
+        command("train", *words), cwd=tmp_path, env=environment(), input="p 'said', once\nc\n" * 3, capture_output=True,
+        text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert stopped.returncode == 0, stopped.stderr
+    for place in ("score()", "reset()", "loss()"):
+        assert f"stopping.py({_line(place)}){place}" in stopped.stdout
+    assert stopped.stdout.count("('said', <function once") == 3
+    assert survivors(tmp_path) == []
+
+
+def _line(place: str) -> int:
+    """The line behind the breakpoint of a method."""
+    lines = STOPPING.splitlines()
+    start = next(at for at, line in enumerate(lines) if f"def {place.removesuffix('()')}(" in line)
+    return next(at for at in range(start, len(lines)) if "breakpoint()" in lines[at]) + 2
+
+
+def test_a_failing_reward_shows_its_own_traceback(relax: Relax, tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "failing.py").write_text(FAILING)
+    ran = relax(
+        "train", tiny / "recipe.toml", *EXACT, 'plugins=["./failing.py"]', 'rewards=["fails"]', "--runner", "inline",
+        "--run-dir", tmp_path / "run",
+    )  # fmt: skip
+    assert ran.code == 3
+    assert 'failing.py", line 7, in score' in ran.err
+    assert "ZeroDivisionError" in ran.err
+
+
+def test_more_than_one_rank_or_another_interpreter_is_refused(relax: Relax, tiny: Path, tmp_path: Path) -> None:
+    ran = relax(
+        "train",
+        tiny / "recipe.toml",
+        *EXACT,
+        "placement.actor.ranks=2",
+        "--runner",
+        "inline",
+        "--run-dir",
+        tmp_path / "run",
+    )
+    assert ran.code == 2
+    assert "run.runner" in ran.err and "2 ranks" in ran.err
+
+
+def test_the_time_of_a_loop_that_a_debugger_held_goes_on_from_where_it_stood(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    loop = DebuggerLoop()
+    before = loop.time()
+    now += 3600.0
+    assert loop.time() - before == LONGEST_PAUSE_S
+    now += 1.0
+    assert loop.time() - before == LONGEST_PAUSE_S + 1.0
+    loop.close()
+
+
+def test_work_for_a_thread_is_done_where_it_is_asked_for() -> None:
+    import threading
+
+    executor = CallingThread()
+    assert executor.submit(threading.get_ident).result() == threading.get_ident()
+    with pytest.raises(KeyError):
+        executor.submit({}.__getitem__, "missing").result()
+    assert os.getpid() == executor.submit(os.getpid).result()

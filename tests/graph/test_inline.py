@@ -24,12 +24,12 @@ from relax_plugin_policy_gradient.grpo import GRPO
 def once(who, done=set()):
     return who not in done and not done.add(who)
 
-class Sorted(Reward):
-    '''The answer, and a debugger at the first one.'''
+class Even(Reward):
+    '''An even length, and a debugger at the first answer.'''
     def score(self, task, trajectory):
         if once("reward"):
             breakpoint()
-        return float(task.answer == trajectory.response)
+        return float(len(trajectory.response) % 2 == 0)
 
 class Asks(Environment):
     '''One answer, and a debugger before the first question.'''
@@ -71,7 +71,7 @@ def test_a_debugger_stops_in_reward_environment_and_loss_and_the_weights_are_the
     assert weights(tmp_path / "inline") == weights(tmp_path / "local")
     (tmp_path / "stopping.py").write_text(STOPPING)
     words = (
-        tiny / "recipe.toml", *EXACT, 'plugins=["./stopping.py"]', 'rewards=["sorted"]', 'environment="asks"',
+        tiny / "recipe.toml", *EXACT, 'plugins=["./stopping.py"]', 'rewards=["even"]', 'environment="asks"',
         'algorithm="stops"', "--runner", "inline", "--run-dir", tmp_path / "stopped",
     )  # fmt: skip
     stopped = subprocess.run(
@@ -95,7 +95,7 @@ def _line(place: str) -> int:
 def test_a_failing_reward_shows_its_own_traceback(relax: Relax, tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "failing.py").write_text(FAILING)
     ran = relax(
-        "train", tiny / "recipe.toml", *EXACT, 'plugins=["./failing.py"]', 'rewards=["fails"]', "--runner", "inline",
+        "train", tiny / "recipe.toml", *EXACT, 'plugins=["./failing.py"]', 'rewards=["failing"]', "--runner", "inline",
         "--run-dir", tmp_path / "run",
     )  # fmt: skip
     assert ran.code == 3

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Follow one sample, one publish and one override through the code, and print the functions and files that each passes.
 
-Two steps of the quickstart run on the inline runner under a profile hook. A function lies on the way of a sample when the sample,
-in any of its forms (`FORMS`), is among its arguments or is what it returns; so the walk is what somebody reads who follows it.
+Two steps of the quickstart run on the inline runner under a profile hook. A function lies on the way of a sample when the
+sample, in any of its forms (`FORMS`), is among its arguments or is what it returns; so the walk is what somebody reads
+who follows it.
 Run by `tox -e walk`; `python -m tests.style.walk --list` names every function as well.
 """
 

@@ -55,7 +55,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """One component with its options and capabilities, or one plugin."""
-    from relax_core.registry.describe import describe, records_named
+    from relax_core.registry.check import describe, records_named
 
     catalogue, files = _catalogue(name)
     records = [] if kind else records_named(catalogue, files[0] if files else name)
@@ -114,7 +114,7 @@ def _catalogue(name: str) -> tuple[Catalogue, tuple[str, ...]]:
 def _one(catalogue: Catalogue, name: str, kind: str) -> tuple[str, str]:
     """The one component that a name means; an error says which there are."""
     from relax_core.api.errors import ConfigError
-    from relax_core.registry.describe import components_named
+    from relax_core.registry.check import components_named
     from relax_core.registry.suggestions import missing_anywhere
 
     if kind:
@@ -130,7 +130,7 @@ def _one(catalogue: Catalogue, name: str, kind: str) -> tuple[str, str]:
 
 def _chosen(catalogue: Catalogue, name: str) -> list[Record]:
     """The plugins to check; for a component, its plugin with only that component."""
-    from relax_core.registry.describe import records_named
+    from relax_core.registry.check import records_named
     from relax_core.registry.suggestions import missing_anywhere
 
     if not name or (records := records_named(catalogue, name)):

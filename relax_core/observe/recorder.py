@@ -28,7 +28,7 @@ from relax_core.observe.run_directory import RunDirectory
 from relax_core.observe.span_recorder import Trace
 from relax_core.observe.time_account import TimeAccount, Window
 from relax_core.observe.totals import Totals
-from relax_core.registry.observers import HOOKS
+from relax_core.registry.loader import HOOKS
 
 ENDINGS = ("finished", "stopped", "failed", "interrupted")
 SHOWN_SAMPLES = 4

@@ -3,7 +3,6 @@
 
 from relax_core.registry.catalogue import Catalogue, Found
 from relax_core.registry.frames import plugin_frames
-from relax_core.registry.handshake import ResolvedPlugin
-from relax_core.registry.record import PluginState, Record
+from relax_core.registry.handshake import PluginState, Record, ResolvedPlugin
 
 __all__ = ["Catalogue", "Found", "Record", "ResolvedPlugin", "PluginState", "plugin_frames"]

@@ -16,10 +16,8 @@ from relax_core.api.component import KINDS, Component, Configurable, Kind
 from relax_core.api.errors import ConfigError, PluginError, RelaxError
 from relax_core.registry.contract import build_options, contract_violation, import_target
 from relax_core.registry.frames import plugin_frames, said
-from relax_core.registry.handshake import ResolvedPlugin, compare, resolve
-from relax_core.registry.loader import Loader, installed, load_file
-from relax_core.registry.observers import Observers
-from relax_core.registry.record import Offered, Record
+from relax_core.registry.handshake import Offered, Record, ResolvedPlugin, compare, resolve
+from relax_core.registry.loader import Loader, Observers, installed, load_file
 from relax_core.registry.suggestions import did_you_mean, extra_for, missing
 
 if TYPE_CHECKING:
@@ -57,7 +55,7 @@ class Catalogue:
 
     @classmethod
     def load(cls, files: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> Catalogue:
-        """Installed plugins, and these files. A broken installed plugin is a record; a broken file is an error."""
+        """Load installed plugins, and these files. A broken installed plugin is a record; a broken file is an error."""
         loader = Loader()
         records = [loader.load(record) for record in installed(os.environ if environ is None else environ)]
         records += [load_file(loader, path) for path in dict.fromkeys(files)]
@@ -71,7 +69,7 @@ class Catalogue:
 
     @property
     def records(self) -> tuple[Record, ...]:
-        """Every plugin with its state, for listing."""
+        """Every plugin with its state."""
         if not self._passed:
             return self._records
         offered = tuple(
@@ -89,18 +87,25 @@ class Catalogue:
         return tuple(sorted({component.name for of, component in offered if of == kind}))
 
     def find(self, kind: str, name: str) -> Found:
-        """The component of this name, or of `distribution:name`; nothing is imported."""
+        """Find the component of this name, or of `distribution:name`; nothing is imported."""
         table = known_kind(kind)
         wanted, _, bare = name.rpartition(":")
-        found = [f for f in self._offering(kind, bare) if wanted in ("", f.distribution, f.plugin)]
+        found = [
+            Found(component, record.distribution, record.version, record.location, record.name)
+            for record in self.records
+            for of, component in record.components
+            if of == kind and component.name == bare and wanted in ("", record.distribution, record.name)
+        ]
         if not found:
             raise missing(table, name, self.records)
         if len(found) > 1:
-            raise ConfigError(table.table or kind, repr(name), f"several plugins have it; write {_choices(found)}")
+            same = len({f.distribution for f in found}) < len(found)
+            written = " or ".join(f"{f.plugin if same else f.distribution}:{bare}" for f in found)
+            raise ConfigError(table.table or kind, repr(name), f"several plugins have it; write {written}")
         return found[0]
 
     def target(self, kind: str, name: str) -> type[Configurable]:
-        """The component's class, imported now and held against its kind's base."""
+        """Import the component's class and hold it against its kind's base."""
         found = self.find(kind, name)
         cls = self._passed.get((kind, found.component.name)) if found.distribution == PYTHON else None
         try:
@@ -117,7 +122,7 @@ class Catalogue:
         return target
 
     def build(self, chosen: Chosen) -> Configurable:
-        """An instance with its options validated; of several that work as one, that one."""
+        """Make an instance with its options validated; of several that work as one, that one."""
         if chosen.parts:
             whole: Any = import_target(COMPOUNDS[chosen.kind])
             made: Configurable = whole.of([(part.name, self.build(part)) for part in chosen.parts])
@@ -135,25 +140,17 @@ class Catalogue:
             ) from error
 
     def observers(self) -> Observers:
-        """Who wants to be told what happens in a run."""
+        """Give the plugins that are told what happens in a run."""
         return Observers(self._loader.manager)
 
     def resolved(self) -> tuple[ResolvedPlugin, ...]:
-        """What was loaded, exactly; classes passed from Python are not in it: they travel themselves."""
+        """List what was loaded, exactly; classes passed from Python are not in it: they travel themselves."""
         return resolve(self._records)
 
     def verify(self, resolved: Sequence[ResolvedPlugin | Sequence[str]], shared: bool = False) -> None:
         """Raise InfrastructureError unless this process has the same; `shared`: of what both have, as in an interpreter
         that holds one engine."""
         compare(self.resolved(), [ResolvedPlugin(*plugin) for plugin in resolved], shared)
-
-    def _offering(self, kind: str, name: str) -> list[Found]:
-        return [
-            Found(component, record.distribution, record.version, record.location, record.name)
-            for record in self.records
-            for of, component in record.components
-            if of == kind and component.name == name
-        ]
 
 
 def known_kind(name: str) -> Kind:
@@ -163,13 +160,8 @@ def known_kind(name: str) -> Kind:
     return KINDS[name]
 
 
-def _choices(found: Sequence[Found]) -> str:
-    same = len({f.distribution for f in found}) < len(found)
-    return " or ".join(f"{f.plugin if same else f.distribution}:{f.component.name}" for f in found)
-
-
 def _with_notes(records: Sequence[Record]) -> tuple[Record, ...]:
-    """Every name that two plugins have is told on both records."""
+    """Note every name that two plugins have on both records."""
     holders: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
     for record in records:
         holders["plugin", record.name].append(record)

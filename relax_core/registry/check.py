@@ -1,128 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`relax plugins check`: does an installed plugin keep its promises? Handshake, import, options, then the conformance suites.
+"""Components in words (`relax plugins show`), and whether a plugin keeps its promises (`relax plugins check`).
 
-Suites run through pytest in another process (extra `relax-core[testing]`); this module never imports them.
-
-Runs the suites of the kinds on components, in one pytest process. It writes a test file of one class a component.
-
-The kit is named by text only: the core does not import its tests. Results come back through pytest's own XML report.
+A check looks at handshake, import and options, then runs the conformance suites of the kinds.
+Suites run in one pytest process (extra `relax-core[testing]`) over a test file for each component. The kit is named by
+text only: the core does not import its tests. Results come back through pytest's own XML report.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, is_dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from xml.etree import ElementTree
 
-from relax_core.api.component import KINDS, Component
+from relax_core.api.component import KINDS, Component, Configurable
 from relax_core.api.errors import RelaxError
-from relax_core.registry.catalogue import Catalogue
-from relax_core.registry.describe import describe
-from relax_core.registry.record import Offered, PluginState, Record
+from relax_core.registry.catalogue import Catalogue, known_kind
+from relax_core.registry.contract import import_target
+from relax_core.registry.handshake import PluginState, Record
+
+if TYPE_CHECKING:
+    from relax_core.api.options import Options
 
 DEADLINE_S = 600.0
 """For all suites together; each component that blocks is ended by its suite long before."""
-
-
-class Subject(NamedTuple):
-    """A component under test."""
-
-    distribution: str
-    kind: str
-    component: Component
-    qualifier: str
-
-    @property
-    def title(self) -> str:
-        return f"{self.kind} {self.component.name}"
-
-
-Result = tuple[Subject, str, str, str]
-"""(subject, check, passed | failed | skipped, detail)."""
-
-
-def run_suites(subjects: Sequence[Subject], files: Sequence[str]) -> Iterator[Result]:
-    """One result a test of each component's suite."""
-    with_suite = [subject for subject in subjects if _suite_module(subject.kind)]
-    for subject in subjects:
-        if subject not in with_suite:
-            yield subject, "conformance", "skipped", f"there is no suite for {subject.kind} yet"
-    if not with_suite:
-        return
-    if importlib.util.find_spec("pytest") is None:
-        yield from ((s, "conformance", "skipped", "pip install 'relax-core[testing]'") for s in with_suite)
-        return
-    with tempfile.TemporaryDirectory(prefix="relax-check-") as directory:
-        yield from _run(with_suite, [str(Path(file).resolve()) for file in files], Path(directory))
-
-
-def _suite_module(kind: str) -> bool:
-    return importlib.util.find_spec(KINDS[kind].suite.partition(":")[0]) is not None
-
-
-def _run(subjects: Sequence[Subject], files: Sequence[str], directory: Path) -> Iterator[Result]:
-    for number, subject in enumerate(subjects):
-        (directory / f"test_{number}.py").write_text(_test_file(subject, files))
-    report = directory / "report.xml"
-    options = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(directory), f"--junitxml={report}"]
-    environ = {
-        **os.environ,
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
-    command = [sys.executable, "-m", "pytest", *options, "--continue-on-collection-errors", "."]
-    try:
-        done = subprocess.run(
-            command, cwd=directory, env=environ, capture_output=True, text=True, timeout=DEADLINE_S, check=False
-        )
-        output = done.stdout + done.stderr
-    except subprocess.TimeoutExpired:
-        output = f"the suites took more than {DEADLINE_S:.0f} s"
-    if not report.exists():
-        yield from ((subject, "conformance", "failed", output.strip()[-2000:]) for subject in subjects)
-        return
-    yield from _results(subjects, report)
-
-
-def _test_file(subject: Subject, files: Sequence[str]) -> str:
-    module, _, suite = KINDS[subject.kind].suite.partition(":")
-    name = f"{subject.qualifier}:{subject.component.name}"
-    lines = (
-        "from relax_core.registry import Catalogue",
-        f"from {module} import {suite}",
-        f"class Test({suite}):",
-        f"    component = Catalogue.load({tuple(files)!r}).target({subject.kind!r}, {name!r})",
-        "    generic = True",
-    )
-    return "\n".join(lines) + "\n"
-
-
-def _results(subjects: Sequence[Subject], report: Path) -> Iterator[Result]:
-    """A case is `test_3.Test` of one test, or has no class where its file could not be imported."""
-    for case in ElementTree.parse(report).iter("testcase"):
-        owner, name = case.get("classname", "").partition(".")[0], case.get("name", "")
-        number = int((owner or name).removeprefix("test_"))
-        yield subjects[number], name.removeprefix("test_") if owner else "conformance", *_verdict(case)
-
-
-def _verdict(case: ElementTree.Element) -> tuple[str, str]:
-    for tag, verdict in (("failure", "failed"), ("error", "failed"), ("skipped", "skipped")):
-        if (child := case.find(tag)) is not None:
-            message = child.get("message", "")
-            return verdict, (child.text or "").strip()[-1500:] if message in ("", "collection failure") else message
-    return "passed", ""
-
-
 HEAVY = ("torch", "ray", "pydantic", "transformers", "tensorflow", "jax", "vllm", "sglang")
-"""What no plugin's listing may import: every `relax` command lists all plugins."""
+"""Packages that no plugin's listing may import: every `relax` command lists all plugins."""
 _IMPORT_S = 120.0
 
 
@@ -147,41 +58,41 @@ class Check:
         return {**asdict(self), "verdict": str(self.verdict)}
 
 
+class Subject(NamedTuple):
+    """A component under test."""
+
+    distribution: str
+    kind: str
+    component: Component
+    qualifier: str
+
+    def result(self, name: str, verdict: CheckResult, detail: str = "") -> Check:
+        """A check of this component."""
+        return Check(self.distribution, f"{self.kind} {self.component.name}", name, verdict, detail)
+
+
 def check(catalogue: Catalogue, records: Sequence[Record], files: Sequence[str] = ()) -> Iterator[Check]:
-    """Every check of these plugins, cheap ones first."""
+    """Make every check of these plugins, cheap ones first."""
     for record in records:
-        yield _handshake(record)
+        switched_off = record.reason.startswith("switched off")
+        sound = CheckResult.PASSED if record.state is PluginState.OK else CheckResult.FAILED
+        verdict = CheckResult.SKIPPED if switched_off else sound
+        yield Check(record.distribution, "", "handshake", verdict, record.frames + record.reason)
         if record.state is PluginState.OK and not record.file:
-            yield _light(record)
-    offered = [(record, item) for record in records for item in record.components]
-    sound: list[Subject] = []
-    for record, item in offered:
-        opened = _opens(catalogue, record, item)
-        yield opened
-        if opened.verdict is CheckResult.PASSED:
-            sound.append(Subject(record.distribution, *item, record.name))
-    for subject, name, verdict, detail in run_suites(sound, files):
-        yield Check(subject.distribution, subject.title, name, CheckResult(verdict), detail)
-
-
-def _handshake(record: Record) -> Check:
-    verdict = {
-        PluginState.OK: CheckResult.PASSED,
-        PluginState.BROKEN: CheckResult.FAILED,
-        PluginState.SKIPPED: CheckResult.FAILED,
-    }[record.state]
-    if record.reason.startswith("switched off"):
-        verdict = CheckResult.SKIPPED
-    return Check(record.distribution, "", "handshake", verdict, record.frames + record.reason)
-
-
-def _light(record: Record) -> Check:
-    detail = heavy_imports(record.module)
-    return Check(record.distribution, "", "light_import", CheckResult.FAILED if detail else CheckResult.PASSED, detail)
+            detail = heavy_imports(record.module)
+            verdict = CheckResult.FAILED if detail else CheckResult.PASSED
+            yield Check(record.distribution, "", "light_import", verdict, detail)
+    opened: list[Subject] = []
+    for subject in [Subject(own.distribution, *item, own.name) for own in records for item in own.components]:
+        result = _opens(catalogue, subject)
+        yield result
+        if result.verdict is CheckResult.PASSED:
+            opened.append(subject)
+    yield from _run_suites(opened, files)
 
 
 def heavy_imports(module: str) -> str:
-    """Import a plugin's module alone in a fresh interpreter: what is wrong with that, or empty."""
+    """Import a plugin's module alone in a fresh interpreter: say what is wrong with that; empty where nothing is."""
     code = f"import sys; sys.path[:] = {sys.path!r}; import {module}; print(*sorted({set(HEAVY)!r} & set(sys.modules)))"
     try:
         done = subprocess.run(
@@ -195,18 +106,166 @@ def heavy_imports(module: str) -> str:
     return f"{module} imports {heavy}; name targets as strings and import there" if heavy else ""
 
 
-def _opens(catalogue: Catalogue, record: Record, item: Offered) -> Check:
-    """The component is imported, of its kind, and its options can be told."""
-    title = f"{item.kind} {item.component.name}"
+def _opens(catalogue: Catalogue, subject: Subject) -> Check:
+    """Import the component, hold it against its kind, and read its options."""
     try:
-        described = describe(catalogue, item.kind, f"{record.name}:{item.component.name}")
+        described = describe(catalogue, subject.kind, f"{subject.qualifier}:{subject.component.name}")
     except RelaxError as error:
-        return Check(
-            record.distribution, title, "target", CheckResult.FAILED, getattr(error, "frames", "") + str(error)
-        )
+        return subject.result("target", CheckResult.FAILED, getattr(error, "frames", "") + str(error))
     except Exception as error:
-        return Check(record.distribution, title, "options", CheckResult.FAILED, f"its options can't be read: {error}")
+        return subject.result("options", CheckResult.FAILED, f"its options can't be read: {error}")
     if bare := [option["name"] for option in described["options"] if not option["doc"]]:
         detail = f"undocumented: {', '.join(bare)}; write a string under each field"
-        return Check(record.distribution, title, "options", CheckResult.FAILED, detail)
-    return Check(record.distribution, title, "options", CheckResult.PASSED)
+        return subject.result("options", CheckResult.FAILED, detail)
+    return subject.result("options", CheckResult.PASSED)
+
+
+def _run_suites(subjects: Sequence[Subject], files: Sequence[str]) -> Iterator[Check]:
+    """Run the conformance suite of each component; one result a test."""
+    suited = [one for one in subjects if importlib.util.find_spec(KINDS[one.kind].suite.partition(":")[0])]
+    for subject in subjects:
+        if subject not in suited:
+            yield subject.result("conformance", CheckResult.SKIPPED, f"there is no suite for {subject.kind} yet")
+    if not suited:
+        return
+    if importlib.util.find_spec("pytest") is None:
+        for subject in suited:
+            yield subject.result("conformance", CheckResult.SKIPPED, "pip install 'relax-core[testing]'")
+        return
+    paths = tuple(str(Path(file).resolve()) for file in files)
+    with tempfile.TemporaryDirectory(prefix="relax-check-") as directory:
+        for number, subject in enumerate(suited):
+            Path(directory, f"test_{number}.py").write_text(_test_file(subject, paths))
+        report = Path(directory, "report.xml")
+        output = _run_pytest(directory, report)
+        if not report.exists():
+            for subject in suited:
+                yield subject.result("conformance", CheckResult.FAILED, output.strip()[-2000:])
+            return
+        # A case is `test_3.Test` of one test, or has no class where its file could not be imported.
+        for case in ElementTree.parse(report).iter("testcase"):
+            owner, name = case.get("classname", "").partition(".")[0], case.get("name", "")
+            subject = suited[int((owner or name).removeprefix("test_"))]
+            yield subject.result(name.removeprefix("test_") if owner else "conformance", *_verdict(case))
+
+
+def _test_file(subject: Subject, files: tuple[str, ...]) -> str:
+    module, _, suite = KINDS[subject.kind].suite.partition(":")
+    name = f"{subject.qualifier}:{subject.component.name}"
+    lines = (
+        "from relax_core.registry import Catalogue",
+        f"from {module} import {suite}",
+        f"class Test({suite}):",
+        f"    component = Catalogue.load({files!r}).target({subject.kind!r}, {name!r})",
+        "    generic = True",
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _run_pytest(directory: str, report: Path) -> str:
+    """Run all test files of the directory apart from this process's pytest plugins; give the output."""
+    options = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", directory, f"--junitxml={report}"]
+    command = [sys.executable, "-m", "pytest", *options, "--continue-on-collection-errors", "."]
+    path = os.pathsep.join(filter(None, sys.path))
+    environ = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": path}
+    try:
+        done = subprocess.run(
+            command, cwd=directory, env=environ, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"the suites took more than {DEADLINE_S:.0f} s"
+    return done.stdout + done.stderr
+
+
+def _verdict(case: ElementTree.Element) -> tuple[CheckResult, str]:
+    outcomes = {"failure": CheckResult.FAILED, "error": CheckResult.FAILED, "skipped": CheckResult.SKIPPED}
+    for tag, verdict in outcomes.items():
+        if (child := case.find(tag)) is not None:
+            message = child.get("message", "")
+            return verdict, (child.text or "").strip()[-1500:] if message in ("", "collection failure") else message
+    return CheckResult.PASSED, ""
+
+
+def describe(catalogue: Catalogue, kind: str, name: str) -> dict[str, Any]:
+    """Give what `relax plugins show` prints of a component; imports it."""
+    found, cls = catalogue.find(kind, name), catalogue.target(kind, name)
+    return {
+        "kind": kind,
+        "name": found.component.name,
+        "help": found.component.help,
+        "experimental": found.component.experimental,
+        "distribution": found.distribution,
+        "version": found.version,
+        "target": found.component.target,
+        "source": _source(cls),
+        "doc": inspect.getdoc(cls) or "",
+        "capabilities": capabilities(kind, cls),
+        "options": options(cls.options_model()),
+    }
+
+
+def capabilities(kind: str, cls: type[Configurable]) -> dict[str, Any]:
+    """Collect the class attributes that the kind's base declares, as this class has them."""
+    base: Any = import_target(known_kind(kind).base)
+    declared = (name for owner in reversed(base.__mro__) for name in _class_attributes(owner) if name != "kind")
+    return {name: plain(getattr(cls, name)) for name in dict.fromkeys(declared)}
+
+
+def options(model: type[Options]) -> list[dict[str, Any]]:
+    """List the fields: name, type, default, documentation."""
+    return [
+        {
+            "name": name,
+            "type": _type_name(field.annotation),
+            "required": field.is_required(),
+            "default": None if field.is_required() else plain(field.get_default(call_default_factory=True)),
+            "doc": field.description or "",
+        }
+        for name, field in model.model_fields.items()
+    ]
+
+
+def components_named(catalogue: Catalogue, name: str) -> list[tuple[str, str]]:
+    """Find (kind, qualified name) of every component that this name can mean, in any kind."""
+    wanted, _, bare = name.rpartition(":")
+    return [
+        (kind, f"{record.distribution}:{component.name}")
+        for record in catalogue.records
+        if wanted in ("", record.distribution, record.name)
+        for kind, component in record.components
+        if component.name == bare
+    ]
+
+
+def records_named(catalogue: Catalogue, name: str) -> list[Record]:
+    """Find the records of a distribution, or of an entry point or file of this name or path."""
+    return [record for record in catalogue.records if name in (record.distribution, record.name, record.location)]
+
+
+def plain(value: object) -> Any:
+    """Convert to data that JSON can hold; anything else becomes its text."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain(asdict(value))
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, Set):
+        return sorted((plain(item) for item in value), key=str)
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value if value is None or isinstance(value, (bool, int, float)) else str(value)
+
+
+def _class_attributes(owner: type) -> list[str]:
+    annotations = vars(owner).get("__annotations__", {})
+    return [name for name, annotation in annotations.items() if str(annotation).startswith("ClassVar")]
+
+
+def _source(cls: type) -> str:
+    try:
+        return f"{inspect.getsourcefile(cls)}:{inspect.getsourcelines(cls)[1]}"
+    except (OSError, TypeError):
+        return ""  # compiled, or made at run time
+
+
+def _type_name(annotation: Any) -> str:
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a class is a component of its kind: derived from the kind's base, nothing abstract left. Options are built here.
+"""The contract between a component class and its kind: derived from the kind's base, nothing abstract left, options built.
 
 `Configurable` has no abstract metaclass, so that authors may mix in what they like; the check is made once, here.
 """
@@ -15,30 +15,22 @@ from relax_core.api.errors import ConfigError
 from relax_core.registry.suggestions import did_you_mean
 
 if TYPE_CHECKING:
-    from pydantic import ValidationError
-    from pydantic_core import ErrorDetails
-
     from relax_core.api.options import Options
 
 
 def missing_methods(cls: type) -> list[str]:
-    """Methods that the base asks for and the class did not write."""
+    """List methods that the base asks for and the class did not write."""
     return [name for name in dir(cls) if getattr(getattr(cls, name, None), "__isabstractmethod__", False)]
 
 
-def is_abstract(cls: type) -> bool:
-    """Whether instances could not work."""
-    return bool(missing_methods(cls))
-
-
 def import_target(target: str) -> object:
-    """The object that `package.module:Name` names."""
+    """Import the object that `package.module:Name` names."""
     module, _, name = target.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 def contract_violation(kind: Kind, target: object) -> str:
-    """Why this is no component of the kind; empty where it is one."""
+    """Say why this is no component of the kind; empty where it is one."""
     base = import_target(kind.base)
     if not isinstance(target, type):
         return f"its target is {type(target).__name__}, not a class; name a subclass of {kind.base}"
@@ -57,27 +49,20 @@ def _family(base: object) -> type:
 
 
 def build_options(model: type[Options], options: Mapping[str, Any], field: str) -> Options:
-    """Options from plain data; a ConfigError names `field.key`, what it got and the nearest that exists."""
+    """Build options from plain data; a ConfigError names `field.key`, what it got and the nearest that exists."""
     from pydantic import ValidationError
 
     try:
         return model.model_validate(dict(options))
-    except ValidationError as error:
-        raise _refused(error, model, field) from None
-
-
-def _refused(error: ValidationError, model: type[Options], field: str) -> ConfigError:
-    first, *rest = error.errors(include_url=False)
-    more = f" (and {len(rest)} more)" if rest else ""
-    path = ".".join([field, *(str(part) for part in first["loc"])])
-    got = "nothing" if first["type"] == "missing" else repr(first["input"])
-    return ConfigError(path, got, _fix(first, model) + more)
-
-
-def _fix(first: ErrorDetails, model: type[Options]) -> str:
-    if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
-        return f"there is no such option; {did_you_mean(str(first['loc'][0]), model.model_fields)}"
-    if first["type"] == "missing":
-        return "give it a value"
-    message = first["msg"].removeprefix("Value error, ")
-    return message[:1].lower() + message[1:]
+    except ValidationError as failed:
+        first, *rest = failed.errors(include_url=False)
+        if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
+            fix = f"there is no such option; {did_you_mean(str(first['loc'][0]), model.model_fields)}"
+        elif first["type"] == "missing":
+            fix = "give it a value"
+        else:
+            message = first["msg"].removeprefix("Value error, ")
+            fix = message[:1].lower() + message[1:]
+        path = ".".join([field, *(str(part) for part in first["loc"])])
+        got = "nothing" if first["type"] == "missing" else repr(first["input"])
+        raise ConfigError(path, got, fix + (f" (and {len(rest)} more)" if rest else "")) from None

@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a plugin may be imported at all: the environment's lists and the API range, from metadata alone.
+"""The record of a plugin, and its handshake: whether it may be imported, by the environment's lists and its API range.
 
-The range is the distribution's own requirement on relax-core, so that pip and this check read the same line.
-
-Which plugins exactly: the list that every worker compares with its own before it starts.
-
-A released distribution is its version; an editable one or a single file can change under one version, so its content
-is hashed.
+The range is the distribution's own requirement on relax-core, so that pip and this check read the same line. Workers
+compare the list of resolved plugins with their own before they start. Nothing of a plugin is imported here.
 """
 
 from __future__ import annotations
@@ -15,29 +11,105 @@ import hashlib
 import platform
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
+from importlib.machinery import ModuleSpec
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from relax_core.api.component import Component
 from relax_core.api.errors import InfrastructureError
-from relax_core.registry.record import PluginState, Record, find_module
 
 CORE = "relax-core"
 ALLOW, DENY = "RELAX_PLUGINS", "RELAX_DISABLE_PLUGINS"
-
-
 _PLAIN = re.compile(r"[A-Za-z0-9._-]+\s*(?:\[[^\]]*\])?\s*((?:[<>=!~]{1,3}\s*[0-9][0-9A-Za-z.*+!-]*\s*,?\s*)*)")
 
 
+class PluginState(StrEnum):
+    """State of a plugin after discovery: `ok`, or one of two reasons why it offers nothing."""
+
+    OK = "ok"
+    SKIPPED = "skipped"
+    """Never imported: switched off by the environment, or its API range does not hold this core."""
+    BROKEN = "broken"
+    """Its import or one of its hooks failed."""
+
+
+class Offered(NamedTuple):
+    """A component under the kind of the hook that returned it."""
+
+    kind: str
+    component: Component
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One plugin as it is known, loaded or not: an entry point, a single file, or what was passed from Python. Plain data."""
+
+    name: str
+    """The entry point's name, or the file's."""
+    distribution: str
+    version: str
+    module: str
+    location: str
+    """Directory of its code; for an editable installation the project's."""
+    editable: bool = False
+    file: bool = False
+    """A single-file plugin: it has neither distribution nor version of its own."""
+    api_range: str = ""
+    """Versions of relax-core that it was written for, as its own metadata says."""
+    state: PluginState = PluginState.OK
+    reason: str = ""
+    frames: str = ""
+    """The traceback inside the plugin, where it is broken."""
+    components: tuple[Offered, ...] = ()
+    hooks: tuple[str, ...] = ()
+    """Observer hooks it implements."""
+    notes: tuple[str, ...] = ()
+    """Remarks for a person on a plugin that works: a name that another plugin has too."""
+
+    @property
+    def title(self) -> str:
+        """The plugin as a sentence names it."""
+        return f"{self.distribution} {self.version}".rstrip()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The record as `relax plugins list --json` prints it."""
+        return {
+            "name": self.name,
+            "distribution": self.distribution,
+            "version": self.version,
+            "location": self.location,
+            "editable": self.editable,
+            "api_range": self.api_range,
+            "state": str(self.state),
+            "reason": self.reason,
+            "frames": self.frames,
+            "components": [
+                {
+                    "kind": kind,
+                    "name": component.name,
+                    "target": component.target,
+                    "help": component.help,
+                    "experimental": component.experimental,
+                }
+                for kind, component in self.components
+            ],
+            "hooks": list(self.hooks),
+            "notes": list(self.notes),
+        }
+
+
 def canonical(name: str) -> str:
-    """A distribution's name as pip compares it."""
+    """Write a distribution's name as pip compares it."""
     return re.sub(r"[-_.]+", "-", name.strip()).lower()
 
 
 def api_range(requires: Iterable[str]) -> str:
-    """The specifier of a distribution's own requirement on relax-core; empty where it states none."""
+    """Give the specifier of a distribution's own requirement on relax-core; empty where it states none."""
     lines = (line for line in requires if canonical(re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0]) == CORE)
     return ",".join(filter(None, map(_specifier, lines)))
 
@@ -55,26 +127,18 @@ def _specifier(line: str) -> str:
 
 
 def refusal(record: Record, environ: Mapping[str, str]) -> str:
-    """Why this plugin must not be imported; empty where it may. The core's own components are always there."""
-    if canonical(record.distribution) == CORE:
-        return ""
-    return _switched_off(record, environ) or _out_of_range(record)
-
-
-def _switched_off(record: Record, environ: Mapping[str, str]) -> str:
+    """Say why this plugin must not be imported; empty where it may. The core's own components are always there."""
     name = canonical(record.distribution)
-    if name in _names(environ.get(DENY, "")):
+    if name == CORE:
+        return ""
+
+    def lists(variable: str) -> bool:
+        return name in {canonical(listed) for listed in environ.get(variable, "").split(",") if listed.strip()}
+
+    if lists(DENY):
         return f"switched off: {DENY} names it"
-    if ALLOW in environ and name not in _names(environ[ALLOW]):
+    if ALLOW in environ and not lists(ALLOW):
         return f"switched off: {ALLOW} is set and does not name it"
-    return ""
-
-
-def _names(value: str) -> frozenset[str]:
-    return frozenset(canonical(name) for name in value.split(",") if name.strip())
-
-
-def _out_of_range(record: Record) -> str:
     if not record.api_range:
         return f'its metadata states no API range; add "{CORE}{core_range()}" to dependencies in its pyproject.toml'
     if not _holds(record.api_range):
@@ -90,7 +154,7 @@ def _holds(specifier: str) -> bool:
 
 
 def core_range() -> str:
-    """The range that a plugin written for this core states: the minor version is the API's."""
+    """Give the range that a plugin written for this core states: the minor version is the API's."""
     from packaging.version import Version
 
     release = Version(core_version())
@@ -99,7 +163,7 @@ def core_range() -> str:
 
 @cache
 def core_version() -> str:
-    """The installed core's version."""
+    """Look the installed core's version up."""
     try:
         return version(CORE)
     except PackageNotFoundError as error:
@@ -118,7 +182,7 @@ class ResolvedPlugin(NamedTuple):
 
 
 def resolve(records: Iterable[Record]) -> tuple[ResolvedPlugin, ...]:
-    """Every loaded distribution and file, in order of names."""
+    """List every loaded distribution and file, in order of names."""
     groups: dict[str, list[Record]] = {}
     for record in records:
         if record.state is PluginState.OK:
@@ -138,11 +202,13 @@ def compare(have: Sequence[ResolvedPlugin], want: Sequence[ResolvedPlugin], shar
 
 
 def _hash(records: Sequence[Record]) -> str:
+    """Digest of the sources of editable distributions and single files, which can change under one version; else empty."""
     if not any(record.editable or record.file for record in records):
         return ""
     digest = hashlib.blake2b(digest_size=8)
     for root in sorted({_root(record) for record in records}):
-        for file in _files(root):
+        files = [root] if root.is_file() else sorted(root.rglob("*"))
+        for file in (file for file in files if file.is_file() and "__pycache__" not in file.parts):
             digest.update(f"{file.relative_to(root.parent)}\0".encode() + file.read_bytes())
     return digest.hexdigest()
 
@@ -158,7 +224,15 @@ def _root(record: Record) -> Path:
     return origin.parent if origin.name == "__init__.py" else origin
 
 
-def _files(root: Path) -> Iterator[Path]:
-    if root.is_file():
-        return iter((root,))
-    return (f for f in sorted(root.rglob("*")) if f.is_file() and "__pycache__" not in f.parts)
+def find_module(module: str) -> ModuleSpec | None:
+    """Find a module part by part: `importlib.util.find_spec` would import its parents."""
+    path: list[str] | None = None
+    spec: ModuleSpec | None = None
+    parts = module.split(".")
+    for end in range(1, len(parts) + 1):
+        finders = (find for finder in sys.meta_path if (find := getattr(finder, "find_spec", None)))
+        found = next((found for find in finders if (found := find(".".join(parts[:end]), path, None))), None)
+        if not isinstance(found, ModuleSpec):
+            return None
+        spec, path = found, list(found.submodule_search_locations or ())
+    return spec

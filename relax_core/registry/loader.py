@@ -1,17 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports plugins one at a time and asks them what they offer; a failure becomes the record's own, never the caller's.
+"""Discovery: installed plugins by their metadata and single files, imported one at a time and asked what they offer.
 
-Pluggy checks hook signatures and finds hooks that no specification knows; its bulk loader is not used, because it
-drops the second distribution of one name in silence and lets one broken plugin abort all.
-
-Installed plugins as their metadata tells them: nothing of a plugin is imported here.
-
-One record an entry point of the group `relax.plugins`, refused ones with their reason.
-
-Single-file plugins: `plugins = ["./my_loss.py"]`. The file's component classes are its components.
-
-One class takes the file's name, several are named by class, both in kebab-case; or the file defines hooks, as an
-installed plugin does. The configuration names the file, so what is wrong with it is raised, not recorded.
+A failure becomes the record's own, never the caller's; only a file that the configuration names raises. Pluggy checks
+hook signatures; its bulk loader is not used, because it drops the second distribution of one name in silence and lets
+one broken plugin abort all.
 """
 
 from __future__ import annotations
@@ -23,29 +15,46 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from email.message import Message
 from email.parser import HeaderParser
-from importlib.metadata import Distribution, EntryPoint, entry_points
+from importlib.metadata import Distribution, entry_points
 from pathlib import Path
 from types import ModuleType
 from urllib.parse import unquote, urlparse
 
 import pluggy
 
-from relax_core.api import hooks
+from relax_core.api import events, hooks
 from relax_core.api.component import BY_HOOK, KINDS, Component, Configurable
 from relax_core.api.errors import ConfigError, PluginError
-from relax_core.registry.contract import is_abstract
+from relax_core.registry.contract import missing_methods
 from relax_core.registry.frames import plugin_frames, said
-from relax_core.registry.handshake import api_range, refusal
-from relax_core.registry.record import Offered, PluginState, Record
+from relax_core.registry.handshake import Offered, PluginState, Record, api_range, refusal
 from relax_core.registry.suggestions import did_you_mean
 
 KEBAB = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _MARK = f"{hooks.PROJECT}_impl"
+GROUP = "relax.plugins"
+SPECIFIED = tuple(name for name in vars(hooks) if name.startswith("relax_"))
+STRIKES = 3
+Failed = Callable[[str, Exception, bool], None]
+"""(distribution, error, whether it is off now)."""
+
+HOOKS: dict[type, str] = {
+    events.RunStarted: "relax_run_started",
+    events.SamplesScored: "relax_samples_scored",
+    events.StepFinished: "relax_step_finished",
+    events.WeightsPublished: "relax_weights_published",
+    events.CheckpointSaved: "relax_checkpoint_saved",
+    events.EvalFinished: "relax_eval_finished",
+    events.RoleFailed: "relax_role_failed",
+    events.RoleRecovered: "relax_role_recovered",
+    events.RunFinished: "relax_run_finished",
+}
+"""Event -> hook; other events are the controller's own business."""
 
 
 class Loader:
@@ -57,7 +66,7 @@ class Loader:
         self._owner: dict[str, Record] = {}
 
     def load(self, record: Record) -> Record:
-        """The record with what the plugin offers, or with why it is broken."""
+        """Give the record with what the plugin offers, or with why it is broken."""
         if record.state is not PluginState.OK:
             return record
         if record.module in self._owner:
@@ -66,7 +75,7 @@ class Loader:
         try:
             return self.adopt(record, importlib.import_module(record.module))
         except (Exception, SystemExit) as error:
-            return broken(record, error)
+            return replace(record, state=PluginState.BROKEN, reason=said(error), frames=plugin_frames(error))
 
     def adopt(self, record: Record, module: ModuleType) -> Record:
         """Register an imported module and collect its components; raises what is wrong with it."""
@@ -78,7 +87,9 @@ class Loader:
             self.manager.unregister(module)
             raise
         self._owner[record.module] = record
-        return replace(record, components=offered, hooks=tuple(sorted(self._observed(module))))
+        callers = self.manager.get_hookcallers(module) or ()
+        observed = sorted(caller.name for caller in callers if caller.name not in BY_HOOK)
+        return replace(record, components=offered, hooks=tuple(observed))
 
     def _offered(self, module: ModuleType) -> Iterator[Offered]:
         for caller in self.manager.get_hookcallers(module) or ():
@@ -88,18 +99,6 @@ class Loader:
                 own = [impl for impl in caller.get_hookimpls() if impl.plugin is module]
                 for impl in own:
                     yield from (Offered(kind.name, item) for item in checked(caller.name, impl.function()))
-
-    def _observed(self, module: ModuleType) -> Iterator[str]:
-        callers = self.manager.get_hookcallers(module) or ()
-        return (caller.name for caller in callers if caller.name not in BY_HOOK)
-
-
-SPECIFIED = tuple(name for name in vars(hooks) if name.startswith("relax_"))
-
-
-def broken(record: Record, error: BaseException) -> Record:
-    """The record of a plugin whose own code failed."""
-    return replace(record, state=PluginState.BROKEN, reason=said(error), frames=plugin_frames(error))
 
 
 def check_marks(module: ModuleType) -> None:
@@ -112,7 +111,7 @@ def check_marks(module: ModuleType) -> None:
 
 
 def checked(hook: str, offered: object) -> list[Component]:
-    """What a component hook returned, refused where a name or a target can't work."""
+    """Refuse what a component hook returned where a name or a target can't work."""
     if not isinstance(offered, Iterable):
         raise TypeError(f"{hook} returned {offered!r}; it must return a list of Components")
     components: list[Component] = []
@@ -130,43 +129,33 @@ def checked(hook: str, offered: object) -> list[Component]:
     return components
 
 
-GROUP = "relax.plugins"
-
-
 def installed(environ: Mapping[str, str]) -> Iterator[Record]:
-    """Every installed plugin, ordered by distribution, not loaded yet."""
-    entries = [(entry, entry.dist) for entry in entry_points(group=GROUP)]
-    found = [(entry, dist, _headers(dist)) for entry, dist in entries if dist is not None]
+    """Find every installed plugin by its metadata, ordered by distribution; nothing is imported."""
+    found = [(entry, entry.dist, _headers(entry.dist)) for entry in entry_points(group=GROUP) if entry.dist is not None]
     for entry, dist, headers in sorted(found, key=lambda item: (str(item[2]["Name"]), item[0].name)):
-        yield _handshaken(entry, dist, headers, environ)
-
-
-def _handshaken(entry: EntryPoint, dist: Distribution, headers: Message, environ: Mapping[str, str]) -> Record:
-    record = _record(entry, dist, headers)
-    try:
-        record = replace(record, api_range=api_range(headers.get_all("Requires-Dist", [])))
-        reason = refusal(record, environ)
-    except ValueError as error:
-        return replace(record, state=PluginState.BROKEN, reason=f"its metadata is damaged ({error}); install it again")
-    return replace(record, state=PluginState.SKIPPED, reason=reason) if reason else record
+        project = _editable_project(dist)
+        record = Record(
+            name=entry.name,
+            distribution=str(headers["Name"] or entry.name),
+            version=str(headers["Version"] or ""),
+            module=entry.value,
+            location=project or str(dist.locate_file("")),
+            editable=bool(project),
+        )
+        try:
+            record = replace(record, api_range=api_range(headers.get_all("Requires-Dist", [])))
+            reason = refusal(record, environ)
+        except ValueError as error:
+            reason = f"its metadata is damaged ({error}); install it again"
+            yield replace(record, state=PluginState.BROKEN, reason=reason)
+            continue
+        yield replace(record, state=PluginState.SKIPPED, reason=reason) if reason else record
 
 
 def _headers(dist: Distribution) -> Message:
     """Only the header block: descriptions can be long, and a hundred of them are read on every start."""
     text = dist.read_text("METADATA") or dist.read_text("PKG-INFO") or ""
     return HeaderParser().parsestr(text.partition("\n\n")[0])
-
-
-def _record(entry: EntryPoint, dist: Distribution, headers: Message) -> Record:
-    project = _editable_project(dist)
-    return Record(
-        name=entry.name,
-        distribution=str(headers["Name"] or entry.name),
-        version=str(headers["Version"] or ""),
-        module=entry.value,
-        location=project or str(dist.locate_file("")),
-        editable=bool(project),
-    )
 
 
 def _editable_project(dist: Distribution) -> str:
@@ -180,11 +169,17 @@ def _editable_project(dist: Distribution) -> str:
 
 
 def load_file(loader: Loader, path: str) -> Record:
-    """Import one file. Raises ConfigError where there is none, PluginError where it fails or offers nothing."""
+    """Import one file: its component classes, or what its hooks offer, are its components.
+
+    One class takes the file's name, several are named by class, both in kebab-case. Raises ConfigError where there is no file,
+    PluginError where it fails or offers nothing.
+    """
     file = Path(path).expanduser().resolve()
     if file.suffix != ".py" or not file.is_file():
         raise ConfigError("plugins", repr(path), "name an existing .py file")
-    record = _single_file_record(file)
+    digest = hashlib.sha256(str(file).encode()).hexdigest()[:8]
+    name = f"relax_file_{re.sub(r'[^A-Za-z0-9]+', '_', file.stem)}_{digest}"
+    record = Record(file.name, file.name, "", name, str(file), file=True)
     try:
         module = _import(record.module, file)
         loaded = loader.adopt(record, module)
@@ -197,12 +192,6 @@ def load_file(loader: Loader, path: str) -> Record:
             str(file), "it defines neither a component class nor a hook; subclass a base of relax_core.api"
         )
     return loaded
-
-
-def _single_file_record(file: Path) -> Record:
-    digest = hashlib.sha256(str(file).encode()).hexdigest()[:8]
-    module = f"relax_file_{re.sub(r'[^A-Za-z0-9]+', '_', file.stem)}_{digest}"
-    return Record(file.name, file.name, "", module, str(file), file=True)
 
 
 def _import(name: str, file: Path) -> ModuleType:
@@ -221,7 +210,7 @@ def _import(name: str, file: Path) -> ModuleType:
 
 
 def _classes(module: ModuleType, file: Path, loaded: Record) -> Iterator[Offered]:
-    """The file's own concrete component classes that none of its hooks offers already."""
+    """Find the file's own concrete component classes that none of its hooks offers already."""
     hooked = {component.target.rpartition(":")[2] for _, component in loaded.components}
     classes = [value for name, value in vars(module).items() if name not in hooked and _is_component(value, module)]
     for value in classes:
@@ -234,10 +223,50 @@ def _is_component(value: object, module: ModuleType) -> bool:
     if not isinstance(value, type) or not issubclass(value, Configurable):
         return False
     own = value.__module__ == module.__name__ and not value.__name__.startswith("_")
-    return own and value.kind in KINDS and not is_abstract(value)
+    return own and value.kind in KINDS and not missing_methods(value)
 
 
 def kebab(name: str) -> str:
-    """`MyReward`, `my_reward` and `HTTPReward` as `my-reward`, `my-reward`, `http-reward`."""
+    """Write `MyReward`, `my_reward` and `HTTPReward` as `my-reward`, `my-reward`, `http-reward`."""
     split = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", name)
     return re.sub(r"[^a-z0-9]+", "-", split.lower()).strip("-")
+
+
+class Observers:
+    """Plugins that are told what happens in a run. They change no data; one that raises three times is switched off.
+
+    The deadline is the controller's: it calls `notify` where it can stop waiting.
+    """
+
+    def __init__(self, manager: pluggy.PluginManager) -> None:
+        self._manager = manager
+        self._strikes: Counter[str] = Counter()
+
+    def plugins(self) -> dict[str, object]:
+        """List the plugins that implement some observer hook, by name."""
+        hooks = set(HOOKS.values())
+        return {
+            name: plugin
+            for name, plugin in self._manager.list_name_plugin()
+            if any(caller.name in hooks for caller in self._manager.get_hookcallers(plugin) or ())
+        }
+
+    def calls(self, hook_name: str) -> tuple[tuple[str, Callable[..., object]], ...]:
+        """Give (distribution, callable taking `event=`) of each observer that is still on."""
+        caller = getattr(self._manager.hook, hook_name)
+
+        def calling(impl: pluggy.HookImpl) -> Callable[..., object]:
+            """An implementation may leave out arguments that it does not need."""
+            return lambda **arguments: impl.function(*(arguments[name] for name in impl.argnames))
+
+        listening = ((impl.plugin_name.partition(":")[0], impl) for impl in caller.get_hookimpls())
+        return tuple((dist, calling(impl)) for dist, impl in listening if self._strikes[dist] < STRIKES)
+
+    def notify(self, hook_name: str, event: events.Event, failed: Failed) -> None:
+        """Tell each observer in turn; its error goes to `failed`, and the third one switches it off."""
+        for dist, call in self.calls(hook_name):
+            try:
+                call(event=event)
+            except Exception as error:
+                self._strikes[dist] += 1
+                failed(dist, error, self._strikes[dist] >= STRIKES)

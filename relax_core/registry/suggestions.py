@@ -1,34 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The error for a name that no loaded plugin offers: broken, switched off, of another kind, not installed, or mistyped.
-
-Hints for names that nobody knows: the nearest known ones, as the end of a sentence.
-
-Components of plugins of ours by kind and name, so that an unknown name can say what to install. Not a registry.
-
-Heavy packages are extras of their plugins: which one brings a module that is not installed.
-"""
+"""Hints for a name that no loaded plugin offers: it is broken, switched off, of another kind, not installed, or mistyped."""
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
 
 from relax_core.api.component import KINDS, Kind
 from relax_core.api.errors import ConfigError, PluginError, RelaxError
-from relax_core.registry.handshake import canonical
-from relax_core.registry.record import PluginState, Record, claims
+from relax_core.registry.handshake import PluginState, Record, canonical, find_module
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:
-    """At most three known names that are close to this one, nearest first."""
+    """Find at most three known names that are close to this one, nearest first."""
     from difflib import get_close_matches
 
     return get_close_matches(name, list(known), n=3, cutoff=0.6)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`did you mean 'x'?` where something is near, else all there is."""
+    """Say `did you mean 'x'?` where something is near, else all there is."""
     names = sorted(known)
     if close := nearest(name, names):
         return f"did you mean {' or '.join(repr(n) for n in close)}?"
@@ -60,10 +54,11 @@ KNOWN: dict[str, dict[str, str]] = {
     "weight-transport": dict.fromkeys(("http", "collective"), "relax-plugin-network-weights"),
     "bus": {"transferqueue": "relax-plugin-transferqueue"},
 }
+"""Components of the project's own plugins, so that an unknown name can say what to install. Not a registry."""
 
 
 def missing(kind: Kind, name: str, records: Sequence[Record]) -> RelaxError:
-    """What to say, most certain cause first."""
+    """Make the error for an unknown name, most certain cause first."""
     wanted, _, bare = name.rpartition(":")
     field = kind.table or kind.name
     if record := _would_offer(kind, wanted, bare, records):
@@ -78,9 +73,29 @@ def _would_offer(kind: Kind, wanted: str, name: str, records: Sequence[Record]) 
     home = KNOWN.get(kind.name, {}).get(name, "")
     for record in (record for record in records if record.state is not PluginState.OK):
         named = wanted in (record.distribution, record.name) if wanted else canonical(record.distribution) == home
-        if named or (not wanted and claims(record, kind.hook, name)):
+        if named or (not wanted and _claims(record, kind.hook, name)):
             return record
     return None
+
+
+def _claims(record: Record, hook: str, name: str) -> bool:
+    """Guess from a plugin's source, without running it, whether this hook offers a component of this name.
+
+    A plugin that builds its components in a loop can't be read so.
+    """
+    spec = find_module(record.module)
+    if spec is None or not spec.origin or not spec.origin.endswith(".py"):
+        return False
+    try:
+        source = ast.parse(Path(spec.origin).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return False
+    for function in (node for node in ast.walk(source) if isinstance(node, ast.FunctionDef) and node.name == hook):
+        for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
+            named = (*call.args[:1], *(k.value for k in call.keywords if k.arg == "name"))
+            if any(isinstance(value, ast.Constant) and value.value == name for value in named):
+                return True
+    return False
 
 
 def _unloaded(kind: Kind, name: str, record: Record) -> RelaxError:
@@ -120,7 +135,7 @@ def _failures(records: Sequence[Record]) -> str:
 
 
 def missing_anywhere(name: str, records: Sequence[Record]) -> RelaxError:
-    """The same for a name without a kind: the first kind that has a word to say on it."""
+    """Make the error for an unknown name without a kind: the first kind that knows something of it decides."""
     wanted, _, bare = name.rpartition(":")
     for kind in KINDS.values():
         if record := _would_offer(kind, wanted, bare, records):
@@ -133,7 +148,7 @@ def missing_anywhere(name: str, records: Sequence[Record]) -> RelaxError:
 
 
 def extra_for(distribution: str, error: BaseException) -> str:
-    """`distribution[extra]` to install where the error is a module missing that one of its extras names; else empty."""
+    """Name the `distribution[extra]` to install where one of its extras brings the module that is missing; else empty."""
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return ""
     from packaging.requirements import Requirement

@@ -15,13 +15,12 @@ from relax_core.api.errors import ConfigError
 from relax_core.registry.catalogue import Catalogue, known_kind
 from relax_core.registry.handshake import core_range
 from relax_core.registry.loader import KEBAB
-from relax_core.registry.record import Offered
 
 PREFIX = "relax-plugin-"
 
 
 def bake(kind: str, name: str, out: Path, source: Path | None = None) -> Path:
-    """A new project in `out`; returns its directory. Raises ConfigError for a name, file or directory that can't be used."""
+    """Write a new project into `out`. Raises ConfigError for a name, file or directory that can't be used."""
     template = template_of(kind)
     name = name.removeprefix(PREFIX)
     if not KEBAB.fullmatch(name) or not name[0].isalpha():
@@ -40,7 +39,7 @@ def bake(kind: str, name: str, out: Path, source: Path | None = None) -> Path:
 
 
 def template_of(kind: str) -> Path:
-    """The kind's template: package data in a wheel, a directory beside the package in the source tree."""
+    """Find the kind's template: package data in a wheel, a directory beside the package in the source tree."""
     found = known_kind(kind)
     if not found.template:
         having = ", ".join(k.name for k in KINDS.values() if k.template)
@@ -61,20 +60,14 @@ def _generate(template: Path, context: dict[str, str], out: Path) -> None:
 
 
 def _moved(kind: str, source: Path) -> dict[str, str]:
-    """What the template needs to know of a single-file plugin: its one class of this kind."""
+    """Read what the template needs to know of a single-file plugin: its one class of this kind."""
     record = next(record for record in Catalogue.load([str(source)]).records if record.file)
     own = [offered for offered in record.components if offered.kind == kind]
     if len(own) != 1 or len(record.components) != 1 or record.hooks:
         found = ", ".join(f"{k} {component.name}" for k, component in record.components) or "no component"
         raise ConfigError("--from", f"{source} with {found}", f"give a file of one {kind} class and without hooks")
-    return {"class_name": _class_name(own[0]), "help": _help(own[0], source), "moved": "yes"}
-
-
-def _class_name(offered: Offered) -> str:
-    return offered.component.target.rpartition(":")[2]
-
-
-def _help(offered: Offered, source: Path) -> str:
-    """One line without quotes: it goes into TOML and Python strings."""
-    said = offered.component.help or (ast.get_docstring(ast.parse(source.read_bytes())) or "").partition("\n")[0]
-    return (said or f"{offered.component.name}, moved from one file").replace('"', "'").replace("\\", "/").rstrip(".")
+    component = own[0].component
+    said = component.help or (ast.get_docstring(ast.parse(source.read_bytes())) or "").partition("\n")[0]
+    # One line without quotes: it goes into TOML and Python strings.
+    text = (said or f"{component.name}, moved from one file").replace('"', "'").replace("\\", "/")
+    return {"class_name": component.target.rpartition(":")[2], "help": text.rstrip("."), "moved": "yes"}

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from relax_core.registry.record import find_module
+from relax_core.registry.handshake import find_module
 
 if TYPE_CHECKING:
     from relax_core.testing.suite import Suite

@@ -14,7 +14,7 @@ from relax_core.control.machine import MACHINE, SETUP, probe
 from relax_core.diagnostics import doctor
 from relax_core.diagnostics.doctor import findings
 from relax_core.registry.catalogue import Catalogue
-from relax_core.registry.record import PluginState
+from relax_core.registry.handshake import PluginState
 
 RECIPE = ["quickstart"]
 

@@ -182,8 +182,7 @@ def test_observers_are_told_and_one_that_raises_three_times_is_off(site):
 
 def test_every_event_that_observers_get_has_its_hook():
     from relax_core.api.component import BY_HOOK
-    from relax_core.registry.loader import SPECIFIED
-    from relax_core.registry.observers import HOOKS
+    from relax_core.registry.loader import HOOKS, SPECIFIED
 
     assert set(HOOKS.values()) == set(SPECIFIED) - set(BY_HOOK)
 

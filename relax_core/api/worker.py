@@ -33,6 +33,8 @@ class WorkerSpec:
     """Its share of them: those on one device have equal parts."""
     memory_mb: int = 0
     """Address-space limit of a child process; 0: none."""
+    inherit_env: tuple[str, ...] | None = None
+    """The only variables of the starting process that a child process sees; None: all of them."""
     target: str = ""
     """Instead of a component: `module:Class`, built without arguments (the core's own hosts)."""
 

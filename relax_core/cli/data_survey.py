@@ -25,7 +25,8 @@ from relax_core.api.trainer import Chosen
 from relax_core.config import RunConfig, load
 from relax_core.config.model_folder import model_context
 from relax_core.data.dataset import Dataset
-from relax_core.data.media_pipeline import MediaPipeline, MediaRefused, media_of
+from relax_core.data.media_pipeline import MediaPipeline, media_of
+from relax_core.data.placeholders import MediaRefused
 from relax_core.data.task_row import MEDIA_KINDS
 from relax_core.data.tasks import ColumnNeed, TaskSet
 from relax_core.media.source import shown
@@ -60,7 +61,7 @@ class Processors:
 
 @asynccontextmanager
 async def opened(processors: Processors, preview_kb: int = 0) -> AsyncIterator[MediaPipeline]:
-    """A desk over a store that nothing is put into."""
+    """Open a pipeline over a store that nothing is put into."""
     from relax_core.runners.local.workers import LocalWorkers
 
     choices = [
@@ -69,12 +70,12 @@ async def opened(processors: Processors, preview_kb: int = 0) -> AsyncIterator[M
     ]
     workers = LocalWorkers(processors.plugin_files)
     with tempfile.TemporaryDirectory(prefix="relax-data-") as directory:
-        desk = MediaPipeline(choices, workers, directory, processors.model, processors.family)
+        pipeline = MediaPipeline(choices, workers, directory, processors.model, processors.family)
         try:
-            await desk.start()
-            yield desk
+            await pipeline.start()
+            yield pipeline
         finally:
-            await desk.stop()
+            await pipeline.stop()
             await workers.close()
 
 
@@ -85,11 +86,11 @@ async def survey_media(found: DataFile, result: Survey) -> None:
     if processors is None or not any(rows.values()):
         return
     known: OrderedDict[Media, dict[str, Any] | str] = OrderedDict()
-    async with opened(processors) as desk:
+    async with opened(processors) as pipeline:
         for row, media in rows.items():
             tokens = 0
             for number, one in enumerate(media, 1):
-                told = known[one] if one in known else await _told(desk, one)
+                told = known[one] if one in known else await _told(pipeline, one)
                 known[one] = told
                 if len(known) > REMEMBERED:
                     known.popitem(last=False)
@@ -107,9 +108,9 @@ async def facts(found: DataFile, task: Task) -> list[dict[str, Any]]:
     if found.processors is None:
         return []
     told = []
-    async with opened(found.processors, preview_kb=2048) as desk:
+    async with opened(found.processors, preview_kb=2048) as pipeline:
         for media in shown_by(task):
-            one = await _told(desk, media)
+            one = await _told(pipeline, media)
             told.append(
                 {"kind": media.kind, "source": shown(media.source), **({"error": one} if isinstance(one, str) else one)}
             )
@@ -138,9 +139,9 @@ def _fix(reason: str) -> str:
     return "replace the file, or leave the row out"
 
 
-async def _told(desk: MediaPipeline, media: Media) -> dict[str, Any] | str:
+async def _told(pipeline: MediaPipeline, media: Media) -> dict[str, Any] | str:
     try:
-        return await desk.examine(media)
+        return await pipeline.examine(media)
     except MediaRefused as refused:
         return str(refused)
 

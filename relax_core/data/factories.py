@@ -87,10 +87,10 @@ def make_media_pipeline(context: RunContext, family: ModelFamily, limit: int | N
 
 @asynccontextmanager
 async def opened_media_pipeline(context: RunContext, family: ModelFamily) -> AsyncIterator[MediaPipeline]:
-    """A desk of one's own, for rows that nobody samples."""
-    desk = make_media_pipeline(context, family)
+    """A pipeline for rows that nobody samples."""
+    pipeline = make_media_pipeline(context, family)
     try:
-        await desk.start()
-        yield desk
+        await pipeline.start()
+        yield pipeline
     finally:
-        await desk.stop()
+        await pipeline.stop()

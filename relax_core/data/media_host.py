@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs in the killable process of a modality processor: a source is read, processed and put into the media store.
+"""A modality processor in its killable process: a source is read, processed and put into the media store.
 
 Only keys and counts go back. The same bytes from two sources are processed once.
 """
@@ -7,7 +7,8 @@ Only keys and counts go back. The same bytes from two sources are processed once
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,23 +16,24 @@ from typing import Any
 from relax_core.api.errors import ConfigError
 from relax_core.api.modality import ModalityProcessor, ProcessedMedia
 from relax_core.api.task import Media
-from relax_core.api.trainer import Chosen
-from relax_core.data.media_pipeline import PREVIEWS, Previews
 from relax_core.media.source import content_key, read_source
-from relax_core.media.store import MediaStore
+from relax_core.media.store import MediaStore, write_whole
+from relax_core.rpc.isolated_host import IsolatedHost
 
 MAX_KNOWN = 65536
 """Contents whose keys are remembered."""
+PREVIEWS = "previews"
+FIRST_BYTES = 8 << 20
+"""Size of the first copies of each kind, which stay."""
+NEWEST_BYTES = 24 << 20
 
 
-class MediaHost:
-    """Holds one processor; the worker's host sets `component` and `build` before the first call."""
-
-    component: Chosen
-    build: Callable[[Chosen], Any]
+class MediaHost(IsolatedHost):
+    """Holds one processor. An item is a method's name (budget, process, examine) and a medium; ValueError is for what can't be
+    read."""
 
     def open(self, directory: str, model: Mapping[str, Any], max_bytes: int, preview_bytes: int) -> str:
-        """Build the processor; the kind of medium that it reads. `preview_bytes`: of copies for people; 0: none."""
+        """Build the processor; return the kind of medium that it reads. `preview_bytes`: size of copies for people; 0: none."""
         built = self.build(self.component)
         if not isinstance(built, ModalityProcessor) or not built.medium:
             raise ConfigError("media", self.component.name, "it is no processor of a kind of medium")
@@ -41,12 +43,16 @@ class MediaHost:
         self._known: dict[tuple[bytes, Any], tuple[str, list[tuple[Any, ...]]]] = {}
         return built.medium
 
+    def handle(self, item: Sequence[Any]) -> Any:
+        method, media = item
+        return getattr(self, method)(media)
+
     def budget(self, media: Media) -> int:
-        """Tokens that it will take. ValueError for what can't be read."""
+        """Count the tokens that it will take."""
         return self._processor.budget(media, self._model)
 
     def process(self, media: Media) -> tuple[str, list[tuple[Any, ...]]]:
-        """(key in the store, how its features lie: values of `Span`). ValueError for what can't be read."""
+        """Process a medium into the store; return its key there, and how its features lie (values of `PlaceholderSpan`)."""
         data = read_source(media.source, self._max_bytes)
         content = (hashlib.blake2b(data, digest_size=16).digest(), media.view)
         if content not in self._known or self._known[content][0] not in self._store:
@@ -59,7 +65,7 @@ class MediaHost:
         return self._known[content]
 
     def examine(self, media: Media) -> dict[str, Any]:
-        """What it is, for people; decoded and processed, and not kept. ValueError for what can't be read."""
+        """Describe a medium for people; decoded and processed, and not kept."""
         data = read_source(media.source, self._max_bytes)
         facts = {"size_bytes": len(data), **self._processor.facts(media, data)}
         done = self._processed(media, data)
@@ -83,3 +89,38 @@ class MediaHost:
         part = self._processor.view(whole, *media.view)
         key = content_key(bytes.fromhex(whole.key), media.view)
         return replace(part, key=key)
+
+
+class Previews:
+    """Copies of one kind of medium for people, by its key, in the run directory: the first ones of a run and the newest ones.
+
+    A page of transcripts shows a run's beginning and its end; nothing of a run reads them.
+    """
+
+    def __init__(self, directory: Path, kind: str) -> None:
+        self._directory, self._kind = directory, kind
+        self._first = 0
+        self._newest: OrderedDict[Path, int] = OrderedDict()
+        found = [(path.stat().st_mtime, path) for path in directory.glob(f"*.{kind}")] if directory.is_dir() else []
+        for _, path in sorted(found):
+            self._count(path, path.stat().st_size)
+
+    def __contains__(self, key: str) -> bool:
+        return self._path(key).is_file()
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write it whole or not at all; InfrastructureError where it can't be written."""
+        path = self._path(key)
+        write_whole(path, [data])
+        self._count(path, len(data))
+
+    def _count(self, path: Path, size: int) -> None:
+        if self._first + size <= FIRST_BYTES:
+            self._first += size
+            return
+        self._newest[path] = size
+        while sum(self._newest.values()) > NEWEST_BYTES and len(self._newest) > 1:
+            self._newest.popitem(last=False)[0].unlink(missing_ok=True)
+
+    def _path(self, key: str) -> Path:
+        return self._directory / f"{key}.{self._kind}"

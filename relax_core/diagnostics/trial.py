@@ -80,13 +80,13 @@ async def reward_trial(name: str, options: Sequence[str], data: Path, plugins: S
     chosen = Chosen("reward", name, {".".join(o.path): o.value for o in map(parse_override, options)})
     Catalogue.load(plugins).build(chosen)
     workers = LocalWorkers(plugins)
-    judge = RewardScorer([RewardSettings(chosen)], workers, SystemClock())
+    scorer = RewardScorer([RewardSettings(chosen)], workers, SystemClock())
     rows = list(_rows(data))
     try:
-        await judge.start()
-        judged = await judge.judge([(task, (trajectory,)) for task, trajectory in rows])
+        await scorer.start()
+        judged = await scorer.score([(task, (trajectory,)) for task, trajectory in rows])
     finally:
-        await judge.stop()
+        await scorer.stop()
         await workers.close()
     return [sample_record(task, trajectory, one[0]) for (task, trajectory), one in zip(rows, judged, strict=True)]
 

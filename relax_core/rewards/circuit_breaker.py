@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fuse: a reward that fails alike on sample after sample has a typo, and training on what is left would hide it.
+"""Circuit breaker: a reward that fails alike on sample after sample has a typo, and training on what is left would hide it.
 
-A state machine without IO. It trips on the first 16 samples failing alike, or on over half of the last 256; the
-caller saves the failing sample that `CircuitOpen` carries, and the run stops with exit code 3.
+The caller saves the failing sample that `CircuitOpen` carries, and the run stops with exit code 3.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ SCHEMA = 1
 
 
 class RewardFault(NamedTuple):
-    """How a sample failed; equal faults are alike."""
+    """Kind and place of a failure; equal faults are alike."""
 
     kind: str
     place: str
@@ -31,17 +30,22 @@ class RewardFault(NamedTuple):
 class CircuitOpen(PluginError):
     """Fix the reward: it fails alike on nearly everything. `sample` is what to save for `relax try`."""
 
-    def __init__(self, reward: str, verdict: RewardResult, seen: str, sample: dict[str, Any]) -> None:
+    def __init__(self, reward: str, result: RewardResult, seen: str, sample: dict[str, Any]) -> None:
         message = (
-            f"failed alike on {seen}: {verdict.error}; fix {verdict.place}, "
+            f"failed alike on {seen}: {result.error}; fix {result.place}, "
             f"then try it on the sample that failed: `relax try reward {reward} --data failing-sample.json` in the run's folder"
         )
-        super().__init__(f"reward {reward}", message, verdict.frames)
+        super().__init__(f"reward {reward}", message, result.frames)
         self.sample = sample
 
 
 class CircuitBreaker:
-    """One reward's recent faults."""
+    """The recent faults of one reward, without IO: `closed -> open`.
+
+    Invariants:
+    - It opens when the first `first` samples failed alike, or over half of the last `window`; a scored sample never opens it.
+    - `_counts` counts the faults in `_recent`, which holds at most `window` samples.
+    """
 
     def __init__(self, first: int = FIRST, window: int = WINDOW) -> None:
         self._first, self._window = first, window
@@ -50,11 +54,11 @@ class CircuitBreaker:
         self._counts: Counter[RewardFault] = Counter()
 
     def record(self, fault: RewardFault | None) -> str:
-        """Take one sample's fault, or None for a judged one; says what failed alike once that trips, else ''."""
+        """Take one sample's fault, or None for a scored one; return what failed alike once that opens it, else ''."""
         self._seen += 1
         self._recent.append(fault)
-        if len(self._recent) > self._window:
-            self._forget(self._recent.popleft())
+        if len(self._recent) > self._window and (oldest := self._recent.popleft()) is not None:
+            self._counts[oldest] -= 1
         if fault is None:
             return ""
         self._counts[fault] += 1
@@ -63,26 +67,16 @@ class CircuitBreaker:
             return f"the first {self._first} samples"
         return f"{alike} of the last {self._window} samples" if 2 * alike > self._window else ""
 
-    def _forget(self, fault: RewardFault | None) -> None:
-        if fault is not None:
-            self._counts[fault] -= 1
-            if not self._counts[fault]:
-                del self._counts[fault]
 
-
-def fault_of(verdict: RewardResult) -> RewardFault | None:
-    return RewardFault(verdict.kind, verdict.place) if verdict.failed else None
-
-
-def failing_sample(reward: str, task: Task, trajectory: Trajectory, verdict: RewardResult) -> dict[str, Any]:
-    """One sample as a JSON document: the task's row, what the policy wrote, and how the reward failed on it."""
+def failing_sample(reward: str, task: Task, trajectory: Trajectory, result: RewardResult) -> dict[str, Any]:
+    """Make a JSON document of one sample: the task's row, what the policy wrote, and how the reward failed on it."""
     prompt = task.prompt if isinstance(task.prompt, str) else [asdict(message) for message in task.prompt]
     return {
         "schema": SCHEMA,
         "reward": reward,
-        "outcome": verdict.outcome.value,
-        "error": verdict.error,
-        "frames": verdict.frames,
+        "outcome": result.outcome.value,
+        "error": result.error,
+        "frames": result.frames,
         "task": {"id": task.id, "prompt": prompt, "answer": task.answer, **task.metadata},
         "response": trajectory.response,
         "messages": [asdict(message) for message in trajectory.messages],

@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one reward said of one sample: a finite score, or how it failed and where in the author's code.
+"""The result of one reward for one sample: a finite score, or how it failed and where in the author's code.
 
-Packed small for the way home: a plain score is one float.
-
-Trajectories as plain lists for the way to a reward's process, and back.
-
-The wire format would carry the dataclasses as they are, at several calls of Python an object;
-lists are packed in C, and a step sends hundreds of samples.
+Results and trajectories travel as plain lists: they are packed in C, where dataclasses take several calls of Python an
+object, and a step sends hundreds of samples.
 """
 
 from __future__ import annotations
@@ -51,40 +47,37 @@ class RewardResult(NamedTuple):
 
 
 def unpack(packed: float | tuple[Any, ...]) -> RewardResult:
-    """The verdict that `packed` was."""
+    """Restore what `packed` gave."""
     if isinstance(packed, float):
         return RewardResult(packed)
     value, parts, steps, outcome, *rest = packed
     return RewardResult(value, parts, steps, Outcome(outcome), *rest)
 
 
-def verdict_of(result: object, place: str) -> RewardResult:
-    """What an author returned: a finite number or a `Score` of such; anything else is REWARD_INVALID."""
+def score_result(result: object, place: str) -> RewardResult:
+    """Check what an author returned: a finite number or a `Score` of such; anything else is REWARD_INVALID."""
     score = result if isinstance(result, Score) else Score(result)  # type: ignore[arg-type]
     try:
         value = _finite(score.value)
         parts = {str(name): _finite(part) for name, part in score.parts.items()}
         return RewardResult(value, parts, tuple(_finite(step) for step in score.steps))
     except (TypeError, ValueError) as error:
-        message = (
-            f"returned {str(result)[:200]!s} ({type(result).__name__}): {error}; return a finite number or a Score"
-        )
-        return RewardResult(
-            outcome=Outcome.REWARD_INVALID, error=message, kind=f"invalid {type(result).__name__}", place=place
-        )
+        kind = type(result).__name__
+        message = f"returned {str(result)[:200]!s} ({kind}): {error}; return a finite number or a Score"
+        return RewardResult(outcome=Outcome.REWARD_INVALID, error=message, kind=f"invalid {kind}", place=place)
 
 
 ENGINE_OUTCOMES = (Outcome.ENGINE_ERROR, Outcome.ENGINE_TIMEOUT)
-"""Of a reward that asked an engine: nothing that its author could mend."""
+"""Outcomes of a reward that asked an engine: nothing that its author could mend."""
 
 
-def raised_verdict(error: BaseException, author: Callable[..., Any]) -> RewardResult:
-    """REWARD_ERROR with the frames inside the author's code, the innermost of them as its place; an engine that could not be
-    asked is an outcome of its own."""
+def error_result(error: BaseException, author: Callable[..., Any]) -> RewardResult:
+    """Describe an exception: REWARD_ERROR with the frames inside the author's code, the innermost as its place; an engine that
+    could not be asked is an outcome of its own."""
     if isinstance(error, InfrastructureError):
         outcome = Outcome.ENGINE_TIMEOUT if isinstance(error, DeadlineExceeded) else Outcome.ENGINE_ERROR
         return RewardResult(outcome=outcome, error=str(error), kind=type(error).__name__, place=where(author))
-    trace = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_HERE)]
+    trace = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_OURS)]
     root = _root(author)
     own = [frame for frame in trace if frame.filename.startswith(root)] or trace[-1:]
     trace = trace[trace.index(own[0]) :] if own else []
@@ -96,27 +89,28 @@ def raised_verdict(error: BaseException, author: Callable[..., Any]) -> RewardRe
     )
 
 
-def timeout_verdict(timeout_s: float, place: str) -> RewardResult:
+def timeout_result(timeout_s: float, place: str) -> RewardResult:
     message = f"did not answer within timeout_s = {timeout_s:g} ({place})"
     return RewardResult(outcome=Outcome.REWARD_TIMEOUT, error=message, kind="timeout", place=place)
 
 
-def death_verdict(error: BaseException, place: str) -> RewardResult:
+def crash_result(error: BaseException, place: str) -> RewardResult:
     message = f"its process ended twice on this sample ({place}): {error}"
     return RewardResult(outcome=Outcome.REWARD_ERROR, error=message, kind="process ended", place=place)
 
 
 def where(author: Callable[..., Any]) -> str:
-    """`file:line` of a function or method."""
+    """The `file:line` of a function or method."""
     code = getattr(inspect.unwrap(author), "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(author)
 
 
-_HERE = str(Path(__file__).parent / "")
+_OURS = tuple(str(Path(__file__).parents[1] / room) + "/" for room in ("rewards", "rpc"))
+"""Folders whose frames stand between the thread and the author's code."""
 
 
 def _root(author: Callable[..., Any]) -> str:
-    """What counts as the author's code: the top-level package of the function, or its one file."""
+    """The prefix of the author's files: the top-level package of the function, or its one file."""
     function = inspect.unwrap(author)
     code = getattr(function, "__code__", None)
     file = code.co_filename if code is not None else ""
@@ -138,7 +132,7 @@ def _finite(value: object) -> float:
 
 
 def flatten(trajectory: Trajectory) -> list[Any]:
-    """Plain lists of everything in a trajectory."""
+    """Turn everything in a trajectory into plain lists."""
     return [
         [_flat_message(message) for message in trajectory.messages],
         trajectory.response,
@@ -155,7 +149,7 @@ def flatten(trajectory: Trajectory) -> list[Any]:
 
 
 def revive(flat: tuple[Any, ...]) -> Trajectory:
-    """The trajectory that was flattened; sequences came back from the wire as tuples."""
+    """Restore a flattened trajectory; sequences came back from the wire as tuples."""
     messages, response, forest, outcome, step_rewards, info, step_turns, states = flat
     return Trajectory(
         tuple(message if isinstance(message, Message) else Message(*message) for message in messages),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The judge: every reward asked of every sample it applies to, summed into one judgement a sample.
+"""Scores samples: every reward is asked of every sample it applies to, and the results are summed, one score a sample.
 
-A judgement is a finite value or an outcome that says why there is none, never a zero in its place. Rewards run in
-killable processes (`reward_workers`); what the environment gave is part of the value.
+A score is a finite value or an outcome that says why there is none, never a zero in its place. Rewards run in killable
+processes; what the environment gave is part of the value.
 """
 
 from __future__ import annotations
@@ -10,31 +10,50 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, TypeAlias
 
 from relax_core.api.clock import Clock
+from relax_core.api.engine import ModelClient
+from relax_core.api.errors import InfrastructureError, RelaxError
+from relax_core.api.task import Task
+from relax_core.api.trainer import Chosen
 from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.api.worker import Workers
 from relax_core.data.tasks import applies
-from relax_core.engines.model_rpc_server import ModelRpcServer
-from relax_core.rewards.result import RewardResult
-from relax_core.rewards.workers import NO_DESK, Group, RewardSettings, RewardWorkers
+from relax_core.engines.model_rpc import model_handlers
+from relax_core.rewards.circuit_breaker import CircuitBreaker, CircuitOpen, RewardFault, failing_sample
+from relax_core.rewards.host import FUNCTION, Unit, pack_units
+from relax_core.rewards.result import ENGINE_OUTCOMES, RewardResult, crash_result, timeout_result, unpack
+from relax_core.rpc.isolated_pool import Handler, IsolatedPool, ItemCrash, ItemTimeout
+from relax_core.rpc.waiting import start_all
 
-__all__ = ["RewardScorer", "ScoredSample", "RewardSettings"]
-
-Weighed: TypeAlias = tuple[RewardWorkers, RewardResult]
-Found: TypeAlias = list[list[dict[str, RewardResult]]]
-"""By group, member and reward."""
 ENVIRONMENT = "environment"
 """The part under which the environment's own reward is logged."""
+Group = tuple[Task, Sequence[Trajectory]]
+Weighed: TypeAlias = tuple["RewardPool", RewardResult]
+
+
+@dataclass(frozen=True, slots=True)
+class RewardSettings:
+    """One `[[rewards]]` table."""
+
+    chosen: Chosen
+    weight: float = 1.0
+    timeout_s: float = 10.0
+    memory_mb: int = 0
+    """Address-space limit of its process; 0: none."""
+    only: str = ""
+    """`domain=maths`: the tasks it applies to, by a dotted path into the metadata; empty: all."""
+    function: bytes | None = None
+    """cloudpickle of a `fn(task, trajectory) -> float` passed from Python."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredSample:
-    """What one sample is worth."""
+    """The worth of one sample."""
 
     value: float
     """Environment reward and weighted rewards; NaN unless the outcome is judged."""
@@ -45,40 +64,44 @@ class ScoredSample:
     outcome: Outcome = Outcome.FINISHED
     error: str = ""
     frames: str = ""
-    """Of the author's code, where it raised."""
+    """Frames of the author's code, where it raised."""
 
 
 class RewardScorer:
-    """All rewards of a run."""
+    """All rewards of a run. `models`: engine pools that rewards may ask."""
 
     def __init__(
-        self, rewards: Sequence[RewardSettings], children: Workers, clock: Clock, num_workers: int = 1,
-        desk: ModelRpcServer = NO_DESK,
+        self, rewards: Sequence[RewardSettings], workers: Workers, clock: Clock, num_workers: int = 1,
+        models: Mapping[str, ModelClient] | None = None,
     ) -> None:  # fmt: skip
         self._clock = clock
-        self.seconds = 0.0
-        """Spent in `judge` so far."""
-        self._asked: list[float] = []
-        """When the calls under way began."""
-        self._rewards = [RewardWorkers(choice, name, children, num_workers, desk) for name, choice in _named(rewards)]
+        self._started_at: list[float] = []
+        """When the calls of `score` that still wait began."""
+        self._rewards = [
+            RewardPool(settings, name, workers, num_workers, models or {}) for name, settings in _named(rewards)
+        ]
 
     async def start(self) -> None:
         await asyncio.gather(*(reward.start() for reward in self._rewards))
 
-    async def judge(self, groups: Sequence[Group]) -> list[list[ScoredSample]]:
-        """One judgement a trajectory, in order. Calls may overlap; their samples travel together."""
+    async def score(self, groups: Sequence[Group]) -> list[list[ScoredSample]]:
+        """Score each trajectory, in order. Calls may overlap; their samples travel together. Raises CircuitOpen, or what makes
+        a reward's processes unusable."""
         start = self._clock.now()
-        found: Found = [[{} for _ in members] for _, members in groups]
-        self._asked.append(start)
+        self._started_at.append(start)
         try:
-            await _all([_ask(reward, groups, found) for reward in self._rewards])
+            by_reward = await start_all(*(reward.score(groups) for reward in self._rewards))
         finally:
-            self._asked.remove(start)
-        self.seconds += self._clock.now() - start
-        return [
-            [self._judgement(member, verdicts) for member, verdicts in zip(members, answers, strict=True)]
-            for (_, members), answers in zip(groups, found, strict=True)
-        ]
+            self._started_at.remove(start)
+        scored: list[list[ScoredSample]] = []
+        for at, (_, trajectories) in enumerate(groups):
+            results = [[(reward, found[at][place]) for reward, found in zip(self._rewards, by_reward, strict=True)]
+                       for place in range(len(trajectories))]  # fmt: skip
+            scored.append([
+                self._combine(trajectory, [(reward, result) for reward, result in own if result is not None])
+                for trajectory, own in zip(trajectories, results, strict=True)
+            ])  # fmt: skip
+        return scored
 
     async def stop(self) -> None:
         await asyncio.gather(*(reward.stop() for reward in self._rewards))
@@ -86,82 +109,131 @@ class RewardScorer:
     def owing(self) -> dict[str, Any]:
         """Rewards with samples that they were asked about and did not answer, and for how long somebody has waited."""
         owed = {reward.name: reward.owed for reward in self._rewards if reward.owed}
-        return (
-            {"rewards": owed, "for_s": round(self._clock.now() - min(self._asked), 3)} if owed and self._asked else {}
-        )
+        if not owed or not self._started_at:
+            return {}
+        return {"rewards": owed, "for_s": round(self._clock.now() - min(self._started_at), 3)}
 
-    def _judgement(self, trajectory: Trajectory, verdicts: Mapping[str, RewardResult]) -> ScoredSample:
+    def _combine(self, trajectory: Trajectory, results: Sequence[Weighed]) -> ScoredSample:
+        """The first reward that failed decides; what the others said stays readable. Sums are made in the order of the
+        configuration, so that they are the same bit for bit."""
         if not trajectory.outcome.judged:
             return ScoredSample(math.nan, outcome=trajectory.outcome, error=str(trajectory.info.get("error", "")))
-        if self._rewards and not verdicts and not trajectory.step_rewards and trajectory.outcome is Outcome.FINISHED:
+        if self._rewards and not results and not trajectory.step_rewards and trajectory.outcome is Outcome.FINISHED:
             error = "no reward applies to this task and its environment gave none"
             return ScoredSample(math.nan, outcome=Outcome.INVALID_TASK, error=error)
-        weighed = [(reward, verdicts[reward.name]) for reward in self._rewards if reward.name in verdicts]
-        return _failure(weighed) or _sum(trajectory, weighed)
+        if failed := next((one for one in results if one[1].failed), None):
+            reward, result = failed
+            parts: dict[str, float] = {other.name: own.value for other, own in results if not own.failed}
+            return ScoredSample(
+                math.nan, parts, (), result.outcome, f"reward {reward.name}: {result.error}", result.frames
+            )
+        steps = trajectory.turn_rewards
+        value, parts = trajectory.environment_reward, ({ENVIRONMENT: trajectory.environment_reward} if steps else {})
+        for reward, result in results:
+            weight = reward.settings.weight
+            value += weight * result.value
+            parts = {**result.parts, **parts, reward.name: result.value}
+            if result.steps:
+                steps = tuple(a + weight * b for a, b in zip_longest(steps, result.steps, fillvalue=0.0))
+        if not math.isfinite(value):
+            return ScoredSample(math.nan, parts, (), Outcome.REWARD_INVALID, f"the weighted sum of {parts} is {value}")
+        return ScoredSample(value, parts, steps, trajectory.outcome)
 
 
-def _failure(verdicts: Sequence[Weighed]) -> ScoredSample | None:
-    """The first reward that failed decides; what the others said stays readable."""
-    for reward, verdict in verdicts:
-        if verdict.failed:
-            parts = {other.name: said.value for other, said in verdicts if not said.failed}
-            error = f"reward {reward.name}: {verdict.error}"
-            return ScoredSample(math.nan, parts, (), verdict.outcome, error, verdict.frames)
-    return None
+class RewardPool:
+    """One reward in its processes.
+
+    Invariants:
+    - A unit is scored at once: a sample, a group, or all samples of a call. A failed batch is halved, so that only the samples
+      that spoiled it fail.
+    - A sample that breaks its process, or is late, is named; those that were scored beside it are scored again.
+    - Once the circuit breaker has opened, every waiting and later call raises its error.
+    """
+
+    def __init__(
+        self, settings: RewardSettings, name: str, workers: Workers, num_workers: int, models: Mapping[str, ModelClient]
+    ) -> None:
+        self.settings, self.name, self._models = settings, name, models
+        self.owed = 0
+        """Samples without a result."""
+        self._form = self._place = ""
+        self._breaker = CircuitBreaker()
+        component = settings.chosen
+        if settings.function is not None:
+            component = Chosen(FUNCTION, name, {"function": settings.function})
+        self._pool = IsolatedPool(
+            [f"reward-{name}-{number}" for number in range(num_workers)], component,
+            "relax_core.rewards.host:RewardHost", workers, timeout_s=settings.timeout_s, opened=self._opened,
+            memory_mb=settings.memory_mb, pack=pack_units,
+        )  # fmt: skip
+
+    async def start(self) -> None:
+        await self._pool.start()
+
+    async def score(self, groups: Sequence[Group]) -> list[list[RewardResult | None]]:
+        """Score the judged samples of the tasks that the reward applies to; None for the others."""
+        found: list[list[RewardResult | None]] = [[None] * len(trajectories) for _, trajectories in groups]
+        members = [
+            [(at, place) for place, trajectory in enumerate(trajectories) if trajectory.outcome.judged]
+            for at, (task, trajectories) in enumerate(groups) if applies(self.settings.only, task)
+        ]  # fmt: skip
+        if self._form != "group":
+            together = [member for own in members for member in own]
+            members = [together] if self._form == "batch" else [[member] for member in together]
+        units = [own for own in members if own]
+        self.owed += sum(map(len, units))
+        try:
+            await start_all(*(self._score(unit, groups, found) for unit in units))
+        finally:
+            self.owed -= sum(found[at][place] is None for unit in units for at, place in unit)
+        return found
+
+    async def stop(self) -> None:
+        await self._pool.stop(RelaxError(f"reward {self.name} was stopped"))
+
+    def _opened(self, opened: tuple[str, str, tuple[str, ...]]) -> Mapping[str, Handler]:
+        self._form, self._place, needs = opened
+        return model_handlers(self._models, f"reward {self.name}", needs)
+
+    async def _score(
+        self, members: list[tuple[int, int]], groups: Sequence[Group], found: list[list[RewardResult | None]]
+    ) -> None:
+        unit: Unit = [(groups[at][0], groups[at][1][place]) for at, place in members]
+        try:
+            results = [unpack(one) for one in await self._pool.submit(unit)]
+        except ItemTimeout:
+            results = [timeout_result(self.settings.timeout_s, self._place)] * len(unit)
+        except ItemCrash as error:
+            results = [crash_result(error, self._place)] * len(unit)
+        if self._form == "batch" and len(unit) > 1 and any(map(_spoils, results)):
+            middle = len(unit) // 2
+            halves = members[:middle], members[middle:]
+            await start_all(*(self._score(half, groups, found) for half in halves))
+            return
+        for (at, place), sample, result in zip(members, unit, results, strict=True):
+            seen = self._breaker.record(RewardFault(result.kind, result.place) if result.failed else None)
+            if seen:
+                opened = self._open_circuit(sample, result, seen)
+                self._pool.fail(opened)
+                raise opened
+            found[at][place] = result
+            self.owed -= 1
+
+    def _open_circuit(self, sample: tuple[Task, Trajectory], result: RewardResult, seen: str) -> Exception:
+        if result.outcome in ENGINE_OUTCOMES:
+            return InfrastructureError(f"reward {self.name} got no answer on {seen}: {result.error}")
+        return CircuitOpen(self.name, result, seen, failing_sample(self.name, *sample, result))
 
 
-def _sum(trajectory: Trajectory, verdicts: Sequence[Weighed]) -> ScoredSample:
-    """In the order of the configuration, so that sums are the same bit for bit."""
-    steps = trajectory.turn_rewards
-    value, parts = trajectory.environment_reward, ({ENVIRONMENT: trajectory.environment_reward} if steps else {})
-    for reward, verdict in verdicts:
-        weight = reward.choice.weight
-        value += weight * verdict.value
-        parts = {**verdict.parts, **parts, reward.name: verdict.value}
-        if verdict.steps:
-            steps = tuple(a + weight * b for a, b in zip_longest(steps, verdict.steps, fillvalue=0.0))
-    if not math.isfinite(value):
-        return ScoredSample(math.nan, parts, (), Outcome.REWARD_INVALID, f"the weighted sum of {parts} is {value}")
-    return ScoredSample(value, parts, steps, trajectory.outcome)
-
-
-async def _ask(reward: RewardWorkers, groups: Sequence[Group], found: Found) -> None:
-    """Put one reward's verdicts where its samples are."""
-    asked = _applicable(reward.choice.only, groups)
-    answers = await reward.score([(groups[at][0], members) for at, members, _ in asked])
-    for (at, _, positions), verdicts in zip(asked, answers, strict=True):
-        for position, verdict in zip(positions, verdicts, strict=True):
-            found[at][position][reward.name] = verdict
-
-
-def _applicable(only: str, groups: Sequence[Group]) -> list[tuple[int, list[Trajectory], list[int]]]:
-    """Of each group the reward applies to: its place, the judged members, and their positions."""
-    asked = []
-    for at, (task, members) in enumerate(groups):
-        positions = [position for position, member in enumerate(members) if member.outcome.judged]
-        if positions and applies(only, task):
-            asked.append((at, [members[position] for position in positions], positions))
-    return asked
+def _spoils(result: RewardResult) -> bool:
+    """One sample may have failed a whole batch; an engine that could not be asked fails its halves too."""
+    return result.failed and result.kind[:7] != "invalid" and result.outcome not in ENGINE_OUTCOMES
 
 
 def _named(rewards: Sequence[RewardSettings]) -> Iterator[tuple[str, RewardSettings]]:
-    """Unique names: the second `maths` is `maths-2`."""
+    """Give unique names: the second `maths` is `maths-2`."""
     seen: Counter[str] = Counter()
-    for choice in rewards:
-        name = choice.chosen.name
+    for settings in rewards:
+        name = settings.chosen.name
         seen[name] += 1
-        yield (name if seen[name] == 1 else f"{name}-{seen[name]}"), choice
-
-
-async def _all(asks: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Every reward at once; when one can't go on, the others are not left running."""
-    if len(asks) == 1:
-        return await asks[0]
-    tasks = [asyncio.ensure_future(ask) for ask in asks]
-    try:
-        await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
+        yield (name if seen[name] == 1 else f"{name}-{seen[name]}"), settings

@@ -87,11 +87,11 @@ class HeldOutEval:
 async def _seen(context: RunContext, held: HeldOut, margins: bool) -> RowBatch:
     """Rows whose media are in the run's store. Raises ConfigError for a set with one that can't be read."""
     dataset = held.dataset
-    async with opened_media_pipeline(context, dataset.family) as desk:
+    async with opened_media_pipeline(context, dataset.family) as pipeline:
         try:
             for index in held.indices:
-                await desk.prepare(dataset.messages(index))
-            return held.rows(margins, desk.hold)
+                await pipeline.prepare(dataset.messages(index))
+            return held.rows(margins, pipeline.fill_placeholders)
         except MediaRefused as refused:
             raise ConfigError("eval.sets", f"{held.name}: {refused}", "repair it, or leave such rows out") from refused
 

@@ -41,8 +41,8 @@ class RowSource(Role):
         self._dataset, self._train = opened
         for remark in remarks(*opened):
             await context.board.emit(Logged("info", self.name, remark))
-        async with opened_media_pipeline(context, self._dataset.family) as desk:  # without media it has no process
-            self._desk = desk
+        async with opened_media_pipeline(context, self._dataset.family) as pipeline:  # without media it has no process
+            self._media = pipeline
             await self._hand_out()
 
     async def _hand_out(self) -> None:
@@ -94,8 +94,8 @@ class RowSource(Role):
         try:
             hold = None
             if self._context.config.media:
-                await self._desk.prepare(self._dataset.messages(index))
-                hold = self._desk.hold
+                await self._media.prepare(self._dataset.messages(index))
+                hold = self._media.fill_placeholders
             found = await asyncio.to_thread(self._dataset.examples, index, hold)
         except MediaRefused as refused:
             await self._context.board.emit(Logged("warning", self.name, f"{self._dataset.where(index)}: {refused}"))

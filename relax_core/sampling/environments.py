@@ -1,47 +1,63 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pool of environments: an instance a sample, in this process where the class says it can't block or crash,
-else in killable worker processes, many instances each.
+else in killable processes, many instances each.
+
+A call that a process does not answer kills it: that sample timed out, the process's other samples lost their environment,
+which is their outcome; the next sample gets a new process.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from relax_core.api.clock import Clock
-from relax_core.api.environment import Environment, Tool
+from relax_core.api.engine import ModelClient
+from relax_core.api.environment import Action, Environment, Tool
+from relax_core.api.errors import RelaxError
+from relax_core.api.task import Task
 from relax_core.api.trainer import Chosen
+from relax_core.api.trajectory import Outcome
 from relax_core.api.worker import Workers
-from relax_core.engines.model_rpc_server import ModelRpcServer
-from relax_core.sampling.environment_handle import EnvironmentHandle, InProcess
-from relax_core.sampling.environment_process import EnvironmentProcess, RemoteEnvironment
+from relax_core.engines.model_rpc import model_handlers
+from relax_core.rpc.isolated_pool import Handler, IsolatedPool, IsolatedSession, ItemCrash, ItemTimeout
+from relax_core.sampling.environment_handle import (
+    EnvironmentFailed,
+    EnvironmentHandle,
+    InProcess,
+    ResetResult,
+    StepResult,
+    guarded,
+    late_text,
+)  # fmt: skip
+from relax_core.sampling.environment_host import SESSION
+from relax_core.sampling.session import Branch
 from relax_core.sampling.single_turn import SingleTurn
 
 
 class EnvironmentPool:
-    """Environments of one run."""
+    """Environments of one run. `models`: engine pools that they may ask; `isolate`: each instance has its own process.
+
+    Invariants:
+    - A handle is closed when its sample ends, whatever happened.
+    - `_driven` holds the samples whose environment drives them now, by the number of their session.
+    """
 
     def __init__(
-        self,
-        chosen: Chosen,
-        children: Workers,
-        clock: Clock,
-        num_workers: int = 1,
-        timeout_s: float = 60.0,
-        *,
-        isolate: bool = False,
-        build: Callable[[Chosen], Any] | None = None,
-        desk: ModelRpcServer | None = None,
-    ) -> None:
-        self._desk = desk or ModelRpcServer({})
-        self._chosen, self._children, self._clock = chosen, children, clock
-        self._timeout_s, self._isolate = timeout_s, isolate
+        self, chosen: Chosen, workers: Workers, num_workers: int = 1, timeout_s: float = 60.0, *, isolate: bool = False,
+        build: Callable[[Chosen], Any] | None = None, models: Mapping[str, ModelClient] | None = None,
+    ) -> None:  # fmt: skip
+        self._name, self._timeout_s, self._isolate, self._models = chosen.name, timeout_s, isolate, models or {}
         self._prototype: Environment = (build or _from_catalogue)(chosen)
         self._shared: object = None
-        self._seats = [] if isolate or self.in_process else [self._seat(number) for number in range(num_workers)]
-        self._alone = 0
+        self._driven: dict[int, _DrivenSample] = {}
+        names = [] if isolate or self.in_process else [f"environment-{chosen.name}-{n}" for n in range(num_workers)]
+        self._processes = IsolatedPool(
+            names, chosen, "relax_core.sampling.environment_host:EnvironmentHost", workers,
+            timeout_s=timeout_s, opened=self._handlers,
+        )  # fmt: skip
+        self._isolated = 0
 
     @property
     def in_process(self) -> bool:
@@ -54,65 +70,160 @@ class EnvironmentPool:
 
     @property
     def tools(self) -> tuple[Tool, ...]:
-        """To render prompts with."""
+        """Tools to render prompts with."""
         return tuple(self._prototype.tools)
 
     async def start(self) -> None:
-        """The shared set-up of every process; an error of the author's `open` comes out here."""
+        """Run the shared set-up of every process; an error of the author's `open` comes out here."""
         if self.in_process:
             self._shared = await type(self._prototype).open(self._prototype.options)
-        await asyncio.gather(*(seat.ready() for seat in self._seats))
+        await self._processes.start()
 
     async def stop(self) -> None:
-        await asyncio.gather(*(seat.end() for seat in self._seats))
+        await self._processes.stop()
 
     @asynccontextmanager
     async def instance(self) -> AsyncIterator[EnvironmentHandle]:
         """An environment for one sample; closed at the end, whatever happened."""
         if self.in_process:
+            instance = type(self._prototype)(self._prototype.options)
+            instance.shared = self._shared
+            instance.engines = {name: self._models[name] for name in instance.needs_engines}
             timeout_s = 0.0 if getattr(self._prototype, "never_waits", False) else self._timeout_s
-            handle: EnvironmentHandle = InProcess(self._made(), timeout_s)
-            try:
+            async with _closing(InProcess(instance, timeout_s)) as handle:
                 yield handle
-            finally:
-                await handle.close()
             return
-        async with self._seated() as handle:
+        self._isolated += self._isolate
+        own = f"environment-{self._name}-{self._isolated}" if self._isolate else ""
+        async with (
+            self._processes.session(own) as session,
+            _closing(RemoteEnvironment(session, self._prototype, self._timeout_s, self._driven)) as handle,
+        ):
             yield handle
 
-    @asynccontextmanager
-    async def _seated(self) -> AsyncIterator[EnvironmentHandle]:
-        seat = self._seat_alone() if self._isolate else min(self._seats, key=lambda seat: seat.samples)
-        seat.samples += 1
+    def _handlers(self, needs: Sequence[str]) -> dict[str, Handler]:
+        handlers = model_handlers(self._models, f"environment {self._name}", needs)
+        return {**handlers, SESSION: self._request} if self._prototype.drives() else handlers
+
+    async def _request(self, number: int, request: str, branch: int, *args: Any) -> Any:
+        """Do what a driving instance asks of its sample; None where that has ended."""
+        sample = self._driven.get(number)
+        return None if sample is None else await sample.do(request, branch, *args)
+
+
+class RemoteEnvironment:
+    """An instance in a process of its pool."""
+
+    def __init__(
+        self, session: IsolatedSession, prototype: Environment, timeout_s: float, driven: dict[int, _DrivenSample]
+    ) -> None:
+        self.tools, self.drives = tuple(prototype.tools), prototype.drives()
+        self.format_observation = prototype.format_observation
+        self._session, self._timeout_s, self._driven = session, timeout_s, driven
+        self._closed = False
+
+    async def reset(self, task: Task, seed: int) -> ResetResult:
+        messages, state = await self._call("reset", task, seed)
+        return messages, state
+
+    async def step(self, action: Action) -> StepResult:
+        taken: StepResult = await self._call("step", action)
+        return taken
+
+    async def run(self, task: Task, seed: int, session: Branch) -> None:
+        """Let it drive the sample; its deadline stands still while the policy takes a turn."""
+        sample = self._driven[self._session.number] = _DrivenSample(session)
         try:
-            prototype = self._prototype
-            handle = RemoteEnvironment(
-                seat, await seat.ready(), self.tools, prototype.drives(), prototype.format_observation, self._timeout_s
-            )
-            try:
-                yield handle
-            finally:
-                await handle.close()
+            await guarded(self._drive(sample, task, seed), self._timeout_s, "run", session)
         finally:
-            seat.samples -= 1
-            if self._isolate:
-                self._seats.remove(seat)
-                await seat.end()
+            del self._driven[self._session.number]
+            await sample.end()
 
-    def _made(self) -> Environment:
-        instance = type(self._prototype)(self._prototype.options)
-        instance.shared = self._shared
-        instance.engines = {name: self._desk.hands[name] for name in instance.needs_engines}
-        return instance
+    async def close(self) -> str:
+        if self._closed:
+            return ""
+        self._closed = True
+        try:
+            await self._call("close")
+        except EnvironmentFailed as failure:
+            return str(failure)
+        return ""
 
-    def _seat_alone(self) -> EnvironmentProcess:
-        self._alone += 1
-        seat = self._seat(self._alone)
-        self._seats.append(seat)
-        return seat
+    async def _drive(self, sample: _DrivenSample, task: Task, seed: int) -> None:
+        try:
+            await self._outcome("run", self._session.long_call("run", task, seed))
+        except EnvironmentFailed:
+            if sample.failure is None:
+                raise
+        if sample.failure is not None:
+            raise sample.failure
 
-    def _seat(self, number: int) -> EnvironmentProcess:
-        return EnvironmentProcess(f"environment-{self._chosen.name}-{number}", self._chosen, self._children, self._desk)
+    async def _call(self, method: str, *args: Any) -> Any:
+        try:
+            return await self._outcome(method, self._session.call(method, *args, self._timeout_s))
+        except RelaxError as error:  # such as an answer that can't travel
+            raise EnvironmentFailed(Outcome.ENVIRONMENT_ERROR, f"{method}: {error}") from error
+
+    async def _outcome(self, method: str, answer: Any) -> Any:
+        try:
+            outcome, result = await answer
+        except ItemTimeout as error:
+            raise EnvironmentFailed(Outcome.ENVIRONMENT_TIMEOUT, late_text(method, self._timeout_s)) from error
+        except ItemCrash as error:
+            raise EnvironmentFailed(Outcome.ENVIRONMENT_ERROR, f"{method}: the environment's {error}") from error
+        if outcome:
+            raise EnvironmentFailed(Outcome(outcome), result)
+        return result
+
+
+class _DrivenSample:
+    """A sample that an environment drives from its process: branches by number, and the turns that the policy takes now."""
+
+    def __init__(self, session: Branch) -> None:
+        self._branches = {0: session}
+        self._turns: set[asyncio.Task[Any] | None] = set()
+        self.failure: Exception | None = None
+        """The first request that could not be done, such as a restart from something that is no prompt."""
+
+    async def do(self, request: str, number: int, *args: Any) -> Action | None:
+        """Do one request; give the action of a turn, None where the sample has ended."""
+        if request == "generate":
+            turn = asyncio.current_task()
+            self._turns.add(turn)
+            try:
+                max_new_tokens, stop = args
+                return await self._branches[number].generate(max_new_tokens, tuple(stop))
+            except Exception:  # ended, or broken: the sample knows, the instance only has to stop waiting
+                return None
+            finally:
+                self._turns.discard(turn)
+        try:
+            if request == "observe":
+                self._branches[number].append(*args)
+            elif request == "fork":
+                self._branches[args[0]] = self._branches[number].fork()
+            elif request == "restart":
+                self._branches[args[0]] = self._branches[number].restart(args[1])
+            elif request == "reward":
+                self._branches[number].reward(args[0])
+        except Exception as error:
+            self.failure = self.failure or error
+        return None
+
+    async def end(self) -> None:
+        """Nobody waits for its turns any more."""
+        turns = [turn for turn in self._turns if turn is not None]
+        for turn in turns:
+            turn.cancel()
+        await asyncio.gather(*turns, return_exceptions=True)
+
+
+@asynccontextmanager
+async def _closing(handle: EnvironmentHandle) -> AsyncIterator[EnvironmentHandle]:
+    try:
+        yield handle
+    finally:
+        await handle.close()
 
 
 def _from_catalogue(chosen: Chosen) -> Any:

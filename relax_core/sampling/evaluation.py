@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluation: fixed tasks, seeds of their own, the same judge. It never changes training."""
+"""Evaluation: fixed tasks, seeds of their own, the same rewards. It never changes training."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Evaluation:
     """All evaluation sets of a run."""
 
     def __init__(
-        self, sets: Sequence[EvalSet], run: Any, samples: Samples, judge: RewardScorer, pool: EnginePool
+        self, sets: Sequence[EvalSet], run: Any, samples: Samples, scorer: RewardScorer, pool: EnginePool
     ) -> None:
-        self._sets, self._run, self._samples, self._judge, self._pool = sets, run, samples, judge, pool
+        self._sets, self._run, self._samples, self._scorer, self._pool = sets, run, samples, scorer, pool
         self._done: set[int] = set()
 
     def due(self, step: int) -> bool:
@@ -58,7 +58,7 @@ class Evaluation:
 
     async def _one(self, one: EvalSet, step: int) -> EvalFinished:
         groups = await asyncio.gather(*(self._group(one, index, step) for index in one.indices))
-        judged = await self._judge.judge(groups)
+        judged = await self._scorer.score(groups)
         values = [j.value for group in judged for j in group if j.outcome.judged]
         mean = statistics.fmean(values) if values else 0.0
         failed = sum(len(group) for group in judged) - len(values)

@@ -28,7 +28,6 @@ from relax_core.data.placeholders import MediaRefused, PromptTooLong
 from relax_core.data.tasks import TaskSet
 from relax_core.engines.auxiliary_pools import AuxiliaryPools, auxiliary_pool_names
 from relax_core.engines.factories import make_pool, replayed_routing
-from relax_core.engines.model_rpc_server import ModelRpcServer
 from relax_core.engines.pool import EnginePool, Sampling
 from relax_core.engines.requests import GenerateAll, singly
 from relax_core.engines.supervisor import Arrived, Tell
@@ -54,22 +53,22 @@ class RolloutWorker:
 
     def __init__(
         self, context: RunContext, family: ModelFamily, pool: EnginePool, environments: Mapping[str, EnvironmentPool],
-        judge: RewardScorer, tasks: TaskSet, selection: Selection, sets: Sequence[EvalSet], media: MediaPipeline,
-        pools: AuxiliaryPools, desk: ModelRpcServer,
+        scorer: RewardScorer, tasks: TaskSet, selection: Selection, sets: Sequence[EvalSet], media: MediaPipeline,
+        pools: AuxiliaryPools,
     ) -> None:  # fmt: skip
         run = context.config
         self._limits = Limits(0)  # of the engine, once it has started
         self._context, self._family, self._pool = context, family, pool
         self._played_by_default = environments[run.environment.name]
-        self._environments, self._judge, self._tasks, self.selection = environments, judge, tasks, selection
-        self._media, self._pools, self._desk = media, pools, desk
+        self._environments, self._scorer, self._tasks, self.selection = environments, scorer, tasks, selection
+        self._media, self._pools = media, pools
         self.routing = replayed_routing(run)
         """How the model routes, where the trainer replays what the rollout visited."""
         self._sampling = Sampling(run.rollout.temperature, run.rollout.top_p, routing=self.routing)
         self._greedy = Sampling(0.0, 1.0)
         self._under_way: dict[Issue, InflightGroup] = {}
         self._progress = Progress(context.clock)
-        self._evaluation = Evaluation(sets, run, self.samples, judge, pool)
+        self._evaluation = Evaluation(sets, run, self.samples, scorer, pool)
 
     @classmethod
     async def open(cls, context: RunContext, tell: Tell) -> Self:
@@ -85,20 +84,19 @@ class RolloutWorker:
             for r in run.rewards
         ]
         pools = AuxiliaryPools.of(context, auxiliary_pool_names(context, teaching=False), tell)
-        desk = ModelRpcServer(pools.hands)
-        judge = RewardScorer(rewards, context.children, context.clock, desk=desk)
+        scorer = RewardScorer(rewards, context.children, context.clock, models=pools.hands)
         environments = {
-            choice.name: EnvironmentPool(choice.chosen, context.children, context.clock, build=context.build, desk=desk)
+            choice.name: EnvironmentPool(choice.chosen, context.children, build=context.build, models=pools.hands)
             for choice in (run.environment, *run.environments)
         }
         pool = make_pool(context, await context.bus.version(), tell, tuple(family.placeholders.values()))
         media = make_media_pipeline(context, family, run.rollout.media_store_mb << 20)
         selection = make_selection(context, tasks, train)
-        made = cls(context, family, pool, environments, judge, tasks, selection, sets, media, pools, desk)
+        made = cls(context, family, pool, environments, scorer, tasks, selection, sets, media, pools)
         try:
             starts = (one.start() for one in environments.values())
             issued: int = (await context.bus.statistics())["next_group"] if run.media else 0
-            facts, *_ = await start_all(pool.start(), judge.start(), *starts, media.start(issued), pools.start())
+            facts, *_ = await start_all(pool.start(), scorer.start(), *starts, media.start(issued), pools.start())
             check_vocabulary(family, facts)
             made._limits = _limits(run, facts)
         except BaseException:
@@ -108,8 +106,7 @@ class RolloutWorker:
 
     async def close(self) -> None:
         stops = (one.stop() for one in self._environments.values())
-        await asyncio.gather(self._pool.close(), self._judge.stop(), *stops, self._media.stop())
-        await self._desk.close()
+        await asyncio.gather(self._pool.close(), self._scorer.stop(), *stops, self._media.stop())
         await self._pools.close()
 
     # -- training samples ---------------------------------------------------------------------------------------
@@ -160,7 +157,7 @@ class RolloutWorker:
 
     def covered(self, oldest_group: int) -> None:
         """Groups below this number need nothing any more."""
-        self._media.over_below(oldest_group)
+        self._media.release_below(oldest_group)
 
     def lengths(self, issue: Issue) -> Mapping[AttemptId, int]:
         """Tokens sampled so far for the attempts of a group that is being made."""
@@ -186,7 +183,7 @@ class RolloutWorker:
             return [_unseen(task, str(refused), Outcome.MEDIA_ERROR) for _ in seeds]
         finally:
             if group is None:
-                self._media.let_go(owner)
+                self._media.release(owner)
 
     async def _samples(
         self, task: Task, prompt: Rendered, seeds: Sequence[int], generator: Generator, made: Callable[[], None],
@@ -213,9 +210,9 @@ class RolloutWorker:
         messages = () if isinstance(task.prompt, str) else task.prompt
         shown = len(media_of(messages))
         if shown:
-            self._check_room(len(prompt.tokens) - shown + await self._media.room(messages))
+            self._check_room(len(prompt.tokens) - shown + await self._media.num_features(messages))
         await media.prepare(messages)
-        whole = media.hold(prompt, messages)
+        whole = media.fill_placeholders(prompt, messages)
         if shown:
             self._check_room(len(whole.tokens))
         return whole
@@ -229,10 +226,10 @@ class RolloutWorker:
             raise PromptTooLong(f"a prompt of {length} tokens with its media; {bound}")
 
     async def judge(self, groups: Sequence[FinishedGroup]) -> list[JudgedGroup]:
-        """Judge and filter. Raises FuseTripped after saving one failing sample for `relax try`."""
+        """Judge and filter. Raises CircuitOpen after saving one failing sample for `relax try`."""
         try:
             with self._progress.judging([group.issue.group for group in groups]):
-                found = await self._judge.judge([(group.task, group.trajectories) for group in groups])
+                found = await self._scorer.score([(group.task, group.trajectories) for group in groups])
         except CircuitOpen as tripped:
             path = Path(self._context.run_dir) / "failing-sample.json"
             path.write_text(json.dumps(tripped.sample, indent=1, default=str))
@@ -265,7 +262,7 @@ class RolloutWorker:
 
     def judging(self) -> dict[str, Any]:
         """Rewards that owe verdicts."""
-        return self._judge.owing()
+        return self._scorer.owing()
 
 
 def _unseen(task: Task, why: str, outcome: Outcome) -> Trajectory:

@@ -30,7 +30,8 @@ from relax_core.api.errors import InfrastructureError
 from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.task import Message, ToolCall
 from relax_core.api.trajectory import Node, Outcome, Trajectory
-from relax_core.data.media_pipeline import MediaFor, MediaRefused, media_of
+from relax_core.data.media_pipeline import MediaFor, media_of
+from relax_core.data.placeholders import MediaRefused
 from relax_core.engines.requests import Completion, Generate, GenerateCall, cut, watch_for
 from relax_core.engines.routes import Routes, filled
 
@@ -194,7 +195,7 @@ class Sample:
         if self.media is None:
             return rendered
         try:
-            return self.media.hold(rendered, messages)
+            return self.media.fill_placeholders(rendered, messages)
         except MediaRefused as refused:
             raise self.end(Outcome.MEDIA_ERROR, str(refused)) from refused
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Media: what Relax adds to the processor alone, what a sample with a medium weighs on the bus, and how high memory goes.
 
-Decoding and processing run in one process, in turns: the processor called directly, and the same files through the desk of a
-run (its child process, the token budget, the store on disk, the copy for people). Rows are as a rollout makes them, n a group.
+Decoding and processing run in one process, in turns: the processor called directly, and the same files through the pipeline of
+a run (its child process, the token budget, the store on disk, the copy for people). Rows are a rollout's, n a group.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Places:
 
 
 async def measure(kind: str, folder: Path, options: argparse.Namespace) -> list[report.Row]:
-    """The processor alone and the desk, on the same files in turns."""
+    """The processor alone and the pipeline, on the same files in turns."""
     from relax_core.registry import Catalogue
 
     files = []
@@ -92,13 +92,13 @@ async def measure(kind: str, folder: Path, options: argparse.Namespace) -> list[
         files[-1].write_bytes(KINDS[kind](number))
     model = {"path": str(folder)}
     processor = Catalogue.load().build(Chosen("modality-processor", kind))
-    alone_s, desk_s, peak = [], [], 0
+    alone_s, pipeline_s, peak = [], [], 0
     for turn in range(options.repeats):
         alone_s.append(_alone(processor, kind, files, model))
-        seconds, peak = await _through_desk(kind, files, model, folder / f"store{turn}", options.preview_kb, peak)
-        desk_s.append(seconds)
-    alone, ours = (sorted(times)[len(times) // 2] for times in (alone_s, desk_s))
-    ratios = sorted(mine / its for mine, its in zip(desk_s, alone_s, strict=True))
+        seconds, peak = await _through_pipeline(kind, files, model, folder / f"store{turn}", options.preview_kb, peak)
+        pipeline_s.append(seconds)
+    alone, ours = (sorted(times)[len(times) // 2] for times in (alone_s, pipeline_s))
+    ratios = sorted(mine / its for mine, its in zip(pipeline_s, alone_s, strict=True))
     return [
         {
             "medium": kind, "file kB": sum(map(_size, files)) / len(files) / 1e3, "alone /s": len(files) / alone,
@@ -115,7 +115,7 @@ def _alone(processor: Any, kind: Any, files: Sequence[Path], model: dict[str, st
     return time.perf_counter() - begun
 
 
-async def _through_desk(
+async def _through_pipeline(
     kind: Any, files: Sequence[Path], model: dict[str, str], store: Path, preview_kb: int, peak: int
 ) -> tuple[float, int]:
     """Seconds for all of them, and the highest memory of its child process so far."""
@@ -124,21 +124,21 @@ async def _through_desk(
     workers = LocalWorkers()
     choice = SimpleNamespace(chosen=Chosen("modality-processor", kind), name=kind, timeout_s=60.0, memory_mb=4096, max_mb=256,
                              preview_kb=preview_kb)  # fmt: skip
-    desk = MediaPipeline([choice], workers, str(store), model, Places(), limit_bytes=1 << 40)  # type: ignore[arg-type]
+    pipeline = MediaPipeline([choice], workers, str(store), model, Places(), limit_bytes=1 << 40)  # type: ignore[arg-type]
     try:
-        await desk.start()
+        await pipeline.start()
         first = [Message("user", (Part(media=Media(kind, str(files[0]), view=None)),))]
-        await desk.room(first)  # its imports are no work on media
+        await pipeline.num_features(first)  # its imports are no work on media
         begun = time.perf_counter()
         for group, file in enumerate(files):
             said = [Message("user", (Part(media=Media(kind, str(file))),))]
-            await desk.room(said)
-            await desk.prepare(said, group)
+            await pipeline.num_features(said)
+            await pipeline.prepare(said, group)
         seconds = time.perf_counter() - begun
         for child in psutil.Process().children(recursive=True):
             peak = max(peak, _peak(child.pid))
     finally:
-        await desk.stop()
+        await pipeline.stop()
         await workers.close()
     return seconds, peak
 

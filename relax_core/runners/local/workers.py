@@ -275,7 +275,9 @@ class LocalWorkers:
     def _spawn(self, spec: WorkerSpec, report: int) -> Child:
         settled = {"OMP_NUM_THREADS": str(self._threads), "TOKENIZERS_PARALLELISM": "false"}
         settled |= visible_devices(spec.devices, os.environ)
-        env = {**os.environ, **settled, **spec.env, **spec.run_env}
+        seen = spec.inherit_env
+        inherited = {name: value for name, value in os.environ.items() if seen is None or name in seen}
+        env = {**inherited, **settled, **spec.env, **spec.run_env}
         log = self._log(spec)
         try:
             return Child.start(

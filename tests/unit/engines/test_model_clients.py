@@ -20,7 +20,6 @@ from relax_core.api.errors import DeadlineExceeded, PluginError
 from relax_core.config.tables import EngineTable
 from relax_core.engines.auxiliary_pools import AuxiliaryPools
 from relax_core.engines.model_client import PoolModelClient
-from relax_core.engines.model_rpc_server import ModelRpcServer
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.scorer import RewardScorer, RewardSettings, ScoredSample
 from relax_core.runners.local.workers import LocalWorkers
@@ -96,23 +95,22 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @asynccontextmanager
 async def judging(plugin: str, name: str, hand: Any, timeout_s: float = 10.0) -> AsyncIterator[RewardScorer]:
-    children, desk = LocalWorkers([plugin]), ModelRpcServer({"judge": hand} if hand else {})
-    judge = RewardScorer(
-        [RewardSettings(Chosen("reward", name), timeout_s=timeout_s)], children, SystemClock(), desk=desk
+    children, models = LocalWorkers([plugin]), ({"judge": hand} if hand else {})
+    scorer = RewardScorer(
+        [RewardSettings(Chosen("reward", name), timeout_s=timeout_s)], children, SystemClock(), models=models
     )
     try:
-        await judge.start()
-        yield judge
+        await scorer.start()
+        yield scorer
     finally:
-        await judge.stop()
-        await desk.close()
+        await scorer.stop()
         await children.close()
 
 
-async def judged(judge: RewardScorer, *responses: str) -> list[ScoredSample]:
+async def judged(scorer: RewardScorer, *responses: str) -> list[ScoredSample]:
     samples = [Trajectory((Message("user", "?"), Message("assistant", said)), said, ()) for said in responses]
     async with asyncio.timeout(60):
-        (answers,) = await judge.judge([(Task("t", "?"), samples)])
+        (answers,) = await scorer.score([(Task("t", "?"), samples)])
     return answers
 
 
@@ -131,8 +129,8 @@ class Dead:
 
 async def test_a_killed_engine_costs_no_answer_and_waiting_is_not_the_rewards_own_time(plugin: str) -> None:
     """40 tokens take longer than the reward's own deadline; their engine dies in the middle of them."""
-    async with engines(2) as (pool, _, told), judging(plugin, "following", hand_on(pool), timeout_s=0.2) as judge:
-        asked = asyncio.create_task(judged(judge, *"abcdefgh"))
+    async with engines(2) as (pool, _, told), judging(plugin, "following", hand_on(pool), timeout_s=0.2) as scorer:
+        asked = asyncio.create_task(judged(scorer, *"abcdefgh"))
         await until(lambda: bool(pool.facts()["engine-0"]["running"] and pool.facts()["engine-1"]["running"]))
         os.kill(pool.facts()["engine-0"]["pid"], signal.SIGKILL)
         assert [answer.value for answer in await asked] == [40.0] * 8
@@ -141,10 +139,10 @@ async def test_a_killed_engine_costs_no_answer_and_waiting_is_not_the_rewards_ow
 
 async def test_a_deadline_is_the_samples_outcome_and_an_unreadable_prompt_the_authors_error(plugin: str) -> None:
     async with engines(1) as (pool, _, told):
-        async with judging(plugin, "hasty", hand_on(pool)) as judge:
-            (late,) = await judged(judge, "x")
-        async with judging(plugin, "refused", hand_on(pool)) as judge:
-            (refused,) = await judged(judge, "x")
+        async with judging(plugin, "hasty", hand_on(pool)) as scorer:
+            (late,) = await judged(scorer, "x")
+        async with judging(plugin, "refused", hand_on(pool)) as scorer:
+            (refused,) = await judged(scorer, "x")
         assert not told, "neither is the engine's fault"
     assert late.outcome is Outcome.ENGINE_TIMEOUT and "raise timeout_s of the pool judge" in late.error
     assert refused.outcome is Outcome.REWARD_ERROR and str(REFUSED) in refused.error
@@ -152,11 +150,11 @@ async def test_a_deadline_is_the_samples_outcome_and_an_unreadable_prompt_the_au
 
 
 async def test_a_pool_that_can_answer_nothing_stops_the_run_as_infrastructure(plugin: str) -> None:
-    async with judging(plugin, "elsewhere", Dead()) as judge:
-        few = await judged(judge, *"abc")
+    async with judging(plugin, "elsewhere", Dead()) as scorer:
+        few = await judged(scorer, *"abc")
         assert {answer.outcome for answer in few} == {Outcome.ENGINE_ERROR}
         with pytest.raises(InfrastructureError, match=r"got no answer on the first 16 samples: .*failed 8 times"):
-            await judged(judge, *"abcdefghijklmnop")
+            await judged(scorer, *"abcdefghijklmnop")
 
 
 async def test_a_pool_that_is_not_there_is_refused_and_so_is_a_reward_that_would_block(plugin: str) -> None:
@@ -169,24 +167,21 @@ async def test_a_pool_that_is_not_there_is_refused_and_so_is_a_reward_that_would
 
 
 async def test_completions_are_scored_behind_the_prompt_alone(plugin: str) -> None:
-    async with engines(1) as (pool, _, _), judging(plugin, "likely", hand_on(pool)) as judge:
-        assert [answer.value for answer in await judged(judge, "x")] == [1.0]  # -ord("a") - -ord("b")
+    async with engines(1) as (pool, _, _), judging(plugin, "likely", hand_on(pool)) as scorer:
+        assert [answer.value for answer in await judged(scorer, "x")] == [1.0]  # -ord("a") - -ord("b")
 
 
 async def test_an_environment_in_a_process_of_its_own_asks_too(plugin: str) -> None:
     catalogue, children = Catalogue.load([plugin]), LocalWorkers([plugin])
     async with engines(1) as (pool, _, _):
-        desk = ModelRpcServer({"judge": hand_on(pool)})
-        environments = EnvironmentPool(
-            Chosen("environment", "hinting"), children, SystemClock(), build=catalogue.build, desk=desk
-        )
+        models = {"judge": hand_on(pool)}
+        environments = EnvironmentPool(Chosen("environment", "hinting"), children, build=catalogue.build, models=models)
         try:
             await environments.start()
             async with environments.instance() as handle:
                 (shown,), _ = await handle.reset(Task("t", "?"), 0)
         finally:
             await environments.stop()
-            await desk.close()
             await children.close()
     assert shown.text == "bcd"
 

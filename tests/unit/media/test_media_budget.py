@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from relax_core.api.modality import PlaceholderSpan, ProcessedMedia
 from relax_core.data.media_pipeline import MediaBudget
 from relax_core.media.store import MediaStore
-from tests.unit.media.test_desk import desk, rendered, said
+from tests.unit.media.test_media_pipeline import pipeline, rendered, said
 
 KEYS = st.sampled_from([f"{number:032x}" for number in range(12)])
 
@@ -39,7 +39,7 @@ class Needs(RuleBasedStateMachine):
         self.budget.add(key, size)
         owner = f"eval {self.next}" if transient else self.next
         self.next += not transient
-        self.budget.hold(owner, key)
+        self.budget.retain(owner, key)
         self.held.add((owner, key))
         self.used = [one for one in self.used if one != key] + [key]
         self._delete()
@@ -50,11 +50,11 @@ class Needs(RuleBasedStateMachine):
         others = sorted({owner for owner, _ in self.held if isinstance(owner, str)})
         if others and data.draw(st.booleans()):
             gone = data.draw(st.sampled_from(others))
-            self.budget.let_go(gone)
+            self.budget.release(gone)
             self.held = {(owner, key) for owner, key in self.held if owner != gone}
         else:
             self.oldest = data.draw(st.integers(self.oldest, max(self.oldest, self.next)))
-            self.budget.over_below(self.oldest)
+            self.budget.release_below(self.oldest)
             self.held = {(owner, key) for owner, key in self.held if isinstance(owner, str) or owner >= self.oldest}
         self._delete()
 
@@ -84,46 +84,48 @@ TestNeeds.settings = settings(max_examples=60, stateful_step_count=30, deadline=
 
 async def test_media_over_the_budget_go_and_come_back_when_they_are_needed(tmp_path):
     words = [f"data:,word{number:04}" for number in range(6)]
-    async with desk(tmp_path, limit_bytes=3 * 200) as (made, log):
+    async with pipeline(tmp_path, limit_bytes=3 * 200) as (made, log):
         store = MediaStore(tmp_path / "media")
         for group, word in enumerate(words):
             await made.prepare([said(word)], group)
             assert set(_keys(made, words[: group + 1])) <= set(store.found()), "a live group's medium is gone"
-        made.over_below(4)
+        made.release_below(4)
         assert set(_keys(made, words[4:])) <= set(store.found()) and store.size_bytes() <= 600
         assert len(log.read_text().split()) == 6
         await made.prepare([said(words[0])], 6)
         assert len(log.read_text().split()) == 7
         assert (
-            store.get(made.hold(rendered([said(words[0])]), [said(words[0])]).media[0]).tensors["x"].tobytes()
+            store.get(made.fill_placeholders(rendered([said(words[0])]), [said(words[0])]).media[0])
+            .tensors["x"]
+            .tobytes()
             == b"word0000"
         )
 
 
 def _keys(made, words):
-    return [made.hold(rendered([said(word)]), [said(word)]).media[0] for word in words]
+    return [made.fill_placeholders(rendered([said(word)]), [said(word)]).media[0] for word in words]
 
 
 async def test_who_lets_go_needs_it_no_more_and_what_was_there_stays_until_old_groups_are_over(tmp_path):
     old = MediaStore(tmp_path / "media")
     old.put(ProcessedMedia("ab" * 16, {"x": np.zeros(500, np.uint8)}, 1, (PlaceholderSpan("image", 1),)))
-    async with desk(tmp_path, limit_bytes=100, known_groups=3) as (made, _):
+    async with pipeline(tmp_path, limit_bytes=100, known_groups=3) as (made, _):
         await made.prepare([said("data:,abc")], "eval")
         assert len(old.found()) == 2
-        made.let_go("eval")
+        made.release("eval")
         assert list(old.found()) == ["ab" * 16]
-        made.over_below(2)
+        made.release_below(2)
         assert list(old.found()) == ["ab" * 16]
-        made.over_below(3)
+        made.release_below(3)
         assert old.found() == {}
 
 
 async def test_headers_tell_the_room_that_media_take(tmp_path):
-    async with desk(tmp_path) as (made, log):
-        assert await made.room([said("data:,abc", "data:,de")]) == 2
+    async with pipeline(tmp_path) as (made, log):
+        assert await made.num_features([said("data:,abc", "data:,de")]) == 2
         assert log.read_text() == "", "something was decoded"
         await made.prepare([said("data:,abc")])
-        assert await made.room([said("data:,abc")]) == 3
+        assert await made.num_features([said("data:,abc")]) == 3
 
 
 WRITER = """
@@ -166,7 +168,7 @@ def test_a_reader_holds_few_descriptors_and_little_memory(tmp_path):
 async def test_what_is_remembered_of_sources_is_small_and_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr("relax_core.data.media_pipeline.REMEMBERED", 3)
     long = ["data:," + f"{number}" * 5000 for number in range(6)]
-    async with desk(tmp_path, limit_bytes=1 << 30) as (made, log):
+    async with pipeline(tmp_path, limit_bytes=1 << 30) as (made, log):
         for group, word in enumerate(long):
             await made.prepare([said(word)], group)
         assert len(made._known) == 3 and sum(map(len, made._names.values())) == 3

@@ -23,8 +23,7 @@ from relax_core.api.task import Media, Message, Part, Task
 from relax_core.api.trajectory import Node, Outcome, Trajectory
 from relax_core.api.weights import Version
 from relax_core.cli import data
-from relax_core.data.media_host import MediaHost
-from relax_core.data.media_pipeline import Previews
+from relax_core.data.media_host import MediaHost, Previews
 from relax_core.rewards.scorer import ScoredSample
 from relax_core.sampling.inflight import FinishedGroup, JudgedGroup
 from relax_core.sampling.sample_record import sample_record
@@ -167,8 +166,8 @@ def test_a_page_never_shows_bytes_as_another_kind():
 
 
 def test_copies_keep_the_first_and_the_newest(tmp_path, monkeypatch):
-    monkeypatch.setattr("relax_core.data.media_pipeline.FIRST_BYTES", 200)
-    monkeypatch.setattr("relax_core.data.media_pipeline.NEWEST_BYTES", 300)
+    monkeypatch.setattr("relax_core.data.media_host.FIRST_BYTES", 200)
+    monkeypatch.setattr("relax_core.data.media_host.NEWEST_BYTES", 300)
     previews = Previews(tmp_path, "image")
     for number in range(10):
         previews.put(f"{number:032x}", bytes(100))

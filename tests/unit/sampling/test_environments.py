@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from relax_core.api import Chosen, Message, Outcome, SystemClock, Task, Trajectory
+from relax_core.api import Chosen, Message, Outcome, Task, Trajectory
 from relax_core.engines.requests import Completion, GenerateCall
 from relax_core.registry.catalogue import Catalogue
 from relax_core.runners.local.workers import LocalWorkers
@@ -101,7 +101,7 @@ async def pooled(
     children = LocalWorkers([str(plugin)])
     chosen = Chosen("environment", name, {"log": str(folder / "closed.log")})
     build = Catalogue.load([str(plugin)]).build
-    pool = EnvironmentPool(chosen, children, SystemClock(), timeout_s=timeout_s, build=build, **settings)
+    pool = EnvironmentPool(chosen, children, timeout_s=timeout_s, build=build, **settings)
     try:
         await pool.start()
         yield pool

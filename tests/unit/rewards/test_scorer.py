@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The judge with real child processes: what rewards say is summed, what they break is named, nothing becomes a zero."""
+"""The scorer with real child processes: what rewards say is summed, what they break is named, nothing becomes a zero."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ import pytest
 
 from relax_core.api import Chosen, Message, Node, Outcome, Score, SystemClock, Task, Trajectory
 from relax_core.api.errors import PluginError
+from relax_core.data.tasks import applies
 from relax_core.rewards.circuit_breaker import CircuitOpen
 from relax_core.rewards.result import flatten, revive
-from relax_core.rewards.scorer import RewardScorer, RewardSettings, ScoredSample, applies
+from relax_core.rewards.scorer import RewardScorer, RewardSettings, ScoredSample
 from relax_core.runners.local.workers import LocalWorkers
 
 REWARDS = '''
@@ -103,14 +104,14 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @asynccontextmanager
-async def judging(plugin: Path, *choices: RewardSettings, num_workers: int = 1) -> AsyncIterator[RewardScorer]:
+async def scoring(plugin: Path, *choices: RewardSettings, num_workers: int = 1) -> AsyncIterator[RewardScorer]:
     children = LocalWorkers([str(plugin)])
-    judge = RewardScorer(choices, children, SystemClock(), num_workers)
+    scorer = RewardScorer(choices, children, SystemClock(), num_workers)
     try:
-        await judge.start()
-        yield judge
+        await scorer.start()
+        yield scorer
     finally:
-        await judge.stop()
+        await scorer.stop()
         await children.close()
 
 
@@ -128,9 +129,9 @@ def group(*responses: str, **metadata: object) -> tuple[Task, list[Trajectory]]:
     return Task("t", "?", "a", metadata), [said(response) for response in responses]
 
 
-async def judged(judge: RewardScorer, *responses: str) -> list[ScoredSample]:
+async def scored(scorer: RewardScorer, *responses: str) -> list[ScoredSample]:
     async with asyncio.timeout(60):
-        (answers,) = await judge.judge([group(*responses)])
+        (answers,) = await scorer.score([group(*responses)])
     return answers
 
 
@@ -153,8 +154,8 @@ def test_only_selects_tasks_by_a_path_into_their_columns(only: str, expected: bo
 
 
 async def test_rewards_are_weighed_summed_and_kept_by_name(plugin: Path) -> None:
-    async with judging(plugin, choice("length", weight=0.5), choice("later", weight=2.0)) as judge:
-        ((one, two),) = await judge.judge([(group()[0], [said("ab"), said("abcd", step_rewards=(1.0, 1.0, 3.0))])])
+    async with scoring(plugin, choice("length", weight=0.5), choice("later", weight=2.0)) as scorer:
+        ((one, two),) = await scorer.score([(group()[0], [said("ab"), said("abcd", step_rewards=(1.0, 1.0, 3.0))])])
     assert one == ScoredSample(5.0, {"half": 1.0, "length": 2.0, "later": 2.0}, (1.0, 0.5))
     assert two.value == 5.0 + 2.0 + 4.0
     assert two.parts["environment"] == 5.0
@@ -162,8 +163,8 @@ async def test_rewards_are_weighed_summed_and_kept_by_name(plugin: Path) -> None
 
 
 async def test_a_reward_judges_only_the_tasks_it_applies_to(plugin: Path) -> None:
-    async with judging(plugin, choice("length", only="domain=maths"), choice("later", only="domain=code")) as judge:
-        maths, code, none = await judge.judge(
+    async with scoring(plugin, choice("length", only="domain=maths"), choice("later", only="domain=code")) as scorer:
+        maths, code, none = await scorer.score(
             [group("abc", domain="maths"), group("abc", domain="code"), group("abc", domain="art")]
         )
     assert (maths[0].value, dict(maths[0].parts)) == (3.0, {"length": 3.0})
@@ -173,23 +174,23 @@ async def test_a_reward_judges_only_the_tasks_it_applies_to(plugin: Path) -> Non
 
 
 async def test_without_rewards_the_environment_judges(plugin: Path) -> None:
-    async with judging(plugin) as judge:
-        ((won, lost),) = await judge.judge([(group()[0], [said("x", step_rewards=(0.0, 1.0)), said("y")])])
+    async with scoring(plugin) as scorer:
+        ((won, lost),) = await scorer.score([(group()[0], [said("x", step_rewards=(0.0, 1.0)), said("y")])])
     assert (won.value, won.steps, lost.value) == (1.0, (0.0, 1.0), 0.0)
 
 
 async def test_attempts_that_failed_before_are_not_scored(plugin: Path) -> None:
-    async with judging(plugin, choice("ranks")) as judge:
+    async with scoring(plugin, choice("ranks")) as scorer:
         members = [said("b"), said("bad", Outcome.ENGINE_ERROR), said("a", Outcome.TRUNCATED)]
-        ((first, failed, cut),) = await judge.judge([(group()[0], members)])
+        ((first, failed, cut),) = await scorer.score([(group()[0], members)])
     assert (first.value, cut.value, cut.outcome) == (1.0, 0.0, Outcome.TRUNCATED)
     assert failed.outcome is Outcome.ENGINE_ERROR
     assert math.isnan(failed.value)
 
 
 async def test_what_is_not_a_finite_number_is_invalid_and_what_is_one_counts(plugin: Path) -> None:
-    async with judging(plugin, choice("awkward")) as judge:
-        nan, text, none, true = await judged(judge, "nan", "text", "none", "true")
+    async with scoring(plugin, choice("awkward")) as scorer:
+        nan, text, none, true = await scored(scorer, "nan", "text", "none", "true")
     assert [nan.outcome, text.outcome, none.outcome] == [Outcome.REWARD_INVALID] * 3
     assert all(math.isnan(one.value) for one in (nan, text, none))
     assert "'good'" in text.error or "good (str)" in text.error
@@ -197,20 +198,21 @@ async def test_what_is_not_a_finite_number_is_invalid_and_what_is_one_counts(plu
 
 
 async def test_an_exception_is_an_outcome_with_the_authors_file_and_line(plugin: Path) -> None:
-    async with judging(plugin, choice("awkward")) as judge:
-        good, bad = await judged(judge, "fine", "typo")
+    async with scoring(plugin, choice("awkward")) as scorer:
+        good, bad = await scored(scorer, "fine", "typo")
     line = next(n for n, text in enumerate(REWARDS.splitlines(), 1) if "return undefined_name" in text)
     assert good.value == 1.0
     assert bad.outcome is Outcome.REWARD_ERROR
     assert f"{plugin}:{line}" in bad.error
     assert "return undefined_name" in bad.frames
-    assert "reward_host" not in bad.frames
+    assert "rewards/host" not in bad.frames
+    assert "isolated_host" not in bad.frames
 
 
 @pytest.mark.parametrize("word", ["spin", "lock"])
 async def test_a_reward_that_never_returns_is_killed_and_only_its_sample_is_lost(plugin: Path, word: str) -> None:
-    async with judging(plugin, choice("awkward", timeout_s=0.5)) as judge:
-        answers = await judged(judge, "a", "pid", "b", word, "c", "pid")
+    async with scoring(plugin, choice("awkward", timeout_s=0.5)) as scorer:
+        answers = await scored(scorer, "a", "pid", "b", word, "c", "pid")
     assert [a.outcome for a in answers] == [Outcome.FINISHED] * 3 + [Outcome.REWARD_TIMEOUT] + [Outcome.FINISHED] * 2
     assert math.isnan(answers[3].value)
     first, last = int(answers[1].value), int(answers[5].value)
@@ -219,8 +221,8 @@ async def test_a_reward_that_never_returns_is_killed_and_only_its_sample_is_lost
 
 
 async def test_a_killed_reward_leaves_no_children(plugin: Path) -> None:
-    async with judging(plugin, choice("awkward", timeout_s=0.5)) as judge:
-        (answer,) = await judged(judge, "child")
+    async with scoring(plugin, choice("awkward", timeout_s=0.5)) as scorer:
+        (answer,) = await scored(scorer, "child")
         assert answer.outcome is Outcome.REWARD_TIMEOUT
         async with asyncio.timeout(10):
             while any(map(running_sleep, psutil.Process().children(recursive=True))):  # noqa: ASYNC110
@@ -235,75 +237,75 @@ def running_sleep(process: psutil.Process) -> bool:
 
 
 async def test_a_slow_awaitable_times_out_alone_while_the_others_finish(plugin: Path) -> None:
-    async with judging(plugin, choice("later", timeout_s=0.5)) as judge:
-        answers = await judged(judge, "a", "slow", "b")
+    async with scoring(plugin, choice("later", timeout_s=0.5)) as scorer:
+        answers = await scored(scorer, "a", "slow", "b")
     assert [a.outcome for a in answers] == [Outcome.FINISHED, Outcome.REWARD_TIMEOUT, Outcome.FINISHED]
 
 
 async def test_a_slow_awaitable_keeps_nobody_else_waiting(plugin: Path) -> None:
-    async with judging(plugin, choice("later", timeout_s=20)) as judge:
-        slow = asyncio.create_task(judged(judge, "a", "slow"))
-        while not judge.owing():
+    async with scoring(plugin, choice("later", timeout_s=20)) as scorer:
+        slow = asyncio.create_task(scored(scorer, "a", "slow"))
+        while not scorer.owing():
             await asyncio.sleep(0)
         for _ in range(3):
-            assert [a.value for a in await judged(judge, "b", "c")] == [2.0, 2.0]
+            assert [a.value for a in await scored(scorer, "b", "c")] == [2.0, 2.0]
         assert not slow.done()
         slow.cancel()
 
 
 async def test_an_awaitable_that_holds_its_process_is_found_among_batches_side_by_side(plugin: Path) -> None:
-    async with judging(plugin, choice("holding", timeout_s=0.5)) as judge:
-        answers = await asyncio.gather(*(judged(judge, "a", word) for word in ("b", "spin", "c", "exit", "d")))
+    async with scoring(plugin, choice("holding", timeout_s=0.5)) as scorer:
+        answers = await asyncio.gather(*(scored(scorer, "a", word) for word in ("b", "spin", "c", "exit", "d")))
     outcomes = [[one.outcome for one in pair] for pair in answers]
     fine, late, dead = Outcome.FINISHED, Outcome.REWARD_TIMEOUT, Outcome.REWARD_ERROR
     assert outcomes == [[fine, fine], [fine, late], [fine, fine], [fine, dead], [fine, fine]]
 
 
 async def test_a_reward_over_its_memory_is_named_and_the_rest_is_scored(plugin: Path) -> None:
-    async with judging(plugin, choice("awkward", memory_mb=2048)) as judge:
-        answers = await judged(judge, "a", "hog", "b")
+    async with scoring(plugin, choice("awkward", memory_mb=2048)) as scorer:
+        answers = await scored(scorer, "a", "hog", "b")
     assert [a.outcome for a in answers] == [Outcome.FINISHED, Outcome.REWARD_ERROR, Outcome.FINISHED]
     assert "MemoryError" in answers[1].error
 
 
 async def test_a_process_that_ends_on_a_sample_twice_costs_that_sample(plugin: Path) -> None:
-    async with judging(plugin, choice("awkward")) as judge:
-        answers = await judged(judge, "a", "exit", "b")
+    async with scoring(plugin, choice("awkward")) as scorer:
+        answers = await scored(scorer, "a", "exit", "b")
     assert [a.outcome for a in answers] == [Outcome.FINISHED, Outcome.REWARD_ERROR, Outcome.FINISHED]
     assert "ended" in answers[1].error
 
 
 async def test_a_process_killed_from_outside_costs_nothing(plugin: Path) -> None:
-    async with judging(plugin, choice("awkward")) as judge:
-        (answer,) = await judged(judge, "pid")
+    async with scoring(plugin, choice("awkward")) as scorer:
+        (answer,) = await scored(scorer, "pid")
         os.kill(int(answer.value), signal.SIGKILL)
-        answers = await judged(judge, "a", "b")
+        answers = await scored(scorer, "a", "b")
     assert [a.value for a in answers] == [1.0, 1.0]
 
 
 async def test_a_failed_group_fails_whole_and_alone(plugin: Path) -> None:
-    async with judging(plugin, choice("ranks")) as judge:
-        good, bad = await judge.judge([group("b", "a"), group("x", "bad")])
+    async with scoring(plugin, choice("ranks")) as scorer:
+        good, bad = await scorer.score([group("b", "a"), group("x", "bad")])
     assert [one.value for one in good] == [1.0, 0.0]
     assert [one.outcome for one in bad] == [Outcome.REWARD_ERROR] * 2
 
 
 async def test_a_batch_is_halved_until_only_who_spoils_it_fails(plugin: Path) -> None:
-    async with judging(plugin, choice("together", timeout_s=0.5)) as judge:
-        answers = await judged(judge, "1", "2", "x", "4", "spin")
+    async with scoring(plugin, choice("together", timeout_s=0.5)) as scorer:
+        answers = await scored(scorer, "1", "2", "x", "4", "spin")
     assert [a.outcome.value for a in answers] == ["finished", "finished", "reward_error", "finished", "reward_timeout"]
     assert [a.value for a in answers if a.outcome.judged] == [1.0, 2.0, 4.0]
 
 
 async def test_a_batch_of_the_wrong_length_is_the_authors_error(plugin: Path) -> None:
-    async with judging(plugin, choice("short")) as judge:
-        answers = await judged(judge, "1", "2")
+    async with scoring(plugin, choice("short")) as scorer:
+        answers = await scored(scorer, "1", "2")
     assert [a.outcome for a in answers] == [Outcome.FINISHED] * 2  # halved to batches of one, which it can do
 
 
 async def test_overlapping_calls_share_the_processes(plugin: Path) -> None:
-    async with judging(plugin, choice("length"), num_workers=2) as judge:
-        calls = [judge.judge([group(*["x" * (n + m) for m in range(4)])]) for n in range(16)]
+    async with scoring(plugin, choice("length"), num_workers=2) as scorer:
+        calls = [scorer.score([group(*["x" * (n + m) for m in range(4)])]) for n in range(16)]
         answers = await asyncio.gather(*calls)
     assert [[a.value for a in one] for (one,) in answers] == [[float(n + m) for m in range(4)] for n in range(16)]
 
@@ -311,17 +313,17 @@ async def test_overlapping_calls_share_the_processes(plugin: Path) -> None:
 async def test_a_function_travels_from_python(plugin: Path) -> None:
     wanted = "yes"
     function = cloudpickle.dumps(lambda task, trajectory: Score(float(trajectory.response == wanted)))
-    async with judging(plugin, choice("mine", function=function)) as judge:
-        yes, no = await judged(judge, "yes", "no")
+    async with scoring(plugin, choice("mine", function=function)) as scorer:
+        yes, no = await scored(scorer, "yes", "no")
     assert (yes.value, no.value) == (1.0, 0.0)
 
 
-async def test_a_typo_trips_the_fuse_and_hands_over_a_failing_sample(plugin: Path) -> None:
-    async with judging(plugin, choice("awkward")) as judge:
+async def test_a_typo_opens_the_circuit_and_hands_over_a_failing_sample(plugin: Path) -> None:
+    async with scoring(plugin, choice("awkward")) as scorer:
         with pytest.raises(CircuitOpen) as caught:
-            await judged(judge, *["typo"] * 32)
+            await scored(scorer, *["typo"] * 32)
         with pytest.raises(CircuitOpen):
-            await judged(judge, "fine")
+            await scored(scorer, "fine")
     assert caught.value.exit_code == 3
     assert str(plugin) in str(caught.value)
     assert "undefined_name" in caught.value.frames
@@ -331,18 +333,18 @@ async def test_a_typo_trips_the_fuse_and_hands_over_a_failing_sample(plugin: Pat
 
 async def test_a_reward_that_is_not_there_stops_the_start(plugin: Path) -> None:
     with pytest.raises(Exception, match="nothing-like-it"):
-        async with judging(plugin, choice("nothing-like-it")):
+        async with scoring(plugin, choice("nothing-like-it")):
             pass
 
 
 async def test_stopping_answers_who_still_waits(plugin: Path) -> None:
-    async with judging(plugin, choice("awkward", timeout_s=30)) as judge:
-        waiting = asyncio.ensure_future(judge.judge([group("spin")]))
+    async with scoring(plugin, choice("awkward", timeout_s=30)) as scorer:
+        waiting = asyncio.ensure_future(scorer.score([group("spin")]))
         await asyncio.sleep(0)
-        await judge.stop()
+        await scorer.stop()
         with pytest.raises(Exception, match="was stopped"):
             await waiting
 
 
-def test_the_error_of_a_tripped_fuse_is_a_plugin_error() -> None:
+def test_the_error_of_an_open_circuit_is_a_plugin_error() -> None:
     assert issubclass(CircuitOpen, PluginError)

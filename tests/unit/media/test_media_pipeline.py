@@ -70,7 +70,7 @@ class Shown(Letters):
 
 
 @asynccontextmanager
-async def desk(
+async def pipeline(
     tmp_path: Path, limit_bytes: int | None = None, known_groups: int = 0, **keys: Any
 ) -> AsyncIterator[tuple[MediaPipeline, Path]]:
     (tmp_path / "words.py").write_text(PROCESSOR)
@@ -101,29 +101,29 @@ def rendered(messages: list[Message]) -> Rendered:
 
 async def test_media_are_processed_once_and_take_the_tokens_they_take(tmp_path):
     (tmp_path / "a").write_bytes(b"abc")
-    async with desk(tmp_path) as (made, log):
+    async with pipeline(tmp_path) as (made, log):
         messages = [said(str(tmp_path / "a"), "data:,abc", "data:,de")]
         await asyncio.gather(*(made.prepare(messages) for _ in range(5)))
-        whole = made.hold(rendered(messages), messages)
+        whole = made.fill_placeholders(rendered(messages), messages)
         assert whole.tokens == (65, *[HOLE] * 8, 66) and whole.media[0] == whole.media[1] != whole.media[2]
         assert log.read_text().split() == ["abc", "de"]
         store = MediaStore(tmp_path / "media")
         assert [store.get(key).tensors["x"].tobytes() for key in whole.media[1:]] == [b"abc", b"de"]
         part = [said("data:,abc", view=(1.0, 3.0))]
         await made.prepare(part)
-        (key,) = made.hold(rendered(part), part).media
+        (key,) = made.fill_placeholders(rendered(part), part).media
         assert key not in whole.media and store.get(key).tensors["x"].tobytes() == b"bc"
 
 
 async def test_a_changed_file_is_another_medium(tmp_path):
     (tmp_path / "a").write_bytes(b"abc")
-    async with desk(tmp_path) as (made, _):
+    async with pipeline(tmp_path) as (made, _):
         messages = [said(str(tmp_path / "a"))]
         await made.prepare(messages)
-        before = made.hold(rendered(messages), messages)
+        before = made.fill_placeholders(rendered(messages), messages)
         (tmp_path / "a").write_bytes(b"abcd")
         await made.prepare(messages)
-        assert made.hold(rendered(messages), messages).media != before.media
+        assert made.fill_placeholders(rendered(messages), messages).media != before.media
 
 
 async def test_what_breaks_is_refused_by_name_and_the_others_go_on(tmp_path):
@@ -131,7 +131,7 @@ async def test_what_breaks_is_refused_by_name_and_the_others_go_on(tmp_path):
         "bad": "image data:,bad: a medium of bad bytes", "fault": "ZeroDivisionError", "exit": "broke the process",
         "hang": "longer than 2 s", "eat": "MemoryError|broke the process",
     }  # fmt: skip
-    async with desk(tmp_path, timeout_s=2.0) as (made, log):
+    async with pipeline(tmp_path, timeout_s=2.0) as (made, log):
         for word, reason in reasons.items():
             for _ in range(2):
                 with pytest.raises(MediaRefused, match=reason):
@@ -145,21 +145,23 @@ async def test_what_breaks_is_refused_by_name_and_the_others_go_on(tmp_path):
 
 
 async def test_media_that_nothing_reads_and_texts_that_look_like_them(tmp_path):
-    async with desk(tmp_path) as (made, _):
+    async with pipeline(tmp_path) as (made, _):
         with pytest.raises(MediaRefused, match=r'write media = \["audio"\]'):
             await made.prepare([Message("user", (Part(media=Media("audio", "data:,x")),))])
         with pytest.raises(MediaRefused, match="placeholders of image for media of nothing"):
-            made.hold(Rendered((65, HOLE)), [Message("user", "\u2588")])
+            made.fill_placeholders(Rendered((65, HOLE)), [Message("user", "\u2588")])
         with pytest.raises(MediaRefused, match="not processed"):
-            made.hold(rendered([said("data:,y")]), [said("data:,y")])
+            made.fill_placeholders(rendered([said("data:,y")]), [said("data:,y")])
 
 
 async def test_a_store_that_can_not_be_written_is_no_fault_of_the_medium(tmp_path):
     (tmp_path / "a").write_bytes(b"abc")
-    async with desk(tmp_path) as (made, _):
+    async with pipeline(tmp_path) as (made, _):
         (tmp_path / "media").write_text("a file where the store should be")
         with pytest.raises(InfrastructureError, match="can't be written .*free space"):
             await made.prepare([said(str(tmp_path / "a"))])
         (tmp_path / "media").unlink()
         await made.prepare([said(str(tmp_path / "a"))])
-        assert len(made.hold(rendered([said(str(tmp_path / "a"))]), [said(str(tmp_path / "a"))]).media) == 1
+        assert (
+            len(made.fill_placeholders(rendered([said(str(tmp_path / "a"))]), [said(str(tmp_path / "a"))]).media) == 1
+        )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fuse against a plain reading of its rule."""
+"""The circuit breaker against a plain reading of its rule."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ def trips(faults: list[RewardFault | None], first: int, window: int) -> int | No
 
 @given(st.lists(st.sampled_from([None, TYPO, OTHER]), max_size=60), st.integers(1, 6), st.integers(2, 12))
 def test_it_trips_exactly_when_the_rule_is_met(faults: list[RewardFault | None], first: int, window: int) -> None:
-    fuse = CircuitBreaker(first, window)
-    tripped = next((number for number, fault in enumerate(faults, 1) if fuse.record(fault)), None)
+    breaker = CircuitBreaker(first, window)
+    tripped = next((number for number, fault in enumerate(faults, 1) if breaker.record(fault)), None)
     assert tripped == trips(faults, first, window)
 
 
 def test_sixteen_alike_at_the_start_trip_it_and_fifteen_do_not() -> None:
-    fuse = CircuitBreaker()
-    assert not any(fuse.record(TYPO) for _ in range(15))
-    assert fuse.record(TYPO) == "the first 16 samples"
+    breaker = CircuitBreaker()
+    assert not any(breaker.record(TYPO) for _ in range(15))
+    assert breaker.record(TYPO) == "the first 16 samples"
 
 
 def test_one_failing_in_two_places_is_not_alike() -> None:
-    fuse = CircuitBreaker()
-    assert not any(fuse.record(fault) for fault in [TYPO, OTHER] * 128)
+    breaker = CircuitBreaker()
+    assert not any(breaker.record(fault) for fault in [TYPO, OTHER] * 128)
 
 
 def test_over_half_of_a_window_trips_it_late_in_a_run() -> None:
-    fuse = CircuitBreaker()
-    assert not any(fuse.record(None) for _ in range(1000))
-    assert not any(fuse.record(TYPO) for _ in range(128))
-    assert fuse.record(TYPO) == "129 of the last 256 samples"
+    breaker = CircuitBreaker()
+    assert not any(breaker.record(None) for _ in range(1000))
+    assert not any(breaker.record(TYPO) for _ in range(128))
+    assert breaker.record(TYPO) == "129 of the last 256 samples"

@@ -86,8 +86,8 @@ async def test_a_secret_out_of_range_is_an_outcome_that_names_the_task(family: C
 
 
 async def test_without_rewards_the_hit_is_the_samples_value(family: ChatFamily) -> None:
-    judge = RewardScorer([], LocalWorkers(), SystemClock())
+    scorer = RewardScorer([], LocalWorkers(), SystemClock())
     games = [await play(family, always(family, "a"), secret) for secret in "ab"]
-    ((hit, miss),) = await judge.judge([(Task("t", "?"), games)])
+    ((hit, miss),) = await scorer.score([(Task("t", "?"), games)])
     assert (hit.value, miss.value) == (1.0, 0.0)
     assert miss.outcome is Outcome.FINISHED

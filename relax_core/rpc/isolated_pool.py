@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes that run code of authors and can be killed: rewards, environments and media processors are called through here.
+
+Items without state go to any process (`submit`); whoever needs the same process for several calls opens a `session`. The
+hosted class derives from `rpc.isolated_host.IsolatedHost`, whose `parent` calls the handlers given here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from relax_core.api.errors import ConfigError, DeadlineExceeded, RelaxError, WorkerDied
+from relax_core.api.trainer import Chosen
+from relax_core.api.worker import Worker, Workers, WorkerSpec
+from relax_core.rpc import messages
+from relax_core.rpc.host import Failure, describe, raised
+from relax_core.rpc.isolated_host import DONE, LATE
+from relax_core.rpc.waiting import start_all
+
+START_S = 120.0
+GRACE_S = 2.0
+"""Added to an item's or call's own deadline before silence of the process counts: the way there and back."""
+ANSWER_S = 60.0
+UNBOUNDED_S = 1e9
+"""Silence of the request stream: whether a process lives is seen by those who wait for its work."""
+SIDE_BY_SIDE = 64
+"""Batches at once in a process whose items are awaitable: a slow item keeps only its own batch waiting."""
+MAX_BATCH = 1024
+
+Handler: TypeAlias = Callable[..., Any]
+"""Answers calls of the child; it may return an awaitable."""
+Opened: TypeAlias = Callable[[Any], Mapping[str, Handler]]
+"""Takes what the host's `open` returned; gives the handlers for this process's calls, none: it makes none."""
+
+
+class ItemTimeout(Exception):
+    """The item, or a session's call, was not done within its deadline; its process was killed."""
+
+
+class ItemCrash(Exception):
+    """The process ended on this item, or with this session's state; the message says how."""
+
+
+class IsolatedPool:
+    """Killable processes of one hosted class.
+
+    An item: `waiting -> running -> done | failed | timed out | crashed`; running items of a process that was killed
+    wait again, unless they were found to have broken it.
+
+    Invariants:
+    - An item has one outcome, and the outcome of another never becomes its own: those that were in a process when it broke run
+      again there, one at a time and without company, so that the first one unanswered is the one that broke it.
+    - A deadline that was exceeded alone is the item's. A process may be killed from outside, so a crash is the item's only
+      after `tries` processes ended on it.
+    - A session keeps its process; when that is killed, the session's calls raise, and no state moves to the next process.
+    - After `fail` every waiting and later item raises that error; after `stop` no process is left.
+    """
+
+    def __init__(
+        self, names: Sequence[str], component: Chosen, target: str, workers: Workers, *, timeout_s: float,
+        open_args: Sequence[Any] = (), opened: Opened = lambda result: {}, memory_mb: int = 0,
+        env: Mapping[str, str] | None = None, inherit_env: Sequence[str] | None = None, tries: int = 2,
+        max_batch: int = MAX_BATCH, pack: Callable[[list[Any]], Any] = list,
+    ) -> None:  # fmt: skip
+        """`names`: a process each. `inherit_env`: the only variables of this process that they see; None: all."""
+        self._spec = WorkerSpec(
+            names[0] if names else "", component, target=target, memory_mb=memory_mb, env=dict(env or {}),
+            inherit_env=None if inherit_env is None else tuple(inherit_env),
+        )  # fmt: skip
+        self._workers, self._open_args, self._opened = workers, open_args, opened
+        self._timeout_s, self._tries, self._max_batch, self._pack = timeout_s, tries, max_batch, pack
+        self._processes = [self._process(name) for name in names]
+        self._waiting: asyncio.Queue[_Item] = asyncio.Queue()
+        self._unanswered: set[asyncio.Future[Any]] = set()
+        self._serving: list[asyncio.Task[None]] = []
+        self._sessions = 0
+        self._failed: Exception | None = None
+
+    async def start(self) -> None:
+        """Start every process and its component; an error of the author's constructor comes out here."""
+        await start_all(*(process.ready() for process in self._processes))
+        self._serving = [asyncio.create_task(self._serve(process)) for process in self._processes]
+
+    def submit(self, item: Any) -> asyncio.Future[Any]:
+        """Let some process run an item; the future raises what the item raised, ItemTimeout or ItemCrash."""
+        if self._failed is not None:
+            raise self._failed
+        done = asyncio.get_running_loop().create_future()
+        self._unanswered.add(done)
+        done.add_done_callback(self._unanswered.discard)
+        self._waiting.put_nowait(_Item(item, done))
+        return done
+
+    @asynccontextmanager
+    async def session(self, own: str = "") -> AsyncIterator[IsolatedSession]:
+        """Calls to the process with the fewest sessions, or to an `own` one of this name, which ends with the session."""
+        process = self._process(own) if own else min(self._processes, key=lambda process: process.sessions)
+        if own:
+            self._processes.append(process)
+        process.sessions += 1
+        self._sessions += 1
+        try:
+            yield IsolatedSession(process, await process.ready(), self._sessions, self._timeout_s + GRACE_S)
+        finally:
+            process.sessions -= 1
+            if own:
+                self._processes.remove(process)
+                await process.kill()
+
+    def fail(self, error: Exception) -> None:
+        """Nobody waits for items that can't go on."""
+        self._failed = error
+        for done in tuple(self._unanswered):
+            if not done.done():
+                done.set_exception(error)
+
+    async def stop(self, error: Exception | None = None) -> None:
+        self.fail(error or RelaxError(f"{self._spec.name} was stopped"))
+        for serving in self._serving:
+            serving.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+        await asyncio.gather(*(process.kill() for process in self._processes))
+
+    # -- items ----------------------------------------------------------------------------------------------------
+
+    def _process(self, name: str) -> IsolatedProcess:
+        return IsolatedProcess(name, self._spec, self._workers, self._open_args, self._opened)
+
+    async def _serve(self, process: IsolatedProcess) -> None:
+        """Share the waiting items out among the processes."""
+        async with asyncio.TaskGroup() as batches:
+            while True:
+                batch = [await self._waiting.get()]
+                await process.places.acquire()
+                share = min(self._max_batch - 1, -(-self._waiting.qsize() // len(self._processes)))
+                batch += [self._waiting.get_nowait() for _ in range(share)]
+                batches.create_task(self._run(process, batch))
+
+    async def _run(self, process: IsolatedProcess, items: list[_Item]) -> None:
+        """Answer each item. Those that a broken process left run again without company; what keeps a process from starting is
+        the error of all of them."""
+        left = [item for item in items if not item.done.done()]
+        try:
+            try:
+                left = await self._round(process, left, alone=process.width == 1 and len(left) == 1)
+            finally:
+                process.places.release()
+            if left:
+                async with process.alone():
+                    while left:
+                        left = await self._round(process, left, alone=True)
+        except Exception as error:
+            for item in items:
+                item.settle(error)
+
+    async def _round(self, process: IsolatedProcess, items: list[_Item], alone: bool) -> list[_Item]:
+        """Send items through the process once; return those without an answer."""
+        if not items:
+            return []
+        worker = await process.ready()
+        left = dict(enumerate(items))
+        payload = self._pack([item.value for item in items])
+        stream: Any = worker.stream("run_items", payload, self._timeout_s, alone, timeout_s=self._timeout_s + GRACE_S)
+        try:
+            async with aclosing(stream) as parts:
+                async for results, must_replace in parts:
+                    for number, status, value in results:
+                        failed = (
+                            ItemTimeout() if status == LATE else raised(value, worker.name) if status != DONE else None
+                        )
+                        left.pop(number).settle(failed, value)
+                    if must_replace:
+                        await process.discard(worker)
+                        break
+        except (DeadlineExceeded, WorkerDied) as error:
+            await process.discard(worker)
+            if alone and left:
+                first = next(iter(left.values()))
+                first.crashes += isinstance(error, WorkerDied)
+                if isinstance(error, DeadlineExceeded):
+                    first.settle(ItemTimeout())
+                elif first.crashes >= self._tries:
+                    first.settle(ItemCrash(str(error)))
+        return [item for item in left.values() if not item.done.done()]
+
+
+@dataclass(slots=True, eq=False)
+class _Item:
+    value: Any
+    done: asyncio.Future[Any]
+    crashes: int = 0
+
+    def settle(self, error: Exception | None, value: Any = None) -> None:
+        if self.done.done():
+            return
+        if error is not None:
+            self.done.set_exception(error)
+        else:
+            self.done.set_result(value)
+
+
+class IsolatedProcess:
+    """One process of a pool and its successors: `starting -> ready -> busy -> killed -> replaced`, which is starting again.
+
+    Invariants:
+    - At most one process can be called; it has a worker from its start until somebody discards it.
+    - It is replaced when somebody needs it, once, however many wait for it; the successors of `maths` are `maths.1`, `maths.2`.
+    - Discarding a worker that was discarded before changes nothing, so that everyone who saw it break may do so.
+    """
+
+    def __init__(
+        self, name: str, spec: WorkerSpec, workers: Workers, open_args: Sequence[Any], opened: Opened
+    ) -> None:  # fmt: skip
+        self._name, self._spec, self._workers, self._open_args, self._opened = name, spec, workers, open_args, opened
+        self.worker: Worker | None = None
+        self.sessions = 0
+        self.width = 1
+        self.places = asyncio.Semaphore(1)
+        self._started = 0
+        self._starting = asyncio.Lock()  # held across a start: those who come meanwhile want that process, not one each
+        self._clearing = asyncio.Lock()
+        self._requests: asyncio.Task[None] | None = None
+
+    async def ready(self) -> Worker:
+        """The process that can be called, started where there is none. Raises what its component's `open` raises."""
+        async with self._starting:
+            if self.worker is None:
+                name = f"{self._name}.{self._started}" if self._started else self._name
+                self._started += 1
+                (worker,) = await self._workers.start([replace(self._spec, name=name)], START_S)
+                try:
+                    concurrent, opened = await worker.call("start", *self._open_args, timeout_s=START_S)
+                    handlers = self._opened(opened)
+                except BaseException:
+                    await worker.kill()
+                    raise
+                if concurrent and self.width == 1:
+                    self.width, self.places = SIDE_BY_SIDE, asyncio.Semaphore(SIDE_BY_SIDE)
+                self.worker = worker
+                self._requests = asyncio.create_task(_answer_requests(worker, handlers)) if handlers else None
+            return self.worker
+
+    @asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        """All places: batches that are in the process leave it first, none enters."""
+        taken = 0
+        async with self._clearing:
+            try:
+                for _ in range(self.width):
+                    await self.places.acquire()
+                    taken += 1
+                yield
+            finally:
+                for _ in range(taken):
+                    self.places.release()
+
+    async def discard(self, worker: Worker) -> bool:
+        """Kill a process that can't be trusted; return whether nobody had done so before."""
+        if self.worker is not worker:
+            return False
+        self.worker, requests = None, self._requests
+        await worker.kill()
+        if requests is not None:
+            requests.cancel()
+            await asyncio.gather(requests, return_exceptions=True)
+        return True
+
+    async def kill(self) -> None:
+        if self.worker is not None:
+            await self.discard(self.worker)
+
+
+class IsolatedSession:
+    """Calls to one process about one `number`: the state that they share is lost with the process, and never moved."""
+
+    def __init__(self, process: IsolatedProcess, worker: Worker, number: int, silence_s: float) -> None:
+        self.number = number
+        self._process, self._worker, self._silence_s = process, worker, silence_s
+
+    async def call(self, method: str, *args: Any) -> Any:
+        """Call a public method of the host with the session's number; silence kills the process. Raises ItemTimeout,
+        ItemCrash, or what the method raises."""
+        if self._process.worker is not self._worker:
+            raise ItemCrash("process was replaced")
+        try:
+            return await self._worker.call(method, self.number, *args, timeout_s=self._silence_s)
+        except (DeadlineExceeded, WorkerDied) as error:
+            raise await self._lost(error) from error
+
+    async def long_call(self, method: str, *args: Any) -> Any:
+        """Call a coroutine method of the host that may take any time, as long as its event loop lives."""
+        stream: Any = self._worker.stream("long_call", method, self.number, *args, timeout_s=self._silence_s)
+        result: Sequence[Any] | None = None
+        try:
+            async with aclosing(stream) as parts:
+                async for part in parts:
+                    result = part
+        except (DeadlineExceeded, WorkerDied) as error:
+            raise await self._lost(error) from error
+        if result is None:
+            raise ItemCrash(f"{method} was cancelled")
+        return result[0]
+
+    async def _lost(self, error: Exception) -> Exception:
+        """The first call that finds its process silent is blamed for it; the others lost their state."""
+        first = await self._process.discard(self._worker)
+        return ItemTimeout() if first and isinstance(error, DeadlineExceeded) else ItemCrash(f"process ended: {error}")
+
+
+async def _answer_requests(worker: Worker, handlers: Mapping[str, Handler]) -> None:
+    """Answer a child's calls until it ends; it takes its unanswered calls with it."""
+    answers: set[asyncio.Task[None]] = set()
+    stream: Any = worker.stream("requests", timeout_s=UNBOUNDED_S)
+    try:
+        with suppress(WorkerDied, DeadlineExceeded):
+            async with aclosing(stream) as parts:
+                async for requests in parts:
+                    for request in requests:
+                        answer = asyncio.create_task(_answer(worker, handlers, *request))
+                        answers.add(answer)
+                        answer.add_done_callback(answers.discard)
+    finally:
+        left = tuple(answers)
+        for answer in left:
+            answer.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+
+async def _answer(worker: Worker, handlers: Mapping[str, Handler], number: int, method: str, packed: bytes) -> None:
+    failure: Failure | None = None
+    value = None
+    try:
+        if method not in handlers:
+            raise ConfigError("call to the parent", repr(method), f"it has {', '.join(handlers)}")
+        answer = handlers[method](*messages.decode(packed))
+        value = await answer if inspect.isawaitable(answer) else answer
+    except Exception as error:
+        failure = describe(error)
+    if number:
+        with suppress(WorkerDied, DeadlineExceeded):
+            await worker.call("answered", number, failure, value, timeout_s=ANSWER_S)

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The isolated pool with real processes: who breaks one is named, who was only beside it is answered, nobody is left running."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psutil
+import pytest
+
+from relax_core.api import Chosen
+from relax_core.rpc.isolated_host import IsolatedHost
+from relax_core.rpc.isolated_pool import IsolatedPool, ItemCrash, ItemTimeout
+from relax_core.runners.local.workers import LocalWorkers
+
+COMPONENT = Chosen("test", "words")
+
+
+class Words(IsolatedHost):
+    """Does what an item says."""
+
+    def open(self, answer: int = 1) -> int:
+        self._answer = answer
+        return os.getpid()
+
+    def handle(self, item: str) -> Any:
+        if item == "spin":
+            while True:
+                pass
+        if item == "exit":
+            os._exit(3)
+        if item == "eat":
+            return len(bytearray(8 << 30))
+        if item == "raise":
+            raise ValueError("no such word")
+        if item.startswith("$"):
+            return os.environ.get(item[1:], "")
+        return os.getpid() if item == "pid" else item.upper()
+
+    async def told(self, number: int, word: str) -> Any:
+        self.parent.notify("tell", number, word)
+        return await self.parent.call("ask", number)
+
+    async def hang(self, number: int) -> None:
+        self.handle("spin")
+
+
+class AskingWords(Words):
+    """Asks the parent about each item."""
+
+    concurrent = True
+
+    async def handle(self, item: str) -> Any:
+        return await self.parent.call("ask", item)
+
+
+@asynccontextmanager
+async def pool(host: str = "Words", count: int = 1, **options: Any) -> AsyncIterator[IsolatedPool]:
+    workers = LocalWorkers()
+    target = f"tests.unit.rpc.test_isolated_pool:{host}"
+    names = [f"words-{number}" for number in range(count)]
+    made = IsolatedPool(names, COMPONENT, target, workers, **{"timeout_s": 5.0, **options})
+    try:
+        async with asyncio.timeout(60):
+            await made.start()
+            yield made
+    finally:
+        await made.stop()
+        assert not any(psutil.pid_exists(worker.pid) for worker in workers._started)
+        await workers.close()
+
+
+async def answers(pool: IsolatedPool, *items: str) -> list[Any]:
+    return await asyncio.gather(*(pool.submit(item) for item in items), return_exceptions=True)
+
+
+async def test_who_ends_its_process_is_named_and_the_others_run_again() -> None:
+    async with pool() as made:
+        (before,) = await answers(made, "pid")
+        a, crash, b, error, after = await answers(made, "a", "exit", "b", "raise", "pid")
+    assert (a, b) == ("A", "B") and after != before
+    assert isinstance(crash, ItemCrash) and "ended with status 3" in str(crash)
+    assert isinstance(error, ValueError) and str(error) == "no such word"
+
+
+async def test_who_exceeds_the_deadline_is_named_and_its_process_killed() -> None:
+    async with pool(timeout_s=0.3) as made:
+        (before,) = await answers(made, "pid")
+        a, late, after = await answers(made, "a", "spin", "pid")
+        assert not psutil.pid_exists(before)
+    assert a == "A" and isinstance(late, ItemTimeout) and after != before
+
+
+async def test_an_item_over_the_memory_limit_costs_its_process_and_no_other_item() -> None:
+    async with pool(memory_mb=2048) as made:
+        (before,) = await answers(made, "pid")
+        a, hungry, after = await answers(made, "a", "eat", "pid")
+    assert a == "A" and "MemoryError" in str(hungry) and after != before
+
+
+async def test_items_and_sessions_call_the_parent_in_order_and_waiting_is_not_their_own_time() -> None:
+    told: list[tuple[int, str]] = []
+
+    async def ask(item: Any) -> Any:
+        if item == "bad":
+            raise ValueError("the parent's own error")
+        await asyncio.sleep(0.4)
+        return [item, len(told)]
+
+    handlers = {"ask": ask, "tell": lambda number, word: told.append((number, word))}
+    async with pool("AskingWords", timeout_s=0.2, opened=lambda pid: handlers) as made:
+        a, bad, b = await answers(made, "a", "bad", "b")
+        assert (a, b) == (("a", 0), ("b", 0)) and str(bad) == "the parent's own error"
+        async with made.session() as session:
+            assert await session.call("told", "x") == (session.number, 1)
+            assert await session.long_call("told", "y") == (session.number, 2)
+    assert [word for _, word in told] == ["x", "y"]
+
+
+async def test_a_session_loses_its_state_with_its_process() -> None:
+    async with pool(count=2, timeout_s=0.1) as made, made.session() as one, made.session("own-words") as own:
+        silent = asyncio.create_task(one.long_call("hang"))
+        with pytest.raises(ItemTimeout):
+            await silent
+        with pytest.raises(ItemCrash, match="replaced"):
+            await one.call("told", "x")
+        with pytest.raises(ItemTimeout):
+            await own.call("hang")
+        assert await answers(made, "a", "b") == ["A", "B"]
+
+
+async def test_a_process_sees_the_variables_that_it_may_and_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "1")
+    monkeypatch.setenv("SHARED", "2")
+    allowed = ("PATH", "PYTHONPATH", "SHARED")
+    async with pool(env={"GIVEN": "3"}, inherit_env=allowed) as made:
+        assert await answers(made, "$SECRET", "$SHARED", "$GIVEN") == ["", "2", "3"]
+
+
+async def test_stopping_answers_who_still_waits() -> None:
+    async with pool() as made:
+        waiting = made.submit("spin")
+        await asyncio.sleep(0)
+        await made.stop()
+        with pytest.raises(Exception, match="was stopped"):
+            await waiting

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The isolated pool with real processes: who breaks one is named, who was only beside it is answered, nobody is left running."""
+"""The isolated pool with real processes: who breaks one is named, who was beside it is answered, nothing is left running."""
 
 from __future__ import annotations
 

@@ -300,6 +300,13 @@ class RankPlacement(Options):
     """Whose devices the ranks use, in turns: a role's, or `own`; empty: as the mode says. The actor has its own."""
 
 
+class RolePlacement(RankPlacement):
+    """Where the ranks of a plugin's role run, and with which model."""
+
+    path: Path | None = None
+    """Folder of the role's model; absent: the run's."""
+
+
 class PlacementTable(Options):
     """Who runs where; `placement = "async"` is short for the mode alone."""
 
@@ -318,14 +325,21 @@ class PlacementTable(Options):
     """Ranks that train the critic and compute values."""
     teacher: RankPlacement = RankPlacement()
     """Ranks of each teacher; several teachers take turns on the same devices."""
+    roles: dict[str, RolePlacement] = {}
+    """Ranks of roles that plugins bring, by the role's name."""
     check_memory: bool = True
     """Refuse at the start what surely can't fit into the memory that is free; `--anyway` is short for false."""
+
+    def of(self, role: str) -> EnginePlacement | RankPlacement:
+        """The table of a role."""
+        table: EnginePlacement | RankPlacement = self.roles[role] if role in self.roles else getattr(self, role)
+        return table
 
     def home(self, role: str) -> str:
         """The role whose devices a role is on: its own name where they are its own."""
         if role == "actor":
             return role
-        share: str = getattr(self, role).share or SHARES[self.mode].get(role, "own")
+        share: str = self.of(role).share or SHARES[self.mode].get(role, "own")
         return role if share in ("own", role) else self.home(share)
 
 

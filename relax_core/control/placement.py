@@ -181,7 +181,7 @@ SHARED = 1
 """Threads of a process that was given none: several share the cores, and spinning threads would fight for them."""
 TABLES = {"actor": "actor", "rollout": "rollout", "reference": "reference", "actor-fwd": "actor_fwd", "teacher": "teacher",
           "critic": "critic"}  # fmt: skip
-"""Roles that work on devices, and their tables in `[placement]`."""
+"""The core's roles that work on devices, and their tables in `[placement]`; those of plugins are in `placement.roles`."""
 
 
 def worker_groups(
@@ -189,7 +189,14 @@ def worker_groups(
 ) -> dict[str, WorkerGroup]:
     """The groups of a run by role, and its engine pools. `on_gpus`: where a table does not say, a process has a GPU."""
     by_ranks = not config.teachers or any(teacher.path for teacher in config.teachers)
-    placed = [role for role in TABLES if (role in roles and (role != "teacher" or by_ranks)) or role == "actor"]
+    for role in config.placement.roles:
+        if role in TABLES or role not in catalogue.names("role"):
+            known = ", ".join(sorted(set(catalogue.names("role")) - TABLES.keys()))
+            raise ConfigError(
+                "placement.roles", role, f"it is no role that a plugin brings; there are {known or 'none'}"
+            )
+    own = [role for role in config.placement.roles if role in roles]
+    placed = [role for role in TABLES if (role in roles and (role != "teacher" or by_ranks)) or role == "actor"] + own
     counts = {role: _gpus(_table(config, role), on_gpus) for role in placed}
     if "rollout" in counts:
         counts["rollout"] = _engine_gpus(config, catalogue, on_gpus)
@@ -263,7 +270,7 @@ def _listed(names: Collection[str]) -> str:
 
 
 def _table(config: RunConfig, role: str) -> Any:
-    return getattr(config.placement, TABLES[role])
+    return config.placement.of(TABLES.get(role, role))
 
 
 def _size(table: Any) -> int:
@@ -293,7 +300,7 @@ def _names(config: RunConfig, gpus: Mapping[str, int]) -> dict[str, frozenset[st
     """One block of devices for each home; who is at home there has its first ones."""
     names: dict[str, frozenset[str]] = {}
     first = 0
-    homes = {role: config.placement.home(TABLES[role]) for role in gpus}
+    homes = {role: config.placement.home(TABLES.get(role, role)) for role in gpus}
     for number, home in enumerate(dict.fromkeys(homes.values())):
         at_home = [role for role in gpus if homes[role] == home]
         for role in at_home:

@@ -94,6 +94,11 @@ class RankGroup:
         Where a role has several groups, `role` names it; `model` in place of the run's own, as the `[model]` table.
         """
         group, chosen = context.plan.groups[name], context.config.trainer.chosen
+        placed = context.config.placement.roles.get(name)
+        if placed is not None:  # trainers know the core's roles: a plugin's reads a fixed model, as the reference does
+            role = role or "reference"
+            if model is None and placed.path is not None:
+                model = {**_model(context, role), "path": str(placed.path)}
         seats = [group.seat(rank) for rank in range(group.size)]
         specs = [
             WorkerSpec(f"{name}-rank-{rank}", chosen, context.config.trainer.python,

@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names that this package exports, and the module of each; they load on first use."""
+
+# fmt: off
+# isort: skip_file
+from .forward import ForwardColumns as ForwardColumns, ForwardLoop as ForwardLoop, forward_lease as forward_lease
+from .rank_group import RankGroup as RankGroup, TrainerDeviceLease as TrainerDeviceLease
+from .step_trainer import StepTrainer as StepTrainer

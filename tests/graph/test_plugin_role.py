@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plugin's role that owns a model: its file and one placement entry are all that a run needs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.graph.conftest import Relax
+
+PLUGIN = Path(__file__).with_name("scorer.py")
+
+
+@pytest.mark.timeout(600)
+def test_a_role_of_a_plugin_scores_with_a_model_of_its_own(relax: Relax, tiny: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny / "model", tmp_path / "second-model")
+    overlay = tmp_path / "scorer.toml"
+    overlay.write_text(
+        f'plugins = ["{PLUGIN}"]\nalgorithm = "anchored"\n\n[placement.roles.scorer]\npath = "{tmp_path}/second-model"\n'
+    )
+    run = tmp_path / "run"
+    ran = relax("train", tiny / "recipe.toml", overlay, "steps=3", "max_staleness=0", "optimizer.lr=1e-3", "eval.every=0",
+                "--runner", "local", "--run-dir", run, "--json")  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert ran.json["steps"] == 3 and ran.json["balanced"]
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    away = [step["scorer/away"] for step in steps if "scorer/away" in step]
+    assert away[0] < 1e-4 < away[-1], "the policy moves away from where both began"
+
+
+def test_a_placement_of_no_role_is_refused(relax: Relax, tiny: Path) -> None:
+    refused = relax("plan", tiny / "recipe.toml", "placement.roles.scorer.ranks=1")
+    assert refused.code == 2 and "placement.roles: got scorer" in refused.err + refused.out

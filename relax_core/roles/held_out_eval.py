@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judges held-out rows of a dataset by the algorithm's own loss, between steps, through the trainer's forward.
+"""Evaluation of held-out rows of a dataset by the algorithm's own loss, between steps, through the trainer's forward.
 
-What a rollout's evaluation is for sampled answers, this is for given ones; it never changes training. The reference's
+It is for given answers as a rollout's evaluation is for sampled ones, and never changes training. The reference's
 log-probs of held-out rows are those of the model that the run starts with; they are kept beside the run's files.
 """
 
@@ -36,7 +36,7 @@ class HeldOutEval:
 
     @classmethod
     async def open(cls, context: RunContext) -> Self:
-        """Reads the sets; there are none where samples are judged, or where nothing is."""
+        """Read the sets; there are none where samples are judged, or where nothing is."""
         algorithm: Algorithm = context.build(context.config.algorithm.chosen)
         if context.plan.source is Source.ROLLOUT:
             return cls(context, algorithm, {})
@@ -47,11 +47,11 @@ class HeldOutEval:
         return cls(context, algorithm, {held.name: await _seen(context, held, margins) for held in found})
 
     def due(self, step: int) -> bool:
-        """Also before the first step, where what starts the run is the reference."""
+        """Tell whether to evaluate: also before the first step, where the starting model is the reference."""
         return bool(self._sets) and (is_due(self._context.config, step) or (step == 0 and self._reads_reference))
 
     async def run(self, trainer: RankGroup, step: int) -> None:
-        """Every set, while the trainer has its devices."""
+        """Evaluate every set, while the trainer holds its devices."""
         for name in self._sets:
             self._context.doing(f"judging {name}", step=step)
             rows = await self._judged(trainer, name, step)
@@ -61,7 +61,7 @@ class HeldOutEval:
                 await self._context.board.emit(EvalFinished(step, name, loss, count, 0.0, metrics, measure="loss"))
 
     async def _judged(self, trainer: RankGroup, name: str, step: int) -> RowBatch:
-        """The rows with what the loss reads."""
+        """Fill the columns that the loss reads."""
         rows = self._sets[name]
         keys = sorted(output.key for output in self._algorithm.outputs())
         filled = await trainer.forward(rows, keys)
@@ -71,7 +71,7 @@ class HeldOutEval:
         return rows.with_columns(filled)
 
     def _start(self, name: str, now: Ragged | None) -> Ragged:
-        """What the run started with: said now, or kept since. Raises ConfigError for a set that is new to the run."""
+        """Return the log-probs that the run started with: given now, or kept since. Raises ConfigError for a set that is new to the run."""
         path, tokens = Path(self._context.run_dir) / "held-out" / f"{name}.npy", self._sets[name].columns["tokens"]
         if now is not None:
             path.parent.mkdir(exist_ok=True)
@@ -85,7 +85,7 @@ class HeldOutEval:
 
 
 async def _seen(context: RunContext, held: HeldOut, margins: bool) -> RowBatch:
-    """Rows whose media are in the run's store. Raises ConfigError for a set with one that can't be read."""
+    """Put the media of rows into the run's store. Raises ConfigError for a set with one that can't be read."""
     dataset = held.dataset
     async with opened_media_pipeline(context, dataset.family) as pipeline:
         try:
@@ -97,7 +97,7 @@ async def _seen(context: RunContext, held: HeldOut, margins: bool) -> RowBatch:
 
 
 def measures(algorithm: Algorithm, rows: RowBatch) -> dict[str, float]:
-    """The loss of all rows as one batch, and its metrics by the last part of their names."""
+    """Compute the loss of all rows as one batch, and its metrics by the last part of their names."""
     import torch
 
     from relax_core import learn

@@ -56,7 +56,7 @@ class RowSource(Role):
                 return
 
     async def _admit(self) -> tuple[Issue, ...]:
-        """Groups that a step will have a place for. Rows are as new as any version: none of them sampled anything."""
+        """Admit groups that a step will have a place for. Rows are as new as any version: none of them sampled anything."""
         context = self._context
         newest = (await context.bus.version())._replace(step=context.config.steps)
         with context.waiting("leave to hand out rows", "actor (a step makes room)", POLL_S):
@@ -90,7 +90,7 @@ class RowSource(Role):
         await context.bus.report_held(self.name, frozenset(), self._admitted)
 
     async def _examples(self, issue: Issue, index: int) -> list[tuple[AttemptId, Example]]:
-        """One, or the two of a pair, in the order of the attempts; none where a medium can't be read."""
+        """Read one example, or the two of a pair, in the order of the attempts; none where a medium can't be read."""
         try:
             hold = None
             if self._context.config.media:
@@ -103,6 +103,6 @@ class RowSource(Role):
         return list(zip(issue.attempts, found, strict=True))
 
     def _index(self, group: int) -> int:
-        """The row of the data that a group is."""
+        """Return the row of the data that a group is."""
         run, count = self._context.config, len(self._train)
         return self._train[self._sampler.pick(group, count, run.seed) if run.data.shuffle else group % count]

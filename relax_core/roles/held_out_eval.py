@@ -71,7 +71,7 @@ class HeldOutEval:
         return rows.with_columns(filled)
 
     def _start(self, name: str, now: Ragged | None) -> Ragged:
-        """Return the log-probs that the run started with: given now, or kept since. Raises ConfigError for a set that is new to the run."""
+        """Return the log-probs that the run started with, given now or kept since. Raises ConfigError for a new set."""
         path, tokens = Path(self._context.run_dir) / "held-out" / f"{name}.npy", self._sets[name].columns["tokens"]
         if now is not None:
             path.parent.mkdir(exist_ok=True)

@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The staleness rule as pure functions over small numbers: grant, continue, claim, and what no longer fits.
+"""The staleness rule as pure functions over small numbers: which groups may start, which a step may claim, which must end.
 
-It knows no samples, no time and no IO. Versions are completed steps; the step that starts at version v trains up to
-`groups_per_step` groups. A group's floor is the oldest version among its trained tokens; it expires at floor + k,
-the last version at whose step it may be trained. Unclaimed groups are told as counts by expiry.
+Versions are completed steps; the step that starts at version v trains up to `groups_per_step` groups. A group's floor is
+the oldest version among its trained tokens; the group expires at floor + k, the last version at whose step it may be
+trained. Unclaimed groups are passed as counts by expiry.
+
+Invariants, for the caller that asks before each change and ends the victims after it:
+- A group is trained with a lag of 0 to k.
+- The unclaimed groups fit the places that are left before each expires: `overflow` is at most `spare_groups`. So no group
+  expires because others, which had more time, were claimed first.
+- Admission keeps this by counting: at most (k + 1) * `groups_per_step` groups live, fewer for an engine whose weights lag.
 """
 
 from __future__ import annotations
@@ -14,7 +20,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """k, G and the over-sampling allowance of one run."""
+    """Bounds of one run; `max_staleness` is k."""
 
     max_staleness: int | None
     groups_per_step: int
@@ -25,7 +31,7 @@ class Rule:
 
 
 def capacity(rule: Rule, version: int, engine: int) -> int | None:
-    """Live groups below which an engine at version `engine` may be given one more; None is no limit."""
+    """Return the number of live groups below which an engine at version `engine` may be given one more; None: no limit."""
     fresh = None if rule.max_staleness is None else rule.max_staleness + 1 - (version - min(engine, version))
     left = None if rule.steps is None else rule.steps - version
     bounds = [bound for bound in (fresh, left) if bound is not None]
@@ -36,28 +42,18 @@ def capacity(rule: Rule, version: int, engine: int) -> int | None:
 
 
 def may_grant(rule: Rule, version: int, engine: int, live: int) -> bool:
-    """Whether an engine may start a new group while `live` are admitted, neither dropped nor trained."""
+    """Tell whether an engine may start a new group while `live` are admitted, neither dropped nor trained."""
     limit = capacity(rule, version, engine)
     return limit is None or live < limit
 
 
-def may_continue(engine: int, floor: int) -> bool:
-    """Whether a request of a group may go on there: never below what the group began with."""
-    return engine >= floor
-
-
-def expiry(rule: Rule, floor: int) -> int | None:
-    """The last version at whose step a group with this floor may be trained; None is never."""
-    return None if rule.max_staleness is None else floor + rule.max_staleness
-
-
 def slots_through(rule: Rule, version: int, claimed: int, last: int) -> int:
-    """Places left in the steps that start at `version` to `last`, `claimed` of the first being taken."""
+    """Count the places left in the steps that start at `version` to `last`, when `claimed` of the first are taken."""
     return max(0, last - version + 1) * rule.groups_per_step - (claimed if last >= version else 0)
 
 
 def overflow(rule: Rule, version: int, claimed: int, unclaimed: Mapping[int, int]) -> int:
-    """How many unclaimed groups (counts by expiry) can't be trained in time, whatever is done; 0 when all fit."""
+    """Count the unclaimed groups that can't be trained in time, whatever is done; 0 when all fit."""
     due, worst = 0, 0
     for last in sorted(unclaimed):
         due += unclaimed[last]
@@ -66,18 +62,18 @@ def overflow(rule: Rule, version: int, claimed: int, unclaimed: Mapping[int, int
 
 
 def may_train(rule: Rule, version: int, claimed: int, floor: int) -> bool:
-    """Whether the step that starts at `version` has a place, and 0 <= lag <= k for a group with this floor."""
+    """Tell whether the step that starts at `version` has a place, and 0 <= lag <= k for a group with this floor."""
     lag = version - floor
     return claimed < rule.groups_per_step and lag >= 0 and (rule.max_staleness is None or lag <= rule.max_staleness)
 
 
 def may_claim(rule: Rule, version: int, claimed: int, unclaimed: Mapping[int, int], floor: int) -> bool:
-    """Whether a ready group may join the step that starts at `version`: afterwards all that is unclaimed still fits."""
+    """Tell whether a ready group may join the step that starts at `version`: all that stays unclaimed must still fit."""
     if not may_train(rule, version, claimed, floor):
         return False
-    expires = expiry(rule, floor)
-    if expires is None:
+    if rule.max_staleness is None:
         return True
+    expires = floor + rule.max_staleness
     rest = {last: count - (last == expires) for last, count in unclaimed.items()}
     return overflow(rule, version, claimed + 1, rest) <= rule.spare_groups
 
@@ -85,7 +81,7 @@ def may_claim(rule: Rule, version: int, claimed: int, unclaimed: Mapping[int, in
 def victims(
     rule: Rule, version: int, claimed: int, unclaimed: Iterable[tuple[int, bool, int]], allowed: int
 ) -> tuple[int, ...]:
-    """The fewest groups whose end lets the others fit, but for `allowed`; those that are not ready go first.
+    """Choose the fewest groups whose end lets the others fit, but for `allowed`; those that are not ready go first.
 
     `unclaimed` lists (expiry, ready, group number).
     """

@@ -1,13 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ledger.db`: the ledger's facts on disk, one writer, durable when `commit` returns.
+"""`ledger.db`: the ledger's facts on disk, by one writer, durable when `commit` returns.
 
-sqlite with a write-ahead log that is synced at every commit: one sync each, and others may read meanwhile.
-
-A commit that fails loses nothing: the facts stay in memory and go with the next one.
-
-What the journal keeps: one small tuple for each fact that must outlive the process, in the order they happened.
-
-`step` is the version that was completed: what trained version 3 has step 3.
+A record is one small tuple for each fact that must outlive the process; `step` is the version that was completed: what
+trained version 3 has step 3. sqlite syncs its write-ahead log once a commit, and others may read meanwhile.
 """
 
 from __future__ import annotations
@@ -16,7 +11,8 @@ import os
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -97,20 +93,13 @@ class NoteRecord(NamedTuple):
 
 
 Record = (
-    IssuedRecord
-    | EndedRecord
-    | TrainedRecord
-    | PendingRecord
-    | StepRecord
-    | RollbackRecord
-    | RegisteredRecord
-    | CheckpointRecord
-    | NoteRecord
-)
+    IssuedRecord | EndedRecord | TrainedRecord | PendingRecord | StepRecord | RollbackRecord | RegisteredRecord
+    | CheckpointRecord | NoteRecord
+)  # fmt: skip
 
 
 class RememberedRecord(NamedTuple):
-    """What a journal gives to a bus that opens it."""
+    """State that a journal gives to a bus that opens it."""
 
     next_group: int = 0
     pending: tuple[tuple[int, int, int], ...] = ()
@@ -139,6 +128,7 @@ CREATE TABLE IF NOT EXISTS notes (name TEXT, step INTEGER, value TEXT NOT NULL, 
 """
 
 STATEMENTS: dict[type, tuple[str, ...]] = {
+    # Each statement names all values of its record, as sqlite demands: hence `?2 IS NOT NULL`.
     IssuedRecord: ("INSERT OR REPLACE INTO groups VALUES (?1, ?2, ?3, ?4, 0, NULL)",),
     EndedRecord: ("INSERT OR REPLACE INTO ended VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",),
     TrainedRecord: ("UPDATE groups SET step = ?2, pending = 0 WHERE number = ?1",),
@@ -163,7 +153,12 @@ STATEMENTS: dict[type, tuple[str, ...]] = {
 
 
 class LedgerJournal:
-    """The one writer of a run's `ledger.db`. Calls may come from any one thread at a time."""
+    """The one writer of a run's `ledger.db`; calls may come from any one thread at a time.
+
+    Invariants:
+    - Records reach the disk in the order they were added; those of a commit all together, or none.
+    - A commit that fails loses nothing: its records stay in memory and go with the next one.
+    """
 
     def __init__(self, directory: str) -> None:
         self.path = Path(directory) / FILE
@@ -176,19 +171,16 @@ class LedgerJournal:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.executescript(TABLES)
-            self._check_schema()
+            found = self._db.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
+            if found is None:
+                self._db.execute("INSERT INTO meta VALUES ('schema', ?)", (SCHEMA,))
+            elif found[0] != SCHEMA:
+                raise sqlite3.DatabaseError(f"schema {found[0]}, this version of relax-core writes {SCHEMA}")
         except (sqlite3.Error, OSError) as error:
-            raise self._fault("open", error) from error
-
-    def _check_schema(self) -> None:
-        found = self._db.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
-        if found is None:
-            self._db.execute("INSERT INTO meta VALUES ('schema', ?)", (SCHEMA,))
-        elif found[0] != SCHEMA:
-            raise sqlite3.DatabaseError(f"schema {found[0]}, this version of relax-core writes {SCHEMA}")
+            raise self._error("open", error) from error
 
     def add(self, records: Iterable[Record]) -> None:
-        """Take facts for the next commit; never waits."""
+        """Take facts for the next commit without waiting."""
         self._added.extend(records)
 
     @property
@@ -204,18 +196,20 @@ class LedgerJournal:
             if not self._waiting:
                 return
             try:
-                self._write(self._waiting)
+                with self._transaction():
+                    for kind, found in groupby(self._waiting, type):
+                        rows = [_row(record) for record in found]
+                        for statement in STATEMENTS[kind]:
+                            self._db.executemany(statement, rows)
             except (sqlite3.Error, OSError) as error:
-                raise self._fault("write", error) from error
+                raise self._error("write", error) from error
             self._waiting = []
 
-    def _write(self, records: Sequence[Record]) -> None:
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
         self._db.execute("BEGIN IMMEDIATE")
         try:
-            for kind, found in groupby(records, type):
-                rows = [_row(record) for record in found]
-                for statement in STATEMENTS[kind]:
-                    self._db.executemany(statement, rows)
+            yield
             self._db.execute("COMMIT")
         except BaseException:
             if self._db.in_transaction:
@@ -223,7 +217,7 @@ class LedgerJournal:
             raise
 
     def copy(self, directory: str) -> None:
-        """A whole copy in a checkpoint: complete under its name, or not there."""
+        """Copy the whole file into a checkpoint: complete under its name, or not there."""
         target = Path(directory) / FILE
         partial = target.with_suffix(".partial")
         with self._lock:
@@ -244,40 +238,39 @@ class LedgerJournal:
                 ) from error
 
     def remember(self, version: Version) -> RememberedRecord:
-        """What was known, as of the trainer's restored version: later steps undone, all that was in flight ended.
+        """Return what was known as of the trainer's restored version: later steps undone, all that was in flight ended.
 
         Nothing in memory survived, so every sample that may still be trained is issued again, as the same work.
         """
-        same = self._same_weights(version)
         with self._lock:
             try:
-                self._db.execute("BEGIN IMMEDIATE")
-                self._undo_steps(version, same)
-                self._end_in_flight()
-                self._db.execute("COMMIT")
+                with self._transaction():
+                    self._undo_steps(version)
+                    self._end_in_flight()
                 return self._read()
             except (sqlite3.Error, OSError) as error:
-                raise self._fault("restore", error) from error
+                raise self._error("restore", error) from error
 
-    def _same_weights(self, version: Version) -> bool:
-        """Whether the trainer replays later steps bit for bit, as it says by keeping its incarnation."""
-        found = self._db.execute("SELECT max(incarnation) FROM steps WHERE step > ?", (version.step,)).fetchone()
-        return found[0] is None or bool(found[0] == version.incarnation)
-
-    def _undo_steps(self, version: Version, same: bool) -> None:
-        resumed, abandoned = DropReason.RESUMED.value, DropReason.ABANDONED.value
-        self._db.execute(
+    def _undo_steps(self, version: Version) -> None:
+        """Undo later steps. A trainer that keeps its incarnation replays them bit for bit: their weights are not lost."""
+        step, run = version.step, self._db.execute
+        (incarnation,) = run("SELECT max(incarnation) FROM steps WHERE step > ?", (step,)).fetchone()
+        replays = incarnation is None or incarnation == version.incarnation
+        run(
             "UPDATE ended SET reason = CASE WHEN newest > ?1 AND NOT ?2 THEN ?3 ELSE ?4 END, step = NULL "
             "WHERE reason = '' AND step > ?1",
-            (version.step, same, abandoned, resumed),
+            (step, replays, DropReason.ABANDONED.value, DropReason.RESUMED.value),
         )
-        self._db.execute("UPDATE groups SET pending = 1, step = NULL WHERE step > ?", (version.step,))
-        for table in ("steps", "checkpoints"):
-            self._db.execute(f"DELETE FROM {table} WHERE step > ?", (version.step,))
-        self._db.execute("DELETE FROM notes WHERE step >= ?", (version.step,))
+        run("UPDATE groups SET pending = 1, step = NULL WHERE step > ?", (step,))
+        run("DELETE FROM steps WHERE step > ?", (step,))
+        run("DELETE FROM checkpoints WHERE step > ?", (step,))
+        run("DELETE FROM notes WHERE step >= ?", (step,))
 
     def _end_in_flight(self) -> None:
-        """A group is over when it was trained, or all its members have ended and nobody stopped it or put it off."""
+        """End and issue again the groups that are not over.
+
+        A group is over when it was trained, or all its members have ended and nobody stopped it or put it off.
+        """
         open_groups = self._db.execute(
             "SELECT g.number, g.issue, g.size, "
             "(SELECT group_concat(e.sample) FROM ended e WHERE e.number = g.number AND e.issue = g.issue) "
@@ -310,7 +303,7 @@ class LedgerJournal:
     def close(self) -> None:
         self._db.close()
 
-    def _fault(self, what: str, error: Exception) -> InfrastructureError:
+    def _error(self, what: str, error: Exception) -> InfrastructureError:
         return InfrastructureError(
             f"{self.path}: can't {what} the ledger ({error}); free space or permissions there, then `relax resume` the run"
         )

@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leases: who may work on which groups, until when. A fencing token makes a late holder harmless.
-
-Any use of a lease renews it. It ends by its holder, at its expiry, when its role registers again, or when a group
-in it ends; then every use raises StaleFence.
-"""
+"""What the bus lends until a deadline: leases on groups to consumers, and credit for rows and bytes to producers."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from relax_core.api.batch import RowId
 from relax_core.api.bus import Claim
 from relax_core.api.errors import StaleFence
 
-REMEMBERED = 256
-"""Finished leases that a repeated acknowledgement is known by."""
+MAX_REMEMBERED = 256
+"""Finished leases by which a repeated acknowledgement is recognised."""
+
+
+def belongs(name: str, role: str) -> bool:
+    """Tell whether a task or holder is a role's: `actor`, `actor.fit` and `actor/rank-0` are the actor's."""
+    return name == role or name.startswith((role + ".", role + "/"))
 
 
 @dataclass(slots=True)
@@ -33,14 +34,22 @@ class Lease:
 
 
 class Leases:
-    """All that are out, and which groups each task has taken or finished."""
+    """All leases that are out, and which groups each task has taken or finished.
+
+    Life cycle: `granted -> finished | revoked`. Any use renews a lease. It is revoked by its holder, at its expiry,
+    when its role registers again, or when a group in it ends.
+
+    Invariants:
+    - Every use of a lease that is not out, or with another's fencing token, raises StaleFence: a late holder is harmless.
+    - A task never gets a group that is in `done` for it; revoking a lease takes its groups out of there.
+    """
 
     def __init__(self, lease_s: float) -> None:
         self.lease_s = lease_s
         self.out: dict[int, Lease] = {}
         self.done: dict[str, set[int]] = {}
-        """By task: groups it holds or has acknowledged."""
-        self._finished: deque[int] = deque(maxlen=REMEMBERED)
+        """Groups that a task holds or has acknowledged, by task."""
+        self._finished: deque[int] = deque(maxlen=MAX_REMEMBERED)
         self._next = 1
 
     def grant(self, task: str, groups: tuple[int, ...], rows: tuple[RowId, ...], trains: bool, now: float) -> Lease:
@@ -51,7 +60,7 @@ class Leases:
         return lease
 
     def check(self, claim: Claim, now: float) -> Lease:
-        """The lease of a claim, renewed; StaleFence where it is another's or nobody's."""
+        """Renew and return the lease of a claim; StaleFence when it is over or another's."""
         lease = self.out.get(claim.lease)
         if lease is None or lease.fence != claim.fence or lease.expires <= now:
             held = "ended" if lease is None else "expired"
@@ -60,37 +69,60 @@ class Leases:
         return lease
 
     def finish(self, lease: Lease) -> None:
-        """The holder is done with its groups."""
+        """End a lease whose groups its task is done with."""
         del self.out[lease.number]
         self._finished.append(lease.number)
 
     def is_finished(self, claim: Claim) -> bool:
-        """Whether its holder has said before that it is done."""
         return claim.lease in self._finished
 
     def revoke(self, lease: Lease) -> None:
-        """Its groups go to the next claim of the task."""
+        """End a lease whose groups go to the next claim of its task."""
         self.out.pop(lease.number, None)
         self.done[lease.task].difference_update(lease.groups)
 
-    def forget(self, group: int) -> None:
-        """A group ended or is issued again: no task has seen it."""
-        for done in self.done.values():
-            done.discard(group)
 
-    def expired(self, now: float) -> Iterator[Lease]:
-        return iter([lease for lease in self.out.values() if lease.expires <= now])
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Credit of a put on its way."""
 
-    def holding(self, group: int) -> list[Lease]:
-        return [lease for lease in self.out.values() if group in lease.groups]
-
-    def of_role(self, role: str) -> list[Lease]:
-        return [lease for lease in self.out.values() if belongs(lease.task, role)]
-
-    def next_expiry(self) -> float | None:
-        return min((lease.expires for lease in self.out.values()), default=None)
+    rows: int
+    bytes: int
+    holder: str
+    expires: float
 
 
-def belongs(name: str, role: str) -> bool:
-    """Whether a task or holder is a role's: `actor`, `actor.fit` and `actor/rank-0` are the actor's."""
-    return name == role or name.startswith((role + ".", role + "/"))
+@dataclass(slots=True)
+class Credits:
+    """Rows and bytes that producers have on the bus, against what the run allows. They wait; nothing is ever refused.
+
+    Invariants:
+    - `rows` and `bytes` are those of stored rows that are not yet trained, and of every reservation.
+    - `kept_bytes` are those of blocks that are only kept for a rollback; they have a budget of their own.
+    - A reservation ends with its put, when its producer starts anew, or after the time of a lease.
+    """
+
+    max_rows: int
+    max_bytes: int
+    rows: int = 0
+    bytes: int = 0
+    kept_bytes: int = 0
+    reserved: dict[int, Reservation] = field(default_factory=dict)
+    """Puts on their way, by the key of their block."""
+
+    def has_room(self, rows: int, size_bytes: int) -> bool:
+        """Tell whether a put may come now; an empty bus takes anything, or a large row could never pass."""
+        fits = self.rows + rows <= self.max_rows and self.bytes + size_bytes <= self.max_bytes
+        return not rows or not self.rows or fits
+
+    def reserve(self, key: int, rows: int, size_bytes: int, holder: str = "", expires: float = math.inf) -> None:
+        self.reserved[key] = Reservation(rows, size_bytes, holder, expires)
+        self.rows += rows
+        self.bytes += size_bytes
+
+    def unreserve(self, key: int) -> None:
+        """End a reservation: its rows have come, or never will."""
+        found = self.reserved.pop(key, None)
+        if found is not None:
+            self.rows -= found.rows
+            self.bytes -= found.bytes

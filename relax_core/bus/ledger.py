@@ -1,25 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sample ledger: every attempt from its issue to its one end, by id, and the lineage of trained steps.
 
-A trained group is provisional until a checkpoint covers its step; a rollback returns it to ready or ends it.
-Groups whose members have all ended are checked by set and folded into counts. No IO, no time: facts that must be
-durable are left in `records` for whoever owns the journal.
-
-A group in the ledger: the attempts of one issue, what is known of each, and which columns its rows have.
-
-Data with the questions one group can answer of itself; what happens to it is decided in the ledger and the queue.
+It has no IO and no time, and decides nothing: the queue says what happens, and the journal keeps the `records` left here.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections import Counter
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from relax_core.api.batch import AttemptId, AttemptIds, RowId
-from relax_core.api.bus import Issue, Sealed
+from relax_core.api.batch import AttemptId, RowId
+from relax_core.api.bus import Sealed
 from relax_core.api.errors import RelaxError
 from relax_core.api.trajectory import DropReason
 from relax_core.api.weights import Version
@@ -58,7 +53,7 @@ class Attempt:
 
 @dataclass(slots=True)
 class Group:
-    """All attempts of one issue of a group."""
+    """All attempts of one issue of a group, and which columns their rows have."""
 
     number: int
     issue: int
@@ -73,7 +68,7 @@ class Group:
     rows: dict[RowId, None] = field(default_factory=dict)
     """Rows that are sealed, in the order they came."""
     first_columns: dict[str, int] = field(default_factory=dict)
-    """Rows that were put with a column."""
+    """Number of rows that were put with a column."""
     derived: dict[str, tuple[Version | None, str]] = field(default_factory=dict)
     """Columns written under a claim: the version that made them, and the task."""
     floor: int = 0
@@ -85,48 +80,56 @@ class Group:
     """The version that its training completed; a rolled-back group keeps its place in `recorded`."""
     recorded: int | None = None
 
-    @staticmethod
-    def issued(number: int, issue: int, retry: int, holder: str, granted: int, size: int) -> Group:
-        ids = [AttemptId(number, sample, issue) for sample in range(size)]
-        return Group(number, issue, retry, holder, granted, {i: Attempt(i) for i in ids}, size, floor=granted)
-
-    def as_issue(self) -> Issue:
-        return Issue(self.number, AttemptIds(self.members), self.retry)
-
     @property
     def complete(self) -> bool:
         return self.running == 0
 
     @property
     def valid(self) -> list[Attempt]:
-        """Members with a verdict that were not dropped, by place."""
+        """Members that were scored and not dropped, in their order."""
         return [
             member for member in self.members.values() if member.sealed and member.state is not AttemptState.DROPPED
         ]
 
-    def settle(self) -> None:
-        """Know the floor again: what was granted counts while members run, then only what is trained."""
-        floors = [seal.floor for member in self.valid if (seal := member.sealed) and seal.trained_tokens]
-        self.floor = min(floors) if floors and not self.running else min([self.granted, *floors])
-
     @property
     def newest(self) -> int:
-        """Newest version among its trained tokens; what was granted, without any."""
-        sealed = [member.sealed for member in self.valid if member.sealed]
-        told = (self.sealed_at if seal.newest is None else seal.newest for seal in sealed if seal.trained_tokens)
-        return max(told, default=self.granted)
+        """Newest version among its trained tokens; the granted one where it has none."""
+        seals = [member.sealed for member in self.valid if member.sealed]
+        known = (self.sealed_at if seal.newest is None else seal.newest for seal in seals if seal.trained_tokens)
+        return max(known, default=self.granted)
+
+    @property
+    def rows_kept(self) -> bool:
+        """Whether its rows are still stored, or it never had any."""
+        return bool(self.rows) or not any(m.sealed and m.sealed.num_rows for m in self.valid)
 
     def has(self, columns: frozenset[str]) -> bool:
-        """Whether every row has them all."""
+        """Tell whether every row has all of these columns."""
         count = len(self.rows)
         return all(name in self.derived or self.first_columns.get(name, 0) == count for name in columns)
 
-    def ordered_rows(self) -> list[RowId]:
-        return sorted(self.rows)
+    def claim_order(self) -> tuple[float, int, int]:
+        """Sort as recorded for what a rollback gave back; then by earliest expiry, then by number."""
+        return (math.inf if self.recorded is None else self.recorded, self.floor, self.number)
+
+    def update_floor(self) -> None:
+        """Recompute the floor: the granted version counts while members run, then only what is trained."""
+        floors = [seal.floor for member in self.valid if (seal := member.sealed) and seal.trained_tokens]
+        self.floor = min(floors) if floors and not self.running else min([self.granted, *floors])
 
 
 class Ledger:
-    """Groups by number: `live` (in flight), `provisional` (trained, not final), `pending` (to be issued again)."""
+    """Groups by number: `live` (in flight), `provisional` (trained, not final), `pending` (to be issued again).
+
+    Life cycle of an attempt: `issued -> running -> scored -> claimed -> trained | dropped`; `claimed -> scored` when a
+    claim is given back, `trained -> scored | dropped` when a rollback undoes the step.
+
+    Invariants:
+    - A group is in at most one of `live`, `provisional` and `pending`; in `pending` it has lost its members.
+    - An attempt ends once: `issued` is `trained` + all of `dropped` + the attempts of live groups that are not dropped.
+    - A group leaves the ledger when each of its members is trained for good or dropped; `faults` names those that did not.
+    - Every change that must outlive the process is in `records` in the order it happened.
+    """
 
     def __init__(self, group_size: int, remembered: RememberedRecord) -> None:
         self.group_size = group_size
@@ -141,84 +144,81 @@ class Ledger:
         self.records: list[Record] = []
         self.faults: list[str] = []
 
-    # -- from issue to verdict ------------------------------------------------------------------------------------
+    # -- from issue to score -------------------------------------------------------------------------------------
 
     def issue(self, holder: str, granted: int) -> Group:
-        """The next group: one to be issued again, else a new one."""
+        """Issue the next group: one that is pending, else a new one."""
         if self.pending:
             number, issue, retry = self.pending.pop(0)
         else:
             number, issue, retry = self.next_group, 0, 0
             self.next_group += 1
-        group = Group.issued(number, issue, retry, holder, granted, self.group_size)
+        ids = [AttemptId(number, sample, issue) for sample in range(self.group_size)]
+        members = {attempt: Attempt(attempt) for attempt in ids}
+        group = Group(number, issue, retry, holder, granted, members, self.group_size, floor=granted)
         self.live[number] = group
         self.issued += self.group_size
         self.records.append(IssuedRecord(number, issue, retry, self.group_size))
         return group
 
     def member(self, attempt: AttemptId) -> tuple[Group, Attempt] | None:
-        """A live attempt with its group; None where it has ended or never was."""
+        """Return a live attempt with its group; None where it has ended or never was."""
         group = self.live.get(attempt.group)
         member = group.members.get(attempt) if group else None
         return None if group is None or member is None or member.state is AttemptState.DROPPED else (group, member)
 
     def seal(self, group: Group, member: Attempt, sealed: Sealed, rows: Iterable[RowId], version: int) -> None:
-        """A sample was judged and its rows are stored."""
+        """Note that a sample was scored and its rows are stored."""
         member.state, member.sealed = AttemptState.SCORED, sealed
         group.running -= 1
         group.sealed_at = max(group.sealed_at, version)
         group.rows.update(dict.fromkeys(rows))
         if group.complete:
-            group.settle()
-        elif sealed.trained_tokens:  # as `settle` would find it, without a look at every member for each of them
+            group.update_floor()
+        elif sealed.trained_tokens:  # as `update_floor` would find it, without a look at every member for each of them
             group.floor = min(group.floor, sealed.floor)
 
     def drop(self, group: Group, member: Attempt, reason: DropReason) -> None:
         """End one attempt of a live group."""
         group.running -= member.sealed is None
         group.rows = {row: None for row in group.rows if row.attempt_id != member.id}
-        self._end(group, member, reason)
-        group.settle()
+        self._drop(member, reason)
+        group.update_floor()
 
     def end(self, group: Group, reason: DropReason, again: bool = False, retry: int = 0) -> None:
-        """End all that is left of a live group; `again` issues it once more, `retry` counts it as another try."""
+        """End all that is left of a live group; `again` lets admission issue it before any new one, as another `retry`."""
         for member in group.members.values():
             if member.state is not AttemptState.DROPPED:
-                self._end(group, member, reason)
+                self._drop(member, reason)
         group.running = 0
-        self.forget(group)
+        self._close(group)
         if again:
-            self.put_off(group, retry)
+            insort(self.pending, (group.number, group.issue + 1, group.retry + retry))
+            self.records.append(PendingRecord(group.number, group.retry + retry))
 
-    def put_off(self, group: Group, retry: int = 0) -> None:
-        """Let admission issue the group again, before any new one."""
-        insort(self.pending, (group.number, group.issue + 1, group.retry + retry))
-        self.records.append(PendingRecord(group.number, group.retry + retry))
-
-    def forget(self, group: Group) -> None:
-        """Every member has ended: only counts remain."""
-        left = [
-            i for i, member in group.members.items() if member.state not in (AttemptState.DROPPED, AttemptState.TRAINED)
-        ]
-        if left or len(group.members) != self.group_size:
-            self.faults.append(f"group {group.number} closed with {left or len(group.members)} open")
-        self.live.pop(group.number, None)
-
-    def _end(self, group: Group, member: Attempt, reason: DropReason) -> None:
+    def _drop(self, member: Attempt, reason: DropReason) -> None:
         member.state, member.reason = AttemptState.DROPPED, reason
         self.dropped[reason.value] += 1
         self.records.append(EndedRecord(member.id, reason.value, None, -1, True))
 
-    # -- training -------------------------------------------------------------------------------------------------
+    def _close(self, group: Group) -> None:
+        """Forget a group whose members have all ended: only counts remain."""
+        ends = (AttemptState.DROPPED, AttemptState.TRAINED)
+        left = [attempt for attempt, member in group.members.items() if member.state not in ends]
+        if left or len(group.members) != self.group_size:
+            self.faults.append(f"group {group.number} closed with {left or len(group.members)} open")
+        self.live.pop(group.number, None)
+
+    # -- training ------------------------------------------------------------------------------------------------
 
     def claim(self, group: Group, claimed: bool) -> None:
-        """The actor has taken the group, or gives it back."""
+        """Note that the actor has taken the group, or gives it back."""
         group.claimed = claimed
         for member in group.valid:
             member.state = AttemptState.CLAIMED if claimed else AttemptState.SCORED
 
     def train(self, group: Group, step: int, without_gradient: frozenset[RowId]) -> None:
-        """The update that completes version `step` was applied: its members are trained, provisionally."""
+        """Note that the update which completes version `step` was applied: the members are trained, provisionally."""
         if group.number in self.provisional or self.live.get(group.number) is not group:
             raise RelaxError(f"ledger: group {group.number} would be trained twice; report this with `relax bundle`")
         moving = {row.attempt_id for row in group.rows if row not in without_gradient}
@@ -231,23 +231,23 @@ class Ledger:
         group.claimed, group.trained_to = False, step
         self.provisional[group.number] = self.live.pop(group.number)
 
-    def finalize(self, step: int, wanted: Set[int] = frozenset()) -> list[Group]:
-        """A checkpoint of version `step` exists; returns the groups that nothing can bring back now and nobody wants."""
-        found = self.provisional.values()
-        final = [group for group in found if (group.trained_to or 0) <= step and group.number not in wanted]
-        for group in final:
-            del self.provisional[group.number]
-            self.forget(group)
-        return final
-
     def _count_trained(self, member: Attempt, sign: int) -> None:
         self.trained += sign
         self.trained_without_gradient += 0 if member.with_gradient else sign
 
-    # -- lineage --------------------------------------------------------------------------------------------------
+    def finalize(self, step: int, wanted: Set[int] = frozenset()) -> list[Group]:
+        """Forget and return the groups that a checkpoint of version `step` covers and nobody wants any more."""
+        found = self.provisional.values()
+        final = [group for group in found if (group.trained_to or 0) <= step and group.number not in wanted]
+        for group in final:
+            del self.provisional[group.number]
+            self._close(group)
+        return final
+
+    # -- lineage -------------------------------------------------------------------------------------------------
 
     def rollback(self, step: int, incarnation: int, moved: bool) -> tuple[list[Group], list[Group], list[Group]]:
-        """Undo what came after version `step`. Returns trained groups given back, trained groups ended, unfinished ones ended.
+        """Undo what came after version `step`; return trained groups given back, trained ones ended, unfinished ones ended.
 
         Ended are groups with a trained token of weights that are given up, and rows that are no longer kept; where
         the version `moved` back, unfinished ones may hold such tokens too. All of them are issued again.
@@ -256,21 +256,17 @@ class Ledger:
         unfinished = [g for g in self.live.values() if g.newest > step or (moved and not g.complete)]
         for group in unfinished:
             self.end(group, DropReason.ABANDONED, again=True)
-        undone = [group for group in self.provisional.values() if (group.trained_to or 0) > step]
-        returned = [group for group in undone if self._undo(group, step)]
-        return returned, [group for group in undone if group.number not in self.live], unfinished
-
-    def _undo(self, group: Group, step: int) -> bool:
-        """Bring a provisional group back; False where it had to end instead."""
-        del self.provisional[group.number]
-        self.live[group.number] = group
-        for member in group.members.values():
-            if member.state is AttemptState.TRAINED:
-                self._count_trained(member, -1)
-                member.state = AttemptState.SCORED
-        kept = group.rows or not any(m.sealed and m.sealed.num_rows for m in group.valid)
-        group.recorded, group.trained_to = group.trained_to, None
-        if group.newest <= step and kept:
-            return True
-        self.end(group, DropReason.ABANDONED if group.newest > step else DropReason.RESUMED, again=True)
-        return False
+        returned, undone = [], []
+        for group in [group for group in self.provisional.values() if (group.trained_to or 0) > step]:
+            self.live[group.number] = self.provisional.pop(group.number)
+            for member in group.members.values():
+                if member.state is AttemptState.TRAINED:
+                    self._count_trained(member, -1)
+                    member.state = AttemptState.SCORED
+            group.recorded, group.trained_to = group.trained_to, None
+            if group.newest <= step and group.rows_kept:
+                returned.append(group)
+            else:
+                self.end(group, DropReason.ABANDONED if group.newest > step else DropReason.RESUMED, again=True)
+                undone.append(group)
+        return returned, undone, unfinished

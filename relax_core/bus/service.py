@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The bus as a service: the queue's state machine with waiting, durability and payloads around it.
 
-One event loop, one writer. It holds no process-local state beyond what it is given, so it may be hosted anywhere:
-a host whose clients reach the payload store themselves calls the metadata halves (`begin_put`, `end_put`, `locate`,
-`begin_write`, `end_write`) and never sees a payload. Waits read the clock that was passed in.
-
-A run's bus, opened: the state machine over its directory, and the payload store that its component gives.
-
-A directory with a ledger is continued from the version that was restored.
+One event loop, one writer, no process-local state beyond what it is given, so it may be hosted anywhere. A host whose
+clients reach the payload store themselves calls the metadata halves (`begin_put`, `end_put`, `locate`, `begin_write`,
+`end_write`) and never sees a payload.
 """
 
 from __future__ import annotations
@@ -34,17 +30,38 @@ from relax_core.api.clock import Clock, SystemClock
 from relax_core.api.errors import RelaxError
 from relax_core.api.trajectory import DropReason
 from relax_core.api.weights import Version
-from relax_core.bus.accounting import statistics
-from relax_core.bus.journal import LedgerJournal, NoteRecord, RememberedRecord
-from relax_core.bus.queue import TransferQueue, check_columns, check_cut, check_seals
+from relax_core.bus.journal import LedgerJournal, NoteRecord
+from relax_core.bus.messages import check_columns, check_cut, check_seals
+from relax_core.bus.queue import TransferQueue
 from relax_core.bus.store import Place, read
 from relax_core.rpc.waiting import TimedCondition
 
 T = TypeVar("T")
 
 
+async def open_bus(
+    component: BusComponent, settings: BusSettings, directory: str, version: Version, clock: Clock | None = None
+) -> BusService:
+    """Open the whole bus of a run in this process; a directory with a ledger is continued from the restored version."""
+    journal = await asyncio.to_thread(LedgerJournal, directory)
+    try:
+        remembered = await asyncio.to_thread(journal.remember, version)
+        queue = TransferQueue(settings, version, remembered)
+        store = await component.open_store()
+    except BaseException:
+        journal.close()
+        raise
+    return BusService(queue, store, journal, clock or SystemClock(), dict(remembered.notes))
+
+
 class BusService:
-    """`api.bus.Bus`, whole."""
+    """`api.bus.Bus`, whole.
+
+    Invariants:
+    - An answer that promises something durable (a registration, an admission, a commit, a rollback) is given after its
+      facts are on disk; facts reach the disk in order.
+    - Whoever waits tries again after every change and every expiry, until its own deadline.
+    """
 
     def __init__(
         self,
@@ -74,16 +91,16 @@ class BusService:
 
     async def admit(self, holder: str, version: Version, limit: int, wait_s: float) -> tuple[Issue, ...]:
         self._serving[holder] = version
-        issues = (
-            await self._wait_for(lambda now: self.queue.admit(holder, self._serving[holder], limit) or None, wait_s)
-            or ()
+        issues = await self._wait_for(
+            lambda now: self.queue.admit(holder, self._serving[holder], limit) or None, wait_s
         )
-        if issues:
-            try:
-                await self._durable()
-            except BaseException:  # the caller will never hold them, whatever kept the answer from it
-                self.queue.withdraw(issues)
-                raise
+        if issues is None:
+            return ()
+        try:
+            await self._durable()
+        except BaseException:  # the caller will never hold them, whatever kept the answer from it
+            self.queue.withdraw(issues)
+            raise
         return issues
 
     async def serves(self, holder: str, version: Version) -> None:
@@ -91,7 +108,7 @@ class BusService:
         self._changes.notify()
 
     def pause(self) -> None:
-        """Admit nothing; what runs goes on."""
+        """Admit nothing more; what runs goes on."""
         self.queue.paused = True
 
     def resume(self) -> None:
@@ -123,20 +140,20 @@ class BusService:
         return True
 
     async def begin_put(self, attempts: Sequence[AttemptId], rows: int, size_bytes: int, wait_s: float) -> int | None:
-        """Credit for a put of these samples and the key to store its payloads under; None after `wait_s` without."""
+        """Get credit for a put of these samples, as the key to store its payloads under; None after `wait_s` without."""
         return await self._wait_for(lambda now: self.queue.reserve(attempts, rows, size_bytes, now), wait_s)
 
     async def end_put(
         self, key: int, ids: Sequence[RowId], columns: Sequence[str], size_bytes: int, sealed: Sequence[Sealed]
     ) -> None:
-        """The payloads are stored: their rows are on the bus."""
-        self.queue.check_put(key)
+        """Take the rows of payloads that are stored."""
+        self.queue.check_reserved(key)
         self.queue.put(key, ids, columns, size_bytes, sealed)
         await self._changed()
 
     async def cancel_put(self, key: int) -> None:
-        """The payloads could not be stored: their credit goes back."""
-        self.queue.unreserve(key)
+        """Give back the credit of payloads that could not be stored."""
+        self.queue.credits.unreserve(key)
         self._changes.notify()
 
     async def drop(self, attempts: Sequence[AttemptId], reason: DropReason, regenerate: bool = False) -> None:
@@ -164,7 +181,7 @@ class BusService:
         return await read(self.store, claim, await self.locate(claim, columns), columns, part)
 
     async def locate(self, claim: Claim, columns: Sequence[str]) -> Mapping[str, Sequence[Place]]:
-        """Block and index of every claimed row, by column, for `assemble`."""
+        """Return block and index of every claimed row, by column, for `assemble`."""
         return self.queue.locate(claim, columns, self._clock.now())
 
     async def write(self, claim: Claim, columns: Mapping[str, Ragged], version: Version | None = None) -> None:
@@ -178,14 +195,14 @@ class BusService:
             raise
 
     async def begin_write(self, claim: Claim) -> int:
-        """The key to store derived columns under; StaleFence where the claim is over."""
+        """Return the key to store derived columns under; StaleFence when the claim is over."""
         return self.queue.begin_write(claim, self._clock.now())
 
     async def end_write(
         self, claim: Claim, key: int, columns: Sequence[str], size_bytes: int, version: Version | None
     ) -> None:
-        """The derived columns are stored: others may claim rows by them."""
-        self.queue.check_put(key)
+        """Take derived columns that are stored: others may claim rows by them."""
+        self.queue.check_reserved(key)
         self.queue.write(claim, key, columns, size_bytes, version, self._clock.now())
         await self._changed()
 
@@ -211,7 +228,7 @@ class BusService:
         return self.queue.version
 
     async def rollback(self, step: int) -> Version:
-        """The trainer was restored at version `step`: what came later is undone, under a new incarnation."""
+        """Undo what came after version `step`, at which the trainer was restored, under a new incarnation."""
         version = self.queue.rollback(step, self.queue.version.incarnation + 1)
         await self._changed()
         await self._durable()
@@ -240,10 +257,10 @@ class BusService:
         return json.loads(self._kept[name]) if name in self._kept else None
 
     async def statistics(self) -> Mapping[str, Any]:
-        return statistics(self.queue)
+        return self.queue.statistics()
 
     async def close(self) -> None:
-        """Whoever waits gets nothing; what is not yet durable becomes so."""
+        """Make durable what is not, and answer whoever waits with nothing."""
         if self._closed:
             return
         self._closed = True
@@ -258,42 +275,18 @@ class BusService:
     # -- waiting and durability -----------------------------------------------------------------------------------
 
     async def _wait_for(self, attempt: Callable[[float], T | None], wait_s: float) -> T | None:
-        """Try again at every change and lease expiry until `wait_s` has passed."""
+        """Return the first result of `attempt`, which is tried again at every change and expiry until `wait_s` is over."""
         return await self._changes.wait_for(attempt, wait_s, self.queue.next_expiry)
 
     async def _changed(self) -> None:
-        """Somebody may go on now, and some payloads may go."""
+        """Wake whoever waits, and free payloads that nobody needs any more."""
         self._changes.notify()
         if freed := self.queue.take_freed():
             await self.store.free(freed)
 
     async def _durable(self) -> None:
-        """All facts so far are on disk when this returns; concurrent callers share a commit."""
+        """Bring all facts so far to the disk; concurrent callers share a commit."""
         async with self._committing:
             self._journal.add(self.queue.take_records())
             if self._journal.behind:
                 await asyncio.get_running_loop().run_in_executor(self._writer, self._journal.commit)
-
-
-async def open_bus(
-    component: BusComponent, settings: BusSettings, directory: str, version: Version, clock: Clock | None = None
-) -> BusService:
-    """The whole bus of a run, in this process."""
-    journal, remembered = await asyncio.to_thread(_restored, directory, version)
-    try:
-        queue = TransferQueue(settings, version, remembered)
-        store = await component.open_store()
-    except BaseException:
-        journal.close()
-        raise
-    return BusService(queue, store, journal, clock or SystemClock(), dict(remembered.notes))
-
-
-def _restored(directory: str, version: Version) -> tuple[LedgerJournal, RememberedRecord]:
-    """With what the ledger remembers as of `version`."""
-    journal = LedgerJournal(directory)
-    try:
-        return journal, journal.remember(version)
-    except BaseException:
-        journal.close()
-        raise

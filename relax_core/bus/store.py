@@ -1,15 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Payloads by block: what one put or write brought stays one block of ragged numpy columns.
+"""Blocks of payloads: a table of which rows lie where, and a store that keeps them in this process.
 
-`api.bus.PayloadStore` is what varies between buses; `MemoryStore` keeps blocks in this process. `assemble` makes the
-columns of a claim from blocks, copying runs of rows and, where a block is wanted whole, nothing.
-
-Which rows are stored, and in which block of the payload store each of their columns lies.
-
-A block is what one put or one write brought: rows stay together as they came. It is freed when its last row is gone.
-It holds places, never payloads.
-
-The in-process bus: payloads in the memory of the process that hosts it.
+A block is what one put or one write brought; it stays one set of ragged numpy columns, and is freed when its last row is
+gone. `api.bus.PayloadStore` is what varies between buses; the table holds places, never payloads.
 """
 
 from __future__ import annotations
@@ -21,10 +14,11 @@ import numpy as np
 
 from relax_core.api.batch import AttemptId, Cut, Ragged, RowBatch, RowId
 from relax_core.api.bus import BusComponent, Claim, PayloadStore, Sealed
-from relax_core.bus.credits import Credits
+from relax_core.bus.leases import Credits
 
 Place = tuple[int, int]
 """Block key, and the row's index in the block."""
+Blocks = Mapping[int, Mapping[str, Ragged]]
 
 
 @dataclass(slots=True)
@@ -36,49 +30,52 @@ class Block:
     rows: int
     """Rows that still need it."""
     working: int
-    """Those of them that are not trained yet; without any it is only kept for a rollback."""
+    """Rows among them that are not trained yet; without any, the block is only kept for a rollback."""
 
 
 class RowTable:
-    """Rows by id, blocks by key, and the samples that are sealed with their number of rows."""
+    """Rows by id, blocks by key, and the samples that are sealed with their number of rows.
 
-    def __init__(self, room: Credits) -> None:
+    Invariants:
+    - A block is in `blocks` exactly while some row needs it; then its key goes to `freed`.
+    - `samples` are those scored and not yet trained; rows of trained samples stay until `remove` takes them.
+    - Credits are charged for each row that is not trained, and for each block with such a row.
+    """
+
+    def __init__(self, credit: Credits) -> None:
         self.rows: dict[RowId, list[Place]] = {}
         self.samples: dict[AttemptId, int] = {}
         self.blocks: dict[int, Block] = {}
         self.freed: list[int] = []
-        self._credits = room
+        self._credits = credit
 
     def add(self, key: int, ids: Sequence[RowId | None], columns: Iterable[str], size_bytes: int) -> None:
-        """A block of rows, new ones or more columns of known ones; None where nobody wants the row any more."""
+        """Add a block of rows, new ones or more columns of known ones; None where nobody wants the row any more."""
         wanted = len(ids) - ids.count(None)
         if not wanted:
             self.freed.append(key)
             return
         self.blocks[key] = Block(frozenset(columns), size_bytes, wanted, wanted)
-        self._credits.take_bytes(size_bytes)
+        self._credits.bytes += size_bytes
         for index, row in enumerate(ids):
             if row is None:
                 continue
             places = self.rows.get(row)
             if places is None:
                 self.rows[row] = [(key, index)]
-                self._credits.take_rows(1)
+                self._credits.rows += 1
             else:
                 places.append((key, index))
 
-    def seal(self, attempt: AttemptId, num_rows: int) -> None:
-        self.samples[attempt] = num_rows
-
     def complete(self, attempt: AttemptId) -> bool:
-        """Whether every row of a sealed sample is here."""
+        """Tell whether every row of a sealed sample is here."""
         count = self.samples.get(attempt)
         return count is not None and all(RowId(*attempt, row) in self.rows for row in range(count))
 
     def places(self, ids: Sequence[RowId], columns: Sequence[str]) -> Mapping[str, list[Place]]:
-        """Where each column of each row lies, its newest block first; KeyError names the row or column without.
+        """Return where each column of each row lies, in the newest block that has it.
 
-        Columns that lie side by side have one list.
+        Columns that lie side by side have one list. KeyError names a row or column that is missing.
         """
         rows = [self.rows[row] for row in ids]
         patterns = [tuple([key for key, _ in places]) for places in rows]
@@ -98,30 +95,21 @@ class RowTable:
                 return at
         raise KeyError(name)
 
-    def columns_of(self, row: RowId) -> frozenset[str]:
-        """Columns that a row was put with."""
+    def first_columns(self, row: RowId) -> frozenset[str]:
+        """Return the columns that a row was put with."""
         return self.blocks[self.rows[row][0][0]].columns
 
     def retire(self, attempts: Iterable[AttemptId], ids: Iterable[RowId]) -> None:
-        """Samples were trained; their rows are only kept for a rollback."""
+        """Keep the rows of samples that were trained only for a rollback."""
         for attempt in attempts:
             self.samples.pop(attempt, None)
-        self._work(ids, 1)
+        self._change_working(ids, -1)
 
-    def revive(self, sealed: Iterable[Sealed], ids: Iterable[RowId]) -> None:
-        """A rollback gave them back."""
+    def restore(self, sealed: Iterable[Sealed], ids: Iterable[RowId]) -> None:
+        """Bring back retired samples after a rollback."""
         for seal in sealed:
-            self.seal(seal.attempt, seal.num_rows)
-        self._work(ids, -1)
-
-    def _work(self, ids: Iterable[RowId], sign: int) -> None:
-        for row in ids:
-            self._credits.take_rows(-sign)
-            for key, _ in self.rows[row]:
-                block = self.blocks[key]
-                before, block.working = block.working, block.working - sign
-                if (before > 0) != (block.working > 0):
-                    self._credits.keep_bytes(sign * block.size_bytes)
+            self.samples[seal.attempt] = seal.num_rows
+        self._change_working(ids, 1)
 
     def remove(self, attempts: Iterable[AttemptId], ids: Iterable[RowId], kept: bool = False) -> None:
         """Forget samples and their rows; `kept` says that they had been retired."""
@@ -129,25 +117,35 @@ class RowTable:
             self.samples.pop(attempt, None)
         found = [row for row in ids if row in self.rows]
         if not kept:
-            self._work(found, 1)
+            self._change_working(found, -1)
         for row in found:
             for key, _ in self.rows.pop(row):
                 self.blocks[key].rows -= 1
                 if not self.blocks[key].rows:
-                    self._free(key)
+                    self._credits.kept_bytes -= self.blocks.pop(key).size_bytes
+                    self.freed.append(key)
 
-    def _free(self, key: int) -> None:
-        self._credits.drop_kept(self.blocks.pop(key).size_bytes)
-        self.freed.append(key)
+    def _change_working(self, ids: Iterable[RowId], sign: int) -> None:
+        """Move rows, and blocks with their last or first of them, between what is used (1) and what is kept (-1)."""
+        for row in ids:
+            self._credits.rows += sign
+            for key, _ in self.rows[row]:
+                block = self.blocks[key]
+                before, block.working = block.working, block.working + sign
+                if (before > 0) != (block.working > 0):
+                    self._credits.bytes += sign * block.size_bytes
+                    self._credits.kept_bytes -= sign * block.size_bytes
 
 
-Blocks = Mapping[int, Mapping[str, Ragged]]
-Run = tuple[int, int, int]
-"""Block key, first row, row after the last."""
+class InProcessBus(BusComponent):
+    """Keeps a run's payloads in the memory of the process that hosts the bus: enough on one machine."""
+
+    async def open_store(self) -> PayloadStore:
+        return MemoryStore()
 
 
 class MemoryStore:
-    """In this process."""
+    """Payloads in this process."""
 
     shared = False
 
@@ -173,6 +171,11 @@ class MemoryStore:
         self._blocks.clear()
 
 
+def cut(block: Mapping[str, Ragged], part: Cut) -> dict[str, Ragged]:
+    """Cut every row of a block to a part."""
+    return {name: column.cut(part) for name, column in block.items()}
+
+
 async def read(
     store: PayloadStore,
     claim: Claim,
@@ -180,68 +183,41 @@ async def read(
     columns: Sequence[str],
     part: Cut | None = None,
 ) -> RowBatch:
-    """Columns of a claim, from where they lie, or of every row only a part."""
+    """Read columns of a claim from where they lie, or only a part of every row."""
     keys = list(dict.fromkeys(key for at in places.values() for key, _ in at))
     return RowBatch(claim.rows, assemble(places, await store.get(keys, columns, part)))
 
 
-def cut(block: Mapping[str, Ragged], part: Cut) -> dict[str, Ragged]:
-    """A part of every row of a block."""
-    return {name: column.cut(part) for name, column in block.items()}
-
-
 def assemble(places: Mapping[str, Sequence[Place]], blocks: Blocks) -> dict[str, Ragged]:
-    """Columns of rows at these places, in their order."""
+    """Make the columns of rows at these places, in their order; runs of rows are copied, a whole block is only viewed."""
     columns: dict[str, Ragged] = {}
     last: Sequence[Place] | None = None
-    runs: list[Run] = []
+    runs: list[list[int]] = []
     for name, at in places.items():
         if at != last:
-            runs, last = _runs(at), at
-        columns[name] = _column([(blocks[key][name], start, stop) for key, start, stop in runs])
+            runs, last = [], at
+            for key, index in at:
+                if runs and runs[-1][0] == key and runs[-1][2] == index:
+                    runs[-1][2] += 1
+                else:
+                    runs.append([key, index, index + 1])
+        offsets: dict[int, np.ndarray] = {}
+        parts = [_view(blocks[key][name], start, stop, offsets) for key, start, stop in runs]
+        if parts:
+            columns[name] = parts[0] if len(parts) == 1 else Ragged.concatenate(parts)
+        else:
+            columns[name] = Ragged(np.zeros(0, np.float32), np.zeros(0, np.int64))
     return columns
 
 
-def _runs(places: Sequence[Place]) -> list[Run]:
-    """Rows that follow one another in a block, together."""
-    runs: list[Run] = []
-    key, start, stop = -1, 0, 0
-    for block, index in places:
-        if block == key and index == stop:
-            stop += 1
-            continue
-        if key >= 0:
-            runs.append((key, start, stop))
-        key, start, stop = block, index, index + 1
-    if key >= 0:
-        runs.append((key, start, stop))
-    return runs
-
-
-def _column(parts: Sequence[tuple[Ragged, int, int]]) -> Ragged:
-    if not parts:
-        return Ragged(np.zeros(0, np.float32), np.zeros(0, np.int64))
-    if len(parts) == 1:
-        return _slice(*parts[0], {})
-    offsets: dict[int, np.ndarray] = {}
-    return Ragged.concatenate([_slice(column, start, stop, offsets) for column, start, stop in parts])
-
-
-def _slice(column: Ragged, start: int, stop: int, known: dict[int, np.ndarray]) -> Ragged:
-    """A view of some rows; read-only, since the block is shared."""
+def _view(column: Ragged, start: int, stop: int, offsets: dict[int, np.ndarray]) -> Ragged:
+    """Return a view of some rows, read-only since the block is shared; `offsets` remembers those of known columns."""
     if start == 0 and stop == len(column):
         values, lengths = column.values.view(), column.lengths
     else:
-        if id(column) not in known:
-            known[id(column)] = column.offsets()
-        offsets = known[id(column)]
-        values, lengths = column.values[offsets[start] : offsets[stop]], column.lengths[start:stop]
+        if id(column) not in offsets:
+            offsets[id(column)] = column.offsets()
+        at = offsets[id(column)]
+        values, lengths = column.values[at[start] : at[stop]], column.lengths[start:stop]
     values.flags.writeable = False
     return Ragged(values, lengths)
-
-
-class InProcessBus(BusComponent):
-    """What a run on one machine needs."""
-
-    async def open_store(self) -> PayloadStore:
-        return MemoryStore()

@@ -15,8 +15,7 @@ from relax_core.api.errors import StaleFence
 from relax_core.api.options import Options
 from relax_core.api.trajectory import DropReason
 from relax_core.api.weights import Version
-from relax_core.bus.packed import Seals
-from relax_core.bus.queue import check_columns, check_cut, check_seals
+from relax_core.bus.messages import Seals, check_columns, check_cut, check_seals
 from relax_core.bus.store import read
 from relax_core.runners.ray.remote import RemoteService
 from relax_core.runners.ray.storage import RemoteStore

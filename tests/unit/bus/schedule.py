@@ -120,7 +120,7 @@ class Schedule(RuleBasedStateMachine):
         """The continue rule, on weights that were not given up."""
         version = self.engines[engine]
         given_up = version is None or version.incarnation != self.queue.version.incarnation
-        return not given_up and gate.may_continue(version.step, self.floor(group))
+        return not given_up and version.step >= self.floor(group)
 
     def floor(self, group):
         known = [oldest for attempt, told in self.tokens.items() if attempt.group == group for _, oldest in told]

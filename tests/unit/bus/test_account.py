@@ -83,12 +83,11 @@ def test_the_gate_counts_live_groups_from_the_holders(queue):
 
 def test_statistics_tell_lag_and_lengths_of_what_was_dropped(queue):
     from relax_core.api.trajectory import DropReason
-    from relax_core.bus.accounting import statistics
 
     claim = queue.claim(ClaimRequest("actor", ("tokens",), 1, trains=True), now=0.0)
     queue.trained([claim], 0, [], now=0.0)
     queue.drop([AttemptId(1, 0, 0)], DropReason.FILTERED)
-    told = statistics(queue)
+    told = queue.statistics()
     assert told["lag_histogram"] == {0: 2} and told["trained_lengths"] == {8: 2}
     assert told["dropped_lengths"]["filtered"] == {-1: 1}, "it was not finished, so its length is not known"
     assert told["waited_for"] == [1, 2]
@@ -96,14 +95,13 @@ def test_statistics_tell_lag_and_lengths_of_what_was_dropped(queue):
 
 def test_a_holder_tells_how_long_was_what_it_gave_up(queue):
     from relax_core.api.trajectory import DropReason
-    from relax_core.bus.accounting import statistics
 
     second = frozenset([AttemptId(1, 0, 0), AttemptId(1, 1, 0)])
     queue.drop(sorted(second), DropReason.EXPIRED)
-    assert statistics(queue)["dropped_lengths"] == {"expired": {-1: 2}}
+    assert queue.statistics()["dropped_lengths"] == {"expired": {-1: 2}}
     assert queue.report_held("rollout", second, 4) == second, "it is told to give them up"
     queue.report_held("rollout", frozenset(), 4, {AttemptId(1, 0, 0): 300, AttemptId(0, 0, 0): 5})
-    assert statistics(queue)["dropped_lengths"] == {"expired": {-1: 1, 512: 1}}, "of others it may say what it likes"
+    assert queue.statistics()["dropped_lengths"] == {"expired": {-1: 1, 512: 1}}, "of others it may say what it likes"
     late = AttemptId(1, 1, 0)
     queue.put(queue.new_key(), [RowId(*late, 0)], ("tokens",), 10, [Sealed(late, 1, Outcome.FINISHED, 1.0, 0, 5)])
-    assert statistics(queue)["dropped_lengths"] == {"expired": {8: 1, 512: 1}}, "it had finished when it ended"
+    assert queue.statistics()["dropped_lengths"] == {"expired": {8: 1, 512: 1}}, "it had finished when it ended"

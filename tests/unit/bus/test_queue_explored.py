@@ -185,7 +185,7 @@ def let_go(run: Run, attempt: AttemptId) -> None:
 
 def go_on(run: Run, attempt: AttemptId, engine: int) -> None:
     version, group = run.engines[engine], run.queue.ledger.live.get(attempt.group)
-    if version is not None and group is not None and gate.may_continue(version.step, group.floor):
+    if version is not None and group is not None and version.step >= group.floor:
         run.held[attempt] = run.held[attempt]._replace(engine=engine)
 
 

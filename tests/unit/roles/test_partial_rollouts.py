@@ -14,7 +14,6 @@ import pytest
 from relax_core.api.bus import Sealed
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.events import SamplesScored
-from relax_core.bus.accounting import statistics
 from tests.unit.roles.test_schedule import SAMPLES, Theatre, stragglers, whole
 
 STEPS, K = 20, 2
@@ -59,7 +58,7 @@ def test_samples_longer_than_a_step_mix_versions_within_the_bound(tmp_path: Path
     assert played.account.trained == STEPS * SAMPLES
     assert not any(played.metric("samples/dropped"))
     assert spread(seen) > STEPS
-    told = statistics(theatre.bus.queue)
+    told = theatre.bus.queue.statistics()
     assert sum(told["lag_histogram"].values()) == STEPS * SAMPLES
     assert max(told["lag_histogram"]) == K
 
@@ -106,7 +105,7 @@ def test_the_length_of_what_was_dropped_half_done_is_told(tmp_path: Path, rule: 
     played = theatre.play()
     whole(played, STEPS, 1)
     assert all(count % 4 == 0 for count in played.account.dropped.values()), "whole groups"
-    lengths = statistics(theatre.bus.queue)["dropped_lengths"][reason]
+    lengths = theatre.bus.queue.statistics()["dropped_lengths"][reason]
     assert sum(lengths.values()) == played.account.dropped[reason]
     assert lengths.get(-1, 0) <= 8, "but for what the end of the run left no time to tell"
     assert max(lengths) >= 32 > min(length for length in lengths if length > 0), "the long were dropped with the short"

@@ -13,7 +13,7 @@ from hypothesis import given
 from relax_core.api.batch import AttemptId, AttemptIds
 from relax_core.api.bus import Claim, Sealed
 from relax_core.api.trajectory import Outcome
-from relax_core.bus.packed import Samples, Seals
+from relax_core.bus.messages import Samples, Seals
 
 numbers = st.integers(0, 1 << 40)
 seals = st.builds(

@@ -5,12 +5,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 from relax_core.api.weights import Version
 
-if TYPE_CHECKING:
-    from relax_core.api.status import Span
+SpanKind = Literal["work", "overhead", "wait"]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What one lane (a role, an engine, a rank) did from when to when; between its spans it was idle."""
+
+    lane: str
+    kind: SpanKind
+    """work is what the step is for; overhead moves weights, saves, wakes; wait has an owner."""
+    name: str
+    start: float
+    end: float
+    owed_by: str = ""
+    devices: tuple[str, ...] = ()
+    """On which it ran; a role has none."""
 
 
 @dataclass(frozen=True, slots=True)

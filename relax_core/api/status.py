@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from relax_core.api.events import Event
+from relax_core.api.events import Event, Span
 
 RoleState = Literal["starting", "busy", "waiting", "paused", "stopped", "failed"]
-SpanKind = Literal["work", "overhead", "wait"]
 CommandName = Literal["pause", "continue", "stop", "checkpoint"]
 
 
@@ -25,21 +24,6 @@ class Wait:
     deadline: float
     polls: bool = False
     """At the deadline it is asked for again; `since` is when that began."""
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """What one lane (a role, an engine, a rank) did from when to when; between its spans it was idle."""
-
-    lane: str
-    kind: SpanKind
-    """work is what the step is for; overhead moves weights, saves, wakes; wait has an owner."""
-    name: str
-    start: float
-    end: float
-    owed_by: str = ""
-    devices: tuple[str, ...] = ()
-    """On which it ran; a role has none."""
 
 
 @dataclass(frozen=True, slots=True)

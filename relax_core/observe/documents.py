@@ -1,13 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON documents of a run: written whole or not at all, read with their `schema`; disk errors said once for all.
+"""Files of a run that no kill and no full disk spoils: JSON documents, files that only grow, the writer's lock, the status.
 
-Not for files that grow: those are `journal.py`'s.
-
-One writer a run: a record lock that ends with its process, however that dies, and that no child inherits.
-
-`status.json`: what a run said of itself last. Role states and waits as they came, with the clock they are told in.
-
-Readers need no clock of ours: `now` and `written_at` were read together, so ages follow from the wall clock.
+Documents are written whole or not at all. An append is one write of whole records (JSON lines, plain or in zstd frames);
+one that fails half-way is taken back, and a torn end left by a kill is skipped by readers and cut off by the next writer.
 """
 
 from __future__ import annotations
@@ -19,11 +14,13 @@ import json
 import math
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+
+import zstandard
 
 from relax_core.api.errors import ConfigError, InfrastructureError
 from relax_core.api.status import Heartbeat
@@ -32,12 +29,12 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class DiskFull(InfrastructureError):
-    """Free space, then resume: a file of the run could not be written."""
+    """A file of the run could not be written: free space, then resume."""
 
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn what the disk says of `path` into one clear error."""
+    """Turn an error of the disk at `path` into one that says what to do."""
     try:
         yield
     except OSError as error:
@@ -50,7 +47,7 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def encode(value: Any) -> str:
-    """One line of strict JSON: NaN and infinities become null, unknown types their text."""
+    """Encode one line of strict JSON: NaN and infinities become null, unknown types their text."""
     try:
         return _ENCODER.encode(value)
     except (TypeError, ValueError):  # a number, or a key, that JSON has not
@@ -58,7 +55,7 @@ def encode(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Only what JSON has."""
+    """Convert a value to what JSON has."""
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, float):
@@ -95,13 +92,13 @@ def write_bytes(path: Path, data: bytes, durable: bool = True) -> None:
 
 
 def write_document(path: Path, schema: str, values: Mapping[str, Any], durable: bool = True) -> None:
-    """A JSON document with its schema first."""
+    """Write a JSON document with its schema first."""
     body = json.dumps(plain({"schema": schema, **values}), ensure_ascii=False, allow_nan=False, indent=1)
     write_text(path, body + "\n", durable)
 
 
 def read_document(path: Path) -> dict[str, Any] | None:
-    """A document, or None where there is none yet."""
+    """Read a document; None where there is none yet."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -115,12 +112,108 @@ def read_document(path: Path) -> dict[str, Any] | None:
     return loaded
 
 
+class AppendOnlyFile:
+    """An append-only file, opened at the end of its last whole record; `whole` tells the length of the whole ones."""
+
+    def __init__(self, path: Path, whole: Callable[[bytes], int]) -> None:
+        self.path = path
+        with disk_errors(path):
+            if path.exists():
+                data = path.read_bytes()
+                if (length := whole(data)) < len(data):
+                    os.truncate(path, length)
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def append(self, data: bytes) -> None:
+        """Write all of it or nothing."""
+        with disk_errors(self.path):
+            start = os.fstat(self._file).st_size
+            try:
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(self._file, view) :]
+            except OSError:
+                os.ftruncate(self._file, start)
+                raise
+
+    def sync(self) -> None:
+        """Wait until the disk has what was appended."""
+        with disk_errors(self.path):
+            os.fsync(self._file)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def whole_lines(data: bytes) -> int:
+    """Return the length of the part that ends in a line feed."""
+    return data.rfind(b"\n") + 1
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a JSON-lines file; a torn or damaged line is skipped."""
+    if path.exists():
+        yield from _records(path.read_bytes())
+
+
+def rewrite_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
+    """Keep only some records of a JSON-lines file."""
+    kept = (record for record in read_lines(path) if keep(record))
+    lines = [json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n" for record in kept]
+    write_bytes(path, "".join(lines).encode())
+
+
+def frame(lines: Iterable[str]) -> bytes:
+    """Compress lines as one zstd frame, complete in itself."""
+    body = "".join(line + "\n" for line in lines).encode("utf-8", errors="backslashreplace")
+    return zstandard.ZstdCompressor(level=3, write_checksum=True).compress(body)
+
+
+def whole_frames(data: bytes) -> int:
+    """Return the length of the part made of complete zstd frames."""
+    return sum(size for size, _ in _frames(data))
+
+
+def read_frames(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a file of zstd frames; a torn last frame is skipped."""
+    if path.exists():
+        for _, body in _frames(path.read_bytes()):
+            yield from _records(body)
+
+
+def _frames(data: bytes) -> Iterator[tuple[int, bytes]]:
+    rest = data
+    while rest:
+        reader = zstandard.ZstdDecompressor().decompressobj()
+        try:
+            body = reader.decompress(rest)
+        except zstandard.ZstdError:
+            return
+        if not reader.eof:
+            return
+        yield len(rest) - len(reader.unused_data), body
+        rest = reader.unused_data
+
+
+def _records(data: bytes) -> Iterator[dict[str, Any]]:
+    for line in data.split(b"\n"):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict):
+            yield record
+
+
 _HELD = {errno.EACCES, errno.EAGAIN}
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 class WriterLock:
-    """Held from construction to `release`; the file names the holder's process."""
+    """One writer a run: a record lock, held from construction to `release`, whose file names the holder's process.
+
+    It ends with its process, however that dies, and no child inherits it.
+    """
 
     def __init__(self, path: Path) -> None:
         with disk_errors(path):
@@ -130,7 +223,11 @@ class WriterLock:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in _HELD:
-                raise self._refusal(file, path) from error
+                holder = os.pread(file, 32, 0).decode(errors="replace").strip() or "unknown"
+                self.release()
+                raise ConfigError(
+                    "run", f"{path.parent}, which process {holder} writes", "wait for it, or stop it first"
+                ) from error
             # A file system without locks (some network ones) leaves us as safe as the user is.
             if error.errno not in _UNSUPPORTED:
                 raise
@@ -143,34 +240,32 @@ class WriterLock:
             os.close(self._file)
             self._file = None
 
-    def _refusal(self, file: int, path: Path) -> ConfigError:
-        holder = os.pread(file, 32, 0).decode(errors="replace").strip() or "unknown"
-        self.release()
-        return ConfigError("run", f"{path.parent}, which process {holder} writes", "wait for it, or stop it first")
 
+def status_document(
+    heartbeats: Sequence[Heartbeat], now: float, wall: float, facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return `status.json`: heartbeats and the run's own facts (state, step, steps, run_id) as they are at `now`.
 
-def status_document(beats: Sequence[Heartbeat], now: float, wall: float, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Beats and the run's own facts (state, step, steps, run_id) as they are at `now`."""
+    Readers need no clock of ours: `now` and `written_at` were read together, so ages follow from the wall clock. Spans
+    are left out: the trace has them.
+    """
+    roles = [asdict(replace(each, spans=())) for each in sorted(heartbeats, key=lambda each: each.role)]
     return {
         **facts,
         "written_at": wall,
         "now": now,
         "pid": os.getpid(),
         "host": host_mark(),
-        "roles": [_role(beat) for beat in sorted(beats, key=lambda beat: beat.role)],
+        "roles": [{key: value for key, value in role.items() if key not in ("spans", "sent")} for role in roles],
     }
 
 
-def _role(beat: Heartbeat) -> dict[str, Any]:
-    """Spans are told once, in the trace."""
-    return {key: value for key, value in asdict(replace(beat, spans=())).items() if key not in ("spans", "sent")}
-
-
-def told(beats: Sequence[Heartbeat]) -> tuple[Any, ...]:
-    """What of the beats a reader would notice: a status is written when this changes."""
-    return tuple((b.role, b.state, b.doing, b.waits, b.incarnation) for b in sorted(beats, key=lambda b: b.role))
+def status_key(heartbeats: Sequence[Heartbeat]) -> tuple[Any, ...]:
+    """Return the part of the heartbeats that a reader would notice: a status is written when this changes."""
+    in_order = sorted(heartbeats, key=lambda each: each.role)
+    return tuple((each.role, each.state, each.doing, each.waits, each.incarnation) for each in in_order)
 
 
 def host_mark() -> str:
-    """Tells machines apart without naming them: a process id means something only on its own."""
+    """Tell machines apart without naming them: a process id means something only on its own."""
     return hashlib.sha256(platform.node().encode()).hexdigest()[:12]

@@ -2,11 +2,7 @@
 """The log: JSON lines in `logs/<role>.jsonl`, and readable lines on stderr from a chosen level. Secrets reach neither.
 
 Loggers are made here and passed on; structlog's global configuration is left alone. A log that can't be written is said
-once on stderr and never stops a run.
-
-Keeps secrets out of everything that is written: the known values, keys that name one, and shapes that are one.
-
-The run's own secrets are passed in as values when they are resolved; this module looks nothing up.
+once on stderr and never stops a run. Secrets are passed in as values when they are resolved; nothing is looked up here.
 """
 
 from __future__ import annotations
@@ -26,8 +22,7 @@ import structlog
 from structlog.typing import EventDict, WrappedLogger
 
 from relax_core.api.errors import InfrastructureError
-from relax_core.observe.append_only_file import AppendOnlyFile, whole_lines
-from relax_core.observe.documents import encode
+from relax_core.observe.documents import AppendOnlyFile, encode, whole_lines
 
 HIDDEN = "[redacted]"
 _KEY = re.compile(r"(^|[_-])(secret|password|passwd|token|api_?key|authorization|credentials?)$", re.IGNORECASE)
@@ -41,7 +36,7 @@ _SHORTEST = 4
 
 
 class Redactor:
-    """Replaces secrets in text and in nested mappings."""
+    """Replaces secrets in text and in nested values: the known ones, keys that name one, and shapes that are one."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         self._known: re.Pattern[str] | None = None
@@ -151,21 +146,6 @@ class RoleLog:
             if not self._broken:
                 _say(f"relax: the log is not written: {error}")
             self._broken = True
-
-
-class LibraryLogs(logging.Handler):
-    """Brings what libraries log through the standard module into a role's log."""
-
-    def __init__(self, log: RoleLog, level: int = logging.WARNING) -> None:
-        super().__init__(level)
-        self._log = log
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            message = record.getMessage()
-        except (TypeError, ValueError):
-            message = str(record.msg)
-        self._log.write(record.levelname.lower(), message, library=record.name)
 
 
 def _say(line: str) -> None:

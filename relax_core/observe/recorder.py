@@ -21,7 +21,7 @@ from relax_core.api.events import Event
 from relax_core.api.sink import Sink
 from relax_core.api.status import Heartbeat
 from relax_core.observe.callback_worker import CallbackWorker
-from relax_core.observe.documents import status_document, told
+from relax_core.observe.documents import status_document, status_key
 from relax_core.observe.logging import RoleLog
 from relax_core.observe.metrics import MeasuredMetric
 from relax_core.observe.run_directory import RunDirectory
@@ -83,7 +83,7 @@ class Recorder:
         """Of a run of several: its name, and the steps of those before it."""
         self._facts: dict[str, Any] = {"run_id": run_dir.name, "state": "starting", "step": self._totals.steps}
         self._beats: tuple[Heartbeat, ...] = ()
-        self._told: tuple[Any, ...] | None = None
+        self._status_key: tuple[Any, ...] | None = None
         self._status_at = float("-inf")
         self._sinks = dict(sinks or {})
         self._sink_outlets = {name: CallbackWorker(name, self._clock, self._off, deadline_s) for name in self._sinks}
@@ -145,7 +145,7 @@ class Recorder:
         self._show(lambda display: display.beats(beats))
         for outlet in (*self._sink_outlets.values(), *self._observer_outlets.values()):
             outlet.check()
-        if told(beats) != self._told or self._clock.now() - self._status_at > STATUS_EVERY_S:
+        if status_key(beats) != self._status_key or self._clock.now() - self._status_at > STATUS_EVERY_S:
             self._write_status()
 
     def span(self, name: str, role: str, start: float, end: float) -> None:
@@ -358,7 +358,7 @@ class Recorder:
         self._log.write("warning", f"{name} {why}", frames=frames)
 
     def _write_status(self) -> None:
-        self._told, self._status_at = told(self._beats), self._clock.now()
+        self._status_key, self._status_at = status_key(self._beats), self._clock.now()
         self.run_dir.write("status", status_document(self._beats, self._now(), self._wall(), self._facts))
 
     def _elapsed(self) -> float:

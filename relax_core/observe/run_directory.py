@@ -1,31 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 """The run directory: where each file of a run is, made by one writer, rewound when the run resumes.
 
-It knows names and safety (atomic documents, append-only journals, one writer, secrets left out), not what the numbers mean:
+It knows names and safety (whole documents, append-only files, one writer, secrets left out), not the meaning of numbers:
 the recorder fills it, `views` read it. Every JSON document and line carries `schema`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from random import Random
 from typing import Any, Self
 
 from relax_core.api.errors import ConfigError, InfrastructureError
-from relax_core.observe import append_only_file
 from relax_core.observe.documents import (
+    AppendOnlyFile,
     DiskFull,
     WriterLock,
     disk_errors,
     encode,
+    frame,
     plain,
     read_document,
-    write_bytes,
+    read_frames,
+    read_lines,
+    rewrite_lines,
+    whole_frames,
+    whole_lines,
     write_document,
     write_text,
 )
@@ -39,14 +45,20 @@ _SAMPLES = re.compile(r"step-(\d+)\.jsonl\.zst$")
 
 
 class RunDirectory:
-    """One run's files. `create` and `reopen` write, `open` only reads."""
+    """One run's files. `create` and `reopen` write, `open` only reads.
+
+    Invariants:
+    - At most one process has it to write, by the lock; readers see whole documents and whole lines at any time.
+    - Lines of one step of `metrics.jsonl` may be several; transcripts of a step are one file of zstd frames.
+    - A reserve of disk space is kept while it is written, for the summary of a run that fills its disk.
+    """
 
     def __init__(self, path: Path, redactor: Redactor | None = None, lock: WriterLock | None = None) -> None:
         self.path = path
         self.redactor = redactor or Redactor()
         self._lock = lock
-        self._metrics: append_only_file.AppendOnlyFile | None = None
-        self._samples: tuple[int, append_only_file.AppendOnlyFile] | None = None
+        self._metrics: AppendOnlyFile | None = None
+        self._samples: tuple[int, AppendOnlyFile] | None = None
 
     @classmethod
     def create(
@@ -125,13 +137,13 @@ class RunDirectory:
     def append_metrics(self, step: int, time: float, metrics: Mapping[str, float], **more: float | str) -> None:
         """One flat line: schema, step, time, then the metrics."""
         if self._metrics is None:
-            self._metrics = append_only_file.AppendOnlyFile(self.path / "metrics.jsonl", append_only_file.whole_lines)
+            self._metrics = AppendOnlyFile(self.path / "metrics.jsonl", whole_lines)
         record = {"schema": "relax.metrics/1", "step": step, "time": time, **more, **metrics}
         self._metrics.append((self.redactor.known(encode(record)) + "\n").encode())
 
     def metrics(self) -> Iterable[dict[str, Any]]:
         """The lines as they were written; several may share a step."""
-        return append_only_file.read_lines(self.path / "metrics.jsonl")
+        return read_lines(self.path / "metrics.jsonl")
 
     def append_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         """Transcripts of a step, as one zstd frame."""
@@ -139,16 +151,13 @@ class RunDirectory:
             return
         if self._samples is None or self._samples[0] != step:
             self._close_samples()
-            self._samples = (
-                step,
-                append_only_file.AppendOnlyFile(self.samples_path(step), append_only_file.whole_frames),
-            )
+            self._samples = step, AppendOnlyFile(self.samples_path(step), whole_frames)
         lines = [encode({"schema": "relax.sample/1", "step": step, **sample}) for sample in samples]
-        self._samples[1].append(append_only_file.frame(self.redactor.known(line) for line in lines))
+        self._samples[1].append(frame(self.redactor.known(line) for line in lines))
 
     def samples(self, step: int) -> Iterable[dict[str, Any]]:
         """Transcripts of a step; none where it has none."""
-        return append_only_file.read_frames(self.samples_path(step))
+        return read_frames(self.samples_path(step))
 
     def samples_path(self, step: int) -> Path:
         return self.path / "samples" / f"step-{step:06d}.jsonl.zst"
@@ -160,22 +169,24 @@ class RunDirectory:
 
     def rewind(self, step: int) -> None:
         """Forget metrics and transcripts of steps above a checkpoint that the run goes back to."""
-        self._close_journals()
+        self._close_files()
         with disk_errors(self.path):
             for later in (found for found in self.sample_steps() if found > step):
                 self.samples_path(later).unlink()
         metrics = self.path / "metrics.jsonl"
         if metrics.exists():
-            append_only_file.rewrite_lines(metrics, lambda record: record.get("step", 0) <= step, write_bytes)
+            rewrite_lines(metrics, lambda record: record.get("step", 0) <= step)
 
     def sync(self) -> None:
         """What was appended survives the machine: called when a checkpoint is complete."""
-        for open_journal in self._journals():
-            open_journal.sync()
+        if self._metrics is not None:
+            self._metrics.sync()
+        if self._samples is not None:
+            self._samples[1].sync()
 
     def close(self) -> None:
         """Let another process write. The run's last words are written before."""
-        self._close_journals()
+        self._close_files()
         (self.path / ".reserve").unlink(missing_ok=True)
         if self._lock is not None:
             self._lock.release()
@@ -185,15 +196,12 @@ class RunDirectory:
         self.close()
         shutil.rmtree(self.path, ignore_errors=True)
 
-    def _journals(self) -> list[append_only_file.AppendOnlyFile]:
-        return [*([self._metrics] if self._metrics else []), *([self._samples[1]] if self._samples else [])]
-
     def _close_samples(self) -> None:
         if self._samples is not None:
             self._samples[1].close()
             self._samples = None
 
-    def _close_journals(self) -> None:
+    def _close_files(self) -> None:
         self._close_samples()
         if self._metrics is not None:
             self._metrics.close()
@@ -234,17 +242,15 @@ def _claim(path: Path) -> Path:
     if path.exists() and not path.is_dir():
         raise ConfigError("run_dir", path, "it is a file; name a directory that is empty or does not exist")
     if path.is_dir() and any(path.iterdir()):
-        raise ConfigError("run_dir", f"{path}, which is not empty", f"name a new directory{_or_else(path)}")
+        fix = "name a new directory"
+        if any((path / "checkpoints").glob("step-*/state.json")):
+            fix += f", or continue the run in it with `relax resume {path}`"
+        elif (path / "config.toml").exists():
+            fix += ", or remove it: the run in it ended before its first checkpoint"
+        raise ConfigError("run_dir", f"{path}, which is not empty", fix)
     with disk_errors(path):
         path.mkdir(parents=True, exist_ok=True)
     return path.resolve()
-
-
-def _or_else(path: Path) -> str:
-    """What else may be done with a directory in use."""
-    if any((path / "checkpoints").glob("step-*/state.json")):
-        return f", or continue the run in it with `relax resume {path}`"
-    return ", or remove it: the run in it ended before its first checkpoint" if (path / "config.toml").exists() else ""
 
 
 def _reserve(path: Path) -> None:
@@ -258,17 +264,10 @@ def _fresh(root: Path, base_name: str, now: datetime, random: Random) -> Path:
         root.mkdir(parents=True, exist_ok=True)
         for _ in range(TRIES):
             path = root / f"{stem}-{now:%Y%m%d}-{''.join(random.choices(LETTERS, k=3))}"
-            if _made(path.mkdir):
+            with contextlib.suppress(FileExistsError):
+                path.mkdir()
                 return path.resolve()
     raise InfrastructureError(f"{root}: no free name for {stem} after {TRIES} tries; choose one with --run-dir")
-
-
-def _made(make: Callable[[], object]) -> bool:
-    try:
-        make()
-    except FileExistsError:
-        return False
-    return True
 
 
 def _point_latest(root: Path, path: Path) -> None:

@@ -20,7 +20,7 @@ from itertools import chain, count
 from typing import Any
 
 from relax_core.api.clock import Clock
-from relax_core.api.status import Span, SpanKind
+from relax_core.api.events import Span, SpanKind
 
 RESOLUTION_S = 1e-4
 """A shorter state belongs to the one before it: what is told stays small, however busy a loop is."""

@@ -11,8 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from relax_core.api.events import TimeSpent
-from relax_core.api.status import Span
+from relax_core.api.events import Span, TimeSpent
 
 PATIENCE_S = 5.0
 """A role that has told nothing for this long after a step's end is gone, and the step is accounted without it."""

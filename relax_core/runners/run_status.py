@@ -17,8 +17,8 @@ from heapq import merge
 from operator import itemgetter
 
 from relax_core.api.clock import Clock
-from relax_core.api.events import Event, StepFinished, TimeSpent
-from relax_core.api.status import Command, CommandName, Heartbeat, Span
+from relax_core.api.events import Event, Span, StepFinished, TimeSpent
+from relax_core.api.status import Command, CommandName, Heartbeat
 from relax_core.rpc.waiting import TimedCondition
 
 

@@ -18,8 +18,7 @@ from typing import Any
 import psutil
 
 from relax_core.api.errors import ConfigError
-from relax_core.observe.append_only_file import read_lines
-from relax_core.observe.documents import host_mark
+from relax_core.observe.documents import host_mark, read_lines
 from relax_core.observe.recorder import ENDINGS
 from relax_core.observe.run_directory import RunDirectory, find_run, run_paths, runs_root
 

@@ -30,7 +30,7 @@ from relax_core.api import (
     Version,
     WeightTransport,
 )
-from relax_core.api.status import Span
+from relax_core.api.events import Span
 from relax_core.api.weights import Payload, Resident, combined_fingerprint, tensor_fingerprint
 from relax_core.rpc import messages
 

@@ -2,11 +2,10 @@
 """The log in its file and on stderr, without secrets."""
 
 import json
-import logging
 import threading
 from datetime import UTC, datetime
 
-from relax_core.observe.logging import LibraryLogs, Redactor, RoleLog
+from relax_core.observe.logging import Redactor, RoleLog
 
 SECRET = "s3cr3t-value"
 
@@ -55,17 +54,6 @@ def test_secrets_reach_neither_file_nor_stderr(tmp_path, capsys):
     for secret in (SECRET, "hunter2hunter2", "abcdef123456", "hf_aaa", "t0p", '"abc"'):
         assert secret not in written
     assert '"tokens":512' in written and '"max_tokens":3' in written
-
-
-def test_what_libraries_log_is_kept(tmp_path):
-    log = RoleLog(tmp_path, "actor", level="critical")
-    library = logging.getLogger("tests.some_library")
-    handler = LibraryLogs(log)
-    library.addHandler(handler)
-    library.warning("%s is old", "x")
-    library.removeHandler(handler)
-    (record,) = records(tmp_path / "actor.jsonl")
-    assert (record["event"], record["library"]) == ("x is old", "tests.some_library")
 
 
 def test_threads_do_not_tear_each_others_lines(tmp_path):

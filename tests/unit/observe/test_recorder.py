@@ -17,12 +17,13 @@ from relax_core.api.events import (
     RunFinished,
     RunStarted,
     SamplesScored,
+    Span,
     StepFinished,
     TimeSpent,
     WeightsPublished,
 )
 from relax_core.api.sink import Sink
-from relax_core.api.status import Heartbeat, Span, Wait
+from relax_core.api.status import Heartbeat, Wait
 from relax_core.api.weights import Version
 from relax_core.observe.recorder import Recorder
 from relax_core.observe.run_directory import RunDirectory

@@ -3,8 +3,7 @@
 
 import pytest
 
-from relax_core.api.events import TimeSpent
-from relax_core.api.status import Span
+from relax_core.api.events import Span, TimeSpent
 from relax_core.observe.time_account import PATIENCE_S, TimeAccount, debtor
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The trace that Perfetto opens: named lanes, whole spans, steps as arguments, counters."""
 
-from relax_core.api.status import Span
+from relax_core.api.events import Span
 from relax_core.observe.span_recorder import Trace
 
 

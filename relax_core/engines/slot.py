@@ -19,7 +19,7 @@ from relax_core.api.role import SpanTrack
 from relax_core.api.trainer import Chosen
 from relax_core.api.weights import Canary, Manifest, Receipt, Version
 from relax_core.api.worker import Worker, Workers, WorkerSpec
-from relax_core.observe.span_recorder import Unwatched
+from relax_core.observe.spans import Unwatched
 
 START_S = 300.0
 UPDATE_S = 300.0

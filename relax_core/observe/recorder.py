@@ -25,8 +25,7 @@ from relax_core.observe.documents import status_document, status_key
 from relax_core.observe.logging import RoleLog
 from relax_core.observe.metrics import MeasuredMetric
 from relax_core.observe.run_directory import RunDirectory
-from relax_core.observe.span_recorder import Trace
-from relax_core.observe.time_account import TimeAccount, Window
+from relax_core.observe.spans import TimeAccount, Trace, Window
 from relax_core.observe.totals import Totals
 from relax_core.registry.loader import HOOKS
 
@@ -223,8 +222,8 @@ class Recorder:
                 self._metrics(event.step, self._totals.evaluated(event))
                 self.run_dir.append_samples(event.step, [{"purpose": "eval", **sample} for sample in event.samples])
             case events.TimeSpent():
-                self._trace.spent(event.spans)
-                self._time.told(event)
+                self._trace.add(event.spans)
+                self._time.add(event)
                 self._account()
             case events.RolledBack(version, reason):
                 self.rewind(version.step)
@@ -255,7 +254,7 @@ class Recorder:
         metrics = measured.values() | dict(event.metrics) | self._totals.counters()
         at = event.at or self._now()
         self._heard(at)
-        window = self._time.stepped(event.step, at, metrics.get("time/step_s", 0.0))
+        window = self._time.step(event.step, at, metrics.get("time/step_s", 0.0))
         metrics |= _rates(window, metrics, self._totals)
         self._totals.stepped(event.step, metrics)
         self._metrics(event.step, metrics)

@@ -35,7 +35,7 @@ from relax_core.api.worker import Worker, Workers, WorkerSpec
 from relax_core.config.compose import parse_config
 from relax_core.devices.client import DeviceLeaseClient
 from relax_core.devices.scheduler import DeviceService, LocalDeviceService, owner_of
-from relax_core.observe.span_recorder import SpanRecorder
+from relax_core.observe.spans import SpanRecorder
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.host import announce
 from relax_core.rpc.restart_budget import RestartBudget

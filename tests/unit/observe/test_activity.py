@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 from hypothesis import given, strategies as st
 
-from relax_core.observe.span_recorder import RESOLUTION_S, SpanRecorder
+from relax_core.observe.spans import RESOLUTION_S, SpanRecorder
 
 
 class HandClock:

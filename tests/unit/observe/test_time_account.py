@@ -4,7 +4,7 @@
 import pytest
 
 from relax_core.api.events import Span, TimeSpent
-from relax_core.observe.time_account import PATIENCE_S, TimeAccount, debtor
+from relax_core.observe.spans import PATIENCE_S, TimeAccount, debtor
 
 
 def work(lane, start, end, *devices):
@@ -17,13 +17,13 @@ def wait(lane, start, end, owed_by):
 
 def test_a_step_is_told_by_role_and_by_debtor_when_everybody_has_spoken():
     account = TimeAccount()
-    account.told(
+    account.add(
         TimeSpent("actor", 10.0, (wait("actor", 0.0, 6.0, "rollout, then advantages"), work("actor", 6.0, 9.0)))
     )
-    account.told(TimeSpent("rollout", 9.0, (work("rollout", 1.0, 9.0),)))
-    account.stepped(1, 10.0, 8.0)
+    account.add(TimeSpent("rollout", 9.0, (work("rollout", 1.0, 9.0),)))
+    account.step(1, 10.0, 8.0)
     assert list(account.take()) == []
-    account.told(TimeSpent("rollout", 11.0, ()))
+    account.add(TimeSpent("rollout", 11.0, ()))
     ((window, metrics),) = account.take()
     assert (window.step, window.start, window.end) == (1, 2.0, 10.0)
     assert metrics == {
@@ -34,9 +34,9 @@ def test_a_step_is_told_by_role_and_by_debtor_when_everybody_has_spoken():
 
 def test_spans_that_reach_over_a_commit_are_split_between_the_steps():
     account = TimeAccount()
-    account.told(TimeSpent("actor", 9.0, (work("actor", 0.0, 9.0),)))
-    account.stepped(1, 4.0, 4.0)
-    account.stepped(2, 9.0, 1.0)
+    account.add(TimeSpent("actor", 9.0, (work("actor", 0.0, 9.0),)))
+    account.step(1, 4.0, 4.0)
+    account.step(2, 9.0, 1.0)
     busy = [metrics["time/actor/busy_s"] for _, metrics in account.take()]
     assert busy == [4.0, 5.0]
 
@@ -44,9 +44,9 @@ def test_spans_that_reach_over_a_commit_are_split_between_the_steps():
 def test_bubbles_are_the_share_of_device_time_without_work():
     account = TimeAccount()
     ranks = (work("rank-0", 0.0, 5.0, "gpu:0"), work("rank-1", 0.0, 3.0, "gpu:1"))
-    account.told(TimeSpent("actor", 10.0, (*ranks, Span("rank-0", "overhead", "publish", 5.0, 7.0, "", ("gpu:0",)))))
-    account.told(TimeSpent("rollout", 10.0, (work("engine-0", 4.0, 10.0, "gpu:2"),)))
-    account.stepped(1, 10.0, 10.0)
+    account.add(TimeSpent("actor", 10.0, (*ranks, Span("rank-0", "overhead", "publish", 5.0, 7.0, "", ("gpu:0",)))))
+    account.add(TimeSpent("rollout", 10.0, (work("engine-0", 4.0, 10.0, "gpu:2"),)))
+    account.step(1, 10.0, 10.0)
     ((_, metrics),) = account.take()
     assert metrics["time/bubble_fraction"] == pytest.approx(1 - 14 / 30)
     assert metrics["time/bubble_fraction/actor"] == pytest.approx(1 - 8 / 20)
@@ -56,28 +56,28 @@ def test_bubbles_are_the_share_of_device_time_without_work():
 
 def test_a_device_that_two_share_works_while_either_does():
     account = TimeAccount()
-    account.told(TimeSpent("actor", 10.0, (work("rank-0", 4.0, 9.0, "gpu:0"),)))
-    account.told(TimeSpent("rollout", 10.0, (work("engine-0", 0.0, 5.0, "gpu:0"),)))
-    account.stepped(1, 10.0, 10.0)
+    account.add(TimeSpent("actor", 10.0, (work("rank-0", 4.0, 9.0, "gpu:0"),)))
+    account.add(TimeSpent("rollout", 10.0, (work("engine-0", 0.0, 5.0, "gpu:0"),)))
+    account.step(1, 10.0, 10.0)
     ((_, metrics),) = account.take()
     assert metrics["time/bubble_fraction"] == pytest.approx(0.1)
 
 
 def test_a_role_that_died_holds_no_step_back_for_long_and_one_that_ended_not_at_all():
     account = TimeAccount()
-    account.told(TimeSpent("rollout", 1.0, ()))
-    account.told(TimeSpent("advantages", 1.0, (), over=True))
-    account.told(TimeSpent("actor", 4.0 + PATIENCE_S, (work("actor", 0.0, 4.0 + PATIENCE_S),)))
-    account.stepped(1, 5.0, 5.0)
+    account.add(TimeSpent("rollout", 1.0, ()))
+    account.add(TimeSpent("advantages", 1.0, (), over=True))
+    account.add(TimeSpent("actor", 4.0 + PATIENCE_S, (work("actor", 0.0, 4.0 + PATIENCE_S),)))
+    account.step(1, 5.0, 5.0)
     assert list(account.take()) == []
-    account.told(TimeSpent("actor", 5.0 + PATIENCE_S, ()))
+    account.add(TimeSpent("actor", 5.0 + PATIENCE_S, ()))
     assert [window.step for window, _ in account.take()] == [1]
 
 
 def test_what_is_not_told_at_the_end_is_accounted_as_it_is():
     account = TimeAccount()
-    account.told(TimeSpent("actor", 1.0, (work("actor", 0.0, 1.0),)))
-    account.stepped(1, 5.0, 5.0)
+    account.add(TimeSpent("actor", 1.0, (work("actor", 0.0, 1.0),)))
+    account.step(1, 5.0, 5.0)
     ((_, metrics),) = account.take(finish=True)
     assert (metrics["time/actor/busy_s"], metrics["time/actor/idle_s"]) == (1.0, 4.0)
 

@@ -2,7 +2,7 @@
 """The trace that Perfetto opens: named lanes, whole spans, steps as arguments, counters."""
 
 from relax_core.api.events import Span
-from relax_core.observe.span_recorder import Trace
+from relax_core.observe.spans import Trace
 
 
 def spans(document, name):
@@ -11,7 +11,7 @@ def spans(document, name):
 
 def test_lanes_have_names_and_stand_in_their_process():
     trace = Trace(100.0)
-    trace.spent(
+    trace.add(
         [
             Span("actor", "work", "training", 100.0, 101.0),
             Span("rank-0", "work", "forward", 100.5, 101.0, "", ("gpu:0",)),
@@ -26,8 +26,8 @@ def test_lanes_have_names_and_stand_in_their_process():
 def test_what_beats_told_in_parts_is_one_span():
     trace = Trace(100.0)
     for start in (100.0, 100.5, 101.0):
-        trace.spent([Span("actor", "wait", "rows", start, start + 0.5, "rollout")])
-    trace.spent([Span("actor", "wait", "rows", 102.0, 103.0, "rollout")])
+        trace.add([Span("actor", "wait", "rows", start, start + 0.5, "rollout")])
+    trace.add([Span("actor", "wait", "rows", 102.0, 103.0, "rollout")])
     found = spans(trace.document(), "waits for rows")
     assert [(event["ts"], event["dur"]) for event in found] == [(0, 1_500_000), (2_000_000, 1_000_000)]
     assert found[0]["args"] == {"kind": "wait", "owed_by": "rollout"}
@@ -35,7 +35,7 @@ def test_what_beats_told_in_parts_is_one_span():
 
 def test_a_span_carries_the_step_it_began_in_and_counters_follow_the_steps():
     trace = Trace(100.0)
-    trace.spent([Span("actor", "work", f"training {at}", 100.0 + at, 101.0 + at) for at in range(3)])
+    trace.add([Span("actor", "work", f"training {at}", 100.0 + at, 101.0 + at) for at in range(3)])
     trace.step(7, 100.0, 101.0, {"lag": {"lag/max": 1.0}, "rows": {}})
     trace.step(8, 101.0, 102.0, {"lag": {"lag/max": 2.0}})
     document = trace.document()

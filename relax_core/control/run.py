@@ -28,7 +28,7 @@ from relax_core.api.status import Heartbeat
 from relax_core.control.prepare import Prepared, PreparedStage
 from relax_core.control.runner import make_runner
 from relax_core.control.stages import places, point_to_export
-from relax_core.observe.notify import Notifier
+from relax_core.observe.observers import Notifier
 from relax_core.observe.recorder import Display, Recorder
 from relax_core.runners.launch import RoleEnd, Runner
 from relax_core.tensor_files.mapped_files import sweep

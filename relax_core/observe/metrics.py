@@ -24,14 +24,11 @@ class Metric:
     key: str
     help: str
     combine: Combine = "mean"
-    """What two reports for the same step become."""
+    """How two reports for the same step combine."""
 
     def matches(self, key: str) -> bool:
-        pattern = "".join(part if part == "[^/]+" else re.escape(part) for part in self._parts())
-        return re.fullmatch(pattern, key) is not None
-
-    def _parts(self) -> list[str]:
-        return ["[^/]+" if part.startswith("<") else part for part in re.split(r"(<[^>]+>)", self.key)]
+        parts = re.split(r"(<[^>]+>)", self.key)
+        return re.fullmatch("".join("[^/]+" if p.startswith("<") else re.escape(p) for p in parts), key) is not None
 
 
 GROUPS = {
@@ -178,7 +175,9 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("train/rollout_kl_lag0", "The same over tokens without lag", "last"),
     Metric(
-        "train/rollout_ratio_max", "Largest importance ratio trainer / engine of a token, at the step's start", "max"
+        "train/rollout_ratio_max",
+        "Largest importance ratio trainer / engine of a token, at the step's start",
+        "max",
     ),
     Metric("train/rollout_ratio_min", "The smallest", "last"),
     Metric("train/rollout_ratio_lag0_max", "The largest over tokens without lag", "max"),
@@ -209,13 +208,13 @@ METRICS: tuple[Metric, ...] = (
 
 
 def metric(key: str) -> Metric | None:
-    """The documented metric of a key; a literal one before a pattern."""
+    """Return the documented metric of a key; a literal one before a pattern."""
     matching = [known for known in METRICS if known.matches(key)]
     return min(matching, key=lambda known: known.key.count("<"), default=None)
 
 
 class MeasuredMetric:
-    """Several reports for one step, combined as the registry says."""
+    """Several reports for one step, combined as the registry says; means by the weight `samples/scored` of the reports."""
 
     def __init__(self) -> None:
         self._values: dict[str, float] = {}
@@ -223,32 +222,26 @@ class MeasuredMetric:
 
     def add(self, report: Mapping[str, float]) -> None:
         weight = max(float(report.get(WEIGHT, 1.0)), 1e-9)
-        for key, value in report.items():
-            self._add(key, float(value), weight)
-
-    def _add(self, key: str, value: float, weight: float) -> None:
-        known = metric(key)
-        before, had = self._values.get(key), self._weights.get(key, 0.0)
-        self._weights[key] = had + weight
-        if before is None:
+        for key, number in report.items():
+            value, known = float(number), metric(key)
+            before, had = self._values.get(key), self._weights.get(key, 0.0)
+            self._weights[key] = had + weight
+            if before is not None:
+                match known.combine if known else "mean":
+                    case "mean":
+                        value = (before * had + value * weight) / (had + weight)
+                    case "max":
+                        value = max(before, value)
+                    case "sum":
+                        value = before + value
             self._values[key] = value
-            return
-        match known.combine if known else "mean":
-            case "mean":
-                self._values[key] = (before * had + value * weight) / (had + weight)
-            case "max":
-                self._values[key] = max(before, value)
-            case "sum":
-                self._values[key] = before + value
-            case "last":
-                self._values[key] = value
 
     def values(self) -> dict[str, float]:
         return dict(self._values)
 
 
 def reference(metrics: Iterable[Metric] = METRICS) -> str:
-    """The documentation page, in Markdown."""
+    """Return the documentation page, in Markdown."""
     by_group: dict[str, list[Metric]] = {group: [] for group in GROUPS}
     for known in metrics:
         by_group.setdefault(known.key.partition("/")[0], []).append(known)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a run came from: source revision, interpreter, packages, machine. No environment variables, no secrets.
+"""Origin of a run: source revision, interpreter, packages, machine. No environment variables, no secrets.
 
 Nothing here starts a library: torch and CUDA versions are read from package metadata and from the driver's own files.
 """
@@ -22,7 +22,7 @@ _GPUS = Path("/proc/driver/nvidia/gpus")
 
 
 def provenance(directory: Path, arguments: Sequence[str] = ()) -> dict[str, Any]:
-    """What `provenance.json` holds; `directory` is where the user's files are."""
+    """Return the content of `provenance.json`; `directory` is where the user's files are."""
     return {
         "git": git_state(directory),
         "python": {"version": platform.python_version(), "implementation": platform.python_implementation()},
@@ -33,7 +33,7 @@ def provenance(directory: Path, arguments: Sequence[str] = ()) -> dict[str, Any]
 
 
 def git_state(directory: Path) -> dict[str, Any] | None:
-    """Commit and whether tracked files differ from it; None outside a repository or without git."""
+    """Return the commit and whether tracked files differ from it; None outside a repository or without git."""
     commit = _git(directory, "rev-parse", "HEAD")
     if commit is None:
         return None
@@ -42,13 +42,13 @@ def git_state(directory: Path) -> dict[str, Any] | None:
 
 
 def packages() -> dict[str, str]:
-    """Installed distributions and their versions."""
+    """Return the installed distributions and their versions."""
     found = {dist.name: dist.version for dist in metadata.distributions() if dist.name}
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 
 
 def hardware() -> dict[str, Any]:
-    """The machine, in words that compare across machines; never its name or address."""
+    """Describe the machine in words that compare across machines; never its name or address."""
     return {
         "system": f"{platform.system()} {platform.release()}",
         "machine": platform.machine(),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a run down: every event of the board to the run directory, sinks, observers, the display and the log.
+"""Writes a run down: every event of its status service to the run directory, sinks, observers, the display and the log.
 
 It decides nothing and changes no data. Files are written at once and their failures are the run's; sinks and observers
-work in threads of their own (`outlet.py`) and can't hold or break it.
+work in threads of their own and can't hold or break it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -20,10 +21,10 @@ from relax_core.api.errors import InfrastructureError, PluginError, RelaxError
 from relax_core.api.events import Event
 from relax_core.api.sink import Sink
 from relax_core.api.status import Heartbeat
-from relax_core.observe.callback_worker import CallbackWorker
 from relax_core.observe.documents import status_document, status_key
 from relax_core.observe.logging import RoleLog
 from relax_core.observe.metrics import MeasuredMetric
+from relax_core.observe.observers import CallbackWorker
 from relax_core.observe.run_directory import RunDirectory
 from relax_core.observe.spans import TimeAccount, Trace, Window
 from relax_core.observe.totals import Totals
@@ -46,7 +47,14 @@ class Display(Protocol):
 
 
 class Recorder:
-    """The one consumer of a run's events. Use as a context manager: leaving it writes how the run ended."""
+    """The one consumer of a run's events. Use as a context manager: leaving it writes how the run ended.
+
+    Life cycle: `starting -> running -> finished | stopped | failed | interrupted`; stages of one run begin with `enter`.
+
+    Invariants:
+    - Events of a stage are written once each, in the order of their numbers.
+    - `summary.json` can be made again from `metrics.jsonl`: totals come from what is written there.
+    """
 
     def __init__(
         self,
@@ -72,22 +80,22 @@ class Recorder:
         self._tokens_before = self._totals.tokens_generated
         self._trace, self._time = Trace(self._opened), TimeAccount()
         self._hub_behind: float | None = None
-        """What to take from this clock to be on the hub's: the smallest seen, as an event is told before it is heard."""
+        """Seconds by which the hub's clock is behind this one: the least seen, as an event is emitted before it comes here."""
         self._generated: dict[int, float] = {}
-        """Tokens of steps whose time is not yet told."""
+        """Tokens of steps whose time is not yet accounted."""
         self._published: dict[str, float] = {}
         self._measured: dict[int, MeasuredMetric] = {}
         self._last_number = -1
         self._stage, self._first_step = "", 0
-        """Of a run of several: its name, and the steps of those before it."""
+        """Name of the stage in a run of several, and the steps of those before it."""
         self._facts: dict[str, Any] = {"run_id": run_dir.name, "state": "starting", "step": self._totals.steps}
         self._beats: tuple[Heartbeat, ...] = ()
         self._status_key: tuple[Any, ...] | None = None
         self._status_at = float("-inf")
         self._sinks = dict(sinks or {})
-        self._sink_outlets = {name: CallbackWorker(name, self._clock, self._off, deadline_s) for name in self._sinks}
+        self._sink_workers = {name: CallbackWorker(name, self._clock, self._off, deadline_s) for name in self._sinks}
         self._observers = dict(observers or {})
-        self._observer_outlets = {
+        self._observer_workers = {
             name: CallbackWorker(name, self._clock, self._off, deadline_s) for name in self._observers
         }
 
@@ -119,7 +127,7 @@ class Recorder:
         self.write(event)
 
     def enter(self, stage: str, first_step: int) -> None:
-        """A stage begins, with a board of its own; its steps are counted from here on."""
+        """Begin a stage, whose events have numbers of their own; its steps are counted from here on."""
         self._account(finish=True)
         self._stage, self._first_step, self._last_number = stage, first_step, -1
         self._hub_behind, self._time = None, TimeAccount()
@@ -139,20 +147,20 @@ class Recorder:
             self._tell_observers(hook, told_event)
 
     def beats(self, beats: Sequence[Heartbeat]) -> None:
-        """Role states: shown, traced, and written where something changed."""
+        """Show role states, and write them where something changed."""
         self._beats = tuple(beats)
         self._show(lambda display: display.beats(beats))
-        for outlet in (*self._sink_outlets.values(), *self._observer_outlets.values()):
-            outlet.check()
+        for worker in (*self._sink_workers.values(), *self._observer_workers.values()):
+            worker.check()
         if status_key(beats) != self._status_key or self._clock.now() - self._status_at > STATUS_EVERY_S:
             self._write_status()
 
     def span(self, name: str, role: str, start: float, end: float) -> None:
-        """A span for the trace, in seconds of the clock."""
+        """Add a span to the trace, in seconds of the clock."""
         self._trace.span(name, role, start, end)
 
     def rewind(self, step: int) -> None:
-        """The run goes back to a checkpoint: forget what came after it."""
+        """Forget what came after a checkpoint that the run goes back to."""
         self.run_dir.rewind(step)
         before = self._totals
         self._totals = Totals.replay(self.run_dir.metrics())
@@ -162,7 +170,7 @@ class Recorder:
         self._time.rewind()
 
     def finish(self, status: str, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The run has ended: `summary.json`, trace, status; returns the summary."""
+        """Write how the run ended: `summary.json`, trace, status; return the summary."""
         if status not in ENDINGS:
             raise RelaxError(f"status: got {status!r}; a run ends as one of {', '.join(ENDINGS)}")
         self.ending = status
@@ -175,7 +183,7 @@ class Recorder:
         return summary
 
     def summary(self, status: str = "running") -> dict[str, Any]:
-        """The summary as it would be now."""
+        """Return the summary as it would be now."""
         now = self._clock.now()
         ready = self._ready if self._ready is not None else now
         # What was sampled for a step that was not trained was sampled none the less.
@@ -195,9 +203,9 @@ class Recorder:
     def close(self) -> None:
         """Let sinks and observers finish, within their deadlines; then nothing is open."""
         for name, sink in self._sinks.items():
-            self._sink_outlets[name].close(sink.close)
-        for outlet in self._observer_outlets.values():
-            outlet.close()
+            self._sink_workers[name].close(sink.close)
+        for worker in self._observer_workers.values():
+            worker.close()
         self._show(lambda display: display.close())
         self._log.close()
         self.run_dir.close()
@@ -205,12 +213,13 @@ class Recorder:
     # -- one event each
 
     def _record(self, event: Event) -> Event:
-        """Write the event's own files; returns it as observers and display shall see it."""
+        """Write the event's own files; return it as observers and display shall see it."""
         match event:
             case events.RunStarted():
-                self._started(event)
-            case events.SamplesScored():
-                self._samples(event.step, event.samples)
+                self._start(event)
+            case events.SamplesScored(step, samples):
+                self.run_dir.append_samples(step, samples)
+                self._to_sinks(lambda sink: sink.samples(step, samples[:SHOWN_SAMPLES]))
             case events.RolloutMeasured():
                 self._measured.setdefault(event.step, MeasuredMetric()).add(event.metrics)
             case events.StepFinished():
@@ -235,17 +244,20 @@ class Recorder:
                 self._operation(event)
         return event
 
-    def _started(self, event: events.RunStarted) -> None:
+    def _start(self, event: events.RunStarted) -> None:
+        """Open the sinks: a run whose sink can't start does not start."""
         self._ready = self._clock.now()
         self._facts |= {"run_id": event.run_id, "state": "running", "steps": event.config.get("steps")}
         self._trace.span("startup", "controller", self._opened, self._ready)
-        for name, sink in self._sinks.items():
-            self._open_sink(name, sink, event.config)
+        path, name = str(self.run_dir.path), self.run_dir.name
+        for sink_name, sink in self._sinks.items():
+            try:
+                self._sink_workers[sink_name].ask(partial(sink.open, path, name, event.config))
+            except RelaxError:
+                raise
+            except Exception as error:
+                raise PluginError(sink_name, f"the sink could not start: {type(error).__name__}: {error}") from error
         self._write_status()
-
-    def _samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        self.run_dir.append_samples(step, samples)
-        self._to_sinks(lambda sink: sink.samples(step, samples[:SHOWN_SAMPLES]))
 
     def _step(self, event: events.StepFinished) -> Event:
         measured = MeasuredMetric()
@@ -253,7 +265,8 @@ class Recorder:
             measured.add(self._measured.pop(step).values())
         metrics = measured.values() | dict(event.metrics) | self._totals.counters()
         at = event.at or self._now()
-        self._heard(at)
+        behind = self._clock.now() - at
+        self._hub_behind = behind if self._hub_behind is None else min(behind, self._hub_behind)
         window = self._time.step(event.step, at, metrics.get("time/step_s", 0.0))
         metrics |= _rates(window, metrics, self._totals)
         self._totals.stepped(event.step, metrics)
@@ -264,7 +277,7 @@ class Recorder:
         return events.StepFinished(event.step, metrics, at)
 
     def _account(self, finish: bool = False) -> None:
-        """Write down where the time of steps went that every role has told of."""
+        """Write down where the time of steps went that every role has sent."""
         for window, metrics in self._time.take(finish):
             metrics |= self._published
             self._published = {}
@@ -278,13 +291,8 @@ class Recorder:
                     display.event(events.StepMeasured(step, metrics))
                 ))  # fmt: skip
 
-    def _heard(self, at: float) -> None:
-        """The hub told something at `at`: how far its clock is behind this one."""
-        behind = self._clock.now() - at
-        self._hub_behind = behind if self._hub_behind is None else min(behind, self._hub_behind)
-
     def _now(self) -> float:
-        """On the hub's clock."""
+        """Return the time by the hub's clock."""
         return self._clock.now() - (self._hub_behind or 0.0)
 
     def _metrics(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -293,7 +301,7 @@ class Recorder:
         self._to_sinks(lambda sink: sink.metrics(step, dict(metrics)))
 
     def _operation(self, event: Event) -> None:
-        """Publishes, checkpoints, failures: into the log, the trace and the totals."""
+        """Note publishes, checkpoints and failures in the log, the trace and the totals."""
         now = self._now()
         match event:
             case events.WeightsPublished(version, seconds, size_bytes, receivers, times):
@@ -325,16 +333,8 @@ class Recorder:
 
     # -- others
 
-    def _open_sink(self, name: str, sink: Sink, config: Mapping[str, Any]) -> None:
-        try:
-            self._sink_outlets[name].ask(lambda: sink.open(str(self.run_dir.path), self.run_dir.name, config))
-        except RelaxError:
-            raise
-        except Exception as error:
-            raise PluginError(name, f"the sink could not start: {type(error).__name__}: {error}") from error
-
     def _show(self, call: Callable[[Display], None]) -> None:
-        """A terminal that went away is no reason to stop."""
+        """Call the display; a terminal that went away is no reason to stop."""
         if self._display is None:
             return
         try:
@@ -345,13 +345,15 @@ class Recorder:
 
     def _to_sinks(self, call: Callable[[Sink], None]) -> None:
         for name, sink in self._sinks.items():
-            self._sink_outlets[name].give(lambda sink=sink: call(sink))  # type: ignore[misc]
+            self._sink_workers[name].give(lambda sink=sink: call(sink))  # type: ignore[misc]
 
     def _tell_observers(self, hook: str, event: Event) -> None:
         for name, observer in self._observers.items():
             function = getattr(observer, hook, None)
             if callable(function):
-                self._observer_outlets[name].give(_call(function, event))
+                # As in pluggy, an implementation may leave its argument out.
+                takes_event = bool(inspect.signature(function).parameters)
+                self._observer_workers[name].give(partial(function, event) if takes_event else function)
 
     def _off(self, name: str, why: str, frames: str) -> None:
         self._log.write("warning", f"{name} {why}", frames=frames)
@@ -365,7 +367,7 @@ class Recorder:
 
 
 def _rates(window: Window, metrics: Mapping[str, float], before: Totals) -> dict[str, float]:
-    """Per second of the step."""
+    """Compute rates per second of the step."""
     if window.seconds <= 0:
         return {}
     rates = {"tokens/per_s": metrics["tokens/generated"] / window.seconds} if "tokens/generated" in metrics else {}
@@ -377,12 +379,6 @@ def _rates(window: Window, metrics: Mapping[str, float], before: Totals) -> dict
 
 
 def _counters(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """What the trace draws as curves."""
+    """Choose what the trace draws as curves."""
     shown = {"lag": ("lag/mean", "lag/max"), "samples in flight": ("samples/in_flight",), "rows": ("bus/rows",)}
     return {name: {key: metrics[key] for key in keys if key in metrics} for name, keys in shown.items()}
-
-
-def _call(function: Callable[..., object], event: Event) -> Callable[[], object]:
-    """pluggy lets an implementation leave arguments out; so do we."""
-    takes_event = bool(inspect.signature(function).parameters)
-    return (lambda: function(event)) if takes_event else function

@@ -14,7 +14,7 @@ from typing import Any
 from relax_core.api.events import EvalFinished
 
 MEASURES = ("mean", "loss")
-"""What a held-out set is judged by: reward, or the loss of rows that were given."""
+"""Measures of a held-out set: mean reward, or the loss of rows that were given."""
 WINDOW = 10
 """Steps that `reward_first` and `reward_last` are means of."""
 _DROPPED = "samples/dropped/"
@@ -42,7 +42,7 @@ class Totals:
 
     @classmethod
     def replay(cls, records: Iterable[Mapping[str, Any]]) -> Totals:
-        """From the lines of `metrics.jsonl`."""
+        """Rebuild totals from the lines of `metrics.jsonl`."""
         totals = cls()
         for record in records:
             metrics = {key: value for key, value in record.items() if "/" in key and value is not None}
@@ -61,7 +61,7 @@ class Totals:
         return totals
 
     def stepped(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step was committed."""
+        """Add a committed step."""
         self.steps = max(self.steps, step)
         self.latest = dict(metrics)
         reward = metrics.get("reward/mean")
@@ -76,12 +76,12 @@ class Totals:
         self.tokens_generated += metrics.get("tokens/generated", 0)
 
     def measured(self, step: int, metrics: Mapping[str, float]) -> None:
-        """More of a step that was counted."""
+        """Add more metrics of a step that was counted."""
         if step == self.steps:
             self.latest |= {key: value for key, value in metrics.items() if not key.startswith("eval/")}
 
     def evaluated(self, event: EvalFinished) -> dict[str, float]:
-        """A set was judged; returns its metrics under their keys."""
+        """Add the scores of a held-out set; return its metrics under their keys."""
         group = f"eval/{event.set_name}"
         metrics = {f"{group}/{key}": float(value) for key, value in event.metrics.items()} | {
             f"{group}/{event.measure}": event.mean,
@@ -93,12 +93,12 @@ class Totals:
         return metrics
 
     def counters(self) -> dict[str, float]:
-        """What each step's record carries so that a replay finds it."""
+        """Return what each step's record carries so that a replay finds it."""
         counted = {"weights/publishes": float(self.publishes)}
         return counted | {f"{_RESTARTS}{role}": float(count) for role, count in self.restarts.items()}
 
     def summary(self) -> dict[str, Any]:
-        """The fields of `summary.json` that come from totals."""
+        """Return the fields of `summary.json` that come from totals."""
         eval_first, eval_last = next(iter(self.evals.values()), (None, None))
         return {
             "steps": self.steps,

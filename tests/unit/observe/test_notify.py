@@ -10,7 +10,7 @@ import pytest
 
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.events import RoleFailed, RunFinished
-from relax_core.observe.notify import Notifier
+from relax_core.observe.observers import Notifier
 from relax_core.observe.recorder import Recorder
 
 
@@ -67,5 +67,5 @@ def test_a_message_that_cannot_be_sent_does_not_hurt_the_run(run_dir, clock):
 def test_apprise_is_imported_only_to_send():
     import subprocess
 
-    script = "import sys, relax_core.observe.notify; sys.exit('apprise' in sys.modules)"
+    script = "import sys, relax_core.observe.observers; sys.exit('apprise' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)

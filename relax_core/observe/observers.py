@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sinks and observers of a run: the thread in which the code of others is called, and the observer that sends messages.
+
+An observer can be slow, raise or hang without holding the run; nothing it is given is changed by it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from relax_core.api.clock import Clock
+from relax_core.api.errors import InfrastructureError
+from relax_core.api.events import RoleFailed, RunFinished
+
+MAX_FAILURES = 3
+MAX_QUEUED = 4096
+Report = Callable[[str, str, str], None]
+"""Called with the worker's name, a sentence, and the frames of the last error."""
+
+
+class CallbackWorker:
+    """Runs the calls to one sink or observer in order, in a thread of its own; `give` never waits.
+
+    Life cycle: `on -> off`. Raising three times, a call past its deadline or a full queue turns it off for good, and that
+    is reported once; the thread of a call that hangs is abandoned.
+    """
+
+    def __init__(self, name: str, clock: Clock, report: Report, deadline_s: float = 30.0) -> None:
+        self.name, self.on = name, True
+        self._clock, self._report, self._deadline_s = clock, report, deadline_s
+        self._calls: queue.Queue[Callable[[], object] | None] = queue.Queue(MAX_QUEUED)
+        self._since: float | None = None
+        self._failures = 0
+        self._thread = threading.Thread(target=self._work, name=f"relax-{name}", daemon=True)
+        self._thread.start()
+
+    def give(self, call: Callable[[], object]) -> None:
+        """Queue a call; one that is late by now turns the worker off."""
+        self.check()
+        if not self.on:
+            return
+        try:
+            self._calls.put_nowait(call)
+        except queue.Full:
+            self._off(f"is off: it is {MAX_QUEUED} calls behind")
+
+    def ask(self, call: Callable[[], object]) -> None:
+        """Make a call now, within the deadline; its exception is the caller's, and turns the worker off."""
+        answer: Future[None] = Future()
+
+        def run() -> None:
+            try:
+                call()
+            except Exception as error:
+                answer.set_exception(error)
+            else:
+                answer.set_result(None)
+
+        self._calls.put_nowait(run)
+        try:
+            answer.result(self._deadline_s)
+        except Exception:
+            self.on = False
+            raise
+
+    def check(self) -> None:
+        """Turn the worker off when a call is past its deadline."""
+        since = self._since
+        if self.on and since is not None and self._clock.now() - since > self._deadline_s:
+            self._off(f"is off: one call took longer than {self._deadline_s:g} s")
+
+    def close(self, last: Callable[[], object] | None = None) -> None:
+        """Finish what is queued, then `last`, within the deadline."""
+        if last is not None:
+            self.give(last)
+        if self.on:
+            try:
+                self._calls.put(None, timeout=self._deadline_s)
+            except queue.Full:
+                self._off(f"is off: it is {MAX_QUEUED} calls behind")
+            self._thread.join(self._deadline_s)
+        if self.on and self._thread.is_alive():
+            self._off(f"did not finish within {self._deadline_s:g} s")
+
+    def _work(self) -> None:
+        while self.on and (call := self._calls.get()) is not None:
+            self._since = self._clock.now()
+            try:
+                call()
+            except Exception as error:
+                self._failures += 1
+                frames = "".join(traceback.format_exception(error))
+                if self._failures >= MAX_FAILURES:
+                    self._off(f"is off: it raised {MAX_FAILURES} times, last {type(error).__name__}: {error}", frames)
+                elif self.on:
+                    self._report(self.name, f"raised {type(error).__name__}: {error}", frames)
+            finally:
+                self._since = None
+
+    def _off(self, why: str, frames: str = "") -> None:
+        if self.on:
+            self.on = False
+            with contextlib.suppress(queue.Full):
+                self._calls.put_nowait(None)  # An idle thread ends.
+            self._report(self.name, why, frames)
+
+
+class Notifier:
+    """Tells people, through apprise, that a run finished or failed or a role failed: to every URL of `[notify] urls`.
+
+    An observer like any plugin's: a message that can't be sent is only logged. The URLs are secrets; they are resolved
+    before, and appear in no file.
+    """
+
+    def __init__(self, urls: Sequence[str], run_name: str) -> None:
+        self._urls, self._run_name = tuple(urls), run_name
+
+    def relax_run_finished(self, event: RunFinished) -> None:
+        self._send(f"{self._run_name} {event.status}", summary_line(event.summary))
+
+    def relax_role_failed(self, event: RoleFailed) -> None:
+        word = "failed" if event.fatal else "is being replaced"
+        self._send(f"{self._run_name}: {event.role} {word}", event.error)
+
+    def _send(self, title: str, body: str) -> None:
+        import apprise
+
+        # Its own log quotes URLs, which are secrets here; what failed is said below, without them.
+        logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)
+        target = apprise.Apprise()
+        accepted = sum(bool(target.add(url)) for url in self._urls)
+        if accepted < len(self._urls):
+            raise InfrastructureError(
+                f"notify.urls: {len(self._urls) - accepted} of {len(self._urls)} are not understood"
+            )
+        if not target.notify(title=title, body=body):
+            raise InfrastructureError(f"notify.urls: {title!r} was not delivered to every URL")
+
+
+def summary_line(summary: Mapping[str, Any]) -> str:
+    """Describe a run in one line."""
+    parts = [f"{summary.get('steps', 0)} steps", f"{float(summary.get('wall_seconds') or 0):.0f} s"]
+    first, last = summary.get("reward_first"), summary.get("reward_last")
+    if first is not None and last is not None:
+        parts.append(f"reward {first:.3f} to {last:.3f}")
+    if summary.get("error"):
+        parts.append(str(summary["error"]))
+    return ", ".join(parts)

@@ -44,7 +44,7 @@ from relax_core.engines.auxiliary_pools import GROUP, pool_spec
 from relax_core.engines.factories import engine_spec
 from relax_core.registry.catalogue import Catalogue
 from relax_core.roles.rank_group import trainer_spec
-from relax_core.sampling.factories import open_tasks
+from relax_core.sampling.evaluation import open_tasks
 
 ENGINES = "rollout"
 

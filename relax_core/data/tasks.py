@@ -12,18 +12,24 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from relax_core.api.environment import Tool
+from relax_core.api.environment import Environment, Tool
 from relax_core.api.errors import ConfigError
 from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.source import TaskSource
 from relax_core.api.task import Message, Task
+from relax_core.config.run_config import RunContext
+from relax_core.config.tables import TeacherTable
+from relax_core.data.factories import context_of
 from relax_core.data.media_pipeline import media_of
 from relax_core.data.placeholders import misplaced
 from relax_core.media.source import shown
 
+HOLD_OUT = "held-out"
+"""The name of the evaluation set that is held out of the training tasks."""
 TOO_LONG = ("skip", "truncate", "error")
 CACHED_PROMPTS = 4096  # a group's samples and the groups in flight share a prompt; a whole epoch need not stay
 PROBE_SLACK = 8  # tokens by which a tokenizer may differ at the seams between template and words
@@ -225,6 +231,48 @@ def check_placeholders(family: ModelFamily, rendered: Rendered, messages: Sequen
         raise ConfigError("data.train", fault.partition("; ")[0], fault.partition("; ")[2])
 
 
+def task_set(context: RunContext, family: ModelFamily, key: str, path: str, columns: Any) -> TaskSet:
+    """The task file of a key, under the settings of `[data]`, checked for what rewards and environment read."""
+    run = context.config
+    needs = [
+        ColumnNeed(choice.name, type(context.build(choice.chosen)).needs_columns, partial(applies, choice.only))
+        for choice in run.rewards
+    ]
+    environments: dict[str, type[Environment]] = {
+        choice.name: type(context.build(choice.chosen)) for choice in (run.environment, *run.environments)
+    }
+    for name, environment in environments.items():
+        needs.append(ColumnNeed(name, environment.needs_columns, partial(_is_played, run, name)))
+    source = context.build(run.source.chosen)
+    try:
+        source.open(path, columns)
+    except ConfigError as error:
+        raise ConfigError(key, error.got, error.fix) from error  # a source does not know which key names its file
+    limit = run.data.max_prompt_tokens or context_of(run) - run.rollout.max_new_tokens
+    tasks = TaskSet(
+        source, family, system_prompt=run.data.system_prompt, max_prompt_tokens=limit, too_long=run.data.too_long,
+        needs=needs, tools=environments[run.environment.name].tools,
+        tools_of={name: environment.tools for name, environment in environments.items()},
+        media=[type(context.build(each.chosen)).medium for each in run.media],
+    )  # fmt: skip
+    if run.environments:
+        check_known(tasks, list(environments))
+    return tasks
+
+
+def check_known(tasks: TaskSet, names: Sequence[str]) -> None:
+    """Raises ConfigError for the first task whose environment the run does not have. A run of one environment plays all."""
+    for index in range(len(tasks)):
+        if (name := tasks[index].environment) and name not in names:
+            fix = f"this run has {', '.join(names)}: add it as [[environments]], or leave such tasks out of data.train"
+            raise ConfigError("environments", f"{tasks.where(index)}, which names {name!r}", fix)
+
+
+def _is_played(run: Any, environment: str, task: Task) -> bool:
+    """Whether an environment plays a task; where a run has one alone, it plays those of all names."""
+    return not run.environments or (task.environment or run.environment.name) == environment
+
+
 def hold_out(count: int, size: int, seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Draw `size` of `count` indices: (train, eval), each in order."""
     if not 0 < size < count:
@@ -243,3 +291,22 @@ def applies(only: str, task: Task) -> bool:
     for key in keys:
         found = found.get(key) if isinstance(found, Mapping) else None
     return found is not None and str(found) == wanted.strip()
+
+
+def teachers_of(task: Task, teachers: Sequence[TeacherTable]) -> list[int]:
+    """Numbers of the teachers that teach a task."""
+    return [number for number, teacher in enumerate(teachers) if applies(teacher.only, task)]
+
+
+def check_taught(tasks: TaskSet, train: Sequence[int], teachers: Sequence[TeacherTable]) -> None:
+    """Raises ConfigError for the first task that no teacher teaches, or more than one does."""
+    if not any(teacher.only for teacher in teachers):
+        return
+    for index in train:
+        found = teachers_of(tasks[index], teachers)
+        if not found:
+            fix = "give one of them its kind as well, or leave such tasks out of data.train"
+            raise ConfigError("teachers", f"{tasks.where(index)}, which none of them teaches", fix)
+        if len(found) > 1:
+            which = " and ".join(f"teachers.{number} ({teachers[number].only})" for number in found)
+            raise ConfigError("teachers", f"{tasks.where(index)}, which {which} teach", "give them disjoint tasks")

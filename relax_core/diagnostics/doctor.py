@@ -29,7 +29,7 @@ from relax_core.control.prepare import configured
 from relax_core.observe.run_directory import runs_root
 from relax_core.registry.catalogue import Catalogue
 from relax_core.registry.handshake import PluginState
-from relax_core.sampling.factories import open_tasks
+from relax_core.sampling.evaluation import open_tasks
 
 
 def python() -> Finding:

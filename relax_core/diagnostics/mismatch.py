@@ -38,7 +38,7 @@ from relax_core.runners.context import RoleContext
 from relax_core.runners.launch import Launch
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.runners.run_status import RunStatusService
-from relax_core.sampling.inflight import FinishedGroup
+from relax_core.sampling.inflight import InflightGroup
 from relax_core.sampling.rollout_worker import RolloutWorker
 from relax_core.sampling.rows import row_batch
 from relax_core.weights.service import LocalWeightService
@@ -203,11 +203,11 @@ class _Bench:
     async def _rows(self, launch: Launch, num_samples: int) -> RowBatch:
         """Samples of the engines with the weights of the model's folder."""
         async with self._context("rollout", launch) as context:
-            producer = await RolloutWorker.open(context, _ignore)
+            worker = await RolloutWorker.open(context, _ignore)
             try:
-                return await _sampled(context, producer, num_samples)
+                return await _sampled(context, worker, num_samples)
             finally:
-                await producer.close()
+                await worker.close()
 
     # -- computing again ------------------------------------------------------------------------------------------
 
@@ -247,13 +247,13 @@ class _Bench:
             await bus.close()
 
 
-async def _sampled(context: RoleContext, producer: RolloutWorker, num_samples: int) -> RowBatch:
+async def _sampled(context: RoleContext, worker: RolloutWorker, num_samples: int) -> RowBatch:
     size, at_once = context.plan.group_size, int(context.config.rollout.prompts_per_step)
     numbers = range(ceil(num_samples / size))
     issues = [Issue(number, tuple(AttemptId(number, sample, 0) for sample in range(size))) for number in numbers]
-    groups: list[FinishedGroup] = []
+    groups: list[InflightGroup] = []
     for first in range(0, len(issues), at_once):
-        made = (producer.make(issue, producer.version()) for issue in issues[first : first + at_once])
+        made = (worker.make(issue, worker.pool.newest()) for issue in issues[first : first + at_once])
         groups += await asyncio.gather(*made)
     samples = [
         (attempt, trajectory, ScoredSample(0.0, outcome=trajectory.outcome))
@@ -261,7 +261,7 @@ async def _sampled(context: RoleContext, producer: RolloutWorker, num_samples: i
         for attempt, trajectory in zip(group.issue.attempts, group.trajectories, strict=True)
     ]
     asked = {*context.plan.consumed, *(("media",) if context.config.media else ())}
-    rows, _ = row_batch(samples, context.plan.greedy, asked, producer.routing)
+    rows, _ = row_batch(samples, context.plan.greedy, asked, worker.routing)
     if not len(rows):
         outcomes = ", ".join(sorted({str(trajectory.outcome) for _, trajectory, _ in samples}))
         raise ConfigError("relax bench mismatch", f"no sample that could be trained ({outcomes})", "see relax try")

@@ -30,7 +30,7 @@ from relax_core.runners.context import RoleContext
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.runners.run_status import RunStatusService
 from relax_core.sampling.rollout_worker import RolloutWorker
-from relax_core.sampling.sample_record import records, sample_record
+from relax_core.sampling.rows import records, sample_record
 from relax_core.weights.service import LocalWeightService
 
 
@@ -61,13 +61,13 @@ async def trial(sources: Sequence[Source], overrides: Sequence[str], num_tasks: 
             await bus.close()
 
 
-async def _sample(producer: RolloutWorker, num_tasks: int, group_size: int) -> tuple[dict[str, Any], ...]:
+async def _sample(worker: RolloutWorker, num_tasks: int, group_size: int) -> tuple[dict[str, Any], ...]:
     issues = [Issue(g, tuple(AttemptId(g, sample, 0) for sample in range(group_size))) for g in range(num_tasks)]
     try:
-        groups = [await producer.make(issue, producer.version()) for issue in issues]
-        return records(await producer.judge(groups))
+        groups = [await worker.make(issue, worker.pool.newest()) for issue in issues]
+        return records(await worker.score(groups))
     finally:
-        await producer.close()
+        await worker.close()
 
 
 async def _ignore(*_: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from asyncio import FIRST_COMPLETED
 from collections.abc import Sequence
+from typing import Any
 
 from relax_core.api.batch import ALGORITHM_INDEX, AttemptId, RowBatch
 from relax_core.api.bus import Issue, Sealed
@@ -23,11 +24,9 @@ from relax_core.api.weights import Manifest, Receipt, Version
 from relax_core.config.run_config import RunContext
 from relax_core.engines.factories import engine_events
 from relax_core.roles.rank_group import LEASE_S
-from relax_core.sampling.factories import with_teacher
-from relax_core.sampling.inflight import FinishedGroup
+from relax_core.sampling.inflight import InflightGroup, oldest
 from relax_core.sampling.rollout_worker import RolloutWorker
-from relax_core.sampling.rows import TURN_COLUMNS, row_batch, with_row_column
-from relax_core.sampling.sample_record import measures, records
+from relax_core.sampling.rows import TURN_COLUMNS, measures, records, row_batch, with_row_column, with_teacher
 
 POLL_S = 1.0
 ENGINE: tuple[OffloadPart, ...] = ("weights", "kv")
@@ -55,7 +54,7 @@ class Rollout(Role):
 
     async def run(self, context: RunContext) -> None:
         self._context = context
-        self._finished: asyncio.Queue[FinishedGroup] = asyncio.Queue()
+        self._finished: asyncio.Queue[InflightGroup] = asyncio.Queue()
         self._held: set[AttemptId] = set()
         self._issues: dict[asyncio.Task[None], Issue] = {}
         self._admitted = 0
@@ -71,8 +70,12 @@ class Rollout(Role):
         self._worker = worker = await RolloutWorker.open(context, engine_events(context))
         if state := await context.bus.kept("sampler"):
             worker.selection.load(state)
-        context.doing("ready", engines=worker.facts, held=lambda: len(self._held), under_way=worker.oldest,
-                      judging=worker.judging, pools=worker.pools)  # fmt: skip
+
+        def under_way() -> list[dict[str, Any]]:
+            return oldest(worker.inflight.values(), context.clock.now())
+
+        context.doing("ready", engines=worker.pool.facts, held=lambda: len(self._held), under_way=under_way,
+                      judging=worker.scorer.owing, pools=worker.auxiliary_pools.facts)  # fmt: skip
         self._evaluating = asyncio.Lock()
         work = (self._admit(), self._finish(), self._attend(), self._lease_devices(), self._follow())
         loops = [asyncio.create_task(loop) for loop in work]
@@ -90,7 +93,7 @@ class Rollout(Role):
 
         Samples that are under way at a pause keep their tokens.
         """
-        context, pool = self._context, self._worker.engines
+        context, pool = self._context, self._worker.pool
         if not context.plan.neighbours("rollout"):
             return
         await pool.pause()
@@ -110,12 +113,12 @@ class Rollout(Role):
     async def _admit(self) -> None:
         while not self._trained.is_set() and not self._context.stopping:
             await self._context.pause_point()
-            version, room = self._worker.version(), self._worker.room(len(self._issues))
+            version, room = self._worker.pool.newest(), self._worker.room(len(self._issues))
             done = version.step >= self._context.config.steps  # nobody would train what is begun now
             if done or room <= 0:
                 await self._group_or_poll()
                 continue
-            if not self._worker.serves:
+            if not self._worker.pool.serves:
                 with self._context.waiting("weights that may be sampled", "actor (it publishes)", POLL_S):
                     await self._group_or_poll()
                 continue
@@ -124,7 +127,7 @@ class Rollout(Role):
             if issues:
                 self._context.doing("generating")
             for issue in issues:
-                self._begin(issue, self._worker.version())
+                self._begin(issue, self._worker.pool.newest())
 
     async def _group_or_poll(self) -> None:
         await asyncio.wait([*self._issues, self._failed], timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
@@ -163,12 +166,12 @@ class Rollout(Role):
             delivery.add_done_callback(self._note_failure)
             delivery.add_done_callback(lambda _: room.release())
 
-    async def _deliver(self, groups: Sequence[FinishedGroup]) -> None:
+    async def _deliver(self, groups: Sequence[InflightGroup]) -> None:
         """Judge groups and put their rows on the bus."""
         with self._context.working("judging"):
-            judged = await self._worker.judge(groups)
+            judged = await self._worker.score(groups)
         await self._keep_state()
-        rejected = [attempt for one in judged if one.rejected_by for attempt in one.group.issue.attempts]
+        rejected = [attempt for one in judged if one.rejected_by for attempt in one.issue.attempts]
         if rejected:
             await self._context.bus.drop(rejected, DropReason.FILTERED, regenerate=False)
             self._held.difference_update(rejected)
@@ -182,14 +185,14 @@ class Rollout(Role):
         await self._context.board.emit(SamplesScored(step, records(judged)))
         await self._context.board.emit(RolloutMeasured(step, measures(judged)))
 
-    def _with_teacher(self, batch: RowBatch, groups: Sequence[FinishedGroup]) -> RowBatch:
+    def _with_teacher(self, batch: RowBatch, groups: Sequence[InflightGroup]) -> RowBatch:
         """Write into the rows which teacher is theirs, where there are several: their tasks stay here."""
         teachers = self._context.config.teachers
         if len(teachers) < 2 or "teacher" not in self._context.plan.roles:
             return batch
         return with_teacher(batch, {group.issue.group: group.task for group in groups}, teachers)
 
-    def _with_algorithm(self, batch: RowBatch, groups: Sequence[FinishedGroup]) -> RowBatch:
+    def _with_algorithm(self, batch: RowBatch, groups: Sequence[InflightGroup]) -> RowBatch:
         """Write into the rows which algorithm learns from them, where there are several: that of their environment."""
         if len(self._context.config.algorithms) < 2:
             return batch
@@ -198,7 +201,7 @@ class Rollout(Role):
 
     async def _keep_state(self) -> None:
         """Keep what the sampler has learned before others may train on it, so that a checkpoint has both."""
-        step = self._worker.version().step
+        step = self._worker.pool.newest().step
         state = self._worker.selection.state()
         if state and (step != self._kept_at or self._context.config.deterministic):
             await self._context.bus.keep("sampler", state)
@@ -210,7 +213,7 @@ class Rollout(Role):
             await self._context.clock.sleep(POLL_S)
             await self._audit()
             if self._context.config.media:
-                self._worker.covered((await self._context.bus.statistics())["oldest_group"])
+                self._worker.media.release_below((await self._context.bus.statistics())["oldest_group"])
 
     async def _audit(self) -> None:
         """Report what is held; work on attempts that the bus has ended is given up."""
@@ -220,11 +223,12 @@ class Rollout(Role):
             self._given_up.pop(attempt, None)
         for task, issue in self._issues.items():
             if ended.issuperset(issue.attempts) and not task.cancelling():
-                self._given_up.update(self._worker.lengths(issue))
+                if group := self._worker.inflight.get(issue):
+                    self._given_up.update(group.lengths)
                 task.cancel()
         self._held.difference_update(ended)
 
-    async def _gather_finished(self) -> list[FinishedGroup]:
+    async def _gather_finished(self) -> list[InflightGroup]:
         groups = [await self._finished.get()]
         for _ in range(MAX_FINISH_ITERATIONS):
             await asyncio.sleep(0)
@@ -246,7 +250,7 @@ class Rollout(Role):
     async def _follow(self) -> None:
         """Evaluate at the versions that are due, and take each newer one; evaluation holds the next update back."""
         context = self._context
-        known = self._worker.version() if self._worker.serves else None
+        known = self._worker.pool.newest() if self._worker.pool.serves else None
         while not context.stopping:
             if known is not None:
                 await self._evaluate(known.step)
@@ -262,7 +266,7 @@ class Rollout(Role):
     async def _evaluate(self, step: int) -> None:
         async with self._evaluating:
             with self._context.working("evaluating"):
-                judged = await self._worker.evaluate(step)
+                judged = await self._worker.evaluation.run(step)
         for event in judged:
             await self._context.board.emit(event)
 
@@ -287,10 +291,10 @@ class Rollout(Role):
         async def arrived(receipt: Receipt) -> None:
             for what, seconds in receipt.times.items():
                 times[what] = max(seconds, times.get(what, 0.0))
-            await context.bus.serves("rollout", self._worker.version())
+            await context.bus.serves("rollout", self._worker.pool.newest())
             served.set()
 
-        receivers = await self._worker.update(manifest, transport, arrived)
+        receivers = await self._worker.pool.update(manifest, transport, arrived)
         seconds = context.clock.now() - start
         await context.board.emit(WeightsPublished(manifest.version, seconds, manifest.size_bytes, receivers, times))
 

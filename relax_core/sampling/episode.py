@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from relax_core.api.environment import Observation
 from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Outcome, Trajectory
@@ -33,14 +32,14 @@ async def run_episode(
 ) -> Trajectory:
     """Play one sample. `prompt` is the task's prompt rendered with the environment's tools, once for all its samples."""
     sample = Sample(family, generate, limits, environment.format_observation, environment.tools, media)
-    session = sample.open(task.prompt, prompt, seed)
+    session = Branch(sample, task.prompt, prompt, seed)
     try:
         if environment.drives:
             await environment.run(task, seed, session)
         else:
             await _take_turns(task, seed, environment, session, sample)
     except SessionEnded:
-        pass  # why is in the sample
+        pass  # the sample says why
     except EnvironmentFailed as failure:
         sample.end(failure.outcome, str(failure))
     finally:
@@ -59,18 +58,18 @@ async def run_answers(
     family: ModelFamily,
     generate: GenerateAll,
     limits: Limits,
-    made: Callable[[], None],
+    ended: Callable[[], None],
 ) -> list[Trajectory]:
     """Play samples whose environment is `SingleTurn`, which has nothing to say: one turn each, all asked together.
 
-    A sample is what `run_episode` makes of it. `made` is called for each as it ends.
+    A sample is what `run_episode` makes of it. `ended` is called for each as it ends.
     """
-    samples = [Sample(family, singly(generate), limits, _unsaid) for _ in seeds]
+    samples = [Sample(family, singly(generate), limits, lambda observation: ()) for _ in seeds]
     asked: list[tuple[Branch, GenerateCall]] = []
     for sample, seed in zip(samples, seeds, strict=True):
-        branch = sample.open(task.prompt, prompt, seed)
+        branch = Branch(sample, task.prompt, prompt, seed)
         with suppress(SessionEnded):
-            asked.append((branch, branch.begin()._replace(ended=made)))
+            asked.append((branch, branch.begin()._replace(ended=ended)))
     try:
         completions = await generate([call for _, call in asked]) if asked else ()
     except ENGINE_FAILS as error:
@@ -81,11 +80,6 @@ async def run_answers(
             with suppress(SessionEnded):
                 branch.take(call, completion)
     return [sample.trajectory() for sample in samples]
-
-
-def _unsaid(observation: Observation | str) -> tuple[Message, ...]:
-    """Nothing is observed."""
-    return ()
 
 
 async def _take_turns(task: Task, seed: int, environment: EnvironmentHandle, session: Branch, sample: Sample) -> None:

@@ -10,26 +10,28 @@ from dataclasses import dataclass
 from typing import Any
 
 from relax_core.api.events import EvalFinished
+from relax_core.api.family import ModelFamily
 from relax_core.api.task import Task
 from relax_core.api.trajectory import Trajectory
-from relax_core.data.tasks import TaskSet
+from relax_core.config.run_config import RunContext
+from relax_core.data.tasks import HOLD_OUT, TaskSet, check_taught, task_set
 from relax_core.engines.pool import EnginePool, Sampling
 from relax_core.engines.requests import Completion, GenerateAll, GenerateCall
-from relax_core.rewards.scorer import RewardScorer, ScoredSample
-from relax_core.sampling.sample_record import sample_record
+from relax_core.rewards.scorer import RewardScorer
+from relax_core.sampling.rows import sample_record
 from relax_core.sampling.session import sample_seed
 
 SEED_STREAM = 0x5EED
 """Keeps evaluation's seeds apart from training's."""
 SHOWN = 16
-"""Transcripts kept of each evaluation."""
+"""Groups whose samples are kept of each evaluation."""
 
 Samples = Callable[..., Awaitable[Sequence[Trajectory]]]
 
 
 @dataclass(frozen=True, slots=True)
 class EvalSet:
-    """Tasks to be judged on."""
+    """Tasks of one evaluation set."""
 
     name: str
     tasks: TaskSet
@@ -63,7 +65,11 @@ class Evaluation:
         mean = statistics.fmean(values) if values else 0.0
         failed = sum(len(group) for group in judged) - len(values)
         spread = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
-        records = _records(groups[:SHOWN], judged)
+        records = tuple(
+            sample_record(task, trajectory, scored)
+            for (task, trajectories), scores in zip(groups[:SHOWN], judged, strict=False)
+            for trajectory, scored in zip(trajectories, scores, strict=True)
+        )
         metrics = {"standard_error": spread, "failed": float(failed)}
         return EvalFinished(step, one.name, mean, len(values), one.sampling.temperature, metrics, records)
 
@@ -75,19 +81,11 @@ class Evaluation:
             sessions = [(one.name, index, place) for place in places]
             return _at_least(step, sessions, self._pool.generator([one.sampling] * len(places)))
 
-        return task, tuple(await self._samples(task, prompt, seeds, generator, _unnoticed))
-
-
-def is_due(run: Any, step: int) -> bool:
-    """Whether `[eval]` wants this version of the weights judged."""
-    every: int = run.eval.every
-    if not every:
-        return False
-    return bool(run.eval.at_start) if step == 0 else step % every == 0 or step == run.steps
+        return task, tuple(await self._samples(task, prompt, seeds, generator, lambda: None))
 
 
 def _at_least(step: int, sessions: Sequence[tuple[str, int, int]], generate: GenerateAll) -> GenerateAll:
-    """On engines that have the version which is evaluated: a slow one may still have an older."""
+    """Ask only engines that have the version which is evaluated: a slow one may still have an older."""
 
     async def floored(calls: Sequence[GenerateCall]) -> Sequence[Completion]:
         return await generate(
@@ -100,15 +98,39 @@ def _at_least(step: int, sessions: Sequence[tuple[str, int, int]], generate: Gen
     return floored
 
 
-def _unnoticed() -> None:
-    """Nobody counts what is missing of an evaluation."""
+def is_due(run: Any, step: int) -> bool:
+    """Whether `[eval]` wants this version of the weights evaluated."""
+    every: int = run.eval.every
+    if not every:
+        return False
+    return bool(run.eval.at_start) if step == 0 else step % every == 0 or step == run.steps
 
 
-def _records(
-    groups: Sequence[tuple[Task, Sequence[Trajectory]]], judged: Sequence[Sequence[ScoredSample]]
-) -> tuple[dict[str, Any], ...]:
-    return tuple(
-        sample_record(task, trajectory, judgement)
-        for (task, trajectories), judgements in zip(groups, judged, strict=False)
-        for trajectory, judgement in zip(trajectories, judgements, strict=True)
-    )
+def open_tasks(context: RunContext, family: ModelFamily) -> tuple[TaskSet, Sequence[int], list[EvalSet]]:
+    """Open the training tasks and the evaluation sets; also give the numbers of the tasks that may be issued."""
+    run = context.config
+    tasks = task_set(context, family, "data.train", str(run.data.train), run.data.columns)
+    if "teacher" in context.plan.roles:
+        check_taught(tasks, range(len(tasks)), run.teachers)
+    if not run.eval.every:
+        return tasks, range(len(tasks)), []
+    if run.eval.sets:
+        sets = [_eval_set(context, family, at, table) for at, table in enumerate(run.eval.sets)]
+        return tasks, range(len(tasks)), sets
+    train, held = tasks.hold_out(run.eval.size, run.seed)
+    return tasks, train, [EvalSet(HOLD_OUT, tasks, held, run.eval.samples, eval_sampling(run, None))]
+
+
+def _eval_set(context: RunContext, family: ModelFamily, at: int, table: Any) -> EvalSet:
+    key = f"eval.sets.{at}.path"
+    tasks = task_set(context, family, key, str(table.path), table.columns or context.config.data.columns)
+    size = min(table.size or len(tasks), len(tasks))
+    samples = table.samples or context.config.eval.samples
+    return EvalSet(table.name, tasks, range(size), samples, eval_sampling(context.config, table.temperature))
+
+
+def eval_sampling(run: Any, own: float | None) -> Sampling:
+    """Sample as in training unless the set or `[eval]` says otherwise; greedy needs no nucleus."""
+    chosen = own if own is not None else run.eval.temperature
+    temperature = run.rollout.temperature if chosen is None else chosen
+    return Sampling(temperature, run.rollout.top_p if temperature else 1.0)

@@ -1,26 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From trajectories to rows of the bus: the only place where samples become columns, a whole delivery at once.
+"""Scored samples as others take them: rows of the bus, records for people, and the means of a step's metrics.
 
-Columns for the credit of turns: which turn of its sample a token is of, the state that it began in, what it earned.
-
-What no turn was credited with (rewards that judge a whole sample) is earned by the last one, so that the turns of a
-sample together earn its reward.
+The only place where samples become columns, a whole delivery at once.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from relax_core.api.batch import STATES, STEP_REWARDS, TURNS, AttemptId, Column, Ragged, RowBatch, RowId
+from relax_core.api.batch import STATES, STEP_REWARDS, TEACHER_INDEX, TURNS, AttemptId, Column, Ragged, RowBatch, RowId
 from relax_core.api.bus import Sealed
 from relax_core.api.routing import Routing
+from relax_core.api.task import Media, Message, Task
 from relax_core.api.trajectory import Path, Trajectory
+from relax_core.config.tables import TeacherTable
+from relax_core.data.media_pipeline import media_of
+from relax_core.data.tasks import teachers_of
 from relax_core.engines.routes import route_columns
+from relax_core.media.source import shown
 from relax_core.media.store import key_bytes
 from relax_core.rewards.scorer import ScoredSample
+from relax_core.sampling.inflight import InflightGroup
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,13 +38,15 @@ GIVEN = (-1, 0, 0.0)
 def turn_columns(
     samples: Sequence[tuple[tuple[Path, ...], Trajectory, ScoredSample]], lengths: np.ndarray
 ) -> dict[str, Ragged]:
-    """All of them, for the rows of these samples, in order; `lengths` are the rows' tokens."""
+    """Make the columns of turns for the rows of these samples, in order; `lengths` are the rows' tokens.
+
+    Each token gets the turn of its sample that it is of, the state in which that began, and the reward that it earned."""
     import numpy as np
 
     told: list[tuple[int, int, float]] = []
     widths: list[int] = []
-    for paths, trajectory, judgement in samples:
-        earned = _earned(trajectory, judgement) if paths else {}
+    for paths, trajectory, scored in samples:
+        earned = _earned(trajectory, scored) if paths else {}
         for node in (node for path in paths for node, _ in path):
             widths.append(len(node.tokens))
             known = node.turn in earned
@@ -52,14 +58,15 @@ def turn_columns(
     }
 
 
-def _earned(trajectory: Trajectory, judgement: ScoredSample) -> dict[int, float]:
-    """By turn. A turn of no tokens has no place in a row: what it earned is the one's before it."""
+def _earned(trajectory: Trajectory, scored: ScoredSample) -> dict[int, float]:
+    """Rewards by turn. A turn of no tokens has no place in a row: its reward is earned by the one before it. Reward that no
+    turn was credited with is earned by the last one, so that the turns of a sample together earn its reward."""
     turns = sorted({node.turn for node in trajectory.forest if node.sampled and node.tokens and node.turn >= 0})
     earned = dict.fromkeys(turns, 0.0)
-    for turn, reward in enumerate(judgement.steps) if turns else ():
+    for turn, reward in enumerate(scored.steps) if turns else ():
         earned[turns[max(0, bisect_right(turns, turn) - 1)]] += reward
     if turns:
-        earned[turns[-1]] += judgement.value - sum(judgement.steps)
+        earned[turns[-1]] += scored.value - sum(scored.steps)
     return earned
 
 
@@ -69,16 +76,16 @@ def row_batch(
     asked: Collection[str] = (),
     routing: Routing | None = None,
 ) -> tuple[RowBatch, list[Sealed]]:
-    """Rows with the columns that rollout produces, and a seal for each sample; samples without a verdict have no rows, nor
+    """Make rows with the columns that rollout produces, and a seal for each sample; samples without a verdict have no rows, nor
     has the one whose place is `greedy`. Columns of turns, and of media, are made where they are `asked` for; those of
     routes where it is told how the model routes."""
     ids: list[RowId] = []
     rewards: list[float] = []
     owned: list[tuple[Path, ...]] = []
-    for attempt, trajectory, judgement in samples:
-        own = trajectory.paths() if judgement.outcome.judged and attempt.sample != greedy else ()
+    for attempt, trajectory, scored in samples:
+        own = trajectory.paths() if scored.outcome.judged and attempt.sample != greedy else ()
         ids += [RowId(*attempt, number) for number in range(len(own))]
-        rewards += [judgement.value] * len(own)
+        rewards += [scored.value] * len(own)
         owned.append(own)
     columns = _columns([*chain.from_iterable(owned)], rewards)
     if not TURN_COLUMNS.isdisjoint(asked):
@@ -87,10 +94,10 @@ def row_batch(
         columns |= {name: column for name, column in made.items() if name in asked}
     sealed = [
         Sealed(
-            attempt, len(own), judgement.outcome, judgement.value, oldest, trained, judgement.parts,
+            attempt, len(own), scored.outcome, scored.value, oldest, trained, scored.parts,
             newest if trajectory.newest is None or not trained else trajectory.newest, attempt.sample == greedy,
         )
-        for (attempt, trajectory, judgement), own, (trained, oldest, newest)
+        for (attempt, trajectory, scored), own, (trained, oldest, newest)
         in zip(samples, owned, _trained(columns, [len(own) for own in owned]), strict=True)
     ]  # fmt: skip
     if "media" in asked:
@@ -101,16 +108,22 @@ def row_batch(
 
 
 def _media(paths: Sequence[Path]) -> Ragged:
-    """Keys in the order of their placeholders."""
+    """Keys of media in the order of their placeholders."""
     return Ragged.of([key_bytes([key for node, _ in path for key in node.media]) for path in paths], like=key_bytes(()))
 
 
 def with_row_column(rows: RowBatch, column: Column, values: Sequence[float]) -> RowBatch:
-    """The rows with one more number each."""
+    """Add one number to each row."""
     import numpy as np
 
     told = Ragged(np.array(values, column.dtype), np.ones(len(rows), np.int64))
     return rows.with_columns({column.name: told})
+
+
+def with_teacher(rows: RowBatch, tasks: Mapping[int, Task], teachers: Sequence[TeacherTable]) -> RowBatch:
+    """Add the number of its teacher to each row; `tasks` by group."""
+    of_group = {group: teachers_of(task, teachers)[0] for group, task in tasks.items()}
+    return with_row_column(rows, TEACHER_INDEX, [of_group[row.group] for row in rows.ids])
 
 
 def _columns(paths: Sequence[Path], rewards: Sequence[float]) -> dict[str, Ragged]:
@@ -124,7 +137,7 @@ def _columns(paths: Sequence[Path], rewards: Sequence[float]) -> dict[str, Ragge
     sampled = np.repeat(np.array([node.sampled for node in nodes], bool), widths)
 
     def column(values: Iterable[Sequence[Any]], given: float, dtype: Any) -> Ragged:
-        """What sampled nodes hold, and for the tokens of the others `given`."""
+        """Spread the values of sampled nodes over tokens; those of the others have `given`."""
         whole = np.full(total, given, dtype)
         whole[sampled] = np.fromiter(chain.from_iterable(values), dtype, int(sampled.sum()))
         return Ragged(whole, lengths)
@@ -139,7 +152,7 @@ def _columns(paths: Sequence[Path], rewards: Sequence[float]) -> dict[str, Ragge
 
 
 def _trained(columns: dict[str, Ragged], num_rows: Sequence[int]) -> Iterator[tuple[int, int, int | None]]:
-    """Of each sample: its trained tokens, and the oldest and the newest version among them; 0 and None where there are none."""
+    """Count each sample's trained tokens, with the oldest and the newest version among them; 0 and None without any."""
     import numpy as np
 
     mask = columns["loss_mask"]
@@ -150,11 +163,89 @@ def _trained(columns: dict[str, Ragged], num_rows: Sequence[int]) -> Iterator[tu
     some = counts > 0
     starts = (np.cumsum(counts) - counts)[some]
     versions = columns["weight_versions"].values[mask.values.astype(bool)]
-    oldest = iter(_reduced(np.minimum, versions, starts))
-    newest = iter(_reduced(np.maximum, versions, starts))
+    oldest, newest = (
+        iter(how.reduceat(versions, starts).tolist() if len(starts) else ()) for how in (np.minimum, np.maximum)
+    )
     return ((count, next(oldest), next(newest)) if count else (0, 0, None) for count in counts.tolist())
 
 
-def _reduced(how: np.ufunc, values: np.ndarray, starts: np.ndarray) -> list[int]:
-    found: list[int] = how.reduceat(values, starts).tolist() if len(starts) else []
-    return found
+# -- samples as people read them ---------------------------------------------------------------------------------------
+
+
+def sample_record(task: Task, trajectory: Trajectory, scored: ScoredSample) -> dict[str, Any]:
+    """Describe one sample as JSON: its prompt, response and reward."""
+    keys = _keys(task, trajectory)
+    record: dict[str, Any] = {
+        "task_id": task.id,
+        "prompt": task.prompt if isinstance(task.prompt, str) else _messages(task.prompt, keys),
+        "response": trajectory.response,
+        "answer": task.answer,
+        "reward": scored.value if scored.outcome.judged else None,
+        "outcome": scored.outcome.value,
+        "num_tokens": trajectory.num_sampled,
+    }
+    if scored.parts:
+        record["rewards"] = dict(scored.parts)
+    if scored.error:
+        record["error"] = scored.error
+    if len(trajectory.messages) > 2:
+        record["messages"] = _messages(trajectory.messages, keys)
+    return record
+
+
+def records(groups: Sequence[InflightGroup]) -> tuple[dict[str, Any], ...]:
+    """Describe every sample of scored groups, with its place in the ledger."""
+    return tuple(
+        {"group_id": attempt.group, "sample_index": attempt.sample, "attempt": attempt.attempt,
+         **sample_record(one.task, trajectory, scored),
+         **({"filtered": f"{one.rejected_by}: {one.reason}"} if one.rejected_by else {})}
+        for one in groups
+        for attempt, trajectory, scored in one.samples
+    )  # fmt: skip
+
+
+def measures(groups: Sequence[InflightGroup]) -> dict[str, float]:
+    """Metrics of groups that rollout knows and the actor does not."""
+    trajectories = [trajectory for one in groups for trajectory in one.trajectories]
+    truncated = sum(trajectory.outcome == "truncated" for trajectory in trajectories)
+    filtered = Counter[str]()
+    for one in groups:
+        if one.rejected_by:
+            filtered[f"samples/filtered/{one.rejected_by}"] += len(one.scores)
+    return {
+        **filtered,
+        "samples/scored": float(len(trajectories)),
+        "tokens/generated": float(sum(trajectory.num_sampled for trajectory in trajectories)),
+        "length/truncated": truncated / max(1, len(trajectories)),
+        "time/rollout_s": sum(one.seconds for one in groups) / max(1, len(groups)),
+    }
+
+
+def _keys(task: Task, trajectory: Trajectory) -> Sequence[str]:
+    """Keys of the media that its messages show, in order; those of the prompt alone where branches part what was shown."""
+    told = [key for node in trajectory.forest for key in node.media]
+    if len(told) == len(media_of(trajectory.messages)):
+        return told
+    first = trajectory.forest[0].media if trajectory.forest else ()
+    prompt = () if isinstance(task.prompt, str) else task.prompt
+    return first if len(first) == len(media_of(prompt)) else ()
+
+
+def _messages(messages: Sequence[Message], keys: Sequence[str]) -> list[dict[str, Any]]:
+    left = iter(keys)
+    return [{"role": message.role, "content": _content(message, left)} for message in messages]
+
+
+def _content(message: Message, keys: Iterator[str]) -> str | list[dict[str, Any]]:
+    if isinstance(message.content, str) or all(part.media is None for part in message.content):
+        return message.text
+    return [{"type": "text", "text": part.text} if part.media is None else _medium(part.media, next(keys, ""))
+            for part in message.content]  # fmt: skip
+
+
+def _medium(media: Media, key: str) -> dict[str, Any]:
+    """Describe a medium. Its key leads to the store and to the copy for people; bytes in the source are not repeated."""
+    told: dict[str, Any] = {"type": media.kind, "source": shown(media.source)}
+    if media.view is not None:
+        told["view"] = list(media.view)
+    return {**told, "key": key} if key else told

@@ -14,7 +14,6 @@ import random
 from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any, overload
 
@@ -23,10 +22,10 @@ from relax_core.api.options import Options
 from relax_core.api.source import Filter, Sampler
 from relax_core.api.task import Task
 from relax_core.data.tasks import TaskSet
-from relax_core.sampling.inflight import JudgedGroup
+from relax_core.sampling.inflight import InflightGroup
 
 TOO_LONG = "too-long"
-"""What groups count under whose prompt is too long with its media, which only their headers tell."""
+"""The name that rejects groups whose prompt is too long with its media, which only their headers tell."""
 REMEMBERED = 1 << 16
 """Groups whose task is known: far more than are ever under way. One that is issued again keeps its task."""
 
@@ -53,25 +52,26 @@ class Selection:
                 self._picked.popitem(last=False)
         return self._train[self._picked[group]]
 
-    def learned(self, judged: JudgedGroup) -> None:
-        """Tell the sampler what a group's samples were worth."""
-        group = judged.group.issue.group
-        rewards = [judgement.value for judgement in judged.judgements if judgement.outcome.judged]
-        self._sampler.learned(group, self._picked[group], rewards)
+    def learned(self, group: InflightGroup) -> None:
+        """Tell the sampler the rewards of a group's samples."""
+        number = group.issue.group
+        rewards = [scored.value for scored in group.scores if scored.outcome.judged]
+        self._sampler.learned(number, self._picked[number], rewards)
 
-    def filtered(self, judged: JudgedGroup) -> JudgedGroup:
-        """The group with the first filter that rejects it, if one does. Raises where nothing but rejections come."""
-        group = judged.group
+    def filter(self, group: InflightGroup) -> None:
+        """Note the first filter that rejects a group, if one does. Raises where nothing but rejections come."""
         if group.unfit:
-            self._count(f"{TOO_LONG} ({group.unfit})")
-            return replace(judged, rejected_by=TOO_LONG, reason=group.unfit)
-        rewards = [one.value if one.outcome.judged else math.nan for one in judged.judgements]
-        for name, rule in self._filters.items():
-            if reason := rule.reject(group.task, group.issue.attempts, group.trajectories, rewards):
-                self._count(f"{name} ({reason})")
-                return replace(judged, rejected_by=name, reason=reason)
-        self._in_a_row.clear()
-        return judged
+            group.rejected_by, group.reason = TOO_LONG, group.unfit
+        else:
+            rewards = [scored.value if scored.outcome.judged else math.nan for scored in group.scores]
+            for name, rule in self._filters.items():
+                if reason := rule.reject(group.task, group.issue.attempts, group.trajectories, rewards):
+                    group.rejected_by, group.reason = name, reason
+                    break
+            else:
+                self._in_a_row.clear()
+                return
+        self._count(f"{group.rejected_by} ({group.reason})")
 
     def _count(self, cause: str) -> None:
         self._in_a_row[cause] += 1
@@ -83,7 +83,7 @@ class Selection:
             )
 
     def state(self) -> Mapping[str, Any]:
-        """What the sampler has learned."""
+        """State that the sampler has learned."""
         return self._sampler.state()
 
     def load(self, state: Mapping[str, Any]) -> None:

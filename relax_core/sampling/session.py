@@ -1,17 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One sample while it happens: branches that take turns with the policy, growing one forest of tokens.
 
-Sampled ids go in as they came and are never made from text again; what the environment says is rendered once, as what
-it appends. Nothing here knows engines or environments: turns are asked of `Generate`.
-
-Keys of states: where turns of different samples of a task began in the same one, their keys are equal.
-
-A state has the environment's name for it (`Observation.state`); else it is what the policy was shown since it last
-spoke. It is no cache key of tokens: the same words are the same state whatever stands before them.
-
-Seeds as pure functions of names: (run seed, group, sample, attempt, turn). Nothing here draws or remembers.
-
-Each step is splitmix64's finalizer over a running state, so that neighbouring names give unrelated seeds.
+Nothing here knows engines or environments: turns are asked of `Generate`. Seeds and keys of states are pure functions at the
+end of the file.
 """
 
 from __future__ import annotations
@@ -35,77 +26,24 @@ from relax_core.data.placeholders import MediaRefused
 from relax_core.engines.requests import Completion, Generate, GenerateCall, cut, watch_for
 from relax_core.engines.routes import Routes, filled
 
-
-def state_key(name: str, shown: Sequence[Message], tokens: Sequence[int]) -> int:
-    """A signed 64-bit number. Where nothing was shown either, the state is all that was said: `tokens`."""
-    if name:
-        return _digest("name", name)
-    if shown:
-        return _digest("shown", *(text for message in shown for text in _texts(message)))
-    return _digest("tokens", array("q", tokens).tobytes())
-
-
-def _texts(message: Message) -> tuple[str, ...]:
-    """What tells two messages apart; media by their references."""
-    content = message.content
-    parts = [("", content)] if isinstance(content, str) else [
-        (part.media.kind, part.media.reference) if part.media else ("", part.text) for part in content
-    ]  # fmt: skip
-    return (message.role, message.name, str(len(parts)), *chain.from_iterable(parts))
-
-
-def _digest(*texts: str | bytes) -> int:
-    digest = blake2b(digest_size=8)
-    for text in texts:
-        encoded = text if isinstance(text, bytes) else text.encode(errors="surrogatepass")
-        digest.update(len(encoded).to_bytes(8, "big") + encoded)
-    return int.from_bytes(digest.digest(), "big", signed=True)
-
-
-_MASK = (1 << 64) - 1
-_GAMMA = 0x9E3779B97F4A7C15
-
-
-def sample_seed(run_seed: int, group: int, sample: int, retry: int = 0) -> int:
-    """The seed of one attempt at one place of a group, below 2**63."""
-    return _mix(_mix(_mix(_mix(0, run_seed), group), sample), retry) >> 1
-
-
-def turn_seed(sample_seed: int, turn: int) -> int:
-    """The seed of one turn of a sample, below 2**63."""
-    return _mix(_mix(1, sample_seed), turn) >> 1
-
-
-def branch_seed(seed: int, turn: int, branch: int) -> int:
-    """What turns of a branch are seeded from: independent of the order in which branches happen to run."""
-    return _mix(_mix(_mix(2, seed), turn), branch) >> 1
-
-
-def _mix(state: int, value: int) -> int:
-    z = (state + _GAMMA + (value & _MASK)) & _MASK
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
-    return z ^ (z >> 31)
-
-
 ENGINE_FAILS = (InfrastructureError, ValueError)
-"""What `generate` may raise where an engine fails, or refuses."""
+"""Errors that `generate` raises where an engine fails, or refuses."""
 _NOTHING = Rendered(())
 Format = Callable[[Observation | str], tuple[Message, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a sample may use; 0 is no limit, except for a turn's own."""
+    """Bounds of a sample; 0 is no limit, except for a turn's own."""
 
     max_new_tokens: int
-    """A turn's."""
+    """Tokens of one turn."""
     max_turns: int = 1
     token_budget: int = 0
     """All tokens of the sample, prompt and observations included; branches that run side by side may each use what
     was left when they began."""
     max_context: int = 0
-    """Of one branch, with everything that was said to it."""
+    """Tokens of one branch, with everything that was said to it."""
     stop: tuple[str, ...] = ()
 
 
@@ -115,7 +53,17 @@ class SessionEnded(Exception):
 
 @dataclass(slots=True)
 class Sample:
-    """What all branches of a sample share."""
+    """State that all branches of a sample share.
+
+        running -> finished | truncated | failed (an engine, a medium, the environment) -> trajectory
+
+    Invariants:
+    - sampled ids go into the forest as they came and are never made from text again; messages are rendered once, as what
+      they append;
+    - a node's parent comes before it, branches that start with the same tokens share their root, and nodes only change by
+      learning which experts their tokens visited;
+    - the first outcome that can't be judged stays; after it no turn begins.
+    """
 
     family: ModelFamily
     generate: Generate
@@ -124,18 +72,18 @@ class Sample:
     """The environment's `format_observation`."""
     tools: tuple[Tool, ...] = ()
     media: MediaFor | None = None
-    """None: whatever is said is text."""
+    """None: every message is text."""
     forest: list[Node] = field(default_factory=list)
     branches: list[Branch] = field(default_factory=list)
     outcome: Outcome = Outcome.FINISHED
     error: str = ""
     response: str = ""
     states: list[int] = field(default_factory=list)
-    """[turns] keys of what was shown before each turn, in the order in which turns began."""
+    """Keys of the states in which turns began, in that order [turns]."""
     num_tokens: int = 0
     step_rewards: list[float] = field(default_factory=list)
     step_turns: list[int] = field(default_factory=list)
-    """The turn that each was given for."""
+    """The turn that each reward was given for."""
     newest: int | None = None
     """Newest step among the weights that sampled its tokens."""
     info: dict[str, Any] = field(default_factory=dict)
@@ -147,18 +95,14 @@ class Sample:
     deadline: asyncio.Timeout | None = None
     own_time_s: float = 0.0
 
-    def open(self, prompt: str | tuple[Message, ...], rendered: Rendered, seed: int) -> Branch:
-        """The first branch."""
-        return Branch(self, prompt, rendered, seed)
-
     def end(self, outcome: Outcome, error: str) -> SessionEnded:
-        """Note why it is over, unless something worse was noted before."""
+        """Note why the sample is over, unless something worse was noted before."""
         if self.outcome.judged:
             self.outcome, self.error = outcome, error
         return SessionEnded(error)
 
     def room(self, length: int, added: int, asked: int | None) -> int:
-        """Tokens that the next turn of a branch of this length may have, once `added` tokens are said to it."""
+        """Bound the tokens of the next turn of a branch of this length, once `added` tokens are said to it."""
         limits = self.limits
         bounds = [limits.max_new_tokens if asked is None else min(asked, limits.max_new_tokens)]
         if limits.token_budget:
@@ -168,7 +112,7 @@ class Sample:
         return min(bounds)
 
     async def ask(self, call: GenerateCall) -> Completion:
-        """One turn of the policy; an engine that fails ends the sample. The environment's own time stands still."""
+        """Ask for one turn of the policy; an engine that fails ends the sample. The environment's own time stands still."""
         self.generating += 1
         if self.deadline is not None:
             self.deadline.reschedule(None)
@@ -182,7 +126,7 @@ class Sample:
                 self.deadline.reschedule(asyncio.get_running_loop().time() + self.own_time_s)
 
     async def look(self, messages: Sequence[Message]) -> None:
-        """Have what these messages show processed; what can't be read ends the sample."""
+        """Have the media of messages processed; one that can't be read ends the sample."""
         if self.media is None or not media_of(messages):
             return
         try:
@@ -191,7 +135,7 @@ class Sample:
             raise self.end(Outcome.MEDIA_ERROR, str(refused)) from refused
 
     def hold(self, rendered: Rendered, messages: Sequence[Message]) -> Rendered:
-        """With the tokens that the messages' media take. A text that looks like a medium ends the sample."""
+        """Expand a rendering to the tokens that its media take. A text that looks like a medium ends the sample."""
         if self.media is None:
             return rendered
         try:
@@ -200,7 +144,7 @@ class Sample:
             raise self.end(Outcome.MEDIA_ERROR, str(refused)) from refused
 
     def engine_failed(self, error: Exception) -> SessionEnded:
-        """What `generate` raised ends the sample."""
+        """End the sample with the error that `generate` raised."""
         return self.end(Outcome.ENGINE_ERROR, f"{type(error).__name__}: {error}")
 
     @contextmanager
@@ -213,7 +157,7 @@ class Sample:
             self.deadline = None
 
     def trajectory(self) -> Trajectory:
-        """The sample, which is over."""
+        """Give the sample, which is over."""
         messages = tuple(message for branch in self.branches for message in branch.own_messages())
         self.branches.clear()  # each holds its sample: a ring that only the collector would find
         info = {**self.info, "error": self.error} if self.error else self.info
@@ -224,14 +168,23 @@ class Sample:
 
 
 class Branch:
-    """One line of a sample: `Session` for environments that drive, and what the turn loop works on."""
+    """One line of a sample: `Session` for environments that drive, and the object of the turn loop for the others.
+
+        begin (messages are rendered into the forest) -> ask -> take (the turn joins the forest) -> append -> begin ...
+
+    Invariants:
+    - `_tokens` and `_media` are those of the path from a root to `_leaf`; None: nothing is rendered yet;
+    - `_messages` are rendered (or will be with the prompt), `_pending` are said and wait for the next turn;
+    - a row is never longer than the model's context: messages that leave no room for a turn stay out.
+    """
 
     def __init__(self, sample: Sample, prompt: str | tuple[Message, ...], rendered: Rendered | None, seed: int) -> None:
-        self.sample, self._seed, self._rendered = sample, seed, rendered
+        self.sample, self._prompt, self._rendered, self._seed = sample, prompt, rendered, seed
         self._raw = isinstance(prompt, str)
-        self._prompt = prompt
+        """A bare string goes on as bare text."""
         self._messages = [Message("user", prompt)] if isinstance(prompt, str) else list(prompt)
         self._shared = 0
+        """Messages that it shares with the branch it was forked from."""
         self._pending: list[Message] = []
         self._tokens: tuple[int, ...] = ()
         self._media: tuple[str, ...] = ()
@@ -240,40 +193,46 @@ class Branch:
         self._state = ""
         """The environment's name for the state that the next turn begins in."""
         self._newest_turn = 0
-        """Its newest turn's place among all turns of the sample; what it was forked or restarted from, before its first."""
+        """Its newest turn's place among all turns of the sample; before its first, that of the branch it came from."""
         sample.branches.append(self)
 
     async def generate(self, max_new_tokens: int | None = None, stop: tuple[str, ...] = ()) -> Action:
-        """Let the policy take a turn. Raises Ended when it can't."""
+        """Let the policy take a turn. Raises SessionEnded when it can't."""
         try:
-            return await self._generate(max_new_tokens, stop)
+            known = self._leaf is not None or self._rendered is not None
+            await self.sample.look(self._pending if known else self._said())
+            call = self.begin(max_new_tokens, stop)
+            return self.take(call, await self.sample.ask(call), max_new_tokens)
         except SessionEnded:
             raise
         except Exception as error:
             self.sample.broken = error
             raise
 
-    async def _generate(self, max_new_tokens: int | None, stop: tuple[str, ...]) -> Action:
-        unseen = self._pending if self._leaf is not None or self._rendered is not None else self._said()
-        await self.sample.look(unseen)
-        call = self.begin(max_new_tokens, stop)
-        return self.take(call, await self.sample.ask(call), max_new_tokens)
-
     def begin(self, max_new_tokens: int | None = None, stop: tuple[str, ...] = ()) -> GenerateCall:
-        """What the policy is asked for its next turn. Raises Ended when it can't take one."""
+        """Make the call for the policy's next turn. Raises SessionEnded when it can't take one."""
         sample = self.sample
         if not sample.outcome.judged:
             raise SessionEnded(sample.error)
         if sample.limits.max_turns and len(sample.states) >= sample.limits.max_turns:
             raise sample.end(Outcome.TRUNCATED, "")
-        state = state_key(self._state, self._shown(), self._tokens)
+        state = state_key(self._state, self._pending if self._leaf is not None else self._said(), self._tokens)
         if self._leaf is None:
             self._start()
-        added = self._appended()
+        added = _NOTHING
+        if self._pending and self._raw:
+            added = Rendered(sample.family.encode(_text(self._pending)))
+        elif self._pending:
+            appended = sample.family.delta(self._messages, self._pending, self._tokens[-1])
+            added = sample.hold(appended, self._pending)
         room = sample.room(len(self._tokens), len(added.tokens), max_new_tokens)
-        if room <= 0:  # what was said last stays out: a row is never longer than the model's context
+        if room <= 0:
             raise sample.end(Outcome.TRUNCATED, "")
-        self._extend(added)
+        if added.tokens:
+            self._grow(Node(self._leaf, added.tokens, sampled=False, media=added.media))
+        self._media += added.media
+        self._messages += self._pending
+        self._pending.clear()
         self._newest_turn, self._state = len(sample.states), ""
         sample.states.append(state)
         self._turn += 1
@@ -283,21 +242,36 @@ class Branch:
         return GenerateCall(self._tokens, room, seed, sample.family.stop_tokens, stops, self._media, watch=watch)
 
     def take(self, call: GenerateCall, completion: Completion, max_new_tokens: int | None = None) -> Action:
-        """The turn that `begin` asked for. Raises Ended where the engine failed in it."""
-        sample = self.sample
+        """Add the turn that `begin` asked for. Raises SessionEnded where the engine failed in it."""
+        sample, family = self.sample, self.sample.family
         if completion.finish in ("error", "abort", "deadline"):
             outcome = Outcome.ENGINE_TIMEOUT if completion.finish == "deadline" else Outcome.ENGINE_ERROR
             raise sample.end(outcome, completion.error or f"generation ended with {completion.finish}")
-        completion = cut(completion, call.stop, sample.family.decode)
+        completion = cut(completion, call.stop, family.decode)
         if completion.finish == "length" and call.max_new_tokens != max_new_tokens:
             sample.end(Outcome.TRUNCATED, "")
-        return self._grow(completion)
+        tokens, versions = completion.tokens, completion.versions
+        if tokens:
+            if completion.oldest_cache and completion.oldest_cache != versions:
+                versions = tuple(map(min, versions, completion.oldest_cache))
+            sample.newest = max(completion.versions if sample.newest is None else (sample.newest, *completion.versions))
+            self._grow(Node(self._leaf, tokens, True, completion.log_probs, versions, self._newest_turn))
+        if completion.routes is not None:
+            self._visit(completion.routes)
+        text, error = family.decode(tokens), ""
+        calls: tuple[ToolCall, ...] = ()
+        if sample.tools:
+            text, calls, error = family.parse(text)
+            error = error or _misnamed(calls, sample.tools)
+        sample.response = text
+        self._messages.append(Message("assistant", text, calls))
+        return Action(text, tokens, calls, error)
 
     def observe(self, observation: Observation | str) -> None:
         self.append(self.sample.format(observation), state_of(observation))
 
     def append(self, messages: tuple[Message, ...], state: str = "") -> None:
-        """What was said to the policy; rendered when its next turn begins. `state`: the environment's name for it."""
+        """Say messages to the policy, rendered when its next turn begins. `state`: the environment's name for it."""
         self._pending += messages
         self._state = state or self._state
 
@@ -321,74 +295,38 @@ class Branch:
         self.sample.step_turns.append(self._newest_turn)
 
     def own_messages(self) -> list[Message]:
-        """Its conversation without what it shares with the branch it was forked from."""
+        """Its conversation without the messages that it shares with the branch it was forked from."""
         return [*self._messages, *self._pending][self._shared :]
-
-    def _shown(self) -> list[Message]:
-        """Since the policy last spoke: all of it before its first turn."""
-        return self._pending if self._leaf is not None else [*self._messages, *self._pending]
-
-    def _start(self) -> None:
-        """The first prompt, with what was said before the policy's first turn."""
-        family = self.sample.family
-        rendered = self._rendered
-        if rendered is None or (self._pending and not self._raw):
-            prompt = self._prompt if self._raw else self._said()
-            rendered = self.sample.hold(family.start(prompt, self.sample.tools), () if self._raw else self._said())
-        tokens = rendered.tokens + (family.encode(_text(self._pending)) if self._raw and self._pending else ())
-        root = Rendered(tokens, rendered.media)
-        if root not in self.sample.roots:
-            self.sample.roots[root] = self._node(Node(None, tokens, sampled=False, media=root.media))
-        self._leaf, self._tokens, self._media = self.sample.roots[root], tokens, root.media
-        self._heard()
 
     def _said(self) -> tuple[Message, ...]:
         return (*self._messages, *self._pending)
 
-    def _appended(self) -> Rendered:
-        """Only what the template appends; a task whose prompt is a bare string goes on as bare text."""
-        family = self.sample.family
-        if not self._pending:
-            return _NOTHING
-        if self._raw:
-            return Rendered(family.encode(_text(self._pending)))
-        added = family.delta(self._messages, self._pending, self._tokens[-1])
-        return self.sample.hold(added, self._pending)
-
-    def _extend(self, added: Rendered) -> None:
-        self._media += added.media
-        if added.tokens:
-            self._leaf = self._node(Node(self._leaf, added.tokens, sampled=False, media=added.media))
-            self._tokens += added.tokens
-        self._heard()
-
-    def _heard(self) -> None:
+    def _start(self) -> None:
+        """Render the first prompt, with the messages before the policy's first turn, and find or make its root."""
+        sample, family, rendered = self.sample, self.sample.family, self._rendered
+        if rendered is None or (self._pending and not self._raw):
+            prompt = self._prompt if self._raw else self._said()
+            rendered = sample.hold(family.start(prompt, sample.tools), () if self._raw else self._said())
+        tokens = rendered.tokens + (family.encode(_text(self._pending)) if self._raw and self._pending else ())
+        root = Rendered(tokens, rendered.media)
+        if root in sample.roots:
+            self._leaf, self._tokens = sample.roots[root], tokens
+        else:
+            sample.roots[root] = self._grow(Node(None, tokens, sampled=False, media=root.media))
+        self._media = root.media
         self._messages += self._pending
         self._pending.clear()
 
-    def _grow(self, completion: Completion) -> Action:
-        sample, family, turn = self.sample, self.sample.family, self._newest_turn
-        tokens = completion.tokens
-        if tokens:
-            versions = completion.versions
-            if completion.oldest_cache and completion.oldest_cache != versions:
-                versions = tuple(map(min, versions, completion.oldest_cache))
-            sample.newest = max(completion.versions if sample.newest is None else (sample.newest, *completion.versions))
-            self._leaf = self._node(Node(self._leaf, tokens, True, completion.log_probs, versions, turn))
-            self._tokens += tokens
-        if completion.routes is not None:
-            self._visit(completion.routes)
-        text, error = family.decode(tokens), ""
-        calls: tuple[ToolCall, ...] = ()
-        if sample.tools:
-            text, calls, error = family.parse(text)
-            error = error or _misnamed(calls, sample.tools)
-        sample.response = text
-        self._messages.append(Message("assistant", text, calls))
-        return Action(text, tokens, calls, error)
+    def _grow(self, node: Node) -> int:
+        """Add a node behind the leaf, and give its number."""
+        self._leaf = len(self.sample.forest)
+        self.sample.forest.append(node)
+        self.sample.num_tokens += len(node.tokens)
+        self._tokens += node.tokens
+        return self._leaf
 
     def _visit(self, routes: Routes) -> None:
-        """Nodes learn which experts their tokens visited, as far as they did not know."""
+        """Tell nodes which experts their tokens visited, as far as they did not know."""
         forest, at, stop = self.sample.forest, self._leaf, len(self._tokens)
         while at is not None:
             node = forest[at]
@@ -396,11 +334,6 @@ class Branch:
             if (told := filled(node, stop, routes)) is not None:
                 forest[at] = replace(node, routes=told[0], routed=told[1])
             at = node.parent
-
-    def _node(self, node: Node) -> int:
-        self.sample.num_tokens += len(node.tokens)
-        self.sample.forest.append(node)
-        return len(self.sample.forest) - 1
 
 
 def state_of(observation: Observation | str | None) -> str:
@@ -413,7 +346,66 @@ def _text(messages: list[Message]) -> str:
 
 
 def _misnamed(calls: tuple[ToolCall, ...], tools: tuple[Tool, ...]) -> str:
-    """What the policy should hear of a call to a tool that is not there."""
+    """Tell the policy of a call to a tool that is not there."""
     known = {tool.name for tool in tools}
     wrong = next((call.name for call in calls if call.name not in known), None)
     return "" if wrong is None else f"there is no tool {wrong!r}; there are {', '.join(sorted(known))}"
+
+
+# -- keys of states: equal where turns of different samples of a task began in the same one --------------------------
+
+
+def state_key(name: str, shown: Sequence[Message], tokens: Sequence[int]) -> int:
+    """Name a state by a signed 64-bit number: the environment's own `name` for it, else what the policy was shown since it last
+    spoke, else all that was said, `tokens`. It is no cache key of tokens: the same words are the same state whatever stands
+    before them."""
+    if name:
+        return _digest("name", name)
+    if shown:
+        return _digest("shown", *(text for message in shown for text in _texts(message)))
+    return _digest("tokens", array("q", tokens).tobytes())
+
+
+def _texts(message: Message) -> tuple[str, ...]:
+    """The texts that tell two messages apart; media by their references."""
+    content = message.content
+    parts = [("", content)] if isinstance(content, str) else [
+        (part.media.kind, part.media.reference) if part.media else ("", part.text) for part in content
+    ]  # fmt: skip
+    return (message.role, message.name, str(len(parts)), *chain.from_iterable(parts))
+
+
+def _digest(*texts: str | bytes) -> int:
+    digest = blake2b(digest_size=8)
+    for text in texts:
+        encoded = text if isinstance(text, bytes) else text.encode(errors="surrogatepass")
+        digest.update(len(encoded).to_bytes(8, "big") + encoded)
+    return int.from_bytes(digest.digest(), "big", signed=True)
+
+
+# -- seeds: pure functions of names (run seed, group, sample, attempt, turn), splitmix64's finalizer over a running state --
+
+_MASK = (1 << 64) - 1
+_GAMMA = 0x9E3779B97F4A7C15
+
+
+def sample_seed(run_seed: int, group: int, sample: int, retry: int = 0) -> int:
+    """Give the seed of one attempt at one place of a group, below 2**63."""
+    return _mix(_mix(_mix(_mix(0, run_seed), group), sample), retry) >> 1
+
+
+def turn_seed(sample_seed: int, turn: int) -> int:
+    """Give the seed of one turn of a sample, below 2**63."""
+    return _mix(_mix(1, sample_seed), turn) >> 1
+
+
+def branch_seed(seed: int, turn: int, branch: int) -> int:
+    """Give the seed of a branch's turns, independent of the order in which branches happen to run."""
+    return _mix(_mix(_mix(2, seed), turn), branch) >> 1
+
+
+def _mix(state: int, value: int) -> int:
+    z = (state + _GAMMA + (value & _MASK)) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)

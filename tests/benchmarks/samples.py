@@ -29,8 +29,7 @@ from relax_core.runners.launch import Launch, bus_settings
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.runners.run_status import RunStatusService
 from relax_core.sampling.rollout_worker import RolloutWorker
-from relax_core.sampling.rows import row_batch
-from relax_core.sampling.sample_record import measures, records
+from relax_core.sampling.rows import measures, records, row_batch
 from relax_core.weights.service import LocalWeightService
 from tests.benchmarks import report
 from tests.benchmarks.overhead import HERE, built
@@ -69,7 +68,7 @@ def launched(recipe: Path, run: Path) -> tuple[Launch, Catalogue]:
     return Launch("samples", str(run), config.dump(), plan(config, catalogue), plugins), catalogue
 
 
-async def deliver(producer: RolloutWorker, folder: RunDirectory, first: int, count: int, parts: Parts) -> None:
+async def deliver(worker: RolloutWorker, folder: RunDirectory, first: int, count: int, parts: Parts) -> None:
     """What the role does with `count` samples, without the bus."""
     version = Version("actor", 0, 0)
     issues = [
@@ -77,9 +76,9 @@ async def deliver(producer: RolloutWorker, folder: RunDirectory, first: int, cou
         for group in range(first, first + count // GROUP)
     ]  # fmt: skip
     parts.begin()
-    made = await asyncio.gather(*(asyncio.create_task(producer.make(issue, version)) for issue in issues))
+    made = await asyncio.gather(*(asyncio.create_task(worker.make(issue, version)) for issue in issues))
     parts.end("make")
-    judged = await producer.judge(made)
+    judged = await worker.score(made)
     parts.end("judge")
     row_batch([sample for one in judged for sample in one.samples])
     parts.end("rows")
@@ -104,7 +103,7 @@ async def measure(recipe: Path, count: int, deliveries: int, profile: cProfile.P
         async def tell(what: str, detail: str, seconds: float) -> None:
             report.say(f"{what}: {detail}")
 
-        producer = await RolloutWorker.open(context, tell)
+        worker = await RolloutWorker.open(context, tell)
         parts = Parts()
         try:
             with collected_seldom():
@@ -113,11 +112,11 @@ async def measure(recipe: Path, count: int, deliveries: int, profile: cProfile.P
                         parts = Parts()
                         if profile is not None:
                             profile.enable()
-                    await deliver(producer, folder, number * count // GROUP, count, parts)
+                    await deliver(worker, folder, number * count // GROUP, count, parts)
         finally:
             if profile is not None:
                 profile.disable()
-            await producer.close()
+            await worker.close()
             await workers.close()
             await bus.close()
         return parts

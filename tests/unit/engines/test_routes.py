@@ -18,7 +18,7 @@ from relax_core.engines.routes import Routes, filled, route_columns
 from relax_core.engines.status import response_fault
 from relax_core.rewards.scorer import ScoredSample
 from relax_core.sampling.rows import row_batch
-from relax_core.sampling.session import Limits, Sample
+from relax_core.sampling.session import Branch, Limits, Sample
 from tests.unit.rollout.toy_policy import Letters
 
 ROUTING = Routing(2, 2, 200)
@@ -131,7 +131,7 @@ def test_rows_keep_token_order_over_turns_and_branches(
     played: list[tuple[str, list[int], int]], data: st.DataObject
 ) -> None:
     own = sample()
-    branches = [own.open("ab", Rendered((1, 2, 3)), 0)]
+    branches = [Branch(own, "ab", Rendered((1, 2, 3)), 0)]
     for what, tokens, said in played:
         branch = branches[data.draw(st.integers(0, len(branches) - 1))]
         if what == "fork":
@@ -158,7 +158,7 @@ def test_rows_keep_token_order_over_turns_and_branches(
 
 def test_a_later_turn_fills_the_last_token_and_what_was_observed() -> None:
     own = sample()
-    branch = own.open("ab", Rendered((1, 2, 3)), 0)
+    branch = Branch(own, "ab", Rendered((1, 2, 3)), 0)
     call = branch.begin()
     branch.take(call, sampled(call, (4, 5), engine=1))
     assert own.forest[1].routed == b"\1\0"

@@ -25,8 +25,8 @@ from relax_core.api.weights import Version
 from relax_core.cli import data
 from relax_core.data.media_host import MediaHost, Previews
 from relax_core.rewards.scorer import ScoredSample
-from relax_core.sampling.inflight import FinishedGroup, JudgedGroup
-from relax_core.sampling.sample_record import sample_record
+from relax_core.sampling.inflight import InflightGroup
+from relax_core.sampling.rows import sample_record
 from relax_core.sampling.selection import TOO_LONG, Selection
 from relax_core.views.report import element, render
 from relax_core.views.run import RunView
@@ -200,9 +200,10 @@ def test_a_group_whose_prompt_is_too_long_with_its_media_is_replaced_and_a_run_o
     selection = Selection(Any0(), {}, [Task("1", "a")], [0], 0, refill_limit=3)
     issue = Issue(0, (AttemptId(0, 0, 0),))
     seen = Trajectory((), "", (), Outcome.INVALID_TASK)
-    group = FinishedGroup(issue, Task("1", "a"), (seen,), Version("actor", 0, 0), 0.0, "a prompt of 900 tokens")
-    judged = JudgedGroup(group, (ScoredSample(float("nan"), outcome=Outcome.INVALID_TASK),))
-    assert selection.filtered(judged).rejected_by == TOO_LONG
+    group = InflightGroup(issue, Task("1", "a"), Version("actor", 0, 0), trajectories=(seen,))
+    group.unfit, group.scores = "a prompt of 900 tokens", (ScoredSample(float("nan"), outcome=Outcome.INVALID_TASK),)
+    selection.filter(group)
+    assert group.rejected_by == TOO_LONG
     with pytest.raises(RelaxError, match="too-long .a prompt of 900 tokens"):
         for _ in range(3):
-            selection.filtered(judged)
+            selection.filter(group)

@@ -75,7 +75,7 @@ def test_deaths_and_pauses_with_partial_samples_lose_nothing(tmp_path: Path, eng
     async def pauses(theatre: Theatre) -> None:
         while True:
             await asyncio.sleep(random.uniform(1.0, 6.0))
-            pool = theatre.roles["rollout"]._producer.engines
+            pool = theatre.roles["rollout"]._worker.pool
             await pool.pause()
             await asyncio.sleep(random.uniform(0.0, 3.0))  # a publish may land meanwhile
             await pool.resume()

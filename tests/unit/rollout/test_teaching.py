@@ -6,7 +6,8 @@ import pytest
 
 from relax_core.api import ConfigError, Ragged, RowBatch, RowId, Task
 from relax_core.config.tables import TeacherTable
-from relax_core.sampling.factories import check_taught, teachers_of, with_teacher
+from relax_core.data.tasks import check_taught, teachers_of
+from relax_core.sampling.rows import with_teacher
 
 MATHS, CODE = TeacherTable(path="a", only="domain=maths"), TeacherTable(path="b", only="kind.language=python")
 

@@ -7,11 +7,19 @@ import asyncio
 from collections.abc import Sequence
 
 from relax_core.api.batch import AttemptId
+from relax_core.api.bus import Issue
+from relax_core.api.task import Task
+from relax_core.api.weights import Version
 from relax_core.engines.requests import Completion, GenerateCall, watch_for
 from relax_core.sampling.inflight import InflightGroup
 
 FIRST, SECOND = AttemptId(0, 0, 0), AttemptId(0, 1, 0)
 CALL = GenerateCall((1,), 9, seed=0)
+
+
+def begun(step: int) -> InflightGroup:
+    """A group of two samples, admitted when the engines had the weights of `step`."""
+    return InflightGroup(Issue(0, (FIRST, SECOND)), Task("1", "a"), Version("actor", 0, step))
 
 
 class Engines:
@@ -30,7 +38,7 @@ def sampled(*versions: int, oldest_cache: tuple[int, ...] = ()) -> Completion:
 
 
 async def test_the_floor_of_every_turn_is_the_oldest_version_of_the_whole_group() -> None:
-    group, engines = InflightGroup(granted=4), Engines(sampled(6, 7), sampled(5, 6), sampled(7), sampled(7))
+    group, engines = begun(4), Engines(sampled(6, 7), sampled(5, 6), sampled(7), sampled(7))
     first, second = group.generator([FIRST], engines), group.generator([SECOND], engines)
     assert group.floor == 4, "nothing is sampled: what was granted"
     for generate in (first, second, first, second):
@@ -39,13 +47,13 @@ async def test_the_floor_of_every_turn_is_the_oldest_version_of_the_whole_group(
 
 
 async def test_the_floor_is_as_old_as_the_caches() -> None:
-    group = InflightGroup(granted=2)
+    group = begun(2)
     await group.generator([FIRST], Engines(sampled(5, 6, oldest_cache=(4, 4))))([CALL])
     assert group.floor == 4
 
 
 async def test_lengths_count_turns_that_ended_and_tokens_that_came_so_far() -> None:
-    group = InflightGroup(granted=0)
+    group = begun(0)
     await group.generator([FIRST], Engines(sampled(1, 1)))([CALL])
     began = asyncio.Event()
 

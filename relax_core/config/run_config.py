@@ -154,7 +154,7 @@ DEFAULT_NAMES = {
     "sampler": "shuffle",
     "weights": "shared-memory",
 }
-RUNNER_BUS = {"local": "in-process", "ray": "ray"}
+RUNNER_BUS = {"local": "in-process", "inline": "in-process", "ray": "ray"}
 DEFAULT_STALENESS = {"colocate": 0, "hybrid": 1, "async": 1}
 
 

@@ -21,15 +21,7 @@ from relax_core.config.tables import TeacherTable
 from relax_core.engines.auxiliary_pools import GROUP, AuxiliaryPools, auxiliary_pool_names
 from relax_core.engines.factories import engine_events
 from relax_core.engines.model_client import PoolModelClient
-from relax_core.roles.forward import (
-    INPUTS,
-    Filled,
-    ForwardColumns,
-    ForwardLoop,
-    ForwardModel,
-    forward_lease,
-    width_of,
-)
+from relax_core.roles.forward import INPUTS, Filled, ForwardColumns, ForwardLoop, ForwardModel, forward_lease, width_of
 from relax_core.roles.rank_group import RankGroup
 
 

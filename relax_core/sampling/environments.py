@@ -22,7 +22,7 @@ from relax_core.api.trajectory import Outcome
 from relax_core.api.worker import Workers
 from relax_core.engines.model_rpc import model_handlers
 from relax_core.rpc.isolated_pool import Handler, IsolatedPool, IsolatedSession, ItemCrash, ItemTimeout
-from relax_core.sampling.environment_handle import (
+from relax_core.sampling.environment_handle import (  # fmt: skip
     EnvironmentFailed,
     EnvironmentHandle,
     InProcess,
@@ -30,7 +30,7 @@ from relax_core.sampling.environment_handle import (
     StepResult,
     guarded,
     late_text,
-)  # fmt: skip
+)
 from relax_core.sampling.environment_host import SESSION
 from relax_core.sampling.session import Branch
 from relax_core.sampling.single_turn import SingleTurn

@@ -18,7 +18,7 @@ from relax_core.api.bus import Claim, Sealed
 from relax_core.api.errors import RelaxError, StaleFence
 from relax_core.api.trajectory import DropReason, Outcome
 from relax_core.api.weights import Version
-from relax_core.testing.bus_lab import SHORT_S, START, WAIT_S, BusFixture, by_row, columns, token
+from relax_core.testing.bus_fixture import SHORT_S, START, WAIT_S, BusFixture, by_row, columns, token
 from relax_core.testing.bus_training import TrainingSuite
 
 

@@ -17,7 +17,7 @@ from relax_core.api.errors import StaleFence
 from relax_core.api.trajectory import DropReason
 from relax_core.api.weights import Version
 from relax_core.bus.service import open_bus
-from relax_core.testing.bus_lab import FIRST, SHORT_S, START, BusFixture, Open, Scenario, run_on
+from relax_core.testing.bus_fixture import FIRST, SHORT_S, START, BusFixture, Open, Scenario, run_on
 from relax_core.testing.suite import Suite
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import cloudpickle
 
 from relax_core.registry.frames import innermost, plugin_frames, said
-from relax_core.testing.apart import READY
+from relax_core.testing.suite import READY
 
 
 def main() -> None:

@@ -25,9 +25,7 @@ from relax_core.api.weights import Version
 from relax_core.tensor_files.transport import Disk
 from relax_core.testing.engine_adapters import AdapterChecks
 from relax_core.testing.engine_deltas import DeltaChecks
-from relax_core.testing.engine_formats import EngineFormatChecks
-from relax_core.testing.engine_in_flight import PROMPT, PROMPTS, InFlightChecks
-from relax_core.testing.engine_lab import (
+from relax_core.testing.engine_fixture import (
     CONTEXT,
     VOCABULARY,
     EngineFixture,
@@ -37,6 +35,8 @@ from relax_core.testing.engine_lab import (
     tiny_qwen3,
     until_known,
 )
+from relax_core.testing.engine_formats import EngineFormatChecks
+from relax_core.testing.engine_in_flight import PROMPT, PROMPTS, InFlightChecks
 from relax_core.testing.engine_truth import TOLERANCE, agrees, log_softmax, plain_log_probs, truncated
 from relax_core.testing.suite import Suite
 

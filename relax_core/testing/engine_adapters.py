@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from relax_core.api.weights import Manifest, Version
+from relax_core.testing.engine_fixture import LORA, EngineFixture, Tensors, tensors_of
 from relax_core.testing.engine_in_flight import PROMPT
-from relax_core.testing.engine_lab import LORA, EngineFixture, Tensors, tensors_of
 from relax_core.testing.engine_truth import agrees
 
 FAULTS = ("base", "unknown module", "half", "missing module", "rank")

@@ -16,8 +16,8 @@ import pytest
 
 from relax_core.api.weights import Manifest, Version
 from relax_core.testing.engine_adapters import adapter, published
+from relax_core.testing.engine_fixture import EngineFixture, Tensors, tensors_of
 from relax_core.testing.engine_in_flight import PROMPT
-from relax_core.testing.engine_lab import EngineFixture, Tensors, tensors_of
 from relax_core.testing.engine_truth import agrees
 
 FAULTS = ("base", "damaged", "other model")

@@ -14,8 +14,8 @@ import pytest
 from relax_core.api.engine import Engine
 from relax_core.api.weights import TensorInfo, Version, combined_fingerprint, tensor_fingerprint
 from relax_core.testing.engine_adapters import adapter, published
+from relax_core.testing.engine_fixture import VOCABULARY, EngineFixture, Tensors, tensors_of, tiny_qwen3
 from relax_core.testing.engine_in_flight import PROMPT
-from relax_core.testing.engine_lab import VOCABULARY, EngineFixture, Tensors, tensors_of, tiny_qwen3
 from relax_core.testing.engine_truth import plain_log_probs
 
 APART = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.15}

@@ -10,7 +10,7 @@ import pytest
 
 from relax_core.api.engine import Delta, Engine, GenerateRequest
 from relax_core.api.weights import Version
-from relax_core.testing.engine_lab import DISK, EngineFixture, joined
+from relax_core.testing.engine_fixture import DISK, EngineFixture, joined
 from relax_core.testing.engine_truth import agrees
 
 PROMPT = (5, 9, 33, 2, 17)

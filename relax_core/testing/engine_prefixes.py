@@ -12,7 +12,7 @@ import asyncio
 from typing import Any
 
 from relax_core.api.engine import Delta
-from relax_core.testing.engine_lab import VOCABULARY, EngineFixture, gather, until_known
+from relax_core.testing.engine_fixture import VOCABULARY, EngineFixture, gather, until_known
 from relax_core.testing.engine_truth import agrees
 
 LONG_PROMPT = tuple((place * 7 + 3) % VOCABULARY for place in range(112))

@@ -11,7 +11,7 @@ import numpy as np
 from relax_core.api.engine import Delta, Engine, GenerateRequest
 from relax_core.api.routing import Routing
 from relax_core.engines.routes import Routes
-from relax_core.testing.engine_lab import CONTEXT, VOCABULARY
+from relax_core.testing.engine_fixture import CONTEXT, VOCABULARY
 
 LAYERS, TOP_K, EXPERTS = 2, 2, 8
 _SIZE = {

@@ -16,7 +16,7 @@ from relax_core.api.task import Task
 from relax_core.api.trajectory import Trajectory
 from relax_core.testing.number import is_finite
 from relax_core.testing.samples import trajectory
-from relax_core.testing.scripted_hand import ScriptedHand
+from relax_core.testing.scripted_client import ScriptedClient
 from relax_core.testing.suite import Suite
 
 Sample = tuple[Task, str]
@@ -45,7 +45,7 @@ class RewardSuite(Suite):
     @classmethod
     def handed(cls, reward: Any, samples: Sequence[Sample]) -> list[Any]:
         """The same, with these very samples in the reward's hands."""
-        reward.engines = {name: ScriptedHand(name, cls.engine_says) for name in reward.needs_engines}
+        reward.engines = {name: ScriptedClient(name, cls.engine_says) for name in reward.needs_engines}
         tasks = [_with_columns(task, reward.needs_columns) for task, _ in samples]
         attempts = [trajectory(task, response) for task, (_, response) in zip(tasks, samples, strict=True)]
         return asyncio.run(_judge(reward, tasks, attempts))

@@ -8,7 +8,7 @@ compared is what every trainer tells: metrics, the gradient's norm, and the byte
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,65 +17,16 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from relax_core.api.algorithm import Algorithm, Loss, LossBatch, PolicyOutputs, Term
 from relax_core.api.batch import Ragged, RowBatch
 from relax_core.api.errors import RelaxError
-from relax_core.api.options import Options
 from relax_core.api.trainer import Chosen, Chunk, OptimizerSpec, Trainer, TrainerSpec, UpdateOutcome, UpdateResult
 from relax_core.api.weights import (
-    Manifest,
-    Resident,
-    TensorInfo,
     Version,
-    WeightTransport,
-    combined_fingerprint,
-    tensor_fingerprint,
 )
 from relax_core.learn.counts import count
 from relax_core.testing.suite import Suite
+from relax_core.testing.trainer_fixture import VOCAB, InMemory, Reinforce, make_rows, with_values
 from relax_core.testing.trainer_formats import TrainerFormatChecks
-from relax_core.testing.trainer_rows import VOCAB, make_rows, with_values
-
-
-class Reinforce(Algorithm):
-    """`-A log p` over all tokens, and a critic's `(V - A)^2`; with option `skips` rows of advantage 0 may be left out."""
-
-    fits = ("critic",)
-
-    def __init__(self, options: Any = None) -> None:
-        super().__init__(options)
-        self.zero_advantage_skips = bool(dict(options or {}).get("skips", True))
-
-    def loss(self, batch: LossBatch, policy: PolicyOutputs) -> Loss:
-        return Loss({"policy": Term(policy.log_probs, -batch.advantages, "tokens")})
-
-    def fit_loss(self, fit: str, batch: LossBatch, outputs: PolicyOutputs) -> Loss:
-        return Loss({"value": Term((outputs.output("values") - batch.advantages).square())})
-
-
-class InMemory(WeightTransport):
-    """Keeps what was sent; the location is ignored."""
-
-    def __init__(self, options: Any = None) -> None:
-        super().__init__(options or Options())
-        self.sent: dict[Version, list[tuple[TensorInfo, np.ndarray]]] = {}
-
-    def send(
-        self, version: Version, payload: Any, base: str, tensors: Iterable[tuple[str, np.ndarray, str]], location: str
-    ) -> Manifest:
-        held = [
-            (TensorInfo(name, array.shape, dtype, tensor_fingerprint(array), array.nbytes), np.array(array))
-            for name, array, dtype in tensors
-        ]
-        self.sent[version] = held
-        infos = tuple(info for info, _ in held)
-        return Manifest(version, payload, infos, location, base, combined_fingerprint(infos))
-
-    def receive(self, manifest: Manifest, resident: Resident | None = None) -> Iterator[tuple[TensorInfo, np.ndarray]]:
-        return iter(self.sent[manifest.version])
-
-    def release(self, manifest: Manifest) -> None:
-        self.sent.pop(manifest.version, None)
 
 
 def tiny_model(
@@ -121,7 +72,7 @@ class TrainerSuite(TrainerFormatChecks, Suite):
         """A new instance; of several ranks where the suite has them."""
         if cls.ranks == 1:
             return super().make()
-        from relax_core.testing.crew import RankedTrainer
+        from relax_core.testing.trainer_ranks import RankedTrainer
 
         return RankedTrainer(cls.target(), cls.options, cls.ranks, cls.team)  # type: ignore[arg-type]
 

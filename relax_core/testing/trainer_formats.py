@@ -13,7 +13,7 @@ import pytest
 
 from relax_core.api.trainer import Chosen, Trainer
 from relax_core.api.weights import Manifest, Version
-from relax_core.testing.trainer_rows import make_rows
+from relax_core.testing.trainer_fixture import make_rows
 
 SAFETENSORS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 

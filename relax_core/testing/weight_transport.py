@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conformance of weight transports: what arrives is what was sent, and every way to lie about it is caught.
+"""Conformance of weight transports: what arrives is what was sent, and every corruption of it is caught.
 
 class TestMine(WeightTransportSuite):
     component = "my-transport"       # or the class
 
-Lies are in `weight_transport_lies`; each is told once for each payload, through the real chain from sender to receipt.
+Corruptions are in `weight_transport_corruptions`; each is made once for each payload,
+through the real chain from sender to receipt.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from relax_core.api.weights import (
     tensor_fingerprint,
 )
 from relax_core.testing.suite import Suite
-from relax_core.testing.weight_transport_lab import REFUSED, PublishedChain, Transfer, moved
-from relax_core.testing.weight_transport_lies import LIES, lies_of
+from relax_core.testing.weight_transport_corruptions import CORRUPTIONS, corruptions_of
+from relax_core.testing.weight_transport_fixture import REFUSED, PublishedChain, Transfer, moved
 
 Tensors = list[tuple[str, np.ndarray, str]]
 PAYLOADS: tuple[Payload, ...] = ("full", "delta", "lora")
@@ -202,16 +203,19 @@ class WeightTransportSuite(Suite):
         with pytest.raises(ValueError, match=r"actor@0\.0"):
             self.send(sender, location, chain.version.step + 1, moved(chain.now), "delta", "actor@0.0")
 
-    # -- lies ---------------------------------------------------------------------------------------------------
+    # -- corruptions --------------------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize(("lie", "payload"), [(lie, payload) for payload in PAYLOADS for lie in lies_of(payload)])
-    def test_every_lie_is_caught_within_one_publish(
-        self, sender: WeightTransport, location: str, lie: str, payload: Payload
+    @pytest.mark.parametrize(
+        ("corruption", "payload"),
+        [(name, payload) for payload in PAYLOADS for name in corruptions_of(payload)],
+    )
+    def test_every_corruption_is_caught_within_one_publish(
+        self, sender: WeightTransport, location: str, corruption: str, payload: Payload
     ) -> None:
         self.needs(sender, payload)
         chain = PublishedChain.begin(sender, self.build(), location, payload, tensors_of(payload))
         with pytest.raises(REFUSED):
-            LIES[lie](chain)
+            CORRUPTIONS[corruption](chain)
         proved = chain.registry.receivers("actor")
         assert proved.get("engine-0", chain.version) == chain.version
 

@@ -33,7 +33,7 @@ def measured(name: str, shape: Shape, seed: int) -> list[Cell]:
     """Every pair of formats of one model."""
     from relax_core.cli.bench import document
     from relax_core.diagnostics.mismatch import FORMATS, mismatch
-    from relax_core.testing.workers_here import InProcessWorkers
+    from relax_core.testing.in_process_workers import InProcessWorkers
 
     report.say(f"{name}, seed {seed}")
     with tempfile.TemporaryDirectory(prefix="relax-bench-") as folder:

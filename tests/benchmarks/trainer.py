@@ -111,7 +111,7 @@ def spec_of(size: Size, folder: str) -> TrainerSpec:
 
 
 def trainer_of(ranks: int, share: bool) -> Any:
-    from relax_core.testing.crew import RankedTrainer
+    from relax_core.testing.trainer_ranks import RankedTrainer
 
     if ranks > 1:
         return RankedTrainer(TorchTrainer, {"sharding": "none", "share_prefixes": share}, ranks)

@@ -20,7 +20,7 @@ from relax_core.api.errors import InfrastructureError, RetryLater
 from relax_core.api.weights import Manifest, Version
 from relax_core.rpc import messages
 from relax_core.testing.weight_transport import WeightTransportSuite, some_tensors
-from relax_core.testing.weight_transport_lab import Transfer, moved
+from relax_core.testing.weight_transport_fixture import Transfer, moved
 
 ONE = Version("actor", 0, 1)
 SMALL = CollectiveOptions(bucket_mb=1, silence_s=3.0, patience_s=10.0)

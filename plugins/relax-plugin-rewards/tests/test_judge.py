@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from relax_plugin_rewards.judge import Judge, JudgeOptions, expected, read
 
 from relax_core.api import Message, Outcome, Task, Trajectory
-from relax_core.testing.scripted_hand import ScriptedHand
+from relax_core.testing.scripted_client import ScriptedClient
 
 TASK = Task("t1", (Message("system", "Be brief."), Message("user", "What is 2+2?")), 4, {"rubric": ["exact", "short"]})
 
@@ -76,7 +76,7 @@ async def test_it_asks_what_the_template_says_and_nothing_that_a_response_writes
     )
     judge = Judge(options)
     assert judge.needs_engines == ("big",)
-    judge.engines = {"big": ScriptedHand("big", lambda prompt: heard.append(prompt) or "5")}
+    judge.engines = {"big": ScriptedClient("big", lambda prompt: heard.append(prompt) or "5")}
     assert await judge.score(TASK, said("{answer} or {secret}")) == 0.5
     told = "system: Be brief.\n\nuser: What is 2+2?"
     assert heard == [f'Be strict.\n{told}|{{answer}} or {{secret}}|4|["exact", "short"]|0-10|{{}}']
@@ -91,6 +91,6 @@ async def test_a_column_that_a_task_lacks_is_named_and_a_cut_response_scores_zer
 
 async def test_choices_are_weighed_by_how_likely_the_judge_finds_them() -> None:
     judge = Judge(JudgeOptions(read="log-probs", choices={"a": 1.0, "bc": 0.0}, chat=False))
-    judge.engines = {"judge": ScriptedHand("judge", lambda prompt: "")}
+    judge.engines = {"judge": ScriptedClient("judge", lambda prompt: "")}
     assert await judge.score(TASK, said("4")) == pytest.approx(256 / 257)  # a token costs 1/256
     assert expected({"a": -900.0, "b": -900.0}, {"a": 1.0, "b": 0.0}) == 0.5

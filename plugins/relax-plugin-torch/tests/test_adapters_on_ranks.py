@@ -9,8 +9,8 @@ from relax_plugin_torch.trainer import TorchTrainer
 
 from relax_core.api import Chosen, OptimizerSpec, TrainerSpec, Version
 from relax_core.learn.counts import count
-from relax_core.testing.crew import RankedTrainer
 from relax_core.testing.trainer import InMemory, Reinforce, chunk, forward, make_rows, tiny_model
+from relax_core.testing.trainer_ranks import RankedTrainer
 
 ALGORITHM, TRANSPORT = Chosen("algorithm", "reinforce"), Chosen("weight-transport", "in-memory")
 LORA = {"rank": 4, "alpha": 8.0}

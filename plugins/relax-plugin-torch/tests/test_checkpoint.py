@@ -15,8 +15,8 @@ from safetensors.numpy import load_file
 from relax_core.api import Chosen, Chunk, ConfigError, OptimizerSpec, TrainerSpec, Version
 from relax_core.api.errors import InfrastructureError
 from relax_core.learn.counts import count
-from relax_core.testing.crew import RankedTrainer
 from relax_core.testing.trainer import InMemory, Reinforce, make_rows, tiny_model
+from relax_core.testing.trainer_ranks import RankedTrainer
 
 
 @pytest.fixture(scope="module")

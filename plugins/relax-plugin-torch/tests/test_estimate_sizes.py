@@ -7,7 +7,7 @@ import pytest
 from relax_plugin_torch.trainer import TorchTrainer
 
 from relax_core.api import Workload
-from relax_core.testing.crew import RankedTrainer
+from relax_core.testing.trainer_ranks import RankedTrainer
 from tests.benchmarks.trainer import Size, build, built, spec_of, step_of
 from tests.benchmarks.watched import Watched
 

@@ -24,8 +24,8 @@ from relax_core.api import (
     Version,
 )
 from relax_core.api.algorithm import Output
-from relax_core.testing.crew import RankedTrainer
 from relax_core.testing.trainer import InMemory, chunk, make_rows, tiny_model
+from relax_core.testing.trainer_ranks import RankedTrainer
 
 ALGORITHM = Chosen("algorithm", "mine")
 

@@ -10,10 +10,10 @@ from safetensors.numpy import load_file
 
 from relax_core.api import Chosen, ConfigError, OptimizerSpec, Ragged, TrainerSpec, Version
 from relax_core.learn.counts import count
-from relax_core.testing.crew import RankedTrainer
-from relax_core.testing.engine_lab import VOCABULARY, tensors_of
+from relax_core.testing.engine_fixture import VOCABULARY, tensors_of
 from relax_core.testing.moe import EXPERTS, LAYERS, TOP_K, tiny_moe
 from relax_core.testing.trainer import InMemory, Reinforce, chunk, make_rows, with_values
+from relax_core.testing.trainer_ranks import RankedTrainer
 
 ALGORITHM, TRANSPORT = Chosen("algorithm", "reinforce"), Chosen("weight-transport", "in-memory")
 

@@ -11,8 +11,8 @@ from relax_plugin_torch.trainer import TorchTrainer
 
 from relax_core.api import Chosen, ConfigError, OptimizerSpec, TrainerSpec, UpdateOutcome, Version
 from relax_core.learn.counts import count
-from relax_core.testing.crew import RankedTrainer
 from relax_core.testing.trainer import InMemory, Reinforce, chunk, make_rows, tiny_model, update
+from relax_core.testing.trainer_ranks import RankedTrainer
 
 KINDS = ("adamw", "adafactor", "sgd", *(["adamw-8bit"] if importlib.util.find_spec("torchao") else []))
 SPEC = OptimizerSpec(1e-2, betas=(0.9, 0.99))

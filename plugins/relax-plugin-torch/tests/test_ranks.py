@@ -17,8 +17,8 @@ from relax_core.api.errors import InfrastructureError, WorkerDied
 from relax_core.learn.counts import count
 from relax_core.roles.rank_group import RankGroup
 from relax_core.runners.local.workers import LocalWorkers
-from relax_core.testing.crew import RankedTrainer
 from relax_core.testing.trainer import InMemory, Reinforce, forward, make_rows, tiny_model, with_values
+from relax_core.testing.trainer_ranks import RankedTrainer
 
 ALGORITHM = Chosen("algorithm", "reinforce")
 SHARDINGS = pytest.mark.parametrize("sharding", ["none", "fsdp"])

@@ -17,8 +17,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from relax_core.api import Chosen, ConfigError, OptimizerSpec, TrainerSpec, Version
 from relax_core.learn import PackedBatch
 from relax_core.learn.counts import count
-from relax_core.testing.crew import RankedTrainer
 from relax_core.testing.trainer import InMemory, Reinforce, chunk, make_rows, tiny_model
+from relax_core.testing.trainer_ranks import RankedTrainer
 
 ALGORITHM, TRANSPORT = Chosen("algorithm", "reinforce"), Chosen("weight-transport", "in-memory")
 LORA = {"rank": 4, "alpha": 8.0, "dropout": 0.3}

@@ -191,7 +191,7 @@ def _sigmoid(self: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def test_a_model_without_routers_is_refused(tmp_path: Path) -> None:
-    from relax_core.testing.engine_lab import tiny_qwen3
+    from relax_core.testing.engine_fixture import tiny_qwen3
 
     dense = AutoModelForCausalLM.from_pretrained(tiny_qwen3(str(tmp_path), 1))
     with pytest.raises(ConfigError, match="routers"):

@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHea
 
 from relax_core.api import Chosen, ConfigError, OptimizerSpec, TrainerSpec, Version
 from relax_core.learn.counts import count
-from relax_core.testing.crew import RankedTrainer
 from relax_core.testing.trainer import InMemory, Reinforce, chunk, forward, make_rows, tiny_model, update
+from relax_core.testing.trainer_ranks import RankedTrainer
 
 TOLERANCE = 1e-6
 

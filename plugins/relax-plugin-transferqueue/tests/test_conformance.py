@@ -14,7 +14,7 @@ from relax_plugin_transferqueue.store import Servers, TransferQueueStore
 from relax_core.api import BusComponent, PayloadStore, Version
 from relax_core.bus.service import open_bus
 from relax_core.testing.bus import BusSuite
-from relax_core.testing.bus_lab import START, Scenario, run_on
+from relax_core.testing.bus_fixture import START, Scenario, run_on
 
 
 class Reusing(BusComponent):

@@ -13,7 +13,7 @@ from relax_plugin_transformers.engine import TransformersEngine
 from relax_core.api.weights import Version
 from relax_core.tensor_files.transport import Disk
 from relax_core.testing.engine import PROMPTS
-from relax_core.testing.engine_lab import CONTEXT, VOCABULARY, EngineFixture
+from relax_core.testing.engine_fixture import CONTEXT, VOCABULARY, EngineFixture
 from relax_core.testing.engine_truth import agrees
 
 SIZE = {

@@ -12,7 +12,7 @@ from relax_plugin_transformers.batch import Batch, Running
 from relax_plugin_transformers.model import CausalModel
 
 from relax_core.api.engine import Delta, GenerateRequest
-from relax_core.testing.engine_lab import joined, tiny_qwen3
+from relax_core.testing.engine_fixture import joined, tiny_qwen3
 
 WINDOW = 3
 NOBODY = SimpleNamespace(post=lambda item: None)

@@ -14,7 +14,7 @@ from relax_core.api.routing import Routing
 from relax_core.engines.routes import Routes
 from relax_core.tensor_files.transport import Disk
 from relax_core.testing.engine import PROMPTS
-from relax_core.testing.engine_lab import EngineFixture, tiny_qwen3
+from relax_core.testing.engine_fixture import EngineFixture, tiny_qwen3
 from relax_core.testing.engine_truth import agrees
 from relax_core.testing.moe import EXPERTS, LAYERS, TOP_K, plain_routes, routed, tiny_moe
 

@@ -22,7 +22,7 @@ from relax_core.engines.weight_updater import WeightUpdater
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.tensor_files.transport import Disk
 from relax_core.testing.engine import PROMPT
-from relax_core.testing.engine_lab import CONTEXT, EngineFixture, Tensors, tensors_of, tiny_qwen3
+from relax_core.testing.engine_fixture import CONTEXT, EngineFixture, Tensors, tensors_of, tiny_qwen3
 from relax_core.testing.engine_truth import log_softmax, plain_log_probs
 from relax_core.weights.service import LocalWeightService
 
@@ -216,7 +216,7 @@ def test_scores_are_of_logits_divided_by_the_temperature(lab: EngineFixture) -> 
 HALF = """
 import sys, time
 from relax_core.api.weights import Version
-from relax_core.testing.engine_lab import tensors_of
+from relax_core.testing.engine_fixture import tensors_of
 from relax_core.tensor_files.transport import Disk
 
 def stuck():

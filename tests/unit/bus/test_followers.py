@@ -10,7 +10,7 @@ from relax_core.api.bus import ClaimRequest, Sealed
 from relax_core.api.errors import RelaxError, StaleFence
 from relax_core.api.trajectory import Outcome
 from relax_core.bus.queue import TransferQueue
-from relax_core.testing.bus_lab import SETTINGS, START
+from relax_core.testing.bus_fixture import SETTINGS, START
 
 TASK = "critic.fit"
 FOLLOWED = dataclasses.replace(

@@ -18,7 +18,7 @@ from relax_core.bus.journal import LedgerJournal
 from relax_core.bus.queue import TransferQueue
 from relax_core.bus.service import BusService
 from relax_core.bus.store import MemoryStore
-from relax_core.testing.bus_lab import FIRST, SETTINGS, START, BusFixture, columns, token
+from relax_core.testing.bus_fixture import FIRST, SETTINGS, START, BusFixture, columns, token
 
 
 class VirtualClock:

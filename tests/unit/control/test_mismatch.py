@@ -9,7 +9,7 @@ import pytest
 from relax_contrib.recipes.families import save_tokenizer
 from relax_core.api.errors import ConfigError
 from relax_core.diagnostics.mismatch import Setting, mismatch
-from relax_core.testing.workers_here import InProcessWorkers
+from relax_core.testing.in_process_workers import InProcessWorkers
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from safetensors.numpy import load_file
 
 from relax_contrib.recipes import families as tiny
 from relax_core.api import Chosen, Chunk, ConfigError, OptimizerSpec, RowBatch, TrainerSpec, Version
-from relax_core.testing.crew import RankedTrainer
 from relax_core.testing.trainer import InMemory, Reinforce, forward
+from relax_core.testing.trainer_ranks import RankedTrainer
 from tests.unit.media.test_families import Model, built, rows
 from tests.unit.media.test_learning_to_see import graded
 

@@ -18,7 +18,7 @@ from relax_core.api.errors import InfrastructureError
 from relax_core.api.trajectory import DropReason
 from relax_core.api.weights import Version
 from relax_core.testing.bus import BusSuite
-from relax_core.testing.bus_lab import SETTINGS, START, BusFixture, Open, Scenario, run_on
+from relax_core.testing.bus_fixture import SETTINGS, START, BusFixture, Open, Scenario, run_on
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(60)]
 

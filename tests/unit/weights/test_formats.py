@@ -13,7 +13,7 @@ from relax_core.api import Chosen, OptimizerSpec, Ragged, RowBatch, RowId, Train
 from relax_core.api.engine import EngineSpec
 from relax_core.learn.counts import count
 from relax_core.tensor_files.transport import Disk
-from relax_core.testing.engine_lab import CONTEXT, DISK, EngineFixture, tensors_of, tiny_qwen3
+from relax_core.testing.engine_fixture import CONTEXT, DISK, EngineFixture, tensors_of, tiny_qwen3
 from relax_core.testing.trainer import Reinforce, chunk, forward, make_rows, update
 
 FORMATS = ("float32", "bfloat16", "float16")

@@ -17,8 +17,8 @@ from relax_core.registry import Catalogue
 from relax_core.tensor_files import transport
 from relax_core.tensor_files.transport import Disk
 from relax_core.testing.weight_transport import PAYLOADS, tensors_of
-from relax_core.testing.weight_transport_lab import REFUSED, PublishedChain
-from relax_core.testing.weight_transport_lies import LIES, lies_of
+from relax_core.testing.weight_transport_corruptions import CORRUPTIONS, corruptions_of
+from relax_core.testing.weight_transport_fixture import REFUSED, PublishedChain
 
 BYTES_DIFFER = ("stale_bucket", "swapped_names", "flipped_bit_on_the_wire", "false_fingerprint_of_one")
 """Lies that only a look at the bytes can catch."""
@@ -67,7 +67,7 @@ def begun(
 def test_what_a_blind_transport_lets_through_the_receipt_catches(tmp_path: Path, lie: str, payload: str) -> None:
     chain = begun(Disk, tmp_path, payload)
     with pytest.raises(REFUSED):
-        LIES[lie](chain)
+        CORRUPTIONS[lie](chain)
     assert chain.registry.receivers("actor").get("engine-0", chain.version) == chain.version
 
 
@@ -78,7 +78,7 @@ def test_without_the_transports_look_and_honest_receipts_a_lie_passes_and_the_su
 ) -> None:
     chain = begun(Disk, tmp_path, "full", honest=False)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"), pytest.raises(REFUSED):
-        LIES[lie](chain)
+        CORRUPTIONS[lie](chain)
 
 
 @pytest.mark.parametrize("mutant", [Skipping, Swapping])
@@ -93,7 +93,7 @@ def test_every_transport_in_the_box_is_told_every_lie() -> None:
     for component in (*builtins.relax_weight_transports(), *network_weights.relax_weight_transports()):
         offered = catalogue.target("weight-transport", component.name)
         assert issubclass(offered, WeightTransport)
-        told[component.name] = {p: len(lies_of(p)) for p in PAYLOADS if p in offered.payloads}
+        told[component.name] = {p: len(corruptions_of(p)) for p in PAYLOADS if p in offered.payloads}
     each = {"full": 16, "delta": 18, "lora": 17}
     assert told == dict.fromkeys(("shared-memory", "disk", "http", "collective"), each)
     assert sum(sum(counts.values()) for counts in told.values()) == 204

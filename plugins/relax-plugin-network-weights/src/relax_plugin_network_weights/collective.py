@@ -21,7 +21,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.options import Options
-from relax_core.api.weights import (
+from relax_core.api.weights import (  # fmt: skip
     Manifest,
     Payload,
     Resident,
@@ -29,7 +29,7 @@ from relax_core.api.weights import (
     Version,
     WeightTransport,
     combined_fingerprint,
-)  # fmt: skip
+)
 from relax_core.tensor_files.delta import DeltaBase, unchanged_names
 from relax_core.tensor_files.safetensors_file import Tensors, describe
 from relax_core.tensor_files.stopwatch import Stopwatch

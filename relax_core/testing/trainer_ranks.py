@@ -13,7 +13,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -41,7 +41,7 @@ class TrainerRanks:
         atexit.register(self.end)
 
     def ask(self, method: str, calls: Sequence[Sequence[Any]]) -> list[Any]:
-        """One call of every rank; the first failure is raised, and ends a crew of which somebody does not answer."""
+        """One call of every rank; the first failure is raised, and ends all of them where one does not answer."""
         for line, arguments in zip(self._lines, calls, strict=True):
             line.send_bytes(messages.encode((method, tuple(arguments))))
         answers: dict[Connection, Any] = {}
@@ -83,20 +83,20 @@ class RankedTrainer(Trainer[Any]):
 
     def start(self, spec: TrainerSpec) -> Mapping[str, Any]:
         waiting = self.idle.setdefault(self._size, [])
-        self._crew = waiting.pop() if waiting else TrainerRanks(self._size)
+        self._ranks = waiting.pop() if waiting else TrainerRanks(self._size)
         name = f"{self._target.__module__}:{self._target.__qualname__}"
-        self._crew.ask("make", [(name, self._given)] * self._size)
+        self._ranks.ask("make", [(name, self._given)] * self._size)
         ranks = [replace(spec, rank=r, world_size=self._size, rendezvous=f"127.0.0.1:{port}")
                  for port in [_free_port()] for r in range(self._size)]  # fmt: skip
         try:
             facts: Mapping[str, Any] = self._each("start", [(rank,) for rank in ranks])[0]
         except BaseException:  # it may have been refused before the ranks met, or after
-            self._crew.end()
+            self._ranks.end()
             raise
         return facts
 
     def _each(self, method: str, calls: Sequence[Sequence[Any]]) -> list[Any]:
-        return self._crew.ask("call", [(method, *arguments) for arguments in calls])
+        return self._ranks.ask("call", [(method, *arguments) for arguments in calls])
 
     def _all(self, method: str, *arguments: Any) -> list[Any]:
         return self._each(method, [arguments] * self._size)
@@ -145,9 +145,9 @@ class RankedTrainer(Trainer[Any]):
         self._all("export", directory)
 
     def stop(self) -> None:
-        if self._crew.alive:
+        if self._ranks.alive:
             self._all("stop")
-            self.idle[self._size].append(self._crew)
+            self.idle[self._size].append(self._ranks)
 
 
 def spread(chunk: Chunk, size: int, team: int = 1) -> Chunk:
@@ -163,7 +163,7 @@ def _spawn() -> tuple[subprocess.Popen[bytes], Connection]:
     path = os.pathsep.join(entry for entry in sys.path if entry)
     environ = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "relax_core.testing.crew", str(theirs.fileno())], pass_fds=[theirs.fileno()],
+        [sys.executable, "-m", "relax_core.testing.trainer_ranks", str(theirs.fileno())], pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environ,
     )  # fmt: skip
     theirs.close()
@@ -184,8 +184,8 @@ def _free_port() -> int:
 
 
 def _serve(line: Connection) -> None:
-    """A rank's life: make trainers, call them, until nobody is at the other end."""
-    from relax_core.testing.trainer import InMemory, Reinforce
+    """Make trainers and call them in this rank until the connection's other end closes."""
+    from relax_core.testing.trainer_fixture import InMemory, Reinforce
 
     made: Any = None
     while True:
@@ -199,16 +199,15 @@ def _serve(line: Connection) -> None:
                 module, _, qualname = what.partition(":")
                 target = getattr(importlib.import_module(module), qualname)
                 made = target(target.options_model()(**arguments[0]))
-                made.build = _builder(InMemory(), Reinforce)
+                transport = InMemory()
+                made.build = lambda chosen, transport=transport: (
+                    Reinforce(chosen.options) if chosen.kind == "algorithm" else transport
+                )
             else:
                 answer = getattr(made, what)(*arguments)
         except Exception as error:
             answer = describe(error)
         line.send_bytes(messages.encode(answer))
-
-
-def _builder(transport: Any, algorithm: Callable[[Any], Any]) -> Callable[[Chosen], Any]:
-    return lambda chosen: algorithm(chosen.options) if chosen.kind == "algorithm" else transport
 
 
 if __name__ == "__main__":

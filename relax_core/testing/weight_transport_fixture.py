@@ -31,7 +31,7 @@ from relax_core.weights.registry import WeightRegistry, prove_successor
 Tensors = Sequence[tuple[str, np.ndarray, str]]
 REFUSED = (ValueError, RelaxError)
 WAIT_S = 5.0
-"""For a receiver that is there already; a lie that it sees through at once leaves the sender alone that long."""
+"""For a receiver that is there already; a corruption that it sees through at once leaves the sender alone that long."""
 
 
 def infos_of(tensors: Tensors) -> tuple[TensorInfo, ...]:
@@ -126,14 +126,14 @@ class PublishedChain:
         return self.newest.version if self.newest else Version("actor", 0, 0)
 
     def publish(
-        self, tensors: Tensors, wire: Tensors | None = None, payload: Payload | None = None, **lies: object
+        self, tensors: Tensors, wire: Tensors | None = None, payload: Payload | None = None, **false_fields: object
     ) -> Receipt:
-        """One publish of what the trainer has. `wire`: what is really sent; `lies`: fields of a false manifest."""
-        manifest, sent = self.send(tensors, wire, payload, **lies), tensors if wire is None else wire
+        """One publish of what the trainer has. `wire`: what is really sent; `false_fields`: fields of a false manifest."""
+        manifest, sent = self.send(tensors, wire, payload, **false_fields), tensors if wire is None else wire
         return self.arrive(manifest, sent, tensors)
 
     def send(
-        self, tensors: Tensors, wire: Tensors | None = None, payload: Payload | None = None, **lies: object
+        self, tensors: Tensors, wire: Tensors | None = None, payload: Payload | None = None, **false_fields: object
     ) -> Manifest:
         kind = payload or self.payload
         base = str(self.version) if kind == "delta" else ""
@@ -141,7 +141,7 @@ class PublishedChain:
         manifest = self.sender.send(self.version.next(), kind, base, sent, self.location)
         if wire is not None:
             manifest = self._honest(manifest, tensors)
-        return replace(manifest, **lies)  # type: ignore[arg-type]
+        return replace(manifest, **false_fields)  # type: ignore[arg-type]
 
     def _honest(self, manifest: Manifest, tensors: Tensors) -> Manifest:
         """What a manifest of these tensors says, about the bytes of others."""

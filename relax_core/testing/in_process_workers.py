@@ -16,7 +16,7 @@ from relax_core.api.worker import Worker, WorkerSpec
 from relax_core.rpc.host import Builder, Host, free_port
 
 
-class WorkerHere:
+class InProcessWorker:
     """A handle on one host."""
 
     def __init__(self, spec: WorkerSpec, host: Host) -> None:
@@ -53,7 +53,7 @@ class InProcessWorkers:
         self._builder = builder
 
     async def start(self, specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[Worker, ...]:
-        return tuple(WorkerHere(spec, Host.make(spec.component, spec.target, self._builder)) for spec in specs)
+        return tuple(InProcessWorker(spec, Host.make(spec.component, spec.target, self._builder)) for spec in specs)
 
     async def close(self) -> None:
         """Each ends by its own `stop`."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A hand on an engine pool that is not there: what conformance suites give rewards that ask one.
+"""A client of an engine pool without the pool: conformance suites give it to rewards that ask an engine.
 
 It says of every prompt what the suite says, and finds every token equally likely.
 """
@@ -16,7 +16,7 @@ BYTES = 256
 """Its vocabulary."""
 
 
-class ScriptedHand:
+class ScriptedClient:
     """`api.EngineHand` without an engine."""
 
     def __init__(self, name: str, answer: Callable[[str], str]) -> None:

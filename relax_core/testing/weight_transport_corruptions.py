@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every way in which a publish may not be what it says, as one function each; all must be refused within that publish.
 
-A lie begins with a chain whose last version is proved, and publishes once. That it returns means that nobody noticed.
+A corruption begins with a chain whose last version is proved, and publishes once. That it returns means that nobody noticed.
 """
 
 from __future__ import annotations
@@ -12,46 +12,46 @@ from dataclasses import replace
 import numpy as np
 
 from relax_core.api.weights import Payload, combined_fingerprint
-from relax_core.testing.weight_transport_lab import PublishedChain, Transfer, moved
+from relax_core.testing.weight_transport_fixture import PublishedChain, Transfer, moved
 
-Lie = Callable[[PublishedChain], object]
-LIES: dict[str, Lie] = {}
+Corruption = Callable[[PublishedChain], object]
+CORRUPTIONS: dict[str, Corruption] = {}
 ONLY = {"delta_without_its_base": "delta", "delta_on_another_base": "delta", "dropped_adapter_tensor": "lora"}
 """Lies that one payload alone can tell."""
 
 
-def _lie(function: Lie) -> Lie:
-    LIES[function.__name__] = function
+def _corruption(function: Corruption) -> Corruption:
+    CORRUPTIONS[function.__name__] = function
     return function
 
 
-def lies_of(payload: str) -> list[str]:
-    return [name for name in LIES if ONLY.get(name, payload) == payload]
+def corruptions_of(payload: str) -> list[str]:
+    return [name for name in CORRUPTIONS if ONLY.get(name, payload) == payload]
 
 
 # -- the bytes are others than the manifest's -----------------------------------------------------------------------
 
 
-@_lie
+@_corruption
 def skipped_tensor(chain: PublishedChain) -> None:
     after = moved(chain.now)
     chain.publish(after, wire=after[1:])
 
 
-@_lie
+@_corruption
 def stale_bucket(chain: PublishedChain) -> None:
     after = moved(chain.now)
     chain.publish(after, wire=[chain.now[0], *after[1:]])
 
 
-@_lie
+@_corruption
 def swapped_names(chain: PublishedChain) -> None:
     after = moved(chain.now)
     (first, a, dtype), (second, b, _), *rest = after
     chain.publish(after, wire=[(first, b, dtype), (second, a, dtype), *rest])
 
 
-@_lie
+@_corruption
 def wrong_dtype_on_the_wire(chain: PublishedChain) -> None:
     after = moved(chain.now)
     wire = [(name, array.view(np.float16), "F16") if dtype == "BF16" else (name, array, dtype)
@@ -59,13 +59,13 @@ def wrong_dtype_on_the_wire(chain: PublishedChain) -> None:
     chain.publish(after, wire=wire)
 
 
-@_lie
+@_corruption
 def wrong_shape_on_the_wire(chain: PublishedChain) -> None:
     (name, array, dtype), *rest = after = moved(chain.now)
     chain.publish(after, wire=[(name, np.ascontiguousarray(array.T), dtype), *rest])
 
 
-@_lie
+@_corruption
 def flipped_bit_on_the_wire(chain: PublishedChain) -> None:
     (name, array, dtype), *rest = after = moved(chain.now)
     flipped = np.array(array)
@@ -76,28 +76,28 @@ def flipped_bit_on_the_wire(chain: PublishedChain) -> None:
 # -- the sender sends what is not the trainer's ---------------------------------------------------------------------
 
 
-@_lie
+@_corruption
 def identical_bytes_after_an_update(chain: PublishedChain) -> None:
     chain.publish(chain.now)
 
 
-@_lie
+@_corruption
 def tensor_that_is_no_longer_published(chain: PublishedChain) -> None:
     chain.publish(moved(chain.now)[1:])
 
 
-@_lie
+@_corruption
 def dropped_adapter_tensor(chain: PublishedChain) -> None:
     chain.publish([one for one in moved(chain.now) if "lora_B" not in one[0]])
 
 
-@_lie
+@_corruption
 def wrong_dtype_at_the_source(chain: PublishedChain) -> None:
     (name, array, _), *rest = moved(chain.now)
     chain.publish([(name, array.astype(np.float16), "F16"), *rest])
 
 
-@_lie
+@_corruption
 def renamed_tensor(chain: PublishedChain) -> None:
     (name, array, dtype), *rest = moved(chain.now)
     chain.publish([(f"{name}.renamed", array, dtype), *rest])
@@ -106,17 +106,17 @@ def renamed_tensor(chain: PublishedChain) -> None:
 # -- the manifest contradicts itself or its bytes -------------------------------------------------------------------
 
 
-@_lie
+@_corruption
 def false_fingerprint_of_all(chain: PublishedChain) -> None:
     chain.publish(moved(chain.now), fingerprint="0" * 32)
 
 
-@_lie
+@_corruption
 def no_fingerprint(chain: PublishedChain) -> None:
     chain.publish(moved(chain.now), fingerprint="")
 
 
-@_lie
+@_corruption
 def false_fingerprint_of_one(chain: PublishedChain) -> None:
     after = moved(chain.now)
     manifest = chain.send(after)
@@ -124,7 +124,7 @@ def false_fingerprint_of_one(chain: PublishedChain) -> None:
     chain.arrive(replace(manifest, tensors=tensors, fingerprint=combined_fingerprint(tensors)), after, after)
 
 
-@_lie
+@_corruption
 def bytes_of_an_earlier_version(chain: PublishedChain) -> None:
     """The manifest of the new one leads to where the last one is."""
     last, after = chain.newest, moved(chain.now)
@@ -136,14 +136,14 @@ def bytes_of_an_earlier_version(chain: PublishedChain) -> None:
 # -- the wrong time or place ----------------------------------------------------------------------------------------
 
 
-@_lie
+@_corruption
 def abandoned_incarnation(chain: PublishedChain) -> None:
     """A trainer that was given up publishes on, after its successor did."""
     _successor(chain)
     chain.publish(moved(chain.now))
 
 
-@_lie
+@_corruption
 def receipt_of_an_abandoned_incarnation(chain: PublishedChain) -> None:
     """A receiver proves what it loaded after the successor has published."""
     after = moved(chain.now)
@@ -162,7 +162,7 @@ def _successor(chain: PublishedChain, announce: Callable[..., None] | None = Non
     (announce or chain.registry.announce)(successor, None)  # type: ignore[arg-type]
 
 
-@_lie
+@_corruption
 def delta_without_its_base(chain: PublishedChain) -> None:
     """The receiver has nothing to put it on."""
     after = moved(chain.now)
@@ -172,7 +172,7 @@ def delta_without_its_base(chain: PublishedChain) -> None:
         list(chain.transport.receive(manifest, None))
 
 
-@_lie
+@_corruption
 def delta_on_another_base(chain: PublishedChain) -> None:
     """The receiver has another version than the one the delta is made for."""
     name, (array, dtype) = next(iter(chain.receiver.tensors.items()))

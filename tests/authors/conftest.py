@@ -13,12 +13,16 @@ import subprocess
 import sys
 import sysconfig
 import venv
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.graph.conftest import game
+from tests.shared_folder import shared_folder
+
+__all__ = ["game"]
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 280
@@ -39,17 +43,18 @@ class Ended:
 
 @dataclass(frozen=True)
 class Home:
-    """An author's directory with a virtual environment."""
+    """An author's directory, and the virtual environment that its commands run in."""
 
     path: Path
+    environment: Path
     wheels: Path
 
     @property
     def python(self) -> Path:
-        return self.path / "venv/bin/python"
+        return self.environment / "bin/python"
 
     def relax(self, *arguments: str | Path) -> Ended:
-        return ended([self.path / "venv/bin/relax", *arguments], self.path)
+        return ended([self.environment / "bin/relax", *arguments], self.path)
 
     def must(self, *arguments: str | Path) -> Ended:
         """`relax` that has to succeed."""
@@ -91,50 +96,48 @@ def pip(*arguments: str | Path) -> None:
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The core's and every plugin's."""
-    made = tmp_path_factory.mktemp("wheels")
     projects = (ROOT, *sorted((ROOT / "plugins").glob("relax-plugin-*")))
-    pip("wheel", "--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", made, *projects)
-    return made
+    options = ("--quiet", "--no-build-isolation", "--no-deps", "--no-index")
+    return shared_folder(
+        tmp_path_factory, "wheels", lambda folder: pip("wheel", *options, "--wheel-dir", folder, *projects)
+    )
 
 
 @pytest.fixture(scope="session")
 def lent(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Links to the third-party packages of the environment that runs the tests."""
-    made = tmp_path_factory.mktemp("lent")
-    for place in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
-        for entry in Path(place).iterdir():
-            if "relax" not in entry.name and entry.suffix != ".pth":
-                (made / entry.name).symlink_to(entry)
-    return made
+
+    def link(folder: Path) -> None:
+        for place in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
+            for entry in Path(place).iterdir():
+                if "relax" not in entry.name and entry.suffix != ".pth":
+                    (folder / entry.name).symlink_to(entry)
+
+    return shared_folder(tmp_path_factory, "lent", link)
 
 
 @pytest.fixture(scope="session")
-def fresh(wheels: Path, lent: Path) -> Callable[[Path], Home]:
-    """Make a directory an author's home: Relax as its users install it, from wheels."""
+def installed(wheels: Path, lent: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with Relax as its users install it, from wheels. Tests read it and install nothing into it."""
+    return shared_folder(tmp_path_factory, "installed", lambda folder: install_relax(folder, wheels, lent))
 
-    def make(path: Path) -> Home:
-        venv.create(path / "venv", symlinks=True)
-        (site,) = path.glob("venv/lib/python*/site-packages")
-        (site / "lent.pth").write_text(f"{lent}\n")
-        home = Home(path, wheels)
-        home.install("relax-core[quickstart,testing]")
-        return home
 
-    return make
+def install_relax(environment: Path, wheels: Path, lent: Path) -> None:
+    venv.create(environment, symlinks=True)
+    (site,) = environment.glob("lib/python*/site-packages")
+    (site / "lent.pth").write_text(f"{lent}\n")
+    Home(environment, environment, wheels).install("relax-core[quickstart,testing]")
 
 
 @pytest.fixture
-def home(fresh: Callable[[Path], Home], tmp_path: Path) -> Home:
-    return fresh(tmp_path)
+def home(installed: Path, wheels: Path, tmp_path: Path) -> Home:
+    """An author's directory that shares its virtual environment with other tests."""
+    return Home(tmp_path, installed, wheels)
 
 
-@pytest.fixture(scope="session")
-def game(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model that knows just the form of an answer to `?`, a task for each letter, and `recipe.toml`."""
-    from relax_contrib.recipes.guess_number.build import build
-    from relax_core.control.recipes import find
-
-    folder = tmp_path_factory.mktemp("game")
-    build(folder, 0, steps=60)
-    (folder / "recipe.toml").write_text(find("guess-number").toml())
-    return folder
+@pytest.fixture(scope="module")
+def own_home(wheels: Path, lent: Path, tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """An author's directory with a virtual environment of its own, to install into."""
+    path = tmp_path_factory.mktemp("author")
+    install_relax(path / "venv", wheels, lent)
+    return Home(path, path / "venv", wheels)

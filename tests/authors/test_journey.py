@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,34 +46,48 @@ class Plain(Algorithm):
         return Loss({"policy": Term(-policy.log_probs * batch.advantages)})
 ''',
 }
-CHOICE = {  # the metric under which its rewards arrive, and how a run is told of it
-    "reward": ("reward/{name}", "environment=single-turn", 'rewards=["{name}"]'),
-    "environment": ("reward/environment", "environment={name}"),
-    "algorithm": ("reward/mean", "algorithm={name}"),
-}
+SOURCES = ("my", "moved")
+"""One project of each kind keeps its template's code, the other one starts from a file of the author."""
 
 
-@pytest.mark.timeout(600)
+@pytest.fixture(scope="module")
+def author(own_home: Home) -> Home:
+    """An author who has made, built and installed two projects of every kind."""
+    projects = []
+    for kind, code in FILES.items():
+        (own_home.path / "mine.py").write_text(code)
+        own_home.must("new", kind, f"my-{kind}")
+        own_home.must("new", kind, f"moved-{kind}", "--from", "mine.py")
+        projects += [own_home.path / f"relax-plugin-{source}-{kind}" for source in SOURCES]
+    own_home.install(*(own_home.build(project) for project in projects))
+    return own_home
+
+
+@pytest.mark.xdist_group("author")
+@pytest.mark.timeout(900)  # the first one builds and installs all projects
 @pytest.mark.parametrize("kind", FILES)
-def test_a_new_project_builds_installs_is_found_conforms_and_trains(kind: str, home: Home, game: Path) -> None:
-    (home.path / "mine.py").write_text(FILES[kind])
-    names = [f"my-{kind}", f"moved-{kind}"]
-    home.must("new", kind, names[0])
-    home.must("new", kind, names[1], "--from", "mine.py")
-    projects = [home.path / f"relax-plugin-{name}" for name in names]
-    home.install(*(home.build(project) for project in projects))
-
-    found = {plugin["distribution"]: plugin for plugin in home.must("plugins", "list", "--json").json["plugins"]}
-    for name, project in zip(names, projects, strict=True):
-        plugin = found[project.name]
+def test_a_new_project_builds_installs_is_found_and_conforms(kind: str, author: Home, game: Path) -> None:
+    found = {plugin["distribution"]: plugin for plugin in author.must("plugins", "list", "--json").json["plugins"]}
+    for name in (f"{source}-{kind}" for source in SOURCES):
+        plugin = found[f"relax-plugin-{name}"]
         assert (plugin["state"], plugin["components"][0]["name"], plugin["editable"]) == ("ok", name, False)
-        checked = home.must("plugins", "check", name, "--json").json
+        checked = author.must("plugins", "check", name, "--json").json
         assert checked["failed"] == 0 and checked["passed"] > 10
-        rewards, *choice = (text.format(name=name) for text in CHOICE[kind])
-        trains(home, game, rewards, project.name, *choice)
-    tried(home, game, kind, names[0])
-    own = ended([home.python, "-m", "pytest", "-p", "no:cacheprovider", "tests"], projects[0])
+    tried(author, game, kind, f"my-{kind}")
+    own = ended(
+        [author.python, "-m", "pytest", "-p", "no:cacheprovider", "tests"], author.path / f"relax-plugin-my-{kind}"
+    )
     assert own.code == 0, own.out
+
+
+@pytest.mark.xdist_group("author")
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("source", SOURCES)
+def test_new_projects_train_by_name(source: str, author: Home, game: Path) -> None:
+    """One run uses the projects of all kinds."""
+    choice = (f"environment={source}-environment", f'rewards=["{source}-reward"]', f"algorithm={source}-algorithm")
+    rewards = ("reward/environment", f"reward/{source}-reward")
+    trains(author, game, rewards, [f"relax-plugin-{source}-{kind}" for kind in FILES], *choice)
 
 
 def tried(home: Home, game: Path, kind: str, name: str) -> None:
@@ -89,7 +104,7 @@ def tried(home: Home, game: Path, kind: str, name: str) -> None:
 def test_a_single_file_named_in_the_configuration_conforms_and_trains(home: Home, game: Path) -> None:
     mine = single_file(home, "algorithm", "my_loss.py", 'algorithm = "my-loss"')
     assert home.must("plugins", "check", "my_loss.py", "--json").json["failed"] == 0
-    trains(home, game, "reward/mean", "my_loss.py", mine)
+    trains(home, game, ["reward/mean"], ["my_loss.py"], mine)
 
 
 @pytest.mark.ray
@@ -97,7 +112,7 @@ def test_a_single_file_named_in_the_configuration_conforms_and_trains(home: Home
 def test_workers_of_a_cluster_find_a_single_file(home: Home, game: Path) -> None:
     """Environments run in workers of their own, which import the file anew."""
     mine = single_file(home, "environment", "vowels.py", 'environment = "vowels"')
-    trains(home, game, "reward/environment", "vowels.py", mine, "run.runner=ray")
+    trains(home, game, ["reward/environment"], ["vowels.py"], mine, "run.runner=ray")
 
 
 def single_file(home: Home, kind: str, name: str, choice: str) -> Path:
@@ -108,15 +123,17 @@ def single_file(home: Home, kind: str, name: str, choice: str) -> Path:
     return overlay
 
 
-def trains(home: Home, game: Path, rewards: str, plugin: str, *more: str | Path) -> None:
-    """A few steps with the component by name: its rewards arrive, weights move, every sample is accounted for."""
+def trains(home: Home, game: Path, rewards: Sequence[str], plugins: Sequence[str], *more: str | Path) -> None:
+    """A few steps with components by name: their rewards arrive, weights move, every sample is accounted for."""
     summary, metrics = train(home, game, *more)
     assert (summary["status"], summary["steps"], summary["samples_trained"]) == ("finished", 3, 96)
     assert [row["samples/balanced"] for row in metrics if "samples/balanced" in row] == [1, 1, 1]
     assert any(row.get("train/grad_norm", 0) > 0 for row in metrics)
-    assert any(row.get(rewards, 0) > 0 for row in metrics)
+    for name in rewards:
+        assert any(row.get(name, 0) > 0 for row in metrics), name
     used = json.loads((Path(summary["run_dir"]) / "plugins.json").read_text())
-    assert plugin in json.dumps(used)
+    for plugin in plugins:
+        assert plugin in json.dumps(used)
 
 
 def train(home: Home, game: Path, *more: str | Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -21,7 +21,7 @@ WHERE = f"import importlib, json; print(json.dumps([importlib.import_module(n)._
 def test_all_of_relax_is_imported_from_its_wheels(home: Home) -> None:
     done = ended([home.python, "-c", WHERE], home.path)
     assert done.code == 0, done.err
-    site = home.path / "venv/lib"
+    site = home.environment / "lib"
     assert [file for file in json.loads(done.out) if not Path(file).is_relative_to(site)] == []
 
 

@@ -8,11 +8,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.shared_folder import shared_folder
 
 if TYPE_CHECKING:
     from tests.graph.ray_run import Start
@@ -42,9 +45,20 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The quickstart's model and data; its recipe is `recipe.toml`."""
     from relax_core.control.recipes import find
 
-    folder = tmp_path_factory.mktemp("tiny")
-    find("quickstart").build(folder, 0)
-    return folder
+    return shared_folder(tmp_path_factory, "quickstart", lambda folder: find("quickstart").build(folder, 0))
+
+
+@pytest.fixture(scope="session")
+def game(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model that knows just the form of an answer to `?`, a task for each letter, and `recipe.toml`."""
+    from relax_contrib.recipes.guess_number.build import build
+    from relax_core.control.recipes import find
+
+    def build_game(folder: Path) -> None:
+        build(folder, 0, steps=60)
+        (folder / "recipe.toml").write_text(find("guess-number").toml())
+
+    return shared_folder(tmp_path_factory, "guess-number", build_game)
 
 
 @pytest.fixture(params=RUNNERS)
@@ -54,17 +68,24 @@ def runner(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def relax(tmp_path: Path) -> Iterator[Relax]:
-    """Run `relax` in a directory of its own; whatever it started must be gone when it ends."""
+    """Run `relax` in a directory of its own."""
+    with relax_in(tmp_path) as relax:
+        yield relax
+
+
+@contextmanager
+def relax_in(directory: Path) -> Iterator[Relax]:
+    """Run `relax` in this directory; everything that it started must be gone when it ends."""
 
     def call(*arguments: str | Path, timeout_s: float = RUN_S, **env: str) -> Ran:
         done = subprocess.run(
-            command(*arguments), cwd=tmp_path, env=environment(**env), capture_output=True, text=True, timeout=timeout_s,
-            check=False,
+            command(*arguments), cwd=directory, env=environment(**env), capture_output=True, text=True,
+            timeout=timeout_s, check=False,
         )  # fmt: skip
         return Ran(done.returncode, done.stdout, done.stderr)
 
     yield call
-    assert survivors(tmp_path) == []
+    assert survivors(directory) == []
 
 
 def command(*arguments: str | Path) -> list[str]:

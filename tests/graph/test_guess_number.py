@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from relax_contrib.recipes.guess_number.build import build, hint
+from relax_contrib.recipes.guess_number.build import hint
 from relax_contrib.recipes.quickstart.model import EOS
-from relax_core.control.recipes import find
 from relax_core.views.run import open_run
 from tests.graph.conftest import Relax
 
@@ -34,12 +33,10 @@ class Counting(Algorithm):
 
 
 @pytest.mark.timeout(300)
-def test_a_game_of_several_turns_trains_on_guesses_only(relax: Relax, runner: str, tmp_path: Path) -> None:
+def test_a_game_of_several_turns_trains_on_guesses_only(relax: Relax, game: Path, runner: str, tmp_path: Path) -> None:
     (tmp_path / "counting.py").write_text(COUNTING)
     (tmp_path / "mine.toml").write_text('plugins = ["./counting.py"]\nalgorithm = "counting"\n')
-    build(tmp_path / "game", 0, steps=60)
-    (tmp_path / "game/recipe.toml").write_text(find("guess-number").toml())
-    ran = relax("train", "game/recipe.toml", "mine.toml", *SHORT, "--runner", runner, "--run-dir", "run", "--json")
+    ran = relax("train", game / "recipe.toml", "mine.toml", *SHORT, "--runner", runner, "--run-dir", "run", "--json")
     assert ran.code == 0, ran.err
     summary = ran.json
     assert (summary["status"], summary["samples_trained"]) == ("finished", TRAINED)
@@ -54,13 +51,13 @@ def test_a_game_of_several_turns_trains_on_guesses_only(relax: Relax, runner: st
         assert row["game/heard"] > 0
         assert row["game/heard_trained"] == 0
         assert row["train/rollout_log_prob_diff_lag0_max"] < 1e-4
-    games = [game for step in run.sample_steps() for game in run.samples(step)]
+    games = [sample for step in run.sample_steps() for sample in run.samples(step)]
     assert len(games) >= TRAINED
-    assert sum(row["tokens/trained"] for row in steps) <= sum(game["num_tokens"] for game in games)
-    for game in games:
-        check(game)
-    assert any(len(game.get("messages", ())) > 3 for game in games)
-    assert {game["reward"] for game in games} == {0.0, 1.0}
+    assert sum(row["tokens/trained"] for row in steps) <= sum(sample["num_tokens"] for sample in games)
+    for sample in games:
+        check(sample)
+    assert any(len(sample.get("messages", ())) > 3 for sample in games)
+    assert {sample["reward"] for sample in games} == {0.0, 1.0}
 
 
 def check(game: dict[str, Any]) -> None:

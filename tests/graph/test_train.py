@@ -1,25 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run trains, says what it did, and leaves what it promised."""
+"""A run trains, says what it did, and leaves what it promised. Each runner makes one run, which the tests read."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from tests.graph.conftest import Relax
+import pytest
 
+from tests.graph.conftest import relax_in
+
+pytestmark = pytest.mark.timeout(600)  # the first test of a runner waits for its run
 SHORT = ("steps=6", "eval.every=3", "checkpoint.every=3", "rollout.prompts_per_step=8", "eval.sets.0.size=32")
+RUNNERS = [
+    pytest.param("local", marks=pytest.mark.xdist_group("test_train")), pytest.param("ray", marks=pytest.mark.ray),
+]  # fmt: skip
 
 
-def test_a_short_run_trains_and_leaves_every_file_of_a_run(
-    relax: Relax, tiny: Path, runner: str, tmp_path: Path
-) -> None:
-    ran = relax("train", tiny / "recipe.toml", *SHORT, "--runner", runner, "--run-dir", tmp_path / "run", "--json")
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run directory, and the document that `relax train --json` wrote on stdout."""
+
+    path: Path
+    summary: dict[str, Any]
+
+
+@pytest.fixture(scope="module", params=RUNNERS)
+def finished_run(request: pytest.FixtureRequest, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    directory = tmp_path_factory.mktemp(f"train-{request.param}")
+    run = directory / "run"
+    with relax_in(directory) as relax:
+        ran = relax("train", tiny / "recipe.toml", *SHORT, "--runner", request.param, "--run-dir", run, "--json")
     assert ran.code == 0, ran.err
-    summary = ran.json
-    assert summary["status"] == "finished"
-    assert summary["steps"] == 6
-    run = tmp_path / "run"
+    return FinishedRun(run, ran.json)
+
+
+def test_a_short_run_trains_and_leaves_every_file_of_a_run(finished_run: FinishedRun) -> None:
+    assert finished_run.summary["status"] == "finished"
+    assert finished_run.summary["steps"] == 6
+    run = finished_run.path
     files = (
         "config.toml",
         "plugins.json",
@@ -39,28 +60,22 @@ def test_a_short_run_trains_and_leaves_every_file_of_a_run(
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-000003", "step-000006"]
 
 
-def test_the_ledger_balances_at_every_step_and_lag_stays_in_bounds(
-    relax: Relax, tiny: Path, runner: str, tmp_path: Path
-) -> None:
-    ran = relax("train", tiny / "recipe.toml", *SHORT, "--runner", runner, "--run-dir", tmp_path / "run", "--json")
-    assert ran.code == 0, ran.err
-    steps = [row for row in _metrics(tmp_path / "run") if "reward/mean" in row]
+def test_the_ledger_balances_at_every_step_and_lag_stays_in_bounds(finished_run: FinishedRun) -> None:
+    steps = [row for row in _metrics(finished_run.path) if "reward/mean" in row]
     assert len(steps) == 6
     for row in steps:
         assert row["samples/balanced"] == 1
         assert row["samples/issued"] == row["samples/trained"] + row["samples/dropped"] + row["samples/in_flight"]
         assert 0 <= row["lag/max"] <= 1
         assert row["train/rollout_log_prob_diff_lag0_max"] < 1e-4
-    assert ran.json["samples_trained"] == 6 * 8 * 8
+    assert finished_run.summary["samples_trained"] == 6 * 8 * 8
 
 
-def test_the_exported_folder_loads_with_transformers(relax: Relax, tiny: Path, tmp_path: Path) -> None:
+def test_the_exported_folder_loads_with_transformers(finished_run: FinishedRun, tiny: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    ran = relax("train", tiny / "recipe.toml", *SHORT, "--runner", "local", "--run-dir", tmp_path / "run")
-    assert ran.code == 0, ran.err
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run/export")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run/export")
+    model = AutoModelForCausalLM.from_pretrained(finished_run.path / "export")
+    tokenizer = AutoTokenizer.from_pretrained(finished_run.path / "export")
     before = AutoModelForCausalLM.from_pretrained(tiny / "model")
     assert tokenizer.encode("s21=") == [55, 6, 5, 17] or len(tokenizer.encode("s21=")) == 4
     moved = [name for name, value in model.state_dict().items() if not value.equal(before.state_dict()[name])]

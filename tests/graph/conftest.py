@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -73,6 +74,31 @@ def relax(tmp_path: Path) -> Iterator[Relax]:
         yield relax
 
 
+@pytest.fixture
+def relax_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Relax:
+    """Run `relax` inside this process: for what is shown or refused without a run, and without code of authors."""
+    from relax_core.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    def call(*arguments: str | Path) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["relax", *map(str, arguments)])
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        capfd.readouterr()
+        try:
+            with pytest.raises(SystemExit) as ended:
+                main()
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        code = ended.value.code
+        assert isinstance(code, int)
+        return Ran(code, *capfd.readouterr())
+
+    return call
+
+
 @contextmanager
 def relax_in(directory: Path) -> Iterator[Relax]:
     """Run `relax` in this directory; everything that it started must be gone when it ends."""
@@ -112,11 +138,20 @@ def survivors(directory: Path) -> list[str]:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts runs that a test watches. What they leave behind is an error, also where it fails and they are killed."""
+    """Starts runs that a test watches."""
+    with started_runs(tmp_path) as start:
+        yield start
+
+
+@contextmanager
+def started_runs(directory: Path) -> Iterator[Start]:
+    """Start runs in this directory; what they leave behind is an error, also where a test fails and they are killed."""
     from tests.graph.ray_run import Start, until
 
-    starter = Start()
-    yield starter
-    for run in starter.started:
-        run.kill()
-    until(lambda: survivors(tmp_path) == [], lambda: f"processes are gone: {survivors(tmp_path)}", 20)
+    start = Start(directory)
+    try:
+        yield start
+    finally:
+        for run in start.started:
+            run.kill()
+        until(lambda: survivors(directory) == [], lambda: f"processes are gone: {survivors(directory)}", 20)

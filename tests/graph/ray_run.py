@@ -121,9 +121,10 @@ def children(pid: int, word: str) -> list[psutil.Process]:
 
 
 class Start:
-    """Starts runs of one test; the fixture `start` ends them."""
+    """Starts runs under one directory; `started_runs` ends them."""
 
-    def __init__(self) -> None:
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
         self.started: list[Running] = []
 
     def __call__(self, run: Path, *arguments: str | Path, **env: str) -> Running:

@@ -24,7 +24,8 @@ def test_engines_sample_from_what_the_adapters_make_of_the_base(
 ) -> None:
     run = tmp_path / "run"
     ran = relax("train", tiny / "recipe.toml", "--runner", "local", "--run-dir", run, "steps=4", "eval.every=0",
-                "model.lora.rank=4", "optimizer.lr=5e-3", "optimizer.warmup_steps=0", *overrides)  # fmt: skip
+                "rollout.prompts_per_step=12", "model.lora.rank=4",
+                "optimizer.lr=5e-3", "optimizer.warmup_steps=0", *overrides)  # fmt: skip
     assert ran.code == 0, ran.err
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     apart = [step["train/rollout_log_prob_diff_lag0_max"] for step in steps if "reward/mean" in step]

@@ -84,11 +84,11 @@ def broken_model(tiny: Path, folder: Path, kind: str) -> Path:
     ],
 )
 def test_a_broken_model_folder_is_refused_before_anything_starts(
-    relax: Relax, tiny: Path, tmp_path: Path, kind: str, said: str
+    relax_here: Relax, tiny: Path, tmp_path: Path, kind: str, said: str
 ) -> None:
     model = broken_model(tiny, tmp_path, kind)
     refused(
-        relax("train", tiny / "recipe.toml", *SMALL, f"model.path={model}", "--run-dir", "run", "--json"),
+        relax_here("train", tiny / "recipe.toml", *SMALL, f"model.path={model}", "--run-dir", "run", "--json"),
         2,
         "model.path",
         said,
@@ -109,14 +109,16 @@ def test_a_broken_model_folder_is_refused_before_anything_starts(
     ],
 )  # fmt: skip
 def test_a_configuration_that_cannot_run_is_refused_before_anything_starts(
-    relax: Relax, tiny: Path, tmp_path: Path, override: str, said: str
+    relax_here: Relax, tiny: Path, tmp_path: Path, override: str, said: str
 ) -> None:
-    refused(relax("train", tiny / "recipe.toml", *SMALL, override, "--run-dir", "run", "--json"), 2, said)
+    refused(relax_here("train", tiny / "recipe.toml", *SMALL, override, "--run-dir", "run", "--json"), 2, said)
     assert not (tmp_path / "run").exists()
 
 
-def test_several_problems_are_told_together_a_line_each(relax: Relax, tiny: Path) -> None:
-    ran = relax("train", tiny / "recipe.toml", *SMALL, "rollout.group_size=1", "rollout.max_new_tokens=4096", "--json")
+def test_several_problems_are_told_together_a_line_each(relax_here: Relax, tiny: Path) -> None:
+    ran = relax_here(
+        "train", tiny / "recipe.toml", *SMALL, "rollout.group_size=1", "rollout.max_new_tokens=4096", "--json"
+    )
     assert ran.code == 2
     assert [error["field"].split()[0] for error in ran.json["errors"]] == [
         "rollout.group_size",
@@ -125,8 +127,8 @@ def test_several_problems_are_told_together_a_line_each(relax: Relax, tiny: Path
     assert len(ran.err.strip().splitlines()) == 3
 
 
-def test_words_that_the_command_line_does_not_know_are_one_document_too(relax: Relax) -> None:
-    ran = relax("train", "x.toml", "--stepz", "--json")
+def test_words_that_the_command_line_does_not_know_are_one_document_too(relax: Relax, relax_here: Relax) -> None:
+    ran = relax_here("train", "x.toml", "--stepz", "--json")
     assert ran.code == 2 and "--stepz" in ran.json["error"] and "--stepz" in ran.err
     refused(relax("train", "x.toml", "--json"), 2, "x.toml, which does not exist; name a TOML file or a recipe")
 
@@ -152,10 +154,10 @@ def test_a_task_file_that_cannot_be_used_ends_the_run_with_its_line(
     readable(relax, tmp_path / "run")
 
 
-def test_a_run_directory_in_use_is_refused_and_left_as_it_is(relax: Relax, tiny: Path, tmp_path: Path) -> None:
+def test_a_run_directory_in_use_is_refused_and_left_as_it_is(relax_here: Relax, tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run/notes.txt").write_text("mine")
-    ran = relax("train", tiny / "recipe.toml", *SMALL, "--run-dir", "run", "--json")
+    ran = relax_here("train", tiny / "recipe.toml", *SMALL, "--run-dir", "run", "--json")
     refused(ran, 2, "run_dir: got run, which is not empty; name a new directory")
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
 

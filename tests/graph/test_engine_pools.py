@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from relax_core.views.run import open_run
-from tests.graph.conftest import Relax
-from tests.graph.ray_run import Start, kill
+from tests.graph.conftest import Relax, started_runs
+from tests.graph.ray_run import Running, kill
 
 pytestmark = pytest.mark.timeout(300)
 JUDGE = (
@@ -18,18 +18,35 @@ JUDGE = (
 )
 
 
-@pytest.mark.ray
-def test_a_judges_engine_dies_and_no_sample_is_lost_or_scored_zero(start: Start, tiny: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def run_with_teacher_and_judge(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Running:
+    """A run on Ray whose teacher is the policy itself, whose judge is scored by a pool, and whose pool's engine was killed."""
     pool = f'[{{name = "judge", path = "{tiny / "model"}"}}]'
-    short = ("steps=4", "rollout.prompts_per_step=4", "rollout.group_size=4", "eval.every=0", "run.runner=ray")
-    run = start.train(tmp_path / "run", tiny / "recipe.toml", *short, f"engines={pool}", f"rewards=[{JUDGE}]")
-    run.until_steps(1)
-    kill(run.fact("rollout", "pools")["judge"]["engines"]["judge-engine-0"]["pid"])
-    assert run.end() == 0, run.err
-    summary = run.summary()
+    settings = ("algorithm=distillation", "steps=4", "rollout.prompts_per_step=4", "rollout.group_size=4", "optimizer.lr=1e-6",
+                f"teachers={tiny / 'model'}", f"engines={pool}", f"rewards=[{JUDGE}]")  # fmt: skip
+    with started_runs(tmp_path_factory.mktemp("pools")) as start:
+        run = start.train(start.directory / "run", tiny / "recipe.toml", *settings)
+        run.until_steps(1)
+        kill(run.fact("rollout", "pools")["judge"]["engines"]["judge-engine-0"]["pid"])
+        assert run.end() == 0, run.err
+    return run
+
+
+@pytest.mark.ray
+def test_a_judges_engine_dies_and_no_sample_is_lost_or_scored_zero(run_with_teacher_and_judge: Running) -> None:
+    summary = run_with_teacher_and_judge.summary()
     assert (summary["status"], summary["samples_trained"], summary["restarts"]) == ("finished", 64, {"engine": 1})
     assert summary["balanced"] and not summary["samples_dropped"]
-    assert all(0 < step["reward/judge"] < 1 for step in run.steps())
+    assert all(0 < step["reward/judge"] < 1 for step in run_with_teacher_and_judge.steps())
+
+
+@pytest.mark.ray
+def test_a_teacher_that_is_the_policy_has_nothing_to_teach_at_first(run_with_teacher_and_judge: Running) -> None:
+    """Rewards are measured all the same; what it learns from is 0 until its own rounding moves it."""
+    metrics = open_run(run_with_teacher_and_judge.path).metrics()
+    assert metrics.column("distill/kl")[:2] == pytest.approx([0.0, 0.0], abs=1e-4)
+    assert metrics.column("distill/agreement")[:2] == pytest.approx([1.0, 1.0], abs=1e-3)
+    assert all(0 <= reward <= 1 for reward in metrics.column("reward/mean"))
 
 
 def test_a_teacher_behind_a_pool_thinks_as_the_policy_that_it_is(relax: Relax, tiny: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from relax_core.views.run import Metrics, open_run
-from tests.graph.conftest import Ran, Relax
+from tests.graph.conftest import Ran, Relax, relax_in
 
 SMALL = ("steps=4", "rollout.prompts_per_step=4", "rollout.group_size=4", "eval.every=0", "checkpoint.every=0")
 SAMPLES = 4 * 4 * 4
@@ -32,32 +32,43 @@ def roles(ran: Ran) -> list[str]:
     return list(dict.fromkeys(operation["role"] for operation in json.loads(ran.out)))
 
 
-def test_every_forward_role_and_several_updates(relax: Relax, tiny: Path, tmp_path: Path, runner: str) -> None:
-    several = ("placement=async", "batch.updates_per_step=2", "algorithm.kl_coef=0.1", "algorithm.correction=truncate")
-    graph = roles(relax("graph", tiny / "recipe.toml", *several, "--format", "json"))
+SEVERAL = (
+    "max_staleness=0", "batch.updates_per_step=2", "optimizer.lr=0.01", "algorithm.kl_coef=0.1",
+    "algorithm.correction=truncate",
+)  # fmt: skip
+RUNNERS = [
+    pytest.param("local", marks=pytest.mark.xdist_group("test_graph_paths")), pytest.param("ray", marks=pytest.mark.ray),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=RUNNERS)
+def async_metrics(request: pytest.FixtureRequest, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Metrics:
+    """The steps of a run with every forward role and several updates."""
+    directory = tmp_path_factory.mktemp(f"several-{request.param}")
+    with relax_in(directory) as relax:
+        ran = relax("train", tiny / "recipe.toml", *SMALL, *SEVERAL, "placement=async", "--runner", request.param,
+                    "--run-dir", directory / "run", "--json")  # fmt: skip
+    return trained(ran, directory / "run")
+
+
+def test_every_forward_role_and_several_updates(async_metrics: Metrics, relax_here: Relax, tiny: Path) -> None:
+    graph = roles(relax_here("graph", tiny / "recipe.toml", *SEVERAL, "placement=async", "--format", "json"))
     assert set(graph) == {"rollout", "reference", "actor-fwd", "advantages", "actor"}
-    ran = relax(
-        "train", tiny / "recipe.toml", *SMALL, *several, "--runner", runner, "--run-dir", tmp_path / "run", "--json"
-    )
-    metrics = trained(ran, tmp_path / "run")
-    assert all(ratio > 1.0 for ratio in metrics.column("policy/ratio_max")[1:])
-    assert all(kl > 0 for kl in metrics.column("policy/ref_kl"))
+    assert all(ratio > 1.0 for ratio in async_metrics.column("policy/ratio_max")[1:])
+    assert all(kl > 0 for kl in async_metrics.column("policy/ref_kl"))
 
 
-def test_the_old_policy_is_the_same_whoever_computes_it(relax: Relax, tiny: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("async_metrics", RUNNERS[:1], indirect=True)
+def test_the_old_policy_is_the_same_whoever_computes_it(
+    async_metrics: Metrics, relax: Relax, tiny: Path, tmp_path: Path
+) -> None:
     """On-policy, both placements see the same samples; log-probs from another process must change nothing."""
-    found = {}
-    for mode in ("hybrid", "async"):
-        overrides = (
-            f"placement={mode}", "max_staleness=0", "batch.updates_per_step=2", "optimizer.lr=0.01",
-            "algorithm.correction=truncate",
-        )  # fmt: skip
-        run = tmp_path / mode
-        ran = relax("train", tiny / "recipe.toml", *SMALL, *overrides, "--runner", "local", "--run-dir", run, "--json")
-        found[mode] = trained(ran, run)
-    for name in ("reward/mean", "train/loss", "train/grad_norm", "policy/ratio_max"):
-        assert found["hybrid"].column(name) == pytest.approx(found["async"].column(name), rel=1e-4, abs=1e-5), name
-    assert all(ratio > 1.001 for ratio in found["async"].column("policy/ratio_max")[1:])
+    ran = relax("train", tiny / "recipe.toml", *SMALL, *SEVERAL, "placement=hybrid", "--runner", "local", "--run-dir", "run",
+                "--json")  # fmt: skip
+    hybrid_metrics = trained(ran, tmp_path / "run")
+    for name in ("reward/mean", "train/loss", "train/grad_norm", "policy/ratio_max", "policy/ref_kl"):
+        assert hybrid_metrics.column(name) == pytest.approx(async_metrics.column(name), rel=1e-4, abs=1e-5), name
+    assert all(ratio > 1.001 for ratio in async_metrics.column("policy/ratio_max")[1:])
 
 
 def wrapped(folder: Path, name: str) -> tuple[Path, Path]:
@@ -66,21 +77,6 @@ def wrapped(folder: Path, name: str) -> tuple[Path, Path]:
     script.write_text(f'#!/bin/sh\necho "$@" >> {log}\nexec {sys.executable} "$@"\n')
     script.chmod(0o755)
     return script, log
-
-
-def test_a_reference_two_engines_and_interpreters_of_their_own(relax: Relax, tiny: Path, tmp_path: Path) -> None:
-    engine, engine_log = wrapped(tmp_path, "engine-python")
-    trainer, trainer_log = wrapped(tmp_path, "trainer-python")
-    ran = relax(
-        "train", tiny / "recipe.toml", *SMALL, "algorithm.kl_coef=0.1", "optimizer.lr=0.01", "placement.rollout.engines=2",
-        f"engine.python={engine}", f"trainer.python={trainer}", "--runner", "local", "--run-dir", tmp_path / "run", "--json",
-    )  # fmt: skip
-    metrics = trained(ran, tmp_path / "run")
-    assert len(engine_log.read_text().splitlines()) == 2
-    assert len(trainer_log.read_text().splitlines()) == 2  # the actor's rank and the reference's
-    divergence = metrics.column("policy/ref_kl")
-    assert divergence[0] == pytest.approx(0.0, abs=1e-9)  # the first step starts from the reference's own weights
-    assert all(kl > 1e-6 for kl in divergence[2:])
 
 
 PLUGIN = '''
@@ -137,12 +133,25 @@ def test_log_probs_agree_over_turns_with_observations_between_them(relax: Relax,
     assert any(len(sample.get("messages", ())) > 4 for sample in samples)
 
 
-def test_colocated_roles_take_turns(relax: Relax, tiny: Path, tmp_path: Path, runner: str) -> None:
-    """Engines, actor and reference on one device; what is half generated at the trainer's turn goes on after it."""
-    settings = ("placement=colocate", "max_staleness=1", "algorithm.kl_coef=0.1", "eval.every=2")
+def test_colocated_roles_take_turns_and_engines_and_ranks_have_interpreters_of_their_own(
+    relax: Relax, relax_here: Relax, tiny: Path, tmp_path: Path, runner: str
+) -> None:
+    """Two engines, actor and reference on one device; what is half generated at the trainer's turn goes on after it."""
+    settings = ("placement=colocate", "max_staleness=1", "algorithm.kl_coef=0.1", "eval.every=2", "optimizer.lr=0.01")
+    logs: list[Path] = []
+    own: tuple[str, ...] = ()
+    if runner == "local":
+        engine, engine_log = wrapped(tmp_path, "engine-python")
+        trainer, trainer_log = wrapped(tmp_path, "trainer-python")
+        logs = [engine_log, trainer_log]
+        own = (f"engine.python={engine}", f"trainer.python={trainer}", "placement.rollout.engines=2")
     run = tmp_path / "run"
-    ran = relax("train", tiny / "recipe.toml", *SMALL, *settings, "--runner", runner, "--run-dir", run, "--json")
+    ran = relax("train", tiny / "recipe.toml", *SMALL, *settings, *own, "--runner", runner, "--run-dir", run, "--json")
     metrics = trained(ran, run)
     assert max(metrics.column("lag/max")) <= 1
     assert len(metrics.column("time/wait_turn_s")) == len(metrics.column("memory/freed_bytes")) == 4
-    assert "take turns on cpu:0" in relax("graph", tiny / "recipe.toml", *settings).out
+    assert [len(log.read_text().splitlines()) for log in logs] in ([2, 2], [])  # the actor's rank and the reference's
+    divergence = metrics.column("policy/ref_kl")
+    assert divergence[0] == pytest.approx(0.0, abs=1e-9)  # the first step starts from the reference's own weights
+    assert all(kl > 1e-6 for kl in divergence[2:])
+    assert "take turns on cpu:0" in relax_here("graph", tiny / "recipe.toml", *settings).out

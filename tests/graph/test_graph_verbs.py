@@ -9,9 +9,9 @@ from pathlib import Path
 from tests.graph.conftest import Relax
 
 
-def test_the_graph_is_drawn_in_every_form(relax: Relax, tiny: Path) -> None:
+def test_the_graph_is_drawn_in_every_form(relax_here: Relax, tiny: Path) -> None:
     arguments = ("graph", tiny / "recipe.toml", "algorithm.kl_coef=0.1")
-    text, mermaid, plain = (relax(*arguments, "--format", form) for form in ("text", "mermaid", "json"))
+    text, mermaid, plain = (relax_here(*arguments, "--format", form) for form in ("text", "mermaid", "json"))
     assert [ran.code for ran in (text, mermaid, plain)] == [0, 0, 0], text.err
     operations = [operation["name"] for operation in json.loads(plain.out)]
     assert operations == [line.split()[0] for line in text.out.splitlines() if not line.startswith("note:")]
@@ -26,8 +26,8 @@ def test_a_dry_run_starts_and_writes_nothing(relax: Relax, tiny: Path, tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dry_run_refuses_what_a_run_would(relax: Relax, tiny: Path) -> None:
-    ran = relax("train", tiny / "recipe.toml", "rollout.group_size=1", "--dry-run")
+def test_a_dry_run_refuses_what_a_run_would(relax_here: Relax, tiny: Path) -> None:
+    ran = relax_here("train", tiny / "recipe.toml", "rollout.group_size=1", "--dry-run")
     assert ran.code == 2
     assert "rollout.group_size" in ran.err and "Traceback" not in ran.err
 

@@ -103,16 +103,9 @@ def test_a_failing_reward_shows_its_own_traceback(relax: Relax, tiny: Path, tmp_
     assert "ZeroDivisionError" in ran.err
 
 
-def test_more_than_one_rank_or_another_interpreter_is_refused(relax: Relax, tiny: Path, tmp_path: Path) -> None:
-    ran = relax(
-        "train",
-        tiny / "recipe.toml",
-        *EXACT,
-        "placement.actor.ranks=2",
-        "--runner",
-        "inline",
-        "--run-dir",
-        tmp_path / "run",
+def test_more_than_one_rank_or_another_interpreter_is_refused(relax_here: Relax, tiny: Path) -> None:
+    ran = relax_here(
+        "train", tiny / "recipe.toml", *EXACT, "placement.actor.ranks=2", "--runner", "inline", "--run-dir", "run"
     )
     assert ran.code == 2
     assert "run.runner" in ran.err and "2 ranks" in ran.err

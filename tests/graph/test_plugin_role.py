@@ -31,6 +31,6 @@ def test_a_role_of_a_plugin_scores_with_a_model_of_its_own(relax: Relax, tiny: P
     assert away[0] < 1e-4 < away[-1], "the policy moves away from where both began"
 
 
-def test_a_placement_of_no_role_is_refused(relax: Relax, tiny: Path) -> None:
-    refused = relax("plan", tiny / "recipe.toml", "placement.roles.scorer.ranks=1")
+def test_a_placement_of_no_role_is_refused(relax_here: Relax, tiny: Path) -> None:
+    refused = relax_here("plan", tiny / "recipe.toml", "placement.roles.scorer.ranks=1")
     assert refused.code == 2 and "placement.roles: got scorer" in refused.err + refused.out

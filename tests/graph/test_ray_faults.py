@@ -47,7 +47,7 @@ def test_a_dead_actor_ends_the_run_with_its_reason_and_a_dead_rank_of_a_resumed_
     start: Start, tiny: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "run"
-    run = start.train(path, tiny / "recipe.toml", "steps=40")
+    run = start.train(path, tiny / "recipe.toml", "steps=24")
     run.until_steps(6)
     pid = run.pid("actor")
     kill(pid)
@@ -61,7 +61,7 @@ def test_a_dead_actor_ends_the_run_with_its_reason_and_a_dead_rank_of_a_resumed_
     assert resumed.end() == 0, resumed.err
     summary = resumed.summary()
     assert summary["restarts"]["actor"] == 1, "its ranks began again at the last checkpoint"
-    assert summary["steps"] == 40 and summary["balanced"]
+    assert summary["steps"] == 24 and summary["balanced"]
 
 
 def _kill_role(run: Running, role: str) -> None:

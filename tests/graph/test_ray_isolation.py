@@ -40,11 +40,12 @@ def test_a_killed_run_leaves_the_cluster_and_its_neighbour_unhurt(
 ) -> None:
     env = cluster.environment()
     first = start.train(tmp_path / "a" / "run", tiny / "recipe.toml", "steps=2000", **env)
-    second = start.train(tmp_path / "b" / "run", tiny / "recipe.toml", "steps=150", **env)
+    second = start.train(tmp_path / "b" / "run", tiny / "recipe.toml", "steps=80", **env)
     first.until_steps(1)
     second.until_steps(1)
     assert len(_found(env)["apps"]) == 6, "two runs of one name are two runs"
     first.kill()
+    assert len(second.steps()) < 80, "it goes on without its neighbour"
     assert second.end() == 0, second.err
     for row in second.steps():
         assert row["samples/balanced"] == 1

@@ -20,7 +20,8 @@ from tests.graph.conftest import Relax, command, environment, survivors
 
 pytestmark = pytest.mark.timeout(600)  # several whole runs, on a machine that others use too
 SMALL = ("run.runner=local", "rollout.prompts_per_step=4", "rollout.group_size=4", "eval.every=0", "checkpoint.every=4")
-EXACT = (*SMALL, "steps=24", "deterministic=true", "max_staleness=0", "placement=colocate", "checkpoint.keep=99")
+STEPS = 16
+EXACT = (*SMALL, f"steps={STEPS}", "deterministic=true", "max_staleness=0", "placement=colocate", "checkpoint.keep=99")
 SAME = ("reward/mean", "train/loss", "train/grad_norm", "tokens/trained", "lag/max")
 DEADLINE_S = 120.0
 
@@ -53,7 +54,7 @@ def rows(run: Path) -> list[tuple[Any, ...]]:
 def trained(run: Path) -> dict[tuple[int, int, int], tuple[Any, ...]]:
     """Transcripts by attempt."""
     view = open_run(run)
-    samples = [sample for step in range(1, 25) for sample in view.samples(step)]
+    samples = [sample for step in range(1, STEPS + 1) for sample in view.samples(step)]
     return {(s["group_id"], s["sample_index"], s["step"]): (s["prompt"], s["response"], s["reward"]) for s in samples}
 
 
@@ -80,11 +81,15 @@ def test_runs_that_were_stopped_or_killed_end_like_the_uninterrupted_one(
     for run in (stopped, killed):
         resumed = relax("resume", run, "--json")
         assert resumed.code == 0, resumed.err
-        assert resumed.json["steps"] == 24 and resumed.json["balanced"] and resumed.json["samples_trained"] == 24 * 16
+        assert (
+            resumed.json["steps"] == STEPS
+            and resumed.json["balanced"]
+            and resumed.json["samples_trained"] == STEPS * 16
+        )
         assert (run / "export/model.safetensors").read_bytes() == (whole / "export/model.safetensors").read_bytes()
         assert rows(run) == rows(whole)
         assert trained(run) == trained(whole)
-    assert [step for step, *_ in rows(whole)] == list(range(1, 25))
+    assert [step for step, *_ in rows(whole)] == list(range(1, STEPS + 1))
     # Any run that starts sweeps what dead ones left: maybe this one, maybe a neighbour before it was looked at.
     assert not [name for name in left if (Path("/dev/shm") / name).exists()]
 

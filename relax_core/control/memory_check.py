@@ -40,8 +40,7 @@ from relax_core.config.tables import EngineTable
 from relax_core.control.machine import device_memory, free_memory
 from relax_core.control.placement import ROLE as TEACHER
 from relax_core.data.dataset import open_training
-from relax_core.engines.auxiliary_pools import GROUP, pool_spec
-from relax_core.engines.factories import engine_spec
+from relax_core.engines.factories import AUXILIARY_GROUP, auxiliary_spec, engine_spec
 from relax_core.registry.catalogue import Catalogue
 from relax_core.roles.rank_group import trainer_spec
 from relax_core.sampling.evaluation import open_tasks
@@ -88,7 +87,11 @@ def needs(config: RunConfig, catalogue: Catalogue, plan: Plan, prompt_tokens: in
 
 
 def _need(group: WorkerGroup, planned: _Planned, step: Workload) -> ProcessNeed:
-    pool = planned.config.pool(group.name.removeprefix(GROUP)) if group.name.startswith(GROUP) else None
+    pool = (
+        planned.config.pool(group.name.removeprefix(AUXILIARY_GROUP))
+        if group.name.startswith(AUXILIARY_GROUP)
+        else None
+    )
     own = planned.config.engine if group.name == ENGINES else planned.config.trainer
     choice = own if pool is None else planned.config.backend_of(pool)
     if choice.python:
@@ -122,7 +125,7 @@ def _of_engine(engine: Engine, planned: _Planned, step: Workload, size: int) -> 
 
 def _of_pool(engine: Engine, run: RunConfig, pool: EngineTable, step: Workload, size: int) -> Estimate:
     """Its share of one request for each sample of a step, as long as a sample: what is asked is not known before."""
-    return engine.estimate(pool_spec(run, pool), replace(step, prompts=ceil(step.prompts / size)))
+    return engine.estimate(auxiliary_spec(run, pool), replace(step, prompts=ceil(step.prompts / size)))
 
 
 def _of_rank(trainer: Trainer, planned: _Planned, group: WorkerGroup, rank: int, step: Workload) -> Estimate:
@@ -318,7 +321,7 @@ def _bound(config: RunConfig, plan: Plan) -> float:
     tokens = rollout.prompts_per_step * plan.group_size * row * (1 + (plan.max_staleness or 0))
     trained = min(tokens, max(row, config.batch.tokens_per_micro_batch or AT_ONCE))
     teachers = config.teachers if any(name.partition("-")[0] == TEACHER for name in plan.groups) else ()
-    pools = {pool.path for pool in config.engines if GROUP + pool.name in plan.groups}
+    pools = {pool.path for pool in config.engines if AUXILIARY_GROUP + pool.name in plan.groups}
     folders = {config.model.path, *(teacher.path for teacher in teachers if teacher.path), *pools}
     each = max(_of_model(folder, COMPUTED * trained + CACHED * tokens) for folder in folders)
     return (LIBRARIES + each) * sum(group.size for group in plan.groups.values())

@@ -30,7 +30,7 @@ from relax_core.api.weights import WeightTransport
 from relax_core.config.checks import no_pool
 from relax_core.config.run_config import Choice, RunConfig
 from relax_core.config.tables import RankPlacement
-from relax_core.engines.auxiliary_pools import GROUP
+from relax_core.engines.factories import AUXILIARY_GROUP
 from relax_core.registry.catalogue import Catalogue
 
 ROLLOUT, TEACHER = "rollout", "teacher"
@@ -87,7 +87,9 @@ def pool_groups(
         kind = "gpu:" if many else "cpu:"
         own = frozenset(f"{kind}{first[kind] + number}" for number in range(many or 1))
         first[kind] += len(own)
-        groups[GROUP + pool.name] = WorkerGroup(GROUP + pool.name, pool.count, pool.threads or THREADS, own)
+        groups[AUXILIARY_GROUP + pool.name] = WorkerGroup(
+            AUXILIARY_GROUP + pool.name, pool.count, pool.threads or THREADS, own
+        )
     return groups
 
 
@@ -95,7 +97,7 @@ def pool_notes(config: RunConfig, asked: Asked, groups: Mapping[str, WorkerGroup
     """In words: which pools there are, and for whom."""
     for name, whos in asked.items():
         pool = config.pool(name)
-        if pool is not None and GROUP + name in groups:
+        if pool is not None and AUXILIARY_GROUP + name in groups:
             engines = f"{pool.count} {config.backend_of(pool).name} engine{'s' * (pool.count > 1)}"
             yield f"engine pool {name}: {engines} with {pool.path}, for {' and '.join(who for _, who in whos)}"
 

@@ -1,33 +1,68 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the engine pool of a run from its configuration."""
+"""Builds the engine pools of a run from its configuration: the policy's, and the auxiliary ones of `[[engines]]`.
+
+Auxiliary pools have another model than the policy's, which is never updated. They are the same pool and router with fixed
+weights: an engine that died loads its folder again, and serves once it has shown the fingerprint that the pool began with.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from relax_core.api.engine import EngineSpec
+from relax_core.api.errors import ConfigError, InfrastructureError
 from relax_core.api.events import RoleFailed, RoleRecovered
+from relax_core.api.family import ModelFamily
 from relax_core.api.routing import Routing
-from relax_core.api.weights import Version
+from relax_core.api.trainer import Chosen
+from relax_core.api.weights import Manifest, Receipt, Version
 from relax_core.api.worker import WorkerSpec
-from relax_core.config.model_folder import routing
-from relax_core.config.run_config import BackendChoice, RunContext
-from relax_core.data.factories import context_of, media_store
+from relax_core.config.model_folder import model_context, routing, vocabulary_size
+from relax_core.config.run_config import DEFAULT_NAMES, BackendChoice, RunConfig, RunContext
+from relax_core.config.tables import EngineTable
+from relax_core.data.factories import NO_BOUND, context_of, media_store
+from relax_core.engines.model_client import PoolModelClient
 from relax_core.engines.pool import EnginePool
-from relax_core.engines.router import Bounds
+from relax_core.engines.router import RequestLimits
 from relax_core.engines.slot import EngineSlot
-from relax_core.engines.supervisor import Tell
+from relax_core.engines.supervisor import Report
 from relax_core.engines.weight_updater import WeightUpdater
+from relax_core.rpc.waiting import start_all
+
+AUXILIARY_GROUP = "engines-"
+"""Prefix of the name of an auxiliary pool's worker group."""
+LATER_S = 60.0
+"""A request's own deadline comes first, so that its error can name the pool."""
 
 
-def replayed_routing(run: Any) -> Routing | None:
-    """How the model routes, where samples must say which experts they visited."""
+def make_pool(context: RunContext, now: Version, report: Report, suppress: tuple[int, ...] = ()) -> EnginePool:
+    """Make the policy's pool at version `now`; engines start with the model folder, and serve it only at step 0."""
+    run, group = context.config, context.plan.groups["rollout"]
+    spec = replace(engine_spec(run, now._replace(step=0)), media=media_store(context) if run.media else "")
+    placement, weights, timeout_s = run.placement.rollout, run.weights, run.rollout.turn_timeout_s
+    slots = _engine_slots(context, group, "engine", run.engine, spec, placement.silence_s)
+    updates = WeightUpdater(context.weights, context.clock, weights.proof, weights.tolerance, weights.timeout_s)
+    # Where all must come out the same bit for bit, calls that come together stay together: nothing waits for capacity.
+    limits = (
+        RequestLimits(timeout_s)
+        if run.deterministic
+        else RequestLimits(timeout_s, placement.requests_per_engine, placement.backlog)
+    )
+    return EnginePool(
+        slots, context.clock, updates, report, now.step == 0, run.deterministic, group.sleeps, suppress, limits
+    )
+
+
+def replayed_routing(run: RunConfig) -> Routing | None:
+    """Describe how the model routes, where samples must say which experts they visited."""
     return routing(run.model.path) if run.model.routing_replay == "rollout" else None
 
 
-def engine_spec(run: Any, version: Version) -> EngineSpec:
-    """What each engine of a run is started with; its pool names it."""
+def engine_spec(run: RunConfig, version: Version) -> EngineSpec:
+    """Describe the policy's model to its engines; the pool names each."""
     model = {**run.model.model_dump(mode="json"), "dtype": run.engine_dtype}
     return EngineSpec(
         model, context_of(run), run.seed, run.deterministic, version,
@@ -35,36 +70,39 @@ def engine_spec(run: Any, version: Version) -> EngineSpec:
     )  # fmt: skip
 
 
-def engine_events(context: RunContext) -> Tell:
+def engine_events(context: RunContext) -> Report:
     """Report engines that failed and came back as events of the run."""
 
-    async def tell(what: str, detail: str, seconds: float) -> None:
-        if what == "failed":
+    async def report(event: str, detail: str, seconds: float) -> None:
+        if event == "failed":
             await context.board.emit(RoleFailed("engine", detail, 4, fatal=False))
         else:
             await context.board.emit(RoleRecovered("engine", seconds, detail))
 
-    return tell
+    return report
 
 
-def make_pool(context: RunContext, now: Version, tell: Tell, suppress: tuple[int, ...] = ()) -> EnginePool:
-    """Engines for the run at version `now`; they start with the model folder, and serve as they are only at step 0."""
-    run, group = context.config, context.plan.groups["rollout"]
-    spec = replace(engine_spec(run, now._replace(step=0)), media=media_store(context) if run.media else "")
-    slots = engine_slots(context, group, "engine", run.engine, spec, run.placement.rollout.silence_s)
-    weights = run.weights
-    feed = WeightUpdater(context.weights, context.clock, weights.proof, weights.tolerance, weights.timeout_s)
-    bounds = pool_bounds(run)
-    return EnginePool(
-        slots, context.clock, feed, tell, now.step == 0, run.deterministic, group.sleeps, suppress, bounds
-    )
+def auxiliary_spec(run: RunConfig, table: EngineTable) -> EngineSpec:
+    """Describe an auxiliary pool's model to its engines; the pool names each."""
+    context = table.max_context or model_context(table.path) or NO_BOUND
+    return EngineSpec(_model_table(run, table), context, run.seed, run.deterministic, Version(table.name, 0, 0))
 
 
-def engine_slots(
+def _model_table(run: RunConfig, table: EngineTable) -> dict[str, Any]:
+    """Write an auxiliary model as a `[model]` table: whole weights that nobody trains."""
+    own = {
+        "path": table.path, "dtype": table.dtype or run.model.dtype, "tokenizer": table.tokenizer,
+        "chat_template": table.chat_template, "chat_template_kwargs": table.chat_template_kwargs,
+    }  # fmt: skip
+    model: dict[str, Any] = type(run.model)(**own).model_dump(mode="json")
+    return model
+
+
+def _engine_slots(
     context: RunContext, group: Any, prefix: str, choice: BackendChoice, spec: EngineSpec, silence_s: float
 ) -> list[EngineSlot]:
-    """The places of a worker group's engines, on its devices; none is started."""
-    can = type(context.build(choice.chosen)).capabilities
+    """Make the slots of a worker group's engines, on its devices; none is started."""
+    capabilities = type(context.build(choice.chosen)).capabilities
     slots = []
     for number in range(group.size):
         name = f"{prefix}-{number}"
@@ -72,12 +110,67 @@ def engine_slots(
             name, choice.chosen, str(choice.python or ""), {"OMP_NUM_THREADS": str(group.threads or 1)},
             devices=group.seat(number), num_gpus=context.plan.num_gpus(group.seat(number)),
         )  # fmt: skip
-        lane = context.lane(name, group.devices_of(number))
-        slots.append(EngineSlot(name, choice.chosen, spec, worker, context.workers, can, lane, silence_s))
+        track = context.lane(name, group.devices_of(number))
+        slots.append(EngineSlot(name, choice.chosen, spec, worker, context.workers, capabilities, track, silence_s))
     return slots
 
 
-def pool_bounds(run: Any) -> Bounds:
-    """Where all must come out the same bit for bit, what is asked together stays together: nothing waits for room."""
-    placement, turn_s = run.placement.rollout, run.rollout.turn_timeout_s
-    return Bounds(turn_s) if run.deterministic else Bounds(turn_s, placement.requests_per_engine, placement.backlog)
+class FixedWeights:
+    """Weight updates of engines whose weights are those of their folder."""
+
+    async def update(self, slot: EngineSlot, manifest: Manifest, transport: Chosen) -> Receipt:
+        raise InfrastructureError(f"{slot.name}: {manifest.version}, for an engine whose weights stay as they are")
+
+    async def forget(self, slot: EngineSlot) -> None:
+        """Do nothing: no service remembers it."""
+
+
+class AuxiliaryPools:
+    """Auxiliary pools of one role, with the clients that ask them."""
+
+    def __init__(self, clients: Mapping[str, PoolModelClient], tables: Mapping[str, EngineTable]) -> None:
+        self.clients, self._tables = clients, tables
+
+    @classmethod
+    def from_context(cls, context: RunContext, names: Iterable[str], report: Report) -> AuxiliaryPools:
+        """Make the pools of these names; none of them is started yet."""
+        tables = {name: table for name in names if (table := context.config.pool(name)) is not None}
+        return cls({name: _client(context, table, report) for name, table in tables.items()}, tables)
+
+    async def start(self) -> None:
+        """Start all; raises ConfigError where an engine holds another model than its folder."""
+        await start_all(*(self._start(name) for name in self.clients))
+
+    async def close(self) -> None:
+        await asyncio.gather(*(client.pool.close() for client in self.clients.values()))
+
+    def facts(self) -> dict[str, Any]:
+        return {name: client.facts() for name, client in self.clients.items()}
+
+    async def _start(self, name: str) -> None:
+        facts, table = await self.clients[name].pool.start(), self._tables[name]
+        have, want = facts.get("vocab_size"), vocabulary_size(table.path)
+        if have and want and have != want:
+            fix = f"its config.json says {want}: let the engine load that folder, and leave its files alone"
+            raise ConfigError(f"engines.{name}", f"an engine with a vocabulary of {have} for {table.path}", fix)
+
+
+def auxiliary_pool_names(context: RunContext, teaching: bool) -> Sequence[str]:
+    """Name the pools of the plan that teachers score with, or those of everybody else."""
+    taught = {teacher.engine for teacher in context.config.teachers}
+    return [
+        table.name
+        for table in context.config.engines
+        if AUXILIARY_GROUP + table.name in context.plan.groups and (table.name in taught) is teaching
+    ]
+
+
+def _client(context: RunContext, table: EngineTable, report: Report) -> PoolModelClient:
+    run, group = context.config, context.plan.groups[AUXILIARY_GROUP + table.name]
+    family: ModelFamily = context.build(Chosen("model-family", DEFAULT_NAMES["family"]))
+    family.open(_model_table(run, table))
+    spec = auxiliary_spec(run, table)
+    slots = _engine_slots(context, group, f"{table.name}-engine", run.backend_of(table), spec, table.silence_s)
+    limits = RequestLimits(table.timeout_s + LATER_S, 0 if run.deterministic else table.requests_per_engine)
+    pool = EnginePool(slots, context.clock, FixedWeights(), report, deterministic=run.deterministic, limits=limits)
+    return PoolModelClient(table.name, pool, family, context.clock, table.timeout_s, run.deterministic)

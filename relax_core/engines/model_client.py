@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A hand on a pool of engines: text and messages in, text and log-probs out, each request under a deadline.
+"""A client of an engine pool of this process: text and messages in, text and log-probs out, each under a deadline.
 
-The pool knows ids only; this renders and decodes with the pool's own tokenizer, and turns what became of a request into
-an answer or an error. What it says of itself is for `relax why`.
+The pool knows ids only; this renders and decodes with the pool's own tokenizer.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any, Literal
 
 from relax_core.api.clock import Clock
@@ -17,12 +16,12 @@ from relax_core.api.engine import Generated, Prompt
 from relax_core.api.errors import ConfigError, DeadlineExceeded, InfrastructureError
 from relax_core.api.family import ModelFamily
 from relax_core.api.task import Message
-from relax_core.engines.pool import EnginePool, Sampling
-from relax_core.engines.requests import Completion, GenerateCall, cut, singly, watch_for
+from relax_core.engines.pool import EnginePool, SamplingParams
+from relax_core.engines.requests import GenerateCall, cut, singly, watch_for
 
 
 class PoolModelClient:
-    """`api.EngineHand` on a pool of this process."""
+    """`api.ModelClient` on a pool of this process."""
 
     def __init__(
         self, name: str, pool: EnginePool, family: ModelFamily, clock: Clock, timeout_s: float,
@@ -30,10 +29,10 @@ class PoolModelClient:
     ) -> None:  # fmt: skip
         self.name, self.pool, self._family, self._clock, self._timeout_s = name, pool, family, clock, timeout_s
         # Requests that come together are a batch whose members depend on time: where they must not, each goes alone.
-        self._alone: AbstractAsyncContextManager[Any] = asyncio.Semaphore(1) if deterministic else nullcontext()
-        self._asked: dict[int, float] = {}
-        """When each open request was asked."""
-        self._numbers = 0
+        self._exclusive: AbstractAsyncContextManager[Any] = asyncio.Semaphore(1) if deterministic else nullcontext()
+        self._open: dict[int, float] = {}
+        """Time at which each open request was made."""
+        self._num_requests = 0
 
     async def generate(
         self, prompt: Prompt, max_new_tokens: int = 256, *, temperature: float = 0.0, top_p: float = 1.0, seed: int = 0,
@@ -44,11 +43,18 @@ class PoolModelClient:
             self._tokens(prompt), max_new_tokens, seed, tuple(self._family.stop_tokens),
             watch=watch_for(stop, self._family.decode),
         )  # fmt: skip
-        generate = singly(self.pool.generator([Sampling(temperature, top_p if temperature else 1.0)]))
-        with self._asking():
-            async with self._within(timeout_s, "a request"), self._alone:
-                completion = await generate(call)
-        return self._generated(cut(self._sound(completion), stop, self._family.decode))
+        generate = singly(self.pool.generator([SamplingParams(temperature, top_p if temperature else 1.0)]))
+        async with self._request(timeout_s, "a request"):
+            completion = await generate(call)
+        if completion.finish == "deadline":
+            raise DeadlineExceeded(f"engine pool {self.name}", completion.error or "room", self._timeout_s)
+        if completion.finish == "abort":
+            raise InfrastructureError(f"engine pool {self.name}: {completion.error or 'its engines ended a request'}")
+        if completion.finish == "error":
+            raise ValueError(f"engine pool {self.name}: {completion.error}")
+        completion = cut(completion, stop, self._family.decode)
+        finish: Literal["stop", "length"] = "length" if completion.finish == "length" else "stop"
+        return Generated(self._family.decode(completion.tokens), completion.tokens, completion.log_probs, finish)
 
     async def score(
         self, prompt: Prompt, completions: Sequence[str | Sequence[int]], *, temperature: float = 1.0,
@@ -64,20 +70,19 @@ class PoolModelClient:
     async def score_rows(
         self, sequences: Sequence[Sequence[int]], temperature: float, timeout_s: float = 0.0
     ) -> list[Sequence[float]]:
-        """Log-probs of every token of whole sequences."""
-        with self._asking():
-            async with self._within(timeout_s, "log-probs"), self._alone:
-                try:
-                    return await self.pool.score(sequences, temperature)
-                except NotImplementedError:
-                    raise ValueError(f"engine pool {self.name}: its engine scores no given tokens") from None
-                except ValueError as error:
-                    raise ValueError(f"engine pool {self.name}: {error}") from error
+        """Compute log-probs of every token of whole sequences."""
+        async with self._request(timeout_s, "log-probs"):
+            try:
+                return await self.pool.score(sequences, temperature)
+            except NotImplementedError:
+                raise ValueError(f"engine pool {self.name}: its engine scores no given tokens") from None
+            except ValueError as error:
+                raise ValueError(f"engine pool {self.name}: {error}") from error
 
     def facts(self) -> dict[str, Any]:
-        """Requests under way, and the engines."""
-        oldest = self._clock.now() - min(self._asked.values()) if self._asked else 0.0
-        return {"open": len(self._asked), "for_s": round(oldest, 3), "engines": self.pool.facts()}
+        """Describe open requests and the engines, for `relax why`."""
+        oldest = self._clock.now() - min(self._open.values()) if self._open else 0.0
+        return {"open": len(self._open), "for_s": round(oldest, 3), "engines": self.pool.facts()}
 
     def _tokens(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, str):
@@ -96,49 +101,21 @@ class PoolModelClient:
             return tuple(prompt)  # type: ignore[arg-type]
         raise ValueError(f"engine pool {self.name}: a prompt of {prompt!r:.80}; give text, messages or ids")
 
-    def _sound(self, completion: Completion) -> Completion:
-        if completion.finish == "deadline":
-            raise DeadlineExceeded(f"engine pool {self.name}", completion.error or "room", self._timeout_s)
-        if completion.finish == "abort":
-            raise InfrastructureError(f"engine pool {self.name}: {completion.error or 'its engines ended a request'}")
-        if completion.finish == "error":
-            raise ValueError(f"engine pool {self.name}: {completion.error}")
-        return completion
-
-    def _generated(self, completion: Completion) -> Generated:
-        finish: Literal["stop", "length"] = "length" if completion.finish == "length" else "stop"
-        text = self._family.decode(completion.tokens)
-        return Generated(text, completion.tokens, completion.log_probs, finish)
-
-    @contextmanager
-    def _asking(self) -> Iterator[None]:
-        self._numbers += 1
-        number = self._numbers
-        self._asked[number] = self._clock.now()
+    @asynccontextmanager
+    async def _request(self, timeout_s: float, what: str) -> AsyncIterator[None]:
+        """Count a request as open, under a deadline whose error names the pool."""
+        self._num_requests += 1
+        number = self._num_requests
+        self._open[number] = self._clock.now()
+        deadline = asyncio.timeout(min(timeout_s, self._timeout_s) if timeout_s > 0 else self._timeout_s)
         try:
-            yield
-        finally:
-            del self._asked[number]
-
-    def _within(self, timeout_s: float, what: str) -> _Within:
-        return _Within(self.name, what, min(timeout_s, self._timeout_s) if timeout_s > 0 else self._timeout_s)
-
-
-class _Within:
-    """A deadline that says whose it was."""
-
-    def __init__(self, name: str, what: str, timeout_s: float) -> None:
-        self._name, self._what, self._timeout_s = name, what, timeout_s
-        self._deadline = asyncio.timeout(timeout_s)
-
-    async def __aenter__(self) -> None:
-        await self._deadline.__aenter__()
-
-    async def __aexit__(self, *error: Any) -> None:
-        try:
-            await self._deadline.__aexit__(*error)
+            async with deadline, self._exclusive:
+                yield
         except TimeoutError as late:
-            fix = f"raise timeout_s of the pool {self._name}, or its count"
-            raise DeadlineExceeded(
-                f"engine pool {self._name}", f"{self._what} to be answered", self._timeout_s, fix
-            ) from late
+            if not deadline.expired():
+                raise
+            fix = f"raise timeout_s of the pool {self.name}, or its count"
+            who = f"engine pool {self.name}"
+            raise DeadlineExceeded(who, f"{what} to be answered", self._timeout_s, fix) from late
+        finally:
+            del self._open[number]

@@ -1,19 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pool of engines with one model: requests in, completions out, whatever happens to single engines.
-
-The router decides, this does: it speaks with the engines, replaces those that the router does not trust, and leads them
-to the newest weights. Requests that arrive in one turn of the event loop go to the engine as one batch.
-
-Where those wait whose turns would be too many for a pool: first come, first served, each until its deadline.
-"""
+"""A pool of engines with one model: calls in, completions and log-probs out, whatever happens to single engines."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 from relax_core.api.clock import Clock
@@ -23,78 +19,35 @@ from relax_core.api.errors import ConfigError, InfrastructureError, RelaxError
 from relax_core.api.routing import Routing
 from relax_core.api.trainer import Chosen
 from relax_core.api.weights import Manifest, Version
-from relax_core.engines.requests import Completion, GenerateAll, GenerateCall, PendingRequest, RequestBatch
-from relax_core.engines.router import AbortRequest, Action, Bounds, CompleteRequest, Dispatch, Quarantine, Router
+from relax_core.engines.engine_state import EngineStatus, are_log_probs
+from relax_core.engines.requests import Completion, GenerateAll, GenerateCall, PendingRequest
+from relax_core.engines.router import (
+    AbortRequest,
+    Action,
+    CompleteRequest,
+    Dispatch,
+    Quarantine,
+    RequestLimits,
+    Router,
+)
 from relax_core.engines.routes import Routes
-from relax_core.engines.scoring import Scoring
 from relax_core.engines.slot import EngineSlot
-from relax_core.engines.status import EngineStatus
-from relax_core.engines.supervisor import Arrived, EngineSupervisor, OffloadState, Tell
+from relax_core.engines.supervisor import EngineSupervisor, OnArrival, Report
 from relax_core.engines.weight_updater import WeightUpdates
-
-
-class _Waiter(NamedTuple):
-    turns: int
-    deadline: float
-    let_in: asyncio.Future[bool]
-
-
-class AdmissionQueue:
-    """`room(count)`: whether so many more may come in now."""
-
-    def __init__(self, room: Callable[[int], bool]) -> None:
-        self._room = room
-        self._waiting: deque[_Waiter] = deque()
-        self._let_in = 0
-        """Turns that were let in and are on their way."""
-
-    @property
-    def shut(self) -> bool:
-        """Whether who comes now has to wait."""
-        return not self.passes(1)
-
-    def passes(self, count: int) -> bool:
-        """Whether so many may go in without waiting."""
-        return not self._waiting and self._room(count + self._let_in)
-
-    async def enter(self, count: int, deadline: float) -> bool:
-        """Wait for room. False where the deadline came first. Who was let in uses the room at once."""
-        let_in: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiter(count, deadline, let_in))
-        try:
-            return await let_in
-        finally:
-            if let_in.done() and not let_in.cancelled() and let_in.exception() is None and let_in.result():
-                self._let_in -= count
-
-    def open(self, time: float) -> None:
-        """Room was made, or time has passed."""
-        while self._waiting:
-            count, deadline, let_in = self._waiting[0]
-            if not let_in.done():
-                room = self._room(count + self._let_in)
-                if not room and deadline > time:
-                    return
-                let_in.set_result(room)
-                self._let_in += count if room else 0
-            self._waiting.popleft()
-
-    def fail(self, error: Exception) -> None:
-        """Nobody will be let in any more."""
-        for waiter in self._waiting:
-            if not waiter.let_in.done():
-                waiter.let_in.set_exception(error)
-        self._waiting.clear()
-
+from relax_core.rpc.waiting import start_all
 
 TICK_S = 1.0
-"""Between two looks at deadlines and silent engines."""
-NO_BOUNDS = Bounds()
+"""Between two checks of deadlines and silent engines."""
+MAX_SCORED_TOKENS = 8192
+"""Tokens of one part that is scored, unless a single sequence is longer."""
+MAX_SCORED_PARTS = 2
+"""Parts that one engine has: while it computes one, the next is there."""
+NO_LIMITS = RequestLimits()
 LATE = Completion((), (), (), (), "deadline", "no engine had room within rollout.turn_timeout_s")
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class SamplingParams:
     """How tokens are drawn; training and evaluation differ."""
 
     temperature: float
@@ -104,234 +57,355 @@ class Sampling:
     """How the model routes, where its routes are asked for."""
 
 
+class _Waiter(NamedTuple):
+    num_calls: int
+    deadline: float
+    admitted: asyncio.Future[bool]
+
+
+class AdmissionQueue:
+    """Admits calls when the pool has capacity; the others wait in order of arrival until their deadline.
+
+    A caller: `waiting -> admitted | late | failed`.
+
+    Invariants:
+    - Nobody passes somebody who waits.
+    - Who was admitted but has not submitted its requests yet counts (`_admitted`), so that capacity is not given twice.
+    """
+
+    def __init__(self, has_capacity: Callable[[int], bool]) -> None:
+        self._has_capacity = has_capacity
+        self._waiting: deque[_Waiter] = deque()
+        self._admitted = 0
+
+    def admits(self, count: int) -> bool:
+        """Whether so many calls may go on without waiting."""
+        return not self._waiting and self._has_capacity(count + self._admitted)
+
+    async def wait(self, count: int, deadline: float) -> bool:
+        """Wait for capacity; False where the deadline came first. The caller uses the capacity at once."""
+        admitted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Waiter(count, deadline, admitted))
+        try:
+            return await admitted
+        finally:
+            if admitted.done() and not admitted.cancelled() and admitted.exception() is None and admitted.result():
+                self._admitted -= count
+
+    def update(self, time: float) -> None:
+        """Admit those for whom there is capacity by now, and send back those whose deadline has come."""
+        while self._waiting:
+            count, deadline, admitted = self._waiting[0]
+            if not admitted.done():
+                capacity = self._has_capacity(count + self._admitted)
+                if not capacity and deadline > time:
+                    return
+                admitted.set_result(capacity)
+                self._admitted += count if capacity else 0
+            self._waiting.popleft()
+
+    def fail(self, error: Exception) -> None:
+        """Admit nobody any more."""
+        for waiter in self._waiting:
+            if not waiter.admitted.done():
+                waiter.admitted.set_exception(error)
+        self._waiting.clear()
+
+
+class RequestBatch:
+    """Calls that were asked together: one future, which has its result when the last of them has ended."""
+
+    def __init__(self, calls: Sequence[GenerateCall]) -> None:
+        self.future: asyncio.Future[list[Completion]] = asyncio.get_running_loop().create_future()
+        self._calls = calls
+        self._completions: dict[int, Completion] = {}
+
+    def complete(self, at: int, completion: Completion) -> None:
+        if self.future.done():
+            return
+        self._completions[at] = completion
+        if (ended := self._calls[at].ended) is not None:
+            ended()
+        if len(self._completions) == len(self._calls):
+            self.future.set_result([self._completions[number] for number in range(len(self._calls))])
+
+
 class EnginePool:
-    """Several engines behind one `generate`."""
+    """Several engines behind one `generate`.
+
+    A call: `generate -> AdmissionQueue -> Router.submit -> dispatch -> EngineSlot.generate -> Router.on_deltas ->
+    CompleteRequest -> Completion`. The router decides, the supervisor keeps the engines, the pool performs.
+
+    Invariants:
+    - Actions of the router are performed in its order, and each change is followed by one dispatch in the same turn of
+      the event loop: requests that arrive together go to an engine as one batch.
+    - Every task belongs to the pool: an error that no engine is to blame for fails all callers, none is lost.
+    - Once failed, the pool answers every caller with that error.
+    """
 
     def __init__(
-        self, slots: Sequence[EngineSlot], clock: Clock, feed: WeightUpdates, tell: Tell, serve_at_start: bool = True,
-        deterministic: bool = False, sleeps: Sequence[OffloadPart] = (), suppress: tuple[int, ...] = (),
-        bounds: Bounds = NO_BOUNDS,
+        self, slots: Sequence[EngineSlot], clock: Clock, updates: WeightUpdates, report: Report,
+        serve_at_start: bool = True, deterministic: bool = False, offload_parts: Sequence[OffloadPart] = (),
+        suppress: tuple[int, ...] = (), limits: RequestLimits = NO_LIMITS,
     ) -> None:  # fmt: skip
         self._slots = {slot.name: slot for slot in slots}
-        self._clock, self._rest, self._suppress = clock, OffloadState(sleeps), suppress
-        self._router = Router(self._slots, bounds, deterministic)
-        self._upkeep = EngineSupervisor(
-            self._slots, self._router, self._rest, clock, feed, tell, self._act, serve_at_start
+        self._clock, self._suppress, self._deterministic = clock, suppress, deterministic
+        self._router = Router(self._slots, limits, whole_batches=deterministic)
+        self._supervisor = EngineSupervisor(
+            self._slots, self._router, offload_parts, clock, updates, report, self._perform, serve_at_start
         )
-        self._door = AdmissionQueue(self._router.room)
-        self._scoring, self._deterministic = Scoring(self._slots, self._router, self._upkeep.trusting), deterministic
+        self._admission = AdmissionQueue(self._router.has_capacity)
         self._requests: dict[str, tuple[RequestBatch, int]] = {}
-        """What each open request was asked with, and its place there."""
+        """The batch that each open request belongs to, and its place there."""
+        self._scored_parts: Counter[str] = Counter()
+        self._changed = asyncio.Event()
+        """Set when an engine may have come, or have less to do."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._numbers = 0
-        self._flushing = self._closed = False
-        self._broken: RelaxError | None = None
+        self._num_requests = 0
+        self._dispatch_scheduled = self._closed = False
+        self._failure: RelaxError | None = None
 
-    # -- life ---------------------------------------------------------------------------------------------------
+    # -- start, pause, offload, update, close -------------------------------------------------------------------
 
     async def start(self) -> Mapping[str, Any]:
-        """All engines; returns the first one's facts after checking that all hold the same model."""
-        facts = await self._upkeep.start()
-        self._own(self._watch_time())
+        """Start all engines; the first one's facts after checking that all hold the same model."""
+        facts = await self._supervisor.start()
+        self._spawn(self._tick())
         return facts
 
     @property
-    def serves(self) -> bool:
-        return any(engine.standing is EngineStatus.SERVING for engine in self._router.engines.values())
+    def serving(self) -> bool:
+        return any(engine.status is EngineStatus.SERVING for engine in self._router.engines.values())
 
     @property
     def full(self) -> bool:
-        """Whether who asks now has to wait: no time to begin anything new."""
-        return self._door.shut
+        """Whether a call now has to wait: no time to begin anything new."""
+        return not self._admission.admits(1)
+
+    async def pause(self) -> None:
+        """Return when no engine samples any more. Requests keep what they have; new ones wait. Twice is once."""
+        self._router.pause(self._clock.now())
+        await self._supervisor.set_paused(True)
+
+    async def resume(self) -> None:
+        """Let sampling go on; requests that came meanwhile begin."""
+        self._router.resume(self._clock.now())
+        self._perform(())
+        await self._supervisor.set_paused(False)
+
+    async def devices_wanted(self) -> None:
+        """Return when there is work for the engines: requests, or weights to load that are offloaded."""
+        await self._supervisor.devices_wanted()
+
+    async def offload(self, parts: Sequence[OffloadPart]) -> int:
+        """Free the engines' memory; bytes really freed. The pool is paused."""
+        return await self._supervisor.offload(parts)
+
+    async def onload(self, parts: Sequence[OffloadPart]) -> None:
+        await self._supervisor.onload(parts)
+
+    def newest(self) -> Version:
+        """Return the newest version among serving engines (all engines while none serves): what admission goes by.
+
+        What is admitted at it runs on engines that have it; a slow one gets nothing new until it has it too.
+        """
+        return self._supervisor.newest()
+
+    async def update(
+        self, manifest: Manifest, transport: Chosen, on_arrival: OnArrival | None = None
+    ) -> tuple[str, ...]:
+        """Bring every engine to a version; names those that proved it. One that fails or is too slow is replaced.
+
+        `on_arrival` gets the receipt of each as soon as it serves the version, whatever the others do.
+        """
+        return await self._supervisor.update(manifest, transport, on_arrival)
 
     async def close(self) -> None:
         self._closed = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(slot.end() for slot in self._slots.values()))
+        await asyncio.gather(*(slot.stop() for slot in self._slots.values()))
 
-    async def pause(self) -> None:
-        """Return when no engine samples any more. Requests keep what they have; new ones wait. Twice is once."""
-        self._router.pause(self._clock.now())
-        await self._upkeep.settle(paused=True)
+    # -- completions --------------------------------------------------------------------------------------------
 
-    async def resume(self) -> None:
-        """Sampling goes on; requests that came meanwhile begin."""
-        self._router.resume(self._clock.now())
-        self._flush_soon()
-        await self._upkeep.settle(paused=False)
+    def generator(self, params: Sequence[SamplingParams]) -> GenerateAll:
+        """Make a `generate` for as many calls, each with its way of sampling."""
+        return partial(self._generate, params=params)
 
-    async def asked(self) -> None:
-        """Return when there is work for the engines: requests, or weights to load that are asleep."""
-        wanted = self._upkeep.devices_wanted
-        while not (self._router.open or self._rest.num_waiting):
-            wanted.clear()
-            await wanted.wait()
-
-    async def offload(self, parts: Sequence[OffloadPart]) -> int:
-        """Free the engines' memory; bytes really freed. The pool is paused."""
-        return await self._upkeep.sleep(parts)
-
-    async def onload(self, parts: Sequence[OffloadPart]) -> None:
-        await self._upkeep.wake(parts)
-
-    def newest(self) -> Version:
-        """The newest version among serving engines (all engines while none serves): what admission goes by.
-
-        What is admitted at it runs on engines that have it; a slow one gets nothing new until it has it too.
-        """
-        return self._upkeep.newest()
-
-    async def update(self, manifest: Manifest, transport: Chosen, arrived: Arrived | None = None) -> tuple[str, ...]:
-        """Bring every engine to a version; names those that proved it. One that fails or is too slow is replaced.
-
-        `arrived` is told of each as soon as it serves the version, whatever the others do.
-        """
-        return await self._upkeep.update(manifest, transport, arrived)
-
-    # -- requests -----------------------------------------------------------------------------------------------
-
-    def generator(self, samplings: Sequence[Sampling]) -> GenerateAll:
-        """A `generate` for as many calls, each with its way of sampling."""
-
-        async def generate(calls: Sequence[GenerateCall]) -> Sequence[Completion]:
-            return await self._generate(calls, samplings)
-
-        return generate
-
-    async def _generate(self, calls: Sequence[GenerateCall], samplings: Sequence[Sampling]) -> Sequence[Completion]:
-        if not self._door.passes(len(calls)):
-            deadline = self._router.time(self._clock.now()) + self._router.bounds.turn_s
-            if not await self._door.enter(len(calls), deadline):
+    async def _generate(self, calls: Sequence[GenerateCall], params: Sequence[SamplingParams]) -> Sequence[Completion]:
+        if not self._admission.admits(len(calls)):
+            deadline = self._router.active_time(self._clock.now()) + self._router.limits.timeout_s
+            if not await self._admission.wait(len(calls), deadline):
                 return [LATE] * len(calls)
-        if self._broken is not None:
-            raise self._broken
-        asked, now = RequestBatch(calls), self._clock.now()
-        requests = [self._pending(call, sampling) for call, sampling in zip(calls, samplings, strict=True)]
-        self._requests.update((pending.request.id, (asked, at)) for at, pending in enumerate(requests))
-        self._act(self._router.ask(requests, now))
-        self._upkeep.devices_wanted.set()
+        if self._failure is not None:
+            raise self._failure
+        batch, now = RequestBatch(calls), self._clock.now()
+        requests: list[PendingRequest] = []
+        for at, (call, own) in enumerate(zip(calls, params, strict=True)):
+            self._num_requests += 1
+            request = GenerateRequest(
+                str(self._num_requests), call.tokens, call.max_new_tokens, own.temperature, own.top_p, own.top_k,
+                call.seed, call.stop_tokens, self._suppress, media=call.media, floor=call.floor,
+                routed_experts=own.routing is not None,
+            )  # fmt: skip
+            routes = None if own.routing is None else Routes(own.routing)
+            requests.append(PendingRequest(request, call.watch, call.session, call.group, routes=routes))
+            self._requests[request.id] = batch, at
+        self._perform(self._router.submit(requests, now))
+        self._supervisor.want_devices()
         try:
-            return await asked.future
+            return await batch.future
         except asyncio.CancelledError:
-            self._forget([pending.request.id for pending in requests])
+            ids = [pending.request.id for pending in requests]
+            for name in ids:
+                self._requests.pop(name, None)
+            self._perform(self._router.cancel(ids))
             raise
 
-    async def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[Sequence[float]]:
-        """Log-probs of given tokens, for who bounds the time; not of a pool that is paused or updated."""
-        return await self._scoring.score(sequences, temperature, singly=self._deterministic)
-
-    def _pending(self, call: GenerateCall, sampling: Sampling) -> PendingRequest:
-        self._numbers += 1
-        request = GenerateRequest(
-            str(self._numbers), call.tokens, call.max_new_tokens, sampling.temperature, sampling.top_p, sampling.top_k,
-            call.seed, call.stop_tokens, self._suppress, media=call.media, floor=call.floor,
-            routed_experts=sampling.routing is not None,
-        )  # fmt: skip
-        routes = None if sampling.routing is None else Routes(sampling.routing)
-        return PendingRequest(request, call.watch, call.session, call.group, routes=routes)
-
-    def _forget(self, ids: Sequence[str]) -> None:
-        """Nobody awaits these any more."""
-        for name in ids:
-            self._requests.pop(name, None)
-        self._act(self._router.forget(ids))
-
-    def _flush_soon(self) -> None:
-        if not self._flushing:
-            self._flushing = True
-            asyncio.get_running_loop().call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._flushing = False
-        if not self._closed:
-            now = self._clock.now()
-            self._do(self._router.place(now))
-            self._door.open(self._router.time(now))
-            self._scoring.changed()
-
-    def _act(self, actions: Sequence[Action]) -> None:
-        """Do what the router wants; something has changed, so that more may be placed."""
-        self._do(actions)
-        self._flush_soon()
-
-    def _do(self, actions: Sequence[Action]) -> None:
+    def _perform(self, actions: Sequence[Action]) -> None:
+        """Do what the router decided; something has changed, so that more may be dispatched."""
         for action in actions:
             match action:
                 case CompleteRequest(pending):
-                    asked, at = self._requests.pop(pending.request.id, (None, 0))
-                    if asked is not None:  # else all was given up
-                        asked.settle(at, pending.completion())
+                    batch, at = self._requests.pop(pending.request.id, (None, 0))
+                    if batch is not None:  # else its caller is gone
+                        batch.complete(at, pending.completion())
                 case Dispatch(engine):
-                    self._own(self._serve(self._slots[engine], action))
+                    self._spawn(self._stream(self._slots[engine], action))
                 case AbortRequest(engine, ids):
-                    self._own(_abort(self._slots[engine], ids))
+                    self._spawn(self._abort(self._slots[engine], ids))
                 case Quarantine(engine, why):
-                    self._own(self._upkeep.replace(self._slots[engine], why))
+                    self._spawn(self._supervisor.replace(self._slots[engine], why))
                 case _:
-                    self._break(InfrastructureError(action.why))
+                    self._fail(InfrastructureError(action.why))
+        if not self._dispatch_scheduled:
+            self._dispatch_scheduled = True
+            asyncio.get_running_loop().call_soon(self._dispatch)
 
-    async def _serve(self, slot: EngineSlot, given: Dispatch) -> None:
-        router, (name, life, batch) = self._router, given
+    def _dispatch(self) -> None:
+        self._dispatch_scheduled = False
+        if not self._closed:
+            now = self._clock.now()
+            for dispatch in self._router.dispatch(now):
+                self._spawn(self._stream(self._slots[dispatch.engine], dispatch))
+            self._admission.update(self._router.active_time(now))
+            self._changed.set()
+
+    async def _stream(self, slot: EngineSlot, dispatch: Dispatch) -> None:
+        """Have an engine generate a batch, and tell the router what it says."""
+        router, (name, incarnation, batch) = self._router, dispatch
         engine = router.engines[name]
-        if engine.life != life:  # it died before it was asked
+        if engine.incarnation != incarnation:  # it failed before it was asked
             return
         running = engine.running
-        slot.runs(True)
-        with self._upkeep.trusting(slot):
+        slot.set_busy(True)
+        with self._supervisor.containing(slot):
             try:
-                async for deltas in slot.generate(tuple([pending.remaining() for pending in batch])):
-                    self._act(router.gave(name, life, deltas, self._clock.now()))
-                    slot.runs(bool(running))
-                self._act(router.ended(name, life, batch))
+                async for deltas in slot.generate(tuple([pending.continuation() for pending in batch])):
+                    self._perform(router.on_deltas(name, incarnation, deltas, self._clock.now()))
+                    slot.set_busy(bool(running))
+                self._perform(router.on_stream_end(name, incarnation, batch))
             except (ValueError, ConfigError) as error:
-                self._act(router.refused(name, life, batch, str(error)))
-                slot.runs(bool(running))
+                self._perform(router.on_refused(name, incarnation, batch, str(error)))
+                slot.set_busy(bool(running))
 
-    async def _watch_time(self) -> None:
-        """What is late is ended, and who is silent is found."""
+    async def _abort(self, slot: EngineSlot, ids: Sequence[str]) -> None:
+        with contextlib.suppress(
+            RelaxError, NotImplementedError
+        ):  # it runs them to their end, or is found dead elsewhere
+            await slot.abort(ids)
+
+    # -- log-probs of given tokens ------------------------------------------------------------------------------
+
+    async def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[Sequence[float]]:
+        """Compute log-probs of given tokens; the caller bounds the time. Not of a pool that is paused or updated.
+
+        Parts go to the least busy engines, and on to another one where an engine fails. In a deterministic pool each
+        sequence is scored alone, so that no result depends on what is beside it.
+        """
+        if self._deterministic:
+            return [(await self._score_part([sequence], temperature))[0] for sequence in sequences]
+        parts = await start_all(*(self._score_part(part, temperature) for part in _parts(sequences)))
+        return list(chain.from_iterable(parts))
+
+    async def _score_part(self, sequences: Sequence[Sequence[int]], temperature: float) -> Sequence[Sequence[float]]:
+        engines = self._router.engines
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            free = [name for name in engines if engines[name].available and self._scored_parts[name] < MAX_SCORED_PARTS]
+            if not free:
+                self._changed.clear()
+                await self._changed.wait()
+                continue
+            name = min(free, key=lambda name: (self._scored_parts[name], engines[name].pending_tokens))
+            slot = self._slots[name]
+            self._scored_parts[name] += 1
+            try:
+                with self._supervisor.containing(slot):
+                    found = await slot.score(sequences, temperature)
+                    if [len(scores) for scores in found] != [len(sequence) for sequence in sequences]:
+                        raise InfrastructureError(f"{name} gave other numbers of log-probs than it was given tokens")
+                    for scores in found:
+                        if scores and not are_log_probs(scores):
+                            raise InfrastructureError(f"{name} gave {min(scores)} and {max(scores)} as log-probs")
+                    engines[name].failures.refill()
+                    return found
+            finally:
+                self._scored_parts[name] -= 1
+                self._changed.set()
+
+    # -- tasks and failure --------------------------------------------------------------------------------------
+
+    async def _tick(self) -> None:
         while True:
             await self._clock.sleep(TICK_S)
-            self._act(self._router.tick(self._clock.now()))
+            self._perform(self._router.tick(self._clock.now()))
 
-    def _break(self, error: RelaxError) -> None:
-        """No engine can be had: whoever waits learns why."""
-        self._broken = error
-        for asked, _ in self._requests.values():
-            if not asked.future.done():
-                asked.future.set_exception(error)
-        self._requests.clear()
-        self._door.fail(error)
-        self._scoring.fail(error)
-
-    def _own(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._disown)
+        task.add_done_callback(self._on_task_done)
 
-    def _disown(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._break(error if isinstance(error, RelaxError) else RelaxError(f"{type(error).__name__}: {error}"))
+            self._fail(error if isinstance(error, RelaxError) else RelaxError(f"{type(error).__name__}: {error}"))
 
-    # -- what it says of itself ---------------------------------------------------------------------------------
+    def _fail(self, error: RelaxError) -> None:
+        """End every caller with an error: no engine can be had."""
+        self._failure = error
+        for batch, _ in self._requests.values():
+            if not batch.future.done():
+                batch.future.set_exception(error)
+        self._requests.clear()
+        self._admission.fail(error)
+        self._changed.set()
 
     def facts(self) -> dict[str, Any]:
-        return {slot.name: self._facts_of(slot) for slot in self._slots.values()}
+        """Describe each engine for the run's status."""
+        found: dict[str, Any] = {}
+        for slot in self._slots.values():
+            engine = self._router.engines[slot.name]
+            silent_s = round(self._clock.now() - engine.last_heard, 3) if engine.running else 0.0
+            found[slot.name] = {
+                "serving": engine.status is EngineStatus.SERVING, "version": str(slot.version),
+                "running": len(engine.running), "loading": slot.loading, "silent_s": silent_s, "paused": slot.paused,
+                "tokens_left": engine.pending_tokens, "restarts": slot.restarts,
+                "pid": slot.worker.pid if slot.worker else 0,
+            }  # fmt: skip
+        return found
 
-    def _facts_of(self, slot: EngineSlot) -> dict[str, Any]:
-        engine = self._router.engines[slot.name]
-        silent_s = round(self._clock.now() - engine.heard_at, 3) if engine.running else 0.0
-        return {
-            "serving": engine.standing is EngineStatus.SERVING, "version": str(slot.version),
-            "running": len(engine.running), "loading": slot.loading, "silent_s": silent_s, "paused": slot.paused,
-            "tokens_left": engine.work, "restarts": slot.restarts, "pid": slot.worker.pid if slot.worker else 0,
-        }  # fmt: skip
 
-
-async def _abort(slot: EngineSlot, ids: Sequence[str]) -> None:
-    with contextlib.suppress(
-        RelaxError, NotImplementedError
-    ):  # it runs them to their end, or its death is noticed elsewhere
-        await slot.abort(ids)
+def _parts(sequences: Sequence[Sequence[int]]) -> Iterator[Sequence[Sequence[int]]]:
+    part: list[Sequence[int]] = []
+    tokens = 0
+    for sequence in sequences:
+        if part and tokens + len(sequence) > MAX_SCORED_TOKENS:
+            yield part
+            part, tokens = [], 0
+        part.append(sequence)
+        tokens += len(sequence)
+    if part:
+        yield part

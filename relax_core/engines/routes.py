@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which experts the positions of a token sequence visited, as engines tell it piece by piece. What came first stays.
-
-A position counts by when its next token was drawn: what another engine, or newer weights, make of it later is not what
-the sample was drawn from. Positions that nobody told are holes, which a later turn may fill.
-"""
+"""Experts that the positions of a token sequence visited, as engines report them piece by piece."""
 
 from __future__ import annotations
 
@@ -21,7 +17,13 @@ _KNOWN, _HOLE = b"\1", b"\0"
 
 
 class Routes:
-    """By position from 0."""
+    """Routes of a sequence, by position from 0.
+
+    Invariants:
+    - The first report of a position stays: what another engine, or newer weights, make of it later is not what the sample
+      was drawn from.
+    - A position that nobody reported is a hole of zeros, which a later call may fill.
+    """
 
     __slots__ = ("_known", "_values", "routing", "width")
 
@@ -29,16 +31,12 @@ class Routes:
         self.routing, self.width = routing, routing.width
         self._values, self._known = bytearray(), bytearray()
 
-    def afresh(self) -> Routes:
-        """Of the same model, with nothing told."""
-        return Routes(self.routing)
-
     def __len__(self) -> int:
-        """Positions up to the last that was told."""
+        """Count positions up to the last that was reported."""
         return len(self._known)
 
-    def tell(self, start: int, values: bytes) -> None:
-        """Routes of consecutive positions; those that are known stay."""
+    def add(self, start: int, values: bytes) -> None:
+        """Take routes of consecutive positions; those that are known stay."""
         width, stop = self.width, start + len(values) // self.width
         had = len(self._known)
         if stop > had:
@@ -53,39 +51,38 @@ class Routes:
                 self._values[at * width : (at + 1) * width] = values[(at - start) * width : (at + 1 - start) * width]
                 self._known[at] = 1
 
-    def wrong(self, start: int, values: bytes, length: int) -> str:
-        """What can't be true of routes of a sequence of so many tokens; empty where it may be."""
+    def fault(self, start: int, values: bytes, length: int) -> str:
+        """Say what can't be true of routes of a sequence of so many tokens; empty where it may be."""
         count, over = divmod(len(values), self.width)
         if over or start < 0 or start + count > length:
             return f"{len(values)} bytes of routes from position {start}, {self.width} each, for {length} tokens"
         most = int(_array(values, self.routing).max(initial=0))
         return f"expert {most}, of {self.routing.experts}" if most >= self.routing.experts else ""
 
-    def of(self, start: int, stop: int) -> tuple[bytes, bytes]:
-        """(routes, known) of these positions; holes are zeros."""
-        known = bytes(self._known[start:stop]).ljust(stop - start, _HOLE)
-        return bytes(self._values[start * self.width : stop * self.width]).ljust(
-            (stop - start) * self.width, _HOLE
-        ), known
+    def between(self, start: int, stop: int) -> tuple[bytes, bytes]:
+        """Return (routes, known) of these positions; holes are zeros."""
+        values = bytes(self._values[start * self.width : stop * self.width])
+        known = bytes(self._known[start:stop])
+        return values.ljust((stop - start) * self.width, _HOLE), known.ljust(stop - start, _HOLE)
 
 
 def filled(node: Node, start: int, routes: Routes) -> tuple[bytes, bytes] | None:
-    """A node's (routes, routed) with what is told of its positions, which begin at `start`; None where nothing is new."""
+    """Fill a node's (routes, routed) with what is known of its positions from `start`; None where nothing is new."""
     if node.routed and _HOLE not in node.routed:
         return None
-    told, known = routes.of(start, start + len(node.tokens))
+    values_here, known = routes.between(start, start + len(node.tokens))
     if not node.routed:
-        return (told, known) if _KNOWN in known else None
+        return (values_here, known) if _KNOWN in known else None
     values, have, width = bytearray(node.routes), bytearray(node.routed), routes.width
     fresh = [at for at, (mine, theirs) in enumerate(zip(have, known, strict=True)) if theirs and not mine]
     for at in fresh:
-        values[at * width : (at + 1) * width] = told[at * width : (at + 1) * width]
+        values[at * width : (at + 1) * width] = values_here[at * width : (at + 1) * width]
         have[at] = 1
     return (bytes(values), bytes(have)) if fresh else None
 
 
 def route_columns(paths: Sequence[Path], routing: Routing, lengths: np.ndarray) -> dict[str, Ragged]:
-    """Of rows whose nodes are these; `lengths` are their tokens."""
+    """Make the columns of rows whose nodes are these; `lengths` are their numbers of tokens."""
     import numpy as np
 
     nodes = [node for path in paths for node, _ in path]

@@ -1,13 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the engines of a pool as they are to be: paused, asleep, with the newest weights, replaced where they failed.
+"""The supervisor of a pool's engines: starts them, pauses and offloads them, brings weights, replaces those that failed.
 
-It speaks with the engines and tells the router what came of it; what runs where is none of its business. The only way
-into service, for a new engine and for one that was not trusted, is `_admit`, with the newest weights proved.
-
-Which parts of a pool's engines sleep, and who needs their weights awake. It calls no engine.
-
-Loading weights and starting an engine need the devices: both wait while weights sleep, and weights do not fall asleep
-under them. Where weights never sleep nobody waits.
+It speaks with the engines and tells the router what came of it; where requests run is none of its business.
 """
 
 from __future__ import annotations
@@ -16,43 +10,55 @@ import asyncio
 import contextlib
 import functools
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from types import TracebackType
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from relax_core.api.clock import Clock
 from relax_core.api.devices import OffloadPart
 from relax_core.api.errors import InfrastructureError, RelaxError
 from relax_core.api.trainer import Chosen
 from relax_core.api.weights import Manifest, Receipt, Version
+from relax_core.engines.engine_state import EngineState, EngineStatus
 from relax_core.engines.router import Action, Router
 from relax_core.engines.slot import EngineSlot
-from relax_core.engines.status import EngineState, EngineStatus
 from relax_core.engines.weight_updater import WeightUpdates
 from relax_core.rpc.waiting import start_all
 
+T = TypeVar("T")
+PREEMPT_RETRY_S = 0.2
+"""Between two requests to an engine to end what it runs."""
+MODEL_FACTS = {"fingerprint": "all load one folder: its files differ between machines, or changed",
+               "vocab_size": "ids must mean the same to all"}  # fmt: skip
+OnArrival = Callable[[Receipt], Awaitable[None]]
+Report = Callable[[str, str, float], Awaitable[None]]
+"""Reports that an engine failed or recovered: (event, detail, seconds)."""
+Perform = Callable[[Sequence[Action]], None]
+
 
 class OffloadState:
-    """The state of a pool's engines, as its devices' arbiter wants it."""
+    """Parts of the engines' memory that are offloaded, and the tasks that need weights on the devices. It calls no engine.
 
-    def __init__(self, able: Iterable[OffloadPart] = ()) -> None:
-        self._able: frozenset[OffloadPart] = frozenset(able)
-        self.asleep: frozenset[OffloadPart] = frozenset()
-        """What every engine is to be brought to."""
+    `loaded -> offloading (waits for the users) -> offloaded -> loading -> loaded`
+
+    Invariants:
+    - Starting an engine and loading weights happen within `weights_in_use`: they wait while weights are offloaded, and
+      weights are not offloaded while one of them runs.
+    - A task that uses weights already may enter again without waiting.
+    - Where weights are never offloaded nobody waits.
+    """
+
+    def __init__(self, supported: Iterable[OffloadPart] = ()) -> None:
+        self._supported: frozenset[OffloadPart] = frozenset(supported)
+        self.offloaded: frozenset[OffloadPart] = frozenset()
+        """Parts that every engine is to have offloaded."""
         self.num_waiting = 0
-        """Users that wait for weights to be awake."""
+        """Tasks that wait for weights to be loaded."""
         self._closed = False
         self._users: Counter[asyncio.Task[Any] | None] = Counter()
         self._changed = asyncio.Condition()
 
-    def of(self, parts: Iterable[OffloadPart]) -> frozenset[OffloadPart]:
-        """Those that may sleep at all."""
-        return self._able.intersection(parts)
-
-    @asynccontextmanager
-    async def awake(self) -> AsyncIterator[None]:
-        """Weights are awake, and stay so meanwhile; a user may be one again."""
+    @contextlib.asynccontextmanager
+    async def weights_in_use(self) -> AsyncIterator[None]:
         user = asyncio.current_task()
         self.num_waiting += 1
         try:
@@ -69,59 +75,60 @@ class OffloadState:
             async with self._changed:
                 self._changed.notify_all()
 
-    async def lie_down(self, parts: frozenset[OffloadPart]) -> None:
-        """These are to sleep from now on; returns when nobody uses them any more."""
-        self._closed = self._closed or "weights" in parts
+    async def offload(self, parts: Iterable[OffloadPart]) -> None:
+        """Plan to offload those of the parts that can be; return when nobody uses them any more."""
+        planned = self._supported.intersection(parts)
+        self._closed = self._closed or "weights" in planned
         async with self._changed:
             await self._changed.wait_for(lambda: not (self._closed and self._users.total()))
-        self.asleep |= parts
+        self.offloaded |= planned
 
-    def rise(self, parts: frozenset[OffloadPart]) -> None:
-        """These are to wake."""
-        self.asleep -= parts
-
-    async def risen(self) -> None:
-        """All engines are as they are to be."""
-        self._closed = "weights" in self.asleep
+    @contextlib.asynccontextmanager
+    async def loading(self, parts: Iterable[OffloadPart]) -> AsyncIterator[None]:
+        """Plan to load these parts; the body brings every engine there, then users go on."""
+        self.offloaded -= self._supported.intersection(parts)
+        yield
+        self._closed = "weights" in self.offloaded
         async with self._changed:
             self._changed.notify_all()
 
 
-INTERRUPT_S = 0.2
-"""Between two words to an engine that should let its requests go."""
-MODEL_FACTS = {"fingerprint": "all load one folder: its files differ between machines, or changed",
-               "vocab_size": "ids must mean the same to all"}  # fmt: skip
-Arrived = Callable[[Receipt], Awaitable[None]]
-Tell = Callable[[str, str, float], Awaitable[None]]
-Do = Callable[[Sequence[Action]], None]
-
-
 class EngineSupervisor:
-    """The engines of one pool, from start to end. `do`: what the router wants done; it is called at every change."""
+    """Keeps the engines of one pool as they are to be.
+
+    An engine: `starting -> serving -> (failed -> replaced -> newest weights proved -> serving)`; until the first weights
+    of a resumed run it is `waiting`.
+
+    Invariants:
+    - `_admit` is the only way into service, for a new engine and for a replaced one, with the newest weights proved.
+    - An engine takes weights one version at a time (`_update_locks`), and follows pauses one at a time (`pause_lock`).
+    - A failure of an engine is contained in `containing`: it reaches the router, once for each incarnation, not the caller.
+    - Every change after which requests may be placed ends in `perform`.
+    """
 
     def __init__(
-        self, slots: Mapping[str, EngineSlot], router: Router, rest: OffloadState, clock: Clock, feed: WeightUpdates,
-        tell: Tell, do: Do, serve_at_start: bool,
+        self, slots: Mapping[str, EngineSlot], router: Router, offload_parts: Sequence[OffloadPart], clock: Clock,
+        updates: WeightUpdates, report: Report, perform: Perform, serve_at_start: bool,
     ) -> None:  # fmt: skip
-        self._slots, self._router, self._rest, self._clock = slots, router, rest, clock
-        self._feed, self._tell, self._do, self._serve_at_start = feed, tell, do, serve_at_start
-        self.devices_wanted = asyncio.Event()
-        """Set when an engine is to be started or to load weights."""
+        self._slots, self._router, self._offload, self._clock = slots, router, OffloadState(offload_parts), clock
+        self._updates, self._report, self._perform = updates, report, perform
+        self._serve_at_start = serve_at_start
+        self._devices_wanted = asyncio.Event()
         self._facts: Mapping[str, Any] = {}
         self._newest: tuple[Manifest, Chosen] | None = None
-        self._updates: dict[str, asyncio.Lock] = {name: asyncio.Lock() for name in slots}
+        self._update_locks: dict[str, asyncio.Lock] = {name: asyncio.Lock() for name in slots}
         self._paused = False
 
     async def start(self) -> Mapping[str, Any]:
-        """All engines; returns the first one's facts after checking that all hold the same model."""
+        """Start all engines; the first one's facts after checking that all hold the same model."""
         found = await start_all(*(slot.start() for slot in self._slots.values()))
         self._facts = found[0]
         for facts in found:
             self._check_model(facts)
-        self._router.knows(int(self._facts.get("vocab_size", 0)), int(self._facts.get("max_context", 0)))
+        self._router.set_model(int(self._facts.get("vocab_size", 0)), int(self._facts.get("max_context", 0)))
         for slot in self._slots.values():
-            slot.on_loading = functools.partial(self._router.loading, slot.name)
-            self._admit(slot, self._state(slot).life)
+            slot.on_loading = functools.partial(self._router.on_loading, slot.name)
+            self._admit(slot, self._state(slot).incarnation)
         return self._facts
 
     def _check_model(self, facts: Mapping[str, Any]) -> None:
@@ -129,182 +136,170 @@ class EngineSupervisor:
             if (have := facts.get(what)) != (want := self._facts.get(what)):
                 raise InfrastructureError(f"an engine has the {what} {have}, another {want}; {fix}")
 
+    def _admit(self, slot: EngineSlot, incarnation: int) -> bool:
+        """Let an engine in that has the newest weights; before any were published, those of the model folder may do.
+
+        False where it failed meanwhile, or there is nothing yet that it may serve.
+        """
+        if self._newest is None and not self._serve_at_start:
+            self._state(slot).status = EngineStatus.WAITING
+            return False
+        admitted = self._router.on_proved(slot.name, incarnation, slot.version.step, self._clock.now())
+        self._perform(())
+        return admitted
+
     def _state(self, slot: EngineSlot) -> EngineState:
         return self._router.engines[slot.name]
 
-    def _up(self) -> list[EngineSlot]:
+    def _not_out(self) -> list[EngineSlot]:
         """Engines that are not being replaced."""
-        return [slot for slot in self._slots.values() if self._state(slot).standing is not EngineStatus.OUT]
+        return [slot for slot in self._slots.values() if self._state(slot).status is not EngineStatus.OUT]
 
-    # -- pausing ------------------------------------------------------------------------------------------------
+    # -- pauses -------------------------------------------------------------------------------------------------
 
-    async def settle(self, paused: bool) -> None:
-        """Bring every engine to where the pool is, paused or not; one that fails is replaced."""
+    async def set_paused(self, paused: bool) -> None:
+        """Pause or resume every engine; one that fails is replaced."""
         self._paused = paused
-        await asyncio.gather(*(self._settle(slot) for slot in self._up()))
-
-    async def _settle(self, slot: EngineSlot) -> None:
-        with self.trusting(slot):
-            await self._follow_pause(slot)
+        await asyncio.gather(*(self._contained(slot, self._follow_pause(slot)) for slot in self._not_out()))
 
     async def _follow_pause(self, slot: EngineSlot) -> None:
-        async with slot.settling:
+        async with slot.pause_lock:
             while slot.paused != self._paused:
                 if slot.paused:
                     await slot.resume()
                     self._router.release(slot.name, "paused", self._clock.now())
-                    self._do(())
+                    self._perform(())
                 else:
                     self._router.hold(slot.name, "paused")
                     if not await slot.pause():
-                        await self._interrupt(slot)
+                        await self._preempt(slot)
 
-    async def _interrupt(self, slot: EngineSlot) -> None:
+    async def _preempt(self, slot: EngineSlot) -> None:
         """Take an engine's requests back with the tokens they have; one that can't abort runs them to their end.
 
-        Asked again and again: a request may still be on its way to the engine when it is told to let go.
+        It is asked again and again: a request may still be on its way to the engine when it is told to abort.
         """
         while self._state(slot).running:
-            if ids := self._router.let_go(slot.name):
+            if ids := self._router.preempt(slot.name):
                 with contextlib.suppress(NotImplementedError):  # it runs them to their end
                     await slot.abort(ids)
-            await slot.stirred(INTERRUPT_S)
+            await slot.wait_progress(PREEMPT_RETRY_S)
 
-    # -- sleeping -----------------------------------------------------------------------------------------------
+    # -- devices ------------------------------------------------------------------------------------------------
 
-    async def sleep(self, parts: Sequence[OffloadPart]) -> int:
+    async def offload(self, parts: Sequence[OffloadPart]) -> int:
         """Free the engines' memory; bytes really freed. The pool is paused."""
-        await self._rest.lie_down(self._rest.of(parts))
-        return sum(await asyncio.gather(*(self._lay(slot) for slot in self._slots.values())))
+        await self._offload.offload(parts)
+        freed = await self._follow_offload()
+        return sum(count or 0 for count in freed)
 
-    async def wake(self, parts: Sequence[OffloadPart]) -> None:
-        self._rest.rise(self._rest.of(parts))
-        await asyncio.gather(*(self._lay(slot) for slot in self._slots.values()))
-        await self._rest.risen()
+    async def onload(self, parts: Sequence[OffloadPart]) -> None:
+        async with self._offload.loading(parts):
+            await self._follow_offload()
 
-    async def _lay(self, slot: EngineSlot) -> int:
-        """Bring an engine to where the pool is, asleep or awake; one that fails is replaced. Bytes that it freed."""
-        with self.trusting(slot):
-            return await self._follow_rest(slot)
-        return 0
+    async def _follow_offload(self) -> Sequence[int | None]:
+        return await asyncio.gather(
+            *(self._contained(slot, self._offload_as_planned(slot)) for slot in self._slots.values())
+        )
 
-    async def _follow_rest(self, slot: EngineSlot) -> int:
-        async with slot.settling:
-            return await slot.rest(self._rest.asleep)
+    async def _offload_as_planned(self, slot: EngineSlot) -> int:
+        async with slot.pause_lock:
+            return await slot.offload(self._offload.offloaded)
 
-    @contextlib.asynccontextmanager
-    async def _on_devices(self) -> AsyncIterator[None]:
-        """For who starts an engine or loads weights into one."""
-        self.devices_wanted.set()
-        async with self._rest.awake():
-            yield
+    def want_devices(self) -> None:
+        """Wake `devices_wanted`: requests came, or an engine is to be started or to load weights."""
+        self._devices_wanted.set()
+
+    async def devices_wanted(self) -> None:
+        """Return when there is work for the engines: requests, or weights to load that are offloaded."""
+        while not (self._router.has_open or self._offload.num_waiting):
+            self._devices_wanted.clear()
+            await self._devices_wanted.wait()
 
     # -- weights ------------------------------------------------------------------------------------------------
 
     def newest(self) -> Version:
-        """The newest version among serving engines; all engines while none serves."""
-        serving = [slot for slot in self._slots.values() if self._state(slot).standing is EngineStatus.SERVING]
+        """Return the newest version among serving engines; all engines while none serves."""
+        serving = [slot for slot in self._slots.values() if self._state(slot).status is EngineStatus.SERVING]
         return max(slot.version for slot in serving or self._slots.values())
 
-    async def update(self, manifest: Manifest, transport: Chosen, arrived: Arrived | None) -> tuple[str, ...]:
+    async def update(self, manifest: Manifest, transport: Chosen, on_arrival: OnArrival | None) -> tuple[str, ...]:
         """Bring every engine to a version; names those that proved it. One that fails or is too slow is replaced."""
         self._newest = (manifest, transport)
-        names = await asyncio.gather(*(self._update(slot, arrived) for slot in self._up()))
+        names = await asyncio.gather(*(self._update(slot, on_arrival) for slot in self._not_out()))
         return tuple(name for name in names if name)
 
-    async def _update(self, slot: EngineSlot, arrived: Arrived | None) -> str:
-        life, receipt = self._state(slot).life, None
-        with self.trusting(slot):
-            receipt = await self._bring(slot)
-        if not self._admit(slot, life):
+    async def _update(self, slot: EngineSlot, on_arrival: OnArrival | None) -> str:
+        incarnation = self._state(slot).incarnation
+        receipt = await self._contained(slot, self._load_newest(slot))
+        if not self._admit(slot, incarnation):
             return ""
-        if arrived is not None and receipt is not None:
-            await arrived(receipt)
+        if on_arrival is not None and receipt is not None:
+            await on_arrival(receipt)
         return slot.name
 
-    async def _bring(self, slot: EngineSlot) -> Receipt | None:
-        """The last of its receipts; None where it had the newest version."""
+    async def _load_newest(self, slot: EngineSlot) -> Receipt | None:
+        """Load versions until none is newer; the last receipt, None where it had the newest version."""
         receipt = None
-        async with self._updates[slot.name]:
-            while self._newest is not None and self._behind(slot):
-                async with self._on_devices(), self._still(slot):
-                    receipt = await self._feed.bring(slot, *self._newest)
+        async with self._update_locks[slot.name]:
+            while self._newest is not None and slot.version[1:] < self._newest[0].version[1:]:
+                self.want_devices()
+                async with self._offload.weights_in_use(), self._drained(slot):
+                    receipt = await self._updates.update(slot, *self._newest)
         return receipt
 
-    def _behind(self, slot: EngineSlot) -> bool:
-        return self._newest is not None and slot.version[1:] < self._newest[0].version[1:]
-
     @contextlib.asynccontextmanager
-    async def _still(self, slot: EngineSlot) -> AsyncIterator[None]:
-        """Nothing runs on an engine that takes weights only then; what ran goes on elsewhere, or here afterwards."""
+    async def _drained(self, slot: EngineSlot) -> AsyncIterator[None]:
+        """Run nothing on an engine that takes weights only then; what ran goes on elsewhere, or here afterwards."""
         if slot.capabilities.in_flight_updates:
             yield
             return
         self._router.hold(slot.name, "updating")
         try:
-            await self._interrupt(slot)
+            await self._preempt(slot)
             yield
         finally:
             self._router.release(slot.name, "updating", self._clock.now())
-            self._do(())
+            self._perform(())
 
-    def _admit(self, slot: EngineSlot, life: int) -> bool:
-        """Let an engine in that has the newest weights; before any were published, those of the model folder may do.
+    # -- failures -----------------------------------------------------------------------------------------------
 
-        False where it died meanwhile, or there is nothing yet that it may serve.
-        """
-        if self._newest is None and not self._serve_at_start:
-            self._router.waits(slot.name)
-            return False
-        entered = self._router.proved(slot.name, life, slot.version.step, self._clock.now())
-        self._do(())
-        return entered
+    @contextlib.contextmanager
+    def containing(self, slot: EngineSlot) -> Iterator[None]:
+        """Report an engine's failure in the body to the router; one of an earlier incarnation is old news."""
+        incarnation = self._state(slot).incarnation
+        try:
+            yield
+        except RelaxError as error:
+            why = str(error) if slot.name in str(error) else f"{slot.name}: {error}"
+            self._perform(self._router.on_failure(slot.name, incarnation, why))
 
-    # -- recovery -----------------------------------------------------------------------------------------------
-
-    def trusting(self, slot: EngineSlot) -> EngineTrust:
-        """An engine that fails in this is not trusted any more."""
-        return EngineTrust(self._router, slot.name, self._state(slot).life, self._do)
+    async def _contained(self, slot: EngineSlot, work: Coroutine[Any, Any, T]) -> T | None:
+        """Await work on an engine; None where the engine failed in it."""
+        result = None
+        with self.containing(slot):
+            result = await work
+        return result  # noqa: RET504 -- a failure leaves the body before it is set
 
     async def replace(self, slot: EngineSlot, why: str) -> None:
-        """Once for each life: end it, start a fresh engine, let it enter with the newest weights."""
-        since, life = self._clock.now(), self._state(slot).life
-        slot.runs(False)
+        """End a failed engine, start a fresh one, bring it to the newest weights and the pool's pause, let it serve."""
+        since, incarnation = self._clock.now(), self._state(slot).incarnation
+        slot.set_busy(False)
         try:
-            await self._feed.forget(slot)
-            await self._tell("failed", why, 0.0)
-            await slot.end()
-            async with self._on_devices():
+            await self._updates.forget(slot)
+            await self._report("failed", why, 0.0)
+            await slot.stop()
+            self.want_devices()
+            async with self._offload.weights_in_use():
                 self._check_model(await slot.start())
-                await self._follow_rest(slot)
-            await self._catch_up(slot)
+                await self._offload_as_planned(slot)
+            await self._load_newest(slot)
+            while slot.paused != self._paused:
+                await self._follow_pause(slot)
+                await self._load_newest(slot)
         except InfrastructureError as error:
-            self._do(self._router.kept_out(slot.name, str(error)))
+            self._perform(self._router.on_restart_failed(slot.name, str(error)))
             return
-        self._admit(slot, life)
+        self._admit(slot, incarnation)
         slot.restarts += 1
-        await self._tell("recovered", slot.name, self._clock.now() - since)
-
-    async def _catch_up(self, slot: EngineSlot) -> None:
-        """To the newest weights and the pool's pause, both as they are when this returns."""
-        await self._bring(slot)
-        while slot.paused != self._paused:
-            await self._follow_pause(slot)
-            await self._bring(slot)
-
-
-class EngineTrust:
-    """What an engine fails in while it is trusted ends that; what an earlier life of it failed in is old news."""
-
-    def __init__(self, router: Router, name: str, life: int, do: Do) -> None:
-        self._router, self._name, self._life, self._do = router, name, life, do
-
-    def __enter__(self) -> None:
-        """Nothing to prepare."""
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
-        if not isinstance(error, RelaxError):
-            return False
-        why = str(error)
-        self._do(self._router.lost(self._name, self._life, why if self._name in why else f"{self._name}: {why}"))
-        return True
+        await self._report("recovered", slot.name, self._clock.now() - since)

@@ -100,7 +100,7 @@ class Rollout(Role):
         devices = context.plan.groups["rollout"].devices
         await context.devices.join("rollout", devices, pool)
         while True:
-            await pool.asked()
+            await pool.devices_wanted()
             async with context.devices.acquire(devices, "generate", {"rollout": ENGINE}, LEASE_S) as lease:
                 context.doing("generating", freed_bytes=lease.freed_bytes)
                 await pool.resume()
@@ -118,7 +118,7 @@ class Rollout(Role):
             if done or room <= 0:
                 await self._group_or_poll()
                 continue
-            if not self._worker.pool.serves:
+            if not self._worker.pool.serving:
                 with self._context.waiting("weights that may be sampled", "actor (it publishes)", POLL_S):
                     await self._group_or_poll()
                 continue
@@ -250,7 +250,7 @@ class Rollout(Role):
     async def _follow(self) -> None:
         """Evaluate at the versions that are due, and take each newer one; evaluation holds the next update back."""
         context = self._context
-        known = self._worker.pool.newest() if self._worker.pool.serves else None
+        known = self._worker.pool.newest() if self._worker.pool.serving else None
         while not context.stopping:
             if known is not None:
                 await self._evaluate(known.step)

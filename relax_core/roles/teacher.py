@@ -18,8 +18,7 @@ from relax_core.api.plan import Operation, Reads
 from relax_core.api.role import Role
 from relax_core.config.run_config import RunContext
 from relax_core.config.tables import TeacherTable
-from relax_core.engines.auxiliary_pools import GROUP, AuxiliaryPools, auxiliary_pool_names
-from relax_core.engines.factories import engine_events
+from relax_core.engines.factories import AUXILIARY_GROUP, AuxiliaryPools, auxiliary_pool_names, engine_events
 from relax_core.engines.model_client import PoolModelClient
 from relax_core.roles.forward import INPUTS, Filled, ForwardColumns, ForwardLoop, ForwardModel, forward_lease, width_of
 from relax_core.roles.rank_group import RankGroup
@@ -60,13 +59,15 @@ class Teacher(Role):
     async def run(self, context: RunContext) -> None:
         groups = groups_of(context)
         trainers: list[RankGroup] = []
-        pools = AuxiliaryPools.of(context, auxiliary_pool_names(context, teaching=True), engine_events(context))
+        pools = AuxiliaryPools.from_context(
+            context, auxiliary_pool_names(context, teaching=True), engine_events(context)
+        )
         try:
             await pools.start()
             models: list[ForwardModel] = []
             for group, teacher in zip(groups, context.config.teachers, strict=True):
                 if teacher.engine:
-                    models.append(PoolTeacher(context, pools.hands[teacher.engine]))
+                    models.append(PoolTeacher(context, pools.clients[teacher.engine]))
                     continue
                 trainers.append(await RankGroup.start(context, group, self.name, _model(context, teacher)))
                 models.append(trainers[-1])
@@ -82,7 +83,7 @@ def groups_of(context: RunContext) -> tuple[str, ...]:
     """Name the worker groups of the teachers, in the order of the configuration."""
     several = len(context.config.teachers) > 1
     return tuple(
-        GROUP + teacher.engine if teacher.engine else f"{Teacher.name}-{number}" if several else Teacher.name
+        AUXILIARY_GROUP + teacher.engine if teacher.engine else f"{Teacher.name}-{number}" if several else Teacher.name
         for number, teacher in enumerate(context.config.teachers)
     )
 

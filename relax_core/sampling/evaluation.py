@@ -15,7 +15,7 @@ from relax_core.api.task import Task
 from relax_core.api.trajectory import Trajectory
 from relax_core.config.run_config import RunContext
 from relax_core.data.tasks import HOLD_OUT, TaskSet, check_taught, task_set
-from relax_core.engines.pool import EnginePool, Sampling
+from relax_core.engines.pool import EnginePool, SamplingParams
 from relax_core.engines.requests import Completion, GenerateAll, GenerateCall
 from relax_core.rewards.scorer import RewardScorer
 from relax_core.sampling.rows import sample_record
@@ -37,7 +37,7 @@ class EvalSet:
     tasks: TaskSet
     indices: Sequence[int]
     samples: int
-    sampling: Sampling
+    sampling: SamplingParams
 
 
 class Evaluation:
@@ -129,8 +129,8 @@ def _eval_set(context: RunContext, family: ModelFamily, at: int, table: Any) -> 
     return EvalSet(table.name, tasks, range(size), samples, eval_sampling(context.config, table.temperature))
 
 
-def eval_sampling(run: Any, own: float | None) -> Sampling:
+def eval_sampling(run: Any, own: float | None) -> SamplingParams:
     """Sample as in training unless the set or `[eval]` says otherwise; greedy needs no nucleus."""
     chosen = own if own is not None else run.eval.temperature
     temperature = run.rollout.temperature if chosen is None else chosen
-    return Sampling(temperature, run.rollout.top_p if temperature else 1.0)
+    return SamplingParams(temperature, run.rollout.top_p if temperature else 1.0)

@@ -24,11 +24,10 @@ from relax_core.data.factories import make_media_pipeline
 from relax_core.data.media_pipeline import MediaFor, MediaPipeline, media_of
 from relax_core.data.placeholders import MediaRefused, PromptTooLong
 from relax_core.data.tasks import TaskSet
-from relax_core.engines.auxiliary_pools import AuxiliaryPools, auxiliary_pool_names
-from relax_core.engines.factories import make_pool, replayed_routing
-from relax_core.engines.pool import EnginePool, Sampling
+from relax_core.engines.factories import AuxiliaryPools, auxiliary_pool_names, make_pool, replayed_routing
+from relax_core.engines.pool import EnginePool, SamplingParams
 from relax_core.engines.requests import GenerateAll, singly
-from relax_core.engines.supervisor import Tell
+from relax_core.engines.supervisor import Report
 from relax_core.rewards.circuit_breaker import CircuitOpen
 from relax_core.rewards.scorer import RewardScorer, RewardSettings
 from relax_core.rpc.waiting import start_all
@@ -61,14 +60,14 @@ class RolloutWorker:
         self.media, self.auxiliary_pools = media, pools
         self.routing = replayed_routing(run)
         """Routing of the model, where the trainer replays what the rollout visited."""
-        self._sampling = Sampling(run.rollout.temperature, run.rollout.top_p, routing=self.routing)
-        self._greedy = Sampling(0.0, 1.0)
+        self._sampling = SamplingParams(run.rollout.temperature, run.rollout.top_p, routing=self.routing)
+        self._greedy = SamplingParams(0.0, 1.0)
         self.inflight: dict[Issue, InflightGroup] = {}
         """Groups that are begun and not yet scored."""
         self.evaluation = Evaluation(sets, run, self.samples, scorer, pool)
 
     @classmethod
-    async def open(cls, context: RunContext, tell: Tell) -> Self:
+    async def open(cls, context: RunContext, report: Report) -> Self:
         """Open everything; what was opened is closed again when a later part fails."""
         run = context.config
         family: ModelFamily = context.build(run.family.chosen)
@@ -83,13 +82,13 @@ class RolloutWorker:
             RewardSettings(r.chosen, r.weight, r.timeout_s, r.memory_mb, r.only, context.functions.get(r.name))
             for r in run.rewards
         ]
-        pools = AuxiliaryPools.of(context, auxiliary_pool_names(context, teaching=False), tell)
-        scorer = RewardScorer(rewards, context.children, context.clock, models=pools.hands)
+        pools = AuxiliaryPools.from_context(context, auxiliary_pool_names(context, teaching=False), report)
+        scorer = RewardScorer(rewards, context.children, context.clock, models=pools.clients)
         environments = {
-            choice.name: EnvironmentPool(choice.chosen, context.children, build=context.build, models=pools.hands)
+            choice.name: EnvironmentPool(choice.chosen, context.children, build=context.build, models=pools.clients)
             for choice in (run.environment, *run.environments)
         }
-        pool = make_pool(context, await context.bus.version(), tell, tuple(family.placeholders.values()))
+        pool = make_pool(context, await context.bus.version(), report, tuple(family.placeholders.values()))
         media = make_media_pipeline(context, family, run.rollout.media_store_mb << 20)
         sampler = context.build(run.sampler.chosen) if run.data.shuffle else Shuffle(ShuffleOptions(shuffle=False))
         filters = {choice.name: context.build(choice.chosen) for choice in run.filters}

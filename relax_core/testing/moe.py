@@ -82,6 +82,6 @@ async def routed(engine: Engine, requests: Sequence[GenerateRequest], routing: R
     async for deltas in engine.generate(requests):
         for delta in deltas:
             parts[delta.id].append(delta)
-            told[delta.id].tell(delta.routes_from, delta.routed_experts)
+            told[delta.id].add(delta.routes_from, delta.routed_experts)
     whole = [replace(own[-1], tokens=tuple(token for part in own for token in part.tokens)) for own in parts.values()]
     return list(zip(whole, told.values(), strict=True))

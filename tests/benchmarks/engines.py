@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from relax_core.api import Chosen, EngineSpec, Manifest, Receipt, SystemClock, WorkerSpec
-from relax_core.engines.pool import EnginePool, Sampling
+from relax_core.engines.pool import EnginePool, SamplingParams
 from relax_core.engines.requests import GenerateCall
 from relax_core.engines.slot import EngineSlot
 from relax_core.runners.local.workers import LocalWorkers
@@ -78,7 +78,7 @@ class Ours:
         await self._pool.start()
 
     async def step(self, step: Step) -> Timed:
-        generate = self._pool.generator([Sampling(1.0)] * GROUP)
+        generate = self._pool.generator([SamplingParams(1.0)] * GROUP)
         begun, cpu = time.perf_counter(), self._cpu()
         done = await asyncio.gather(*(generate(calls) for calls in self._calls(step)))
         taken = Timed(time.perf_counter() - begun, self._cpu() - cpu)

@@ -16,13 +16,13 @@ import time
 from random import Random
 
 from relax_core.api.engine import GenerateRequest
-from relax_core.engines.pool import EnginePool, Sampling
+from relax_core.engines.pool import EnginePool, SamplingParams
 from relax_core.engines.requests import Completion, GenerateCall, singly
-from relax_core.engines.router import Bounds
+from relax_core.engines.router import RequestLimits
 from tests.benchmarks import report
 from tests.unit.engines.pool_fixtures import NONE, engines, manifest, until
 
-BOUNDS = Bounds(per_engine=256, backlog=512)
+LIMITS = RequestLimits(per_engine=256, backlog=512)
 
 
 COLUMNS = ("what", "requests", "p50 ms", "cpu ms", "lost or wrong", "kills", "publishes", "replaced", "s")
@@ -30,9 +30,9 @@ COLUMNS = ("what", "requests", "p50 ms", "cpu ms", "lost or wrong", "kills", "pu
 
 async def overhead(requests: int) -> report.Row:
     """One request after another, each of a token, with and without the pool."""
-    async with engines(1, bounds=BOUNDS) as (pool, _, _told):
+    async with engines(1, limits=LIMITS) as (pool, _, _told):
         slot = pool._slots["engine-0"]
-        generate = singly(pool.generator([Sampling(1.0)]))
+        generate = singly(pool.generator([SamplingParams(1.0)]))
         routed: list[float] = []
         direct: list[float] = []
         cpu = 0.0
@@ -53,8 +53,8 @@ async def overhead(requests: int) -> report.Row:
 async def losses(requests: int, kill_s: float, publish_s: float) -> report.Row:
     """Many at once, on three engines, of which one is killed and all get new weights again and again."""
     random, began = Random(0), time.perf_counter()
-    async with engines(3, bounds=BOUNDS) as (pool, _, told):
-        generate = singly(pool.generator([Sampling(1.0)]))
+    async with engines(3, limits=LIMITS) as (pool, _, told):
+        generate = singly(pool.generator([SamplingParams(1.0)]))
         calls = [GenerateCall((n % 500,), random.randint(1, 12), seed=n) for n in range(requests)]
         counts = {"kills": 0, "publishes": 0}
         trouble = [asyncio.create_task(_kill(pool, kill_s, random, counts)),

@@ -15,7 +15,7 @@ from relax_core.api.engine import Capabilities, Delta, EngineSpec
 from relax_core.api.trainer import Chosen
 from relax_core.api.weights import Manifest, Receipt, Version
 from relax_core.api.worker import WorkerSpec
-from relax_core.engines.pool import EnginePool, Sampling
+from relax_core.engines.pool import EnginePool, SamplingParams
 from relax_core.engines.requests import Completion, GenerateCall
 from relax_core.engines.slot import EngineSlot
 from relax_core.runners.local.workers import LocalWorkers
@@ -71,7 +71,7 @@ class Stage:
             begun.set()
             return False
 
-        generate = self.pool.generator([Sampling(1.0)] * len(PROMPTS))
+        generate = self.pool.generator([SamplingParams(1.0)] * len(PROMPTS))
         calls = [GenerateCall(prompt, LONG, seed=seed, watch=watch) for seed, prompt in enumerate(PROMPTS)]
         asked = asyncio.ensure_future(generate(calls))
         await begun.wait()

@@ -36,7 +36,7 @@ def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def as_array(routes: Routes, count: int) -> np.ndarray:
-    values, known = routes.of(0, count)
+    values, known = routes.between(0, count)
     assert known == b"\1" * count
     return np.sort(np.frombuffer(values, ROUTING.dtype).reshape(count, LAYERS, TOP_K), -1)
 

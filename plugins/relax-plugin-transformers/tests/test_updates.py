@@ -234,7 +234,7 @@ async def test_a_publish_killed_half_way_leaves_every_engine_on_one_whole_versio
     folders: tuple[str, str], tmp_path: Path
 ) -> None:
     workers, board = LocalWorkers(), LocalWeightService(SystemClock())
-    feed = WeightUpdater(board, SystemClock(), "resident", 0.1, 60.0)
+    updater = WeightUpdater(board, SystemClock(), "resident", 0.1, 60.0)
     chosen = Chosen("engine", "transformers")
     spec = EngineSpec({"path": folders[0], "dtype": "float32"}, CONTEXT)
     env = {"OMP_NUM_THREADS": "1"}
@@ -248,7 +248,7 @@ async def test_a_publish_killed_half_way_leaves_every_engine_on_one_whole_versio
         await asyncio.gather(*(slot.start() for slot in slots))
         first = Disk().send(at(1), "full", "", tensors_of(folders[1]), location)
         await board.announce(first, DISK)
-        await asyncio.gather(*(feed.bring(slot, first, DISK) for slot in slots))
+        await asyncio.gather(*(updater.update(slot, first, DISK) for slot in slots))
         process = await asyncio.create_subprocess_exec(sys.executable, "-c", HALF, folders[0], location, stdout=PIPE)
         assert process.stdout is not None
         async with asyncio.timeout(60):
@@ -260,7 +260,7 @@ async def test_a_publish_killed_half_way_leaves_every_engine_on_one_whole_versio
         assert {(await slot.health(60.0)).version for slot in slots} == {at(1)}
         after = Disk().send(Version("actor", 1, 1), "full", "", tensors_of(folders[0]), location)
         await board.announce(after, DISK)
-        receipts = await asyncio.gather(*(feed.bring(slot, after, DISK) for slot in slots))
+        receipts = await asyncio.gather(*(updater.update(slot, after, DISK) for slot in slots))
         assert {receipt.resident for receipt in receipts} == {after.fingerprint}
         assert not [name for name in os.listdir(location) if name[0] == "."]
     finally:
@@ -271,7 +271,7 @@ async def test_an_engine_that_disagrees_with_the_canary_does_not_arrive(
     folders: tuple[str, str], tmp_path: Path
 ) -> None:
     workers, board = LocalWorkers(), LocalWeightService(SystemClock())
-    feed = WeightUpdater(board, SystemClock(), "behaviour", 1e-3, 60.0)
+    updater = WeightUpdater(board, SystemClock(), "behaviour", 1e-3, 60.0)
     chosen = Chosen("engine", "transformers")
     spec = EngineSpec({"path": folders[0], "dtype": "float32"}, CONTEXT)
     worker = WorkerSpec("engine-0", chosen, env={"OMP_NUM_THREADS": "1"})
@@ -284,11 +284,11 @@ async def test_an_engine_that_disagrees_with_the_canary_does_not_arrive(
         wrong = replace(Disk().send(at(1), "full", "", tensors_of(folders[0]), str(tmp_path)), canary=canary)
         await board.announce(wrong, DISK)
         with pytest.raises(InfrastructureError, match="canary"):
-            await feed.bring(slot, wrong, DISK)
+            await updater.update(slot, wrong, DISK)
         assert (slot.version, await board.receivers("actor")) == (at(0), {})
         right = replace(Disk().send(at(2), "full", "", tensors_of(folders[1]), str(tmp_path)), canary=canary)
         await board.announce(right, DISK)
-        assert (await feed.bring(slot, right, DISK)).level == "behaviour"
+        assert (await updater.update(slot, right, DISK)).level == "behaviour"
         assert await board.receivers("actor") == {"engine-0": at(2)}
     finally:
         await workers.close()

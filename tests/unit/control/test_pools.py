@@ -102,10 +102,10 @@ def test_a_teachers_engine_must_score(catalogue: Catalogue) -> None:
 
 def test_a_pool_is_told_what_a_policys_engine_is_told() -> None:
     """Adapters and frozen parts are of models that somebody trains."""
-    from relax_core.engines.auxiliary_pools import pool_spec
+    from relax_core.engines.factories import auxiliary_spec
 
     config = configured(Catalogue.load(), "model.lora={rank=4}", "seed=7", engines=[{**JUDGE, "max_context": 32}])
-    spec = pool_spec(config, config.engines[0])
+    spec = auxiliary_spec(config, config.engines[0])
     assert spec.model["lora"] is None and spec.model["path"].endswith("/j") and spec.model["dtype"] == "float32"
     assert (spec.max_context, spec.seed, str(spec.version)) == (32, 7, "judge@0.0")
     assert config.backend_of(config.engines[0]).chosen == Chosen("engine", "transformers", config.engine.chosen.options)

@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 
 from relax_core.api import Chosen, EngineSpec, Manifest, Receipt, SystemClock, Version, WorkerSpec
 from relax_core.api.engine import Capabilities
-from relax_core.engines.pool import NO_BOUNDS, EnginePool, Sampling
+from relax_core.engines.pool import NO_LIMITS, EnginePool, SamplingParams
 from relax_core.engines.requests import Completion, GenerateCall, singly
-from relax_core.engines.router import Bounds
+from relax_core.engines.router import RequestLimits
 from relax_core.engines.slot import EngineSlot
 from relax_core.runners.local.workers import LocalWorkers
 
@@ -25,7 +25,7 @@ KINDS = {"ScriptedEngine": Capabilities(in_flight_updates=True), "AbortingEngine
 @asynccontextmanager
 async def engines(
     count: int, serve: bool = True, kind: str = "ScriptedEngine", deterministic: bool = False, silence_s: float = 60.0,
-    bounds: Bounds = NO_BOUNDS,
+    limits: RequestLimits = NO_LIMITS,
 ) -> AsyncIterator[tuple[EnginePool, list[Receipt], list[str]]]:  # fmt: skip
     workers, receipts, told = LocalWorkers(), [], []
     spec = EngineSpec({}, 64)
@@ -44,10 +44,10 @@ async def engines(
         for n in range(count)
     ]
 
-    class Direct:
+    class DirectUpdates:
         """Gives engines what the pool was told of, and believes them."""
 
-        async def bring(self, slot: EngineSlot, manifest: Manifest, transport: Chosen) -> Receipt:
+        async def update(self, slot: EngineSlot, manifest: Manifest, transport: Chosen) -> Receipt:
             receipts.append(await slot.update(manifest, transport))
             slot.version = manifest.version
             return receipts[-1]
@@ -55,11 +55,11 @@ async def engines(
         async def forget(self, slot: EngineSlot) -> None:
             """Nobody remembers."""
 
-    async def tell(what: str, detail: str, seconds: float) -> None:
+    async def report(what: str, detail: str, seconds: float) -> None:
         told.append(what)
 
     pool = EnginePool(
-        slots, SystemClock(), Direct(), tell, serve_at_start=serve, deterministic=deterministic, bounds=bounds
+        slots, SystemClock(), DirectUpdates(), report, serve_at_start=serve, deterministic=deterministic, limits=limits
     )
     try:
         await pool.start()
@@ -84,5 +84,5 @@ def call(first: int, count: int, floor: int = -1) -> GenerateCall:
 
 
 async def ask(pool: EnginePool, calls: list[GenerateCall]) -> list[Completion]:
-    generate = singly(pool.generator([Sampling(1.0)]))
+    generate = singly(pool.generator([SamplingParams(1.0)]))
     return list(await asyncio.gather(*(generate(one) for one in calls)))

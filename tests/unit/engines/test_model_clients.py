@@ -18,7 +18,7 @@ import pytest
 from relax_core.api import Chosen, ConfigError, InfrastructureError, Message, Outcome, SystemClock, Task, Trajectory
 from relax_core.api.errors import DeadlineExceeded, PluginError
 from relax_core.config.tables import EngineTable
-from relax_core.engines.auxiliary_pools import AuxiliaryPools
+from relax_core.engines.factories import AuxiliaryPools
 from relax_core.engines.model_client import PoolModelClient
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.scorer import RewardScorer, RewardSettings, ScoredSample
@@ -94,8 +94,8 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @asynccontextmanager
-async def judging(plugin: str, name: str, hand: Any, timeout_s: float = 10.0) -> AsyncIterator[RewardScorer]:
-    children, models = LocalWorkers([plugin]), ({"judge": hand} if hand else {})
+async def judging(plugin: str, name: str, client: Any, timeout_s: float = 10.0) -> AsyncIterator[RewardScorer]:
+    children, models = LocalWorkers([plugin]), ({"judge": client} if client else {})
     scorer = RewardScorer(
         [RewardSettings(Chosen("reward", name), timeout_s=timeout_s)], children, SystemClock(), models=models
     )
@@ -114,7 +114,7 @@ async def judged(scorer: RewardScorer, *responses: str) -> list[ScoredSample]:
     return answers
 
 
-def hand_on(pool: Any, timeout_s: float = 30.0, deterministic: bool = False) -> PoolModelClient:
+def client_of(pool: Any, timeout_s: float = 30.0, deterministic: bool = False) -> PoolModelClient:
     return PoolModelClient("judge", pool, Letters(), SystemClock(), timeout_s, deterministic)
 
 
@@ -129,7 +129,7 @@ class Dead:
 
 async def test_a_killed_engine_costs_no_answer_and_waiting_is_not_the_rewards_own_time(plugin: str) -> None:
     """40 tokens take longer than the reward's own deadline; their engine dies in the middle of them."""
-    async with engines(2) as (pool, _, told), judging(plugin, "following", hand_on(pool), timeout_s=0.2) as scorer:
+    async with engines(2) as (pool, _, told), judging(plugin, "following", client_of(pool), timeout_s=0.2) as scorer:
         asked = asyncio.create_task(judged(scorer, *"abcdefgh"))
         await until(lambda: bool(pool.facts()["engine-0"]["running"] and pool.facts()["engine-1"]["running"]))
         os.kill(pool.facts()["engine-0"]["pid"], signal.SIGKILL)
@@ -139,9 +139,9 @@ async def test_a_killed_engine_costs_no_answer_and_waiting_is_not_the_rewards_ow
 
 async def test_a_deadline_is_the_samples_outcome_and_an_unreadable_prompt_the_authors_error(plugin: str) -> None:
     async with engines(1) as (pool, _, told):
-        async with judging(plugin, "hasty", hand_on(pool)) as scorer:
+        async with judging(plugin, "hasty", client_of(pool)) as scorer:
             (late,) = await judged(scorer, "x")
-        async with judging(plugin, "refused", hand_on(pool)) as scorer:
+        async with judging(plugin, "refused", client_of(pool)) as scorer:
             (refused,) = await judged(scorer, "x")
         assert not told, "neither is the engine's fault"
     assert late.outcome is Outcome.ENGINE_TIMEOUT and "raise timeout_s of the pool judge" in late.error
@@ -167,14 +167,14 @@ async def test_a_pool_that_is_not_there_is_refused_and_so_is_a_reward_that_would
 
 
 async def test_completions_are_scored_behind_the_prompt_alone(plugin: str) -> None:
-    async with engines(1) as (pool, _, _), judging(plugin, "likely", hand_on(pool)) as scorer:
+    async with engines(1) as (pool, _, _), judging(plugin, "likely", client_of(pool)) as scorer:
         assert [answer.value for answer in await judged(scorer, "x")] == [1.0]  # -ord("a") - -ord("b")
 
 
 async def test_an_environment_in_a_process_of_its_own_asks_too(plugin: str) -> None:
     catalogue, children = Catalogue.load([plugin]), LocalWorkers([plugin])
     async with engines(1) as (pool, _, _):
-        models = {"judge": hand_on(pool)}
+        models = {"judge": client_of(pool)}
         environments = EnvironmentPool(Chosen("environment", "hinting"), children, build=catalogue.build, models=models)
         try:
             await environments.start()
@@ -202,17 +202,17 @@ async def test_scores_survive_an_engine_that_dies_and_one_that_lies() -> None:
 
 async def test_what_is_asked_has_a_deadline_and_is_told_while_it_is_open() -> None:
     async with engines(1) as (pool, _, _):
-        hand = hand_on(pool, timeout_s=0.1, deterministic=True)
-        asked = [asyncio.create_task(hand.generate("a", 50)) for _ in range(2)]
-        await until(lambda: hand.facts()["open"] == 2)
+        client = client_of(pool, timeout_s=0.1, deterministic=True)
+        asked = [asyncio.create_task(client.generate("a", 50)) for _ in range(2)]
+        await until(lambda: client.facts()["open"] == 2)
         for late in asked:
             with pytest.raises(DeadlineExceeded, match="engine pool judge waited"):
                 await late
-        assert hand.facts()["open"] == 0
+        assert client.facts()["open"] == 0
         with pytest.raises(ValueError, match="completion 1 is empty"):
-            await hand.score("q", ["a", ""])
+            await client.score("q", ["a", ""])
         with pytest.raises(ValueError, match="pass the context of 64"):
-            await hand.generate("a", 640)
+            await client.generate("a", 640)
 
 
 async def test_an_engine_with_another_vocabulary_than_its_folder_says_is_refused(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ async def test_an_engine_with_another_vocabulary_than_its_folder_says_is_refused
     for told, refused in ((512, False), (640, True)):
         async with engines(1) as (pool, _, _):
             pool.start = partial(_facts, told)  # type: ignore[method-assign]
-            pools = AuxiliaryPools({"judge": hand_on(pool)}, {"judge": EngineTable(name="judge", path=tmp_path)})
+            pools = AuxiliaryPools({"judge": client_of(pool)}, {"judge": EngineTable(name="judge", path=tmp_path)})
             if not refused:
                 await pools.start()
                 continue

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from relax_core.api import Chosen, ConfigError, InfrastructureError, WorkerDied
-from relax_core.engines.router import Bounds
+from relax_core.engines.router import RequestLimits
 from relax_core.sampling.rollout_worker import check_vocabulary
 from tests.unit.engines.pool_fixtures import ask, call, engines, manifest, until
 
@@ -41,7 +41,7 @@ async def test_a_replaced_engine_serves_only_after_it_proved_the_newest_weights(
 
 async def test_engines_of_a_resumed_run_serve_nothing_before_their_first_weights() -> None:
     async with engines(2, serve=False) as (pool, _, _told):
-        assert not pool.serves
+        assert not pool.serving
         asked = asyncio.create_task(ask(pool, [call(0, 2)]))
         await asyncio.sleep(0.2)
         assert not asked.done()
@@ -116,7 +116,7 @@ async def test_a_request_over_the_context_is_answered_and_never_reaches_an_engin
 
 
 async def test_a_turn_ends_at_its_deadline_with_the_tokens_it_has_and_frees_its_engine() -> None:
-    async with engines(1, bounds=Bounds(turn_s=0.2)) as (pool, _, told):
+    async with engines(1, limits=RequestLimits(timeout_s=0.2)) as (pool, _, told):
         pending = asyncio.create_task(ask(pool, [call(0, 2, floor=9)]))  # no engine will ever be as new
         (late,) = await pending
         assert (late.finish, late.tokens) == ("deadline", ())
@@ -125,7 +125,7 @@ async def test_a_turn_ends_at_its_deadline_with_the_tokens_it_has_and_frees_its_
 
 
 async def test_more_than_fits_waits_at_the_door_and_is_answered_in_its_turn() -> None:
-    async with engines(1, bounds=Bounds(per_engine=2, backlog=2)) as (pool, _, _told):
+    async with engines(1, limits=RequestLimits(per_engine=2, backlog=2)) as (pool, _, _told):
         asked = asyncio.create_task(ask(pool, [call(n * 100, 3) for n in range(12)]))
         await until(lambda: pool.full)
         assert pool.facts()["engine-0"]["running"] <= 2

@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from relax_core.engines.pool import Sampling
+from relax_core.engines.pool import SamplingParams
 from relax_core.engines.requests import GenerateCall, singly
 from tests.unit.engines.pool_fixtures import NONE, ask, call, engines, manifest, until
 from tests.unit.engines.test_pool_pause import LONG, left, under_way
@@ -58,7 +58,7 @@ async def test_what_an_engine_had_to_let_go_never_goes_on_at_an_older_one() -> N
 
 async def test_whoever_watches_a_turn_ends_it_and_its_engine_goes_on_with_others() -> None:
     async with engines(1) as (pool, _, told):
-        generate = singly(pool.generator([Sampling(1.0)]))
+        generate = singly(pool.generator([SamplingParams(1.0)]))
         seen: list[int] = []
 
         def enough(tokens: object) -> bool:

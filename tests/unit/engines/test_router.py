@@ -14,21 +14,20 @@ from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from relax_core.api.engine import Delta, FinishReason, GenerateRequest
+from relax_core.engines.engine_state import EngineState, EngineStatus, PrefixAffinity
 from relax_core.engines.requests import PendingRequest
 from relax_core.engines.router import (
     AbortRequest,
     Action,
-    Bounds,
     CompleteRequest,
     Dispatch,
-    PrefixAffinity,
     Quarantine,
+    RequestLimits,
     Router,
 )
-from relax_core.engines.status import EngineState, EngineStatus
 
 VOCABULARY, CONTEXT = 1000, 64
-BOUNDS = Bounds(turn_s=50.0, per_engine=3, backlog=4, stuck_s=20.0)
+LIMITS = RequestLimits(timeout_s=50.0, per_engine=3, backlog=4, silence_s=20.0)
 NAMES = ("a", "b", "c")
 Lie = Callable[[Delta], Delta]
 LIES: dict[str, Lie] = {
@@ -59,8 +58,8 @@ class Engines(RuleBasedStateMachine):
 
     @initialize(whole=st.booleans())
     def begin(self, whole: bool) -> None:
-        self.router = Router(NAMES, BOUNDS, whole)
-        self.router.knows(VOCABULARY, CONTEXT)
+        self.router = Router(NAMES, LIMITS, whole)
+        self.router.set_model(VOCABULARY, CONTEXT)
         self.now, self.newest, self.numbers = 0.0, 0, 0
         self.asked: dict[str, tuple[GenerateRequest, float]] = {}
         """Awaited requests, with the router's time at which they were asked."""
@@ -71,7 +70,7 @@ class Engines(RuleBasedStateMachine):
         self.step = dict.fromkeys(NAMES, 0)
         self.out: set[str] = set()
         for name in NAMES:
-            assert self.router.proved(name, 0, 0, 0.0)
+            assert self.router.on_proved(name, 0, 0, 0.0)
 
     def do(self, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -105,14 +104,14 @@ class Engines(RuleBasedStateMachine):
     def check_given(self, given: Dispatch) -> None:
         engine = self.router.engines[given.engine]
         assert given.engine not in self.out
-        assert not engine.held
+        assert not engine.holds
         assert not self.paused
-        assert engine.life == given.life
-        if not self.router.whole:
-            assert len(engine.running) <= BOUNDS.per_engine
+        assert engine.incarnation == given.incarnation
+        if not self.router.whole_batches:
+            assert len(engine.running) <= LIMITS.per_engine
         for pending in given.batch:
             assert all(pending.request.id not in runs for runs in self.runs.values()), "on two engines"
-            wanted = pending.remaining()
+            wanted = pending.continuation()
             assert self.step[given.engine] >= wanted.floor
             self.runs[given.engine][wanted.id] = wanted, given.batch
 
@@ -123,19 +122,19 @@ class Engines(RuleBasedStateMachine):
         first=st.integers(0, 500), counts=st.lists(st.integers(1, 6), min_size=1, max_size=4), below=st.integers(0, 2)
     )
     def ask(self, first: int, counts: list[int], below: int) -> None:
-        if not self.router.room(len(counts)):
+        if not self.router.has_capacity(len(counts)):
             return
         made = []
         for count in counts:
             self.numbers += 1
             made.append(request(str(self.numbers), first, count, self.newest - below))
-            self.asked[made[-1].id] = made[-1], self.router.time(self.now)
+            self.asked[made[-1].id] = made[-1], self.router.active_time(self.now)
         pendings = [PendingRequest(one, session=one.id, group=first) for one in made]
-        self.do(self.router.ask(pendings, self.now))
+        self.do(self.router.submit(pendings, self.now))
 
     @rule()
     def place(self) -> None:
-        self.do(self.router.place(self.now))
+        self.do(self.router.dispatch(self.now))
 
     @rule(name=st.sampled_from(NAMES), count=st.integers(1, 6), ends=st.booleans())
     def sample(self, name: str, count: int, ends: bool) -> None:
@@ -150,7 +149,7 @@ class Engines(RuleBasedStateMachine):
                 rest = GenerateRequest(key, (*asked.tokens, *deltas[-1].tokens), asked.max_new_tokens - tokens)
                 self.runs[name][key] = rest, batch
         if deltas:
-            self.do(self.router.gave(name, engine.life, deltas, self.now))
+            self.do(self.router.on_deltas(name, engine.incarnation, deltas, self.now))
             assert name not in self.out, "it was honest"
 
     @rule(name=st.sampled_from(NAMES), lie=st.sampled_from(sorted(LIES)))
@@ -158,14 +157,18 @@ class Engines(RuleBasedStateMachine):
         engine = self.router.engines[name]
         awaited = [asked for asked, _ in self.runs[name].values() if asked.id in self.asked]
         if awaited:
-            self.do(self.router.gave(name, engine.life, [LIES[lie](honest(awaited[0], 1, self.step[name]))], self.now))
+            self.do(
+                self.router.on_deltas(
+                    name, engine.incarnation, [LIES[lie](honest(awaited[0], 1, self.step[name]))], self.now
+                )
+            )
             assert name in self.out or self.down
 
     @rule(name=st.sampled_from(NAMES))
     def end_early(self, name: str) -> None:
         if self.runs[name]:
             _, batch = next(iter(self.runs[name].values()))
-            self.do(self.router.ended(name, self.router.engines[name].life, batch))
+            self.do(self.router.on_stream_end(name, self.router.engines[name].incarnation, batch))
 
     @rule(name=st.sampled_from(NAMES))
     def refuse(self, name: str) -> None:
@@ -173,11 +176,11 @@ class Engines(RuleBasedStateMachine):
             _, batch = next(iter(self.runs[name].values()))
             for key in [key for key, (_, own) in self.runs[name].items() if own is batch]:
                 del self.runs[name][key]
-            self.do(self.router.refused(name, self.router.engines[name].life, batch, "refused"))
+            self.do(self.router.on_refused(name, self.router.engines[name].incarnation, batch, "refused"))
 
     @rule(name=st.sampled_from(NAMES), earlier=st.booleans())
     def die(self, name: str, earlier: bool) -> None:
-        self.do(self.router.lost(name, self.router.engines[name].life - earlier, "it died"))
+        self.do(self.router.on_failure(name, self.router.engines[name].incarnation - earlier, "it died"))
 
     @rule(name=st.sampled_from(NAMES), well=st.booleans())
     def come_back(self, name: str, well: bool) -> None:
@@ -185,21 +188,21 @@ class Engines(RuleBasedStateMachine):
             return
         self.out.discard(name)
         if not well:
-            self.do(self.router.kept_out(name, "it did not come up"))
+            self.do(self.router.on_restart_failed(name, "it did not come up"))
             return
         self.step[name] = self.newest
-        self.router.loading(name, self.newest)
-        assert not self.router.proved(name, self.router.engines[name].life - 1, self.newest, self.now)
-        assert self.router.engines[name].standing is EngineStatus.OUT
-        assert self.router.proved(name, self.router.engines[name].life, self.newest, self.now)
+        self.router.on_loading(name, self.newest)
+        assert not self.router.on_proved(name, self.router.engines[name].incarnation - 1, self.newest, self.now)
+        assert self.router.engines[name].status is EngineStatus.OUT
+        assert self.router.on_proved(name, self.router.engines[name].incarnation, self.newest, self.now)
 
     @rule(names=st.sets(st.sampled_from(NAMES)))
     def publish(self, names: set[str]) -> None:
         self.newest += 1
         for name in names - self.out:
-            self.router.loading(name, self.newest)
+            self.router.on_loading(name, self.newest)
             self.step[name] = self.newest
-            self.router.proved(name, self.router.engines[name].life, self.newest, self.now)
+            self.router.on_proved(name, self.router.engines[name].incarnation, self.newest, self.now)
 
     @rule(name=st.sampled_from(NAMES), held=st.booleans())
     def hold(self, name: str, held: bool) -> None:
@@ -207,7 +210,7 @@ class Engines(RuleBasedStateMachine):
             return
         if held:
             self.router.hold(name, "updating")
-            self.router.let_go(name)
+            self.router.preempt(name)
         else:
             self.router.release(name, "updating", self.now)
 
@@ -225,24 +228,24 @@ class Engines(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.now += seconds
         self.do(self.router.tick(self.now))
-        time = self.router.time(self.now)
-        assert all(time < since + BOUNDS.turn_s for _, since in self.asked.values()), "late"
+        time = self.router.active_time(self.now)
+        assert all(time < since + LIMITS.timeout_s for _, since in self.asked.values()), "late"
 
     @rule(number=st.integers(0, 50))
     def forget(self, number: int) -> None:
         if str(number) in self.asked:
             del self.asked[str(number)]
-            self.do(self.router.forget([str(number)]))
+            self.do(self.router.cancel([str(number)]))
 
     @invariant()
     def what_is_open_is_what_is_awaited_and_bounded(self) -> None:
         if not hasattr(self, "router") or self.down:
             return
-        assert self.router.open == bool(self.asked)
-        assert len(self.asked) <= max(4, BOUNDS.backlog + BOUNDS.per_engine * len(NAMES))
+        assert self.router.has_open == bool(self.asked)
+        assert len(self.asked) <= max(4, LIMITS.backlog + LIMITS.per_engine * len(NAMES))
         for name, engine in self.router.engines.items():
-            assert engine.work == sum(pending.left for pending in engine.running.values()) >= 0
-            assert (engine.standing is EngineStatus.OUT) == (name in self.out)
+            assert engine.pending_tokens == sum(pending.tokens_left for pending in engine.running.values()) >= 0
+            assert (engine.status is EngineStatus.OUT) == (name in self.out)
             assert set(engine.running) == set(self.runs[name])
 
     def teardown(self) -> None:
@@ -265,7 +268,7 @@ TestEngines = Engines.TestCase
 
 
 def engine_of(name: str, work: int, step: int) -> EngineState:
-    return EngineState(name, EngineStatus.SERVING, step, step, work=work)
+    return EngineState(name, EngineStatus.SERVING, step, step, pending_tokens=work)
 
 
 @given(
@@ -279,74 +282,74 @@ def test_no_engine_gets_a_request_that_is_busier_than_the_least_by_more_than_its
     loads: list[tuple[int, int]], prompt: int, floor: int, group: list[int], session: int
 ) -> None:
     engines = [engine_of(str(number), work, step) for number, (work, step) in enumerate(loads)]
-    homes, pending = PrefixAffinity(), PendingRequest(GenerateRequest("r", (0,) * prompt, 5), session="s", group="g")
+    affinity, pending = PrefixAffinity(), PendingRequest(GenerateRequest("r", (0,) * prompt, 5), session="s", group="g")
     for number in (*group, session):
-        homes.note(pending, engines[number % len(engines)])
+        affinity.record(pending, engines[number % len(engines)])
     able = [engine for engine in engines if engine.step >= floor]
-    chosen = homes.choose(engines, pending, floor)
+    chosen = affinity.choose(engines, pending, floor)
     assert (chosen is None) == (not able)
     if chosen is not None:
-        least = min(engine.work for engine in able)
+        least = min(engine.pending_tokens for engine in able)
         assert chosen in able
-        assert chosen.work <= least + prompt
+        assert chosen.pending_tokens <= least + prompt
         home = engines[session % len(engines)]
-        assert chosen is home or home not in able or home.work > least + prompt
+        assert chosen is home or home not in able or home.pending_tokens > least + prompt
 
 
 @pytest.mark.parametrize("gone", ["dead", "new weights"])
 def test_a_cache_that_is_gone_draws_nobody(gone: str) -> None:
     router = Router(("a", "b"))
     for name in ("a", "b"):
-        router.proved(name, 0, 0, 0.0)
-    router.ask([PendingRequest(GenerateRequest("1", (1,) * 50, 9), session="s"), ], 0.0)  # fmt: skip
-    (given,) = router.place(0.0)
+        router.on_proved(name, 0, 0, 0.0)
+    router.submit([PendingRequest(GenerateRequest("1", (1,) * 50, 9), session="s"), ], 0.0)  # fmt: skip
+    (given,) = router.dispatch(0.0)
     assert given.engine == "a"
-    router.gave("a", 0, [honest(given.batch[0].remaining(), 9, 0, "length")], 0.0)
+    router.on_deltas("a", 0, [honest(given.batch[0].continuation(), 9, 0, "length")], 0.0)
     if gone == "dead":
-        router.lost("a", 0, "killed")
-        router.proved("a", 1, 0, 0.0)
+        router.on_failure("a", 0, "killed")
+        router.on_proved("a", 1, 0, 0.0)
     else:
-        router.proved("a", 0, 1, 0.0)
-    router.engines["a"].work = 20
-    router.ask([PendingRequest(GenerateRequest("2", (1,) * 60, 9), session="s")], 0.0)
-    assert [given.engine for given in router.place(0.0)] == ["b"]
+        router.on_proved("a", 0, 1, 0.0)
+    router.engines["a"].pending_tokens = 20
+    router.submit([PendingRequest(GenerateRequest("2", (1,) * 60, 9), session="s")], 0.0)
+    assert [given.engine for given in router.dispatch(0.0)] == ["b"]
 
 
 def test_a_group_that_one_engine_could_serve_is_spread_where_its_prompt_is_short() -> None:
     router = Router(("a", "b"))
     for name in ("a", "b"):
-        router.proved(name, 0, 0, 0.0)
+        router.on_proved(name, 0, 0, 0.0)
     for start, prompt in (("short", 1), ("long", 50)):
-        router.ask(
+        router.submit(
             [PendingRequest(GenerateRequest(f"{start}{n}", (1,) * prompt, 10), group=start) for n in range(4)], 0.0
         )
-        given = {give.engine: [one.request.id for one in give.batch] for give in router.place(0.0)}
+        given = {give.engine: [one.request.id for one in give.batch] for give in router.dispatch(0.0)}
         assert sorted(map(len, given.values())) == ([2, 2] if start == "short" else [4])
 
 
 def test_a_silent_engine_is_out_and_what_it_ran_goes_on_elsewhere_with_its_tokens() -> None:
-    router = Router(("a", "b"), BOUNDS)
-    router.proved("a", 0, 0, 0.0)
-    router.ask([PendingRequest(request("1", 0, 5))], 0.0)
-    (given,) = router.place(0.0)
-    router.gave("a", 0, [honest(given.batch[0].remaining(), 2, 0)], 1.0)
+    router = Router(("a", "b"), LIMITS)
+    router.on_proved("a", 0, 0, 0.0)
+    router.submit([PendingRequest(request("1", 0, 5))], 0.0)
+    (given,) = router.dispatch(0.0)
+    router.on_deltas("a", 0, [honest(given.batch[0].continuation(), 2, 0)], 1.0)
     assert router.tick(20.0) == []
     assert [type(action) for action in router.tick(21.0)] == [Quarantine]
-    router.proved("b", 0, 0, 22.0)
-    (again,) = router.place(22.0)
-    assert (again.engine, again.batch[0].remaining().tokens) == ("b", (0, 1, 2))
+    router.on_proved("b", 0, 0, 22.0)
+    (again,) = router.dispatch(22.0)
+    assert (again.engine, again.batch[0].continuation().tokens) == ("b", (0, 1, 2))
     late = honest(GenerateRequest("1", (2,), 3), 3, 0, "length")
-    assert router.gave("a", 0, [late], 23.0) == [], "its life is over"
+    assert router.on_deltas("a", 0, [late], 23.0) == [], "its life is over"
 
 
 def test_weights_that_are_loading_are_no_silence_and_a_rollback_s_older_step_is_no_lie() -> None:
-    router = Router(("a",), BOUNDS)
-    router.proved("a", 0, 5, 0.0)
-    router.ask([PendingRequest(request("1", 0, 5))], 0.0)
-    (given,) = router.place(0.0)
-    router.loading("a", 3)
+    router = Router(("a",), LIMITS)
+    router.on_proved("a", 0, 5, 0.0)
+    router.submit([PendingRequest(request("1", 0, 5))], 0.0)
+    (given,) = router.dispatch(0.0)
+    router.on_loading("a", 3)
     assert router.tick(40.0) == []
-    assert router.gave("a", 0, [honest(given.batch[0].remaining(), 2, 3)], 41.0) == []
+    assert router.on_deltas("a", 0, [honest(given.batch[0].continuation(), 2, 3)], 41.0) == []
 
 
 @pytest.mark.parametrize(
@@ -354,10 +357,10 @@ def test_weights_that_are_loading_are_no_silence_and_a_rollback_s_older_step_is_
     [(request("1", VOCABULARY, 2), "outside the vocabulary"), (request("1", 0, CONTEXT), "pass the context")],
 )
 def test_what_no_engine_could_run_is_answered_at_once(asked: GenerateRequest, said: str) -> None:
-    router = Router(("a",), BOUNDS)
-    router.knows(VOCABULARY, CONTEXT)
-    (answer,) = router.ask([PendingRequest(asked)], 0.0)
+    router = Router(("a",), LIMITS)
+    router.set_model(VOCABULARY, CONTEXT)
+    (answer,) = router.submit([PendingRequest(asked)], 0.0)
     assert isinstance(answer, CompleteRequest)
     assert answer.request.finish == "error"
     assert said in answer.request.error
-    assert not router.open
+    assert not router.has_open

@@ -13,9 +13,9 @@ from relax_core.api.family import Rendered
 from relax_core.api.routing import Routing
 from relax_core.api.task import Message
 from relax_core.api.trajectory import Node, Outcome, Trajectory
+from relax_core.engines.engine_state import response_fault
 from relax_core.engines.requests import Completion, GenerateCall, PendingRequest
 from relax_core.engines.routes import Routes, filled, route_columns
-from relax_core.engines.status import response_fault
 from relax_core.rewards.scorer import ScoredSample
 from relax_core.sampling.rows import row_batch
 from relax_core.sampling.session import Branch, Limits, Sample
@@ -40,10 +40,10 @@ def test_what_was_told_first_stays_and_holes_are_known(pieces: list[tuple[int, i
     routes, wanted = Routes(ROUTING), {}
     for number, (start, count) in enumerate(pieces):
         values = bytes([number % 200]) * (count * ROUTING.width)
-        routes.tell(start, values)
+        routes.add(start, values)
         for at in range(start, start + count):
             wanted.setdefault(at, bytes([number % 200]) * ROUTING.width)
-    told, known = routes.of(0, 32)
+    told, known = routes.between(0, 32)
     for at in range(32):
         assert told[at * 4 : at * 4 + 4] == wanted.get(at, bytes(4))
         assert known[at] == (at in wanted)
@@ -57,7 +57,7 @@ def test_a_request_that_moves_keeps_the_routes_its_tokens_were_sampled_under(
     request = GenerateRequest("r", tuple(range(prompt)), 100, routed_experts=True)
     pending = PendingRequest(request, routes=Routes(ROUTING))
     for engine, count in enumerate(lives):
-        asked = pending.remaining()
+        asked = pending.continuation()
         new = tuple(data.draw(st.lists(st.integers(0, 9), min_size=count, max_size=count)))
         whole, first = (*asked.tokens, *new), len(asked.tokens) - 1
         split = data.draw(st.integers(0, count - 1))
@@ -72,7 +72,7 @@ def test_a_request_that_moves_keeps_the_routes_its_tokens_were_sampled_under(
     routes = pending.completion().routes
     assert routes is not None
     tokens = (*request.tokens, *pending.tokens)
-    values, known = routes.of(0, len(tokens))
+    values, known = routes.between(0, len(tokens))
     assert known == b"\1" * (len(tokens) - 1) + b"\0"
     at = prompt - 1
     owners = [0] * at + [engine for engine, count in enumerate(lives) for _ in range(count)]
@@ -83,7 +83,7 @@ def test_a_request_that_moves_keeps_the_routes_its_tokens_were_sampled_under(
 def test_a_batch_that_begins_anew_has_no_routes_of_its_first_life() -> None:
     pending = PendingRequest(GenerateRequest("r", (1, 2), 5, routed_experts=True), routes=Routes(ROUTING))
     pending.add(Delta("r", (3,), (-1.0,), 0, 0, "", routed_experts=routes_of((1, 2))))
-    again = pending.afresh()
+    again = pending.restarted()
     assert again.routes is not None and len(again.routes) == 0
     assert pending.routes is not None and len(pending.routes) == 2
 
@@ -109,7 +109,7 @@ def test_an_engine_that_tells_impossible_routes_is_not_trusted(
 def sampled(call: GenerateCall, tokens: tuple[int, ...], engine: int = 0) -> Completion:
     """A turn as an engine answers it: all that it fed is told, its last token is not."""
     routes = Routes(ROUTING)
-    routes.tell(0, routes_of((*call.tokens, *tokens)[:-1], 0, engine))
+    routes.add(0, routes_of((*call.tokens, *tokens)[:-1], 0, engine))
     return Completion(tokens, (-1.0,) * len(tokens), (0,) * len(tokens), routes=routes)
 
 

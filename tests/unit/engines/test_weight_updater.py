@@ -45,11 +45,11 @@ async def pool_of(
         worker = WorkerSpec(name, ENGINE, env={"PYTHONPATH": os.getcwd()}, target=target)
         return EngineSlot(name, ENGINE, EngineSpec({}, 64), worker, workers, Capabilities(in_flight_updates=True))
 
-    async def tell(what: str, detail: str, seconds: float) -> None:
+    async def report(what: str, detail: str, seconds: float) -> None:
         told.append(f"{what} {detail}")
 
-    feed = WeightUpdater(board, SystemClock(), proof, 0.1, timeout_s)
-    pool = EnginePool([slot(n, kind) for n, kind in enumerate(kinds)], SystemClock(), feed, tell)
+    updates = WeightUpdater(board, SystemClock(), proof, 0.1, timeout_s)
+    pool = EnginePool([slot(n, kind) for n, kind in enumerate(kinds)], SystemClock(), updates, report)
     await pool.start()
     try:
         yield pool, board, told
@@ -119,9 +119,9 @@ async def test_a_door_that_never_opens_ends_at_the_deadline() -> None:
         await board.announce(live, NONE)
         await board.handed_out(at(1))
         slot = pool._slots["engine-0"]
-        feed = WeightUpdater(board, SystemClock(), "wire", 0.1, 0.5)
+        updates = WeightUpdater(board, SystemClock(), "wire", 0.1, 0.5)
         with pytest.raises(DeadlineExceeded, match="engine-0"):
-            await feed.bring(slot, live, NONE)
+            await updates.update(slot, live, NONE)
 
 
 async def test_less_proof_than_asked_for_is_none() -> None:
@@ -134,9 +134,9 @@ async def test_less_proof_than_asked_for_is_none() -> None:
 async def test_behaviour_needs_a_canary_in_the_manifest() -> None:
     async with pool_of("ScriptedEngine", proof="behaviour") as (pool, board, _):
         await board.announce(manifest(1), NONE)
-        feed = WeightUpdater(board, SystemClock(), "behaviour", 0.1, 30.0)
+        updates = WeightUpdater(board, SystemClock(), "behaviour", 0.1, 30.0)
         with pytest.raises(InfrastructureError, match="without a canary"):
-            await feed.bring(pool._slots["engine-0"], manifest(1), NONE)
+            await updates.update(pool._slots["engine-0"], manifest(1), NONE)
 
 
 def test_a_canary_compares_every_token_but_the_first() -> None:

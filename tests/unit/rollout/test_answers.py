@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from relax_core.api import Action, Chosen, InfrastructureError, Message, Outcome, Step, Task
-from relax_core.engines.pool import Sampling
+from relax_core.engines.pool import SamplingParams
 from relax_core.engines.requests import Completion, GenerateCall, PendingRequest
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.environment_handle import InProcess
@@ -109,7 +109,7 @@ async def test_what_is_asked_together_ends_one_by_one_and_is_answered_in_order()
             call(100 * number, length)._replace(ended=lambda number=number: ended.append(number))
             for number, length in enumerate((9, 3, 6))
         ]
-        done = await pool.generator([Sampling(1.0)] * 3)(calls)
+        done = await pool.generator([SamplingParams(1.0)] * 3)(calls)
         assert [one.tokens for one in done] == [
             tuple(range(100 * number + 1, 100 * number + 1 + length)) for number, length in enumerate((9, 3, 6))
         ]
@@ -129,7 +129,7 @@ async def test_what_is_over_is_freed_at_once_and_not_left_to_the_collector() -> 
     earlier = held()  # kept, so that no new one gets the place of an old one
     try:
         async with engines(1) as (pool, _, _told):
-            await run_answers(TASK, prompt, (1, 2), family, pool.generator([Sampling(1.0)] * 2), Limits(3), list)
+            await run_answers(TASK, prompt, (1, 2), family, pool.generator([SamplingParams(1.0)] * 2), Limits(3), list)
             alone = Engines([completion("pong")]).alone
             await run_episode(TASK, prompt, 3, InProcess(SingleTurn(), 0.0), family, alone, Limits(9))
             await until(lambda: not [one for one in held() if not any(one is old for old in earlier)])
@@ -139,12 +139,14 @@ async def test_what_is_over_is_freed_at_once_and_not_left_to_the_collector() -> 
 
 async def test_who_gives_up_what_was_asked_together_gives_up_all_that_still_runs() -> None:
     async with engines(1) as (pool, _, _told):
-        asked = asyncio.ensure_future(pool.generator([Sampling(1.0)] * 3)([call(0, 2), call(100, 60), call(200, 60)]))
+        asked = asyncio.ensure_future(
+            pool.generator([SamplingParams(1.0)] * 3)([call(0, 2), call(100, 60), call(200, 60)])
+        )
         await until(lambda: pool.facts()["engine-0"]["running"] == 2)
         asked.cancel()
         await until(lambda: pool.facts()["engine-0"]["running"] == 0)
         assert asked.cancelled()
-        (after,) = await pool.generator([Sampling(1.0)])([call(0, 2)])
+        (after,) = await pool.generator([SamplingParams(1.0)])([call(0, 2)])
         assert after.tokens == (1, 2)
 
 

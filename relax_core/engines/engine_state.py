@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine as the router sees it, the choice of one by its prefix cache, and the validation of its answers. No IO."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeVar
+
+from relax_core.api.engine import Delta
+from relax_core.engines.requests import PendingRequest
+from relax_core.rpc.restart_budget import RestartBudget
+
+T = TypeVar("T")
+MAX_FAILURES = 8
+"""Failures of one engine in a row without a finished request between them."""
+MAX_KNOWN = 1 << 16
+"""Sessions, and groups, whose engines are remembered; the oldest are forgotten first."""
+ROUNDING = 1e-3
+"""A token's log-prob may lie this much above 0."""
+
+
+class EngineStatus(Enum):
+    """Whether an engine gets requests."""
+
+    OUT = "out"
+    """It is being started, or was found dead, hanging or wrong: only a proof of the newest weights lets it in."""
+    WAITING = "waiting"
+    """It is up, and its weights are older than anything that may be sampled."""
+    SERVING = "serving"
+
+
+@dataclass(slots=True)
+class EngineState:
+    """One engine of a pool: `out -> serving -> out`, or `out -> waiting -> serving` before the first weights.
+
+    Invariants:
+    - `step <= max_step`: answers may name steps up to the weights that are loading, the proof comes later.
+    - `pending_tokens` is the sum of `tokens_left` of what is running.
+    - An engine that is out runs nothing, and `incarnation` has grown: late answers of the one before are ignored.
+    """
+
+    name: str
+    status: EngineStatus = EngineStatus.OUT
+    step: int = 0
+    """Step of the weights that it proved."""
+    max_step: int = 0
+    """Newest step that it may name: it may have new weights before its proof of them has arrived."""
+    loading: bool = False
+    holds: set[str] = field(default_factory=set)
+    """Reasons why it gets nothing new: `paused`, `updating`."""
+    incarnation: int = 0
+    """Counts its failures."""
+    cache_epoch: int = 0
+    """Counts the times that its prefix cache was dropped."""
+    failures: RestartBudget = field(default_factory=lambda: RestartBudget(MAX_FAILURES))
+    last_heard: float = 0.0
+    """When it last said something, or began to run requests."""
+    pending_tokens: int = 0
+    """Tokens it still may have to sample."""
+    running: dict[str, PendingRequest] = field(default_factory=dict)
+
+    @property
+    def available(self) -> bool:
+        """Whether it may be given requests now."""
+        return self.status is EngineStatus.SERVING and not self.holds
+
+    def add(self, pending: PendingRequest) -> None:
+        pending.engine, pending.min_step, pending.preempted = self.name, self.step, False
+        self.running[pending.request.id] = pending
+        self.pending_tokens += pending.tokens_left
+
+    def remove(self, pending: PendingRequest) -> None:
+        del self.running[pending.request.id]
+        self.pending_tokens -= pending.tokens_left
+        pending.engine, pending.batch = "", ()  # a batch holds its members: a ring that only the collector would find
+
+
+class PrefixAffinity:
+    """Chooses the engine that has a request's beginning cached, unless it is too busy; else the least busy.
+
+    Invariants:
+    - A cache is worth as many tokens of work as it saves: no engine is chosen that has more work than the least busy one
+      at or above the floor by more than the request's own tokens so far.
+    - A cache is gone when its engine fails or gets other weights: the `cache_epoch` has changed.
+    """
+
+    def __init__(self) -> None:
+        self._sessions: dict[Hashable, tuple[str, int]] = {}
+        self._groups: dict[Hashable, dict[str, int]] = {}
+
+    def choose(self, available: Sequence[EngineState], pending: PendingRequest, floor: int) -> EngineState | None:
+        """None where no engine is at or above the floor."""
+        least: EngineState | None = None
+        for engine in available:
+            if engine.step >= floor and (least is None or engine.pending_tokens < least.pending_tokens):
+                least = engine
+        session, epoch = self._sessions.get(pending.session, ("", 0))
+        group = self._groups.get(pending.group, {})
+        if least is None or len(available) == 1 or not (session or group):
+            return least
+        bound = least.pending_tokens + len(pending.request.tokens) + len(pending.tokens)
+        cached: EngineState | None = None
+        for engine in available:
+            if engine.pending_tokens > bound or engine.step < floor:
+                continue
+            if engine.name == session and engine.cache_epoch == epoch:
+                return engine
+            if group.get(engine.name) == engine.cache_epoch and (
+                cached is None or engine.pending_tokens < cached.pending_tokens
+            ):
+                cached = engine
+        return least if cached is None else cached
+
+    def record(self, pending: PendingRequest, engine: EngineState) -> None:
+        """Remember that a request runs on this engine."""
+        if pending.session is not None:
+            _set_newest(self._sessions, pending.session, (engine.name, engine.cache_epoch))
+        if pending.group is not None:
+            epochs = self._groups.get(pending.group, {})
+            epochs[engine.name] = engine.cache_epoch
+            _set_newest(self._groups, pending.group, epochs)
+
+
+def _set_newest(known: dict[Hashable, T], key: Hashable, value: T) -> None:
+    known.pop(key, None)
+    known[key] = value
+    if len(known) > MAX_KNOWN:
+        del known[next(iter(known))]
+
+
+def response_fault(delta: Delta, pending: PendingRequest, max_step: int, vocab_size: int) -> str:
+    """Say what can't be true of an engine's answer; empty where it may be. `vocab_size` 0: unknown."""
+    tokens, log_probs = delta.tokens, delta.log_probs
+    if len(log_probs) != len(tokens):
+        return f"{len(log_probs)} log-probs for {len(tokens)} tokens"
+    if delta.routed_experts and pending.routes is not None:
+        length = len(pending.request.tokens) + len(pending.tokens) + len(tokens)
+        if fault := pending.routes.fault(delta.routes_from, delta.routed_experts, length):
+            return fault
+    if not tokens:
+        return ""
+    if not pending.min_step <= delta.oldest_cache <= delta.version <= max_step:
+        return (
+            f"tokens of step {delta.version} with a cache of {delta.oldest_cache}; it has had {pending.min_step} to "
+            f"{max_step}"
+        )
+    if len(tokens) > pending.tokens_left:
+        return f"{len(tokens)} tokens where {pending.tokens_left} were left"
+    if vocab_size and not (min(tokens) >= 0 and max(tokens) < vocab_size):
+        bad = next(token for token in tokens if not 0 <= token < vocab_size)
+        return f"token {bad}, outside the vocabulary of {vocab_size}"
+    if not are_log_probs(log_probs):
+        return f"log-probs {log_probs[:4]}; each is a finite number of at most 0"
+    return ""
+
+
+def are_log_probs(values: Sequence[float]) -> bool:
+    """Whether each is a finite number of at most 0, but for rounding."""
+    return sum(values) > -math.inf and max(values) <= ROUNDING  # the sum of a NaN is one

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`relax config show | explain | schema`: the composed configuration, one key of it, its schema.
+"""`relax config show | explain | schema` and `relax init`: the composed configuration, one key of it, its schema, and
+a commented file to start from.
 
 An argument that contains `=` is an override; every other one is a file.
 """
@@ -8,9 +9,12 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from relax_core.cli.terminal import AsJson, split
 
 if TYPE_CHECKING:
     from relax_core.config.compose import Composed
@@ -18,20 +22,14 @@ if TYPE_CHECKING:
     from relax_core.registry.catalogue import Catalogue
 
 Arguments = Annotated[list[str], typer.Argument(metavar="FILES... [KEY=VALUE]...", help="TOML files, then overrides.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 NO_FILE = {"model": {"path": ""}, "data": {"train": ""}}
 """What is required, left open: a key can be explained without a file."""
 
 
-def add(app: typer.Typer) -> None:
-    """Hang the verb into the command line."""
-    config = typer.Typer(help="Show, explain and describe configurations.", no_args_is_help=True)
-    config.command("show")(show)
-    config.command("explain")(explain)
-    config.command("schema")(schema)
-    app.add_typer(config, name="config")
+verbs = typer.Typer(help="Show, explain and describe configurations.", no_args_is_help=True)
 
 
+@verbs.command("show")
 def show(arguments: Arguments, as_json: AsJson = False) -> None:
     """Print the resolved configuration as TOML, each value that was set with its place."""
     from relax_core.config.toml_text import to_toml
@@ -48,6 +46,7 @@ def show(arguments: Arguments, as_json: AsJson = False) -> None:
     print(to_toml(composed.config, place), end="")
 
 
+@verbs.command("explain")
 def explain(
     key: Annotated[str, typer.Argument(help="Such as rollout.group_size or algorithm.clip_high.")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[FILES]... [KEY=VALUE]...")] = None,
@@ -62,6 +61,7 @@ def explain(
     print(json.dumps(asdict(explained), indent=2) if as_json else _in_words(explained))
 
 
+@verbs.command("schema")
 def schema() -> None:
     """Print the JSON schema of a configuration for editors, with the options of what is installed."""
     from relax_core.config.reference import schema as whole_schema
@@ -85,9 +85,29 @@ def composed_from(arguments: list[str], *, checked: bool = True) -> tuple[Compos
     return composed, catalogue
 
 
-def split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Files, and overrides."""
-    return [item for item in arguments if "=" not in item], [item for item in arguments if "=" in item]
+def init(
+    out: Annotated[Path, typer.Argument(metavar="OUT.toml", help="The file to write.")],
+    model: Annotated[Path, typer.Option(help="Folder of a Hugging Face model.")],
+    data: Annotated[Path, typer.Option(help="Task file, JSON lines.")],
+    reward: Annotated[str, typer.Option(help="Reward by name; see `relax plugins list`.")] = "maths",
+) -> None:
+    """Write a commented configuration for a model and a task file."""
+    from relax_core.api.errors import ConfigError
+    from relax_core.config.documentation import relative, starter
+
+    for option, path, what in (("--model", model, "folder of a model"), ("--data", data, "task file")):
+        if not path.exists():
+            raise ConfigError(option, f"{path}, which does not exist", f"name the {what}")
+    text = starter(relative(model, out.parent), relative(data, out.parent), reward, out.stem)
+    try:
+        with out.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise ConfigError("OUT.toml", f"{out}, which exists", "name another file or delete it") from error
+    except OSError as error:
+        raise ConfigError("OUT.toml", f"{out}: {error.strerror}", "name a file that can be written") from error
+    print(out)
+    print(f"next: relax train {out}", file=sys.stderr)
 
 
 def _in_words(explained: Explained) -> str:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from relax_core.cli.terminal import AsJson
+
 if TYPE_CHECKING:
     from relax_core.cli.data_survey import DataFile, Survey
 
@@ -19,22 +21,17 @@ SEPARATOR = "│"
 
 File = Annotated[Path, typer.Argument(metavar="FILE|TOML", help="A task file, or the configuration that names it.")]
 Model = Annotated[Path | None, typer.Option(help="Model folder, for its template and tokens.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 
-def add(app: typer.Typer) -> None:
-    """Hang the verbs on the command line."""
-    verbs = typer.Typer(help="Check task files and look at prompts.", no_args_is_help=True)
-    verbs.command("check")(check)
-    verbs.command("show")(show)
-    app.add_typer(verbs, name="data")
+verbs = typer.Typer(help="Check task files and look at prompts.", no_args_is_help=True)
 
 
+@verbs.command("check")
 def check(
     file: File,
     model: Model = None,
     media: Annotated[bool, typer.Option("--media", help="Decode all images, videos and sounds.")] = False,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """List every row that can't be used, and why; count the rest. Exit code 2 where there is a bad one."""
     from relax_core.cli.data_survey import data_files, survey
@@ -49,12 +46,13 @@ def check(
         raise typer.Exit(2)
 
 
+@verbs.command("show")
 def show(
     file: File,
     model: Model = None,
     index: Annotated[int, typer.Option(help="Which usable task, from 0.")] = 0,
     html: Annotated[Path | None, typer.Option(help="Write a page with its media instead.")] = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show one rendered prompt, token by token, with its ids, answer and other columns, and what is known of its media."""
     from relax_core.cli.data_survey import data_files
@@ -148,14 +146,14 @@ def _trained(family: Any, written: Any) -> Iterator[str]:
 
 def _write_page(path: Path, shown: dict[str, Any], previews: list[bytes | None]) -> None:
     from relax_core.observe.documents import write_text
-    from relax_core.views.report import task_page
+    from relax_core.views.transcript import task_page
 
     write_text(path, task_page(shown, previews))
     typer.echo(str(path), err=True)
 
 
 def _print_shown(shown: dict[str, Any]) -> None:
-    from relax_core.views.report import told
+    from relax_core.views.transcript import medium_facts
 
     typer.echo(f"{shown['where']} ({shown['id']}), {len(shown['ids'])} tokens\n")
     typer.echo(SEPARATOR.join(token.replace("\n", "⏎\n") for token in shown["tokens"]) + "\n")
@@ -163,7 +161,7 @@ def _print_shown(shown: dict[str, Any]) -> None:
     for text in shown.get("trained", ()):
         typer.echo(f"trained   {text}")
     for medium in shown["media"]:
-        typer.echo(f"{medium['kind']:<9} {medium['source']}: {medium.get('error') or told(medium)}")
+        typer.echo(f"{medium['kind']:<9} {medium['source']}: {medium.get('error') or medium_facts(medium)}")
     typer.echo(f"answer    {json.dumps(shown['answer'], ensure_ascii=False)}")
     for name, value in shown["metadata"].items():
         typer.echo(f"{name:<9} {json.dumps(value, ensure_ascii=False)}")

@@ -1,36 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`relax`: every verb is a module beside this one with `add(app)`. Heavy imports happen inside a verb, never here."""
+"""`relax`: all its verbs in one list. A verb is a function of a module beside this one, and imports what is heavy
+when it is called.
+"""
 
 from __future__ import annotations
 
-import importlib
 import signal
 import sys
 from typing import NoReturn
 
 import typer
 
-from relax_core.cli import failure, listing
-
-VERBS = (
-    "train",
-    "try_",
-    "graph",
-    "plan",
-    "bench",
-    "config",
-    "doctor",
-    "init",
-    "data",
-    "plugins",
-    "new",
-    "runs",
-    "status",
-    "why",
-    "report",
-)
-
-USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
+from relax_core.cli import config, data, plan, plugins, runs, train, trial
+from relax_core.cli.terminal import Interrupted, fail
 
 app = typer.Typer(
     name="relax",
@@ -39,34 +21,38 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for verb in VERBS:
-    importlib.import_module(f"relax_core.cli.{verb}").add(app)
-
-
-class Interrupted(BaseException):
-    """SIGINT or SIGTERM, where no run listens for them."""
+app.command("train")(train.train)
+app.command("resume")(train.resume)
+app.command("try")(trial.try_)
+app.command("graph")(plan.graph)
+app.command("plan")(plan.plan)
+app.command("doctor", help="Check the machine, the installation and a configuration.")(plan.doctor)
+app.command("init")(config.init)
+app.command("new")(plugins.new)
+app.command("runs", help="List runs: state, steps, reward.")(runs.runs)
+app.command("status", help="Show a run's progress and its live roles.")(runs.status)
+app.command("why", help="Say who waits for what, and who owes it.")(runs.why)
+app.command("report", help="Write a run's report again and print its path.")(runs.report)
+app.add_typer(trial.verbs, name="bench")
+app.add_typer(config.verbs, name="config")
+app.add_typer(data.verbs, name="data")
+app.add_typer(plugins.verbs, name="plugins")
 
 
 def main() -> NoReturn:
     """Run a verb; whatever goes wrong ends as one line on stderr and its exit code."""
+
+    def interrupt(*_: object) -> NoReturn:
+        raise Interrupted
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
-    sys.exit(_ran())
-
-
-def _interrupt(*_: object) -> NoReturn:
-    raise Interrupted
-
-
-def _ran() -> int:
+        signal.signal(number, interrupt)
     try:
-        if tuple(sys.argv[1:3]) == listing.WORDS:
-            listing.run(sys.argv[3:])
-            return 0
-        return int(app(standalone_mode=False, prog_name="relax") or 0)
-    except USAGE_ERROR as error:
-        return failure.refuse(error)
-    except Interrupted:
-        return failure.interrupted()
-    except Exception as error:
-        return failure.fail(error)
+        if sys.argv[1:3] == ["plugins", "list"]:
+            # Typer converts every value through pydantic, whose import takes longer than all of this verb.
+            code = plugins.list_without_typer(sys.argv[3:])
+        else:
+            code = int(app(standalone_mode=False, prog_name="relax") or 0)
+    except (Exception, Interrupted) as error:
+        code = fail(error)
+    sys.exit(code)

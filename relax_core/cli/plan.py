@@ -1,106 +1,133 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`relax plan`: who runs where, what dies together, how much memory each process needs, and the least time of a step."""
+"""`relax graph | plan | doctor`: a configuration looked at before it runs: its operations, who runs where, how much
+memory each process needs, the least time of a step, and the machine beneath.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from relax_core.api.errors import ConfigError
+from relax_core.cli.terminal import AsJson, Sources, print_json, print_table, split
 
 if TYPE_CHECKING:
     from relax_core.control.memory_check import ProcessNeed
     from relax_core.diagnostics.estimate import RunEstimate
 
-Arguments = Annotated[list[str], typer.Argument(help="TOML files or a recipe, then overrides.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
-Anyway = Annotated[bool, typer.Option("--anyway", help="Exit 0 also where it can't fit.")]
+
+def graph(
+    arguments: Sources, form: Annotated[str, typer.Option("--format", help="text, mermaid or json")] = "text"
+) -> None:
+    """Draw the graph of operations."""
+    if form not in ("text", "mermaid", "json"):
+        raise ConfigError("--format", repr(form), "choose text, mermaid or json")
+    print_graph(*split(arguments), form)
 
 
-def add(app: typer.Typer) -> None:
-    """Register the verb."""
-    app.command("plan")(plan)
+def print_graph(sources: Sequence[str], overrides: Sequence[str], form: str = "text") -> None:
+    """Print the operations of a configuration that may not have its files yet, as text, mermaid or json."""
+    from relax_core.control.planner import draw, mermaid
+    from relax_core.control.prepare import plans_of
+
+    plans = plans_of(sources, overrides)
+    if form == "json":
+        drawn = {
+            name: [
+                {key: sorted(value) if isinstance(value, frozenset) else value for key, value in asdict(one).items()}
+                for one in found.operations
+            ]
+            for name, found in plans
+        }
+        print(json.dumps(drawn if len(drawn) > 1 else next(iter(drawn.values()))))
+        return
+    for name, found in plans:
+        if name:
+            print(f"{'stage ' if form == 'text' else '%% stage '}{name}")
+        print(draw(found.operations) if form == "text" else mermaid(found.operations))
+        for note in found.notes if form == "text" else ():
+            print(f"note: {note}")
 
 
-def plan(arguments: Arguments, as_json: AsJson = False, anyway: Anyway = False) -> None:
+def plan(
+    arguments: Sources,
+    as_json: AsJson = False,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Exit 0 also where it can't fit.")] = False,
+) -> None:
     """Foretell placement, memory and time of a run; exit 2 where it can't fit."""
-    from relax_core.cli.runs import print_json
-    from relax_core.cli.train import split
     from relax_core.diagnostics.estimate import forecasts
 
     stages = forecasts(*split(arguments))
     if as_json:
-        documents = [{**document(found), **({"stage": name} if name else {})} for name, found in stages]
+        documents = [{**_plan_document(estimate), **({"stage": name} if name else {})} for name, estimate in stages]
         print_json(documents[0] if len(documents) == 1 else {"schema": "relax.plan/1", "stages": documents})
-    for name, found in () if as_json else stages:
+    for name, estimate in () if as_json else stages:
         if name:
             typer.echo(f"stage {name}")
-        _print(found)
-    for _, found in () if anyway else stages:
-        found.check()
+        _print_plan(estimate)
+    for _, estimate in () if anyway else stages:
+        estimate.check()
 
 
-def document(found: RunEstimate) -> dict[str, Any]:
-    """As `--json` gives it."""
+def _plan_document(estimate: RunEstimate) -> dict[str, Any]:
     return {
         "schema": "relax.plan/1",
-        "fits": all(room.fits for room in found.rooms),
-        "mode": found.plan.mode,
-        "prompt_tokens": found.prompt_tokens,
-        "groups": [_group(need) for need in found.needs],
-        "memory": [
-            {"name": room.name, "needed": room.needed, "available": room.available, "largest": room.largest}
-            for room in found.rooms
+        "fits": all(budget.fits for budget in estimate.rooms),
+        "mode": estimate.plan.mode,
+        "prompt_tokens": estimate.prompt_tokens,
+        "groups": [
+            {
+                "name": need.group.name,
+                "processes": need.group.size,
+                "threads": need.group.threads,
+                "devices": sorted(need.group.devices),
+                "unknown": need.unknown,
+                "estimates": [{"phases": one.phases, "notes": list(one.notes)} for one in need.processes],
+            }
+            for need in estimate.needs
         ],
-        "flops_per_s": found.flops_per_s,
+        "memory": [
+            {"name": one.name, "needed": one.needed, "available": one.available, "largest": one.largest}
+            for one in estimate.rooms
+        ],
+        "flops_per_s": estimate.flops_per_s,
         "step": [
             {"group": one.group, "phase": one.phase, "flops": one.flops, "least_s": one.least_s}
-            for one in found.durations
+            for one in estimate.durations
         ],
-        "notes": list(found.plan.notes),
+        "notes": list(estimate.plan.notes),
     }
 
 
-def _group(need: ProcessNeed) -> dict[str, Any]:
-    return {
-        "name": need.group.name,
-        "processes": need.group.size,
-        "threads": need.group.threads,
-        "devices": sorted(need.group.devices),
-        "unknown": need.unknown,
-        "estimates": [{"phases": one.phases, "notes": list(one.notes)} for one in need.processes],
-    }
-
-
-def _print(found: RunEstimate) -> None:
-    from relax_core.cli.runs import print_table
+def _print_plan(estimate: RunEstimate) -> None:
     from relax_core.control.memory_check import gib
 
-    typer.echo(f"placement {found.plan.mode}; each line is what dies together")
-    print_table(("group", "processes", "on"), [_where(need) for need in found.needs])
-    typer.echo(f"\nmemory of one process, with prompts of up to {found.prompt_tokens} tokens (beside its libraries)")
-    print_table(("group", "phase", "peak", "of which"), [row for need in found.needs for row in _phases(need)])
-    for note in dict.fromkeys(
-        f"{need.group.name}: {note}" for need in found.needs for one in need.processes for note in one.notes
-    ):
+    typer.echo(f"placement {estimate.plan.mode}; each line is what dies together")
+    groups = [need.group for need in estimate.needs]
+    rows = [(group.name, str(group.size), ", ".join(sorted(group.devices))) for group in groups]
+    print_table(("group", "processes", "on"), rows)
+    typer.echo(f"\nmemory of one process, with prompts of up to {estimate.prompt_tokens} tokens (beside its libraries)")
+    print_table(("group", "phase", "peak", "of which"), [row for need in estimate.needs for row in _phases(need)])
+    notes = (f"{need.group.name}: {note}" for need in estimate.needs for one in need.processes for note in one.notes)
+    for note in dict.fromkeys(notes):
         typer.echo(f"note: {note}")
     typer.echo("\nmemory together")
-    for room in found.rooms:
-        beside = f"of {gib(room.available)}" if room.available else "(how much there is, is not known here)"
-        typer.echo(f"{room.name}: {gib(room.needed)} {beside}{'' if room.fits else ', too much'}")
-    if found.flops_per_s:
-        rate = f"{found.flops_per_s / 1e9:.0f} GFLOP/s of float32 a process"
+    for budget in estimate.rooms:
+        beside = f"of {gib(budget.available)}" if budget.available else "(how much there is, is not known here)"
+        typer.echo(f"{budget.name}: {gib(budget.needed)} {beside}{'' if budget.fits else ', too much'}")
+    if estimate.flops_per_s:
+        rate = f"{estimate.flops_per_s / 1e9:.0f} GFLOP/s of float32 a process"
         typer.echo(
             f"\nleast time of a step: its multiplications at {rate}, measured just now; small models take several times it"
         )
-        for one in found.durations:
+        for one in estimate.durations:
             typer.echo(f"{one.group} {one.phase}: {one.flops / 1e9:.3g} GFLOP, {one.least_s:.2g} s at least")
-    for note in found.plan.notes:
+    for note in estimate.plan.notes:
         typer.echo(f"note: {note}")
-
-
-def _where(need: ProcessNeed) -> tuple[str, str, str]:
-    return need.group.name, str(need.group.size), ", ".join(sorted(need.group.devices))
 
 
 def _phases(need: ProcessNeed) -> Iterator[tuple[str, str, str, str]]:
@@ -111,9 +138,27 @@ def _phases(need: ProcessNeed) -> Iterator[tuple[str, str, str, str]]:
         return
     for phase, parts in need.processes[0].phases.items():
         ordered = sorted(parts.items(), key=lambda part: -part[1])
-        yield (
-            need.group.name,
-            phase,
-            gib(sum(parts.values())),
-            ", ".join(f"{name} {gib(size)}" for name, size in ordered),
-        )
+        of_which = ", ".join(f"{name} {gib(size)}" for name, size in ordered)
+        yield need.group.name, phase, gib(sum(parts.values())), of_which
+
+
+def doctor(
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[FILES...] [KEY=VALUE]...", help="A configuration to check too.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Exit 0 where all is well, 2 for the installation or the configuration, 4 for the machine."""
+    from relax_core.control.machine import Finding
+    from relax_core.diagnostics.doctor import findings
+
+    found: list[Finding] = []
+    for finding in findings(*split(arguments or [])):
+        found.append(finding)
+        if not as_json:
+            typer.echo(finding.line)
+    code = next((finding.exit_code for finding in found if finding.exit_code), 0)
+    if as_json:
+        rows = [{"ok": not finding.exit_code, **asdict(finding)} for finding in found]
+        print_json({"schema": "relax.doctor/1", "ok": not code, "exit_code": code, "findings": rows})
+    raise typer.Exit(code)

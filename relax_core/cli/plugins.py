@@ -1,23 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`relax plugins list | show | check`: what is installed, from where, what is broken and why, and does it conform."""
+"""`relax plugins list | show | check` and `relax new`: what is installed, from where, what is broken and why, whether
+it conforms; and a project for a plugin of one's own.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from relax_core.cli import listing
+from relax_core.cli.terminal import AsJson
 
 if TYPE_CHECKING:
     from relax_core.registry import Catalogue, Record
     from relax_core.registry.check import Check
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 OfKind = Annotated[str, typer.Option("--kind", help="Only components of this kind.")]
 
 
@@ -37,22 +41,29 @@ Named = Annotated[
 verbs = typer.Typer(no_args_is_help=True, help="What is installed, what is broken and why, does it conform.")
 
 
-def add(app: typer.Typer) -> None:
-    """Add the verb to `relax`."""
-    app.add_typer(verbs, name="plugins")
-
-
 @verbs.command("list")
-def list_plugins(kind: OfKind = "", as_json: Json = False) -> None:
+def list_plugins(kind: OfKind = "", as_json: AsJson = False) -> None:
     """Every installed plugin, its components and its state."""
-    listing.show(kind, as_json)
+    _print_list(kind, as_json)
+
+
+def list_without_typer(words: Sequence[str]) -> int:
+    """Run `relax plugins list` on the words after it, importing next to nothing; return the exit code."""
+    parser = argparse.ArgumentParser(
+        "relax plugins list", description="Every installed plugin, its components and its state."
+    )
+    parser.add_argument("--kind", default="", help="Only components of this kind.")
+    parser.add_argument("--json", action="store_true", help="One JSON document on stdout.")
+    chosen = parser.parse_args(words)
+    _print_list(chosen.kind, chosen.json)
+    return 0
 
 
 @verbs.command("show")
 def show(
     name: Named,
     kind: OfKind = "",
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """One component with its options and capabilities, or one plugin."""
     from relax_core.registry.check import describe, records_named
@@ -61,12 +72,12 @@ def show(
     records = [] if kind else records_named(catalogue, files[0] if files else name)
     if records:
         shown = [record.as_dict() for record in records]
-        text = [line for record in records for line in (*listing.lines(record), *_troubles(record))]
+        text = [line for record in records for line in (*_lines(record), *record.frames.rstrip().splitlines())]
     else:
         shown = [describe(catalogue, *_one(catalogue, name, kind))]
-        text = _described(shown[0])
+        text = _component_lines(shown[0])
     if as_json:
-        _print_json(shown[0] if len(shown) == 1 else {"plugins": shown})
+        print(json.dumps(shown[0] if len(shown) == 1 else {"plugins": shown}, indent=2))
     else:
         print("\n".join(text))
 
@@ -74,7 +85,7 @@ def show(
 @verbs.command("check")
 def check_plugins(
     name: Named = "",
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Import, handshake, options, conformance suites, of all plugins by default; exit 3 where something fails."""
     from relax_core.registry.check import CheckResult, check
@@ -90,9 +101,8 @@ def check_plugins(
             print(f"{item.verdict:7} {item.subject or item.distribution}: {item.name}: {item.detail}", flush=True)
     counts = Counter(str(item.verdict) for item in checks)
     if as_json:
-        _print_json(
-            {"schema": 1, **{str(v): counts[v] for v in CheckResult}, "checks": [item.as_dict() for item in checks]}
-        )
+        verdicts = {str(verdict): counts[verdict] for verdict in CheckResult}
+        print(json.dumps({"schema": 1, **verdicts, "checks": [item.as_dict() for item in checks]}, indent=2))
     else:
         print(f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped")
     if counts["failed"]:
@@ -101,10 +111,52 @@ def check_plugins(
         raise typer.Exit(3)
 
 
-def _catalogue(name: str) -> tuple[Catalogue, tuple[str, ...]]:
-    """What is installed, and the file where one is named instead."""
-    from pathlib import Path
+def new(
+    kind: Annotated[str, typer.Argument(help="reward, environment or algorithm.")],
+    name: Annotated[str, typer.Argument(help="The component's name, in kebab-case.")],
+    source: Annotated[Path | None, typer.Option("--from", help="A working single-file plugin to move into it.")] = None,
+    out: Annotated[Path, typer.Option("--out", help="Where the project's directory is made.")] = Path(),
+) -> None:
+    """Write a plugin project: code, tests with the conformance suite, packaging."""
+    from relax_core.registry.templates import bake
 
+    project = bake(kind, name, out, source)
+    print(project)
+    print(f"next: pip install -e '{project}[test]' && relax plugins check {project.name}", file=sys.stderr)
+
+
+def _print_list(kind: str, as_json: bool) -> None:
+    """Print the plugins; of one kind, only those that have components of it."""
+    from relax_core.registry import Catalogue
+    from relax_core.registry.catalogue import known_kind
+
+    records: Sequence[Record] = Catalogue.load().records
+    if kind:
+        known_kind(kind)
+        kept = [replace(r, components=tuple(c for c in r.components if c.kind == kind)) for r in records]
+        records = [record for record in kept if record.components]
+    if as_json:
+        print(json.dumps({"schema": 1, "plugins": [record.as_dict() for record in records]}, indent=2))
+    else:
+        print("\n".join(line for record in records for line in _lines(record)))
+
+
+def _lines(record: Record) -> list[str]:
+    """Describe a plugin as text: its place and state, then its components."""
+    place = f"{record.location} (editable)" if record.editable else record.location
+    shown = [part for part in (record.name, record.version, record.state, record.api_range or "-", place) if part]
+    text = ["  ".join(shown)]
+    if record.reason:
+        text.append(f"    {record.reason}")
+    for kind, component in record.components:
+        mark = " (experimental)" if component.experimental else ""
+        text.append(f"    {kind:18} {component.name:20} {component.help}{mark}")
+    text += [f"    {'observer':18} {hook}" for hook in record.hooks]
+    return text + [f"    note: {note}" for note in record.notes]
+
+
+def _catalogue(name: str) -> tuple[Catalogue, tuple[str, ...]]:
+    """Load the installed plugins, and the file where one is named instead."""
     from relax_core.registry import Catalogue
 
     files = (str(Path(name).resolve()),) if name.endswith(".py") else ()
@@ -112,7 +164,7 @@ def _catalogue(name: str) -> tuple[Catalogue, tuple[str, ...]]:
 
 
 def _one(catalogue: Catalogue, name: str, kind: str) -> tuple[str, str]:
-    """The one component that a name means; an error says which there are."""
+    """Find the one component that a name means; an error says which there are."""
     from relax_core.api.errors import ConfigError
     from relax_core.registry.check import components_named
     from relax_core.registry.suggestions import missing_anywhere
@@ -129,7 +181,7 @@ def _one(catalogue: Catalogue, name: str, kind: str) -> tuple[str, str]:
 
 
 def _chosen(catalogue: Catalogue, name: str) -> list[Record]:
-    """The plugins to check; for a component, its plugin with only that component."""
+    """Choose the plugins to check; for a component, its plugin with only that component."""
     from relax_core.registry.check import records_named
     from relax_core.registry.suggestions import missing_anywhere
 
@@ -143,11 +195,7 @@ def _chosen(catalogue: Catalogue, name: str) -> list[Record]:
     return found
 
 
-def _troubles(record: Record) -> list[str]:
-    return record.frames.rstrip().splitlines()
-
-
-def _described(shown: dict[str, Any]) -> list[str]:
+def _component_lines(shown: dict[str, Any]) -> list[str]:
     lines = [f"{shown['kind']} {shown['name']}: {shown['help']}"]
     lines.append(f"    from {shown['distribution']} {shown['version']}, {shown['source'] or shown['target']}")
     lines += [f"    {line}".rstrip() for line in shown["doc"].splitlines()]
@@ -158,7 +206,3 @@ def _described(shown: dict[str, Any]) -> list[str]:
         lines += [f"        {line}" for line in option["doc"].splitlines()]
     lines.append("capabilities")
     return lines + [f"    {name} = {value!r}" for name, value in shown["capabilities"].items()]
-
-
-def _print_json(document: object) -> None:
-    print(json.dumps(document, indent=2))

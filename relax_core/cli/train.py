@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`relax train` and `relax resume`: prepare, conduct, report. All decisions are in `control`."""
+"""`relax train` and `relax resume`: prepare a run, start it, write its report. All decisions are in `control`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from relax_core.cli.plan import print_graph
+from relax_core.cli.terminal import INTERRUPTED, split
+
 if TYPE_CHECKING:
     from relax_core.control.prepare import Prepared
 
-INTERRUPTED = 130
 UNCHECKED = "placement.check_memory=false"
 Arguments = Annotated[
     list[str], typer.Argument(help="TOML files or a recipe, then overrides such as optimizer.lr=1e-5.")
@@ -26,11 +28,6 @@ Anyway = Annotated[
     typer.Option("--anyway", help="Start also what can't fit into memory; short for placement.check_memory=false."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, print the graph, start nothing.")]
-
-
-def add(app: typer.Typer) -> None:
-    app.command("train")(train)
-    app.command("resume")(resume)
 
 
 def train(
@@ -48,11 +45,9 @@ def train(
     overrides += [f"run.runner={runner}"] if runner else []
     overrides += [UNCHECKED] if anyway else []
     if dry_run:
-        from relax_core.cli.graph import show
-
-        show(sources, overrides)
-        return
-    _conduct(prepare(sources, overrides, run_dir=run_dir), as_json)
+        print_graph(sources, overrides)
+    else:
+        _run(prepare(sources, overrides, run_dir=run_dir), as_json)
 
 
 def resume(
@@ -65,15 +60,10 @@ def resume(
     from relax_core.control.prepare import prepare_resume
     from relax_core.observe.run_directory import find_run
 
-    _conduct(prepare_resume(find_run(run), [*(overrides or []), *([UNCHECKED] if anyway else [])]), as_json)
+    _run(prepare_resume(find_run(run), [*(overrides or []), *([UNCHECKED] if anyway else [])]), as_json)
 
 
-def split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Files and recipes; overrides are what contains '='."""
-    return [a for a in arguments if "=" not in a], [a for a in arguments if "=" in a]
-
-
-def _conduct(prepared: Prepared, as_json: bool) -> None:
+def _run(prepared: Prepared, as_json: bool) -> None:
     from relax_core.api.errors import RelaxError
     from relax_core.control.run import run
     from relax_core.views.display import LiveDisplay
@@ -92,13 +82,17 @@ def _conduct(prepared: Prepared, as_json: bool) -> None:
         print(f"relax: the run failed; what it wrote is in {path}{_resumable(path)}", file=sys.stderr)
         raise
     _write_report(path)
-    _say(summary, path, as_json)
+    if as_json:
+        print(json.dumps({**summary, "run_dir": str(path)}))
     if summary["status"] != "finished":
+        print(_stopped(summary, path), file=sys.stderr)
         raise typer.Exit(INTERRUPTED)
+    if not as_json:
+        print(f"report: {path / 'report.html'}\nmodel:  {path / 'export'}")
 
 
 def _write_report(path: Path) -> None:
-    """The report is a view of what is written: that it can't be made, on a full disk say, is no failure of the run."""
+    """Write the report; a report that can't be made, on a full disk say, is no failure of the run."""
     from relax_core.api.errors import RelaxError
     from relax_core.views.report import write_report
 
@@ -108,17 +102,8 @@ def _write_report(path: Path) -> None:
         print(f"relax: no report: {error}; make it later with `relax report {path}`", file=sys.stderr)
 
 
-def _say(summary: dict[str, Any], path: Path, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps({**summary, "run_dir": str(path)}))
-    if summary["status"] != "finished":
-        print(_stopped(summary, path), file=sys.stderr)
-    elif not as_json:
-        print(f"report: {path / 'report.html'}\nmodel:  {path / 'export'}")
-
-
 def _resumable(path: Path) -> str:
-    """How a failed run may go on, where it can."""
+    """Say how a failed run may go on, where it can."""
     from relax_core.control.stages import resumable_step
 
     step = resumable_step(path)
@@ -126,7 +111,7 @@ def _resumable(path: Path) -> str:
 
 
 def _stopped(summary: dict[str, Any], path: Path) -> str:
-    """Where it stands, and how to go on."""
+    """Say where a stopped run stands, and how to go on."""
     from relax_core.control.stages import resumable_step
 
     step = resumable_step(path)

@@ -23,8 +23,7 @@ from relax_core.api import events
 from relax_core.api.clock import Clock, SystemClock
 from relax_core.api.events import Event
 from relax_core.api.status import Heartbeat
-from relax_core.views.report import MEAN
-from relax_core.views.why import chain, seconds
+from relax_core.views.why import MEAN, chain, seconds
 
 Mode = Literal["auto", "live", "plain", "quiet"]
 HERTZ = 4

@@ -2,134 +2,24 @@
 """`report.html` and `reward.png`: a run on one page that needs no network, no script, and reads well on a phone.
 
 It collects what the run wrote; the page itself is `report.html.j2`, where everything is escaped.
-
-A medium on a page: an image that is shown, a sound or video that is played, within the page itself.
-
-One task on a page: its media shown and played, its prompt token by token, its answer. The page needs no network.
-
-How far a run's engine and trainer are apart on the same tokens, and whether their number formats explain it. Reads only.
 """
 
 from __future__ import annotations
 
-import base64
-import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
-from relax_core.api.modality import browser_type
 from relax_core.observe.documents import disk_errors, write_text
 from relax_core.observe.metrics import metric
 from relax_core.views import curve, time_spent
 from relax_core.views.run import Metrics, RunHealth, RunView, health
-from relax_core.views.transcript import Transcript, transcript
-from relax_core.views.why import seconds
-
-CSS = """.medium { margin: .4rem 0; } .medium img, .medium video { max-width: 100%; max-height: 18rem; min-width: 4rem;
-  border-radius: .3rem; display: block; } .medium video { min-width: 12rem; }
-.medium figcaption { color: var(--soft, #5d6773); font-size: .8rem; }"""
-_IMAGE = '<img alt="{caption}" src="{source}">'
-_SOUND = '<audio controls preload="metadata" src="{source}"></audio>'
-_VIDEO = '<video controls preload="metadata" src="{source}"></video>'
-_ELEMENTS = {"image": _IMAGE, "audio": _SOUND, "video": _VIDEO}
-
-
-def element(kind: str, data: bytes | None, caption: str) -> Markup:
-    """A figure; without bytes that a browser knows it says what is missing."""
-    form = browser_type(data) if data else ""
-    shown = Markup("<em>no copy of this {kind} was kept</em>").format(kind=kind)
-    if data and form.startswith(kind) and kind in _ELEMENTS:
-        source = f"data:{form};base64,{base64.b64encode(data).decode()}"
-        shown = Markup(_ELEMENTS[kind]).format(caption=caption, source=source)
-    return Markup('<figure class="medium">{shown}<figcaption>{caption}</figcaption></figure>').format(
-        shown=shown, caption=caption
-    )
-
-
-def told(facts: Mapping[str, Any]) -> str:
-    """What is known of a medium, in one line."""
-    units = {"size_bytes": "bytes", "tokens": "tokens", "seconds": "s", "rate": "Hz", "channels": "channels"}
-    parts = [f"{facts[name]:g} {unit}" for name, unit in units.items() if facts.get(name) is not None]
-    if facts.get("width"):
-        parts.insert(0, f"{facts['width']} x {facts['height']}")
-    parts += [str(facts[name]) for name in ("format", "codec") if facts.get(name)]
-    return ", ".join([*parts, *([f"key {facts['key'][:12]}"] if facts.get("key") else [])])
-
-
-_PAGE = Markup("""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy"
- content="default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:">
-<title>{title}</title><style>
-:root {{ color-scheme: light dark; --soft: #7a8491; }}
-body {{ margin: 0 auto; padding: 1rem; max-width: 52rem; font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }}
-pre {{ white-space: pre-wrap; font: .88rem/1.6 ui-monospace, Menlo, monospace; }} pre i {{ font-style: normal; opacity: .35; }}
-{css}
-</style></head><body><h1>{title}</h1><p>{length} tokens of text and places</p>
-{media}<h2>Prompt</h2><pre>{tokens}</pre><h2>Answer</h2><pre>{answer}</pre><h2>Other columns</h2><pre>{metadata}</pre>
-</body></html>
-""")
-
-
-def task_page(shown: Mapping[str, Any], previews: Sequence[bytes | None]) -> str:
-    """The page, from what `relax data show --json` tells and a copy of each medium."""
-    media = Markup("").join(
-        element(medium["kind"], preview, f"{medium['source']}: {medium.get('error') or told(medium)}")
-        for medium, preview in zip(shown["media"], previews, strict=True)
-    )
-    return str(
-        _PAGE.format(
-            title=f"{shown['where']} ({shown['id']})", css=Markup(CSS), length=len(shown["ids"]), media=media,
-            tokens=Markup("<i>│</i>").join(shown["tokens"]), answer=_text(shown["answer"]), metadata=_text(shown["metadata"]),
-        )
-    )  # fmt: skip
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1, default=str)
-
-
-MEAN = "train/rollout_log_prob_diff_lag0"
-"""Over tokens without lag: between others lies learning."""
-FAR = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.1}
-"""Mean |difference| beyond any that was measured of sound runs, several times over, by the coarser format of the two."""
-STEPS = 10
-TOP_P = "rollout.top_p is below 1, which the trainer does not know"
-
-
-def formats(config: Mapping[str, Any]) -> tuple[str, str]:
-    """The trainer's and the engine's."""
-    own = str(config.get("model", {}).get("dtype") or "float32")
-    return own, str(config.get("rollout", {}).get("dtype") or own)
-
-
-def apart(steps: Sequence[Mapping[str, Any]]) -> float | None:
-    """The mean of the last steps that tell it."""
-    told = [float(step[MEAN]) for step in steps if step.get(MEAN) is not None][-STEPS:]
-    return sum(told) / len(told) if told else None
-
-
-def warning(run: RunView) -> str:
-    """In a sentence; empty where nothing is odd."""
-    found = apart(run.metrics())
-    if found is None:
-        return ""
-    own, engine = formats(run.config)
-    limit = max(FAR[own], FAR[engine])
-    if found <= limit:
-        return ""
-    cut = float(run.config.get("rollout", {}).get("top_p") or 1.0) < 1.0
-    cause = TOP_P if cut else "do they have the same weights, tokens and temperature?"
-    return (
-        f"engine and trainer are {found:.2g} apart (mean |log-prob difference| without lag), more than {limit:g}: {engine} and "
-        f"{own} alone do not do that; {cause}"
-    )
-
+from relax_core.views.transcript import MEDIA_CSS, Transcript, medium_figure, transcript
+from relax_core.views.why import log_prob_difference, mismatch_warning, seconds
 
 SHOWN = 6
 """Transcripts a chapter."""
@@ -167,7 +57,7 @@ def render(run: RunView, metrics: Metrics, wall: float) -> str:
         state=state.state,
         subtitle=_subtitle(run, state, metrics),
         error=summary.get("error", "") if state.ended else state.detail,
-        odd=warning(run),
+        odd=mismatch_warning(run),
         cards=list(_cards(summary, metrics)),
         reward_curve=Markup(_reward_curve(metrics)),
         eval_sets=list(_evals(metrics)),
@@ -183,7 +73,7 @@ def render(run: RunView, metrics: Metrics, wall: float) -> str:
         faults=list(_faults(run)),
         chapters=list(_chapters(run)),
         element=lambda medium: _element(run, medium),
-        media_css=Markup(CSS),
+        media_css=Markup(MEDIA_CSS),
         origin=list(_origin(run)),
         config=(run.path / "config.toml").read_text(encoding="utf-8"),
     )
@@ -214,7 +104,7 @@ def _cards(summary: Mapping[str, Any], metrics: Metrics) -> Iterator[tuple[str, 
     for label, key, form in shown:
         if summary.get(key) is not None:
             yield label, form(summary[key])
-    if (far := apart(metrics)) is not None:
+    if (far := log_prob_difference(metrics)) is not None:
         yield "engine to trainer, |log-prob difference|", f"{far:.2g}"
     restarts = summary.get("restarts") or {}
     if restarts:
@@ -333,7 +223,7 @@ def _chapters(run: RunView) -> Iterator[tuple[str, list[Transcript]]]:
 
 def _element(run: RunView, medium: Mapping[str, Any]) -> Markup:
     kind, key = str(medium.get("type")), str(medium.get("key") or "")
-    return element(kind, run.preview(kind, key), f"{kind} {medium.get('source') or ''}".strip())
+    return medium_figure(kind, run.preview(kind, key), f"{kind} {medium.get('source') or ''}".strip())
 
 
 def _origin(run: RunView) -> Iterator[tuple[str, str]]:

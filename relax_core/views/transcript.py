@@ -1,11 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sample as people read it: its turns, its reward, what else is known. Takes any mapping that a role wrote."""
+"""Samples, media and tasks as people read them: a sample's turns and reward, a medium that a page plays from within
+itself, and a page of one task. A sample is any mapping that a role wrote.
+"""
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from markupsafe import Markup
+
+from relax_core.api.modality import browser_type
 
 LONGEST = 6_000
 """Characters of a turn that a page shows."""
@@ -86,3 +94,68 @@ def _part(part: Any) -> str:
     if isinstance(part, Mapping):
         return str(part.get("text") or f"[{part.get('type') or part.get('kind') or 'media'}]")
     return str(part)
+
+
+MEDIA_CSS = """.medium { margin: .4rem 0; } .medium img, .medium video { max-width: 100%; max-height: 18rem; min-width: 4rem;
+  border-radius: .3rem; display: block; } .medium video { min-width: 12rem; }
+.medium figcaption { color: var(--soft, #5d6773); font-size: .8rem; }"""
+_IMAGE = '<img alt="{caption}" src="{source}">'
+_SOUND = '<audio controls preload="metadata" src="{source}"></audio>'
+_VIDEO = '<video controls preload="metadata" src="{source}"></video>'
+_ELEMENTS = {"image": _IMAGE, "audio": _SOUND, "video": _VIDEO}
+
+
+def medium_figure(kind: str, data: bytes | None, caption: str) -> Markup:
+    """Make a figure of a medium; without bytes that a browser knows it says what is missing."""
+    form = browser_type(data) if data else ""
+    shown = Markup("<em>no copy of this {kind} was kept</em>").format(kind=kind)
+    if data and form.startswith(kind) and kind in _ELEMENTS:
+        source = f"data:{form};base64,{base64.b64encode(data).decode()}"
+        shown = Markup(_ELEMENTS[kind]).format(caption=caption, source=source)
+    return Markup('<figure class="medium">{shown}<figcaption>{caption}</figcaption></figure>').format(
+        shown=shown, caption=caption
+    )
+
+
+def medium_facts(facts: Mapping[str, Any]) -> str:
+    """List what is known of a medium, in one line."""
+    units = {"size_bytes": "bytes", "tokens": "tokens", "seconds": "s", "rate": "Hz", "channels": "channels"}
+    parts = [f"{facts[name]:g} {unit}" for name, unit in units.items() if facts.get(name) is not None]
+    if facts.get("width"):
+        parts.insert(0, f"{facts['width']} x {facts['height']}")
+    parts += [str(facts[name]) for name in ("format", "codec") if facts.get(name)]
+    return ", ".join([*parts, *([f"key {facts['key'][:12]}"] if facts.get("key") else [])])
+
+
+_PAGE = Markup("""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:">
+<title>{title}</title><style>
+:root {{ color-scheme: light dark; --soft: #7a8491; }}
+body {{ margin: 0 auto; padding: 1rem; max-width: 52rem; font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }}
+pre {{ white-space: pre-wrap; font: .88rem/1.6 ui-monospace, Menlo, monospace; }} pre i {{ font-style: normal; opacity: .35; }}
+{css}
+</style></head><body><h1>{title}</h1><p>{length} tokens of text and places</p>
+{media}<h2>Prompt</h2><pre>{tokens}</pre><h2>Answer</h2><pre>{answer}</pre><h2>Other columns</h2><pre>{metadata}</pre>
+</body></html>
+""")
+
+
+def task_page(shown: Mapping[str, Any], previews: Sequence[bytes | None]) -> str:
+    """Make the page from what `relax data show --json` tells and a copy of each medium."""
+    media = Markup("").join(
+        medium_figure(medium["kind"], preview, f"{medium['source']}: {medium.get('error') or medium_facts(medium)}")
+        for medium, preview in zip(shown["media"], previews, strict=True)
+    )
+    return str(
+        _PAGE.format(
+            title=f"{shown['where']} ({shown['id']})", css=Markup(MEDIA_CSS), length=len(shown["ids"]), media=media,
+            tokens=Markup("<i>│</i>").join(shown["tokens"]), answer=_json_text(shown["answer"]),
+            metadata=_json_text(shown["metadata"]),
+        )
+    )  # fmt: skip
+
+
+def _json_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1, default=str)

@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`relax why`: what the step waits for, along the chain to who owes it; every wait, since when and until when.
+"""`relax why`: the chain of waits, from the role that sets the pace to whoever makes everybody wait.
 
-Made from `status.json` alone; what a wait means is said by the role that waits. Of a run that has ended or was lost it
-tells the state that was last known.
-
-Who owes it, in the end: from the role that sets the pace along its wait to whoever makes everybody wait.
-
-Made of role states as `status.json` has them. A rollout's own parts (engines, environments, rewards) are followed by
-the oldest group under way; where the chain comes back to itself, nobody can move.
+It is made from `status.json` alone, where each role says what it waits for and which role owes it (its debtor). Of a
+run that has ended or was lost it gives the state that was last known. A rollout's own parts (engines, environments,
+rewards) are followed by the oldest group under way; where the chain comes back to itself, nobody can move. Beside the
+waits it warns where engine and trainer disagree by more than their number formats explain.
 """
 
 from __future__ import annotations
@@ -17,10 +14,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from relax_core.views.run import RunHealth
+from relax_core.views.run import RunHealth, RunView
 
 Roles = Mapping[str, Mapping[str, Any]]
 PACE = "actor"
+MEAN = "train/rollout_log_prob_diff_lag0"
+"""Mean |log-prob difference| of engine and trainer, over tokens without lag: the difference of others is learning."""
+FAR = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.1}
+"""A difference several times beyond any that was measured of sound runs, by the coarser format of the two."""
+AVERAGED_STEPS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,3 +299,29 @@ def _ring(roles: Any, waits: tuple[Waiting, ...]) -> tuple[str, ...]:
         if at == start and len(path) > 1:
             return tuple(path)
     return ()
+
+
+def log_prob_difference(steps: Sequence[Mapping[str, Any]]) -> float | None:
+    """Average the difference of engine and trainer over the last steps that have it."""
+    values = [float(step[MEAN]) for step in steps if step.get(MEAN) is not None][-AVERAGED_STEPS:]
+    return sum(values) / len(values) if values else None
+
+
+def mismatch_warning(run: RunView) -> str:
+    """Say in a sentence that number formats do not explain the difference; empty where they do."""
+    found = log_prob_difference(run.metrics())
+    if found is None:
+        return ""
+    model, rollout = run.config.get("model", {}), run.config.get("rollout", {})
+    own = str(model.get("dtype") or "float32")
+    engine = str(rollout.get("dtype") or own)
+    limit = max(FAR[own], FAR[engine])
+    if found <= limit:
+        return ""
+    cause = "do they have the same weights, tokens and temperature?"
+    if float(rollout.get("top_p") or 1.0) < 1.0:
+        cause = "rollout.top_p is below 1, which the trainer does not know"
+    return (
+        f"engine and trainer are {found:.2g} apart (mean |log-prob difference| without lag), more than {limit:g}: "
+        f"{engine} and {own} alone do not do that; {cause}"
+    )

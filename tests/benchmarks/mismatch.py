@@ -31,7 +31,7 @@ Cell = Mapping[str, Any]
 
 def measured(name: str, shape: Shape, seed: int) -> list[Cell]:
     """Every pair of formats of one model."""
-    from relax_core.cli.bench import document
+    from relax_core.cli.trial import mismatch_document
     from relax_core.diagnostics.mismatch import FORMATS, mismatch
     from relax_core.testing.in_process_workers import InProcessWorkers
 
@@ -39,7 +39,7 @@ def measured(name: str, shape: Shape, seed: int) -> list[Cell]:
     with tempfile.TemporaryDirectory(prefix="relax-bench-") as folder:
         source = build(Path(folder), shape, seed)
         found = asyncio.run(mismatch([source], [], SAMPLES, FORMATS, lambda _, catalogue: InProcessWorkers(catalogue)))
-    cells = [{"configuration": name, "seed": seed, **document(one)} for one in found]
+    cells = [{"configuration": name, "seed": seed, **mismatch_document(one)} for one in found]
     return [{key: value for key, value in cell.items() if key != "positions"} for cell in cells]
 
 

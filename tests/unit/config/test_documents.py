@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from relax_core.api.errors import ConfigError, PluginError
-from relax_core.cli import config as config_verbs, init as init_verb
+from relax_core.cli.main import app
 from relax_core.config.compose import compose
 from relax_core.config.documentation import explain, starter
 from relax_core.config.reference import reference, schema
@@ -28,9 +27,6 @@ from relax_core.registry.catalogue import Catalogue
 def cli(catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The two verbs over the small catalogue; a call gives (stdout, stderr)."""
     monkeypatch.setattr(Catalogue, "load", classmethod(lambda cls, files=(): catalogue))
-    app = typer.Typer()
-    config_verbs.add(app)
-    init_verb.add(app)
 
     def call(*arguments: str) -> tuple[str, str]:
         result = CliRunner().invoke(app, list(arguments), catch_exceptions=True)
@@ -166,7 +162,7 @@ def test_init_writes_once(folder: Path, cli: Any) -> None:
 
 
 def test_options_and_verbs_import_neither_torch_nor_ray() -> None:
-    light = "import sys, relax_core.cli.config, relax_core.cli.init, relax_core.config\n"
+    light = "import sys, relax_core.cli.main, relax_core.config\n"
     code = f"{light}assert 'pydantic' not in sys.modules\nfrom relax_core.config import *\nprint(sorted(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
     assert "'pydantic'" in loaded and "'torch'" not in loaded and "'ray'" not in loaded

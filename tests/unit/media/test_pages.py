@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
 from tokenizers import Tokenizer, models, pre_tokenizers
 from typer.testing import CliRunner
 
@@ -22,14 +21,15 @@ from relax_core.api.modality import browser_type
 from relax_core.api.task import Media, Message, Part, Task
 from relax_core.api.trajectory import Node, Outcome, Trajectory
 from relax_core.api.weights import Version
-from relax_core.cli import data
+from relax_core.cli.main import app
 from relax_core.data.media_host import MediaHost, Previews
 from relax_core.rewards.scorer import ScoredSample
 from relax_core.sampling.inflight import InflightGroup
 from relax_core.sampling.rows import sample_record
 from relax_core.sampling.selection import TOO_LONG, Selection
-from relax_core.views.report import element, render
+from relax_core.views.report import render
 from relax_core.views.run import RunView
+from relax_core.views.transcript import medium_figure
 from tests.unit.views.conftest import clock, write_run  # noqa: F401
 
 KEY = "ab" * 16
@@ -80,8 +80,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 def relax(*arguments):
-    app = typer.Typer()
-    data.add(app)
     app.command("other")(lambda: None)
     result = CliRunner().invoke(app, ["data", *map(str, arguments)])
     if result.exception and not isinstance(result.exception, SystemExit):
@@ -160,8 +158,8 @@ def test_the_report_shows_what_samples_show(tmp_path, write_run, monkeypatch):  
 
 
 def test_a_page_never_shows_bytes_as_another_kind():
-    assert "<img" not in element("image", sound(), "x") and "<audio" not in element("audio", b"<html>", "x")
-    assert "&lt;i&gt;" in element("image", image(), "<i>") and "<i>" not in element("image", image(), "<i>")
+    assert "<img" not in medium_figure("image", sound(), "x") and "<audio" not in medium_figure("audio", b"<html>", "x")
+    assert "&lt;i&gt;" in medium_figure("image", image(), "<i>") and "<i>" not in medium_figure("image", image(), "<i>")
     assert [browser_type(data) for data in (image(), sound(), b"", b"<svg")] == ["image/png", "audio/wav", "", ""]
 
 

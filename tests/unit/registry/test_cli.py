@@ -6,18 +6,14 @@ import subprocess
 import sys
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from relax_core.api import ConfigError, PluginError
-from relax_core.cli import new, plugins
+from relax_core.cli.main import app
 
 
 @pytest.fixture
 def relax():
-    app = typer.Typer()
-    plugins.add(app)
-    new.add(app)
     return lambda *words: CliRunner().invoke(app, [str(word) for word in words])
 
 

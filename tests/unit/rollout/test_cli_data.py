@@ -6,12 +6,11 @@ import subprocess
 import sys
 
 import pytest
-import typer
 from tokenizers import Tokenizer, models, pre_tokenizers
 from typer.testing import CliRunner
 
 from relax_core.api.errors import ConfigError
-from relax_core.cli import data
+from relax_core.cli.main import app
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
@@ -75,8 +74,6 @@ def write(folder, *rows, name="tasks.jsonl"):
 
 
 def relax(*arguments):
-    app = typer.Typer()
-    data.add(app)
     app.command("other")(lambda: None)
     result = CliRunner().invoke(app, ["data", *map(str, arguments)])
     if result.exception and not isinstance(result.exception, SystemExit):
@@ -166,7 +163,7 @@ def test_what_cannot_be_read_is_one_error(folder, monkeypatch, arguments, said):
 
 def test_help_imports_nothing_heavy():
     code = (
-        "import sys, relax_core.cli.data, typer; relax_core.cli.data.add(typer.Typer());"
+        "import sys, relax_core.cli.main;"
         "print([name for name in ('torch', 'ray', 'pydantic', 'tokenizers', 'jinja2') if name in sys.modules])"
     )
     assert (

@@ -5,8 +5,9 @@ import json
 
 import pytest
 
-from relax_core.views.report import MEAN, render, warning
+from relax_core.views.report import render
 from relax_core.views.run import RunView
+from relax_core.views.why import MEAN, mismatch_warning
 
 
 def written(run, config, value):
@@ -27,7 +28,7 @@ def written(run, config, value):
 ])  # fmt: skip
 def test_it_is_odd_only_beyond_what_the_coarser_format_explains(write_run, tmp_path, config, value, far):
     run = written(write_run(tmp_path, steps=4), config, value)
-    said = warning(run)
+    said = mismatch_warning(run)
     assert bool(said) == far
     if far:
         assert "same weights, tokens and temperature?" in said
@@ -35,8 +36,8 @@ def test_it_is_odd_only_beyond_what_the_coarser_format_explains(write_run, tmp_p
 
 
 def test_top_p_is_named_where_it_is_the_cause(write_run, tmp_path):
-    assert "rollout.top_p" in warning(written(write_run(tmp_path, steps=4), "[rollout]\ntop_p = 0.9\n", 0.05))
+    assert "rollout.top_p" in mismatch_warning(written(write_run(tmp_path, steps=4), "[rollout]\ntop_p = 0.9\n", 0.05))
 
 
 def test_a_run_that_does_not_tell_is_not_odd(write_run, tmp_path):
-    assert warning(RunView(write_run(tmp_path, steps=2))) == ""
+    assert mismatch_warning(RunView(write_run(tmp_path, steps=2))) == ""

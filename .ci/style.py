@@ -1,26 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the style of the code: sizes of files and functions, docstrings, annotations; fails where a bound is passed.
+"""Measure how far somebody has to look in the code, and refuse names and docstrings that hide what they mean.
 
-It judges size and form, never taste. The bounds are STYLE's; an exception needs a reason written below.
-Run by `.ci/lint`; `python .ci/style.py [FOLDER ...]` measures other folders.
+It prints files, lines and functions by room, with the two kinds of function that make a walk long: those of three lines or
+fewer, and private ones that are used once in their file. It fails for a class name that exists twice in the core, a docstring
+that begins with a word that needs what stands before it, a missing licence line, module docstring or annotation.
+How many functions a sample passes is measured by `tests/style/walk.py`. Run by `.ci/lint`; folders may be named instead.
 """
 
 from __future__ import annotations
 
 import ast
-import statistics
+import re
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FILE_LINES, FUNCTION_LINES, FUNCTION_P90, FUNCTION_MEDIAN = 400, 80, 40, 12
 SPDX = "# SPDX-License-Identifier: Apache-2.0"
-LARGE_FILES: dict[str, str] = {}
-"""Path -> why it may pass the bound of lines."""
-
+DANGLING = re.compile(r"(What|Whose|Who|Of|To|It|They|Its|Their)\b")
+"""First words of a docstring that say something about a thing that is not named."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+Documented = ast.Module | ast.ClassDef | Function
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,33 +30,38 @@ class Module:
     """One file as measured."""
 
     path: Path
-    lines: int
+    text: str
     tree: ast.Module
-    licensed: bool
 
     @classmethod
     def read(cls, path: Path) -> Module:
         text = path.read_text(encoding="utf-8")
-        return cls(path, len(text.splitlines()), ast.parse(text), text.startswith(SPDX))
+        return cls(path, text, ast.parse(text))
 
     @property
     def name(self) -> str:
         return str(self.path.relative_to(ROOT)) if self.path.is_relative_to(ROOT) else str(self.path)
 
+    @property
     def functions(self) -> list[Function]:
         return [node for node in ast.walk(self.tree) if isinstance(node, Function)]
 
+    @property
+    def used_once(self) -> int:
+        """Count the private functions that are named once more in their file, where they are used."""
+        private = {function.name for function in self.functions if re.match(r"_[a-z]", function.name)}
+        return sum(len(re.findall(rf"\b{name}\b", self.text)) == 2 for name in private)
+
     def faults(self) -> Iterator[str]:
-        if self.lines > FILE_LINES and self.name not in LARGE_FILES:
-            yield f"{self.name}: {self.lines} lines, over {FILE_LINES}; it is two things"
-        if not self.licensed:
+        if not self.text.startswith(SPDX):
             yield f"{self.name}: the first line is not {SPDX!r}"
         if self.tree.body and not ast.get_docstring(self.tree):
             yield f"{self.name}: no module docstring"
-        for function in self.functions():
-            where = f"{self.name}:{function.lineno} {function.name}"
-            if size(function) > FUNCTION_LINES:
-                yield f"{where}: {size(function)} lines, over {FUNCTION_LINES}"
+        for node in ast.walk(self.tree):
+            if isinstance(node, Documented) and DANGLING.match(ast.get_docstring(node) or ""):
+                where = f"{self.name}:{getattr(node, 'lineno', 1)} {getattr(node, 'name', 'module')}"
+                first = (ast.get_docstring(node) or "").split()[0]
+                yield f"{where}: the docstring begins with {first!r}; begin with what it is, or what it does"
         for function in public(self.tree):
             if missing := unannotated(function):
                 yield f"{self.name}:{function.lineno} {function.name}: no annotation of {', '.join(missing)}"
@@ -81,62 +88,50 @@ def unannotated(function: Function) -> list[str]:
     return missing + (["the result"] if function.returns is None else [])
 
 
-def p90(values: Sequence[int]) -> int:
-    return sorted(values)[int(0.9 * (len(values) - 1))] if values else 0
-
-
-def share(flags: Sequence[bool]) -> str:
-    return f"{100 * sum(flags) / len(flags):.0f} %" if flags else "-"
+def repeated_classes(modules: Sequence[Module]) -> Iterator[str]:
+    """Class names that two files of the core define: one name, one thing."""
+    places = defaultdict(list)
+    for module in modules:
+        for node in module.tree.body:
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(f"{module.name}:{node.lineno}")
+    for name, where in places.items():
+        if len(where) > 1:
+            yield f"class {name} exists {len(where)} times: {', '.join(where)}"
 
 
 def row(name: str, modules: Sequence[Module]) -> str:
     """One line of the table."""
-    lines = [module.lines for module in modules]
-    functions = [function for module in modules for function in module.functions()]
-    sizes = [size(function) for function in functions] or [0]
-    documented = share([bool(ast.get_docstring(function)) for function in functions])
-    returns = share([function.returns is not None for function in functions])
-    files = f"{statistics.median(lines):.0f} / {p90(lines)} / {max(lines)}"
-    spread = f"{statistics.median(sizes):.0f} / {p90(sizes)} / {max(sizes)}"
-    return f"{name:<42} {len(lines):>5} {sum(lines):>6}  {files:>15}  {spread:>13}  {documented:>9}  {returns:>8}"
-
-
-def distribution_faults(name: str, modules: Sequence[Module]) -> Iterator[str]:
-    """Bounds on the functions of a package together."""
-    sizes = [size(function) for module in modules for function in module.functions()]
-    if p90(sizes) > FUNCTION_P90:
-        yield f"{name}: one function in ten has over {p90(sizes)} lines; the bound is {FUNCTION_P90}"
-    if sizes and statistics.median(sizes) > FUNCTION_MEDIAN:
-        yield f"{name}: the median function has {statistics.median(sizes):.0f} lines; the bound is {FUNCTION_MEDIAN}"
+    functions = [function for module in modules for function in module.functions]
+    short = sum(size(function) - bool(ast.get_docstring(function)) <= 4 for function in functions)
+    lines, once = sum(len(module.text.splitlines()) for module in modules), sum(module.used_once for module in modules)
+    return f"{name:<42} {len(modules):>5} {lines:>7} {len(functions):>9} {short:>6} {once:>9}"
 
 
 def packages() -> list[Path]:
-    """The layers of the core, the contributed recipes, every plugin's source. Tests and templates are not measured."""
-    layers = sorted(path for path in (ROOT / "relax_core").iterdir() if any(path.glob("*.py")))
-    return [ROOT / "relax_core", *layers, ROOT / "relax_contrib", *sorted((ROOT / "plugins").glob("*/src"))]
+    """The rooms of the core, the contributed recipes, every plugin's source. Tests and templates are not measured."""
+    rooms = sorted(path for path in (ROOT / "relax_core").iterdir() if any(path.glob("*.py")))
+    return [ROOT / "relax_core", *rooms, ROOT / "relax_contrib", *sorted((ROOT / "plugins").glob("*/src"))]
 
 
 def modules_of(folder: Path) -> list[Module]:
-    """All files below; of the core itself only those beside its layers."""
+    """All files below; of the core itself only those beside its rooms."""
     found = folder.glob("*.py") if folder == ROOT / "relax_core" else folder.rglob("*.py")
     return [Module.read(path) for path in sorted(found)]
 
 
 def main(folders: Sequence[Path]) -> int:
     measured = {folder: modules_of(folder) for folder in folders}
-    header = ("files", "lines", "file med/p90/max", "func med/p90/max", "docstring", "returns")
-    print("{:<42} {:>5} {:>6} {:>16} {:>14}  {:>9}  {:>8}".format("", *header))
-    faults: list[str] = []
+    print(f"{'':<42} {'files':>5} {'lines':>7} {'functions':>9} {'short':>6} {'used once':>9}")
     for folder, modules in measured.items():
-        name = str(folder.relative_to(ROOT)) if folder.is_relative_to(ROOT) else str(folder)
         if modules:
-            print(row(name, modules))
-        faults += [fault for module in modules for fault in module.faults()]
-        faults += distribution_faults(name, modules)
+            print(row(str(folder.relative_to(ROOT)) if folder.is_relative_to(ROOT) else str(folder), modules))
+    core = [each for folder, modules in measured.items() if folder.is_relative_to(ROOT / "relax_core") for each in modules]
+    if core:
+        print(row("the core without testing", [each for each in core if "testing" not in each.path.parts]))
     everything = [module for modules in measured.values() for module in modules]
-    if everything:
-        print(row("all", everything))
-    faults += [f"{path}: an exception for a file that is gone" for path in LARGE_FILES if not (ROOT / path).is_file()]
+    faults = [fault for module in everything for fault in module.faults()]
+    faults += repeated_classes(core or everything)
     print(*faults, sep="\n", end="\n" if faults else "")
     return 1 if faults else 0
 

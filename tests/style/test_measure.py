@@ -13,18 +13,14 @@ MEASURE = Path(__file__).parents[2] / ".ci" / "style.py"
 HEAD = '# SPDX-License-Identifier: Apache-2.0\n"""A module."""\n'
 
 
-def measure(folder: Path, code: str) -> tuple[int, str]:
-    (folder / "noun.py").write_text(code)
+def measure(folder: Path) -> tuple[int, str]:
     done = subprocess.run([sys.executable, MEASURE, folder], capture_output=True, text=True, timeout=60, check=False)
     return done.returncode, done.stdout + done.stderr
 
 
-def long_function(lines: int) -> str:
-    return "def work() -> None:\n" + "    pass\n" * (lines - 1)
-
-
 def test_good_code_passes(tmp_path: Path) -> None:
-    code, said = measure(tmp_path, HEAD + "def work(given: int, *more: str) -> None:\n    pass\n")
+    (tmp_path / "noun.py").write_text(HEAD + 'def work(given: int, *more: str) -> None:\n    """Do the work."""\n')
+    code, said = measure(tmp_path)
     assert (code, "noun.py" in said) == (0, False)
 
 
@@ -33,15 +29,32 @@ def test_good_code_passes(tmp_path: Path) -> None:
     [
         ('"""A module."""\n', "the first line is not"),
         ("# SPDX-License-Identifier: Apache-2.0\nx = 1\n", "no module docstring"),
+        ('# SPDX-License-Identifier: Apache-2.0\n"""What it holds."""\n', "begins with 'What'"),
         (HEAD + "def work(given) -> None:\n    pass\n", "no annotation of given"),
         (HEAD + "class A:\n    def work(self, *, key: int):\n        pass\n", "no annotation of the result"),
-        (HEAD + long_function(81), "81 lines, over 80"),
-        (HEAD + long_function(41), "one function in ten has over 41 lines"),
-        (HEAD + long_function(13), "the median function has 13 lines"),
-        (HEAD + "x = 1\n" * 400, "402 lines, over 400"),
+        (HEAD + 'class A:\n    """Whose turn it is."""\n', "3 A: the docstring begins with 'Whose'"),
+        (HEAD + 'def work() -> None:\n    """To be done."""\n', "begins with 'To'"),
     ],
 )
-def test_what_passes_a_bound_is_named(tmp_path: Path, code: str, complaint: str) -> None:
-    status, said = measure(tmp_path, code)
+def test_a_fault_is_named_with_its_place(tmp_path: Path, code: str, complaint: str) -> None:
+    (tmp_path / "noun.py").write_text(code)
+    status, said = measure(tmp_path)
     assert status == 1
     assert complaint in said
+
+
+def test_a_class_name_that_exists_twice_is_named_with_both_places(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / f"{name}.py").write_text(HEAD + 'class Lease:\n    """A lease."""\n')
+    status, said = measure(tmp_path)
+    assert status == 1
+    assert "class Lease exists 2 times" in said
+    assert "one.py:3" in said and "other.py:3" in said
+
+
+def test_private_functions_that_are_used_once_are_counted(tmp_path: Path) -> None:
+    body = "def _once() -> int:\n    return 1\n\n\ndef _twice() -> int:\n    return _once() + 1\n\n\nX = _twice() + _twice()\n"
+    (tmp_path / "noun.py").write_text(HEAD + body)
+    code, said = measure(tmp_path)
+    assert code == 0
+    assert said.splitlines()[1].split()[-1] == "1"

@@ -126,7 +126,9 @@ def main(folders: Sequence[Path]) -> int:
     for folder, modules in measured.items():
         if modules:
             print(row(str(folder.relative_to(ROOT)) if folder.is_relative_to(ROOT) else str(folder), modules))
-    core = [each for folder, modules in measured.items() if folder.is_relative_to(ROOT / "relax_core") for each in modules]
+    core = [
+        each for folder, modules in measured.items() if folder.is_relative_to(ROOT / "relax_core") for each in modules
+    ]
     if core:
         print(row("the core without testing", [each for each in core if "testing" not in each.path.parts]))
     everything = [module for modules in measured.values() for module in modules]

@@ -53,7 +53,8 @@ class GuessNumber(Environment[GuessNumberOptions]):
         return Step(observation, hit or self._left == 0, float(hit), info)
 
     def _state(self, guess: str) -> str:
-        """What the hints have left: games that came there by different guesses may be compared from there on."""
+        """Return the state that the hints have left: games that came there by different guesses may be compared from
+        there on."""
         if self._hint(guess) == "<":
             self._high = min(self._high, self._letters.index(guess))
         elif self._hint(guess) == ">":

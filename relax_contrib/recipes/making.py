@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the recipes' builders share: their command line, and a tokenizer's folder."""
+"""Helpers shared by the recipes' builders: their command line, and a tokenizer's folder."""
 
 from __future__ import annotations
 

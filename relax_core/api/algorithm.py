@@ -33,7 +33,7 @@ class Source(StrEnum):
 
 
 class Scope(StrEnum):
-    """What the statistics of `advantages` are taken over; BATCH turns streaming off."""
+    """The set of samples that the statistics of `advantages` are taken over; BATCH turns streaming off."""
 
     SAMPLE = "sample"
     GROUP = "group"
@@ -50,8 +50,8 @@ class Output:
 
     @property
     def key(self) -> str:
-        """What `PolicyOutputs.output` and `Trainer.forward` call it: `entropy`, `log_probs_at:<column>`; a forward is asked
-        for `top_k:<k>`."""
+        """Return the name for `PolicyOutputs.output` and `Trainer.forward`: `entropy`, `log_probs_at:<column>`; a
+        forward is asked for `top_k:<k>`."""
         return f"{self.name}:{self.ids or self.k}" if self.ids or self.k else self.name
 
     @property
@@ -164,7 +164,8 @@ class LossBatch(Protocol):
 
 
 class PolicyOutputs(Protocol):
-    """What `outputs()` asked for, differentiable: log_probs [tokens], entropy [tokens], values [tokens], ..."""
+    """The differentiable results of a forward, as `outputs()` asked for them: log_probs [tokens], entropy [tokens],
+    values [tokens], ..."""
 
     @property
     def log_probs(self) -> Tensor: ...
@@ -197,7 +198,7 @@ class Loss:
 
 
 class Algorithm(Configurable[OptionsT], Generic[OptionsT]):
-    """What is learnt from a sample."""
+    """A learning algorithm: the base of all that turn samples and rewards into advantages and a loss."""
 
     kind: ClassVar[str] = "algorithm"
     source: ClassVar[Source] = Source.ROLLOUT
@@ -238,7 +239,7 @@ class Algorithm(Configurable[OptionsT], Generic[OptionsT]):
         raise NotImplementedError
 
     def outputs(self) -> frozenset[Output]:
-        """What the forward must give."""
+        """Return the outputs that the forward must give."""
         return frozenset({LOG_PROBS})
 
     def advantages(self, groups: Groups) -> Advantages:

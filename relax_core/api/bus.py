@@ -22,7 +22,7 @@ LateRule = Literal["wait", "mask", "drop", "regenerate"]
 
 @dataclass(frozen=True, slots=True)
 class BusSettings:
-    """What the bus needs to know of the run."""
+    """The facts of a run that the bus needs."""
 
     group_size: int
     groups_per_step: int
@@ -56,7 +56,7 @@ class Issue:
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """What the producer knows of one finished sample; `num_rows` closes it."""
+    """The facts about one finished sample that its producer hands in; `num_rows` closes it."""
 
     attempt: AttemptId
     num_rows: int
@@ -235,7 +235,8 @@ class Bus(Protocol):
         ...
 
     async def kept(self, name: str) -> Mapping[str, Any] | None:
-        """What was kept last under this name; in a run that continues at a version, what was kept before that one."""
+        """Return the value kept last under this name; in a run that continues at a version, the one kept before that
+        version."""
         ...
 
     async def statistics(self) -> Mapping[str, Any]:
@@ -263,7 +264,8 @@ class PayloadStore(Protocol):
     async def get(
         self, keys: Sequence[int], columns: Sequence[str], part: Cut | None = None
     ) -> Mapping[int, Mapping[str, Ragged]]:
-        """Of each block those of the columns that it has, cut to a part of every row where one is given."""
+        """Return, for each block, those of the columns that it has, cut to a part of every row where `part` is
+        given."""
         ...
 
     async def free(self, keys: Sequence[int]) -> None:

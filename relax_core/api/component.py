@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a plugin offers: `Component` names a target, `Configurable` is the base of every target class.
+"""Components, the things that a plugin offers: `Component` names a target, `Configurable` is the base of every target
+class.
 
 A component is strings only, so that listing a hundred plugins imports none of them.
 The options model of a class is its generic parameter: `class Mine(Reward[MyOptions])`.
@@ -65,7 +66,7 @@ def _empty_model() -> type[Options]:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What can vary."""
+    """A kind of component: one of the things that a plugin can vary."""
 
     name: str
     hook: str

@@ -29,7 +29,7 @@ FinishReason = Literal["", "stop", "length", "abort", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an engine can do, as class attribute."""
+    """The abilities of an engine, declared as a class attribute."""
 
     in_flight_updates: bool = False
     """New weights may land in the middle of a request."""
@@ -56,7 +56,7 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """What an engine is started with."""
+    """The settings that an engine is started with."""
 
     model: Mapping[str, Any]
     """The `[model]` table; its `dtype` is the engine's, which is also that of all that is published to it."""
@@ -189,7 +189,8 @@ class Engine(Configurable[OptionsT], Generic[OptionsT]):
         """End without orphans."""
 
     def estimate(self, spec: EngineSpec, work: Workload) -> Estimate:
-        """What one engine will need for its part of a step; of an instance that was not started. Optional."""
+        """Estimate the memory and work of one engine for its part of a step; called on an instance that was not
+        started. Optional."""
         raise NotImplementedError
 
     def check(self, model: Mapping[str, Any]) -> Any:
@@ -238,8 +239,8 @@ class ModelClient(Protocol):
         self, prompt: Prompt, completions: Sequence[str | Sequence[int]], *, temperature: float = 1.0,
         timeout_s: float = 0.0,
     ) -> tuple[tuple[float, ...], ...]:  # fmt: skip
-        """Of each completion, the log-prob of each of its tokens behind the prompt, of logits / temperature. The very first
-        token of an empty prompt has 0."""
+        """Return for each completion the log-probs of its tokens behind the prompt, computed from logits / temperature.
+        The very first token of an empty prompt has 0."""
         ...
 
 

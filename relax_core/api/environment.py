@@ -27,7 +27,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the policy sees next: text or parts under a role, or whole messages."""
+    """The next input of the policy: text or parts under a role, or whole messages."""
 
     content: str | tuple[Part, ...] = ""
     role: str = "user"

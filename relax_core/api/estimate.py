@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker process will need, told before it is started: bytes by phase and part, and the arithmetic of a step.
+"""Estimates of a worker process made before it is started: bytes by phase and part, and the arithmetic of a step.
 
 A trainer or an engine that can tell implements `estimate`; one that does not is planned for without it, and that is said.
 """
@@ -35,7 +35,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Of one process, beyond what it holds once its libraries are loaded."""
+    """An estimate for one process: the memory and work beyond what it holds once its libraries are loaded."""
 
     phases: Mapping[str, Mapping[str, int]]
     """By phase (`train`, `generate`, ...) and part (`parameters`, `activations`, ...): bytes at the phase's peak."""

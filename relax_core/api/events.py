@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens in a run, one frozen event each. Roles emit them; the controller writes them down and tells observers."""
+"""The events of a run, each a frozen dataclass. Roles emit them; the controller writes them down and tells
+observers."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ SpanKind = Literal["work", "overhead", "wait"]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What one lane (a role, an engine, a rank) did from when to when; between its spans it was idle."""
+    """A stretch of time that one lane (a role, an engine, a rank) spent on one thing; between its spans it was idle."""
 
     lane: str
     kind: SpanKind
@@ -54,7 +55,8 @@ class StepFinished:
 
 @dataclass(frozen=True, slots=True)
 class StepMeasured:
-    """What can be told of a step only after its end: where its time went, what a role that follows learnt from it."""
+    """Metrics of a step that are known only after its end: where its time went, and what a role that follows learnt
+    from it."""
 
     step: int
     metrics: Mapping[str, float]

@@ -28,7 +28,7 @@ def relax_algorithms() -> Components: """Advantages and losses."""  # type: igno
 @hookspec
 def relax_rewards() -> Components: """Judges of trajectories."""  # type: ignore[empty-body]
 @hookspec
-def relax_environments() -> Components: """What answers the policy."""  # type: ignore[empty-body]
+def relax_environments() -> Components: """Return environments, which answer the policy."""  # type: ignore[empty-body]
 @hookspec
 def relax_modality_processors() -> Components: """Image, video and audio to tensors."""  # type: ignore[empty-body]
 @hookspec
@@ -69,7 +69,7 @@ def relax_eval_finished(event: events.EvalFinished) -> None: """An evaluation se
 @hookspec
 def relax_role_failed(event: events.RoleFailed) -> None: """A role or worker failed."""
 @hookspec
-def relax_role_recovered(event: events.RoleRecovered) -> None: """It works again."""
+def relax_role_recovered(event: events.RoleRecovered) -> None: """Observe that a role works again."""
 @hookspec
 def relax_run_finished(event: events.RunFinished) -> None: """The last event of a run."""
 # fmt: on

@@ -32,7 +32,7 @@ class PlaceholderSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProcessedMedia:
-    """What trainer and engine both read."""
+    """Media after processing, in the form that both the trainer and the engine read."""
 
     key: str
     tensors: Mapping[str, np.ndarray]
@@ -64,7 +64,8 @@ class ModalityProcessor(Configurable[OptionsT], Generic[OptionsT]):
         """Raises ValueError naming medium and reason for what can't be read."""
 
     def facts(self, media: Media, data: bytes) -> Mapping[str, Any]:
-        """What people may want to know of it (seconds, width, rate, ...), from its header. Raises ValueError."""
+        """Return facts about the media that people may want to know (seconds, width, rate, ...), from its header.
+        Raises ValueError."""
         return {}
 
     def preview(self, media: Media, data: bytes, most_bytes: int) -> bytes | None:

@@ -142,7 +142,8 @@ class Plan:
         return Counter(group.seat(number) for group in groups for number in range(group.size))
 
     def num_gpus(self, seat: tuple[str, ...]) -> float:
-        """Of one of the processes there: an equal part of each of its GPUs, with everybody who has that one too."""
+        """Return the GPUs that one process at this place counts for: an equal part of each GPU, shared with all who use
+        it."""
         on = Counter(device for devices, many in self.seats.items() for device in devices for _ in range(many))
         return sum(1 / on[device] for device in seat if device.startswith("gpu:"))
 

@@ -46,9 +46,10 @@ class WeightService(Protocol):
         receiver: str = "",
         within_s: float = 300.0,
     ) -> tuple[tuple[Manifest, Chosen], ...]:
-        """What a receiver that has `have` must load, in order, to be at the newest version: one full version, or deltas on
-        top of what it has, or a full one and deltas. Empty where nothing newer than `after` (or `have`) that it can load
-        came within `wait_s`. What it was given is kept for it until it proves the last of it, or for `within_s`."""
+        """Return the manifests that a receiver that has `have` must load, in order, to be at the newest version: one
+        full version, or deltas on top of what it has, or a full one and deltas. Return nothing where no version newer
+        than `after` (or `have`) that it can load came within `wait_s`. Versions given to a receiver are kept for it
+        until it proves the last of them, or for `within_s`."""
         ...
 
     async def needed(self, model: str) -> frozenset[Version]:
@@ -72,11 +73,11 @@ class WeightService(Protocol):
         ...
 
     async def receivers(self, model: str) -> Mapping[str, Version]:
-        """What each receiver last proved."""
+        """Return the version that each receiver last proved."""
         ...
 
     async def forget(self, receiver: str, model: str) -> None:
-        """It died or is not to be trusted: its proof no longer counts."""
+        """Forget a receiver that died or is not to be trusted: its proof no longer counts."""
         ...
 
 
@@ -91,14 +92,14 @@ class Resume:
 
 
 class SpanTrack(Protocol):
-    """What one worker does, moment by moment; it costs no call."""
+    """The record of one worker's activity, moment by moment; writing to it costs no call."""
 
     def span(self, kind: SpanKind, name: str, owed_by: str = "") -> AbstractContextManager[None]:
         """From entry to exit; where several overlap, work goes before overhead, and that before a wait."""
         ...
 
     def say(self, work: str) -> None:
-        """It works at this from now on; the empty string: at nothing."""
+        """Say what the worker does from now on; the empty string means nothing."""
         ...
 
 
@@ -158,7 +159,8 @@ class Context(Protocol[ConfigT_co]):
         ...
 
     def doing(self, what: str, **facts: Any) -> None:
-        """What the work loop is at; part of the next heartbeat. A fact that is a function is asked at each heartbeat."""
+        """Say what the work loop does now; the next heartbeat carries it. A fact that is a function is asked at each
+        heartbeat."""
         ...
 
     async def pause_point(self) -> None:
@@ -179,7 +181,7 @@ class Role(Configurable[OptionsT], Generic[OptionsT]):
 
     @classmethod
     def operations(cls) -> tuple[Operation, ...]:
-        """What it can do; the graph picks what the algorithm needs."""
+        """Return the operations that the role can do; the graph picks those that the algorithm needs."""
         raise NotImplementedError
 
     @abstractmethod

@@ -21,7 +21,7 @@ _PARTS = ("thinker_config", "text_config", "llm_config")
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Of one model."""
+    """The shape of one model's routing of tokens to experts."""
 
     layers: int
     """Those that have a router."""

@@ -70,7 +70,7 @@ class Sampler(Configurable[OptionsT], Generic[OptionsT]):
         """A group finished with these rewards."""
 
     def state(self) -> Mapping[str, Any]:
-        """What it has learned, as JSON; empty where it learns nothing. It is part of every checkpoint."""
+        """Return what the sampler has learned, as JSON; empty where it learns nothing. Every checkpoint contains it."""
         return {}
 
     def load(self, state: Mapping[str, Any]) -> None:

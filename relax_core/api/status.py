@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run says of itself while it goes: role states, waits with owner and deadline, commands from people."""
+"""The state of a run while it goes: role states, waits with owner and deadline, commands from people."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class RunStatus(Protocol):
     async def beats(self) -> tuple[Heartbeat, ...]: ...
 
     async def emit(self, event: Event) -> None:
-        """To the controller: run directory, sinks, observers, display."""
+        """Send an event to the controller, which passes it to the run directory, sinks, observers and display."""
         ...
 
     async def events(self, after: int, wait_s: float) -> tuple[tuple[int, Event], ...]:

@@ -64,7 +64,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is asked and how it is judged."""
+    """A task: the prompt that the model is given, and the facts by which its response is judged."""
 
     id: str
     prompt: str | tuple[Message, ...]

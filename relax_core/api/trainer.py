@@ -45,7 +45,7 @@ class OptimizerSpec:
 
 @dataclass(frozen=True, slots=True)
 class TrainerSpec:
-    """What every rank is started with."""
+    """The settings that every rank of a trainer is started with."""
 
     model: Mapping[str, Any]
     """The `[model]` table: path, dtype, lora, freeze, ..."""
@@ -133,7 +133,8 @@ class Trainer(Configurable[OptionsT], Generic[OptionsT]):
         """
 
     def estimate(self, spec: TrainerSpec, work: Workload) -> Estimate:
-        """What this rank will need; of an instance that was not started, without the model's weights. Optional."""
+        """Estimate the memory and work of this rank; called on an instance that was not started, without the model's
+        weights. Optional."""
         raise NotImplementedError
 
     async def ping(self) -> None:

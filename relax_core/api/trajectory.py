@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one attempt at a task produced: messages for people and rewards, a forest of tokens for training.
+"""Trajectories, the results of one attempt at a task: messages for people and rewards, a forest of tokens for training.
 
 A node is one run of tokens with one origin; branches share their prefix nodes; compaction and sub-agents start new roots.
 A row is one root-to-leaf path. A token is trained in the first row that contains it and masked in the others.

@@ -68,7 +68,7 @@ class Canary:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What one version is, tensor by tensor."""
+    """The description of one version of the weights, tensor by tensor."""
 
     version: Version
     payload: Payload
@@ -105,7 +105,7 @@ class Manifest:
 
     @property
     def wire_fingerprint(self) -> str:
-        """What a receipt's `fingerprint` must be."""
+        """Return the value that a receipt's `fingerprint` must have."""
         return combined_fingerprint(self.sent)
 
 

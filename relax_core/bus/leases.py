@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the bus lends until a deadline: leases on groups to consumers, and credit for rows and bytes to producers."""
+"""Loans of the bus that end at a deadline: leases on groups to consumers, and credit for rows and bytes to
+producers."""
 
 from __future__ import annotations
 

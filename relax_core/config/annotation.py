@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a field's annotation says: the models, paths and secrets in it. Reads types, never values."""
+"""Readers of a field's annotation: the models, paths and secrets in it. They read types, never values."""
 
 from __future__ import annotations
 

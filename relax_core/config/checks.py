@@ -26,7 +26,7 @@ Check: TypeAlias = Callable[[RunConfig, Catalogue], Errors]
 
 
 def combination_errors(config: RunConfig, catalogue: Catalogue) -> list[ConfigError]:
-    """What every check says."""
+    """Return the errors that all checks find."""
     return [error for check in CHECKS for error in check(config, catalogue)]
 
 
@@ -244,7 +244,7 @@ def forward_placement(config: RunConfig, catalogue: Catalogue) -> Errors:
 
 
 def critic_of_algorithm(config: RunConfig, catalogue: Catalogue) -> Errors:
-    """What is said of a critic has an effect only where one is trained."""
+    """Refuse settings of a critic where the algorithm trains none, since they would have no effect."""
     if "critic" in _algorithm(config, catalogue).fits:
         return
     fix = f"{config.algorithm.name} trains no critic: leave it out, or choose an algorithm that does, such as ppo"
@@ -273,7 +273,7 @@ def pool_errors(config: RunConfig, catalogue: Catalogue) -> Iterator[ConfigError
 
 
 def no_pool(config: RunConfig) -> str:
-    """What to do about a pool that is named and not there."""
+    """Return advice for a pool that is named but not defined."""
     names = ", ".join(pool.name for pool in config.engines)
     return f"the pools of [[engines]] are {names}" if names else "add it: [[engines]] with name and path"
 

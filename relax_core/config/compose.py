@@ -313,7 +313,7 @@ def _has(tree: Tree, path: KeyPath) -> bool:
 
 
 def _stage_name(stage: Tree, at: int) -> str:
-    """Its own name, else that of its algorithm, else its number."""
+    """Return the stage's own name, else that of its algorithm, else one made of its number."""
     algorithm = stage.get("algorithm")
     leaf = stage.get("name") or (algorithm.get("name") if isinstance(algorithm, dict) else None)
     return str(leaf.value) if isinstance(leaf, Leaf) else f"stage-{at}"

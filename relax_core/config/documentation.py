@@ -78,7 +78,7 @@ def table_docs(name: str, model: type[BaseModel], many: bool = False) -> Iterato
 
 
 def component_documentation(table: str) -> TableDoc:
-    """What the core knows of a component table: the name and the core's own keys."""
+    """Return what the core knows of a component table: the name and the core's own keys."""
     kind = BY_TABLE[table]
     default = DEFAULT_NAMES.get(table, "")
     name = FieldDoc("name", "text", literal(default) if default else "", not default, f"Which {kind.name}.")
@@ -136,7 +136,7 @@ def type_text(annotation: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """What is known of one key."""
+    """The explanation of one configuration key: its value, origin and type."""
 
     key: str
     value: Any

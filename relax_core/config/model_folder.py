@@ -71,7 +71,7 @@ def placeholders(folder: Path) -> dict[str, int]:
 
 
 def folder_errors(folder: Path, key: str) -> Iterator[ConfigError]:
-    """What is missing or broken in a model's folder, by its configuration and weights."""
+    """Yield an error for all that is missing or broken in a model's folder, judged by its configuration and weights."""
     if not folder.is_dir():
         what = "a file" if folder.exists() else "a folder that does not exist"
         yield ConfigError(key, f"{folder}, {what}", "name the folder of a Hugging Face model")
@@ -93,7 +93,7 @@ def folder_errors(folder: Path, key: str) -> Iterator[ConfigError]:
 
 
 def _damage(file: Path) -> str:
-    """What is wrong with a file of weights, by its header and its length alone; empty where nothing is."""
+    """Return what is wrong with a file of weights, judged by its header and length alone; empty where nothing is."""
     size = file.stat().st_size
     try:
         with file.open("rb") as opened:

@@ -128,7 +128,7 @@ class EnvironmentChoice(EnvironmentKeys, Choice):
 
     @property
     def learner(self) -> Chosen | None:
-        """Its own algorithm."""
+        """Return the algorithm that the table itself names, or None."""
         options = dict(self.algorithm)
         return Chosen("algorithm", options.pop("name"), options) if options else None
 

@@ -308,7 +308,7 @@ class RolePlacement(RankPlacement):
 
 
 class PlacementTable(Options):
-    """Who runs where; `placement = "async"` is short for the mode alone."""
+    """The placement of roles on devices; `placement = "async"` is short for the mode alone."""
 
     mode: Literal["colocate", "hybrid", "async"] = "colocate"
     """`colocate`: rollout and trainer take turns on the same devices; `hybrid`: rollout has its own;
@@ -344,7 +344,7 @@ class PlacementTable(Options):
 
 
 class CheckpointTable(Options):
-    """What a run continues from."""
+    """Checkpoints, which a run continues from: how often they are written and how many are kept."""
 
     every: NonNegativeInt = 50
     """Steps between checkpoints, and one at the end or at Ctrl-C; 0: only those."""
@@ -384,7 +384,7 @@ class RunTable(Options):
 
 
 class NotifyTable(Options):
-    """Who is told when a run ends or fails."""
+    """The addresses that are told when a run ends or fails."""
 
     urls: tuple[Secret, ...] = ()
     """Apprise addresses, each as `"env:NAME"` or `"file:PATH"`: they hold credentials."""

@@ -32,7 +32,7 @@ class StagedMerge(NamedTuple):
 
 
 class MergedAdapters:
-    """Of one engine; `table` is `[model] lora`, `dtype` the engine's."""
+    """The adapters that one engine merges into its weights; `table` is `[model] lora`, `dtype` the engine's."""
 
     def __init__(
         self, folder: str, known: Mapping[str, TensorInfo], table: Mapping[str, Any] | None, dtype: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request may ask of an engine, checked before anything runs: for those who write engines."""
+"""Checks, for authors of engines, of what a request may ask of an engine; they are made before anything runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_requests(
 
 
 def check_ids(tokens: Sequence[int], vocab_size: int) -> str:
-    """What is wrong with token ids; empty where nothing is."""
+    """Return what is wrong with token ids; empty where nothing is."""
     if len(tokens) and not (min(tokens) >= 0 and max(tokens) < vocab_size):
         bad = next(token for token in tokens if not 0 <= token < vocab_size)
         return f"token {bad} is outside the vocabulary of {vocab_size}"

@@ -220,7 +220,8 @@ class SteppedEngine(Engine[OptionsT], Generic[OptionsT]):
         return self._transports[key]
 
     def _stage(self, manifest: Manifest, transport: WeightTransport) -> tuple[Arrays, list[TensorInfo]]:
-        """What will be loaded, and what arrived; of whole versions that list grows while they are loaded."""
+        """Return the tensors to load, and the list of those that arrived; for whole versions that list grows while they
+        are loaded."""
         if manifest.payload == "lora" and self._adapters is not None:
             staged = self._adapters.stage(manifest, transport)
             return self._adapters.laid(staged), staged.arrived
@@ -318,7 +319,8 @@ class SteppedEngine(Engine[OptionsT], Generic[OptionsT]):
 
 
 def _staged(manifest: Manifest, transport: WeightTransport, resident: Resident | None = None) -> Arriving:
-    """What is stored is checked whole before anything changes; of a live version only the first tensor is here."""
+    """Return the arriving tensors. A stored version is checked whole before anything changes; of a live one only the
+    first tensor is fetched."""
     arriving = transport.receive(manifest, resident)
     if not transport.live:
         return iter(list(arriving))

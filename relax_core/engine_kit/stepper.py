@@ -76,7 +76,7 @@ class Stepper(Protocol):
         ...
 
     def checksums(self) -> Mapping[str, str]:
-        """Of what lies in memory, in its own layout; empty where that can't be read."""
+        """Return checksums of the weights in memory, in the engine's own layout; empty where that can't be read."""
         ...
 
     def forget_caches(self, running: bool) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What algorithms and trainers are made of: batches, chunk plans, and the parts of a loss. Imports only `api`.
+"""Building blocks of algorithms and trainers: batches, chunk plans, and the parts of a loss. Imports only `api`.
 
 Names load on first use. Counting, planning and lag need numpy alone, so a shell that plans chunks never loads torch;
 write `from relax_core import learn` and `learn.clipped_surrogate(...)` to keep an algorithm's file light as well.

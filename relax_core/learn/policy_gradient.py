@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What policy-gradient algorithms share: options, columns and the sum of terms. An algorithm adds its credit and surrogate.
+"""The common base of policy-gradient algorithms: options, columns and the sum of terms. An algorithm adds its credit
+and surrogate.
 
     class Mine(PolicyGradient[MineOptions]):
         def credit(self, groups): ...                      # rewards to advantages

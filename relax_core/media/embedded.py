@@ -54,7 +54,7 @@ class EmbeddedMedia:
 
 
 def cell_value(cell: EmbeddedMedia) -> Any:
-    """What stands there, as Python has it. ValueError where it can't be read."""
+    """Return the value of the cell as Python has it. ValueError where it can't be read."""
     try:
         if not _is_table(cell.file):
             return _inside(_line(cell), cell.at)

@@ -65,7 +65,7 @@ class MediaStore:
         return media
 
     def size_bytes(self) -> int:
-        """Of all files."""
+        """Return the size of all files of the store."""
         return sum(path.stat().st_size for path in self._directory.glob("*.media"))
 
     def size_of(self, key: str) -> int | None:

@@ -178,7 +178,7 @@ class RunDirectory:
             rewrite_lines(metrics, lambda record: record.get("step", 0) <= step)
 
     def sync(self) -> None:
-        """What was appended survives the machine: called when a checkpoint is complete."""
+        """Make what was appended survive a crash of the machine; called when a checkpoint is complete."""
         if self._metrics is not None:
             self._metrics.sync()
         if self._samples is not None:

@@ -24,7 +24,7 @@ _LAGS = "lag/samples/"
 
 @dataclass(slots=True)
 class Totals:
-    """What has happened so far."""
+    """The totals of a run so far."""
 
     steps: int = 0
     latest: dict[str, float] = field(default_factory=dict)

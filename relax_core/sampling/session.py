@@ -295,7 +295,7 @@ class Branch:
         self.sample.step_turns.append(self._newest_turn)
 
     def own_messages(self) -> list[Message]:
-        """Its conversation without the messages that it shares with the branch it was forked from."""
+        """Return the session's conversation without the messages that it shares with the branch it was forked from."""
         return [*self._messages, *self._pending][self._shared :]
 
     def _said(self) -> tuple[Message, ...]:

@@ -178,7 +178,7 @@ def claim(directory: Path) -> None:
 
 
 def sweep(run_id: str) -> None:
-    """What a run left there; nobody reads it after its end."""
+    """Delete the files that a run left in memory; nobody reads them after its end."""
     directory = memory_directory(run_id)
     if directory is not None:
         shutil.rmtree(directory, ignore_errors=True)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an algorithm promises: advantages of valid members only, a loss that no split, padding or order of rows changes."""
+"""The conformance suite of algorithms: advantages of valid members only, a loss that no split, padding or order of rows
+changes."""
 
 from __future__ import annotations
 

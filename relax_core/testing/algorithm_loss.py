@@ -15,7 +15,8 @@ NUDGE = 1e-6
 
 
 class Learnt(NamedTuple):
-    """What rows gave: the loss, its gradient by output [tokens, ...] each, and metrics as (sum, count)."""
+    """The results of training on rows: the loss, its gradient by output ([tokens, ...] each), and metrics as (sum,
+    count)."""
 
     loss: float
     gradients: dict[str, np.ndarray]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a bus promises: leases, fencing, credits, whole groups, sealing, drops, the account, lineage and persistence.
+"""The conformance suite of buses: leases, fencing, credits, whole groups, sealing, drops, the account, lineage and
+persistence.
 
 Every bus passes it as it stands. A subclass names the component; one whose bus needs a cluster or service overrides
 `exercise` and the fixture `on_bus` to bring it up.

@@ -92,7 +92,7 @@ class BusFixture:
         return await self.bus.claim(await self.step_request(False), SHORT_S) is None
 
     async def step_request(self, overdue: bool) -> ClaimRequest:
-        """What the actor asks for next."""
+        """Return the request by which the actor asks for its next step."""
         step = (await self.bus.version()).step
         return ClaimRequest("actor", FIRST, 2, 1, trains=True, step=step, overdue=overdue)
 
@@ -105,7 +105,7 @@ class BusFixture:
         return claim
 
     async def problem(self) -> str:
-        """What the account finds wrong, told what the producer holds; nothing when it balances."""
+        """Return what the account finds wrong, told what the producer holds; empty when it balances."""
         await self.bus.report_held("rollout", frozenset(self.held), self.admitted)
         account = await self.bus.account()
         ended = account.trained + sum(account.dropped.values())

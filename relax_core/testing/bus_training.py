@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a bus promises of steps: each committed once, what waits, what is dropped, what a rollback and a restart leave."""
+"""Conformance checks of a bus over steps: each is committed once, what waits, what is dropped, what a rollback and a
+restart leave."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from relax_core.testing.suite import READY
 
 
 def main() -> None:
-    """What the component prints goes to stderr; stdout carries the answer alone."""
+    """Run the suite from stdin and write its answer to stdout; whatever the component prints goes to stderr."""
     answers = os.dup(1)
     os.dup2(2, 1)
     suite = cloudpickle.loads(sys.stdin.buffer.read())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What conformance of engines asks of adapters that are published alone, where they are claimed. A part of `EngineSuite`."""
+"""Conformance checks for engines that claim to load adapters published alone. A part of `EngineSuite`."""
 
 from __future__ import annotations
 

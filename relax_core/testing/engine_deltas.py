@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What conformance of engines asks of deltas, where they are claimed. A part of `EngineSuite`.
+"""Conformance checks for engines that claim to load deltas. A part of `EngineSuite`.
 
 A suite whose engine has them behind an option turns that on in its `options`.
 """

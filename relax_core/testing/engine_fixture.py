@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What engine tests work with: tiny real models, an engine on an event loop of its own, versions to publish.
+"""The fixture of engine tests: tiny real models, an engine on an event loop of its own, versions to publish.
 
 It says nothing of what is right: `engine_truth` does.
 """
@@ -48,7 +48,7 @@ def tiny_qwen3(directory: str, seed: int) -> str:
 
 
 def tensors_of(directory: str) -> Tensors:
-    """What a folder's single safetensors file holds."""
+    """Return the tensors of a folder's single safetensors file."""
     path = Path(directory) / "model.safetensors"
     entries, _, _ = safetensors_file.read_header(path)
     return [(name, array, entries[name].dtype) for name, array in safetensors_file.read(path).items()]

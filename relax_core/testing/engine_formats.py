@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What conformance of engines asks of number formats: weights of the format that is claimed, log-probs in float32 whatever
-it is. A part of `EngineSuite`."""
+"""Conformance checks of engines' number formats: weights have the format that is claimed, log-probs are computed in
+float32 whatever it is. A part of `EngineSuite`."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ START_S, CALL_S = 600.0, 120.0
 
 
 class HostedEngine(Engine[Options]):
-    """Its calls go over the wire to a worker that hosts the component of this name."""
+    """An engine whose calls go over the wire to a worker that hosts the component of this name."""
 
     capabilities: ClassVar[Capabilities] = Capabilities()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What conformance of engines asks of weights that land in mid-generation. A part of `EngineSuite`."""
+"""Conformance checks for engines that take new weights in mid-generation. A part of `EngineSuite`."""
 
 from __future__ import annotations
 

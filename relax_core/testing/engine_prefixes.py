@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What conformance asks of engines that share caches of prompts that begin alike, beside `EngineSuite`:
+"""Conformance checks for engines that share caches of prompts that begin alike, used beside `EngineSuite`:
 
     class TestMine(PrefixChecks, EngineSuite): ...
 

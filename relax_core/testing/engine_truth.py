@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is right: a plain forward, without cache, padding or batching, and distributions in plain loops.
+"""Reference results for engine tests: a plain forward, without cache, padding or batching, and distributions in plain
+loops.
 
 Nothing here imports an engine's code.
 """

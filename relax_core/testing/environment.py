@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an environment promises: typed answers, the same episode for the same seed, samples that do not touch each other."""
+"""The conformance suite of environments: typed answers, the same episode for the same seed, samples that do not touch
+each other."""
 
 from __future__ import annotations
 

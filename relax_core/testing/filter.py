@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a filter promises: for every group a reason or an empty string, the same each time."""
+"""The conformance suite of filters: for every group a reason or an empty string, the same each time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FilterSuite(Suite):
 
     @classmethod
     def reason(cls, component: Any, rewards: Sequence[float]) -> Any:
-        """What the filter says of a group with these rewards."""
+        """Return the filter's answer for a group with these rewards."""
         attempts = [AttemptId(0, sample, 0) for sample in range(len(rewards))]
         trajectories = [trajectory(cls.task, response) for response in cls.responses[: len(rewards)]]
         return component.reject(cls.task, attempts, trajectories, list(rewards))

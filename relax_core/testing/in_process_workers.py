@@ -43,7 +43,7 @@ class InProcessWorker:
             await self.call("stop", timeout_s=timeout_s)
 
     async def kill(self) -> None:
-        """What it holds goes with the last reference to it."""
+        """End the worker; what it holds is freed with the last reference to it."""
 
 
 class InProcessWorkers:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a modality processor promises: the same tensors for the same bytes, as many placeholders as it said, clear refusals."""
+"""The conformance suite of modality processors: the same tensors for the same bytes, as many placeholders as announced,
+clear refusals."""
 
 from __future__ import annotations
 

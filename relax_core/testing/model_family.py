@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model family promises: ids of its own vocabulary, and turns that are appended without touching what was sampled."""
+"""The conformance suite of model families: ids of their own vocabulary, turns appended without touching what was
+sampled."""
 
 from __future__ import annotations
 

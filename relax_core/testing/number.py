@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What counts as a number that can be learnt from."""
+"""The test of whether a value is a number that can be learnt from."""
 
 from __future__ import annotations
 

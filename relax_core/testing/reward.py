@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a reward promises: a finite score for every sample, the same each time, whatever the policy wrote."""
+"""The conformance suite of rewards: a finite score for every sample, the same each time, whatever the policy wrote."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class RewardSuite(Suite):
 
     @classmethod
     def engine_says(cls, prompt: str) -> str:
-        """What the engines say that the reward asks (`needs_engines`); overwrite it where they must say something else."""
+        """Return the answer of the engines that the reward asks (`needs_engines`); override it where they must say
+        something else."""
         return "1"
 
     @classmethod

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a role promises before a run: operations under its own name, told without being made. Graph tests run roles."""
+"""The conformance suite of roles before a run: operations under their own name, told without making the role. Graph
+tests run roles."""
 
 from __future__ import annotations
 

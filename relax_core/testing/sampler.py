@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a sampler promises: a task that exists, the same for the same seed and history, and a state that continues."""
+"""The conformance suite of samplers: a task that exists, the same for the same seed and history, and a state that
+continues."""
 
 from __future__ import annotations
 

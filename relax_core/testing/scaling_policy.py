@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a scaling policy promises: a number of engines that the devices allow, from the snapshots alone."""
+"""The conformance suite of scaling policies: a number of engines that the devices allow, from the snapshots alone."""
 
 from __future__ import annotations
 

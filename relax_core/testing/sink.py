@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a sink promises: it takes a whole run, changes nothing it is given, closes at any time, and survives a resume.
+"""The conformance suite of sinks: a sink takes a whole run, changes nothing it is given, closes at any time, and
+survives a resume.
 
 A suite that overrides `read_back` is also held to what the sink's store shows in the end.
 """

@@ -41,7 +41,7 @@ READY = b"\x00ready\n"
 
 
 class Suite:
-    """What every component promises, whatever its kind."""
+    """The base of all conformance suites: checks that hold for every component, whatever its kind."""
 
     kind: ClassVar[str] = ""
     component: ClassVar[str | type] = ""
@@ -80,7 +80,7 @@ class Suite:
     @pytest.fixture(scope="class")
     @classmethod
     def seen(cls) -> Any:
-        """What two processes saw: the second with another hash seed."""
+        """Return what two processes saw, the second with another hash seed."""
         values = []
         for hash_seed in (1, 2):
             apart = run_apart(cls, hash_seed, cls.deadline_s)

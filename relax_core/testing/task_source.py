@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a task source promises: the same tasks by index each time it is opened, and errors that name the file."""
+"""The conformance suite of task sources: the same tasks by index each time the source is opened, and errors that name
+the file."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def tiny_model(
 
 
 class TrainerSuite(TrainerFormatChecks, Suite):
-    """What a step, a publish and a checkpoint promise."""
+    """The conformance suite of trainers: checks of a step, a publish and a checkpoint."""
 
     kind: ClassVar[str] = "trainer"
     deadline_s: ClassVar[float] = 120.0

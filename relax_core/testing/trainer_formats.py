@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What conformance of trainers asks of number formats: weights go out in the engines', whatever the trainer computes in.
+"""Conformance checks of trainers' number formats: weights go out in the engines' format, whatever the trainer computes
+in.
 
 A part of `TrainerSuite`.
 """

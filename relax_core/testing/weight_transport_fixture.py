@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of weight transports work with: a sender, a plain receiver, and the real chain between them.
+"""The fixture of weight transport tests: a sender, a plain receiver, and the real chain between them.
 
 The receiver checks nothing itself: it copies what arrives and hands in the fingerprints of what it then has. So what is
 caught was caught by the transport, or by the proofs of the weight service, and by nobody else.
@@ -122,7 +122,7 @@ class PublishedChain:
 
     @property
     def version(self) -> Version:
-        """Of the last publish."""
+        """Return the version that was published last."""
         return self.newest.version if self.newest else Version("actor", 0, 0)
 
     def publish(
@@ -144,7 +144,8 @@ class PublishedChain:
         return replace(manifest, **false_fields)  # type: ignore[arg-type]
 
     def _honest(self, manifest: Manifest, tensors: Tensors) -> Manifest:
-        """What a manifest of these tensors says, about the bytes of others."""
+        """Return the manifest with the infos and fingerprints of these tensors, though the bytes sent are those of
+        others."""
         infos = infos_of(tensors)
         known = {info.name: info.fingerprint for info in self.newest.tensors} if self.newest else {}
         unchanged = tuple(info.name for info in infos if known.get(info.name) == info.fingerprint)

@@ -26,7 +26,7 @@ _REMEMBERED = 64
 
 @dataclass(slots=True)
 class _Expected:
-    """What receipts of one version must say."""
+    """The values that receipts of one version must have."""
 
     wire: set[str] = field(default_factory=set)
     """Fingerprints of what arrives, one for each payload it was published as."""

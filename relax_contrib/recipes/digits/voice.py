@@ -19,7 +19,7 @@ HOP = 80
 
 
 class Sound(NamedTuple):
-    """What the mouth does."""
+    """One sound of speech, as the mouth forms it."""
 
     seconds: float
     voiced: float
@@ -29,7 +29,7 @@ class Sound(NamedTuple):
 
 
 class Speaker(NamedTuple):
-    """Who speaks."""
+    """A speaker: the properties of one voice."""
 
     pitch: float
     """Hertz."""

@@ -47,7 +47,8 @@ def row(item: Item) -> dict[str, str]:
 
 
 def mistaken(item: Item) -> str:
-    """Its digits in a wrong order; where they have only one order, one digit is another. Always the same one."""
+    """Return the answer's digits in a wrong order; where they have only one order, change one digit. The result is
+    always the same for an item."""
     random = Random(f"mistake {item.prompt}")
     digits = list(item.answer)
     if len(set(digits)) == 1:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class Distillation(PolicyGradient[DistillationOptions]):
-    """What the policy samples is judged by another model, token by token."""
+    """An algorithm by which another model judges, token by token, what the policy samples."""
 
     paper = "arXiv 2306.13649"
     reads_rewards = False
@@ -68,7 +68,7 @@ class Distillation(PolicyGradient[DistillationOptions]):
     # -- the teacher as credit -----------------------------------------------------------------------------------
 
     def credit(self, groups: Groups) -> Tensor:
-        """Of each token what the teacher gives it, and of each sample its reward within the group."""
+        """Return for each token the teacher's credit, and for each sample its reward within the group."""
         options = self.options
         rewards = options.reward_coef * learn.group_mean_std(groups.rewards, groups.valid)
         if options.mode == "loss":
@@ -121,7 +121,7 @@ class Distillation(PolicyGradient[DistillationOptions]):
         return log_probs - log_probs.logsumexp(-1, keepdim=True)
 
     def _ids(self) -> Column | None:
-        """Of the tokens that are looked at; none where it is the sampled one alone."""
+        """Return the column of the token ids that are compared; None where only the sampled token is."""
         columns = {
             "student-top-k": student_top_k_ids(self.options.k),
             "teacher-top-k": teacher_top_k(self.options.k)[0],
@@ -129,7 +129,7 @@ class Distillation(PolicyGradient[DistillationOptions]):
         return columns.get(self.options.tokens)
 
     def _teacher(self) -> tuple[Column, ...]:
-        """What the teacher gives."""
+        """Return the columns that the teacher computes."""
         k = self.options.k
         if self.options.tokens == "student-top-k":
             return student_top_k_ids(k), teacher_log_probs_at(k)

@@ -110,14 +110,14 @@ def arrive(
 
 
 def wire_bytes(manifest: Manifest, lengths: Mapping[str, int]) -> int:
-    """What travels; `lengths` of a delta's parts."""
+    """Return the number of bytes that travel; `lengths` are those of a delta's parts."""
     if manifest.payload != "delta":
         return manifest.size_bytes
     return sum(8 + lengths[info.name] for info in manifest.sent)
 
 
 def delta_head(manifest: Manifest, lengths: Mapping[str, int]) -> np.ndarray:
-    """What a delta begins with: how long each tensor's part is."""
+    """Return the head of a delta: the length of each tensor's part."""
     if unknown := sorted({info.name for info in manifest.sent} - lengths.keys()):
         raise ValueError(f"{manifest.version}: {unknown} are not in the delta that was sent; send before each transfer")
     return np.array([lengths[info.name] for info in manifest.sent], "<u8").view(np.uint8)

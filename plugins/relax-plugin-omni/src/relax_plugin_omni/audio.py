@@ -38,7 +38,7 @@ class AudioOptions(Options):
 
 @dataclass(frozen=True, slots=True)
 class Sound:
-    """What a header says."""
+    """The facts of a sound file's header."""
 
     samples: int
     rate: int
@@ -111,7 +111,7 @@ def _heard(key: str, tensors: Mapping[str, np.ndarray], hearing: Hearing) -> Pro
 
 
 def header(data: bytes, max_seconds: float) -> Sound:
-    """What the file says of itself, within bounds; ValueError for what is no sound."""
+    """Read the file's header, within bounds; ValueError for what is no sound."""
     with _opened(data) as opened:
         if isinstance(opened, Container):
             rate, channels = opened.sound()

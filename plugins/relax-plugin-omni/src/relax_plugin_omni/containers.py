@@ -108,7 +108,7 @@ FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,ogg,mp3,aac,flac,wav,mpeg,m
 
 
 def picture(frame: Any, max_pixels: float) -> Image.Image:
-    """Its pixels; ValueError where a stream grew beyond what its header said."""
+    """Return the frame as an image; ValueError where a stream grew beyond what its header said."""
     if frame.width * frame.height > max_pixels:
         raise ValueError(f"a frame of {frame.width} x {frame.height} pixels")
     image: Image.Image = frame.to_image()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model's own files say of its media: sizes of patches, colours, mel bands. Not what a user may choose."""
+"""The geometry of media that a model's own files fix: sizes of patches, colours, mel bands. A user may not choose
+them."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ WINDOW = 50
 
 @dataclass(frozen=True, slots=True)
 class Vision:
-    """Of the visual tower."""
+    """The geometry of the visual tower."""
 
     patch: int
     merge: int
@@ -51,7 +52,7 @@ class Vision:
 
 @dataclass(frozen=True, slots=True)
 class Hearing:
-    """Of the audio tower."""
+    """The geometry of the audio tower."""
 
     mel_bands: int
     window: int

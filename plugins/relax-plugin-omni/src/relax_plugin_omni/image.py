@@ -86,7 +86,7 @@ class ImageProcessor(ModalityProcessor[ImageOptions]):
         return out.getvalue() if out.tell() <= most_bytes else None
 
     def _size(self, picture: Image.Image, vision: Vision) -> tuple[int, int]:
-        """Of what the model will see."""
+        """Return the height and width of the image that the model will see."""
         wide, high = picture.size
         if wide * high > self.options.max_megapixels * 1e6:
             raise ValueError(f"an image of {wide} x {high} pixels; at most {self.options.max_megapixels} megapixels")

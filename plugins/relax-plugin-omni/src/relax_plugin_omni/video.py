@@ -58,7 +58,7 @@ class VideoOptions(Options):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What will be taken of a video."""
+    """The frames that will be taken of a video."""
 
     times: tuple[float, ...]
     """Seconds; the frame shown then is taken."""

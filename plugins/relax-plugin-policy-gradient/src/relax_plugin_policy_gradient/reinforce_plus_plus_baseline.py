@@ -41,7 +41,7 @@ class ReinforcePlusPlusBaseline(PolicyGradient[ReinforcePlusPlusBaselineOptions]
     statistics = Scope.BATCH
 
     def credit(self, groups: Groups) -> Tensor:
-        """Of tokens: the batch's statistics weigh a sample by its length."""
+        """Return the advantages of tokens: the batch's statistics weigh a sample by its length."""
         mask, lengths = groups.token_columns["loss_mask"].bool(), groups.row_lengths
         valid = groups.valid.reshape(-1)[groups.row_sample].repeat_interleave(lengths)
         centred = learn.group_mean(groups.rewards, groups.valid)

@@ -34,7 +34,7 @@ class ReMaxOptions(PolicyGradientOptions):
 
 
 class ReMax(PolicyGradient[ReMaxOptions]):
-    """What a sample earned beyond the greedy answer."""
+    """An algorithm whose advantage is the reward of a sample beyond that of the greedy answer."""
 
     paper = "arXiv 2310.10505"
     greedy_baseline = True

@@ -76,7 +76,7 @@ class JudgeOptions(Options):
 
 
 class Judge(Reward[JudgeOptions]):
-    """What another model thinks of the response, from 0 to 1, or the score of its choice."""
+    """A reward by another model's opinion of the response, from 0 to 1, or the score of its choice."""
 
     def __init__(self, options: JudgeOptions | None = None) -> None:
         super().__init__(options)

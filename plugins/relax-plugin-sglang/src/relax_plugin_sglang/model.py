@@ -105,7 +105,8 @@ class Sglang:
             self._scheduler.take(TokenizedGenerateReqInput(**request), row)
 
     def abort(self, names: Sequence[str]) -> None:
-        """What runs goes through one more step before SGLang lets it go; nothing is told of that."""
+        """Abort requests. A running one goes through one more step before SGLang lets it go; nothing is told of that
+        step."""
         gone = frozenset(names)
         for name in names:
             self._prompts.pop(name, None)
@@ -157,7 +158,7 @@ class Sglang:
         return [req.row.name for req in reqs if self._inside.get(req.row.name) == req.rid]
 
     def routes(self, name: str) -> bytes:
-        """Of all positions but the last: what SGLang keeps beside the keys and values of each."""
+        """Return the routing of all positions but the last, which SGLang keeps beside the keys and values of each."""
         running = (req for req in self._scheduler.collect_inflight_reqs() if req.row.name == name)
         req = next((req for req in running if req.output_ids and not req.finished()), None)
         if req is None or self._routes is None:
@@ -181,7 +182,7 @@ class Sglang:
             updater.end_weight_update(run_post_load=False)
 
     def checksums(self) -> dict[str, str]:
-        """Of what lies in memory, in SGLang's own layout."""
+        """Return checksums of the weights in memory, in SGLang's own layout."""
         found = self._scheduler.weight_updater.check_weights(CheckWeightsReqInput(action="checksum"))
         if not found.success or not found.payload:
             raise InfrastructureError(f"SGLang could not read its weights: {found.message}")
@@ -242,7 +243,7 @@ class _Routes(NamedTuple):
         return cls(routed_layers(config), routing.dtype) if routing else None
 
     def bytes_of(self, choices: torch.Tensor) -> bytes:
-        """Of [positions, all layers, top_k]."""
+        """Return the bytes of routing choices [positions, all layers, top_k]."""
         return bytes(choices[:, self.layers].numpy().astype(np.dtype(self.dtype).newbyteorder("<")).tobytes())
 
 

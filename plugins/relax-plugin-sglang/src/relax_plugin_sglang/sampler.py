@@ -52,7 +52,7 @@ class DrawingSampler(Sampler):
         return torch.from_numpy(drawn.tokens.astype(np.int32)).to(logits.device)
 
     def _rules_of(self, device: torch.device) -> Rules:
-        """Of the batch that runs; made anew when its rows change."""
+        """Return the rules of the running batch; they are made anew when its rows change."""
         of = tuple(map(id, self.reqs))
         if self._rules is None or of != self._of:
             requests = [req.row.request for req in self.reqs]

@@ -65,7 +65,7 @@ class LoraTable:
 
 
 class Adapters:
-    """Of one rank's model."""
+    """The adapters of one rank's model."""
 
     def __init__(self, model: PreTrainedModel, table: LoraTable, seed: int) -> None:
         """Lay them; every rank draws the same. What was frozen before stays without any."""
@@ -92,7 +92,7 @@ class Adapters:
         return {_plain(name): tensor for name, tensor in own.items() if name not in self._names}
 
     def kept(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What training changes."""
+        """Return the tensors that training changes."""
         return {name: tensor for name, tensor in own.items() if name in self._names or name in self._whole}
 
     def alone(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -141,7 +141,8 @@ class Adapters:
         config.save_pretrained(str(directory))
 
     def _short_names(self, own: Mapping[str, Tensor]) -> tuple[str, ...]:
-        """What modules end in, where that means exactly those that have adapters."""
+        """Return the last parts of the modules' names, where these mean exactly the modules that have adapters; else
+        the whole names."""
         ends = {module.rpartition(".")[2] for module in self.modules}
         weights = (name.removesuffix(".weight") for name in self.below(own) if name.endswith(".weight"))
         meant = {module for module in weights if module.rpartition(".")[2] in ends}

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What outputs ask of the head at the trained positions of a batch; ids that the model does not have are refused by name."""
+"""Requests of outputs to the head at the trained positions of a batch; ids that the model does not have are refused by
+name."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from relax_core.api import Output
 
 
 def wanted(outputs: Collection[Output], batch: learn.PackedBatch, trained: Tensor, vocab_size: int) -> learn.Wanted:
-    """Of the batch's trained positions. Raises ValueError for a k or an id beyond the vocabulary."""
+    """Return what the outputs want of the batch's trained positions. Raises ValueError for a k or an id beyond the
+    vocabulary."""
     top = max((output.k for output in outputs if output.name == "top_k"), default=0)
     if top > vocab_size:
         raise ValueError(f"top_k:{top}: got more than the {vocab_size} tokens of the model; ask for fewer")

@@ -42,7 +42,7 @@ _FIELD = "checkpoint"
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a rank adds to a checkpoint, copied: training may go on while it is written."""
+    """A rank's part of a checkpoint, copied: training may go on while it is written."""
 
     pieces: Mapping[str, Piece]
     state: str
@@ -54,7 +54,7 @@ class Snapshot:
         cls, model: PreTrainedModel, optimizer: torch.optim.Optimizer, state: dict[str, Any], ranks: Ranks,
         adapters: Adapters | None = None,
     ) -> Snapshot:  # fmt: skip
-        """Of adapters nothing below them: only which base that is."""
+        """Copy the rank's state. With adapters, of the weights below them only the base's fingerprint is kept."""
         base = adapters.base if adapters is not None else ""
         more = {"schema": SCHEMA, "ranks": ranks.size, "random": random_state(), "base": base}
         tensors = _named(_WEIGHTS, _kept(model, adapters)) | _named(_MOMENTS, _moments(model, optimizer))
@@ -95,7 +95,8 @@ def unwritten(directory: str, why: str) -> InfrastructureError:
 
 
 def _tried(work: Callable[[], None]) -> str:
-    """What went wrong with it; other ranks wait to hear."""
+    """Try the work and return what went wrong, so that other ranks, which wait for it, can be told; empty where nothing
+    did."""
     try:
         work()
     except OSError as error:
@@ -158,7 +159,7 @@ def _check_base(directory: str, saved: str, adapters: Adapters | None) -> None:
 
 
 def _look(path: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
-    """What else was saved, and the tensors that are there: all of them, or ConfigError."""
+    """Read the rest of the saved state and the tensors that are there: all of them, or ConfigError."""
     try:
         state = json.loads((path / _STATE).read_text(encoding="utf-8"))
         if state.get("schema") != SCHEMA:

@@ -21,7 +21,7 @@ _PRIME = 1_000_003
 
 
 class Dropout:
-    """Of the adapters in one rank's model."""
+    """The dropout of the adapters in one rank's model."""
 
     def __init__(self, model: nn.Module, rank: int, device: torch.device, adapters: Adapters | None) -> None:
         wanted = adapters is not None and adapters.table.dropout > 0

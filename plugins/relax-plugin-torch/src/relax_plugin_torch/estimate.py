@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank will need, from the model's configuration alone: an update is played on fake tensors, which have shapes
-but no memory, and what would be alive is counted.
+"""Estimates of a rank's memory and work, from the model's configuration alone: an update is played on fake tensors,
+which have shapes but no memory, and what would be alive is counted.
 
 So it holds for any architecture, layout and optimizer that the trainer itself can run. Deep models are played with a
 few layers and continued in a straight line; the shares and buffers of several ranks are arithmetic.
@@ -136,7 +136,7 @@ def _config(spec: TrainerSpec, scalar: frozenset[str]) -> PretrainedConfig:
 
 
 def _passes(sizes: Sequence[int]) -> list[int]:
-    """Of the micro-batches by rows, the first and the largest after it: beside that one lie gradients."""
+    """Return the first micro-batch and the largest one after it, by rows: beside the latter lie gradients."""
     return [*sizes[:1], *([max(sizes[1:])] if sizes[1:] else [])]
 
 
@@ -288,7 +288,7 @@ def _pass(model: PreTrainedModel, spec: TrainerSpec, options: TorchOptions, shap
 
 
 def _scored(model: PreTrainedModel, spec: TrainerSpec, options: TorchOptions, features: Tensor) -> Tensor:
-    """What the head makes of features."""
+    """Return the output of the head for features."""
     if model.config.num_labels == SCALAR:
         with torch.autocast("cpu", enabled=False):
             return torch.nn.functional.linear(features.float(), model.score.weight.float()).squeeze(-1)

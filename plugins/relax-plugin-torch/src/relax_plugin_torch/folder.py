@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a Hugging Face model folder must hold, checked before anything heavy is imported."""
+"""Checks of the contents of a Hugging Face model folder, made before anything heavy is imported."""
 
 from __future__ import annotations
 

@@ -30,7 +30,8 @@ SCALARS = frozenset({"values", "rewards"})
 
 
 def scalars(spec: TrainerSpec, build: Callable[..., Algorithm]) -> frozenset[str]:
-    """What a head gives in this role; empty: log-probs come from the model's own head."""
+    """Return the scalar outputs of the head in this role; where there are none, log-probs come from the model's own
+    head."""
     if spec.role == "critic":
         return frozenset({"values"})
     if spec.role != "actor":

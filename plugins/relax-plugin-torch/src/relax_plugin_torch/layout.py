@@ -19,7 +19,7 @@ from relax_core.learn import PackedBatch
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What the model gets, and where to read what it gives."""
+    """The layout of a batch: what the model is given, and where to read its outputs."""
 
     ids: Tensor
     """[lines, width]."""

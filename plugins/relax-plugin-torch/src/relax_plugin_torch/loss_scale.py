@@ -49,6 +49,6 @@ class LossScale:
         return {"value": self.value, "held": self.held}
 
     def restore(self, state: dict[str, Any] | None) -> None:
-        """Of a checkpoint; one of another format tells nothing about this one."""
+        """Restore the scale of a checkpoint; one of another format tells nothing about this one."""
         if self.dynamic and state is not None and state["value"] > LEAST:
             self.value, self.held = float(state["value"]), int(state["held"])

@@ -104,7 +104,7 @@ def whole_tensors(model: PreTrainedModel, keep: bool = True, adapters: Adapters 
 
 
 def fingerprint(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> str:
-    """Of what would be published of these."""
+    """Return the fingerprint of what would be published of these tensors."""
     return combined_fingerprint(
         TensorInfo(name, array.shape, kind, tensor_fingerprint(array), array.nbytes)
         for name, array, kind in published_arrays(tensors, dtype)

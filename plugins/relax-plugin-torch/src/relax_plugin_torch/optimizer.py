@@ -78,7 +78,7 @@ def _uncompiled(optimizer: torch.optim.Optimizer) -> AbstractContextManager[Any]
 
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """What it holds."""
+    """Return the bytes that the optimizer's state holds."""
     values = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
     return sum(part.nbytes for value in values for part in parts(value).values())
 

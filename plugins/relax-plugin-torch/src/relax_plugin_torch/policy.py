@@ -46,7 +46,7 @@ class Rectangle(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Flops:
-    """Of one token: in the weights, and in attention for each token it sees."""
+    """The floating-point operations of one token: in the weights, and in attention for each token it sees."""
 
     weights: float
     attention: float
@@ -208,7 +208,7 @@ class Policy:
         return torch.allclose(plain, shared, atol=0.1 if self._autocast else _PROBE_TOLERANCE)
 
     def _probe(self, batch: learn.PackedBatch, layout: Layout) -> Tensor:
-        """What two layouts of the same rows must agree in."""
+        """Return the log-probs, in which two layouts of the same rows must agree."""
         return self._score(batch, layout, ())["log_probs"]
 
 

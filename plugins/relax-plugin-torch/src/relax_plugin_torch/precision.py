@@ -16,7 +16,7 @@ FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 def choose_format(name: Any, device: torch.device) -> torch.dtype:
-    """Of `[model] dtype`. Raises ConfigError for one that this device does not compute in."""
+    """Return the format that `[model] dtype` names. Raises ConfigError for one that this device does not compute in."""
     if name not in FORMATS:
         raise ConfigError(FIELD, repr(name), f"the torch trainer has {', '.join(FORMATS)}")
     lacking = bfloat16_lacks(device) if name == "bfloat16" else ""
@@ -26,7 +26,7 @@ def choose_format(name: Any, device: torch.device) -> torch.dtype:
 
 
 def publish_format(spec: TrainerSpec, computes: torch.dtype) -> torch.dtype:
-    """What goes to engines. Raises ConfigError for a format that there is none of."""
+    """Return the format of weights sent to engines. Raises ConfigError for one that the trainer does not publish."""
     name = spec.publish_dtype
     if name and name not in FORMATS:
         raise ConfigError("rollout.dtype", repr(name), f"the torch trainer publishes {', '.join(FORMATS)}")
@@ -47,5 +47,5 @@ def bfloat16_lacks(device: torch.device) -> str:
 
 
 def rounded(dtype: torch.dtype) -> torch.dtype | None:
-    """What matrix products are rounded to; None where that is how the weights are."""
+    """Return the format that matrix products are rounded to; None where it is that of the weights."""
     return None if dtype == torch.float32 else dtype

@@ -29,7 +29,7 @@ class Progress:
         self._check(version, "publish")
 
     def check_transfer(self, version: Version) -> None:
-        """What was published is handed out only while it is what these weights are."""
+        """Refuse to hand out a published version once these weights are another."""
         self._check(version, "transfer")
 
     def _check(self, version: Version, call: str) -> None:

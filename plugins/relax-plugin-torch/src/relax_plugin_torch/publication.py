@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 
 class Publication:
-    """Of one rank; `build` makes transports. All ranks gather what is shared out, the first one sends."""
+    """The publication of one rank's weights; `build` makes transports. All ranks gather sharded tensors, the first one
+    sends."""
 
     def __init__(
         self, model: PreTrainedModel, dtype: torch.dtype, build: Callable[[Chosen], Any], first: bool,
@@ -51,7 +52,8 @@ class Publication:
         return self._transport(transport).transfer(manifest, arrays, receivers, wait_s)
 
     def _arrays(self, payload: Payload, base: str) -> Iterator[tuple[str, np.ndarray, str]] | None:
-        """What goes out, gathered; None on ranks that do not send. Adapters go in their own format, and alone."""
+        """Return the gathered arrays to send; None on ranks that do not send. Adapters go in their own format, and
+        alone."""
         if payload == "lora":
             adapters = self._own_adapters(base)
             own = gathered(adapters.kept(own_tensors(self._model)), self._first)

@@ -51,7 +51,7 @@ class Ranks:
         return self.rank == 0
 
     def tell(self, fact: Any) -> list[Any]:
-        """What every rank says, in their order: plain data."""
+        """Exchange plain data: return every rank's fact, in the order of ranks."""
         if self.size == 1:
             return [fact]
         own = torch.frombuffer(bytearray(json.dumps(fact).encode()), dtype=torch.uint8)
@@ -73,7 +73,7 @@ class Ranks:
 
     @contextmanager
     def meeting(self, call: str) -> Iterator[None]:
-        """What the wire says when another rank is gone is an error of the machine."""
+        """Turn the communication error that tells that another rank is gone into an infrastructure error."""
         try:
             yield
         except RuntimeError as error:

@@ -75,7 +75,7 @@ class Rest:
 
     @contextmanager
     def with_optimizer(self) -> Iterator[None]:
-        """Its state is on the device meanwhile."""
+        """Keep the optimizer's state on the device while the context is open."""
         self.need("optimizer")
         self._state.back()
         try:

@@ -32,7 +32,7 @@ Sums = dict[str, tuple[Tensor, Tensor]]
 
 
 class Routes:
-    """Of one model, batch by batch."""
+    """The replay of recorded routing in one model, batch by batch."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._replay = RouteReplay(model)
@@ -93,7 +93,8 @@ class Routes:
 
     @torch.no_grad()
     def metrics(self) -> Sums:
-        """Of the forward that was: tokens that were replayed, and those of them that would go elsewhere now."""
+        """Return metrics of the last forward: tokens that were replayed, and those of them that would go elsewhere
+        now."""
         if not self._planned:
             return {}
         known = self._known[self._places]

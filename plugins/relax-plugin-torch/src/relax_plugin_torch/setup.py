@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is settled before the model is loaded: that the spec can be served, threads, determinism, the device."""
+"""The steps before the model is loaded: checks that the spec can be served, threads, determinism, the device."""
 
 from __future__ import annotations
 

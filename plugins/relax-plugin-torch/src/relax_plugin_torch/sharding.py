@@ -90,7 +90,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def share_like(own: Tensor, value: Tensor) -> Tensor:
-    """What of a whole `value` belongs where `own` is; every rank has the value, so nothing travels."""
+    """Return the part of a whole `value` that belongs where `own` is; every rank has the value, so nothing travels."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if not isinstance(own, DTensor) or value.shape != own.shape:

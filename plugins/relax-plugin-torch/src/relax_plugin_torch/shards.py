@@ -25,7 +25,7 @@ PLACES, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Of a tensor: in the host's memory, and where it begins in the whole."""
+    """A piece of a tensor: its values in the host's memory, and where it begins in the whole."""
 
     values: Tensor
     offsets: tuple[int, ...]

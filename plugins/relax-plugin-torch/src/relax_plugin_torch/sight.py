@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What rows show: their media from the run's store, as the model takes them, and the checks before it does.
+"""The media that rows show: read from the run's store, in the form that the model takes, and checked before it does.
 
 Rows carry keys. A row whose placeholders are not as many as its features, or are trained, is refused by name: the model
 would fail somewhere inside, or go on with nonsense.
@@ -30,7 +30,7 @@ class Sight:
         self._store = MediaStore(location) if location else None
 
     def of(self, rows: RowBatch) -> list[list[ProcessedMedia]]:
-        """Of each row. ValueError where rows show what this run has no store of."""
+        """Return the media of each row. ValueError where rows show media and this run has no store of them."""
         if COLUMN not in rows.columns:
             return [[] for _ in rows.ids]
         keys = [key_texts(part) for part in rows.columns[COLUMN].rows()]
@@ -77,8 +77,8 @@ class Sight:
 
 
 def towers(model: Any) -> list[nn.Module]:
-    """What sees or hears. Of weights that ranks share out these stay whole on each: only some ranks may have something to
-    show, and those would wait for the others."""
+    """Return the parts of the model that see or hear. Where ranks share out weights, these stay whole on each: only
+    some ranks may have something to show, and those would wait for the others."""
     base = model.base_model
     if not hasattr(base, "language_model"):
         return []

@@ -62,7 +62,8 @@ class Update:
         self._policy.attend().backward()
 
     def share(self, speaks: bool = True) -> dict[str, Any]:
-        """What this rank adds, as plain data; nothing where another one computed the same rows and speaks for both."""
+        """Return what this rank adds to the update, as plain data; nothing where another one computed the same rows and
+        speaks for both."""
         if not speaks:
             return {"counts": learn.Denominators({}).share(), "terms": {}, "metrics": {}}
         parts = [

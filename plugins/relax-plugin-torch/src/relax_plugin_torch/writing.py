@@ -11,7 +11,7 @@ from relax_plugin_torch.checkpoint import Snapshot, unwritten
 
 
 class Writing:
-    """Of one rank."""
+    """The background writing of one rank's checkpoints."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
@@ -32,5 +32,5 @@ class Writing:
             raise unwritten(self._directory, error.strerror or str(error)) from error
 
     def stop(self) -> None:
-        """What is half-way ends in its own time: nobody counts on it."""
+        """Stop without waiting: a write that is half-way ends in its own time, and nobody counts on it."""
         self._thread.shutdown(wait=False, cancel_futures=True)

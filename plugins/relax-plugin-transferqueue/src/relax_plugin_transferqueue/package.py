@@ -30,7 +30,7 @@ def load() -> None:
 
 
 def serve_controller(address: str) -> Any:
-    """Its metadata server, in threads of this process."""
+    """Serve the package's metadata server in threads of this process."""
     load()
     import transfer_queue.controller as module
 

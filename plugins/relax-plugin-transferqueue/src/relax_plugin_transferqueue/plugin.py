@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this distribution offers. Strings only: nothing heavy is imported to list it."""
+"""The components that this distribution offers. They are named by strings only: listing them imports nothing heavy."""
 
 from relax_core.api.component import Component
 from relax_core.api.hooks import hook

@@ -105,7 +105,7 @@ class TransferQueueStore:
         return found
 
     async def _fields(self, client: Any, keys: Sequence[int], names: Sequence[str]) -> Any:
-        """Of blocks that have all of these; the package tells only fields that all of its samples have."""
+        """Fetch fields of blocks that have all of these; the package tells only fields that all of its samples have."""
         if not names:
             return {}
         meta = await self._meta(client, keys)
@@ -131,7 +131,8 @@ class TransferQueueStore:
     # -- deadlines ------------------------------------------------------------------------------------------------
 
     async def _within(self, work: Coroutine[Any, Any, T], what: str) -> T:
-        """What the work gives; an error of ours where it fails, its servers are gone or the deadline has passed."""
+        """Return the result of the work; raise an error of ours where it fails, its servers are gone or the deadline
+        has passed."""
         task = asyncio.create_task(work)
         try:
             async with asyncio.timeout(self._timeout_s):

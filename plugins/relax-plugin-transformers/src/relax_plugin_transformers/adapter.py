@@ -24,7 +24,7 @@ _FLOATS: Mapping[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16
 
 
 class StagedAdapter(NamedTuple):
-    """What arrived, beside the running weights."""
+    """An adapter that arrived and lies beside the running weights."""
 
     pairs: dict[str, dict[str, torch.Tensor]]
     """By name of the weight: A [rank, in] and B [out, rank]."""
@@ -33,7 +33,7 @@ class StagedAdapter(NamedTuple):
 
 
 class Adapters:
-    """Of one engine; `table` is `[model] lora`."""
+    """The adapters of one engine; `table` is `[model] lora`."""
 
     def __init__(self, resident: Resident, table: Mapping[str, Any] | None) -> None:
         self._resident, self._table = resident, table

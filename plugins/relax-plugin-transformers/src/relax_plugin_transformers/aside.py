@@ -20,7 +20,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class Aside:
-    """What was put aside; the same tensors are handed over each time."""
+    """A store for tensors that were put aside; the same tensors are handed over each time."""
 
     def __init__(self) -> None:
         self._kept: IO[bytes] | dict[str, torch.Tensor] | None = None

@@ -41,7 +41,7 @@ class Running(api.OpenRequest):
 
     @property
     def prompt(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """What samples share: its tokens and what they show."""
+        """Return what samples of one prompt share: its tokens and the media that they show."""
         return self.request.tokens, self.request.media
 
     @property
@@ -144,7 +144,7 @@ class Batch:
                 self._prompt_routes[member.request.id] = seen[row, -len(member.request.tokens) : -1]
 
     def _told_routes(self, row: int, fresh: int) -> tuple[bytes, int]:
-        """What a delta of so many tokens tells of them, and from which position on."""
+        """Return the routing that a delta of `fresh` tokens reports, and the position from which on it does."""
         request = self.members[row].request
         if self._routes is None or not request.routed_experts or not fresh:
             return b"", 0
@@ -225,7 +225,7 @@ class Batch:
         return finished
 
     def flush(self, version: int) -> Finished:
-        """What was sampled since the last delta, of every row that goes on."""
+        """Return, for every row that goes on, what was sampled since its last delta."""
         fresh = [(self.members[row], self._delta(row, version)) for row in np.flatnonzero(self._rows["fresh"]).tolist()]
         self._rows["fresh"] = 0
         return fresh

@@ -20,7 +20,7 @@ _ROUND = 16
 
 
 class Extent:
-    """What of the reserved memory is used, for all layers alike."""
+    """The used part of the reserved memory, the same for all layers."""
 
     def __init__(self) -> None:
         self.first = 0
@@ -108,7 +108,7 @@ class StateLayer(LinearAttentionCacheLayerMixin):
         """Nothing: memory is taken when the first states come."""
 
     def state(self, name: str) -> torch.Tensor | None:
-        """Of the rows now in the model's hands, in place: some models write there."""
+        """Return the state of the rows now in the model's hands, in place: some models write there."""
         if not self._extent.length:
             return None
         return self._states[name][self._extent.first : self._extent.first + self._extent.rows]
@@ -116,7 +116,7 @@ class StateLayer(LinearAttentionCacheLayerMixin):
     def update_conv_state(
         self, conv_states: torch.Tensor, state_idx: int = 0, conv_kernel_size: int = 0, **kwargs: Any
     ) -> torch.Tensor:
-        """What the convolution reads: the last columns before these, and these."""
+        """Return the input of the convolution: the last columns before these, and these."""
         before = self.state(f"conv {state_idx}")
         missing = max(0, conv_kernel_size - conv_states.shape[-1])
         seen = torch.nn.functional.pad(conv_states, (missing, 0))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine will need, by arithmetic on `config.json` and the headers of the weights.
+"""Estimates of an engine's memory and work, by arithmetic on `config.json` and the headers of the weights.
 
 A generation is followed through its moments as `Batch` and `RowsCache` have them: prompts run pass by pass, are spread to
 their samples, and the cache grows, for rows that are all as long as they may become. The fullest moment is told.
@@ -115,7 +115,7 @@ def _notes(work: Workload, rows: int) -> tuple[str, ...]:
 
 
 def _moments(model: _Model, options: TransformersOptions, work: Workload, rows: int) -> Iterator[Parts]:
-    """What lies beside the weights, whenever there is more of it than before."""
+    """Yield the memory in use beside the weights, whenever there is more of it than before."""
     eager, group = options.attention == "eager", max(1, work.group_size)
     prompts, at_once = -(-rows // group), max(1, options.max_prefill_tokens // max(1, work.prompt_tokens))
     each, ahead = min(prompts, at_once), work.prompt_tokens + min(_AHEAD, work.new_tokens)
@@ -173,7 +173,7 @@ def _rounded(columns: int) -> int:
 
 
 def _elements(folder: Path) -> int:
-    """Of all weights, by the headers of their files."""
+    """Return the number of elements of all weights, by the headers of their files."""
     count = 0
     for file in folder.glob("*.safetensors"):
         with file.open("rb") as opened:

@@ -196,7 +196,7 @@ class CausalModel:
 
 
 def layer_kinds(config: Any) -> list[str]:
-    """Of each layer of a language model."""
+    """Return the kind of each layer of a language model."""
     count = int(config.num_hidden_layers)
     return list(getattr(config, "layer_types", None) or ["full_attention"] * count)[:count]
 

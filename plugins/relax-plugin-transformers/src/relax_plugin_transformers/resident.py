@@ -56,7 +56,7 @@ class Resident:
         self.tensors |= {name: part.of(self._own) for name, part in self._parts.items()}
 
     def stage(self, manifest: Manifest, transport: WeightTransport) -> Staged:
-        """What arrives, beside the running version; ValueError where it is not exactly this model.
+        """Return the arriving weights, beside the running version; ValueError where they are not exactly this model.
 
         What is stored is checked whole before anything changes: a full version as views of files, a delta once now and
         again while `load` takes it. Of a live one only the first tensor is here: no second model lies in memory.
@@ -93,7 +93,7 @@ class Resident:
             )
 
     def value(self, name: str) -> np.ndarray:
-        """What a tensor is now, as its bits where numpy has no such dtype."""
+        """Return the present value of a tensor, as its bits where numpy has no such dtype."""
         return as_bytes(self.tensors[name])
 
     def load(self, manifest: Manifest, staged: Staged) -> None:
@@ -113,7 +113,7 @@ class Resident:
             raise ValueError(f"{manifest.version}: {sorted(missing)[:8]} did not arrive; publish again")
 
     def infos(self) -> tuple[TensorInfo, ...]:
-        """What lies in memory now."""
+        """Return the infos of the tensors in memory now."""
         return tuple(
             TensorInfo(
                 name, tuple(tensor.shape), _DTYPES[tensor.dtype], tensor_fingerprint(as_bytes(tensor)), tensor.nbytes
@@ -122,7 +122,7 @@ class Resident:
         )
 
     def fingerprint(self) -> str:
-        """Of what lies in memory now, comparable with a manifest's."""
+        """Return the fingerprint of the weights in memory now, comparable with a manifest's."""
         return combined_fingerprint(self.infos())
 
     def release(self) -> int:

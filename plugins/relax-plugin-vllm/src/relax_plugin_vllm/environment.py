@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process must be told before vLLM is imported, and what of this machine decides about it. Imports nothing heavy."""
+"""Environment variables that must be set before vLLM is imported, and the facts of this machine that decide about them.
+Imports nothing heavy."""
 
 from __future__ import annotations
 

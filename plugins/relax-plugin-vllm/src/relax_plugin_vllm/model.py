@@ -142,7 +142,8 @@ class Vllm:
             _pack_tied(self._worker.model_runner.get_model())
 
     def checksums(self) -> dict[str, str]:
-        """Of what lies in memory, in vLLM's own layout; on a CPU most is packed away where it can't be read."""
+        """Return checksums of the weights in memory, in vLLM's own layout; on a CPU most is packed away where it can't
+        be read."""
         if not on_gpu():
             return {}
         found: list[dict[str, str]] = self._llm.engine_core.engine_core.compute_weight_checksums()
@@ -237,7 +238,8 @@ def _new(output: RequestOutput) -> StepOutput:
 
 
 def _tempered(temperature: float) -> Callable[[Mapping[int, Any], int], float]:
-    """Of log-probs at temperature 1 to those of logits / temperature: they are logits but for a constant."""
+    """Return a function from log-probs at temperature 1 to those of logits / temperature; log-probs are logits but for
+    a constant."""
     if temperature == 1.0:
         return lambda row, token: float(row[token].logprob)
 

@@ -38,7 +38,7 @@ _PROCESSED: Mapping[str, Any] = {
 
 
 class Sight:
-    """Of one engine; `directory` is the run's media store, empty where the run has no media."""
+    """The media inputs of one engine; `directory` is the run's media store, empty where the run has no media."""
 
     def __init__(self, directory: str, config: Any) -> None:
         self._store = MediaStore(directory) if directory else None

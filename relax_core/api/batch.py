@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from relax_core.api.errors import RelaxError
 
@@ -27,15 +27,15 @@ class AttemptId(NamedTuple):
 
 
 class AttemptIds(tuple[AttemptId, ...]):
-    """Samples as they travel between processes: pickled as one array of numbers, not as so many objects."""
+    """Samples as they travel between processes: as one array of numbers, not as so many objects."""
 
     __slots__ = ()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return AttemptIds._of, (array("q", chain.from_iterable(self)).tobytes(),)
+    def pack(self) -> bytes:
+        return array("q", chain.from_iterable(self)).tobytes()
 
     @classmethod
-    def _of(cls, packed: bytes) -> AttemptIds:
+    def unpack(cls, packed: bytes) -> AttemptIds:
         numbers = iter(memoryview(packed).cast("q"))
         return cls(map(AttemptId, numbers, numbers, numbers))
 
@@ -58,11 +58,11 @@ class RowIds(tuple[RowId, ...]):
 
     __slots__ = ()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return RowIds._of, (array("q", chain.from_iterable(self)).tobytes(),)
+    def pack(self) -> bytes:
+        return array("q", chain.from_iterable(self)).tobytes()
 
     @classmethod
-    def _of(cls, packed: bytes) -> RowIds:
+    def unpack(cls, packed: bytes) -> RowIds:
         numbers = iter(memoryview(packed).cast("q"))
         return cls(map(RowId, numbers, numbers, numbers, numbers))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments of bus calls on their way between processes: seals pickled by columns, and checks that both ends make.
+"""Arguments of bus calls on their way between processes: seals encoded by columns, and checks that both ends make.
 
 A seal in a process of its own is some ten objects; as one array a field, thousands of them cost little.
 """
@@ -17,6 +17,7 @@ from typing import Any, cast
 from relax_core.api.batch import AttemptId, Cut, Ragged, RowId
 from relax_core.api.bus import Claim, Sealed
 from relax_core.api.errors import RelaxError
+from relax_core.rpc import messages
 
 
 def check_seals(ids: Iterable[RowId], sealed: Sequence[Sealed]) -> None:
@@ -52,15 +53,21 @@ Column = tuple[str, Any]
 _VALUES = attrgetter(*(field.name for field in fields(Sealed)))
 
 
+@messages.register
 class Seals(tuple[Sealed, ...]):
     """Seals of a put: a tuple that travels by columns."""
 
     __slots__ = ()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _unpack_seals, (_pack(self),)
+    def pack(self) -> tuple[Column, ...]:
+        return _pack(self)
+
+    @classmethod
+    def unpack(cls, columns: tuple[Column, ...]) -> Seals:
+        return cls(_unpack(columns))
 
 
+@messages.register
 class Samples(dict[AttemptId, Sealed]):
     """Samples of a claim: a dict by attempt that travels by columns."""
 
@@ -68,16 +75,12 @@ class Samples(dict[AttemptId, Sealed]):
     def of(cls, seals: Iterable[Sealed]) -> Samples:
         return cls({seal.attempt: seal for seal in seals})
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _unpack_samples, (_pack(self.values()),)
+    def pack(self) -> tuple[Column, ...]:
+        return _pack(self.values())
 
-
-def _unpack_seals(columns: tuple[Column, ...]) -> Seals:
-    return Seals(_unpack(columns))
-
-
-def _unpack_samples(columns: tuple[Column, ...]) -> Samples:
-    return Samples.of(_unpack(columns))
+    @classmethod
+    def unpack(cls, columns: tuple[Column, ...]) -> Samples:
+        return cls.of(_unpack(columns))
 
 
 def _pack(seals: Iterable[Sealed]) -> tuple[Column, ...]:

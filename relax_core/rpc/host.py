@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a worker process hosts: one component instance whose public methods others call.
 
-It knows nothing of how calls arrive: `runners.local.child` serves it over loopback HTTP, `runners.ray` inside an actor.
+It knows nothing of how calls arrive: `runners.local.child` serves it over a socket of its parent, `runners.ray` inside an actor.
 Synchronous methods run one at a time in one thread, so that trainers keep their thread-bound state.
 """
 
@@ -21,6 +21,7 @@ from relax_core.api.component import Configurable
 from relax_core.api.errors import ConfigError, PluginError, RelaxError
 from relax_core.api.trainer import Chosen
 from relax_core.registry.frames import plugin_frames
+from relax_core.rpc import messages
 
 TRACEBACKS = "RELAX_TRACEBACKS"
 """Where this environment variable is set, errors of hosted code print their whole traceback as well."""
@@ -32,6 +33,7 @@ class Builder(Protocol):
     def build(self, chosen: Chosen) -> Configurable: ...
 
 
+@messages.register
 @dataclass(frozen=True, slots=True)
 class Failure:
     """An error on its way back to the caller."""

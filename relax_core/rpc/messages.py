@@ -10,68 +10,84 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from enum import Enum
+from functools import partial
 from itertools import starmap
 from operator import attrgetter
 from typing import Any, TypeVar
 
-PROTOCOL = 2
+PROTOCOL = 3
+LARGE_BYTES = 1 << 16
+"""From here on an array travels beside its message, where the carrier takes arrays."""
+MAX_LARGE = 4096
+"""So many of one message; the others travel within it."""
 
-_TYPE, _ARRAY, _SET, _BIG, _TABLE = 1, 2, 3, 4, 5
-_registry: dict[str, type] = {}
+_TYPE, _ARRAY, _SET, _BIG, _TABLE, _LARGE, _OBJECTS, _PACKED = range(1, 9)
+_registry: dict[str, Any] = {}
 _fields: dict[type, tuple[str, ...]] = {}
+_packed: set[type] = set()
 T = TypeVar("T", bound=type)
 
 
 def register(cls: T) -> T:
-    """Let a dataclass, named tuple or enum travel; a decorator. Names are unique by class name."""
+    """Let a dataclass, named tuple or enum travel, or a class with `pack` and `unpack`; a decorator.
+
+    Names are unique by class name. `pack(self)` gives plain data, of which the class method `unpack` makes the value again.
+    """
     known = _registry.setdefault(cls.__name__, cls)
     if known is not cls and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
         raise ValueError(f"wire type {cls.__name__}: {known.__module__} and {cls.__module__} both register it")
     _registry[cls.__name__] = cls
-    if dataclasses.is_dataclass(cls):
+    if hasattr(cls, "unpack"):
+        _packed.add(cls)
+    elif dataclasses.is_dataclass(cls):
         _fields[cls] = tuple(field.name for field in dataclasses.fields(cls))
     return cls
 
 
-def encode(value: Any) -> bytes:
-    """Bytes of plain data, arrays and registered types; TypeError names what can't travel."""
+def encode(value: Any, large: list[Any] | None = None) -> bytes:
+    """Bytes of plain data, arrays and registered types; TypeError names what can't travel.
+
+    Large arrays are not copied where a list is given: they are appended to it, as bytes, and must travel beside the message.
+    """
     import msgpack
 
     _register_api()
     if type(value) is list and _alike(value):
-        value = _table(value)
-    return bytes(msgpack.packb(value, default=_encode, strict_types=True, use_bin_type=True))
+        value = _table(value, large)
+    return bytes(msgpack.packb(value, default=partial(_encode, large), strict_types=True, use_bin_type=True))
 
 
-def decode(data: bytes | memoryview) -> Any:
+def decode(data: bytes | memoryview, large: Sequence[Any] = ()) -> Any:
     """The value; sequences come back as tuples. ValueError for an unknown type."""
     import msgpack
 
     _register_api()
-    return msgpack.unpackb(data, ext_hook=_decode, use_list=False, strict_map_key=False, raw=False)
+    return msgpack.unpackb(data, ext_hook=partial(_decode, large), use_list=False, strict_map_key=False, raw=False)
 
 
-def _encode(value: Any) -> Any:
+def _encode(large: list[Any] | None, value: Any) -> Any:
     import msgpack
 
     cls = type(value)
     if cls in _fields:  # tuples as lists: each that msgpack has to ask about is a call of this
         values = [getattr(value, name) for name in _fields[cls]]
         plain = [list(each) if type(each) is tuple else each for each in values]
-        return msgpack.ExtType(_TYPE, encode([cls.__name__, plain]))
+        return msgpack.ExtType(_TYPE, encode([cls.__name__, plain], large))
+    if cls in _packed:
+        return msgpack.ExtType(_PACKED, encode([cls.__name__, value.pack()], large))
     if isinstance(value, Enum):
         return msgpack.ExtType(_TYPE, encode((cls.__name__, (value.value,))))
     if isinstance(value, tuple):
-        if not hasattr(cls, "_fields"):  # no named one: RowIds differ from plain tuples in how they are pickled only
-            return _table(value) if _alike(value) else list(value)
-        return msgpack.ExtType(_TYPE, encode([cls.__name__, list(value)]))
+        if not hasattr(cls, "_fields"):
+            return _table(value, large) if _alike(value) else list(value)
+        return msgpack.ExtType(_TYPE, encode([cls.__name__, list(value)], large))
     if isinstance(value, (set, frozenset)):
         return msgpack.ExtType(_SET, encode(list(value)))
     if isinstance(value, dict) or hasattr(value, "keys"):
         return dict(value)
     if isinstance(value, int):
         return msgpack.ExtType(_BIG, str(int(value)).encode())
-    return _encode_array(value)
+    return _encode_array(large, value)
 
 
 def _alike(values: Sequence[Any]) -> bool:
@@ -79,44 +95,65 @@ def _alike(values: Sequence[Any]) -> bool:
     return len(values) > 1 and len(_fields.get(type(values[0]), ())) > 1 and len(set(map(type, values))) == 1
 
 
-def _table(values: Sequence[Any]) -> Any:
+def _table(values: Sequence[Any], large: list[Any] | None) -> Any:
     """Objects of one dataclass at once: one by one, each would be a message within the message."""
     import msgpack
 
     cls = type(values[0])
     rows = map(attrgetter(*_fields[cls]), values)
     plain = [[list(each) if type(each) is tuple else each for each in row] for row in rows]
-    return msgpack.ExtType(_TABLE, encode([cls.__name__, plain]))
+    return msgpack.ExtType(_TABLE, encode([cls.__name__, plain], large))
 
 
-def _encode_array(value: Any) -> Any:
+def _encode_array(large: list[Any] | None, value: Any) -> Any:
     import msgpack
     import numpy as np
 
     if isinstance(value, np.generic):
         return value.item()
-    if isinstance(value, np.ndarray) and value.dtype != object:
-        array = np.ascontiguousarray(value)
+    if not isinstance(value, np.ndarray):
+        cls = type(value)
+        raise TypeError(f"{cls.__module__}.{cls.__qualname__} can't travel; send plain data or an api type")
+    if value.dtype == object:
+        return msgpack.ExtType(_OBJECTS, encode([list(value.shape), value.ravel().tolist()]))
+    array = np.ascontiguousarray(value)
+    if large is None or array.nbytes < LARGE_BYTES or len(large) >= MAX_LARGE:
         return msgpack.ExtType(_ARRAY, encode((array.dtype.str, list(array.shape), array.tobytes())))
-    raise TypeError(f"{type(value).__module__}.{type(value).__qualname__} can't travel; send plain data or an api type")
+    large.append(array.reshape(-1).view(np.uint8))
+    return msgpack.ExtType(_LARGE, encode((array.dtype.str, list(array.shape), len(large) - 1)))
 
 
-def _decode(code: int, data: bytes) -> Any:
-    if code == _ARRAY:
-        import numpy as np
-
-        dtype, shape, raw = decode(data)
-        return np.frombuffer(raw, dtype=np.dtype(dtype)).reshape(shape)
+def _decode(large: Sequence[Any], code: int, data: bytes) -> Any:
+    if code in (_ARRAY, _LARGE, _OBJECTS):
+        return _decode_array(large, code, data)
     if code == _SET:
         return frozenset(decode(data))
     if code == _BIG:
         return int(data)
-    if code not in (_TYPE, _TABLE):
+    if code not in (_TYPE, _TABLE, _PACKED):
         raise ValueError(f"wire: unknown extension {code}; both sides must run the same relax-core")
-    name, values = decode(data)
+    name, values = decode(data, large)
     if name not in _registry:
         raise ValueError(f"wire: unknown type {name}; both sides must run the same relax-core")
-    return _registry[name](*values) if code == _TYPE else tuple(starmap(_registry[name], values))
+    cls = _registry[name]
+    if code == _PACKED:
+        return cls.unpack(values)
+    return cls(*values) if code == _TYPE else tuple(starmap(cls, values))
+
+
+def _decode_array(large: Sequence[Any], code: int, data: bytes) -> Any:
+    import numpy as np
+
+    if code == _OBJECTS:
+        shape, values = decode(data)
+        objects = np.empty(len(values), object)
+        for place, held in enumerate(values):  # numpy would take tuples for rows
+            objects[place] = held
+        return objects.reshape(shape)
+    dtype, shape, held = decode(data)
+    array = np.frombuffer(large[held] if code == _LARGE else held, dtype=np.dtype(dtype)).reshape(shape)
+    array.flags.writeable = False
+    return array
 
 
 _pending: list[Callable[[], None]] = []
@@ -142,7 +179,9 @@ def _register_all() -> None:
 
 def _travels(cls: type) -> bool:
     return (
-        dataclasses.is_dataclass(cls) or issubclass(cls, Enum) or (issubclass(cls, tuple) and hasattr(cls, "_fields"))
+        dataclasses.is_dataclass(cls)
+        or issubclass(cls, Enum)
+        or (issubclass(cls, tuple) and (hasattr(cls, "_fields") or hasattr(cls, "unpack")))
     )
 
 

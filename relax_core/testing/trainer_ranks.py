@@ -26,7 +26,6 @@ from relax_core.api.weights import Manifest, Payload, Version
 from relax_core.rpc import messages
 from relax_core.rpc.host import Failure, describe, raised
 
-messages.register(Failure)
 CALL_S, GRACE_S = 120.0, 3.0
 """For an answer; and for the others', once one rank has failed."""
 

@@ -122,13 +122,12 @@ async def ours_on_ray(component: Any, name: str, options: argparse.Namespace) ->
     from relax_core.runners.ray.bus import BusClient
     from relax_core.runners.ray.connection import RpcClient, asked
     from relax_core.runners.ray.hub import CONCURRENCY, Hub
-    from relax_core.runners.ray.remote import RemoteService
 
     hub = Hub.options(max_concurrency=CONCURRENCY).remote()  # type: ignore[attr-defined]
     with tempfile.TemporaryDirectory() as directory:
         store = await asked(hub.open_bus.remote(component, _settings(), directory, START), "hub", "open_bus", 120.0)
-        reach = RpcClient(hub)
-        bus = BusClient(RemoteService(reach, "bus"), store)
+        reach = RpcClient(hub, "hub")
+        bus = BusClient(reach, store)
         try:
             return await measure(name, lambda values, rows: on_bus(bus, values, rows), options)
         finally:

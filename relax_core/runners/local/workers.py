@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local workers: child processes in sessions of their own, called over loopback HTTP.
+"""Local workers: child processes in sessions of their own, called over a pair of sockets that only they have.
 
-A child dies with its parent (its standard input closes) and is killed with everything it started. No pickle: calls
-travel in the wire format of `api.messages`, guarded by a token that only the two processes know.
+A child dies with its parent (its standard input closes) and is killed with everything it started. Calls are
+those of `rpc.connection`: no pickle, and nothing listens.
 
 A child process in a session of its own, awaited through its pidfd.
 
@@ -16,23 +16,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import secrets
 import signal
+import socket
 import struct
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from io import FileIO
 from pathlib import Path
 from typing import Any, Self
-
-import aiohttp
 
 from relax_core.api.clock import Clock, SystemClock
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, WorkerDied
 from relax_core.api.worker import Worker, WorkerSpec
 from relax_core.rpc import messages
-from relax_core.rpc.host import Failure, free_port, raised
+from relax_core.rpc.connection import Connection
+from relax_core.rpc.host import free_port
 
 
 class Child:
@@ -128,7 +126,6 @@ def seen_gpus(environment: Mapping[str, str], nodes: Path = Path("/dev")) -> lis
     return [str(number) for number in range(len(list(nodes.glob("nvidia[0-9]*"))))]
 
 
-messages.register(Failure)
 REAP_S = 2.0
 """How long a closed connection may precede the news of its process's death."""
 
@@ -136,54 +133,35 @@ REAP_S = 2.0
 class LocalWorker:
     """A handle on one child process."""
 
-    def __init__(self, spec: WorkerSpec, process: Child, port: int, token: str, clock: Clock) -> None:
+    def __init__(self, spec: WorkerSpec, process: Child, connection: Connection, clock: Clock) -> None:
         self.name, self.pid, self.host = spec.name, process.pid, "127.0.0.1"
-        self._process, self._clock = process, clock
-        self._session = aiohttp.ClientSession(
-            base_url=f"http://127.0.0.1:{port}",
-            headers={"Authorization": f"Bearer {token}"},
-            timeout=aiohttp.ClientTimeout(total=None),
-            connector=aiohttp.TCPConnector(limit=0),
-            read_bufsize=1 << 20,
-        )
+        self._process, self._connection, self._clock = process, connection, clock
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
-        body = messages.encode(args)
         start = self._clock.now()
         try:
             async with asyncio.timeout(timeout_s):
-                async with self._session.post(f"/call/{method}", data=body) as response:
-                    answer = messages.decode(await response.read())
+                return await self._connection.call(method, args)
         except TimeoutError:
             raise DeadlineExceeded(self.name, f"{method} to return", self._clock.now() - start) from None
-        except (aiohttp.ClientError, RuntimeError) as error:  # RuntimeError: the session of a killed worker
+        except ConnectionError as error:
             raise await self._died(method, error) from error
-        if response.status != 200:
-            raise raised(answer, self.name)
-        return answer
 
     async def stream(self, method: str, *args: Any, timeout_s: float) -> AsyncIterator[Any]:
-        try:
-            async with self._session.post(f"/stream/{method}", data=messages.encode(args)) as response:
-                while True:
-                    item = await self._next(method, response, timeout_s)
-                    if item is None:
-                        return
-                    yield messages.decode(item)
-        except (aiohttp.ClientError, asyncio.IncompleteReadError, RuntimeError) as error:
-            raise await self._died(method, error) from error
-
-    async def _next(self, method: str, response: aiohttp.ClientResponse, timeout_s: float) -> bytes | None:
-        start = self._clock.now()
-        try:
-            async with asyncio.timeout(timeout_s):
-                kind, size = struct.unpack("<BI", await response.content.readexactly(5))
-                body = await response.content.readexactly(size)
-        except TimeoutError:
-            raise DeadlineExceeded(self.name, f"the next item of {method}", self._clock.now() - start) from None
-        if kind == 1:
-            raise raised(messages.decode(body), self.name)
-        return None if kind == 2 else body
+        async with contextlib.aclosing(self._connection.stream(method, args)) as items:
+            while True:
+                start = self._clock.now()
+                try:
+                    async with asyncio.timeout(timeout_s):
+                        item = await anext(items)
+                except StopAsyncIteration:
+                    return
+                except TimeoutError:
+                    waited = self._clock.now() - start
+                    raise DeadlineExceeded(self.name, f"the next item of {method}", waited) from None
+                except ConnectionError as error:
+                    raise await self._died(method, error) from error
+                yield item
 
     async def _died(self, method: str, error: Exception) -> WorkerDied:
         with contextlib.suppress(TimeoutError):
@@ -211,7 +189,7 @@ class LocalWorker:
 
     async def kill(self) -> None:
         await self._process.kill()
-        await self._session.close()
+        self._connection.close()
 
 
 class LocalWorkers:
@@ -245,34 +223,33 @@ class LocalWorkers:
         self._started.clear()
 
     async def _start(self, spec: WorkerSpec, timeout_s: float) -> LocalWorker:
-        receive, report = os.pipe()
-        token = secrets.token_urlsafe(24)
-        with os.fdopen(receive, "rb", buffering=0) as words:
-            try:
-                process = self._spawn(spec, report)
-            finally:
-                os.close(report)
-            port = await self._introduced(process, spec, token, words, timeout_s)
-        worker = LocalWorker(spec, process, port, token, self._clock)
-        self._started.append(worker)
-        return worker
-
-    async def _introduced(self, process: Child, spec: WorkerSpec, token: str, words: FileIO, timeout_s: float) -> int:
-        """The port of a process that has learnt who it is; one that can't be used is ended."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                process = self._spawn(spec, theirs.fileno())
+        except BaseException:
+            ours.close()
+            raise
+        connection = Connection(spec.name)
         try:
             async with asyncio.timeout(timeout_s):
-                await process.tell(self._certified(token, spec))
-                answer = await _first_words(words)
-            if "port" not in answer:
-                raise raised(answer["failure"], spec.name) if answer else self._silent(spec)
-            return int(answer["port"])
+                await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=ours)
+                await process.tell(self._certified(spec))
+                await connection.greet()
         except BaseException as error:
+            connection.close()
+            ours.close()
             await process.kill()
             if isinstance(error, TimeoutError):
                 raise DeadlineExceeded("runner", f"worker {spec.name} to start", timeout_s) from None
+            if isinstance(error, ConnectionError):
+                raise self._silent(spec) from None
             raise
+        worker = LocalWorker(spec, process, connection, self._clock)
+        self._started.append(worker)
+        return worker
 
-    def _spawn(self, spec: WorkerSpec, report: int) -> Child:
+    def _spawn(self, spec: WorkerSpec, channel: int) -> Child:
         settled = {"OMP_NUM_THREADS": str(self._threads), "TOKENIZERS_PARALLELISM": "false"}
         settled |= visible_devices(spec.devices, os.environ)
         seen = spec.inherit_env
@@ -281,8 +258,8 @@ class LocalWorkers:
         log = self._log(spec)
         try:
             return Child.start(
-                [spec.python or sys.executable, "-m", "relax_core.runners.local.child", str(report)],
-                env, log, report,
+                [spec.python or sys.executable, "-m", "relax_core.runners.local.child", str(channel)],
+                env, log, channel,
             )  # fmt: skip
         except OSError as error:
             raise InfrastructureError(
@@ -292,10 +269,10 @@ class LocalWorkers:
             if log is not None:
                 os.close(log)
 
-    def _certified(self, token: str, spec: WorkerSpec) -> bytes:
+    def _certified(self, spec: WorkerSpec) -> bytes:
         """The birth certificate: who it is, what it hosts, which plugins it must have."""
         own = {
-            "token": token, "component": spec.component, "target": spec.target, "memory_mb": spec.memory_mb,
+            "component": spec.component, "target": spec.target, "memory_mb": spec.memory_mb,
             "own_interpreter": bool(spec.python),
         }  # fmt: skip
         body = messages.encode({**own, **self._certificate})
@@ -317,21 +294,6 @@ class LocalWorkers:
         return InfrastructureError(
             f"worker {spec.name} ended before it was ready under {spec.python or sys.executable}{install}{where}"
         )
-
-
-async def _first_words(pipe: FileIO) -> dict[str, Any]:
-    """What the child reports once it serves or has failed to; empty when it ended without a word."""
-    reader = asyncio.StreamReader()
-    loop = asyncio.get_running_loop()
-    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
-    try:
-        size = struct.unpack("<I", await reader.readexactly(4))[0]
-        answer: dict[str, Any] = messages.decode(await reader.readexactly(size))
-        return answer
-    except asyncio.IncompleteReadError:
-        return {}
-    finally:
-        transport.close()
 
 
 def _tail(path: Path, lines: int = 5) -> str:

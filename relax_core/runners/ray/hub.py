@@ -8,7 +8,7 @@ can't reach it ends itself. It looks after the replicas that play the roles, and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -23,10 +23,11 @@ from relax_core.api.weights import Version
 from relax_core.bus.service import open_bus
 from relax_core.devices.scheduler import LocalDeviceService
 from relax_core.registry.catalogue import Catalogue
+from relax_core.rpc.connection import RpcServer
 from relax_core.rpc.host import Failure
 from relax_core.runners.launch import Launch, bus_settings, launch_component, starting_version
 from relax_core.runners.ray.cluster import NAMESPACE
-from relax_core.runners.ray.connection import RpcServer, answered
+from relax_core.runners.ray.connection import Packed, answered, answered_by_ray
 from relax_core.runners.ray.replicas import ReplicaTracker
 from relax_core.runners.ray.workers import GpuPlacement, open_room
 from relax_core.runners.run_status import RunStatusService
@@ -66,7 +67,7 @@ class Hub:
     """Services of one run."""
 
     def __init__(self) -> None:
-        self._exchange = RpcServer(self._serve)
+        self._server = RpcServer(self._serve)
 
     async def open(self, launch: Launch) -> Any:
         return await answered(self._open(launch))
@@ -94,22 +95,24 @@ class Hub:
     ) -> PayloadStore | None:
         self._bus = await open_bus(component, settings, directory, version)
         self._services: dict[str, Any] = {"bus": self._bus}
-        await self._exchange.open()
+        await self._server.open()
         return self._bus.store if self._bus.store.shared else None
 
     async def address(self) -> str:
-        """Of its lines; empty where it has none."""
-        return self._exchange.address
+        """Address of its socket; empty where it has none."""
+        return self._server.address
 
-    async def call(self, service: str, method: str, args: tuple[Any, ...]) -> Any:
-        return await answered(self._serve(service, method, args))
+    async def call(self, packed: Packed) -> Packed:
+        """Answer a process on another machine."""
+        return await answered_by_ray(self._serve, packed)
 
-    async def _serve(self, service: str, method: str, args: tuple[Any, ...]) -> Any:
-        return await getattr(self._services[service], method)(*args)
+    async def _serve(self, method: str, args: Sequence[Any]) -> Any:
+        service, _, name = method.partition(".")
+        return await getattr(self._services[service], name)(*args)
 
     async def close(self) -> Any:
         closed = await answered(self._bus.close())
-        self._exchange.close()
+        self._server.close()
         return closed
 
     # -- roles --------------------------------------------------------------------------------------------------

@@ -19,11 +19,10 @@ from relax_core.api.status import RunStatus
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc.host import raised
 from relax_core.runners.launch import Launch, RoleEnd
-from relax_core.runners.ray.bus import BusClient
+from relax_core.runners.ray.bus import bus_client
 from relax_core.runners.ray.cluster import NAMESPACE, Cluster
 from relax_core.runners.ray.connection import RpcClient, asked
 from relax_core.runners.ray.hub import CONCURRENCY, Hub, hub_name
-from relax_core.runners.ray.remote import RemoteService, RunStatusClient
 from relax_core.runners.ray.shell import app_name, deployment
 from relax_core.runners.ray.storage import RemoteStore
 from relax_core.runners.ray.workers import gpu_seats
@@ -44,7 +43,7 @@ class RayRunner:
         self._catalogue = catalogue
         self._cluster = Cluster()
         self._hub: Any = None
-        self._reach: RpcClient | None = None
+        self._client: RpcClient | None = None
         self._store: Any = None
         self._apps: list[str] = []
         self._ended = 0
@@ -59,9 +58,9 @@ class RayRunner:
             name=hub_name(launch.run_id), namespace=NAMESPACE, max_concurrency=CONCURRENCY
         ).remote()
         self._store = await asked(self._hub.open.remote(launch), "hub", "open", OPEN_S)
-        self._reach = RpcClient(self._hub)
-        self.bus = BusClient(RemoteService(self._reach, "bus"), self._store)
-        self.board = RunStatusClient(RemoteService(self._reach, "board"))
+        self._client = RpcClient(self._hub, "hub")
+        self.bus = bus_client(self._client, self._store)
+        self.board = self._client.service(RunStatus, "board")  # type: ignore[type-abstract]
         await asyncio.to_thread(self._deploy, launch)
         await asked(self._hub.gathered.remote(), "runner", "every role's process to start", OPEN_S)
 
@@ -91,8 +90,8 @@ class RayRunner:
     async def close(self) -> None:
         """A cluster of our own ends with all that is on it; from another the run's own things are taken away."""
         hub, self._hub = self._hub, None
-        if self._reach is not None:
-            await self._reach.close()
+        if self._client is not None:
+            await self._client.close()
         if hub is not None:
             if not self._cluster.ours:
                 await asyncio.gather(*(asyncio.to_thread(_delete, name) for name in self._apps))

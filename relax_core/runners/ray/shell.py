@@ -21,16 +21,17 @@ from ray import serve
 
 from relax_core.api.clock import Clock, SystemClock
 from relax_core.api.errors import InfrastructureError
-from relax_core.api.role import Role
+from relax_core.api.role import Role, WeightService
+from relax_core.api.status import RunStatus
 from relax_core.api.trainer import Chosen
+from relax_core.devices.scheduler import DeviceService
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc.host import describe
 from relax_core.runners.context import RoleContext, run_role
 from relax_core.runners.local.workers import LocalWorkers
-from relax_core.runners.ray.bus import BusClient
+from relax_core.runners.ray.bus import bus_client
 from relax_core.runners.ray.connection import RpcClient
 from relax_core.runners.ray.hub import HubService, find_hub
-from relax_core.runners.ray.remote import DeviceServiceClient, RemoteService, RunStatusClient, WeightClient
 from relax_core.runners.ray.storage import RemoteStore
 from relax_core.runners.ray.workers import RayWorkers
 from relax_core.tensor_files.mapped_files import sweep
@@ -131,10 +132,11 @@ class RoleShell:
         catalogue = Catalogue.load(launch.plugin_files)
         catalogue.verify(launch.resolved)
         role = cast(Role, catalogue.build(Chosen("role", self._role)))
-        reach = RpcClient(hub)
-        bus = BusClient(RemoteService(reach, "bus"), part.store)
-        weights, board = WeightClient(RemoteService(reach, "weights")), RunStatusClient(RemoteService(reach, "board"))
-        devices = DeviceServiceClient(RemoteService(reach, "devices"))
+        client = RpcClient(hub, "hub")
+        bus = bus_client(client, part.store)
+        weights = client.service(WeightService, "weights")  # type: ignore[type-abstract]
+        board = client.service(RunStatus, "board")  # type: ignore[type-abstract]
+        devices = client.service(DeviceService, "devices")  # type: ignore[type-abstract]
         children = LocalWorkers(launch.plugin_files, launch.resolved, Path(launch.run_dir) / "logs", self._clock)
 
         def context(incarnation: int) -> RoleContext:
@@ -147,7 +149,7 @@ class RoleShell:
             await run_role(role, context, part.without_s)
         finally:
             await children.close()
-            await reach.close()
+            await client.close()
             if isinstance(part.store, RemoteStore):
                 await part.store.let_go()
 

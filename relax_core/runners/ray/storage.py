@@ -19,10 +19,10 @@ import ray
 from relax_core.api.batch import Cut, Ragged
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, WorkerDied
 from relax_core.bus.store import Blocks, MemoryStore, cut
+from relax_core.rpc.connection import RpcServer
 from relax_core.runners.ray.block_folder import BlockFolder
-from relax_core.runners.ray.connection import RpcClient, RpcServer, answered, asked
+from relax_core.runners.ray.connection import CALL_S, Packed, RpcClient, answered, answered_by_ray, asked
 
-CALL_S = 120.0
 CLOSE_S = 5.0
 BESIDE_BYTES = 1 << 20
 """From here on a block is written beside the event loop."""
@@ -41,24 +41,25 @@ class StorageActor:
         self._owning: dict[int, asyncio.Task[None]] = {}
         self._folder: BlockFolder | None = None
         self._files: set[int] = set()
-        self._exchange = RpcServer(self._adopt)
+        self._server = RpcServer(self._serve)
 
     async def open(self) -> BlockFolder | None:
         """Where those on this machine may write to."""
         self._folder = await asyncio.to_thread(BlockFolder.make)
-        await self._exchange.open()
+        await self._server.open()
         return self._folder
 
     async def address(self) -> str:
-        """Of its lines; empty where it has none."""
-        return self._exchange.address
+        """Address of its socket; empty where it has none."""
+        return self._server.address
 
-    async def call(self, key: int) -> Any:
-        """What is small and waited for: `_adopt`."""
-        return await answered(self._adopt(key))
+    async def call(self, packed: Packed) -> Packed:
+        """Answer a process on another machine."""
+        return await answered_by_ray(self._serve, packed)
 
-    async def _adopt(self, key: int) -> None:
-        """Keep a file that a writer has put into the folder."""
+    async def _serve(self, method: str, args: Sequence[int]) -> None:
+        """Keep a file that a writer has put into the folder; the only call."""
+        (key,) = args
         if self._folder is None or not self._folder.has(key):
             raise InfrastructureError(f"bus storage: got block {key}, but no file of it; put it again")
         self._files.add(key)
@@ -133,10 +134,10 @@ class RemoteStore:
 
     def __init__(self, actors: Sequence[Any], folders: Sequence[BlockFolder | None]) -> None:
         self._actors, self._folders = tuple(actors), tuple(folders)
-        self._reaches = [RpcClient(actor) for actor in actors]
+        self._clients = [RpcClient(actor, "bus storage") for actor in actors]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Each process reaches the storages by lines of its own."""
+        """Each process reaches the storages by connections of its own."""
         return RemoteStore, (self._actors, self._folders)
 
     @classmethod
@@ -148,7 +149,7 @@ class RemoteStore:
         actor = self._actor(key)
         try:
             if await self._written(key, columns):
-                await asked(self._reaches[key % len(self._actors)].call(key), "bus storage", "put", CALL_S)
+                await self._clients[key % len(self._actors)].call("put", (key,))
             else:
                 await asked(actor.put.remote(key, columns), "bus storage", "put", CALL_S)
         except BaseException:
@@ -196,7 +197,7 @@ class RemoteStore:
 
     async def let_go(self) -> None:
         """This process needs the storages no more."""
-        await asyncio.gather(*(reach.close() for reach in self._reaches))
+        await asyncio.gather(*(client.close() for client in self._clients))
 
     def sweep(self) -> None:
         """Remove what dead storages of this machine have left."""

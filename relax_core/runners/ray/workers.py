@@ -29,11 +29,12 @@ from relax_core.api.errors import ConfigError, DeadlineExceeded, WorkerDied
 from relax_core.api.plan import Plan
 from relax_core.api.worker import Worker, WorkerSpec
 from relax_core.registry.catalogue import Catalogue
+from relax_core.rpc.connection import RpcServer
 from relax_core.rpc.host import Failure, Host, describe, free_port, raised
 from relax_core.runners.launch import Launch
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.runners.ray.cluster import NAMESPACE
-from relax_core.runners.ray.connection import RpcClient, RpcServer, answered, asked
+from relax_core.runners.ray.connection import Packed, RpcClient, answered, answered_by_ray, asked
 
 BUNDLE_CPUS = 0.001
 """Ray wants a bundle to hold something; cores are shared by the operating system."""
@@ -93,18 +94,18 @@ class WorkerActor:
 
     async def _open(self, spec: WorkerSpec, plugin_files: tuple[str, ...], resolved: tuple[Any, ...]) -> int:
         self._child: Worker | None = None
-        self._exchange = RpcServer(self._call)
+        self._server = RpcServer(self._call)
         os.environ.update(spec.run_env)  # not by Ray's runtime environment, which is logged
         if spec.python:
             (self._child,) = await LocalWorkers(plugin_files, resolved).start(
                 [replace(spec, devices=())]
             )  # this actor sees only those
-            await self._exchange.open()
+            await self._server.open()
             return self._child.pid
         catalogue = await asyncio.to_thread(Catalogue.load, plugin_files)
         catalogue.verify(resolved)
         self._host = await asyncio.to_thread(Host.make, spec.component, spec.target, catalogue)
-        await self._exchange.open()
+        await self._server.open()
         return os.getpid()
 
     async def host(self) -> str:
@@ -116,13 +117,15 @@ class WorkerActor:
         return free_port(address)
 
     async def address(self) -> str:
-        """Of its lines; empty where it has none."""
-        return self._exchange.address
+        """Address of its socket; empty where it has none."""
+        return self._server.address
 
-    async def call(self, method: str, args: tuple[Any, ...], timeout_s: float) -> Any:
-        return await answered(self._call(method, args, timeout_s))
+    async def call(self, packed: Packed) -> Packed:
+        """Answer a process on another machine."""
+        return await answered_by_ray(self._call, packed)
 
-    async def _call(self, method: str, args: tuple[Any, ...], timeout_s: float) -> Any:
+    async def _call(self, method: str, timed: Sequence[Any]) -> Any:
+        args, timeout_s = timed
         if self._child is not None:
             return await self._child.call(method, *args, timeout_s=timeout_s)
         return await self._host.call(method, args)
@@ -145,10 +148,10 @@ class RayWorker:
         """`group`: made for it, and gone with it."""
         self.name, self.pid, self.host = name, pid, host
         self._actor, self._group = actor, group
-        self._reach = RpcClient(actor)
+        self._client = RpcClient(actor, name)
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
-        return await asked(self._reach.call(method, args, timeout_s), self.name, method, timeout_s)
+        return await self._client.call(method, (args, timeout_s), timeout_s)
 
     async def free_port(self, address: str) -> int:
         port: int = await asked(self._actor.free_port.remote(address), self.name, "free_port", PORT_S)
@@ -177,7 +180,7 @@ class RayWorker:
         await self.kill()
 
     async def kill(self) -> None:
-        await self._reach.close()
+        await self._client.close()
         ray.kill(self._actor)
         if self._group is not None:
             with contextlib.suppress(RayError):

@@ -47,9 +47,8 @@ def _hub() -> Any:
 def _client(hub: Any, store: Any) -> Any:
     from relax_core.runners.ray.bus import BusClient
     from relax_core.runners.ray.connection import RpcClient
-    from relax_core.runners.ray.remote import RemoteService
 
-    return BusClient(RemoteService(RpcClient(hub), "bus"), store)
+    return BusClient(RpcClient(hub, "hub"), store)
 
 
 class _Owned:

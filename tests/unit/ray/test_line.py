@@ -1,44 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines: calls go by the socket where there is one and by Ray where not, and whoever waits learns of its end."""
+"""Calls go by the socket where there is one and by Ray where not, and whoever waits learns of its end."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
+import socket
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Protocol
 
+import numpy as np
 import pytest
 import uvloop
 
 from relax_core.api.errors import StaleFence, WorkerDied
-from relax_core.runners.ray.connection import BY_RAY_BYTES, Connection, RpcClient, RpcServer, answered, asked
+from relax_core.rpc import messages
+from relax_core.rpc.connection import Connection, RpcServer, connect, proxy
+from relax_core.runners.ray.connection import Packed, RpcClient, answered_by_ray
 
 
 class Actor:
-    """As an actor of Ray looks to its callers, in this process; `by_ray` are the calls that did not come by a line."""
+    """As an actor of Ray looks to its callers, in this process; `by_ray` are the calls that did not come by its socket."""
 
-    def __init__(self, has_line: bool = True) -> None:
+    def __init__(self, has_socket: bool = True) -> None:
         self.by_ray: list[Any] = []
         self.begun = asyncio.Event()
         self.exchange = RpcServer(self.serve)
-        self._has_line = has_line
+        self._has_socket = has_socket
         self.address = _Method(self._address)
         self.call = _Method(self._call)
 
     async def _address(self) -> str:
-        return self.exchange.address if self._has_line else ""
+        return self.exchange.address if self._has_socket else ""
 
-    async def _call(self, *args: Any) -> Any:
-        self.by_ray.append(args)
-        return await answered(self.serve(*args))
+    async def _call(self, packed: Packed) -> Packed:
+        self.by_ray.append(messages.decode(*packed))
+        return await answered_by_ray(self.serve, packed)
 
-    async def serve(self, what: str, *args: Any) -> Any:
+    async def serve(self, what: str, args: Sequence[Any]) -> Any:
         self.begun.set()
         if what == "wait":
             await asyncio.Event().wait()
         if what == "refuse":
             raise StaleFence("lease 3 has ended")
-        if what == "unpicklable":
+        if what == "unsendable":
             return lambda: None
         return None if what == "none" else (what, *args)
 
@@ -58,13 +62,14 @@ async def actor() -> AsyncIterator[Actor]:
 
 @pytest.fixture
 async def reach(actor: Actor) -> AsyncIterator[RpcClient]:
-    made = RpcClient(actor)
+    made = RpcClient(actor, "hub")
     yield made
     await made.close()
 
 
 async def _ask(reach: RpcClient, *call: Any) -> Any:
-    return await asked(reach.call(*call), "hub", str(call[0]), 20.0)
+    what, *args = call
+    return await reach.call(what, args, 20.0)
 
 
 async def test_calls_side_by_side_get_their_own_answers_by_the_line(actor: Actor, reach: RpcClient) -> None:
@@ -82,7 +87,7 @@ def test_lines_work_on_the_loop_that_serve_gives_its_replicas() -> None:
     async def talk() -> Any:
         actor = Actor()
         await actor.exchange.open()
-        reach = RpcClient(actor)
+        reach = RpcClient(actor, "hub")
         answer = await _ask(reach, "say", 1), actor.by_ray
         await reach.close()
         actor.exchange.close()
@@ -92,22 +97,39 @@ def test_lines_work_on_the_loop_that_serve_gives_its_replicas() -> None:
         assert runner.run(talk()) == (("say", 1), [])
 
 
-async def test_what_can_not_be_pickled_is_told_to_who_asked_for_it(reach: RpcClient) -> None:
-    with pytest.raises(Exception, match="pickle"):
-        await _ask(reach, "unpicklable")
+async def test_what_can_not_travel_is_told_to_who_asked_for_it(reach: RpcClient) -> None:
+    with pytest.raises(Exception, match="can't travel"):
+        await _ask(reach, "unsendable")
 
 
-async def test_large_calls_and_those_from_elsewhere_go_by_ray(actor: Actor, reach: RpcClient) -> None:
-    large = b"x" * BY_RAY_BYTES
-    assert await _ask(reach, "say", large) == ("say", large)
-    assert len(actor.by_ray) == 1
-    elsewhere = Actor(has_line=False)
-    assert await _ask(RpcClient(elsewhere), "say") == ("say",)
-    assert elsewhere.by_ray == [("say",)]
+@pytest.mark.parametrize("has_socket", [True, False])
+async def test_large_arrays_arrive_as_they_were_by_either_way(has_socket: bool) -> None:
+    actor = Actor(has_socket)
+    await actor.exchange.open()
+    reach = RpcClient(actor, "hub")
+    sent = [np.arange(size, dtype=np.float32) for size in (0, 10, 20_000, 3_000_000)]
+    answers = await asyncio.gather(*(_ask(reach, "say", number, sent) for number in range(3)))
+    for number, (_, asked_as, got) in enumerate(answers):
+        assert asked_as == number
+        for array, want in zip(got, sent, strict=True):
+            np.testing.assert_array_equal(array, want)
+    assert len(actor.by_ray) == (0 if has_socket else 3)
+    await reach.close()
+    actor.exchange.close()
 
 
-async def test_a_line_that_nobody_answers_is_none() -> None:
-    assert await Connection.open("relax-0123456789abcdef") is None
+async def test_calls_from_elsewhere_go_by_ray() -> None:
+    elsewhere = Actor(has_socket=False)
+    assert await _ask(RpcClient(elsewhere, "hub"), "say") == ("say",)
+    with pytest.raises(StaleFence, match="lease 3 has ended"):
+        await _ask(RpcClient(elsewhere, "hub"), "refuse")
+    with pytest.raises(Exception, match="can't travel"):
+        await _ask(RpcClient(elsewhere, "hub"), "unsendable")
+    assert [call[0] for call in elsewhere.by_ray] == ["say", "refuse", "unsendable"]
+
+
+async def test_an_address_that_nobody_answers_is_none() -> None:
+    assert await connect("relax-0123456789abcdef token", "hub") is None
 
 
 async def test_who_waits_learns_of_the_end_at_once_and_the_next_call_asks_ray(actor: Actor, reach: RpcClient) -> None:
@@ -117,9 +139,27 @@ async def test_who_waits_learns_of_the_end_at_once_and_the_next_call_asks_ray(ac
     with pytest.raises(WorkerDied, match="hub died during wait"):
         await waiting
     assert await _ask(reach, "say") == ("say",)
-    assert actor.by_ray == [("say",)]
+    assert actor.by_ray == [("say", ())]
 
 
-async def test_a_peer_of_another_user_gets_no_line(actor: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relax_core.runners.ray.connection.os.getuid", lambda: 4_000_000_000)
-    assert await Connection.open(actor.exchange.address) is None
+async def test_a_peer_without_the_token_is_answered_nothing(actor: Actor) -> None:
+    name, _, _ = actor.exchange.address.partition(" ")
+    for token in ("", "wrong"):
+        assert await connect(f"{name} {token}", "hub") is None
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.connect(f"\0{name}")
+    _, stranger = await asyncio.get_running_loop().create_unix_connection(Connection, sock=sock)
+    with pytest.raises(ConnectionError):
+        await stranger.call("say", ())
+    assert not actor.begun.is_set()
+
+
+class Spoken(Protocol):
+    async def say(self, word: str, times: int = 1, loud: bool = False) -> Any: ...
+
+
+async def test_a_proxy_has_the_methods_of_its_protocol_and_names_its_arguments(reach: RpcClient) -> None:
+    spoken = proxy(Spoken, reach.call)
+    assert await spoken.say("a") == ("say", "a")
+    assert await spoken.say("a", loud=True) == ("say", "a", 1, True)
+    assert not hasattr(spoken, "shout")

@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one protocol between processes: calls and streams as numbered frames over a socket, and typed proxies over it.
+
+A connection is symmetric: either end may serve, call, or both. Values travel as `rpc.messages`, so nothing that arrives
+can run code; arrays travel beside their message and are received into their own memory. Errors are data. A listening end
+accepts only peers whose first frame shows its token and speaks the same protocol.
+
+Arrays must not be changed by their sender until their call has been answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import inspect
+import secrets
+import socket
+import struct
+import sys
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from relax_core.rpc import messages
+from relax_core.rpc.host import Failure, describe, raised
+
+HEAD = struct.Struct("<QBIQ")
+"""A frame's head: the number of its request, its kind, how many arrays follow the message, the message's size."""
+HELLO, CALL, STREAM, CANCEL, VALUE, ITEM, END, FAILURE = range(8)
+SCRATCH_BYTES = 1 << 18
+"""Smaller frames are parsed from one buffer; a larger one is received into memory of its own."""
+HELLO_S = 60.0
+"""For the answer of a busy process; where nobody listens the socket says so at once."""
+
+Call = Callable[[str, Sequence[Any]], Awaitable[Any]]
+Stream = Callable[[str, Sequence[Any]], AsyncIterator[Any]]
+P = TypeVar("P")
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One end of a socket between two processes.
+
+    Invariants:
+    - Every request ends once: by its answer, by its failure, or by ConnectionError when the connection is lost.
+    - Before a token was shown nothing is served.
+    """
+
+    def __init__(
+        self, peer: str = "", call: Call | None = None, stream: Stream | None = None, token: str = "",
+        failure: Failure | None = None, on_lost: Callable[[Connection], None] | None = None,
+    ) -> None:  # fmt: skip
+        """`peer` names the other end in errors; `failure` is the answer to its first frame where nothing can be served."""
+        self._peer, self._call, self._stream, self._token = peer, call, stream, token
+        self._failure, self._on_lost = failure, on_lost
+        self._greeted, self.lost = False, False
+        self._transport: Any = None
+        self._numbers = 0
+        self._answers: dict[int, Callable[[int, Any], None]] = {}
+        self._serving: dict[int, asyncio.Task[None]] = {}
+        self._cancelled: set[int] = set()
+        """Streams under way that nobody reads any more."""
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._scratch, self._filled = memoryview(bytearray(SCRATCH_BYTES)), 0
+        self._large: tuple[int, int, list[Any]] = (0, 0, [])
+        """Number, kind and parts of the large frame that is being received."""
+        self._targets: deque[memoryview] = deque()
+        """Parts of it that are not full yet."""
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    async def greet(self, token: str = "") -> None:
+        """Show the token and await that the other end serves. Raises its failure, or ConnectionError."""
+        await self._request(HELLO, (messages.PROTOCOL, token))
+        self._greeted = True  # it may call back
+
+    async def call(self, method: str, args: Sequence[Any]) -> Any:
+        """Await one call. Raises what it raised, or ConnectionError where the peer ends before it has answered."""
+        return await self._request(CALL, (method, tuple(args)))
+
+    async def stream(self, method: str, args: Sequence[Any]) -> AsyncGenerator[Any, None]:
+        """Items of a stream; the peer ends it when nobody reads it any more."""
+        answers: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
+        number = self._begin(STREAM, (method, tuple(args)), lambda *answer: answers.put_nowait(answer))
+        kind = ITEM
+        try:
+            while True:
+                kind, value = await answers.get()
+                if kind == END:
+                    return
+                if kind == FAILURE:
+                    raise value
+                yield value
+        finally:
+            del self._answers[number]
+            if kind == ITEM:
+                self._send(number, CANCEL, None)
+
+    async def _request(self, kind: int, message: Any) -> Any:
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def answered(kind: int, value: Any) -> None:
+            if answer.done():
+                return
+            if kind == FAILURE:
+                answer.set_exception(value)
+            else:
+                answer.set_result(value)
+
+        number = self._begin(kind, message, answered)
+        try:
+            return await answer
+        finally:
+            del self._answers[number]
+
+    def _begin(self, kind: int, message: Any, answered: Callable[[int, Any], None]) -> int:
+        if self.lost:
+            raise ConnectionResetError("the connection has ended")
+        self._numbers += 1
+        self._send(self._numbers, kind, message)
+        self._answers[self._numbers] = answered
+        return self._numbers
+
+    def close(self) -> None:
+        self._end()
+        for task in self._serving.values():
+            task.cancel()
+        if self._transport is not None:
+            self._transport.close()
+
+    def _end(self) -> None:
+        self.lost = True
+        self._writable.set()
+        for answered in tuple(self._answers.values()):
+            answered(FAILURE, ConnectionResetError("the connection has ended"))
+
+    # -- serving ------------------------------------------------------------------------------------------------------
+
+    async def _serve(self, number: int, kind: int, parts: Sequence[Any]) -> None:
+        try:
+            method, args = messages.decode(parts[0], parts[1:])
+            if kind == CALL and self._call is not None:
+                self._send(number, VALUE, await self._call(method, args))
+            elif kind == STREAM and self._stream is not None:
+                await self._serve_stream(number, self._stream(method, args))
+            else:
+                raise ValueError(f"{method}: this end serves no such request")
+        except Exception as error:
+            self._send(number, FAILURE, describe(error))
+
+    async def _serve_stream(self, number: int, items: AsyncIterator[Any]) -> None:
+        async for item in items:
+            await self._writable.wait()
+            if self.lost or number in self._cancelled:
+                await items.aclose()  # type: ignore[attr-defined]
+                return
+            self._send(number, ITEM, item)
+        self._send(number, END, None)
+
+    def _served(self, number: int) -> None:
+        del self._serving[number]
+        self._cancelled.discard(number)
+
+    def _received(self, number: int, kind: int, parts: Sequence[Any]) -> None:
+        if not self._greeted and kind != HELLO and kind < VALUE:
+            self._transport.abort()
+        elif kind == HELLO:
+            self._greet(number, parts[0])
+        elif kind in (CALL, STREAM):
+            self._serving[number] = task = asyncio.ensure_future(self._serve(number, kind, parts))
+            task.add_done_callback(lambda _: self._served(number))
+        elif kind == CANCEL:
+            if number in self._serving:
+                self._cancelled.add(number)
+        elif (answered := self._answers.get(number)) is not None:  # else whoever asked has gone
+            try:
+                value = messages.decode(parts[0], parts[1:])
+            except Exception as error:
+                kind, value = FAILURE, error
+            answered(kind, raised(value, self._peer) if isinstance(value, Failure) else value)
+
+    def _greet(self, number: int, body: Any) -> None:
+        try:
+            protocol, token = messages.decode(body)
+            known = hmac.compare_digest(str(token).encode(), self._token.encode())
+        except (ValueError, TypeError):
+            known = False
+        if not known:
+            self._transport.abort()
+            return
+        self._greeted = protocol == messages.PROTOCOL and self._failure is None
+        other = f"rpc: protocol {protocol} met {messages.PROTOCOL}; both sides must run the same relax-core"
+        refusal = None if self._greeted else self._failure or Failure("InfrastructureError", other)
+        self._send(number, VALUE if refusal is None else FAILURE, refusal)
+
+    # -- frames -------------------------------------------------------------------------------------------------------
+
+    def _send(self, number: int, kind: int, value: Any) -> None:
+        arrays: list[Any] = []
+        body = messages.encode(value, arrays)
+        if self.lost:
+            return
+        sizes = struct.pack(f"<{len(arrays)}Q", *(array.nbytes for array in arrays))
+        self._transport.write(b"".join((HEAD.pack(number, kind, len(arrays), len(body)), sizes, body)))
+        for array in arrays:
+            self._transport.write(array.data)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._targets[0] if self._targets else self._scratch[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._targets:
+            self._fill(nbytes)
+        else:
+            self._filled += nbytes
+            self._parse()
+
+    def _parse(self) -> None:
+        """Take whole frames from the scratch buffer; begin one that is too large for it."""
+        at = 0
+        while self._filled - at >= HEAD.size:
+            number, kind, count, size = HEAD.unpack_from(self._scratch, at)
+            start = at + HEAD.size + 8 * count
+            if start > self._filled:
+                break
+            sizes = (size, *struct.unpack_from(f"<{count}Q", self._scratch, at + HEAD.size))
+            end = start + sum(sizes)
+            if end > self._filled and end - at <= SCRATCH_BYTES:
+                break
+            if end > self._filled:
+                self._begin_large(number, kind, sizes, self._scratch[start : self._filled])
+                self._filled = 0
+                return
+            parts = []
+            for part in sizes:
+                parts.append(bytes(self._scratch[start : start + part]))
+                start += part
+            at = end
+            self._received(number, kind, parts)
+        if at:
+            left = bytes(self._scratch[at : self._filled])
+            self._scratch[: len(left)] = left
+            self._filled = len(left)
+
+    def _begin_large(self, number: int, kind: int, sizes: Sequence[int], begun: memoryview) -> None:
+        import numpy as np
+
+        if not self._greeted and (kind < VALUE or not self._answers):  # no stranger makes this process reserve memory
+            self._transport.abort()
+            return
+        parts = [np.empty(size, np.uint8).data for size in sizes]
+        self._large, self._targets = (number, kind, parts), deque(part for part in parts if len(part))
+        while begun:
+            taken = min(len(begun), len(self._targets[0]))
+            self._targets[0][:taken] = begun[:taken]
+            self._fill(taken)
+            begun = begun[taken:]
+
+    def _fill(self, taken: int) -> None:
+        self._targets[0] = self._targets[0][taken:]
+        if not self._targets[0]:
+            self._targets.popleft()
+        if not self._targets:
+            large, self._large = self._large, (0, 0, [])
+            self._received(*large)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._end()
+        if self._on_lost is not None:
+            self._on_lost(self)
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+
+class RpcServer:
+    """The end that answers calls of any number of processes on this machine."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._server: asyncio.Server | None = None
+        self._connections: set[Connection] = set()
+        self._token = secrets.token_hex(16)
+        self.address = ""
+        """`name token`, for `connect`; empty while it is closed, and where sockets have no abstract names."""
+
+    async def open(self) -> None:
+        """Listen on a socket without a file; calling it again changes nothing."""
+        if self._server is not None or sys.platform != "linux":
+            return
+        name = f"relax-{secrets.token_hex(16)}"
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listening.bind(f"\0{name}")
+        self._server = await asyncio.get_running_loop().create_unix_server(self._accepted, sock=listening)
+        self.address = f"{name} {self._token}"
+
+    def close(self) -> None:
+        """End all connections, and what is served on them."""
+        if self._server is not None:
+            self._server.close()
+        for connection in tuple(self._connections):
+            connection.close()
+        self._server, self.address = None, ""
+
+    def _accepted(self) -> Connection:
+        connection = Connection(call=self._call, token=self._token, on_lost=self._connections.discard)
+        self._connections.add(connection)
+        return connection
+
+
+async def connect(address: str, peer: str) -> Connection | None:
+    """Connect to an `RpcServer`; None where no such socket is on this machine, or the token is not its own."""
+    name, _, token = address.partition(" ")
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection = Connection(peer)
+    try:
+        async with asyncio.timeout(HELLO_S):
+            await asyncio.to_thread(sock.connect, f"\0{name}")  # not every event loop knows names without a file
+            await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=sock)
+            await connection.greet(token)
+    except OSError:  # a timeout is one too
+        connection.close()
+        sock.close()
+        return None
+    return connection
+
+
+def proxy(protocol: type[P], call: Call) -> P:
+    """Make an object of `protocol` whose methods are calls of the same names."""
+    made = type(f"{protocol.__name__}Proxy", (), {})()
+    for name, function in inspect.getmembers(protocol, inspect.iscoroutinefunction):
+        if not name.startswith("_"):
+            setattr(made, name, _method(name, inspect.signature(function), call))
+    return made  # type: ignore[no-any-return]
+
+
+def _method(name: str, signature: inspect.Signature, call: Call) -> Callable[..., Awaitable[Any]]:
+    async def method(*args: Any, **named: Any) -> Any:
+        if named:
+            bound = signature.bind(None, *args, **named)
+            bound.apply_defaults()
+            args = bound.args[1:]
+        return await call(name, args)
+
+    return method

@@ -200,8 +200,16 @@ class Connection(asyncio.BufferedProtocol):
         body = messages.encode(value, arrays)
         if self.lost:
             return
-        sizes = struct.pack(f"<{len(arrays)}Q", *(array.nbytes for array in arrays))
-        self._transport.write(b"".join((HEAD.pack(number, kind, len(arrays), len(body)), sizes, body)))
+        head = HEAD.pack(number, kind, len(arrays), len(body))
+        if not arrays:
+            self._transport.write(head + body)
+            return
+        sizes = [array.nbytes for array in arrays]
+        head += struct.pack(f"<{len(sizes)}Q", *sizes)
+        if sum(sizes) <= SCRATCH_BYTES:
+            self._transport.write(b"".join((head, body, *(array.data for array in arrays))))
+            return
+        self._transport.write(head + body)
         for array in arrays:
             self._transport.write(array.data)
 

@@ -16,10 +16,12 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 PROTOCOL = 3
-LARGE_BYTES = 1 << 16
+LARGE_BYTES = 1 << 14
 """From here on an array travels beside its message, where the carrier takes arrays."""
 MAX_LARGE = 4096
 """So many of one message; the others travel within it."""
+KEPT_BYTES = 1 << 20
+"""A buffer that a larger message has made is not kept."""
 
 _TYPE, _ARRAY, _SET, _BIG, _TABLE, _LARGE, _OBJECTS, _PACKED = range(1, 9)
 _registry: dict[str, Any] = {}
@@ -49,12 +51,19 @@ def encode(value: Any, large: list[Any] | None = None) -> bytes:
 
     Large arrays are not copied where a list is given: they are appended to it, as bytes, and must travel beside the message.
     """
-    import msgpack
-
     _register_api()
     if type(value) is list and _alike(value):
         value = _table(value, large)
-    return bytes(msgpack.packb(value, default=partial(_encode, large), strict_types=True, use_bin_type=True))
+    try:
+        encoder = _idle.pop()
+    except IndexError:
+        encoder = _Encoder()
+    encoder.large = large
+    body = encoder.pack(value)
+    encoder.large = None
+    if len(body) <= KEPT_BYTES:
+        _idle.append(encoder)
+    return body
 
 
 def decode(data: bytes | memoryview, large: Sequence[Any] = ()) -> Any:
@@ -65,10 +74,32 @@ def decode(data: bytes | memoryview, large: Sequence[Any] = ()) -> Any:
     return msgpack.unpackb(data, ext_hook=partial(_decode, large), use_list=False, strict_map_key=False, raw=False)
 
 
+class _Encoder:
+    """A packer of one message at a time, kept for the next one: making its buffer costs more than a small message."""
+
+    __slots__ = ("large", "pack")
+
+    def __init__(self) -> None:
+        import msgpack
+
+        self.large: list[Any] | None = None
+        packer = msgpack.Packer(default=self._encode, strict_types=True, use_bin_type=True, buf_size=1 << 12)
+        self.pack: Callable[[Any], bytes] = packer.pack
+
+    def _encode(self, value: Any) -> Any:
+        return _encode(self.large, value)
+
+
+_idle: list[_Encoder] = []
+"""Encoders that no message uses: a message within a message needs one of its own, and so does another thread."""
+
+
 def _encode(large: list[Any] | None, value: Any) -> Any:
+    cls = type(value)
+    if cls is tuple:  # the most frequent
+        return _table(value, large) if _alike(value) else list(value)
     import msgpack
 
-    cls = type(value)
     if cls in _fields:  # tuples as lists: each that msgpack has to ask about is a call of this
         values = [getattr(value, name) for name in _fields[cls]]
         plain = [list(each) if type(each) is tuple else each for each in values]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker process hosts: one component instance whose public methods others call.
+"""Host of a worker process: one component instance whose public methods others call.
 
-It knows nothing of how calls arrive: `runners.local.child` serves it over a socket of its parent, `runners.ray` inside an actor.
+It knows nothing of how calls arrive: `runners.local.child` serves it over a socket, `runners.ray` inside an actor.
 Synchronous methods run one at a time in one thread, so that trainers keep their thread-bound state.
 """
 

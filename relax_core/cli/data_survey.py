@@ -50,7 +50,7 @@ class Processor:
 
 @dataclass(frozen=True, slots=True)
 class Processors:
-    """What reads the media of a file."""
+    """The modality processors that read the media of a file, and what they need for it."""
 
     choices: Sequence[Any]
     kinds: Sequence[str]
@@ -104,7 +104,8 @@ async def survey_media(found: DataFile, result: Survey) -> None:
 
 
 async def facts(found: DataFile, task: Task) -> list[dict[str, Any]]:
-    """Of each medium of a task: kind, source, what its header tells, tokens, key and a copy for people, or its `error`."""
+    """Return for each medium of a task its kind, source, what its header tells, tokens, key and a copy for people, or
+    its `error`."""
     if found.processors is None:
         return []
     told = []
@@ -179,7 +180,7 @@ class DataFile:
 
 @dataclass(slots=True)
 class Survey:
-    """What stands in one file."""
+    """The survey of one data file: its rows and columns."""
 
     path: str
     bad: list[BadRow]
@@ -243,7 +244,7 @@ def data_files(file: Path, model: Path | None) -> Iterator[DataFile]:
 
 
 def _of_config(config: RunConfig, catalogue: Catalogue) -> Iterator[DataFile]:
-    """Its training file and its evaluation sets."""
+    """Yield the configuration's training file and its evaluation sets."""
     family = _family(catalogue, config.family.chosen, config.model.model_dump(mode="json"))
     form = cast(type[Algorithm], catalogue.target("algorithm", config.algorithm.name)).source
     settings = _settings(config, catalogue) if form is Form.ROLLOUT else _dataset_settings(config)

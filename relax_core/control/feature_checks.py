@@ -53,7 +53,8 @@ FIELD = "model.routing_replay"
 
 
 def replayed_columns(config: RunConfig, catalogue: Catalogue, source: Source) -> tuple[str, ...]:
-    """What the actor reads beside its other columns: nothing where it routes for itself. Raises ConfigError."""
+    """Return the columns that the actor reads for routing replay; none where it routes for itself. Raises
+    ConfigError."""
     replay = config.model.routing_replay
     if replay == "off":
         return ()
@@ -103,7 +104,8 @@ RECOMPUTED = "actor_fwd.log_probs"
 def check_formats(
     config: RunConfig, catalogue: Catalogue, operations: Iterable[Operation], rounds: bool
 ) -> tuple[str, ...]:
-    """What the plan says of them. `rounds`: an actor-fwd has own workers, which get whole weights as engines do."""
+    """Check the number formats and return the plan's notes on them. With `rounds`, an actor-fwd has own workers, which
+    get whole weights as engines do."""
     names = {operation.name for operation in operations}
     trainer, engine = config.trainer.chosen.name, config.engine.chosen.name
     own, theirs = config.model.dtype, config.engine_dtype

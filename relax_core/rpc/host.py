@@ -78,7 +78,7 @@ class Host:
 
 
 def free_port(address: str) -> int:
-    """Of this machine, at one of its addresses; another process may be quicker to take it."""
+    """Find a free port of this machine at one of its addresses; another process may be quicker to take it."""
     with socket.socket() as probe:
         probe.bind((address, 0))
         return int(probe.getsockname()[1])

@@ -56,7 +56,7 @@ class WithEnv:
 
 
 class RoleContext:
-    """What a role may touch, and what it says of itself."""
+    """The services that a role may use, and its reports on itself."""
 
     def __init__(
         self, role: str, launch: Launch, catalogue: Catalogue, bus: Bus, weights: WeightService, board: RunStatus,
@@ -136,7 +136,7 @@ class RoleContext:
     # -- for the role's runner ----------------------------------------------------------------------------------
 
     def beat(self) -> Heartbeat:
-        """What it is at, and the spans that no beat told before."""
+        """Return a heartbeat: what the role does now, and the spans that no heartbeat carried before."""
         facts = {name: fact() if callable(fact) else fact for name, fact in self._facts.items()}
         lanes = (self._activity, *self._lanes.values())
         return Heartbeat(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a runner is given, and what it offers: plain data in, a hub and role tasks out.
+"""The interface of runners: plain data in, a hub and role tasks out.
 
-What the bus is told of a run: from the launch's plain data, so that it can be opened in any process.
+The settings of the bus are made from the launch's plain data, so that it can be opened in any process.
 """
 
 from __future__ import annotations
@@ -97,5 +97,5 @@ def bus_settings(launch: Launch) -> BusSettings:
 
 
 def starting_version(launch: Launch) -> Version:
-    """Of the actor's weights when the run, or its continuation, begins."""
+    """Return the version of the actor's weights when the run, or its continuation, begins."""
     return Version("actor", launch.incarnation, launch.resume.step if launch.resume else 0)

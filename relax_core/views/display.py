@@ -140,7 +140,7 @@ class LiveDisplay:
         return [f"{key} {value}" for key, value in shown.items() if value]
 
     def _picture(self) -> Group:
-        """What rich draws, from a copy of the numbers."""
+        """Return what rich draws, made from a copy of the numbers."""
         with self._lock:
             rewards, beats, note = list(self._rewards), self._beats, self._note
             rows = [self._progress(), Text("   ".join(self._numbers()[self._has_curve :]))]

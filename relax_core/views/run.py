@@ -79,7 +79,7 @@ class RunView:
         return self._directory.read("summary") or {}
 
     def status(self) -> dict[str, Any]:
-        """What the run last said of its roles; empty before it said anything."""
+        """Return what the run last said of its roles; empty before it said anything."""
         return self._directory.read("status") or {}
 
     def document(self, name: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ Media = tuple[Mapping[str, Any], ...]
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """What a page shows of one sample."""
+    """The parts of one sample that a page shows."""
 
     reward: str
     facts: str

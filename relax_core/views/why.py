@@ -56,7 +56,7 @@ def debtors(owed_by: str, roles: Roles) -> list[str]:
 
 
 def _follow(roles: Roles, name: str, now: float) -> tuple[list[Link], str]:
-    """What one role is at, and the role to look at next."""
+    """Return what one role does now, and the role to look at next."""
     role = roles[name]
     age = now - float(role.get("at") or now)
     if parts := list(_parts(name, role, age)):
@@ -187,7 +187,7 @@ class WhyAnswer:
 
     @property
     def culprit(self) -> str:
-        """Who owes it in the end."""
+        """Return the one who owes the wait in the end."""
         return self.chain[-1].who if self.chain else ""
 
     def lines(self) -> Iterator[str]:
@@ -268,7 +268,7 @@ def _waits(roles: Any, now: float) -> Iterator[Waiting]:
 
 
 def _details(role: Mapping[str, Any], now: float) -> Iterator[str]:
-    """What a rollout has under way: its oldest groups, and its engines; and those of other pools."""
+    """Yield what a rollout has under way: its oldest groups, its engines, and those of other pools."""
     facts, age = role.get("facts") or {}, now - float(role.get("at") or now)
     for group in facts.get("under_way") or ():
         yield f"{group_says(group)}: {seconds(group['for_s'] + age)} old"

@@ -88,7 +88,8 @@ class Child:
             os.killpg(self.pid, signal.SIGKILL)
 
     def _reap(self) -> None:
-        """What it started ends with it; only until it is waited for is its number surely its own."""
+        """Kill what the ended child has started, then wait for the child: only until then is its process number surely
+        its own."""
         self._kill_session()
         self._popen.wait()
         asyncio.get_running_loop().remove_reader(self._descriptor)
@@ -108,7 +109,8 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 def visible_devices(
     devices: Sequence[str], environment: Mapping[str, str], nodes: Path = Path("/dev")
 ) -> dict[str, str]:
-    """Its environment. A process that the plan puts on a CPU sees no GPU; one without devices sees what this one does.
+    """Return the variable that limits a process to its devices. A process that the plan puts on a CPU sees no GPU; one
+    without devices sees what this one does.
 
     A plan of more GPUs than there are goes round them again (its notes say so): processes share one without turns.
     """
@@ -120,7 +122,7 @@ def visible_devices(
 
 
 def seen_gpus(environment: Mapping[str, str], nodes: Path = Path("/dev")) -> list[str]:
-    """What a process with this environment sees, by the names that CUDA takes."""
+    """Return the GPUs that a process with this environment sees, by the names that CUDA takes."""
     if VISIBLE in environment:
         return [name.strip() for name in environment[VISIBLE].split(",") if name.strip() not in ("", "-1")]
     return [str(number) for number in range(len(list(nodes.glob("nvidia[0-9]*"))))]

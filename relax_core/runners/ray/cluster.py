@@ -105,7 +105,7 @@ def _start_serve() -> None:
 
 
 def _hush() -> None:
-    """What Ray would say on our terminal is in its own logs; what concerns the run, roles say."""
+    """Silence Ray on our terminal: its messages are in its own logs, and what concerns the run, roles say."""
     settle()
     warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
     for name in ("ray", "ray.serve"):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Ray must find in the environment before it is imported: it reads most of it once, then. Imports no ray itself.
+"""The environment variables that Ray must find before it is imported: it reads most of them once, then. Imports no ray
+itself.
 
 Whatever a person has set stays as it is. The processes of a cluster of our own inherit it.
 """

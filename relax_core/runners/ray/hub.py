@@ -42,7 +42,7 @@ LOOK_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class HubService:
-    """What a replica needs to play its role."""
+    """The services and data that a replica needs to play its role."""
 
     launch: Launch
     store: PayloadStore | None

@@ -31,7 +31,7 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLoss:
-    """What a death means."""
+    """The consequence of a replica's death."""
 
     reason: str
     fatal: bool
@@ -73,7 +73,7 @@ class ReplicaTracker:
         return ReplicaLoss(f"its process (pid {pid}) died; another takes over", fatal=False)
 
     def pid(self, role: str) -> int:
-        """Of the replica that came last; 0: none has."""
+        """Return the process id of the role's replica that came last; 0 where none has come."""
         return self._players[role].pid
 
     def playing(self, role: str, pid: int) -> bool:

@@ -113,7 +113,7 @@ class WorkerActor:
         return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
     async def free_port(self, address: str) -> int:
-        """Of this node."""
+        """Return a free port of this node."""
         return free_port(address)
 
     async def address(self) -> str:

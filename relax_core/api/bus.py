@@ -162,10 +162,10 @@ class Bus(Protocol):
     async def claim(self, request: ClaimRequest, wait_s: float) -> Claim | None: ...
 
     async def let_go(self, step: int) -> tuple[int, ...]:
-        """The deadline of this step has passed and no group of it was to be had: end those that it was waiting for.
+        """End the groups that a step was waiting for when its deadline passed without any group to claim.
 
-        Of the groups that come first those that are not finished, whole, as the `late` rule says; their places go to
-        others. Returns their numbers; empty where it is not they who are late.
+        Among the groups that come first those that are not finished are ended whole, as the `late` rule says; others
+        take their places. Returns their numbers; empty where it is not they who are late.
         """
         ...
 

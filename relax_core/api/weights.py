@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Published weights: a manifest of what a version is, a transport that moves it, a receipt of what arrived.
 
-Which weights: a model, an incarnation of its trainer, and the steps completed.
+A version names a model, an incarnation of its trainer, and the steps completed.
 """
 
 from __future__ import annotations
@@ -179,9 +179,9 @@ class WeightTransport(Configurable[OptionsT], Generic[OptionsT]):
 
     @abstractmethod
     def receive(self, manifest: Manifest, resident: Resident | None = None) -> Iterator[tuple[TensorInfo, np.ndarray]]:
-        """Tensors in manifest order, whole and checked against their fingerprints; raises ValueError on a difference.
+        """Yield tensors in manifest order, whole and checked against their fingerprints; ValueError on a difference.
 
-        Of a delta only those that changed, made from the receiver's own: `resident` gives the bytes that it has now.
+        A delta yields only those that changed, made from the receiver's own: `resident` gives the present bytes.
         An array may be reused for the next tensor where `live`: copy what is to be kept.
         """
 

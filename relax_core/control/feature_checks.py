@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In which form a run's weights reach its engines where adapters are trained: alone, or folded into whole versions.
+"""Checks of features that trainer, engine and transport must share: published adapters, routing replay, number formats.
 
-An adapter alone is a thousandth of the model, but engine and transport must take it and it must be pairs of matrices.
+Adapters are published alone or folded into whole versions. An adapter alone is a thousandth of the model, but engine
+and transport must take it and it must be pairs of matrices.
 
-Whether routes can be replayed as `model.routing_replay` asks, and which columns that takes. Nothing here routes.
-
-Whether a run's number formats fit those that compute in them; what can't be is refused before anything starts.
-
-What a device lacks (a GPU without bfloat16) is known where the device is: its trainer or engine refuses it at its start.
+A combination that can't work is refused before anything starts. What a device lacks (a GPU without bfloat16) is known
+only where the device is: its trainer or engine refuses it at its start.
 """
 
 from __future__ import annotations

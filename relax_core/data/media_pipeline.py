@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The media of a rollout: each is processed once, in a killable process, for all samples that see it.
 
-What can't be read, takes too long or kills its process is `MediaRefused` for whoever asked. What was processed, or refused, is
-remembered by source. Where a budget is given, media that nobody needs are deleted from the store and processed again on demand.
+Media that can't be read, take too long or kill their process raise `MediaRefused` for whoever asked. Results and
+refusals are remembered by source. Where a budget is given, media that nobody needs are deleted from the store and
+processed again on demand.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class RowCheck:
 class JsonLines(TaskSource[Options]):
     """Tasks of a `.jsonl` or `.json` file: an object a line, `{"prompt": text or messages, "answer": ...}`, or one list.
 
-    Of lines only the places are kept; a list can't be read in part, so its rows are.
+    For lines only their places in the file are kept; a list can't be read in part, so its rows are kept.
     """
 
     suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".json")

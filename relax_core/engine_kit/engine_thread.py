@@ -4,7 +4,7 @@
 Commands (submit, abort, replace weights, ...) are functions put into its queue, so that weights change between tokens and
 never within one. Of asyncio it knows `ask` and `DeltaStream.post`. Extend it by `_enter`, `_iterate` and `_abort`.
 
-What one `generate` call waits on, for engines that decode in a thread: deltas cross to the event loop, in order.
+A `DeltaStream` is what one `generate` call waits on: deltas cross from the thread to the event loop, in order.
 """
 
 from __future__ import annotations

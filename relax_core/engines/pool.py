@@ -207,7 +207,7 @@ class EnginePool:
     def newest(self) -> Version:
         """Return the newest version among serving engines (all engines while none serves): what admission goes by.
 
-        What is admitted at it runs on engines that have it; a slow one gets nothing new until it has it too.
+        A request admitted at this version runs on engines that have it; a slow one gets nothing until it has it too.
         """
         return self._supervisor.newest()
 

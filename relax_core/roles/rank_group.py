@@ -91,7 +91,7 @@ class RankGroup:
     ) -> RankGroup:
         """Start every rank of the worker group and let it load the model; nothing stays behind when one fails.
 
-        Where a role has several groups, `role` names it; `model` in place of the run's own, as the `[model]` table.
+        Where a role has several groups, `role` names it; `model` is a `[model]` table used in place of the run's own.
         """
         group, chosen = context.plan.groups[name], context.config.trainer.chosen
         placed = context.config.placement.roles.get(name)

@@ -111,7 +111,7 @@ class StepTrainer:
     async def _claim(self, step: TrainingStep) -> Claim | None:
         """Claim the next groups; past the deadline those that are ready, and none where some came before.
 
-        Where there is not one, those that keep the step waiting are let go, and what is begun instead has as long.
+        Where not one is ready, the groups that keep the step waiting are let go; those begun instead have as long.
         """
         context, reason, empty = self._context, f"{step.left} groups for step {step.version.step}", 0
         while True:
@@ -151,7 +151,7 @@ class StepTrainer:
     async def _read(self, claim: Claim, version: Version) -> ClaimedRows:
         """Read rows, with the starting policy's log-probs where several updates a step need them before the first one.
 
-        What another role computed under other weights is computed anew.
+        Log-probs that another role computed under other weights are computed anew.
         """
         rows = ClaimedRows(claim, await self._context.bus.read(claim, self._context.plan.trained_columns), self._skips)
         if self._context.plan.needs_old_log_probs and (outdated := rows.outdated("old_log_probs", version)):

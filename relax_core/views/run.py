@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run as a reader sees it: `open_run(dir)` for notebooks and for the other views. Reads only; safe on a live run.
 
-The runs of a folder at a glance: state, steps, reward. Reads the small files only where they say enough.
-
-Whether a run goes, has ended or was lost: from its documents, the wall clock and the process table.
+A folder's runs are listed with state, steps and reward, from the small files only where these say enough. A run goes,
+has ended or was lost: its documents, the wall clock and the process table tell.
 """
 
 from __future__ import annotations

@@ -4,11 +4,8 @@
 A child dies with its parent (its standard input closes) and is killed with everything it started. Calls are
 those of `rpc.connection`: no pickle, and nothing listens.
 
-A child process in a session of its own, awaited through its pidfd.
-
-asyncio's own subprocess transport is not used: cancelled while it connects its pipes, it never returns.
-
-Which GPUs a child process sees: those of the plan's devices that are its own, as this process numbers them.
+A child is awaited through its pidfd. asyncio's own subprocess transport is not used: cancelled while it connects its
+pipes, it never returns. A child sees the GPUs that the plan gives it, as this process numbers them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dropout before adapters: on only while an update accumulates, so that scoring is of the policy that is published.
 
-What is drawn depends on the update, the rank and the chunk alone: ranks that get different micro-batches keep the same
+The draw depends on the update, the rank and the chunk alone: ranks that get different micro-batches keep the same
 global random state, and a continued run draws what the first one did.
 """
 

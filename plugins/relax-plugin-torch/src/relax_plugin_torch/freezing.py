@@ -62,7 +62,7 @@ def _parameters(part: nn.Module | nn.Parameter) -> Iterator[nn.Parameter]:
 def hold_frozen_in(model: nn.Module, dtype: torch.dtype) -> None:
     """Frozen linear layers lie in the dtype that autocast would round them to anyway: the same results, half the memory.
 
-    What else is frozen (norms, embeddings and heads tied to them) is computed in float32 and stays there.
+    Anything else that is frozen (norms, embeddings and heads tied to them) is computed in float32 and stays there.
     """
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     for module in model.modules():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The experiment's optimizer table as an optimizer of a kept library; weight decay leaves vectors (norms, biases) alone.
 
-What they hold of a parameter, in bytes of its float32 number: adamw 8; adamw-8bit 2; sgd 4; adafactor next to none.
+Bytes of state for each float32 number of a parameter: adamw 8; adamw-8bit 2; sgd 4; adafactor next to none.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """Each rank's share of tensors as a file of its own, as torch's distributed checkpoints keep them in safetensors: every
 tensor says where in the whole it lies, so any number of ranks reads them (`HuggingFaceStorageReader`). No pickle.
 
-What is written was copied before, and whoever writes holds no lock of Python's meanwhile: training goes on.
+The tensors written were copied before, and whoever writes holds no lock of Python's meanwhile: training goes on.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ class Resident:
     def stage(self, manifest: Manifest, transport: WeightTransport) -> Staged:
         """Return the arriving weights, beside the running version; ValueError where they are not exactly this model.
 
-        What is stored is checked whole before anything changes: a full version as views of files, a delta once now and
-        again while `load` takes it. Of a live one only the first tensor is here: no second model lies in memory.
+        A stored version is checked whole before anything changes: a full one as views of files, a delta once now and
+        again while `load` takes it. A live one has only its first tensor here: no second model lies in memory.
         """
         self._check(manifest)
         arriving = transport.receive(manifest, self.value)

@@ -32,20 +32,20 @@ def graph(
 def print_graph(sources: Sequence[str], overrides: Sequence[str], form: str = "text") -> None:
     """Print the operations of a configuration that may not have its files yet, as text, mermaid or json."""
     from relax_core.control.planner import draw, mermaid
-    from relax_core.control.prepare import plans_of
+    from relax_core.control.prepare import plan_run
 
-    plans = plans_of(sources, overrides)
+    plans = {stage.name: stage.plan for stage in plan_run(sources, overrides).stages}
     if form == "json":
         drawn = {
             name: [
                 {key: sorted(value) if isinstance(value, frozenset) else value for key, value in asdict(one).items()}
                 for one in found.operations
             ]
-            for name, found in plans
+            for name, found in plans.items()
         }
         print(json.dumps(drawn if len(drawn) > 1 else next(iter(drawn.values()))))
         return
-    for name, found in plans:
+    for name, found in plans.items():
         if name:
             print(f"{'stage ' if form == 'text' else '%% stage '}{name}")
         print(draw(found.operations) if form == "text" else mermaid(found.operations))
@@ -59,24 +59,24 @@ def plan(
     anyway: Annotated[bool, typer.Option("--anyway", help="Exit 0 also where it can't fit.")] = False,
 ) -> None:
     """Foretell placement, memory and time of a run; exit 2 where it can't fit."""
-    from relax_core.diagnostics.estimate import forecasts
+    from relax_core.diagnostics.estimate import estimate_run
 
-    stages = forecasts(*split(arguments))
+    stages = estimate_run(*split(arguments))
     if as_json:
-        documents = [{**_plan_document(estimate), **({"stage": name} if name else {})} for name, estimate in stages]
+        documents = [{**_plan_document(estimate), **({"stage": estimate.stage} if estimate.stage else {})} for estimate in stages]
         print_json(documents[0] if len(documents) == 1 else {"schema": "relax.plan/1", "stages": documents})
-    for name, estimate in () if as_json else stages:
-        if name:
-            typer.echo(f"stage {name}")
+    for estimate in () if as_json else stages:
+        if estimate.stage:
+            typer.echo(f"stage {estimate.stage}")
         _print_plan(estimate)
-    for _, estimate in () if anyway else stages:
+    for estimate in () if anyway else stages:
         estimate.check()
 
 
 def _plan_document(estimate: RunEstimate) -> dict[str, Any]:
     return {
         "schema": "relax.plan/1",
-        "fits": all(budget.fits for budget in estimate.rooms),
+        "fits": all(budget.fits for budget in estimate.budgets),
         "mode": estimate.plan.mode,
         "prompt_tokens": estimate.prompt_tokens,
         "groups": [
@@ -92,7 +92,7 @@ def _plan_document(estimate: RunEstimate) -> dict[str, Any]:
         ],
         "memory": [
             {"name": one.name, "needed": one.needed, "available": one.available, "largest": one.largest}
-            for one in estimate.rooms
+            for one in estimate.budgets
         ],
         "flops_per_s": estimate.flops_per_s,
         "step": [
@@ -116,7 +116,7 @@ def _print_plan(estimate: RunEstimate) -> None:
     for note in dict.fromkeys(notes):
         typer.echo(f"note: {note}")
     typer.echo("\nmemory together")
-    for budget in estimate.rooms:
+    for budget in estimate.budgets:
         beside = f"of {gib(budget.available)}" if budget.available else "(how much there is, is not known here)"
         typer.echo(f"{budget.name}: {gib(budget.needed)} {beside}{'' if budget.fits else ', too much'}")
     if estimate.flops_per_s:
@@ -149,7 +149,7 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Exit 0 where all is well, 2 for the installation or the configuration, 4 for the machine."""
-    from relax_core.control.machine import Finding
+    from relax_core.diagnostics.doctor import Finding
     from relax_core.diagnostics.doctor import findings
 
     found: list[Finding] = []

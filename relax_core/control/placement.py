@@ -14,8 +14,10 @@ The teachers of a plan: one set of operations each, for disjoint rows. Which row
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias, cast
 
@@ -130,18 +132,17 @@ def _check_teacher(config: RunConfig, catalogue: Catalogue, at: int, name: str) 
         raise ConfigError(f"teachers.{at}.engine", f"{name}, in a run with media", fix)
 
 
-ROLE = "teacher"
-
-
 def taught(operations: Sequence[Operation], config: RunConfig) -> tuple[Operation, ...]:
     """The operations, those of the teacher once for each that there is. Raises ConfigError where none is, or two overlap."""
-    if not any(operation.role == ROLE for operation in operations):
+    if not any(operation.role == TEACHER for operation in operations):
         return tuple(operations)
     if not config.teachers:
         fix = 'it learns from a teacher: write teachers = "FOLDER", or [[teachers]] with path and only'
         raise ConfigError("teachers", f"nothing, with algorithm {config.algorithm.name}", fix)
     _check_filters(config)
-    check_asked(config, {column for operation in operations if operation.role == ROLE for column in operation.produces})
+    check_asked(
+        config, {column for operation in operations if operation.role == TEACHER for column in operation.produces}
+    )
     if len(config.teachers) == 1:
         return tuple(operations)
     return tuple(each for operation in operations for each in _of_each(operation, config))
@@ -150,8 +151,8 @@ def taught(operations: Sequence[Operation], config: RunConfig) -> tuple[Operatio
 def teacher_groups(group: WorkerGroup, config: RunConfig) -> dict[str, WorkerGroup]:
     """One worker group a teacher with a folder; several live on the same devices, in turns. Others are engine pools."""
     if len(config.teachers) < 2:
-        return {ROLE: group}
-    names = [f"{ROLE}-{number}" for number, teacher in enumerate(config.teachers) if teacher.path]
+        return {TEACHER: group}
+    names = [f"{TEACHER}-{number}" for number, teacher in enumerate(config.teachers) if teacher.path]
     return {name: replace(group, name=name) for name in names}
 
 
@@ -170,12 +171,12 @@ def _check_filters(config: RunConfig) -> None:
 
 
 def _of_each(operation: Operation, config: RunConfig) -> Iterator[Operation]:
-    if operation.role != ROLE:
+    if operation.role != TEACHER:
         yield operation
         return
     consumes = operation.consumes | {TEACHER_INDEX.name}
     for number, teacher in enumerate(config.teachers):
-        name = f"{ROLE}-{number}.{operation.name.partition('.')[2]}"
+        name = f"{TEACHER}-{number}.{operation.name.partition('.')[2]}"
         yield replace(operation, name=name, consumes=consumes, row_filter=teacher.only)
 
 
@@ -242,6 +243,12 @@ def check_sleep(config: RunConfig, catalogue: Catalogue, groups: Mapping[str, Wo
 def on_own_devices(config: RunConfig, role: str) -> bool:
     """Whether a role's devices are none of the actor's."""
     return config.placement.home(TABLES[role]) != config.placement.home("actor")
+
+
+def has_gpus(devices: Path = Path("/dev")) -> bool:
+    """Tell whether this process may use an NVIDIA GPU, by its device files: no driver is loaded for it."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return not hidden and any(devices.glob("nvidia[0-9]*"))
 
 
 def too_many(groups: Mapping[str, WorkerGroup], num_gpus: int) -> Iterator[str]:

@@ -10,6 +10,7 @@ It is over operations and acyclic within a step; weights cross steps. Nothing he
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
@@ -23,12 +24,12 @@ from relax_core.api.role import Role
 from relax_core.api.trainer import Trainer
 from relax_core.config.run_config import RunConfig
 from relax_core.control.feature_checks import adapters_alone, check_formats, replayed_columns
-from relax_core.control.machine import count_gpus, has_gpus
 from relax_core.control.placement import (
     askers,
     check_live,
     check_pools,
     check_sleep,
+    has_gpus,
     on_own_devices,
     pool_notes,
     remarks,
@@ -37,6 +38,7 @@ from relax_core.control.placement import (
     worker_groups,
 )
 from relax_core.registry.catalogue import Catalogue
+from relax_core.runners.local.workers import seen_gpus
 
 
 def select(operations: Sequence[Operation], goals: Mapping[str, Iterable[str]]) -> tuple[Operation, ...]:
@@ -184,7 +186,7 @@ def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -
             *formats,
             *pool_notes(config, asked, groups),
             *remarks(groups),
-            *too_many(groups, count_gpus()),
+            *too_many(groups, len(seen_gpus(os.environ))),
         ),
     )
 

@@ -1,85 +1,142 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that happens before a run starts: configuration composed and refused early, directory made, plan drawn.
+"""Preparation of a run: its configuration composed, planned and checked, its directory made, each stage ready to start.
 
-Nothing here starts a role; what it returns is all that `conduct` needs.
+No role is started here; `control.run` starts what `prepare` or `prepare_resume` returns.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import platform
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from random import Random, SystemRandom
-from typing import Any
 
 from relax_core.api.errors import ConfigError
 from relax_core.api.plan import Plan
-from relax_core.api.role import Resume
 from relax_core.api.secret import revealed
-from relax_core.config.compose import Composed, compose, naming_stage
-from relax_core.config.layers import plugin_files
+from relax_core.config.compose import Composed, Stage, compose, naming_stage
+from relax_core.config.layers import Source, plugin_files
 from relax_core.config.run_config import RunConfig
 from relax_core.config.toml_text import to_toml
 from relax_core.control import recipes
 from relax_core.control.memory_check import check_fits
 from relax_core.control.planner import plan
-from relax_core.control.runner import RunnerAhead
-from relax_core.control.stages import StageDirectory, check_order, document, lay_out, places
+from relax_core.control.stages import StageDirectory, check_order, document, lay_out, stage_directories
 from relax_core.observe.logging import Redactor
 from relax_core.observe.provenance import provenance
 from relax_core.observe.run_directory import RunDirectory
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.host import announce
 from relax_core.roles.checkpoint import complete, newest
-from relax_core.runners.launch import Launch
+from relax_core.runners.launch import Launch, Runner
 
-Source = str | Path | Mapping[str, Any]
 MAY_CHANGE = frozenset({"steps", "eval", "sinks", "placement", "run", "notify", "checkpoint"})
-"""What a resumed run may set anew; anything else would make it another experiment."""
+"""Tables that a resumed run may set anew; anything else would make it another experiment."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStage:
+    """One stage of a configuration with its plan; a run without stages is one stage without a name."""
+
+    name: str
+    config: RunConfig
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """A configuration that was checked and planned; nothing is written for it."""
+
+    composed: Composed
+    catalogue: Catalogue
+    stages: tuple[PlannedStage, ...]
+    recipe: recipes.Recipe | None
+    """A recipe that was named and whose files are not built yet."""
+
+    def build_recipe(self, folder: Path, sources: Sequence[Source], overrides: Sequence[str]) -> PlannedRun:
+        """Build the files of the recipe in `folder`, where one is named, and plan the run with them."""
+        if self.recipe is None:
+            return self
+        teacher = any("teacher" in stage.plan.roles for stage in self.stages)
+        built = self.recipe.build(folder, self.composed.config.seed, teacher)
+        composed = compose([built, *sources[1:]], overrides, self.catalogue)
+        return PlannedRun(composed, self.catalogue, _planned(composed, self.catalogue), None)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedStage:
+    """One stage, ready to start once the one before it has finished."""
+
+    config: RunConfig
+    launch: Launch
+    directory: StageDirectory | None = None
+    """Its own directory; None in a run without stages."""
+    first_step: int = 0
+    """Steps of the stages before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A run that is ready to start."""
 
-    config: RunConfig
     catalogue: Catalogue
-    launch: Launch
     directory: RunDirectory
+    stages: tuple[PreparedStage, ...]
+    """Stages that are still to be run, the present one first; at least one."""
     notices: tuple[str, ...] = ()
-    ahead: RunnerAhead | None = None
-    """The run's runner, where there was time to let it begin."""
-    stages: tuple[PreparedStage, ...] = ()
-    """What is still to be run of a run with stages, the present one first; what stands above is that one's."""
-    all_steps: int = 0
-    """Of all stages; 0 where there are none."""
+    runner: Future[Runner] | None = None
+    """The runner of the first stage, where it was begun early."""
+
+    @property
+    def config(self) -> RunConfig:
+        return self.stages[0].config
+
+    @property
+    def launch(self) -> Launch:
+        return self.stages[0].launch
 
     @property
     def steps(self) -> int:
-        """Of the whole run."""
-        return self.all_steps or self.config.steps
+        """Steps of the whole run."""
+        return self.stages[-1].first_step + self.stages[-1].config.steps
 
     @property
     def first_step(self) -> int:
-        """What was done before."""
-        resumed = self.launch.resume.step if self.launch.resume else 0
-        return resumed + (self.stages[0].first_step if self.stages else 0)
+        """Steps that were done before."""
+        return self.stages[0].first_step + (self.launch.resume.step if self.launch.resume else 0)
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedStage:
-    """One stage, ready to start once the one before it is over."""
+def plan_run(
+    sources: Sequence[Source], overrides: Sequence[str], functions: Mapping[str, bytes] | None = None
+) -> PlannedRun:
+    """Compose, check and plan a configuration, with nothing written. Raises ConfigError.
 
-    place: StageDirectory
-    first_step: int
-    """Steps of the stages before it."""
-    config: RunConfig
-    launch: Launch
+    The first source may be the name of a recipe; as its files are not there yet, only its keys are checked.
+    """
+    first, recipe = sources[0] if sources else "quickstart", None
+    if not (isinstance(first, Mapping) or Path(first).suffix or Path(first).exists()):
+        recipe = recipes.find(str(first))
+    layers = sources if recipe is None else [tomllib.loads(recipe.toml()), *sources[1:]]
+    catalogue = Catalogue.load(plugin_files(layers, overrides))
+    announce(functions or {}, catalogue)
+    composed = compose(layers, overrides, catalogue, on_disk=recipe is None)
+    return PlannedRun(composed, catalogue, _planned(composed, catalogue), recipe)
+
+
+def _planned(composed: Composed, catalogue: Catalogue) -> tuple[PlannedStage, ...]:
+    check_order(composed.stages, catalogue)
+    found = []
+    for at, stage in enumerate(composed.stages or (Stage("", composed.config),)):
+        with naming_stage(at if composed.stages else None):
+            found.append(PlannedStage(stage.name, stage.config, plan(stage.config, catalogue)))
+    return tuple(found)
 
 
 def prepare(
@@ -90,196 +147,122 @@ def prepare(
     functions: Mapping[str, bytes] | None = None,
 ) -> Prepared:
     """Compose, check, build a recipe if one is named, make the run directory. Raises ConfigError."""
-    catalogue = Catalogue.load(plugin_files(_layers(sources), overrides))
-    announce(functions or {}, catalogue)
-    composed = _composed(sources, overrides, catalogue)
-    planned = _plans(composed, catalogue)
-    directory = _directory(composed.config, sources, run_dir)
-    recipe = _recipe(sources)
-    ahead = RunnerAhead(composed.config, catalogue) if recipe is not None else None
+    planned = plan_run(sources, overrides, functions)
+    composed, catalogue = planned.composed, planned.catalogue
+    first = sources[0] if sources else "run"
+    name = composed.config.run.name or (Path(first).stem if isinstance(first, str | Path) else "run")
+    redactor = Redactor(revealed(composed.config.dump()))
+    directory = RunDirectory.create(run_dir, name, datetime.now(), Random(SystemRandom().random()), redactor=redactor)
+    runner = _begin_runner(composed.config, catalogue) if planned.recipe is not None else None
     try:
-        if recipe is not None:
-            built = recipe.build(directory.path / "recipe", composed.config.seed, _has_teacher(planned))
-            composed = compose([built, *sources[1:]], overrides, catalogue)
-        _write(directory, composed, catalogue)
-        _check_fits(composed, catalogue)
-        stages = _stages(lay_out(directory.path, composed.stages), catalogue, functions or {})
-        one = _launch(composed.config, catalogue, str(directory.path), functions or {})
+        planned = planned.build_recipe(directory.path / "recipe", sources, overrides)
+        composed = planned.composed
+        directory.write_config(document(composed.stages) if composed.stages else to_toml(composed.config))
+        directory.write("plugins", {"plugins": [plugin._asdict() for plugin in catalogue.resolved()]})
+        directory.write("provenance", provenance(Path.cwd(), sys.argv))
+        for at, stage in enumerate(planned.stages):  # later ones train what the first exports: the shape is the same
+            with naming_stage(at if composed.stages else None):
+                check_fits(stage.config, catalogue, stage.plan)
+        stages: list[PreparedStage] = []
+        laid: Sequence[tuple[StageDirectory | None, RunConfig]] = [(None, composed.config)]
+        if composed.stages:
+            laid = lay_out(directory.path, composed.stages)
+        for (own, config), stage in zip(laid, planned.stages, strict=True):
+            launch = make_launch(config, stage.plan, catalogue, own.path if own else directory.path, functions)
+            done = stages[-1].first_step + stages[-1].config.steps if stages else 0
+            stages.append(PreparedStage(config, launch, own, done))
     except BaseException:
-        if ahead is not None:
-            ahead.close()
+        if runner is not None and runner.exception() is None:
+            asyncio.run(runner.result().close())
         directory.discard()
         raise
-    launch = stages[0].launch if stages else one
-    return Prepared(composed.config, catalogue, launch, directory, composed.notices, ahead, stages, _all_steps(stages))
+    return Prepared(catalogue, directory, tuple(stages), composed.notices, runner)
 
 
 def prepare_resume(run_dir: Path, overrides: Sequence[str]) -> Prepared:
-    """Continue from the newest checkpoint. Raises ConfigError for a change that makes it another experiment."""
-    _check_changes(overrides)
-    if known := places(run_dir):
-        return _resume_stages(run_dir, known, overrides)
-    catalogue = Catalogue.load(plugin_files([run_dir / "config.toml"], overrides))
-    composed = compose([run_dir / "config.toml"], overrides, catalogue)
-    resume = newest(run_dir)
-    if resume.step >= composed.config.steps:
-        raise ConfigError("steps", f"{composed.config.steps}, which the run has reached", "resume with more: steps=N")
-    _check_fits(composed, catalogue)
-    directory = RunDirectory.reopen(run_dir, redactor=Redactor(revealed(composed.config.dump())))
-    if overrides:
-        directory.write_config(to_toml(composed.config))
-    launch = _resumed(_launch(composed.config, catalogue, str(directory.path), {}), resume)
-    return Prepared(composed.config, catalogue, launch, directory, composed.notices)
+    """Continue a run from its newest checkpoint; a stage that has none yet begins anew.
 
-
-def _check_changes(overrides: Sequence[str]) -> None:
+    Raises ConfigError for a change that makes it another experiment, and where nothing is left to do.
+    """
     for override in overrides:
-        table = override.partition("=")[0].partition(".")[0]
-        if table not in MAY_CHANGE:
-            raise ConfigError(
-                override, "a change of the experiment", f"only {', '.join(sorted(MAY_CHANGE))} may change on resume"
-            )
-
-
-def _resume_stages(run_dir: Path, known: Sequence[StageDirectory], overrides: Sequence[str]) -> Prepared:
-    """From the newest checkpoint of the stage that was broken off, or from its beginning; then those after it."""
-    left = [place for place in known if place.account() is None]
+        if override.partition("=")[0].partition(".")[0] not in MAY_CHANGE:
+            fix = f"only {', '.join(sorted(MAY_CHANGE))} may change on resume"
+            raise ConfigError(override, "a change of the experiment", fix)
+    known = stage_directories(run_dir)
+    left: list[StageDirectory | None] = [own for own in known if own.account() is None] if known else [None]
     if not left:
         raise ConfigError("run", str(run_dir), "every stage of it is finished; begin another run with its export")
-    first = left[0].path / "config.toml"
-    catalogue = Catalogue.load(plugin_files([first], overrides))
-    configs = [compose([first], overrides, catalogue).config]
-    configs += [compose([place.path / "config.toml"], (), catalogue, on_disk=False).config for place in left[1:]]
-    check_fits(configs[0], catalogue, plan(configs[0], catalogue))
-    directory = RunDirectory.reopen(run_dir, redactor=Redactor(revealed(configs[0].dump())))
-    if overrides:
-        left[0].write(configs[0])
-    done = sum(int(account["steps"]) for place in known if (account := place.account()))
-    stages = _stages(list(zip(left, configs, strict=True)), catalogue, {}, done)
-    if complete(left[0].path / "checkpoints"):
-        stages = (replace(stages[0], launch=_resumed(stages[0].launch, newest(left[0].path))), *stages[1:])
-    else:
-        left[0].begin_anew()
-    return Prepared(configs[0], catalogue, stages[0].launch, directory, (), None, stages, _all_steps(stages))
-
-
-def _resumed(launch: Launch, resume: Resume) -> Launch:
-    return replace(launch, resume=resume, incarnation=int(resume.state["incarnation"]) + 1)
-
-
-def configured(sources: Sequence[Source], overrides: Sequence[str]) -> tuple[RunConfig, Catalogue, bool]:
-    """A configuration as a run would check it, and whether its files must be there already: a recipe makes its own."""
-    catalogue = Catalogue.load(plugin_files(_layers(sources), overrides))
-    composed = _composed(sources, overrides, catalogue)
-    _plans(composed, catalogue)
-    return composed.config, catalogue, _recipe(sources) is None
-
-
-def plans_of(sources: Sequence[Source], overrides: Sequence[str]) -> list[tuple[str, Plan]]:
-    """The plan of a configuration, or those of its stages by their names, with nothing written; a recipe need not be
-    built for it."""
-    catalogue = Catalogue.load(plugin_files(_layers(sources), overrides))
-    return _plans(_composed(sources, overrides, catalogue), catalogue)
-
-
-def _plans(composed: Composed, catalogue: Catalogue) -> list[tuple[str, Plan]]:
-    if not composed.stages:
-        return [("", plan(composed.config, catalogue))]
-    check_order(composed.stages, catalogue)
-    found = []
-    for at, stage in enumerate(composed.stages):
-        with naming_stage(at):
-            found.append((stage.name, plan(stage.config, catalogue)))
-    return found
-
-
-def _check_fits(composed: Composed, catalogue: Catalogue) -> None:
-    """Of every stage, though later ones train what the first has exported: the model's shape is the same."""
-    stages = [stage.config for stage in composed.stages] or [composed.config]
-    for at, (config, (_, one)) in enumerate(zip(stages, _plans(composed, catalogue), strict=True)):
-        with naming_stage(at if composed.stages else None):
-            check_fits(config, catalogue, one)
-
-
-def _has_teacher(planned: Sequence[tuple[str, Plan]]) -> bool:
-    return any("teacher" in one.roles for _, one in planned)
-
-
-def _stages(
-    laid: Sequence[tuple[StageDirectory, RunConfig]],
-    catalogue: Catalogue,
-    functions: Mapping[str, bytes],
-    done: int = 0,
-) -> tuple[PreparedStage, ...]:
-    stages = []
-    for place, config in laid:
-        stages.append(PreparedStage(place, done, config, _launch(config, catalogue, str(place.path), functions)))
+    paths = [own.path if own else run_dir for own in left]
+    planned = plan_run([paths[0] / "config.toml"], overrides)
+    config, catalogue, present = planned.composed.config, planned.catalogue, left[0]
+    resume = newest(paths[0]) if present is None or complete(paths[0] / "checkpoints") else None
+    if present is None and resume is not None and resume.step >= config.steps:
+        raise ConfigError("steps", f"{config.steps}, which the run has reached", "resume with more: steps=N")
+    check_fits(config, catalogue, planned.stages[0].plan)
+    directory = RunDirectory.reopen(run_dir, redactor=Redactor(revealed(config.dump())))
+    if overrides and present is None:
+        directory.write_config(to_toml(config))
+    elif overrides and present is not None:
+        present.write(config)
+    stages: list[PreparedStage] = []
+    done = sum(int(account["steps"]) for own in known if (account := own.account()))
+    for own, path in zip(left, paths, strict=True):
+        if stages:
+            config = compose([path / "config.toml"], (), catalogue, on_disk=False).config
+        own_plan = plan(config, catalogue) if stages else planned.stages[0].plan
+        stages.append(PreparedStage(config, make_launch(config, own_plan, catalogue, path), own, done))
         done += config.steps
-    return tuple(stages)
+    if resume is not None:
+        incarnation = int(resume.state["incarnation"]) + 1
+        stages[0] = replace(stages[0], launch=replace(stages[0].launch, resume=resume, incarnation=incarnation))
+    elif present is not None:
+        present.discard_work()
+    return Prepared(catalogue, directory, tuple(stages), planned.composed.notices)
 
 
-def _all_steps(stages: Sequence[PreparedStage]) -> int:
-    return stages[-1].first_step + stages[-1].config.steps if stages else 0
-
-
-def launch_of(
-    sources: Sequence[Source], overrides: Sequence[str], directory: str, stage: int = 0
-) -> tuple[Launch, Catalogue]:
-    """What a trial needs: a launch without a run directory, of one stage. A recipe is built in `directory`."""
-    catalogue = Catalogue.load(plugin_files(_layers(sources), overrides))
-    composed, recipe = _composed(sources, overrides, catalogue), _recipe(sources)
-    if recipe is not None:
-        teacher = _has_teacher(_plans(composed, catalogue))
-        built = recipe.build(Path(directory) / "recipe", composed.config.seed, teacher)
-        composed = compose([built, *sources[1:]], overrides, catalogue)
-    config = composed.stages[stage].config if composed.stages else composed.config
-    return _launch(config, catalogue, directory, {}), catalogue
-
-
-def _composed(sources: Sequence[Source], overrides: Sequence[str], catalogue: Catalogue) -> Composed:
-    """Of a recipe only the keys are checked: its files are not there yet."""
-    return compose(_layers(sources), overrides, catalogue, on_disk=_recipe(sources) is None)
-
-
-def _layers(sources: Sequence[Source]) -> Sequence[Source]:
-    """The sources, a recipe's name replaced by what it says."""
-    recipe = _recipe(sources)
-    return sources if recipe is None else [tomllib.loads(recipe.toml()), *sources[1:]]
-
-
-def _recipe(sources: Sequence[Any]) -> recipes.Recipe | None:
-    first = sources[0] if sources else "quickstart"
-    if isinstance(first, Mapping) or Path(first).suffix or Path(first).exists():
-        return None
-    return recipes.find(str(first))
-
-
-def _directory(config: RunConfig, sources: Sequence[Any], run_dir: Path | None) -> RunDirectory:
-    first = sources[0] if sources else "run"
-    name = config.run.name or (Path(first).stem if isinstance(first, (str, Path)) else "run")
-    redactor = Redactor(revealed(config.dump()))
-    return RunDirectory.create(run_dir, name, datetime.now(), Random(SystemRandom().random()), redactor=redactor)
-
-
-def _write(directory: RunDirectory, composed: Composed, catalogue: Catalogue) -> None:
-    directory.write_config(document(composed.stages) if composed.stages else to_toml(composed.config))
-    directory.write("plugins", {"plugins": [plugin._asdict() for plugin in catalogue.resolved()]})
-    directory.write("provenance", provenance(Path.cwd(), sys.argv))
-
-
-def _launch(config: RunConfig, catalogue: Catalogue, directory: str, functions: Mapping[str, bytes]) -> Launch:
+def make_launch(
+    config: RunConfig, plan: Plan, catalogue: Catalogue, directory: Path, functions: Mapping[str, bytes] | None = None
+) -> Launch:
+    """Put a run into plain data. Its id names what it owns outside its directory, and is the same when it is resumed."""
+    place = f"{platform.node()}:{directory.resolve()}"
     return Launch(
-        run_id=_run_id(Path(directory)),
-        run_dir=directory,
+        run_id=f"{directory.name}-{hashlib.sha256(place.encode()).hexdigest()[:6]}",
+        run_dir=str(directory),
         config=config.dump(),
-        plan=plan(config, catalogue),
+        plan=plan,
         plugin_files=tuple(str(path) for path in config.plugins),
         resolved=tuple(tuple(plugin) for plugin in catalogue.resolved()),
-        functions=functions,
+        functions=functions or {},
     )
 
 
-def _run_id(directory: Path) -> str:
-    """Names what the run owns outside its directory: the same when it is resumed, another for each directory."""
-    place = f"{platform.node()}:{directory.resolve()}"
-    return f"{directory.name}-{hashlib.sha256(place.encode()).hexdigest()[:6]}"
+def make_runner(config: RunConfig, catalogue: Catalogue) -> Runner:
+    """Make the runner that `[run] runner` names; ray is imported only when it is that one."""
+    if config.run.runner == "ray":
+        from relax_core.runners.ray.environment import settle
+
+        settle()
+        from relax_core.runners.ray.runner import RayRunner
+
+        return RayRunner(catalogue)
+    if config.run.runner == "inline":
+        from relax_core.runners.inline import InlineRunner
+
+        return InlineRunner(catalogue)
+    from relax_core.runners.local.runner import LocalRunner
+
+    return LocalRunner(catalogue)
+
+
+def _begin_runner(config: RunConfig, catalogue: Catalogue) -> Future[Runner]:
+    """Import the runner and begin its start in a thread: seconds that the build of a recipe hides."""
+
+    def begin() -> Runner:
+        runner = make_runner(config, catalogue)
+        runner.prepare()
+        return runner
+
+    executor = ThreadPoolExecutor(1, "runner")
+    begun = executor.submit(begin)
+    executor.shutdown(wait=False)
+    return begun

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the stages of a run lie on disk, and how far they have come.
+"""Directories of a run's stages: their configuration, how far they have come, and what may follow what.
 
 `stages/0-<name>/` is to a stage what the run directory is to a run: ledger, checkpoints, export, and the resolved
 configuration. Metrics, samples and the summary are the run's.
@@ -20,7 +20,7 @@ from relax_core.api.algorithm import Algorithm, Output
 from relax_core.api.errors import ConfigError
 from relax_core.config.compose import Stage
 from relax_core.config.run_config import RunConfig
-from relax_core.config.toml_text import to_toml
+from relax_core.config.toml_text import literal, to_toml, toml_key
 from relax_core.registry.catalogue import Catalogue
 from relax_core.roles.checkpoint import complete
 
@@ -36,110 +36,101 @@ class StageDirectory:
     name: str
     path: Path
 
-    @property
-    def export(self) -> Path:
-        return self.path / "export"
-
     def account(self) -> dict[str, Any] | None:
-        """What it came to; None until it is finished."""
+        """Read the account of its samples; None until it is finished."""
         file = self.path / DONE
         return dict(json.loads(file.read_text())) if file.exists() else None
 
     def finish(self, account: Mapping[str, Any]) -> None:
-        """It is over, and the next one may begin."""
+        """Write its account: it is over, and the next one may begin."""
         partial = self.path / f".{DONE}"
         partial.write_text(json.dumps({"schema": "relax.stage/1", "name": self.name, **account}))
         partial.replace(self.path / DONE)
 
     def write(self, config: RunConfig) -> None:
-        """Its whole configuration."""
+        """Write its whole configuration."""
         self.path.mkdir(parents=True, exist_ok=True)
         (self.path / "config.toml").write_text(f"# schema: relax.config/1\n{to_toml(config)}")
 
-    def begin_anew(self) -> None:
+    def discard_work(self) -> None:
         """Forget what a stage that never reached a checkpoint has left behind."""
         for left in [found for found in self.path.iterdir() if found.name != "config.toml"]:
             shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
-def places(run_dir: Path) -> list[StageDirectory]:
-    """Of a run with stages, in order; none of another one."""
+def stage_directories(run_dir: Path) -> list[StageDirectory]:
+    """List the stages of a run in order; empty for a run without stages."""
     found = []
     for path in (run_dir / FOLDER).glob("*-*"):
         number, _, name = path.name.partition("-")
         if number.isdecimal():
             found.append(StageDirectory(int(number), name, path))
-    return sorted(found, key=lambda place: place.number)
+    return sorted(found, key=lambda stage: stage.number)
 
 
 def resumable_step(run_dir: Path) -> int | None:
-    """The step that a run goes on after; None where it has nothing to go on from."""
+    """Find the step that a run goes on after; None where it has nothing to go on from."""
     done = 0
-    for place in places(run_dir) or [StageDirectory(0, "", run_dir)]:
-        account = place.account()
+    for stage in stage_directories(run_dir) or [StageDirectory(0, "", run_dir)]:
+        account = stage.account()
         if account is None:
-            found = complete(place.path / "checkpoints")
+            found = complete(stage.path / "checkpoints")
             return done + int(found[-1].name.removeprefix("step-")) if found else done or None
         done += int(account["steps"])
     return None
 
 
 def lay_out(run_dir: Path, stages: Sequence[Stage]) -> list[tuple[StageDirectory, RunConfig]]:
-    """Directories with each stage's whole configuration, the model being the export of the one before."""
+    """Write a directory for each stage with its whole configuration, the model being the export of the one before."""
     laid: list[tuple[StageDirectory, RunConfig]] = []
     for number, stage in enumerate(stages):
-        place = StageDirectory(number, stage.name, run_dir / FOLDER / f"{number}-{stage.name}")
-        config = stage.config if not laid else _continued(stage.config, laid[-1][0].export)
-        place.write(config)
-        laid.append((place, config))
+        directory, config = (
+            StageDirectory(number, stage.name, run_dir / FOLDER / f"{number}-{stage.name}"),
+            stage.config,
+        )
+        if laid:
+            model = config.model.model_copy(update={"path": laid[-1][0].path / "export"})
+            config = config.model_copy(update={"model": model})
+        directory.write(config)
+        laid.append((directory, config))
     return laid
 
 
-def _continued(config: RunConfig, model: Path) -> RunConfig:
-    return config.model_copy(update={"model": config.model.model_copy(update={"path": model})})
-
-
 def check_order(stages: Sequence[Stage], catalogue: Catalogue) -> None:
-    """What one stage exports must be what the next one trains. Raises ConfigError."""
+    """Refuse stages where the export of one is nothing that the next one can train. Raises ConfigError."""
+
+    def scores(stage: Stage) -> bool:
+        algorithm = catalogue.build(stage.config.algorithm.chosen)
+        return isinstance(algorithm, Algorithm) and algorithm.outputs() == frozenset({Output("rewards")})
+
     for at, (before, after) in enumerate(pairwise(stages)):
-        if _scores(before, catalogue) and not _scores(after, catalogue):
+        if scores(before) and not scores(after):
             got = f"{after.config.algorithm.name} after {before.config.algorithm.name}, whose model writes nothing any more"
-            raise ConfigError(
-                f"stages[{at + 1}].algorithm.name", got, "train the reward model last, or in a run of its own"
-            )
+            fix = "train the reward model last, or in a run of its own"
+            raise ConfigError(f"stages[{at + 1}].algorithm.name", got, fix)
         if before.config.model.lora is not None:
             fix = "leave model.lora out of every stage but the last: adapters are exported apart from their model"
             raise ConfigError(f"stages[{at}].model.lora", f"adapters before stage {after.name}", fix)
 
 
-def _scores(stage: Stage, catalogue: Catalogue) -> bool:
-    algorithm = catalogue.build(stage.config.algorithm.chosen)
-    return isinstance(algorithm, Algorithm) and algorithm.outputs() == frozenset({Output("rewards")})
-
-
-def point_to_export(run_dir: Path, place: StageDirectory) -> None:
-    """The run's export is its last stage's."""
-    link = run_dir / "export"
-    if place.export.is_dir() and not link.exists():
-        link.symlink_to(os.path.relpath(place.export, run_dir))
+def point_to_export(run_dir: Path, stage: StageDirectory) -> None:
+    """Make the export of the last stage that of the run."""
+    link, export = run_dir / "export", stage.path / "export"
+    if export.is_dir() and not link.exists():
+        link.symlink_to(os.path.relpath(export, run_dir))
 
 
 def document(stages: Sequence[Stage]) -> str:
-    """The whole run as one TOML: the first stage, and of each what differs from it."""
+    """Write the whole run as one TOML: the first stage, and of each stage what differs from it."""
     first = stages[0].config.dump()
     lines = [to_toml(stages[0].config)]
     for at, stage in enumerate(stages):
         own = dict(_differing(stage.config.dump(), first)) if at else {}
         if at and isinstance(own.get("model"), dict):
             own["model"].pop("path", None)
-        lines += ["", "[[stages]]", f"name = {json.dumps(stage.name)}", *_assignments(own)]
+        lines += ["", "[[stages]]", f"name = {json.dumps(stage.name)}"]
+        lines += [f"{toml_key(key)} = {literal(value)}" for key, value in own.items()]
     return "\n".join(lines) + "\n"
-
-
-def _assignments(own: Mapping[str, Any]) -> Iterator[str]:
-    from relax_core.config.toml_text import literal, toml_key
-
-    return (f"{toml_key(key)} = {literal(value)}" for key, value in own.items())
 
 
 def _differing(mine: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -1,154 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `relax doctor` looks at: the installation, the machine, and with a configuration whether its run could start.
+"""Checks of `relax doctor`: the installation, the machine, and with a configuration whether its run could start.
 
-Nothing is started, written or downloaded; ray and torch are asked for in processes of their own. What a run refuses by
-itself is asked of the run's own code.
-
-The installation as the doctor sees it: Python, packages, plugins, ray. Light: other interpreters import it too.
+Nothing is started, written or downloaded; torch and ray are imported in processes of their own. A configuration is
+checked by the code of the run itself.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import platform
+import shutil
+import socket
+import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
+import psutil
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from relax_core.api.errors import ConfigError, RelaxError
-from relax_core.config.run_config import RunConfig
-from relax_core.control import machine
-from relax_core.control.machine import MACHINE, SETUP, Finding, probe
-from relax_core.control.planner import plan
-from relax_core.control.prepare import configured
+from relax_core.api.plan import Plan
+from relax_core.config.run_config import RunConfig, RunContext
+from relax_core.control.memory_check import PlanContext
+from relax_core.control.prepare import PlannedRun, plan_run
 from relax_core.observe.run_directory import runs_root
 from relax_core.registry.catalogue import Catalogue
 from relax_core.registry.handshake import PluginState
 from relax_core.sampling.evaluation import open_tasks
 
-
-def python() -> Finding:
-    """The interpreter that runs this."""
-    wanted = SpecifierSet(metadata.metadata("relax-core")["Requires-Python"] or "")
-    have = f"{platform.python_version()} ({sys.executable})"
-    fix = "" if wanted.contains(platform.python_version(), prereleases=True) else f"install Python {wanted}"
-    return Finding("python", have, fix, SETUP if fix else 0)
-
-
-def packages() -> Finding:
-    """What relax-core requires of its environment."""
-    wrong = unmet("relax-core")
-    if wrong:
-        return Finding("packages", "; ".join(wrong), "pip install --upgrade relax-core", SETUP)
-    return Finding("packages", f"relax-core {metadata.version('relax-core')} with all that it requires")
-
-
-def unmet(distribution: str) -> list[str]:
-    """Requirements of a distribution that are not there, in words."""
-    return [said for line in metadata.requires(distribution) or [] if (said := _unmet(Requirement(line)))]
-
-
-def _unmet(wanted: Requirement) -> str:
-    if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
-        return ""
-    try:
-        have = metadata.version(wanted.name)
-    except metadata.PackageNotFoundError:
-        return f"{wanted.name} is not installed"
-    return (
-        "" if wanted.specifier.contains(have, prereleases=True) else f"{wanted.name} is {have}, not {wanted.specifier}"
-    )
-
-
-def plugins(catalogue: Catalogue) -> Finding:
-    """Broken ones; those that were skipped are named."""
-    broken = [record for record in catalogue.records if record.state is PluginState.BROKEN]
-    skipped = [
-        f"{record.title} ({record.reason})" for record in catalogue.records if record.state is PluginState.SKIPPED
-    ]
-    if broken:
-        detail = "; ".join(f"{record.title} is broken: {record.reason}" for record in broken)
-        return Finding("plugins", detail, "`relax plugins show NAME` has the traceback; repair or uninstall it", SETUP)
-    said = f"; skipped: {', '.join(skipped)}" if skipped else ""
-    return Finding("plugins", f"{len(catalogue.records) - len(skipped)} load{said}")
-
-
-def ray(needed: bool) -> Finding:
-    """Whether the runner ray could be chosen; a problem only where it was."""
-    wanted = [Requirement(line) for line in metadata.requires("relax-core") or [] if line.startswith("ray")]
-    wrong = next((said for said in (_unmet_extra(requirement) for requirement in wanted) if said), "")
-    if wrong:
-        fix = 'pip install "relax-core[ray]", or --runner local' if needed else ""
-        return Finding(
-            "ray", f"{wrong}{'' if needed else ': only the runner local can be used'}", fix, SETUP if fix else 0
-        )
-    said, failure = probe(sys.executable, "import ray; print(ray.__version__)")
-    if failure:
-        fix = "reinstall it, or --runner local" if needed else ""
-        return Finding("ray", f"it can't be imported: {failure}", fix, SETUP if fix else 0)
-    return Finding("ray", said)
-
-
-def _unmet_extra(wanted: Requirement) -> str:
-    return _unmet(Requirement(f"{wanted.name}{wanted.specifier}"))
-
-
-def findings(sources: Sequence[str], overrides: Sequence[str]) -> Iterator[Finding]:
-    """The installation, the machine, and the configuration where one is given."""
-    catalogue = Catalogue.load()
-    yield from (python(), packages(), plugins(catalogue))
-    yield from (machine.processors(), machine.memory(), machine.disk(runs_root()))
-    yield from (machine.shared_memory(), machine.loopback(), machine.devices())
-    runner = ""
-    if sources or overrides:
-        try:
-            config, catalogue, on_disk = configured(sources, overrides)
-        except RelaxError as error:
-            yield from _refused("configuration", error)
-        else:
-            runner = config.run.runner
-            yield from _configuration(config, catalogue, on_disk)
-    yield ray(needed=runner == "ray")
-
-
-def _configuration(config: RunConfig, catalogue: Catalogue, on_disk: bool) -> Iterator[Finding]:
-    said = f"{config.algorithm.name}, {config.steps} steps, placement {config.placement.mode}"
-    yield Finding("configuration", said)
-    yield from (Finding("plan", note) for note in plan(config, catalogue).notes)
-    if on_disk:
-        yield from run_files(config, catalogue)
-    yield from interpreters(config, catalogue)
-
-
-@dataclass(frozen=True, slots=True)
-class _DoctorContext:
-    """As much of a role's context as opening tasks takes."""
-
-    config: RunConfig
-    build: Callable[..., Any]
-
-
-def run_files(config: RunConfig, catalogue: Catalogue) -> Iterator[Finding]:
-    """Model folder and task files, opened as a run opens them."""
-    try:
-        family: Any = catalogue.build(config.family.chosen)
-        family.open(config.model.model_dump(mode="json"))
-        yield Finding("model", f"{config.model.path}: configuration, tokenizer and chat template load")
-        tasks, train, sets = open_tasks(_DoctorContext(config, catalogue.build), family)  # type: ignore[arg-type]
-        tasks.prompt(0)
-    except RelaxError as error:
-        yield from _refused("model" if isinstance(error, ConfigError) and "model" in error.field else "data", error)
-        return
-    skipped = f", {tasks.num_skipped} skipped as too long" if tasks.num_skipped else ""
-    evaluated = "".join(f"; {one.name}: {len(one.indices)} to evaluate" for one in sets)
-    yield Finding("data", f"{config.data.train}: {len(train)} tasks{skipped}{evaluated}")
-
-
+PROBE_S = 120.0
+SETUP, MACHINE = 2, 4
+"""Exit codes: the installation or the configuration; the machine."""
+LEAST_MEMORY, LEAST_DISK, LEAST_SHARED = 1 << 30, 1 << 30, 256 << 20
+"""Bytes without which even the smallest runs stop: torch alone takes half a gigabyte a process."""
 PACKAGES = """
 import json, sys
 from relax_core.diagnostics.doctor import unmet
@@ -159,8 +49,206 @@ print(json.dumps(unmet(distribution) if distribution else []))
 """
 
 
-def interpreters(config: RunConfig, catalogue: Catalogue) -> Iterator[Finding]:
-    """Whether engines and trainer find their plugin and its packages under the Python that they are given."""
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at: that it is well, or what is wrong and what to do."""
+
+    name: str
+    detail: str
+    fix: str = ""
+    exit_code: int = 0
+    """0 where it is well."""
+
+    @property
+    def line(self) -> str:
+        mark = "problem" if self.exit_code else "ok"
+        return f"{mark:<8} {self.name:<14} {self.detail}{f'; {self.fix}' if self.fix else ''}"
+
+
+def findings(sources: Sequence[str], overrides: Sequence[str]) -> Iterator[Finding]:
+    """Check the installation, the machine, and the configuration where one is given."""
+    yield from (python(), packages(), plugins(Catalogue.load()))
+    yield from (processors(), memory(), disk(runs_root()), shared_memory(), loopback(), devices())
+    runner = ""
+    if sources or overrides:
+        try:
+            planned = plan_run(sources, overrides)
+        except RelaxError as error:
+            yield from _refused("configuration", error)
+        else:
+            runner = planned.composed.config.run.runner
+            yield from _configuration(planned)
+    yield ray(needed=runner == "ray")
+
+
+# -- the installation -------------------------------------------------------------------------------------------------
+
+
+def python() -> Finding:
+    """Check the interpreter that runs this."""
+    wanted = SpecifierSet(metadata.metadata("relax-core")["Requires-Python"] or "")
+    have = f"{platform.python_version()} ({sys.executable})"
+    fix = "" if wanted.contains(platform.python_version(), prereleases=True) else f"install Python {wanted}"
+    return Finding("python", have, fix, SETUP if fix else 0)
+
+
+def packages() -> Finding:
+    """Check the packages that relax-core requires."""
+    wrong = unmet("relax-core")
+    if wrong:
+        return Finding("packages", "; ".join(wrong), "pip install --upgrade relax-core", SETUP)
+    return Finding("packages", f"relax-core {metadata.version('relax-core')} with all that it requires")
+
+
+def unmet(distribution: str) -> list[str]:
+    """List in words the requirements of a distribution that are not there."""
+    wanted = [Requirement(line) for line in metadata.requires(distribution) or []]
+    applies = [one for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
+    return [problem for one in applies if (problem := _problem_of(one))]
+
+
+def _problem_of(wanted: Requirement) -> str:
+    try:
+        have = metadata.version(wanted.name)
+    except metadata.PackageNotFoundError:
+        return f"{wanted.name} is not installed"
+    return (
+        "" if wanted.specifier.contains(have, prereleases=True) else f"{wanted.name} is {have}, not {wanted.specifier}"
+    )
+
+
+def plugins(catalogue: Catalogue) -> Finding:
+    """Find plugins that are broken; those that were skipped are named."""
+    broken = [record for record in catalogue.records if record.state is PluginState.BROKEN]
+    skipped = [record for record in catalogue.records if record.state is PluginState.SKIPPED]
+    if broken:
+        detail = "; ".join(f"{record.title} is broken: {record.reason}" for record in broken)
+        return Finding("plugins", detail, "`relax plugins show NAME` has the traceback; repair or uninstall it", SETUP)
+    names = ", ".join(f"{record.title} ({record.reason})" for record in skipped)
+    return Finding("plugins", f"{len(catalogue.records) - len(skipped)} load{f'; skipped: {names}' if skipped else ''}")
+
+
+def ray(needed: bool) -> Finding:
+    """Check whether the runner ray could be chosen; a problem only where it was."""
+    wanted = [Requirement(line) for line in metadata.requires("relax-core") or [] if line.startswith("ray")]
+    if problem := next((said for said in map(_problem_of, wanted) if said), ""):
+        fix = 'pip install "relax-core[ray]", or --runner local' if needed else ""
+        detail = problem if needed else f"{problem}: only the runner local can be used"
+        return Finding("ray", detail, fix, SETUP if fix else 0)
+    version, failure = probe(sys.executable, "import ray; print(ray.__version__)")
+    if failure:
+        fix = "reinstall it, or --runner local" if needed else ""
+        return Finding("ray", f"it can't be imported: {failure}", fix, SETUP if fix else 0)
+    return Finding("ray", version)
+
+
+# -- the machine ------------------------------------------------------------------------------------------------------
+
+
+def processors() -> Finding:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Finding("cores", f"{usable} usable, load {os.getloadavg()[0]:.1f}")
+
+
+def memory() -> Finding:
+    free = psutil.virtual_memory()
+    detail = f"{_gib(free.available)} of {_gib(free.total)} available"
+    fix = "free some: each process of a run takes about half a GiB" if free.available < LEAST_MEMORY else ""
+    return Finding("memory", detail, fix, MACHINE if fix else 0)
+
+
+def disk(root: Path) -> Finding:
+    """Check the disk that runs are written to: free space, and the permission to write."""
+    home = next(path for path in (root.absolute(), *root.absolute().parents) if path.exists())
+    free = shutil.disk_usage(home).free
+    detail = f"{_gib(free)} free for runs in {root.absolute()}"
+    if not os.access(home, os.W_OK):
+        return Finding("disk", f"{home} may not be written", "set RELAX_RUNS to a folder of yours", MACHINE)
+    if free < LEAST_DISK:
+        return Finding("disk", detail, "free some, or set RELAX_RUNS to a folder on another disk", MACHINE)
+    return Finding("disk", detail)
+
+
+def shared_memory(path: Path = Path("/dev/shm")) -> Finding:
+    """Check the shared memory, through which weights travel and where Ray keeps its objects."""
+    if not path.is_dir():
+        return Finding("shared memory", "no /dev/shm: weights go through the run directory")
+    usage = shutil.disk_usage(path)
+    detail = f"{_gib(usage.free)} of {_gib(usage.total)} free in {path}"
+    if usage.free < LEAST_SHARED:
+        fix = "remove what lies there, or give the container more (docker run --shm-size=4g)"
+        return Finding("shared memory", detail, fix, MACHINE)
+    return Finding("shared memory", detail)
+
+
+def loopback() -> Finding:
+    """Check that workers can listen on ports of 127.0.0.1."""
+    try:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            probe.listen()
+            return Finding("loopback", f"port {probe.getsockname()[1]} of 127.0.0.1 is free")
+    except OSError as error:
+        fix = "free ports: see `ss -tan` and net.ipv4.ip_local_port_range"
+        return Finding("loopback", f"no port of 127.0.0.1 can be opened: {error.strerror}", fix, MACHINE)
+
+
+def devices() -> Finding:
+    """Name the GPUs that torch sees."""
+    names = "*(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))"
+    said, failure = probe(sys.executable, f"import torch; print(torch.__version__, {names}, sep='|')")
+    if failure:
+        detail = f"torch can't be imported here ({failure}): fine if engine and trainer have their own python"
+        return Finding("devices", detail)
+    version, *gpus = said.split("|")
+    return Finding("devices", f"torch {version}, {', '.join(gpus) or 'no GPU: runs go on the CPU'}")
+
+
+def probe(executable: str, script: str, *arguments: str) -> tuple[str, str]:
+    """Run a few lines of Python in a process of its own; give the last line printed, and why it failed."""
+    command = [executable, "-c", script, *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return "", f"{type(error).__name__}: {error}"
+    if done.returncode:
+        return "", (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+    return done.stdout.strip().splitlines()[-1], ""
+
+
+# -- a configuration --------------------------------------------------------------------------------------------------
+
+
+def _configuration(planned: PlannedRun) -> Iterator[Finding]:
+    config, catalogue = planned.composed.config, planned.catalogue
+    detail = f"{config.algorithm.name}, {config.steps} steps, placement {config.placement.mode}"
+    yield Finding("configuration", detail)
+    plan = planned.stages[0].plan
+    yield from (Finding("plan", note) for note in plan.notes)
+    if planned.recipe is None:
+        yield from _run_files(config, catalogue, plan)
+    yield from _interpreters(config, catalogue)
+
+
+def _run_files(config: RunConfig, catalogue: Catalogue, plan: Plan) -> Iterator[Finding]:
+    """Open model folder and task files as a run opens them."""
+    context = PlanContext(config, plan, catalogue.build)
+    try:
+        family: Any = catalogue.build(config.family.chosen)
+        family.open(config.model.model_dump(mode="json"))
+        yield Finding("model", f"{config.model.path}: configuration, tokenizer and chat template load")
+        tasks, train, sets = open_tasks(cast(RunContext, context), family)
+        tasks.prompt(0)
+    except RelaxError as error:
+        yield from _refused("model" if isinstance(error, ConfigError) and "model" in error.field else "data", error)
+        return
+    skipped = f", {tasks.num_skipped} skipped as too long" if tasks.num_skipped else ""
+    evaluated = "".join(f"; {one.name}: {len(one.indices)} to evaluate" for one in sets)
+    yield Finding("data", f"{config.data.train}: {len(train)} tasks{skipped}{evaluated}")
+
+
+def _interpreters(config: RunConfig, catalogue: Catalogue) -> Iterator[Finding]:
+    """Check that engines and trainer find their plugin and its packages under the Python that they are given."""
     pools = [(f"engines.{at}", config.backend_of(pool)) for at, pool in enumerate(config.engines) if pool.engine]
     for table, choice in (("engine", config.engine), ("trainer", config.trainer), *pools):
         found = catalogue.find(choice.chosen.kind, choice.chosen.name)
@@ -175,9 +263,13 @@ def interpreters(config: RunConfig, catalogue: Catalogue) -> Iterator[Finding]:
 
 
 def _refused(name: str, error: RelaxError) -> Iterator[Finding]:
-    """An error of ours as findings, one for each problem in it."""
+    """Turn an error into findings, one for each problem in it."""
     for one in getattr(error, "errors", (error,)):
         detail, fix = str(one), "repair it"
         if isinstance(one, ConfigError):
             detail, fix = f"{one.field}: got {one.got}", one.fix
         yield Finding(name, detail, fix, MACHINE if error.exit_code == MACHINE else SETUP)
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):.1f} GiB"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `relax plan` foretells of a configuration: bytes of each process and memory, and the least time of a step.
+"""Estimates of `relax plan`: bytes of each process and each memory, and the least time of a step.
 
-Nothing of the run is started. A recipe's files are built in a folder of their own, and the machine is asked how fast
-it multiplies matrices, for a moment.
+Nothing of the run is started. A recipe's files are built in a temporary folder, and the machine multiplies matrices for a
+moment to show how fast it is.
 """
 
 from __future__ import annotations
@@ -11,81 +11,86 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from relax_core.api.plan import Plan
-from relax_core.config.compose import parse_config
-from relax_core.control.machine import device_memory, free_memory
-from relax_core.control.memory_check import MemoryBudget, ProcessNeed, longest_prompt, needs, rooms
-from relax_core.control.prepare import Source, launch_of, plans_of
+from relax_core.config.layers import Source
+from relax_core.control.memory_check import (
+    MemoryBudget,
+    ProcessNeed,
+    device_memory,
+    free_memory,
+    longest_prompt,
+    memory_budgets,
+    process_needs,
+)
+from relax_core.control.prepare import plan_run
 
 SIDE, RATE_S = 1024, 0.3
-"""Of the matrices that the rate is measured with, and for how long."""
+"""Side of the matrices that the rate is measured with, and seconds that it takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """Of one phase of one worker group in a step."""
+    """Least time of one phase of one worker group in a step."""
 
     group: str
     phase: str
     flops: float
-    """Of its busiest process."""
+    """Work of its busiest process."""
     least_s: float
     """At the measured rate of large matrix products, with nothing else to do: a floor, and no forecast."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunEstimate:
-    """Everything that is foretold."""
+    """Estimates of one stage of a run."""
 
+    stage: str
+    """Its name; empty in a run without stages."""
     plan: Plan
     prompt_tokens: int
     needs: tuple[ProcessNeed, ...]
-    rooms: tuple[MemoryBudget, ...]
+    budgets: tuple[MemoryBudget, ...]
     flops_per_s: float
-    """Of float32, of one process; 0: not measured."""
+    """Rate of float32 of one process; 0: not measured."""
     durations: tuple[Duration, ...]
     refuses: bool = True
-    """Whether a run would; `placement.check_memory`."""
+    """Whether a run would refuse what can't fit; `placement.check_memory`."""
 
     def check(self) -> None:
         """Raise ConfigError for what can't fit."""
-        for room in self.rooms if self.refuses else ():
-            room.check()
+        for budget in self.budgets if self.refuses else ():
+            budget.check()
 
 
-def forecasts(sources: Sequence[Source], overrides: Sequence[str]) -> list[tuple[str, RunEstimate]]:
-    """Of each stage by its name; of a run without stages, one without a name."""
-    names = [name for name, _ in plans_of(sources, overrides)]
-    return [(name, forecast(sources, overrides, at)) for at, name in enumerate(names)]
-
-
-def forecast(sources: Sequence[Source], overrides: Sequence[str], stage: int = 0) -> RunEstimate:
-    """Raises ConfigError for a configuration that can't run; one that can't fit is foretold as such."""
+def estimate_run(sources: Sequence[Source], overrides: Sequence[str]) -> list[RunEstimate]:
+    """Estimate each stage. Raises ConfigError for a configuration that can't run, but not for one that can't fit."""
+    estimates = []
     with tempfile.TemporaryDirectory(prefix="relax-plan-") as directory:
-        launch, catalogue = launch_of(sources, overrides, directory, stage)
-        config = parse_config(launch.config, catalogue)
-        longest = longest_prompt(config, catalogue, launch.plan)
-        known = needs(config, catalogue, launch.plan, longest)
-    rate = measured_rate(max((need.group.threads for need in known), default=1))
-    found = rooms(known, free_memory(), device_memory())
-    return RunEstimate(launch.plan, longest, known, found, rate, _durations(known, rate), config.placement.check_memory)
+        planned = plan_run(sources, overrides).build_recipe(Path(directory) / "recipe", sources, overrides)
+        for stage in planned.stages:
+            longest = longest_prompt(stage.config, planned.catalogue, stage.plan)
+            needs = process_needs(stage.config, planned.catalogue, stage.plan, longest)
+            rate = measured_rate(max((need.group.threads for need in needs), default=1))
+            budgets = memory_budgets(needs, free_memory(), device_memory())
+            durations = _durations(needs, rate)
+            check = stage.config.placement.check_memory
+            estimates.append(RunEstimate(stage.name, stage.plan, longest, needs, budgets, rate, durations, check))
+    return estimates
 
 
-def _durations(known: Sequence[ProcessNeed], rate: float) -> tuple[Duration, ...]:
+def _durations(needs: Sequence[ProcessNeed], rate: float) -> tuple[Duration, ...]:
     found = []
-    for need in known:
-        busiest: Mapping[str, float] = max(
-            (one.flops for one in need.processes), key=lambda f: sum(f.values()), default={}
-        )
-        found += [
-            Duration(need.group.name, phase, flops, flops / rate if rate else 0.0) for phase, flops in busiest.items()
-        ]
+    for need in needs:
+        work = [one.flops for one in need.processes]
+        busiest: Mapping[str, float] = max(work, key=lambda flops: sum(flops.values()), default={})
+        found += [Duration(need.group.name, phase, of, of / rate if rate else 0.0) for phase, of in busiest.items()]
     return tuple(found)
 
 
 def measured_rate(threads: int, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Floating-point operations of matrix products in float32 a second by the clock; 0 where torch is not installed."""
+    """Measure how many operations of float32 matrix products a second takes; 0 where torch is not installed."""
     try:
         import torch
     except ImportError:

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trial: a few tasks generated and judged exactly as training would, without a trainer and without a run directory.
-
-Scores written responses with one reward, in the same killable process that training would use.
+"""Trials: a few tasks sampled and scored exactly as training would, without a trainer and without a run directory; and
+written responses scored with one reward, in the same killable process that training would use.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,12 @@ from relax_core.api.trajectory import Trajectory
 from relax_core.api.weights import Version
 from relax_core.bus.service import open_bus
 from relax_core.bus.store import InProcessBus
-from relax_core.config.layers import parse_override, plugin_files
-from relax_core.control.prepare import Source, launch_of
+from relax_core.config.layers import Source, parse_override, plugin_files
+from relax_core.control.prepare import make_launch, plan_run
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.scorer import RewardScorer, RewardSettings
 from relax_core.runners.context import RoleContext
+from relax_core.runners.launch import Launch
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.runners.run_status import RunStatusService
 from relax_core.sampling.rollout_worker import RolloutWorker
@@ -35,48 +36,52 @@ from relax_core.weights.service import LocalWeightService
 
 
 async def trial(sources: Sequence[Source], overrides: Sequence[str], num_tasks: int) -> tuple[dict[str, Any], ...]:
-    """Records of `num_tasks` groups of samples, as the run directory would hold them."""
-    clock = SystemClock()
+    """Sample and score `num_tasks` groups; give their records as the run directory would hold them."""
     with tempfile.TemporaryDirectory(prefix="relax-try-") as directory:
-        launch, catalogue = launch_of(sources, overrides, directory)
-        workers = LocalWorkers(launch.plugin_files, launch.resolved, None, clock)
-        group_size = int(launch.config["rollout"]["group_size"])
-        bus = await open_bus(InProcessBus(), BusSettings(group_size, num_tasks, 0), directory, Version("actor", 0, 0))
-        context = RoleContext(
-            "rollout",
-            launch,
-            catalogue,
-            bus,
-            LocalWeightService(clock),
-            RunStatusService(clock),
-            workers,
-            workers,
-            clock,
-            0,
-        )
-        try:
-            return await _sample(await RolloutWorker.open(context, _ignore), num_tasks, group_size)
-        finally:
-            await workers.close()
-            await bus.close()
+        launch, catalogue = trial_launch(sources, overrides, Path(directory))
+        workers = LocalWorkers(launch.plugin_files, launch.resolved, None, SystemClock())
+        async with single_role("rollout", launch, catalogue, workers) as context:
+            worker = await RolloutWorker.open(context, ignore)
+            size = context.config.rollout.group_size
+            issues = [Issue(g, tuple(AttemptId(g, sample, 0) for sample in range(size))) for g in range(num_tasks)]
+            try:
+                groups = [await worker.make(issue, worker.pool.newest()) for issue in issues]
+                return records(await worker.score(groups))
+            finally:
+                await worker.close()
 
 
-async def _sample(worker: RolloutWorker, num_tasks: int, group_size: int) -> tuple[dict[str, Any], ...]:
-    issues = [Issue(g, tuple(AttemptId(g, sample, 0) for sample in range(group_size))) for g in range(num_tasks)]
+def trial_launch(sources: Sequence[Source], overrides: Sequence[str], directory: Path) -> tuple[Launch, Catalogue]:
+    """Launch data of the first stage without a run directory; a recipe is built in `directory`."""
+    planned = plan_run(sources, overrides).build_recipe(directory / "recipe", sources, overrides)
+    stage = planned.stages[0]
+    return make_launch(stage.config, stage.plan, planned.catalogue, directory), planned.catalogue
+
+
+@asynccontextmanager
+async def single_role(role: str, launch: Launch, catalogue: Catalogue, workers: Any) -> AsyncIterator[RoleContext]:
+    """Give a context to one role alone; its workers end with it, so that two roles never lie in memory together."""
+    clock = SystemClock()
+    size = int(launch.config["rollout"]["group_size"])
+    bus = await open_bus(InProcessBus(), BusSettings(size, 1, 0), launch.run_dir, Version("actor", 0, 0))
     try:
-        groups = [await worker.make(issue, worker.pool.newest()) for issue in issues]
-        return records(await worker.score(groups))
+        yield RoleContext(
+            role, launch, catalogue, bus, LocalWeightService(clock), RunStatusService(clock), workers, workers, clock, 0
+        )
     finally:
-        await worker.close()
+        await workers.close()
+        await bus.close()
 
 
-async def _ignore(*_: Any) -> None:
-    """A trial has nobody to tell; an engine that fails shows in the samples' outcomes."""
+async def ignore(*_: Any) -> None:
+    """Ignore an event: a trial has nobody to tell, and an engine that fails shows in the samples' outcomes."""
 
 
 async def reward_trial(name: str, options: Sequence[str], data: Path, plugins: Sequence[str]) -> list[dict[str, Any]]:
-    """One record a row of `data`: JSON lines with `prompt`, `response` and what the reward reads."""
-    plugins = plugins or _plugins_beside(data)
+    """Score each row of `data` and give its record: JSON lines with `prompt`, `response` and what the reward reads."""
+    beside = data.parent / "config.toml"  # of the run whose folder a failing sample lies in; it names the plugin files
+    if not plugins and beside.is_file():
+        plugins = plugin_files([beside])
     chosen = Chosen("reward", name, {".".join(o.path): o.value for o in map(parse_override, options)})
     Catalogue.load(plugins).build(chosen)
     workers = LocalWorkers(plugins)
@@ -84,17 +89,11 @@ async def reward_trial(name: str, options: Sequence[str], data: Path, plugins: S
     rows = list(_rows(data))
     try:
         await scorer.start()
-        judged = await scorer.score([(task, (trajectory,)) for task, trajectory in rows])
+        scored = await scorer.score([(task, (trajectory,)) for task, trajectory in rows])
     finally:
         await scorer.stop()
         await workers.close()
-    return [sample_record(task, trajectory, one[0]) for (task, trajectory), one in zip(rows, judged, strict=True)]
-
-
-def _plugins_beside(data: Path) -> Sequence[str]:
-    """A failing sample lies in a run's folder, whose configuration names the plugin files that the reward may be in."""
-    config = data.parent / "config.toml"
-    return plugin_files([config]) if config.is_file() else ()
+    return [sample_record(task, trajectory, one[0]) for (task, trajectory), one in zip(rows, scored, strict=True)]
 
 
 def _rows(data: Path) -> Iterator[tuple[Task, Trajectory]]:
@@ -102,23 +101,18 @@ def _rows(data: Path) -> Iterator[tuple[Task, Trajectory]]:
         text = data.read_text()
     except OSError as error:
         raise ConfigError("--data", data, f"it can't be read ({error.strerror}); name a JSON lines file") from error
-    lines = [text] if data.suffix == ".json" else text.splitlines()
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            yield _row(line, f"{data}:{number}")
-
-
-def _row(line: str, where: str) -> tuple[Task, Trajectory]:
-    try:
-        row = json.loads(line)
-        row = {**row, **row.pop("task")} if isinstance(row.get("task"), dict) else row
-        prompt, response = row.pop("prompt"), row.pop("response")
-    except (ValueError, KeyError, AttributeError) as error:
-        raise ConfigError("--data", where, f"each row is a JSON object with prompt and response ({error})") from error
-    asked = (
-        (Message("user", prompt),)
-        if isinstance(prompt, str)
-        else tuple(Message(m["role"], m["content"]) for m in prompt)
-    )
-    task = Task(str(row.pop("id", where)), prompt if isinstance(prompt, str) else asked, row.pop("answer", None), row)
-    return task, Trajectory((*asked, Message("assistant", response)), response, ())
+    for number, line in enumerate([text] if data.suffix == ".json" else text.splitlines(), 1):
+        if not line.strip():
+            continue
+        where = f"{data}:{number}"
+        try:
+            row = json.loads(line)
+            row = {**row, **row.pop("task")} if isinstance(row.get("task"), dict) else row
+            prompt, response = row.pop("prompt"), row.pop("response")
+        except (ValueError, KeyError, AttributeError) as error:
+            fix = f"each row is a JSON object with prompt and response ({error})"
+            raise ConfigError("--data", where, fix) from error
+        is_text = isinstance(prompt, str)
+        messages = [Message("user", prompt)] if is_text else [Message(m["role"], m["content"]) for m in prompt]
+        task = Task(str(row.pop("id", where)), prompt if is_text else tuple(messages), row.pop("answer", None), row)
+        yield task, Trajectory((*messages, Message("assistant", response)), response, ())

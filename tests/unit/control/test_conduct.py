@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conductor over a runner that follows a script: how a run ends is said once, rightly, and after its last events."""
+"""The run controller over a runner that follows a script: how a run ends is said once, rightly, and after its last events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from relax_core.api.status import Heartbeat
 from relax_core.config.compose import compose
 from relax_core.control import run
 from relax_core.control.planner import plan
-from relax_core.control.prepare import Prepared
+from relax_core.control.prepare import Prepared, PreparedStage
 from relax_core.control.run import RunController, total
 from relax_core.observe.run_directory import RunDirectory
 from relax_core.registry.catalogue import Catalogue
@@ -88,12 +88,12 @@ def conducted(
     async def scene() -> tuple[dict[str, Any], Exception | None, float]:
         runner = ScriptedRunner(lives, start)
         prepared = _prepared(folder)
-        conductor = RunController(prepared, runner, clock=VirtualClock())  # type: ignore[arg-type]
+        controller = RunController(prepared, runner, clock=VirtualClock())  # type: ignore[arg-type]
         if stop_after_s is not None:
-            asyncio.get_running_loop().call_later(stop_after_s, conductor.stop, "SIGINT")
+            asyncio.get_running_loop().call_later(stop_after_s, controller.stop, "SIGINT")
         raised = None
         try:
-            await conductor.run()
+            await controller.run()
         except RelaxError as error:
             raised = error
         assert runner.closed == 1
@@ -109,7 +109,7 @@ def _prepared(folder: Path) -> Prepared:
     config = compose([layer], (), catalogue, on_disk=False).config
     directory = RunDirectory.create(folder / "run", "run", datetime(2026, 1, 1), Random(0))
     launch = Launch("run", str(directory.path), config.dump(), plan(config, catalogue))
-    return Prepared(config, catalogue, launch, directory)
+    return Prepared(catalogue, directory, (PreparedStage(config, launch),))
 
 
 async def steps(runner: ScriptedRunner) -> None:

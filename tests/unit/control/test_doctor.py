@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from relax_core.control import machine
-from relax_core.control.machine import MACHINE, SETUP, probe
 from relax_core.diagnostics import doctor
-from relax_core.diagnostics.doctor import findings
+from relax_core.diagnostics.doctor import MACHINE, SETUP, findings, probe
 from relax_core.registry.catalogue import Catalogue
 from relax_core.registry.handshake import PluginState
 
@@ -25,7 +23,7 @@ def named(name: str, *overrides: str) -> list[str]:
 
 def test_this_environment_is_well() -> None:
     catalogue = Catalogue.load()
-    found = [doctor.python(), doctor.packages(), doctor.plugins(catalogue), machine.loopback()]
+    found = [doctor.python(), doctor.packages(), doctor.plugins(catalogue), doctor.loopback()]
     assert [one.line for one in found if one.exit_code] == []
 
 
@@ -57,13 +55,13 @@ def test_too_little_room_is_the_machines_problem(monkeypatch: pytest.MonkeyPatch
     class Usage:
         total, free = 64 << 20, 1 << 20
 
-    monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: Usage)
-    for found in (machine.disk(tmp_path / "not" / "there"), machine.shared_memory(tmp_path)):
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: Usage)
+    for found in (doctor.disk(tmp_path / "not" / "there"), doctor.shared_memory(tmp_path)):
         assert found.exit_code == MACHINE and found.fix
 
 
 def test_no_shared_memory_is_no_problem(tmp_path: Path) -> None:
-    assert machine.shared_memory(tmp_path / "none").exit_code == 0
+    assert doctor.shared_memory(tmp_path / "none").exit_code == 0
 
 
 def test_every_problem_of_a_configuration_has_its_line() -> None:

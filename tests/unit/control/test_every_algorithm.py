@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from relax_core.api.algorithm import Source
-from relax_core.control.prepare import plans_of
+from relax_core.control.prepare import plan_run
 from relax_core.registry.catalogue import Catalogue
 
 NAMES = Catalogue.load().names("algorithm")
@@ -17,6 +17,7 @@ MORE = {"ppo": {"critic"}, "distillation": {"teacher"}, "dpo": {"reference"}}
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_quickstart_plans_with_it(name: str) -> None:
-    ((_, made),) = plans_of(["quickstart"], [f"algorithm={name}"])
+    (stage,) = plan_run(["quickstart"], [f"algorithm={name}"]).stages
+    made = stage.plan
     credited = {"advantages"} if made.source is Source.ROLLOUT else set()
     assert set(made.roles) == {FIRST[made.source], "actor", *credited, *MORE.get(name, set())}

@@ -11,7 +11,7 @@ import pytest
 from relax_core.api.errors import ConfigError
 from relax_core.config.compose import compose
 from relax_core.control import memory_check
-from relax_core.control.machine import free_memory
+from relax_core.control.memory_check import free_memory
 from relax_core.control.planner import plan
 from relax_core.registry.catalogue import Catalogue
 from relax_core.testing.trainer import tiny_model
@@ -44,12 +44,12 @@ def test_a_model_that_is_small_beside_what_is_free_is_not_looked_at(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_check, "free_memory", lambda: 1 << 40)
-    monkeypatch.setattr(memory_check, "needs", None)
+    monkeypatch.setattr(memory_check, "process_needs", None)
     checked(folder)
 
 
 def test_a_teacher_that_nobody_learns_from_need_not_be_there(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_check, "needs", None)
+    monkeypatch.setattr(memory_check, "process_needs", None)
     checked(folder, "teachers=[{path='not-made'}]")
 
 

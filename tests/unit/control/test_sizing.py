@@ -8,7 +8,7 @@ import pytest
 from relax_core.api.errors import ConfigError
 from relax_core.api.estimate import Estimate
 from relax_core.api.plan import WorkerGroup
-from relax_core.control.memory_check import LIBRARIES, ProcessNeed, rooms
+from relax_core.control.memory_check import LIBRARIES, ProcessNeed, memory_budgets
 
 TRAIN = Estimate({
     "train": {"parameters": 10, "optimizer": 20, "gradients": 10, "activations": 100},
@@ -22,33 +22,36 @@ def need(name: str, told: Estimate, devices: set[str], sleeps: tuple[str, ...] =
 
 
 def test_groups_with_devices_of_their_own_are_added_up() -> None:
-    (host,) = rooms([need("actor", TRAIN, {"cpu:0"}, size=2), need("rollout", GENERATE, {"cpu:1"})], 0, {})
+    (host,) = memory_budgets([need("actor", TRAIN, {"cpu:0"}, size=2), need("rollout", GENERATE, {"cpu:1"})], 0, {})
     assert host.needed == 3 * LIBRARIES + 2 * 140 + 65 + 10  # what was published lies there once
     assert host.largest == "activations" and host.fits
 
 
 def test_who_waits_for_its_turn_keeps_what_does_not_sleep() -> None:
     actor, rollout = need("actor", TRAIN, {"cpu:0"}), need("rollout", GENERATE, {"cpu:0"}, ("kv",))
-    (host,) = rooms([actor, rollout], 0, {})
+    (host,) = memory_budgets([actor, rollout], 0, {})
     assert host.needed == 2 * LIBRARIES + 10 + 140 + 10
-    (host,) = rooms([actor, need("rollout", GENERATE, {"cpu:0"})], 0, {})
+    (host,) = memory_budgets([actor, need("rollout", GENERATE, {"cpu:0"})], 0, {})
     assert host.needed == 2 * LIBRARIES + 10 + 140 + 60
 
 
 def test_each_device_is_looked_at_alone() -> None:
-    found = rooms(
+    found = memory_budgets(
         [need("actor", TRAIN, {"gpu:0", "gpu:1"}, size=2), need("rollout", GENERATE, {"gpu:1"})], 0, {"gpu:0": 200}
     )
-    assert [(room.name, room.needed, room.available) for room in found[1:]] == [("gpu:0", 140, 200), ("gpu:1", 200, 0)]
+    assert [(budget.name, budget.needed, budget.available) for budget in found[1:]] == [
+        ("gpu:0", 140, 200),
+        ("gpu:1", 200, 0),
+    ]
 
 
 def test_what_can_not_fit_is_refused_with_what_to_change() -> None:
-    (host,) = rooms([need("actor", TRAIN, {"cpu:0"})], LIBRARIES, {})
+    (host,) = memory_budgets([need("actor", TRAIN, {"cpu:0"})], LIBRARIES, {})
     with pytest.raises(ConfigError, match=r"batch.tokens_per_micro_batch: got a plan that needs .* of host memory"):
         host.check()
 
 
 def test_of_groups_that_nobody_estimates_nothing_is_claimed() -> None:
     unknown = ProcessNeed(WorkerGroup("actor", 1, devices=frozenset({"cpu:0"})), None, None, "not estimated by other")
-    (host,) = rooms([unknown], 0, {})
+    (host,) = memory_budgets([unknown], 0, {})
     assert host.needed == 0

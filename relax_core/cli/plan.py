@@ -63,7 +63,9 @@ def plan(
 
     stages = estimate_run(*split(arguments))
     if as_json:
-        documents = [{**_plan_document(estimate), **({"stage": estimate.stage} if estimate.stage else {})} for estimate in stages]
+        documents = [
+            {**_plan_document(estimate), **({"stage": estimate.stage} if estimate.stage else {})} for estimate in stages
+        ]
         print_json(documents[0] if len(documents) == 1 else {"schema": "relax.plan/1", "stages": documents})
     for estimate in () if as_json else stages:
         if estimate.stage:
@@ -149,8 +151,7 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Exit 0 where all is well, 2 for the installation or the configuration, 4 for the machine."""
-    from relax_core.diagnostics.doctor import Finding
-    from relax_core.diagnostics.doctor import findings
+    from relax_core.diagnostics.doctor import Finding, findings
 
     found: list[Finding] = []
     for finding in findings(*split(arguments or [])):

@@ -41,7 +41,7 @@ class Stage:
         slot = EngineSlot("engine-0", ENGINE, spec, WorkerSpec("engine-0", ENGINE), self.workers, can)
         self.pool = EnginePool([slot], SystemClock(), self, self._tell)
 
-    async def bring(self, slot: EngineSlot, manifest: Manifest, transport: Chosen) -> Receipt:
+    async def update(self, slot: EngineSlot, manifest: Manifest, transport: Chosen) -> Receipt:
         """The pool's feed: what it was told of, believed."""
         receipt = await slot.update(manifest, transport)
         slot.version = manifest.version

@@ -144,7 +144,7 @@ class Peer:
 class _Feed:
     """Nobody publishes here."""
 
-    async def bring(self, slot: EngineSlot, manifest: Manifest, transport: Chosen) -> Receipt:
+    async def update(self, slot: EngineSlot, manifest: Manifest, transport: Chosen) -> Receipt:
         raise NotImplementedError
 
     async def forget(self, slot: EngineSlot) -> None:

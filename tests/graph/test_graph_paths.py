@@ -79,6 +79,21 @@ def wrapped(folder: Path, name: str) -> tuple[Path, Path]:
     return script, log
 
 
+def test_a_reference_two_engines_and_interpreters_of_their_own(relax: Relax, tiny: Path, tmp_path: Path) -> None:
+    engine, engine_log = wrapped(tmp_path, "engine-python")
+    trainer, trainer_log = wrapped(tmp_path, "trainer-python")
+    ran = relax(
+        "train", tiny / "recipe.toml", *SMALL, "algorithm.kl_coef=0.1", "optimizer.lr=0.01", "placement.rollout.engines=2",
+        f"engine.python={engine}", f"trainer.python={trainer}", "--runner", "local", "--run-dir", tmp_path / "run", "--json",
+    )  # fmt: skip
+    metrics = trained(ran, tmp_path / "run")
+    assert len(engine_log.read_text().splitlines()) == 2
+    assert len(trainer_log.read_text().splitlines()) == 2  # the actor's rank and the reference's
+    divergence = metrics.column("policy/ref_kl")
+    assert divergence[0] == pytest.approx(0.0, abs=1e-9)  # the first step starts from the reference's own weights
+    assert all(kl > 1e-6 for kl in divergence[2:])
+
+
 PLUGIN = '''
 import json
 from relax_core.api import Filter, Sink
@@ -133,25 +148,12 @@ def test_log_probs_agree_over_turns_with_observations_between_them(relax: Relax,
     assert any(len(sample.get("messages", ())) > 4 for sample in samples)
 
 
-def test_colocated_roles_take_turns_and_engines_and_ranks_have_interpreters_of_their_own(
-    relax: Relax, relax_here: Relax, tiny: Path, tmp_path: Path, runner: str
-) -> None:
-    """Two engines, actor and reference on one device; what is half generated at the trainer's turn goes on after it."""
-    settings = ("placement=colocate", "max_staleness=1", "algorithm.kl_coef=0.1", "eval.every=2", "optimizer.lr=0.01")
-    logs: list[Path] = []
-    own: tuple[str, ...] = ()
-    if runner == "local":
-        engine, engine_log = wrapped(tmp_path, "engine-python")
-        trainer, trainer_log = wrapped(tmp_path, "trainer-python")
-        logs = [engine_log, trainer_log]
-        own = (f"engine.python={engine}", f"trainer.python={trainer}", "placement.rollout.engines=2")
+def test_colocated_roles_take_turns(relax: Relax, relax_here: Relax, tiny: Path, tmp_path: Path, runner: str) -> None:
+    """Engines, actor and reference on one device; what is half generated at the trainer's turn goes on after it."""
+    settings = ("placement=colocate", "max_staleness=1", "algorithm.kl_coef=0.1", "eval.every=2")
     run = tmp_path / "run"
-    ran = relax("train", tiny / "recipe.toml", *SMALL, *settings, *own, "--runner", runner, "--run-dir", run, "--json")
+    ran = relax("train", tiny / "recipe.toml", *SMALL, *settings, "--runner", runner, "--run-dir", run, "--json")
     metrics = trained(ran, run)
     assert max(metrics.column("lag/max")) <= 1
     assert len(metrics.column("time/wait_turn_s")) == len(metrics.column("memory/freed_bytes")) == 4
-    assert [len(log.read_text().splitlines()) for log in logs] in ([2, 2], [])  # the actor's rank and the reference's
-    divergence = metrics.column("policy/ref_kl")
-    assert divergence[0] == pytest.approx(0.0, abs=1e-9)  # the first step starts from the reference's own weights
-    assert all(kl > 1e-6 for kl in divergence[2:])
     assert "take turns on cpu:0" in relax_here("graph", tiny / "recipe.toml", *settings).out

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who lives where: worker groups with the names of their devices, and which parts of each give way to its neighbours.
+"""The placement of a plan: worker groups with the names of their devices, and which parts of each give way to its
+neighbours.
 
 A device here is a name, `gpu:0` or `cpu:0`: groups that have one in common take turns. Nothing is placed or started.
 
-The engine pools of a plan: who asks each, what is wrong with that, and their worker groups on devices of their own.
+Engine pools have worker groups on devices of their own. A pool is opened by the role that asks it: the rollout for
+rewards and environments, the teacher for teachers. So one that both want is refused; two pools of one folder are no
+difficulty.
 
-A pool is opened by the role that asks it: the rollout for rewards and environments, the teacher for teachers. So one that
-both want is refused; two pools of one folder are no difficulty.
-
-The teachers of a plan: one set of operations each, for disjoint rows. Which rows these are, tasks say later.
+Each teacher of a plan has its own set of operations, for rows that no other teacher has; tasks say later which.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def pool_notes(config: RunConfig, asked: Asked, groups: Mapping[str, WorkerGroup
 
 
 def askers(config: RunConfig, catalogue: Catalogue) -> Asked:
-    """What rewards, environments and teachers name; an option of theirs may, so they are built."""
+    """Return who asks each pool: rewards, environments and teachers, which are built since an option may name a pool."""
     found: dict[str, list[tuple[str, str]]] = {}
     own: list[tuple[Choice, str]] = [(choice, "reward") for choice in config.rewards]
     own += [(choice, "environment") for choice in (config.environment, *config.environments)]

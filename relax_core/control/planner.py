@@ -192,7 +192,7 @@ def plan(config: RunConfig, catalogue: Catalogue, on_gpus: bool | None = None) -
 
 
 def _check_rewards(config: RunConfig, catalogue: Catalogue, algorithm: Algorithm) -> None:
-    """Of an algorithm that reads rewards as it is set, where its class alone does not tell."""
+    """Check that an algorithm which, with its options, reads rewards has some; its class alone does not tell."""
     environments = (config.environment, *config.environments)
     judged = config.rewards or all(
         cast(type[Environment], catalogue.target("environment", one.name)).gives_reward for one in environments
@@ -239,7 +239,8 @@ def _has_neighbours(role: str, groups: Mapping[str, WorkerGroup]) -> bool:
 
 
 def _columns(algorithm: Algorithm, config: RunConfig, own_pass: bool) -> tuple[str, ...]:
-    """What the actor claims; the old policy's log-probs only where another role can have filled them."""
+    """Return the columns that the actor claims; the old policy's log-probs only where another role can have filled
+    them."""
     names = {"tokens", "loss_mask", *(("media",) if config.media else ())}
     if algorithm.source is Source.ROLLOUT:
         names |= {"weight_versions", "advantages", METER}
@@ -250,13 +251,15 @@ def _columns(algorithm: Algorithm, config: RunConfig, own_pass: bool) -> tuple[s
 
 
 def _advantage_columns(algorithm: Algorithm) -> tuple[str, ...]:
-    """What crediting reads: rewards and the shape of rows, and what the algorithm asks for beyond them."""
+    """Return the columns that crediting reads: rewards and the shape of rows, and those that the algorithm asks for
+    beyond them."""
     asked = {column.name for column in algorithm.advantage_columns()}
     return tuple(sorted({"tokens", "loss_mask", "rewards"} | asked))
 
 
 def _goals(algorithm: Algorithm, columns: tuple[str, ...]) -> dict[str, Collection[str]]:
-    """What the step needs; rows that were written beforehand are not credited."""
+    """Return the operations that the step needs, with their columns; rows that were written beforehand are not
+    credited."""
     if algorithm.source is not Source.ROLLOUT:
         return {"actor.fit": columns}
     credited = {column.name for column in algorithm.advantage_columns()}
@@ -265,12 +268,12 @@ def _goals(algorithm: Algorithm, columns: tuple[str, ...]) -> dict[str, Collecti
 
 
 def _fit_columns(algorithm: Algorithm, fit: str) -> set[str]:
-    """What a role reads that trains on the actor's rows."""
+    """Return the columns read by a role that trains on the actor's rows."""
     return {"tokens", "loss_mask", "weight_versions"} | {column.name for column in algorithm.fit_columns(fit)}
 
 
 def _operations(catalogue: Catalogue, source: Source) -> list[Operation]:
-    """Of every role but the one that would bring rows from elsewhere."""
+    """Return the operations of all roles but the one that would bring rows from elsewhere."""
     found: list[Operation] = []
     for name in catalogue.names("role"):
         role = catalogue.target("role", name)

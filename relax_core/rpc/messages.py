@@ -199,13 +199,14 @@ def _register_all() -> None:
     import importlib
 
     for module_name in (
-        "algorithm", "batch", "bus", "engine", "environment", "events", "plan", "reward", "role", "source", "status",
-        "task", "trainer", "trajectory", "weights", "worker",
+        "batch", "bus", "engine", "environment", "events", "plan", "reward", "role", "source", "status", "task",
+        "trainer", "trajectory", "weights", "worker",
     ):  # fmt: skip
         module = importlib.import_module(f"relax_core.api.{module_name}")
         for value in vars(module).values():
             if isinstance(value, type) and value.__module__ == module.__name__ and _travels(value):
                 register(value)
+    register(importlib.import_module("relax_core.api.algorithm").Source)  # all else of that module holds tensors
 
 
 def _travels(cls: type) -> bool:

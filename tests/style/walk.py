@@ -66,7 +66,7 @@ FORMS = {
         "Observation",
         "Step",
     },
-    "publish": {"Manifest", "Receipt", "TensorInfo", "WeightRegistry", "VersionChain"},
+    "publish": {"Manifest", "Receipt", "TensorInfo", "WeightRegistry"},
 }
 """The classes in which each traveller appears on its way."""
 SENTINEL = 0.00012345

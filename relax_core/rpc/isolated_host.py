@@ -15,7 +15,6 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, TypeAlias
 
-from relax_core.api.clock import Clock, SystemClock
 from relax_core.api.trainer import Chosen
 from relax_core.rpc import messages
 from relax_core.rpc.host import Failure, describe, raised
@@ -46,9 +45,8 @@ class IsolatedHost:
     build: Callable[[Chosen], Any]
     concurrent = False
 
-    def __init__(self, clock: Clock | None = None) -> None:
+    def __init__(self) -> None:
         self.parent = ParentChannel()
-        self._clock = clock or SystemClock()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="isolated")
 
     # -- for subclasses -------------------------------------------------------------------------------------------
@@ -121,7 +119,7 @@ class IsolatedHost:
         def run_all() -> None:
             nonlocal running
             for number, item in work:
-                running, replace = (number, self._clock.now()), False
+                running, replace = (number, loop.time()), False
                 try:
                     result = self.handle(item)
                     if inspect.isawaitable(result):
@@ -143,7 +141,7 @@ class IsolatedHost:
                 answer, replace = finished.popleft()
                 results.append(answer)
             late = running
-            if late is not None and self._clock.now() - late[1] > timeout_s and not future.done():
+            if late is not None and loop.time() - late[1] > timeout_s and not future.done():
                 yield [*results, [late[0], LATE, None]], True
                 return
             if results:

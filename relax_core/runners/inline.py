@@ -12,7 +12,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+import pdb  # noqa: T100 it is what this runner is for
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -32,19 +34,45 @@ T = TypeVar("T")
 
 
 class DebuggerLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time stands still while a debugger holds the process: no deadline passes meanwhile."""
+    """An event loop whose time stands still while a debugger holds the process: no deadline passes meanwhile.
+
+    `breakpoint()` says when it begins and ends to hold a thread; of any other debugger the loop sees that it did not turn.
+    """
 
     def __init__(self) -> None:
         self._turned_at, self._stopped_s = 0.0, 0.0
+        self._held_at: float | None = None
         super().__init__()
         self.set_default_executor(CallingThread())
 
     def time(self) -> float:
-        now = super().time()
+        now = super().time() if self._held_at is None else self._held_at
         if self._turned_at and now - self._turned_at > LONGEST_PAUSE_S:
             self._stopped_s += now - self._turned_at - LONGEST_PAUSE_S
         self._turned_at = now
         return now - self._stopped_s
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Let time stand still, from any thread."""
+        self._held_at = self._turned_at = super().time()
+        try:
+            yield
+        finally:
+            now = super().time()
+            self._stopped_s += now - self._held_at
+            self._turned_at, self._held_at = now, None
+
+    def breakpoint(self, *_: object, **__: object) -> None:
+        """Stop in pdb where `breakpoint()` stands; `sys.breakpointhook` while the run goes."""
+        loop = self
+
+        class Debugger(pdb.Pdb):
+            def interaction(self, *args: Any) -> None:
+                with loop.held():
+                    super().interaction(*args)
+
+        Debugger().set_trace(sys._getframe(1))
 
 
 class CallingThread(ThreadPoolExecutor):
@@ -147,7 +175,14 @@ class InlineRunner(LocalRunner):
                 )
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         os.environ[TRACEBACKS] = "1"
+        loop = asyncio.get_running_loop()
+        if isinstance(loop, DebuggerLoop) and "PYTHONBREAKPOINT" not in os.environ:
+            sys.breakpointhook = loop.breakpoint
         await super().start(launch)
+
+    async def close(self) -> None:
+        sys.breakpointhook = sys.__breakpointhook__
+        await super().close()
 
     def _make_workers(self, launch: Launch) -> InlineWorkers:
         (Path(launch.run_dir) / "logs").mkdir(exist_ok=True)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -36,9 +37,9 @@ class Asks(Environment):
     async def reset(self, task, seed):
         if once("environment"):
             breakpoint()
-        return Observation(task.prompt)
+        return Observation("")
     async def step(self, action):
-        return Step(None, done=True)
+        return Step(Observation(""), done=True)
 
 class Stops(GRPO):
     '''GRPO, and a debugger in its first loss.'''
@@ -46,6 +47,10 @@ class Stops(GRPO):
         if once("loss"):
             breakpoint()
         return super().loss(batch, policy)
+"""
+AT_A_STOP = """p 'said', once
+!__import__('time').sleep(2)
+c
 """
 FAILING = """
 from relax_core.api import Reward
@@ -71,17 +76,20 @@ def test_a_debugger_stops_in_reward_environment_and_loss_and_the_weights_are_the
     assert weights(tmp_path / "inline") == weights(tmp_path / "local")
     (tmp_path / "stopping.py").write_text(STOPPING)
     words = (
-        tiny / "recipe.toml", *EXACT, 'plugins=["./stopping.py"]', 'rewards=["even"]', 'environment="asks"',
-        'algorithm="stops"', "--runner", "inline", "--run-dir", tmp_path / "stopped",
+        tiny / "recipe.toml", *EXACT, 'plugins=["./stopping.py"]', 'rewards=[{name="even", timeout_s=1.0}]',
+        'environment="asks"', 'algorithm="stops"', "--runner", "inline", "--run-dir", tmp_path / "stopped",
     )  # fmt: skip
     stopped = subprocess.run(
-        command("train", *words), cwd=tmp_path, env=environment(), input="p 'said', once\nc\n" * 3, capture_output=True,
+        command("train", *words), cwd=tmp_path, env=environment(), input=AT_A_STOP * 3, capture_output=True,
         text=True, timeout=240, check=False,
     )  # fmt: skip
     assert stopped.returncode == 0, stopped.stderr
     for place in ("score()", "reset()", "loss()"):
         assert f"stopping.py({_line(place)}){place}" in stopped.stdout
     assert stopped.stdout.count("('said', <function once") == 3
+    assert (
+        json.loads((tmp_path / "stopped" / "summary.json").read_text())["samples_dropped"] == {}
+    )  # no deadline passed
     assert survivors(tmp_path) == []
 
 
@@ -119,6 +127,10 @@ def test_the_time_of_a_loop_that_a_debugger_held_goes_on_from_where_it_stood(mon
     now += 3600.0
     assert loop.time() - before == LONGEST_PAUSE_S
     now += 1.0
+    assert loop.time() - before == LONGEST_PAUSE_S + 1.0
+    with loop.held():
+        now += 4.0
+        assert loop.time() - before == LONGEST_PAUSE_S + 1.0
     assert loop.time() - before == LONGEST_PAUSE_S + 1.0
     loop.close()
 

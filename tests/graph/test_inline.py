@@ -37,7 +37,7 @@ class Asks(Environment):
     async def reset(self, task, seed):
         if once("environment"):
             breakpoint()
-        return Observation("")
+        return None
     async def step(self, action):
         return Step(Observation(""), done=True)
 

@@ -58,7 +58,7 @@ async def test_routes_of_tokens_and_media_are_replayed_where_they_were_told(mode
     rows = families.rows(asked, said)
     lengths = rows.columns["tokens"].lengths
     values, known = zip(
-        *(routes.of(0, int(length)) for (_, routes), length in zip(told, lengths, strict=True)), strict=True
+        *(routes.between(0, int(length)) for (_, routes), length in zip(told, lengths, strict=True)), strict=True
     )
     assert all(part == b"\1" * (len(part) - 1) + b"\0" for part in known)
     experts = np.frombuffer(b"".join(values), np.uint8).reshape(-1, own.layers, own.top_k)

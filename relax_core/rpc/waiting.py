@@ -15,6 +15,9 @@ from relax_core.api.clock import Clock
 
 T = TypeVar("T")
 
+EARLY_S = 1e-6
+"""Timers of an event loop fire up to its clock's resolution early; a wait for less than this would spin on the spot."""
+
 
 class TimedCondition:
     """A condition variable with deadlines, for tasks of one event loop.
@@ -50,10 +53,11 @@ class TimedCondition:
             now = self._clock.now()
             if (found := attempt(now)) is not None:
                 return found
-            if now >= deadline or self._closed:
+            if now + EARLY_S >= deadline or self._closed:
                 return None
             at = next_at() if next_at is not None else None
-            await self._notified((min(deadline, at) if at is not None and at > now else deadline) - now)
+            wake_at = min(deadline, at) if at is not None and at > now else deadline
+            await self._notified(max(wake_at - now, EARLY_S))
 
     async def _notified(self, seconds: float) -> None:
         """Return after the next notification, or when the time has passed."""

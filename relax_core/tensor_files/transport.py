@@ -86,8 +86,10 @@ class FileTransport(WeightTransport):
             unchanged_names(before, infos), seconds=watch.seconds,
         )  # fmt: skip
 
+        same_host = self.same_host  # A closure over `self` would be a cycle, and keep its files until the collector runs.
+
         def load() -> dict[str, np.ndarray]:
-            mapped = private_mapping(path) if self.same_host else copied_mapping(path, directory)
+            mapped = private_mapping(path) if same_host else copied_mapping(path, directory)
             return safetensors_file.read(path, mapped)
 
         self._sent[version.model] = manifest, DeltaBase(version, load, infos)

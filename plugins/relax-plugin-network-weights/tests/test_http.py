@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,7 +78,9 @@ def test_nothing_of_the_secret_is_shown_or_written(tmp_path: Path, capfd: pytest
 def test_the_server_and_its_files_end_with_the_sender(tmp_path: Path) -> None:
     sender = Http(SMALL)
     manifest = sender.send(ONE, "full", "", some_tensors(), str(tmp_path))
+    alive = weakref.ref(sender)
     del sender
+    assert alive() is None, "it is in a cycle, and stays until the collector runs"
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(InfrastructureError, match="the sender is gone"):
         list(Http(SMALL).receive(manifest))

@@ -66,13 +66,14 @@ def scores(policy, batch, layout):
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_in_one_line_score_as_rows_in_a_rectangle(folder, seed):
     policy, batch = policy_of(folder), PackedBatch(make_rows(seed))
+    policy.model.double()
     line = one_line(batch)
     assert line.lines == 1
     assert line.width == int((batch.lengths - 1).sum())
     (wanted, wanted_grads), (got, grads) = (scores(policy, batch, layout) for layout in (by_row(batch), line))
-    torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(got, wanted, atol=1e-12, rtol=1e-12)
     for name, gradient in wanted_grads.items():
-        torch.testing.assert_close(grads[name], gradient, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(grads[name], gradient, atol=1e-10, rtol=1e-10)
 
 
 def test_a_policy_with_flash_attention_lines_its_rows_up(folder):
@@ -89,9 +90,9 @@ def test_compiled_blocks_score_the_same(folder):
     compile_blocks(compiled.model, compiled.attend, backend="aot_eager")
     assert all(parameter.grad is None for parameter in compiled.model.parameters())
     (wanted, wanted_grads), (got, grads) = (scores(policy, batch, by_row(batch)) for policy in (plain, compiled))
-    torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(got, wanted, atol=1e-12, rtol=1e-12)
     for name, gradient in wanted_grads.items():
-        torch.testing.assert_close(grads[name], gradient, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(grads[name], gradient, atol=1e-10, rtol=1e-10)
 
 
 def test_a_compiler_that_fails_is_told_at_start(folder):

@@ -26,7 +26,7 @@ from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.environments import EnvironmentPool
 from tests.unit.engines.pool_fixtures import engines, until
 from tests.unit.engines.scripted_engine import REFUSED
-from tests.unit.rollout.toy_policy import Letters
+from tests.unit.sampling.toy_policy import Letters
 
 ASKING = '''
 import asyncio

@@ -19,7 +19,7 @@ from relax_core.engines.routes import Routes, filled, route_columns
 from relax_core.rewards.scorer import ScoredSample
 from relax_core.sampling.rows import row_batch
 from relax_core.sampling.session import Branch, Limits, Sample
-from tests.unit.rollout.toy_policy import Letters
+from tests.unit.sampling.toy_policy import Letters
 
 ROUTING = Routing(2, 2, 200)
 WIDE = Routing(1, 2, 300)

@@ -19,7 +19,7 @@ from relax_core.data.media_pipeline import MediaPipeline
 from relax_core.data.placeholders import MediaRefused
 from relax_core.media.store import MediaStore
 from relax_core.runners.local.workers import LocalWorkers
-from tests.unit.rollout.toy_policy import Letters
+from tests.unit.sampling.toy_policy import Letters
 
 PROCESSOR = '''
 import os, time

@@ -15,7 +15,7 @@ from relax_core.api.family import Rendered
 from relax_core.data.chat import ChatFamily
 from relax_core.data.placeholders import MediaRefused, PlaceholderTokens, held
 from relax_core.learn.huggingface import conserved
-from tests.unit.rollout.toy_policy import Letters
+from tests.unit.sampling.toy_policy import Letters
 
 IDS = {"image": 6, "video": 7}
 FAMILY = Letters()

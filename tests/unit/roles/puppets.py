@@ -45,7 +45,7 @@ from relax_core.api import (
 )
 from relax_core.api.weights import Payload, combined_fingerprint
 from relax_core.learn import Denominators
-from tests.unit.rollout.toy_policy import Letters
+from tests.unit.sampling.toy_policy import Letters
 
 END = 0
 

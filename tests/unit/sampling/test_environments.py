@@ -21,7 +21,7 @@ from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.environments import EnvironmentPool
 from relax_core.sampling.episode import Limits
 from relax_core.sampling.session import state_key
-from tests.unit.rollout.toy_policy import Script, completion, play, texts
+from tests.unit.sampling.toy_policy import Script, completion, play, texts
 
 ENVIRONMENTS = '''
 import asyncio, os, time

@@ -19,7 +19,7 @@ from relax_core.sampling.episode import Limits, run_answers, run_episode
 from relax_core.sampling.session import Branch, Sample
 from relax_core.sampling.single_turn import SingleTurn
 from tests.unit.engines.pool_fixtures import call, engines, until
-from tests.unit.rollout.toy_policy import Letters, completion
+from tests.unit.sampling.toy_policy import Letters, completion
 
 TASK = Task("t", (Message("user", "go"),))
 LATE = Completion((97,), (-1.0,), (4,), (), "deadline", "too slow")

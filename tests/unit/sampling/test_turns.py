@@ -10,7 +10,7 @@ from relax_core.api import Action, Environment, Media, Message, Observation, Par
 from relax_core.sampling.environment_handle import InProcess
 from relax_core.sampling.session import state_key
 from relax_core.sampling.single_turn import SingleTurn
-from tests.unit.rollout.toy_policy import Script, play
+from tests.unit.sampling.toy_policy import Script, play
 
 
 class Maze(Environment):

@@ -15,7 +15,7 @@ from relax_core.sampling.environment_handle import InProcess
 from relax_core.sampling.episode import Limits
 from relax_core.sampling.session import sample_seed, turn_seed
 from relax_core.sampling.single_turn import SingleTurn
-from tests.unit.rollout.toy_policy import Script, completion, play, texts
+from tests.unit.sampling.toy_policy import Script, completion, play, texts
 
 
 class Echo(Environment):

@@ -7,7 +7,7 @@ from relax_core.api.hooks import hook
 
 @hook
 def relax_environments() -> list[Component]:
-    return [Component("single-turn", "relax_core.sampling.single_turn:SingleTurn", "One answer to one prompt")]
+    return [Component("single-turn", "relax_core.sampling.episode:SingleTurn", "One answer to one prompt")]
 
 
 @hook
@@ -25,7 +25,7 @@ def relax_task_sources() -> list[Component]:
 
 @hook
 def relax_samplers() -> list[Component]:
-    return [Component("shuffle", "relax_core.sampling.selection:Shuffle", "Every task once an epoch, in seeded order")]
+    return [Component("shuffle", "relax_core.sampling.groups:Shuffle", "Every task once an epoch, in seeded order")]
 
 
 @hook

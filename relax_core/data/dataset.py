@@ -22,7 +22,7 @@ from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.source import TaskSource
 from relax_core.api.task import Message, Task
 from relax_core.api.trainer import Chosen
-from relax_core.data.factories import context_of
+from relax_core.data.media_pipeline import context_of
 from relax_core.data.task_row import MediaOrigin, RowError, text_or_messages
 from relax_core.data.tasks import HOLD_OUT, TaskSet, check_placeholders, hold_out, surely_fits
 from relax_core.media.store import key_bytes

@@ -4,6 +4,8 @@
 Media that can't be read, take too long or kill their process raise `MediaRefused` for whoever asked. Results and
 refusals are remembered by source. Where a budget is given, media that nobody needs are deleted from the store and
 processed again on demand.
+
+Media pipelines of a run from its configuration, and the bounds that its model sets.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Hashable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,8 @@ from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.modality import PlaceholderSpan
 from relax_core.api.task import Media, Message
 from relax_core.api.worker import Workers
+from relax_core.config.model_folder import model_context
+from relax_core.config.run_config import RunContext
 from relax_core.data.placeholders import MediaRefused, PlaceholderTokens, held
 from relax_core.media.source import shown
 from relax_core.media.store import MediaStore
@@ -338,3 +343,35 @@ def _name(media: Media) -> Any:
     if len(source) > LONG:  # a data-URI may be large, and many are remembered
         source = hashlib.blake2b(source.encode(), digest_size=16).digest()
     return media.kind, source, media.view
+
+
+NO_BOUND = 1 << 30
+
+
+def media_store(context: RunContext) -> str:
+    """The directory of the run's processed media."""
+    return str(Path(context.run_dir).absolute() / "media")
+
+
+def context_of(run: Any) -> int:
+    """The model's context in tokens; one that does not say has no bound of its own."""
+    return model_context(run.model.path) or NO_BOUND
+
+
+def make_media_pipeline(context: RunContext, family: ModelFamily, limit: int | None = None) -> MediaPipeline:
+    """The processors of the run's media, and where what they make is kept, within a limit of bytes where one is given."""
+    run = context.config
+    return MediaPipeline(
+        run.media, context.children, media_store(context), run.model.model_dump(mode="json"), family, limit
+    )
+
+
+@asynccontextmanager
+async def opened_media_pipeline(context: RunContext, family: ModelFamily) -> AsyncIterator[MediaPipeline]:
+    """A pipeline for rows that nobody samples."""
+    pipeline = make_media_pipeline(context, family)
+    try:
+        await pipeline.start()
+        yield pipeline
+    finally:
+        await pipeline.stop()

@@ -23,8 +23,7 @@ from relax_core.api.source import TaskSource
 from relax_core.api.task import Message, Task
 from relax_core.config.run_config import RunContext
 from relax_core.config.tables import TeacherTable
-from relax_core.data.factories import context_of
-from relax_core.data.media_pipeline import media_of
+from relax_core.data.media_pipeline import context_of, media_of
 from relax_core.data.placeholders import misplaced
 from relax_core.media.source import shown
 

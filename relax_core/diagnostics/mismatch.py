@@ -35,7 +35,7 @@ from relax_core.roles.rank_group import RankGroup
 from relax_core.runners.context import RoleContext
 from relax_core.runners.launch import Launch
 from relax_core.runners.local.workers import LocalWorkers
-from relax_core.sampling.inflight import InflightGroup
+from relax_core.sampling.groups import InflightGroup
 from relax_core.sampling.rollout_worker import RolloutWorker
 from relax_core.sampling.rows import row_batch
 

@@ -23,13 +23,12 @@ from relax_core.api.worker import WorkerSpec
 from relax_core.config.model_folder import model_context, routing, vocabulary_size
 from relax_core.config.run_config import DEFAULT_NAMES, BackendChoice, RunConfig, RunContext
 from relax_core.config.tables import EngineTable
-from relax_core.data.factories import NO_BOUND, context_of, media_store
+from relax_core.data.media_pipeline import NO_BOUND, context_of, media_store
 from relax_core.engines.model_client import PoolModelClient
 from relax_core.engines.pool import EnginePool
 from relax_core.engines.router import RequestLimits
 from relax_core.engines.slot import EngineSlot
-from relax_core.engines.supervisor import Report
-from relax_core.engines.weight_updater import WeightUpdater
+from relax_core.engines.supervisor import Report, WeightUpdater
 from relax_core.rpc.waiting import start_all
 
 AUXILIARY_GROUP = "engines-"

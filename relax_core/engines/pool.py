@@ -20,20 +20,10 @@ from relax_core.api.routing import Routing
 from relax_core.api.trainer import Chosen
 from relax_core.api.weights import Manifest, Version
 from relax_core.engines.engine_state import EngineStatus, are_log_probs
-from relax_core.engines.requests import Completion, GenerateAll, GenerateCall, PendingRequest
-from relax_core.engines.router import (
-    AbortRequest,
-    Action,
-    CompleteRequest,
-    Dispatch,
-    Quarantine,
-    RequestLimits,
-    Router,
-)
-from relax_core.engines.routes import Routes
+from relax_core.engines.requests import Completion, GenerateAll, GenerateCall, PendingRequest, Routes
+from relax_core.engines.router import AbortRequest, Action, CompleteRequest, Dispatch, Quarantine, RequestLimits, Router
 from relax_core.engines.slot import EngineSlot
-from relax_core.engines.supervisor import EngineSupervisor, OnArrival, Report
-from relax_core.engines.weight_updater import WeightUpdates
+from relax_core.engines.supervisor import EngineSupervisor, OnArrival, Report, WeightUpdates
 from relax_core.rpc.waiting import start_all
 
 TICK_S = 1.0

@@ -3,32 +3,111 @@
 
 A score is a finite value or an outcome that says why there is none, never a zero in its place. Rewards run in killable
 processes; what the environment gave is part of the value.
+
+Circuit breaker: a reward that fails alike on sample after sample has a typo, and training on what is left would hide it.
+
+The caller saves the failing sample that `CircuitOpen` carries, and the run stops with exit code 3.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from relax_core.api.clock import Clock
 from relax_core.api.engine import ModelClient
-from relax_core.api.errors import InfrastructureError, RelaxError
+from relax_core.api.errors import InfrastructureError, PluginError, RelaxError
 from relax_core.api.task import Task
 from relax_core.api.trainer import Chosen
 from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.api.worker import Workers
 from relax_core.data.tasks import applies
-from relax_core.engines.model_rpc import model_handlers
-from relax_core.rewards.circuit_breaker import CircuitBreaker, CircuitOpen, RewardFault, failing_sample
-from relax_core.rewards.host import FUNCTION, Unit, pack_units
-from relax_core.rewards.result import ENGINE_OUTCOMES, RewardResult, crash_result, timeout_result, unpack
+from relax_core.engines.model_client import model_handlers
+from relax_core.rewards.host import (
+    ENGINE_OUTCOMES,
+    FUNCTION,
+    RewardResult,
+    Unit,
+    crash_result,
+    pack_units,
+    timeout_result,
+    unpack,
+)
 from relax_core.rpc.isolated_pool import Handler, IsolatedPool, ItemCrash, ItemTimeout
 from relax_core.rpc.waiting import start_all
+
+FIRST = 16
+WINDOW = 256
+SCHEMA = 1
+
+
+class RewardFault(NamedTuple):
+    """Kind and place of a failure; equal faults are alike."""
+
+    kind: str
+    place: str
+
+
+class CircuitOpen(PluginError):
+    """Fix the reward: it fails alike on nearly everything. `sample` is what to save for `relax try`."""
+
+    def __init__(self, reward: str, result: RewardResult, seen: str, sample: dict[str, Any]) -> None:
+        message = (
+            f"failed alike on {seen}: {result.error}; fix {result.place}, "
+            f"then try it on the sample that failed: `relax try reward {reward} --data failing-sample.json` in the run's folder"
+        )
+        super().__init__(f"reward {reward}", message, result.frames)
+        self.sample = sample
+
+
+class CircuitBreaker:
+    """The recent faults of one reward, without IO: `closed -> open`.
+
+    Invariants:
+    - It opens when the first `first` samples failed alike, or over half of the last `window`; a scored sample never opens it.
+    - `_counts` counts the faults in `_recent`, which holds at most `window` samples.
+    """
+
+    def __init__(self, first: int = FIRST, window: int = WINDOW) -> None:
+        self._first, self._window = first, window
+        self._seen = 0
+        self._recent: deque[RewardFault | None] = deque()
+        self._counts: Counter[RewardFault] = Counter()
+
+    def record(self, fault: RewardFault | None) -> str:
+        """Take one sample's fault, or None for a scored one; return what failed alike once that opens it, else ''."""
+        self._seen += 1
+        self._recent.append(fault)
+        if len(self._recent) > self._window and (oldest := self._recent.popleft()) is not None:
+            self._counts[oldest] -= 1
+        if fault is None:
+            return ""
+        self._counts[fault] += 1
+        alike = self._counts[fault]
+        if alike == self._seen == self._first:
+            return f"the first {self._first} samples"
+        return f"{alike} of the last {self._window} samples" if 2 * alike > self._window else ""
+
+
+def failing_sample(reward: str, task: Task, trajectory: Trajectory, result: RewardResult) -> dict[str, Any]:
+    """Make a JSON document of one sample: the task's row, what the policy wrote, and how the reward failed on it."""
+    prompt = task.prompt if isinstance(task.prompt, str) else [asdict(message) for message in task.prompt]
+    return {
+        "schema": SCHEMA,
+        "reward": reward,
+        "outcome": result.outcome.value,
+        "error": result.error,
+        "frames": result.frames,
+        "task": {"id": task.id, "prompt": prompt, "answer": task.answer, **task.metadata},
+        "response": trajectory.response,
+        "messages": [asdict(message) for message in trajectory.messages],
+    }
+
 
 ENVIRONMENT = "environment"
 """The part under which the environment's own reward is logged."""

@@ -19,7 +19,7 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.events import EvalFinished
 from relax_core.config.run_config import RunContext
 from relax_core.data.dataset import HeldOut, open_held_out
-from relax_core.data.factories import opened_media_pipeline
+from relax_core.data.media_pipeline import opened_media_pipeline
 from relax_core.data.placeholders import MediaRefused
 from relax_core.roles.rank_group import RankGroup
 from relax_core.sampling.evaluation import is_due

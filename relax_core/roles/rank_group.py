@@ -30,7 +30,7 @@ from relax_core.api.weights import Manifest, Payload, Version
 from relax_core.api.worker import Worker, WorkerSpec
 from relax_core.config.model_folder import placeholders
 from relax_core.config.run_config import RunContext
-from relax_core.data.factories import media_store
+from relax_core.data.media_pipeline import media_store
 from relax_core.rpc.waiting import start_all
 
 PING_EVERY_S = 5.0

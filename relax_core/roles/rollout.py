@@ -24,7 +24,7 @@ from relax_core.api.weights import Manifest, Receipt, Version
 from relax_core.config.run_config import RunContext
 from relax_core.engines.factories import engine_events
 from relax_core.roles.rank_group import LEASE_S
-from relax_core.sampling.inflight import InflightGroup, oldest
+from relax_core.sampling.groups import InflightGroup, oldest
 from relax_core.sampling.rollout_worker import RolloutWorker
 from relax_core.sampling.rows import TURN_COLUMNS, measures, records, row_batch, with_row_column, with_teacher
 

@@ -18,7 +18,7 @@ from relax_core.api.source import Sampler
 from relax_core.api.trajectory import Outcome
 from relax_core.config.run_config import RunContext
 from relax_core.data.dataset import Example, open_training, remarks, row_batch
-from relax_core.data.factories import opened_media_pipeline
+from relax_core.data.media_pipeline import opened_media_pipeline
 from relax_core.data.placeholders import MediaRefused
 
 POLL_S = 1.0

@@ -20,22 +20,19 @@ from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.api.weights import Version
 from relax_core.config.run_config import RunContext
-from relax_core.data.factories import make_media_pipeline
-from relax_core.data.media_pipeline import MediaFor, MediaPipeline, media_of
+from relax_core.data.media_pipeline import MediaFor, MediaPipeline, make_media_pipeline, media_of
 from relax_core.data.placeholders import MediaRefused, PromptTooLong
 from relax_core.data.tasks import TaskSet
 from relax_core.engines.factories import AuxiliaryPools, auxiliary_pool_names, make_pool, replayed_routing
 from relax_core.engines.pool import EnginePool, SamplingParams
 from relax_core.engines.requests import GenerateAll, singly
 from relax_core.engines.supervisor import Report
-from relax_core.rewards.circuit_breaker import CircuitOpen
-from relax_core.rewards.scorer import RewardScorer, RewardSettings
+from relax_core.rewards.scorer import CircuitOpen, RewardScorer, RewardSettings
 from relax_core.rpc.waiting import start_all
 from relax_core.sampling.environments import EnvironmentPool
 from relax_core.sampling.episode import Limits, run_answers, run_episode
 from relax_core.sampling.evaluation import EvalSet, Evaluation, open_tasks
-from relax_core.sampling.inflight import InflightGroup
-from relax_core.sampling.selection import Selection, Shuffle, ShuffleOptions
+from relax_core.sampling.groups import InflightGroup, Selection, Shuffle, ShuffleOptions
 from relax_core.sampling.session import sample_seed
 
 Generator = Callable[[Sequence[int]], GenerateAll]

@@ -20,11 +20,11 @@ from relax_core.api.trajectory import Path, Trajectory
 from relax_core.config.tables import TeacherTable
 from relax_core.data.media_pipeline import media_of
 from relax_core.data.tasks import teachers_of
-from relax_core.engines.routes import route_columns
+from relax_core.engines.requests import route_columns
 from relax_core.media.source import shown
 from relax_core.media.store import key_bytes
 from relax_core.rewards.scorer import ScoredSample
-from relax_core.sampling.inflight import InflightGroup
+from relax_core.sampling.groups import InflightGroup
 
 if TYPE_CHECKING:
     import numpy as np

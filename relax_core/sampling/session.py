@@ -23,8 +23,7 @@ from relax_core.api.task import Message, ToolCall
 from relax_core.api.trajectory import Node, Outcome, Trajectory
 from relax_core.data.media_pipeline import MediaFor, media_of
 from relax_core.data.placeholders import MediaRefused
-from relax_core.engines.requests import Completion, Generate, GenerateCall, cut, watch_for
-from relax_core.engines.routes import Routes, filled
+from relax_core.engines.requests import Completion, Generate, GenerateCall, Routes, cut, filled, watch_for
 
 ENGINE_FAILS = (InfrastructureError, ValueError)
 """Errors that `generate` raises where an engine fails, or refuses."""

@@ -86,7 +86,9 @@ class FileTransport(WeightTransport):
             unchanged_names(before, infos), seconds=watch.seconds,
         )  # fmt: skip
 
-        same_host = self.same_host  # A closure over `self` would be a cycle, and keep its files until the collector runs.
+        same_host = (
+            self.same_host
+        )  # A closure over `self` would be a cycle, and keep its files until the collector runs.
 
         def load() -> dict[str, np.ndarray]:
             mapped = private_mapping(path) if same_host else copied_mapping(path, directory)

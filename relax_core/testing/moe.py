@@ -10,7 +10,7 @@ import numpy as np
 
 from relax_core.api.engine import Delta, Engine, GenerateRequest
 from relax_core.api.routing import Routing
-from relax_core.engines.routes import Routes
+from relax_core.engines.requests import Routes
 from relax_core.testing.engine_fixture import CONTEXT, VOCABULARY
 
 LAYERS, TOP_K, EXPERTS = 2, 2, 8

@@ -20,9 +20,7 @@ import pytest
 from relax_core.api.batch import Ragged, RowBatch
 from relax_core.api.errors import RelaxError
 from relax_core.api.trainer import Chosen, Chunk, OptimizerSpec, Trainer, TrainerSpec, UpdateOutcome, UpdateResult
-from relax_core.api.weights import (
-    Version,
-)
+from relax_core.api.weights import Version
 from relax_core.learn.counts import count
 from relax_core.testing.suite import Suite
 from relax_core.testing.trainer_fixture import VOCAB, InMemory, Reinforce, make_rows, with_values

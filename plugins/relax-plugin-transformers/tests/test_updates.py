@@ -18,7 +18,7 @@ from relax_core.api.engine import EngineSpec
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.weights import PLAIN, Canary, Manifest, Payload, Version
 from relax_core.engines.slot import EngineSlot
-from relax_core.engines.weight_updater import WeightUpdater
+from relax_core.engines.supervisor import WeightUpdater
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.tensor_files.transport import Disk
 from relax_core.testing.engine import PROMPT

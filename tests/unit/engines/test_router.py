@@ -16,15 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from relax_core.api.engine import Delta, FinishReason, GenerateRequest
 from relax_core.engines.engine_state import EngineState, EngineStatus, PrefixAffinity
 from relax_core.engines.requests import PendingRequest
-from relax_core.engines.router import (
-    AbortRequest,
-    Action,
-    CompleteRequest,
-    Dispatch,
-    Quarantine,
-    RequestLimits,
-    Router,
-)
+from relax_core.engines.router import AbortRequest, Action, CompleteRequest, Dispatch, Quarantine, RequestLimits, Router
 
 VOCABULARY, CONTEXT = 1000, 64
 LIMITS = RequestLimits(timeout_s=50.0, per_engine=3, backlog=4, silence_s=20.0)

@@ -14,8 +14,7 @@ from relax_core.api.routing import Routing
 from relax_core.api.task import Message
 from relax_core.api.trajectory import Node, Outcome, Trajectory
 from relax_core.engines.engine_state import response_fault
-from relax_core.engines.requests import Completion, GenerateCall, PendingRequest
-from relax_core.engines.routes import Routes, filled, route_columns
+from relax_core.engines.requests import Completion, GenerateCall, PendingRequest, Routes, filled, route_columns
 from relax_core.rewards.scorer import ScoredSample
 from relax_core.sampling.rows import row_batch
 from relax_core.sampling.session import Branch, Limits, Sample

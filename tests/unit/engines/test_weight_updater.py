@@ -16,7 +16,7 @@ from relax_core.api.errors import DeadlineExceeded, InfrastructureError
 from relax_core.api.weights import Canary, TensorInfo, combined_fingerprint
 from relax_core.engines.pool import EnginePool
 from relax_core.engines.slot import EngineSlot
-from relax_core.engines.weight_updater import WeightUpdater, difference
+from relax_core.engines.supervisor import WeightUpdater, difference
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.weights.service import LocalWeightService
 from tests.unit.engines.pool_fixtures import NONE, ask, call, until

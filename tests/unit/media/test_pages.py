@@ -24,9 +24,8 @@ from relax_core.api.weights import Version
 from relax_core.cli.main import app
 from relax_core.data.media_host import MediaHost, Previews
 from relax_core.rewards.scorer import ScoredSample
-from relax_core.sampling.inflight import InflightGroup
+from relax_core.sampling.groups import TOO_LONG, InflightGroup, Selection
 from relax_core.sampling.rows import sample_record
-from relax_core.sampling.selection import TOO_LONG, Selection
 from relax_core.views.report import render
 from relax_core.views.run import RunView
 from relax_core.views.transcript import medium_figure

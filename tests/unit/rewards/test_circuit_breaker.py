@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from relax_core.rewards.circuit_breaker import CircuitBreaker, RewardFault
+from relax_core.rewards.scorer import CircuitBreaker, RewardFault
 
 TYPO, OTHER = RewardFault("NameError", "a.py:3"), RewardFault("NameError", "a.py:9")
 

@@ -18,9 +18,8 @@ import pytest
 from relax_core.api import Chosen, Message, Node, Outcome, Score, SystemClock, Task, Trajectory
 from relax_core.api.errors import PluginError
 from relax_core.data.tasks import applies
-from relax_core.rewards.circuit_breaker import CircuitOpen
-from relax_core.rewards.result import flatten, revive
-from relax_core.rewards.scorer import RewardScorer, RewardSettings, ScoredSample
+from relax_core.rewards.host import flatten, revive
+from relax_core.rewards.scorer import CircuitOpen, RewardScorer, RewardSettings, ScoredSample
 from relax_core.runners.local.workers import LocalWorkers
 
 REWARDS = '''

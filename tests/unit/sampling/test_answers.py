@@ -13,11 +13,9 @@ from relax_core.api import Action, Chosen, InfrastructureError, Message, Outcome
 from relax_core.engines.pool import SamplingParams
 from relax_core.engines.requests import Completion, GenerateCall, PendingRequest
 from relax_core.runners.local.workers import LocalWorkers
-from relax_core.sampling.environment_handle import InProcess
 from relax_core.sampling.environments import EnvironmentPool
-from relax_core.sampling.episode import Limits, run_answers, run_episode
+from relax_core.sampling.episode import InProcess, Limits, SingleTurn, run_answers, run_episode
 from relax_core.sampling.session import Branch, Sample
-from relax_core.sampling.single_turn import SingleTurn
 from tests.unit.engines.pool_fixtures import call, engines, until
 from tests.unit.sampling.toy_policy import Letters, completion
 

@@ -13,8 +13,7 @@ from relax_core.data.chat import ChatFamily
 from relax_core.engines.requests import Completion, GenerateCall
 from relax_core.rewards.scorer import RewardScorer
 from relax_core.runners.local.workers import LocalWorkers
-from relax_core.sampling.environment_handle import InProcess
-from relax_core.sampling.episode import Limits, run_episode
+from relax_core.sampling.episode import InProcess, Limits, run_episode
 
 
 @pytest.fixture(scope="module")

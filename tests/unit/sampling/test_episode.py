@@ -11,10 +11,8 @@ import pytest
 
 from relax_core.api import Action, Environment, InfrastructureError, Message, Observation, Outcome, Step, Task, Tool
 from relax_core.engines.requests import Completion
-from relax_core.sampling.environment_handle import InProcess
-from relax_core.sampling.episode import Limits
+from relax_core.sampling.episode import InProcess, Limits, SingleTurn
 from relax_core.sampling.session import sample_seed, turn_seed
-from relax_core.sampling.single_turn import SingleTurn
 from tests.unit.sampling.toy_policy import Script, completion, play, texts
 
 

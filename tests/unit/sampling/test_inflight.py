@@ -11,7 +11,7 @@ from relax_core.api.bus import Issue
 from relax_core.api.task import Task
 from relax_core.api.weights import Version
 from relax_core.engines.requests import Completion, GenerateCall, watch_for
-from relax_core.sampling.inflight import InflightGroup
+from relax_core.sampling.groups import InflightGroup
 
 FIRST, SECOND = AttemptId(0, 0, 0), AttemptId(0, 1, 0)
 CALL = GenerateCall((1,), 9, seed=0)

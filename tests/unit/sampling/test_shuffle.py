@@ -3,7 +3,7 @@
 
 from hypothesis import given, strategies as st
 
-from relax_core.sampling.selection import Shuffle, ShuffleOptions
+from relax_core.sampling.groups import Shuffle, ShuffleOptions
 
 
 @given(st.integers(1, 60), st.integers(0, 5), st.integers(0, 2**40))

@@ -7,9 +7,8 @@ import asyncio
 from typing import Any
 
 from relax_core.api import Action, Environment, Media, Message, Observation, Part, Step, Task, Tool, Trajectory
-from relax_core.sampling.environment_handle import InProcess
+from relax_core.sampling.episode import InProcess, SingleTurn
 from relax_core.sampling.session import state_key
-from relax_core.sampling.single_turn import SingleTurn
 from tests.unit.sampling.toy_policy import Script, play
 
 

@@ -10,8 +10,7 @@ from typing import Any
 from relax_core.api import Message, ModelFamily, Outcome, Rendered, Task, Tool, Trajectory
 from relax_core.data.chat_template import parse_calls
 from relax_core.engines.requests import Completion, GenerateCall
-from relax_core.sampling.environment_handle import EnvironmentHandle
-from relax_core.sampling.episode import Limits, run_episode
+from relax_core.sampling.episode import EnvironmentHandle, Limits, run_episode
 
 END = 0
 

@@ -20,7 +20,7 @@ from relax_core.api import Filter, Load, Role, Sampler, ScalingPolicy
 from relax_core.api.plan import Operation
 from relax_core.data.chat import ChatFamily
 from relax_core.data.task_files import Files, JsonLines, TableSource
-from relax_core.sampling.selection import Shuffle
+from relax_core.sampling.groups import Shuffle
 from relax_core.testing.filter import FilterSuite
 from relax_core.testing.model_family import ModelFamilySuite
 from relax_core.testing.role import RoleSuite

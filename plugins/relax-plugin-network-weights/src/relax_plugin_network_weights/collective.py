@@ -21,7 +21,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.options import Options
-from relax_core.api.weights import (  # fmt: skip
+from relax_core.api.weights import (
     Manifest,
     Payload,
     Resident,

@@ -52,7 +52,7 @@ class WorkerGroup:
     threads: int = 1
     devices: frozenset[str] = frozenset()
     """Devices that it lives on; groups with devices in common lease them one after another."""
-    sleeps: tuple[OffloadPart, ...] = ()
+    offloads: tuple[OffloadPart, ...] = ()
     """Parts that are offloaded while others hold the devices; the other parts stay where they are."""
 
     def devices_of(self, number: int) -> tuple[str, ...]:
@@ -61,7 +61,7 @@ class WorkerGroup:
         each = len(names) // self.size
         return tuple(names[number * each : (number + 1) * each]) or (f"{names[number % len(names)]}/{number}",)
 
-    def seat(self, number: int) -> tuple[str, ...]:
+    def process_devices(self, number: int) -> tuple[str, ...]:
         """Name the devices of one of its processes, shared ones by their names alone."""
         return tuple(name.partition("/")[0] for name in self.devices_of(number)) if self.devices else ()
 
@@ -136,16 +136,16 @@ class Plan:
         return tuple(name for name, group in self.groups.items() if name != role and group.devices & own)
 
     @property
-    def seats(self) -> Counter[tuple[str, ...]]:
+    def device_sets(self) -> Counter[tuple[str, ...]]:
         """How many processes have the same devices, for all devices that somebody has."""
         groups = {group.name: group for group in self.groups.values()}.values()
-        return Counter(group.seat(number) for group in groups for number in range(group.size))
+        return Counter(group.process_devices(number) for group in groups for number in range(group.size))
 
-    def num_gpus(self, seat: tuple[str, ...]) -> float:
+    def num_gpus(self, process_devices: tuple[str, ...]) -> float:
         """Return the GPUs that one process at this place counts for: an equal part of each GPU, shared with all who use
         it."""
-        on = Counter(device for devices, many in self.seats.items() for device in devices for _ in range(many))
-        return sum(1 / on[device] for device in seat if device.startswith("gpu:"))
+        on = Counter(device for devices, many in self.device_sets.items() for device in devices for _ in range(many))
+        return sum(1 / on[device] for device in process_devices if device.startswith("gpu:"))
 
     def has(self, operation: str) -> bool:
         return any(known.name == operation for known in self.operations)

@@ -241,7 +241,7 @@ def _most_at_once(sharing: list[ProcessNeed], gather: Callable[[Iterable[int]], 
     """Find the most bytes alive at once; `gather` is sum over all processes of a group, or max where each has a device."""
     awake, resting = {}, {}
     for need in sharing:
-        kept = [name for part, name in KEPT.items() if part not in need.group.sleeps]
+        kept = [name for part, name in KEPT.items() if part not in need.group.offloads]
         name, processes = need.group.name, [list(one.phases.values()) for one in need.processes]
         awake[name] = gather(
             [max((sum(p.values()) - p.get(IN_SHARED_MEMORY, 0) for p in phases), default=0) for phases in processes]

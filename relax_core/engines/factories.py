@@ -51,7 +51,7 @@ def make_pool(context: RunContext, now: Version, report: Report, suppress: tuple
         else RequestLimits(timeout_s, placement.requests_per_engine, placement.backlog)
     )
     return EnginePool(
-        slots, context.clock, updates, report, now.step == 0, run.deterministic, group.sleeps, suppress, limits
+        slots, context.clock, updates, report, now.step == 0, run.deterministic, group.offloads, suppress, limits
     )
 
 
@@ -107,7 +107,7 @@ def _engine_slots(
         name = f"{prefix}-{number}"
         worker = WorkerSpec(
             name, choice.chosen, str(choice.python or ""), {"OMP_NUM_THREADS": str(group.threads or 1)},
-            devices=group.seat(number), num_gpus=context.plan.num_gpus(group.seat(number)),
+            devices=group.process_devices(number), num_gpus=context.plan.num_gpus(group.process_devices(number)),
         )  # fmt: skip
         track = context.lane(name, group.devices_of(number))
         slots.append(EngineSlot(name, choice.chosen, spec, worker, context.workers, capabilities, track, silence_s))

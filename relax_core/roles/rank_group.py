@@ -99,11 +99,11 @@ class RankGroup:
             role = role or "reference"
             if model is None and placed.path is not None:
                 model = {**_model(context, role), "path": str(placed.path)}
-        seats = [group.seat(rank) for rank in range(group.size)]
+        devices = [group.process_devices(rank) for rank in range(group.size)]
         specs = [
             WorkerSpec(f"{name}-rank-{rank}", chosen, context.config.trainer.python,
-                       {"OMP_NUM_THREADS": str(group.threads), **ONE_ARENA}, devices=seat, num_gpus=context.plan.num_gpus(seat))
-            for rank, seat in enumerate(seats)
+                       {"OMP_NUM_THREADS": str(group.threads), **ONE_ARENA}, devices=own, num_gpus=context.plan.num_gpus(own))
+            for rank, own in enumerate(devices)
         ]  # fmt: skip
         lanes = [context.lane(spec.name, group.devices_of(rank)) for rank, spec in enumerate(specs)]
         workers = await context.workers.start(specs, START_S)
@@ -115,7 +115,7 @@ class RankGroup:
             starts = zip(lanes, workers, ranks, strict=True)
             facts = await start_all(*(_ask(lane, worker, "start", (spec,), START_S) for lane, worker, spec in starts))
             made = cls(context.build(chosen), workers, lanes, facts[0], context.config.batch.tokens_per_micro_batch)
-            made._offloads, made._whole_groups = group.sleeps, context.plan.source is Source.PAIRS
+            made._offloads, made._whole_groups = group.offloads, context.plan.source is Source.PAIRS
             await context.devices.join(name, group.devices, made)
         except BaseException:
             await asyncio.gather(*(worker.kill() for worker in workers))

@@ -114,11 +114,11 @@ def visible_devices(
     if not devices:
         return {}
     numbers = [int(name.removeprefix("gpu:")) for name in devices if name.startswith("gpu:")]
-    seen = seen_gpus(environment, nodes)
+    seen = visible_gpus(environment, nodes)
     return {VISIBLE: ",".join(seen[number % len(seen)] if seen else str(number) for number in numbers)}
 
 
-def seen_gpus(environment: Mapping[str, str], nodes: Path = Path("/dev")) -> list[str]:
+def visible_gpus(environment: Mapping[str, str], nodes: Path = Path("/dev")) -> list[str]:
     """Return the GPUs that a process with this environment sees, by the names that CUDA takes."""
     if VISIBLE in environment:
         return [name.strip() for name in environment[VISIBLE].split(",") if name.strip() not in ("", "-1")]

@@ -29,7 +29,7 @@ from relax_core.runners.launch import Launch, bus_settings, launch_component, st
 from relax_core.runners.ray.cluster import NAMESPACE
 from relax_core.runners.ray.connection import Packed, answered, answered_by_ray
 from relax_core.runners.ray.replicas import ReplicaTracker
-from relax_core.runners.ray.workers import GpuPlacement, open_room
+from relax_core.runners.ray.workers import GpuPlacement
 from relax_core.runners.run_status import RunStatusService
 from relax_core.weights.service import LocalWeightService
 
@@ -47,7 +47,7 @@ class HubService:
     launch: Launch
     store: PayloadStore | None
     """That of the bus, where the replica reaches it by itself."""
-    room: GpuPlacement | None
+    gpus: GpuPlacement | None
     """The run's GPUs."""
     without_s: float | None
     """How long the role was without a replica; None for its first one."""
@@ -79,7 +79,7 @@ class Hub:
     async def _open(self, launch: Launch) -> PayloadStore | None:
         catalogue = Catalogue.load(launch.plugin_files)
         component = cast(BusComponent, catalogue.build(launch_component(launch, "bus")))
-        self._launch, self._room = launch, open_room(launch.plan)
+        self._launch, self._gpus = launch, GpuPlacement.request(launch.plan)
         self._store = await self._open_bus(component, bus_settings(launch), launch.run_dir, starting_version(launch))
         self._clock = SystemClock()
         self._board, self._devices = RunStatusService(self._clock), LocalDeviceService(self._clock)
@@ -126,7 +126,7 @@ class Hub:
         since = self._presence.enter(role, pid, now)
         self._entered.set()
         self._own(self._watch(role, replica, pid))
-        return HubService(self._launch, self._store, self._room, None if since is None else now - since)
+        return HubService(self._launch, self._store, self._gpus, None if since is None else now - since)
 
     async def gathered(self) -> None:
         """Returns when every role is played."""

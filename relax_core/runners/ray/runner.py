@@ -25,7 +25,7 @@ from relax_core.runners.ray.connection import RpcClient, asked
 from relax_core.runners.ray.hub import CONCURRENCY, Hub, hub_name
 from relax_core.runners.ray.shell import app_name, deployment
 from relax_core.runners.ray.storage import RemoteStore
-from relax_core.runners.ray.workers import gpu_seats
+from relax_core.runners.ray.workers import gpu_sets
 
 OPEN_S = 120.0
 CLOSE_S = 20.0
@@ -52,7 +52,7 @@ class RayRunner:
         self._cluster.begin()
 
     async def start(self, launch: Launch) -> None:
-        gpu_seats(launch.plan)
+        gpu_sets(launch.plan)
         await self._cluster.connect()
         self._hub = Hub.options(  # type: ignore[attr-defined]
             name=hub_name(launch.run_id), namespace=NAMESPACE, max_concurrency=CONCURRENCY

@@ -140,7 +140,7 @@ class RoleShell:
         children = LocalWorkers(launch.plugin_files, launch.resolved, Path(launch.run_dir) / "logs", self._clock)
 
         def context(incarnation: int) -> RoleContext:
-            workers = RayWorkers(launch, incarnation, part.room)
+            workers = RayWorkers(launch, incarnation, part.gpus)
             return RoleContext(
                 self._role, launch, catalogue, bus, weights, board, workers, children, self._clock, incarnation, devices
             )

@@ -1,13 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Worker groups on Ray: named actors in one placement group, each hosting one component.
 
-They belong to the shell that started them and end with it. A worker that needs another interpreter is a child process
-of its actor.
-
-The GPUs of a run on Ray: one placement group with a bundle for each place that the plan names.
-
-Processes that the plan puts on one GPU are put into its bundle, each with its part of it, so that they share that one
-and no other. It belongs to the hub, and ends with it.
+They belong to the role's shell that started them and end with it. A worker that needs another interpreter is a child
+process of its actor.
 """
 
 from __future__ import annotations
@@ -18,7 +13,7 @@ import math
 import os
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import ray
 from ray.exceptions import RayError
@@ -44,41 +39,40 @@ PARTS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class GpuPlacement:
-    """Bundles by the devices that they stand for."""
+    """The GPUs of a run: one placement group with a bundle for each set of devices that processes have.
+
+    Processes that the plan puts on one GPU are put into its bundle, each with its part of it, so that they share that one
+    and no other. It belongs to the hub, and ends with it.
+    """
 
     group: PlacementGroup
-    seats: tuple[tuple[str, ...], ...]
+    bundles: tuple[tuple[str, ...], ...]
+    """Devices of each."""
 
-    def bundle(self, seat: tuple[str, ...]) -> int:
-        return self.seats.index(seat)
-
-
-def open_room(plan: Plan) -> GpuPlacement | None:
-    """Ask for all GPUs of the run at once; None where the plan names none."""
-    seats = gpu_seats(plan)
-    if not seats:
-        return None
-    bundles = [{"GPU": float(len(seat)), "CPU": BUNDLE_CPUS * plan.seats[seat]} for seat in seats]
-    return GpuPlacement(placement_group(bundles, strategy="PACK"), seats)
+    @classmethod
+    def request(cls, plan: Plan) -> Self | None:
+        """Ask for all GPUs of the run at once; None where the plan names none."""
+        sets = gpu_sets(plan)
+        if not sets:
+            return None
+        bundles = [{"GPU": float(len(own)), "CPU": BUNDLE_CPUS * plan.device_sets[own]} for own in sets]
+        return cls(placement_group(bundles, strategy="PACK"), sets)
 
 
-def gpu_seats(plan: Plan) -> tuple[tuple[str, ...], ...]:
-    """Places with GPUs, in order. Raises ConfigError where processes would share only some of their GPUs, or several."""
-    found = sorted((seat for seat in plan.seats if any(name.startswith("gpu:") for name in seat)), key=_order)
-    for seat in found:
-        if len(seat) > 1 and plan.num_gpus(seat) < len(seat):
+def gpu_sets(plan: Plan) -> tuple[tuple[str, ...], ...]:
+    """List the sets of GPUs that processes have, in order. Raises ConfigError where processes would share only some of
+    their GPUs, or several."""
+    found = [own for own in plan.device_sets if any(name.startswith("gpu:") for name in own)]
+    for own in (ordered := sorted(found, key=lambda own: [int(name.removeprefix("gpu:")) for name in own])):
+        if len(own) > 1 and plan.num_gpus(own) < len(own):
             fix = "Ray can share a GPU only among processes that have no other: give them devices of their own, or one each"
-            raise ConfigError("placement", f"{', '.join(seat)} of one process, shared with others", fix)
-    return tuple(found)
+            raise ConfigError("placement", f"{', '.join(own)} of one process, shared with others", fix)
+    return tuple(ordered)
 
 
-def part(num_gpus: float) -> float:
-    """As Ray counts: parts of one GPU never add up to more than it."""
+def ray_share(num_gpus: float) -> float:
+    """Round a share of GPUs down as Ray counts: shares of one GPU never add up to more than it."""
     return math.floor(num_gpus * PARTS) / PARTS
-
-
-def _order(seat: tuple[str, ...]) -> tuple[int, ...]:
-    return tuple(int(name.removeprefix("gpu:")) for name in seat)
 
 
 CONCURRENCY = 64
@@ -190,18 +184,18 @@ class RayWorker:
 class RayWorkers:
     """`api.worker.Workers` for one role."""
 
-    def __init__(self, launch: Launch, incarnation: int, room: GpuPlacement | None = None) -> None:
-        """`room`: where the run's GPUs are."""
-        self._launch, self._incarnation, self._room = launch, incarnation, room
+    def __init__(self, launch: Launch, incarnation: int, gpus: GpuPlacement | None = None) -> None:
+        """`gpus`: those of the run."""
+        self._launch, self._incarnation, self._gpus = launch, incarnation, gpus
         self._started = 0
 
     async def start(self, specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[Worker, ...]:
-        room = self._room if self._room is not None and all(spec.num_gpus for spec in specs) else None
-        group = room.group if room else placement_group([_bundle(spec) for spec in specs], strategy="PACK")
+        gpus = self._gpus if self._gpus is not None and all(spec.num_gpus for spec in specs) else None
+        group = gpus.group if gpus else placement_group([_bundle(spec) for spec in specs], strategy="PACK")
         await asked(group.ready(), "ray", f"room for {', '.join(spec.name for spec in specs)}", timeout_s)
-        bundles = [room.bundle(spec.devices) for spec in specs] if room else range(len(specs))
+        bundles = [gpus.bundles.index(spec.devices) for spec in specs] if gpus else range(len(specs))
         actors = [self._actor(spec, group, bundle) for spec, bundle in zip(specs, bundles, strict=True)]
-        own = None if room else group
+        own = None if gpus else group
         opened = await asyncio.gather(
             *(self._open(actor, spec, own, timeout_s) for actor, spec in zip(actors, specs, strict=True)),
             return_exceptions=True,
@@ -228,7 +222,7 @@ class RayWorkers:
             namespace=NAMESPACE,
             num_cpus=0,
             max_concurrency=CONCURRENCY,
-            num_gpus=part(spec.num_gpus),
+            num_gpus=ray_share(spec.num_gpus),
             runtime_env={"env_vars": dict(spec.env)} if spec.env else None,
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
         ).remote()

@@ -12,8 +12,9 @@ import relax_core
 from relax_core.api.errors import ConfigError
 from relax_core.api.plan import Plan
 from relax_core.config.compose import compose
+from relax_core.config.run_config import RunConfig
 from relax_core.config.tables import SHARES
-from relax_core.control.placement import too_many
+from relax_core.control.placement import placement_notes
 from relax_core.control.planner import plan
 from relax_core.registry.catalogue import Catalogue
 
@@ -27,10 +28,14 @@ def catalogue() -> Catalogue:
     return Catalogue.load([])
 
 
-def planned(catalogue: Catalogue, *overrides: str, on_gpus: bool = False) -> Plan:
+def configured(catalogue: Catalogue, *overrides: str) -> RunConfig:
     layer = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}, "algorithm": "grpo", "engine": "transformers",
              "trainer": "torch", "rewards": ["exact"]}  # fmt: skip
-    return plan(compose([layer], (*ASKS, *overrides), catalogue, on_disk=False).config, catalogue, on_gpus)
+    return compose([layer], (*ASKS, *overrides), catalogue, on_disk=False).config
+
+
+def planned(catalogue: Catalogue, *overrides: str, on_gpus: bool = False) -> Plan:
+    return plan(configured(catalogue, *overrides), catalogue, on_gpus)
 
 
 def neighbours(made: Plan) -> dict[str, set[str]]:
@@ -77,28 +82,36 @@ def test_devices_are_named_by_processes_and_gpus(catalogue: Catalogue) -> None:
 def test_each_process_has_its_seat_and_its_part_of_the_gpus_there(catalogue: Catalogue) -> None:
     sized = ("placement.mode=colocate", "placement.rollout.engines=2", "placement.actor.ranks=2")
     made = planned(catalogue, *sized, on_gpus=True)
-    assert [made.groups["actor"].seat(rank) for rank in range(2)] == [("gpu:0",), ("gpu:1",)]
-    assert made.groups["rollout"].seat(1) == ("gpu:1",) and made.groups["reference"].seat(0) == ("gpu:0",)
+    assert [made.groups["actor"].process_devices(rank) for rank in range(2)] == [("gpu:0",), ("gpu:1",)]
+    assert made.groups["rollout"].process_devices(1) == ("gpu:1",) and made.groups["reference"].process_devices(0) == (
+        "gpu:0",
+    )
     assert made.num_gpus(("gpu:1",)) == 1 / 2
     assert made.num_gpus(("gpu:0",)) == pytest.approx(1 / 3)
     halves = planned(catalogue, "placement.mode=hybrid", "placement.rollout.engines=3",
                      "placement.rollout.gpus_per_engine=0.5", on_gpus=True)  # fmt: skip
-    seats = [halves.groups["rollout"].seat(number) for number in range(3)]
+    seats = [halves.groups["rollout"].process_devices(number) for number in range(3)]
     assert seats == [("gpu:1",), ("gpu:2",), ("gpu:1",)]
     assert [halves.num_gpus(seat) for seat in seats] == [1 / 2, 1, 1 / 2]
     on_cpu = planned(catalogue, "placement=colocate")
-    assert (on_cpu.groups["rollout"].seat(0), on_cpu.num_gpus(("cpu:0",))) == (("cpu:0",), 0)
+    assert (on_cpu.groups["rollout"].process_devices(0), on_cpu.num_gpus(("cpu:0",))) == (("cpu:0",), 0)
 
 
 def test_more_gpus_than_there_are_is_said(catalogue: Catalogue) -> None:
-    groups = planned(catalogue, "placement=hybrid", on_gpus=True).groups
-    assert [*too_many(groups, 2)] == [*too_many(groups, 0)] == []
-    (said,) = too_many(groups, 1)
+    config, groups = (
+        configured(catalogue, "placement=hybrid"),
+        planned(catalogue, "placement=hybrid", on_gpus=True).groups,
+    )
+    notes = {shown: [*placement_notes(config, {}, groups, shown)] for shown in (0, 1, 2)}
+    assert notes[2] == notes[0]
+    (said,) = [note for note in notes[1] if note not in notes[0]]
     assert said.startswith("2 GPUs are planned; on this machine 1 would be shared without turns")
 
 
 def test_a_cpu_frees_only_what_need_not_be_kept(catalogue: Catalogue) -> None:
-    sleeps = {on: {n: set(g.sleeps) for n, g in planned(catalogue, on_gpus=on).groups.items()} for on in (True, False)}
+    sleeps = {
+        on: {n: set(g.offloads) for n, g in planned(catalogue, on_gpus=on).groups.items()} for on in (True, False)
+    }
     assert sleeps[False] == {"actor": {"gradients"}, "rollout": {"kv"}, "reference": set()}
     assert sleeps[True] == {
         "actor": {"weights", "optimizer", "gradients"}, "rollout": {"weights", "kv"}, "reference": {"weights"},
@@ -142,9 +155,9 @@ def test_an_engine_that_gives_no_memory_back_can_not_take_turns_on_a_gpu(catalog
         planned(catalogue, "engine=sglang", "placement=colocate", on_gpus=True)
     for fine in (("placement=hybrid",), ("placement.mode=colocate", "placement.rollout.share=own")):
         assert not neighbours(planned(catalogue, "engine=sglang", *fine, on_gpus=True))["rollout"]
-    assert planned(catalogue, "engine=sglang", "placement=colocate").groups["rollout"].sleeps == ()
-    assert planned(catalogue, "engine=vllm", "placement=colocate").groups["rollout"].sleeps == ()
-    asleep = planned(catalogue, "engine=vllm", "placement=colocate", on_gpus=True).groups["rollout"].sleeps
+    assert planned(catalogue, "engine=sglang", "placement=colocate").groups["rollout"].offloads == ()
+    assert planned(catalogue, "engine=vllm", "placement=colocate").groups["rollout"].offloads == ()
+    asleep = planned(catalogue, "engine=vllm", "placement=colocate", on_gpus=True).groups["rollout"].offloads
     assert asleep == ("kv", "weights")
 
 

@@ -38,7 +38,7 @@ def test_a_pool_has_devices_of_its_own_in_every_mode(catalogue: Catalogue, place
     made = planned(catalogue, placement=placement, on_gpus=on_gpus, engines=[{**JUDGE, "count": 2}])
     pool = made.groups["engines-judge"]
     assert pool.size == 2 and len(pool.devices) == (2 if on_gpus else 1)
-    assert made.neighbours("engines-judge") == () and pool.sleeps == ()
+    assert made.neighbours("engines-judge") == () and pool.offloads == ()
     assert any(note.startswith("engine pool judge: 2 transformers engines with ") for note in made.notes)
 
 

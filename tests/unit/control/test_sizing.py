@@ -17,8 +17,8 @@ TRAIN = Estimate({
 GENERATE = Estimate({"generate": {"parameters": 10, "kv cache": 50, "logits": 5}})
 
 
-def need(name: str, told: Estimate, devices: set[str], sleeps: tuple[str, ...] = (), size: int = 1) -> ProcessNeed:
-    return ProcessNeed(WorkerGroup(name, size, devices=frozenset(devices), sleeps=sleeps), told, told)  # type: ignore[arg-type]
+def need(name: str, told: Estimate, devices: set[str], offloads: tuple[str, ...] = (), size: int = 1) -> ProcessNeed:
+    return ProcessNeed(WorkerGroup(name, size, devices=frozenset(devices), offloads=offloads), told, told)  # type: ignore[arg-type]
 
 
 def test_groups_with_devices_of_their_own_are_added_up() -> None:

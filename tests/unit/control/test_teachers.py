@@ -58,7 +58,7 @@ def test_no_rewards_are_needed_unless_they_are_learnt_from(catalogue: Catalogue)
 def test_they_live_where_the_placement_says(catalogue: Catalogue, placement: str, own: bool) -> None:
     groups = planned(catalogue, teachers="a", placement=placement, on_gpus=True).groups
     assert (not groups["teacher"].devices & groups["actor"].devices) is own
-    assert groups["teacher"].sleeps == ("weights",)
+    assert groups["teacher"].offloads == ("weights",)
 
 
 def test_several_have_operations_of_their_own_on_the_same_devices(catalogue: Catalogue) -> None:

@@ -31,11 +31,11 @@ SHARED = plan(actor=(2, TWO), rollout=(2, TWO), reference=(1, frozenset({"gpu:0"
 
 def specs(made: Plan, role: str) -> list[WorkerSpec]:
     group, env = made.groups[role], {"PYTHONPATH": os.getcwd()}
-    seats = [group.seat(number) for number in range(group.size)]
+    device_sets = [group.process_devices(number) for number in range(group.size)]
     return [
-        WorkerSpec(f"{role}-{number}", Chosen("role", role), env=env, devices=seat, num_gpus=made.num_gpus(seat),
+        WorkerSpec(f"{role}-{number}", Chosen("role", role), env=env, devices=own, num_gpus=made.num_gpus(own),
                    target="tests.unit.runners.hosted:Hosted")
-        for number, seat in enumerate(seats)
+        for number, own in enumerate(device_sets)
     ]  # fmt: skip
 
 
@@ -44,15 +44,15 @@ async def shown(joined: None) -> AsyncIterator[Any]:
     """What every worker of a plan sees."""
     from ray.util.placement_group import remove_placement_group
 
-    from relax_core.runners.ray.workers import RayWorkers, open_room
+    from relax_core.runners.ray.workers import GpuPlacement, RayWorkers
 
     started: list[Any] = []
-    rooms: list[Any] = []
+    placements: list[Any] = []
 
     async def start(made: Plan) -> Mapping[str, str]:
-        rooms.append(open_room(made))
+        placements.append(GpuPlacement.request(made))
         resolved = tuple(tuple(plugin) for plugin in Catalogue.load().resolved())
-        workers = RayWorkers(Launch(f"room-{os.getpid()}", "", {}, made, (), resolved), 1, rooms[0])
+        workers = RayWorkers(Launch(f"placement-{os.getpid()}", "", {}, made, (), resolved), 1, placements[0])
         for role in made.groups:
             started.extend(await workers.start(specs(made, role), CALL_S))
         seen = await asyncio.gather(
@@ -65,8 +65,8 @@ async def shown(joined: None) -> AsyncIterator[Any]:
     yield start
     for worker in started:
         await worker.kill()
-    for room in rooms:
-        remove_placement_group(room.group)
+    for placement in placements:
+        remove_placement_group(placement.group)
 
 
 async def test_who_shares_a_gpu_sees_the_same_one(shown: Any) -> None:
@@ -82,10 +82,10 @@ async def test_an_engine_of_two_gpus_has_both_for_itself(shown: Any) -> None:
 
 
 def test_what_ray_can_not_share_is_refused_before_anything_starts() -> None:
-    from relax_core.runners.ray.workers import gpu_seats, part
+    from relax_core.runners.ray.workers import gpu_sets, ray_share
 
-    assert gpu_seats(SHARED) == (("gpu:0",), ("gpu:1",))
-    assert 3 * part(SHARED.num_gpus(("gpu:0",))) <= 1
-    assert gpu_seats(plan(actor=(1, frozenset({"cpu:0"})))) == ()
+    assert gpu_sets(SHARED) == (("gpu:0",), ("gpu:1",))
+    assert 3 * ray_share(SHARED.num_gpus(("gpu:0",))) <= 1
+    assert gpu_sets(plan(actor=(1, frozenset({"cpu:0"})))) == ()
     with pytest.raises(ConfigError, match="gpu:0, gpu:1 of one process, shared with others"):
-        gpu_seats(plan(actor=(2, TWO), rollout=(1, TWO)))
+        gpu_sets(plan(actor=(2, TWO), rollout=(1, TWO)))

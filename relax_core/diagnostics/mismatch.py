@@ -196,7 +196,7 @@ async def _sampled(context: RoleContext, worker: RolloutWorker, num_samples: int
     issues = [Issue(number, tuple(AttemptId(number, sample, 0) for sample in range(size))) for number in numbers]
     groups: list[InflightGroup] = []
     for first in range(0, len(issues), at_once):
-        made = (worker.make(issue, worker.pool.newest()) for issue in issues[first : first + at_once])
+        made = (worker.make(issue, worker.engines.newest()) for issue in issues[first : first + at_once])
         groups += await asyncio.gather(*made)
     samples = [
         (attempt, trajectory, ScoredSample(0.0, outcome=trajectory.outcome))

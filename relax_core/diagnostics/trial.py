@@ -45,7 +45,7 @@ async def trial(sources: Sequence[Source], overrides: Sequence[str], num_tasks: 
             size = context.config.rollout.group_size
             issues = [Issue(g, tuple(AttemptId(g, sample, 0) for sample in range(size))) for g in range(num_tasks)]
             try:
-                groups = [await worker.make(issue, worker.pool.newest()) for issue in issues]
+                groups = [await worker.make(issue, worker.engines.newest()) for issue in issues]
                 return records(await worker.score(groups))
             finally:
                 await worker.close()

@@ -8,17 +8,17 @@ weights: an engine that died loads its folder again, and serves once it has show
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from relax_core.api.engine import EngineSpec
-from relax_core.api.errors import ConfigError, InfrastructureError
+from relax_core.api.errors import ConfigError
 from relax_core.api.events import RoleFailed, RoleRecovered
 from relax_core.api.family import ModelFamily
 from relax_core.api.routing import Routing
 from relax_core.api.trainer import Chosen
-from relax_core.api.weights import Manifest, Receipt, Version
+from relax_core.api.weights import Version
 from relax_core.api.worker import WorkerSpec
 from relax_core.config.model_folder import model_context, routing, vocabulary_size
 from relax_core.config.run_config import DEFAULT_NAMES, BackendChoice, RunConfig, RunContext
@@ -114,54 +114,39 @@ def _engine_slots(
     return slots
 
 
-class FixedWeights:
-    """Weight updates of engines whose weights are those of their folder."""
-
-    async def update(self, slot: EngineSlot, manifest: Manifest, transport: Chosen) -> Receipt:
-        raise InfrastructureError(f"{slot.name}: {manifest.version}, for an engine whose weights stay as they are")
-
-    async def forget(self, slot: EngineSlot) -> None:
-        """Do nothing: no service remembers it."""
-
-
 class AuxiliaryPools:
-    """Auxiliary pools of one role, with the clients that ask them."""
+    """Auxiliary pools of the plan with the clients that ask them: those that teachers score with, or everybody else's."""
 
-    def __init__(self, clients: Mapping[str, PoolModelClient], tables: Mapping[str, EngineTable]) -> None:
+    def __init__(self, clients: Mapping[str, PoolModelClient], tables: Sequence[EngineTable]) -> None:
         self.clients, self._tables = clients, tables
 
     @classmethod
-    def from_context(cls, context: RunContext, names: Iterable[str], report: Report) -> AuxiliaryPools:
-        """Make the pools of these names; none of them is started yet."""
-        tables = {name: table for name in names if (table := context.config.pool(name)) is not None}
-        return cls({name: _client(context, table, report) for name, table in tables.items()}, tables)
+    def from_context(cls, context: RunContext, report: Report, *, teaching: bool) -> AuxiliaryPools:
+        """Make the pools; none of them is started yet."""
+        taught = {teacher.engine for teacher in context.config.teachers}
+        tables = [
+            table
+            for table in context.config.engines
+            if AUXILIARY_GROUP + table.name in context.plan.groups and (table.name in taught) is teaching
+        ]
+        return cls({table.name: _client(context, table, report) for table in tables}, tables)
 
     async def start(self) -> None:
         """Start all; raises ConfigError where an engine holds another model than its folder."""
-        await start_all(*(self._start(name) for name in self.clients))
+        started = await start_all(*(client.pool.start() for client in self.clients.values()))
+        for table, facts in zip(self._tables, started, strict=True):
+            have, want = facts.get("vocab_size"), vocabulary_size(table.path)
+            if have and want and have != want:
+                fix = f"its config.json says {want}: let the engine load that folder, and leave its files alone"
+                raise ConfigError(
+                    f"engines.{table.name}", f"an engine with a vocabulary of {have} for {table.path}", fix
+                )
 
     async def close(self) -> None:
         await asyncio.gather(*(client.pool.close() for client in self.clients.values()))
 
     def facts(self) -> dict[str, Any]:
         return {name: client.facts() for name, client in self.clients.items()}
-
-    async def _start(self, name: str) -> None:
-        facts, table = await self.clients[name].pool.start(), self._tables[name]
-        have, want = facts.get("vocab_size"), vocabulary_size(table.path)
-        if have and want and have != want:
-            fix = f"its config.json says {want}: let the engine load that folder, and leave its files alone"
-            raise ConfigError(f"engines.{name}", f"an engine with a vocabulary of {have} for {table.path}", fix)
-
-
-def auxiliary_pool_names(context: RunContext, teaching: bool) -> Sequence[str]:
-    """Name the pools of the plan that teachers score with, or those of everybody else."""
-    taught = {teacher.engine for teacher in context.config.teachers}
-    return [
-        table.name
-        for table in context.config.engines
-        if AUXILIARY_GROUP + table.name in context.plan.groups and (table.name in taught) is teaching
-    ]
 
 
 def _client(context: RunContext, table: EngineTable, report: Report) -> PoolModelClient:
@@ -171,5 +156,5 @@ def _client(context: RunContext, table: EngineTable, report: Report) -> PoolMode
     spec = auxiliary_spec(run, table)
     slots = _engine_slots(context, group, f"{table.name}-engine", run.backend_of(table), spec, table.silence_s)
     limits = RequestLimits(table.timeout_s + LATER_S, 0 if run.deterministic else table.requests_per_engine)
-    pool = EnginePool(slots, context.clock, FixedWeights(), report, deterministic=run.deterministic, limits=limits)
+    pool = EnginePool(slots, context.clock, None, report, deterministic=run.deterministic, limits=limits)
     return PoolModelClient(table.name, pool, family, context.clock, table.timeout_s, run.deterministic)

@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client of an engine pool of this process: text and messages in, text and log-probs out, each under a deadline.
+"""Clients of an engine pool: text and messages in, text and log-probs out, each under a deadline.
 
-The pool knows ids only; this renders and decodes with the pool's own tokenizer.
-
-Engine pools for rewards and environments in processes of their own: their clients, and the parent's answers.
-
-Requests travel as calls of an isolated process to its parent.
+A pool knows ids only; its client renders and decodes with the pool's own tokenizer. Rewards and environments in processes
+of their own have a client whose requests travel as calls of the isolated process to its parent.
 """
 
 from __future__ import annotations
@@ -24,6 +21,10 @@ from relax_core.engines.pool import EnginePool, SamplingParams
 from relax_core.engines.requests import GenerateCall, cut, singly, watch_for
 from relax_core.rpc.isolated_host import ParentChannel
 from relax_core.rpc.isolated_pool import Handler
+
+CALL = "model"
+"""The parent's handler of model calls."""
+METHODS = ("generate", "score")
 
 
 class PoolModelClient:
@@ -125,11 +126,6 @@ class PoolModelClient:
             raise DeadlineExceeded(who, f"{what} to be answered", self._timeout_s, fix) from late
         finally:
             del self._open[number]
-
-
-CALL = "model"
-"""The parent's handler."""
-METHODS = ("generate", "score")
 
 
 class ModelRpcClient:

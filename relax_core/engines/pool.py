@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -17,13 +17,11 @@ from relax_core.api.devices import OffloadPart
 from relax_core.api.engine import GenerateRequest
 from relax_core.api.errors import ConfigError, InfrastructureError, RelaxError
 from relax_core.api.routing import Routing
-from relax_core.api.trainer import Chosen
-from relax_core.api.weights import Manifest, Version
 from relax_core.engines.engine_state import EngineStatus, are_log_probs
 from relax_core.engines.requests import Completion, GenerateAll, GenerateCall, PendingRequest, Routes
 from relax_core.engines.router import AbortRequest, Action, CompleteRequest, Dispatch, Quarantine, RequestLimits, Router
 from relax_core.engines.slot import EngineSlot
-from relax_core.engines.supervisor import EngineSupervisor, OnArrival, Report, WeightUpdates
+from relax_core.engines.supervisor import EngineSupervisor, Report, WeightUpdater
 from relax_core.rpc.waiting import start_all
 
 TICK_S = 1.0
@@ -102,22 +100,14 @@ class AdmissionQueue:
         self._waiting.clear()
 
 
+@dataclass(frozen=True, slots=True)
 class RequestBatch:
     """Calls that were asked together: one future, which has its result when the last of them has ended."""
 
-    def __init__(self, calls: Sequence[GenerateCall]) -> None:
-        self.future: asyncio.Future[list[Completion]] = asyncio.get_running_loop().create_future()
-        self._calls = calls
-        self._completions: dict[int, Completion] = {}
-
-    def complete(self, at: int, completion: Completion) -> None:
-        if self.future.done():
-            return
-        self._completions[at] = completion
-        if (ended := self._calls[at].ended) is not None:
-            ended()
-        if len(self._completions) == len(self._calls):
-            self.future.set_result([self._completions[number] for number in range(len(self._calls))])
+    calls: Sequence[GenerateCall]
+    future: asyncio.Future[list[Completion]]
+    completions: dict[int, Completion] = field(default_factory=dict)
+    """By the place of the call; complete when there is one for each."""
 
 
 class EnginePool:
@@ -134,14 +124,14 @@ class EnginePool:
     """
 
     def __init__(
-        self, slots: Sequence[EngineSlot], clock: Clock, updates: WeightUpdates, report: Report,
+        self, slots: Sequence[EngineSlot], clock: Clock, updates: WeightUpdater | None, report: Report,
         serve_at_start: bool = True, deterministic: bool = False, offload_parts: Sequence[OffloadPart] = (),
         suppress: tuple[int, ...] = (), limits: RequestLimits = NO_LIMITS,
     ) -> None:  # fmt: skip
         self._slots = {slot.name: slot for slot in slots}
         self._clock, self._suppress, self._deterministic = clock, suppress, deterministic
         self._router = Router(self._slots, limits, whole_batches=deterministic)
-        self._supervisor = EngineSupervisor(
+        self.supervisor = EngineSupervisor(
             self._slots, self._router, offload_parts, clock, updates, report, self._perform, serve_at_start
         )
         self._admission = AdmissionQueue(self._router.has_capacity)
@@ -155,60 +145,18 @@ class EnginePool:
         self._dispatch_scheduled = self._closed = False
         self._failure: RelaxError | None = None
 
-    # -- start, pause, offload, update, close -------------------------------------------------------------------
+    # -- start and close ----------------------------------------------------------------------------------------
 
     async def start(self) -> Mapping[str, Any]:
         """Start all engines; the first one's facts after checking that all hold the same model."""
-        facts = await self._supervisor.start()
+        facts = await self.supervisor.start()
         self._spawn(self._tick())
         return facts
-
-    @property
-    def serving(self) -> bool:
-        return any(engine.status is EngineStatus.SERVING for engine in self._router.engines.values())
 
     @property
     def full(self) -> bool:
         """Whether a call now has to wait: no time to begin anything new."""
         return not self._admission.admits(1)
-
-    async def pause(self) -> None:
-        """Return when no engine samples any more. Requests keep what they have; new ones wait. Twice is once."""
-        self._router.pause(self._clock.now())
-        await self._supervisor.set_paused(True)
-
-    async def resume(self) -> None:
-        """Let sampling go on; requests that came meanwhile begin."""
-        self._router.resume(self._clock.now())
-        self._perform(())
-        await self._supervisor.set_paused(False)
-
-    async def devices_wanted(self) -> None:
-        """Return when there is work for the engines: requests, or weights to load that are offloaded."""
-        await self._supervisor.devices_wanted()
-
-    async def offload(self, parts: Sequence[OffloadPart]) -> int:
-        """Free the engines' memory; bytes really freed. The pool is paused."""
-        return await self._supervisor.offload(parts)
-
-    async def onload(self, parts: Sequence[OffloadPart]) -> None:
-        await self._supervisor.onload(parts)
-
-    def newest(self) -> Version:
-        """Return the newest version among serving engines (all engines while none serves): what admission goes by.
-
-        A request admitted at this version runs on engines that have it; a slow one gets nothing until it has it too.
-        """
-        return self._supervisor.newest()
-
-    async def update(
-        self, manifest: Manifest, transport: Chosen, on_arrival: OnArrival | None = None
-    ) -> tuple[str, ...]:
-        """Bring every engine to a version; names those that proved it. One that fails or is too slow is replaced.
-
-        `on_arrival` gets the receipt of each as soon as it serves the version, whatever the others do.
-        """
-        return await self._supervisor.update(manifest, transport, on_arrival)
 
     async def close(self) -> None:
         self._closed = True
@@ -230,7 +178,7 @@ class EnginePool:
                 return [LATE] * len(calls)
         if self._failure is not None:
             raise self._failure
-        batch, now = RequestBatch(calls), self._clock.now()
+        batch, now = RequestBatch(calls, asyncio.get_running_loop().create_future()), self._clock.now()
         requests: list[PendingRequest] = []
         for at, (call, own) in enumerate(zip(calls, params, strict=True)):
             self._num_requests += 1
@@ -243,7 +191,7 @@ class EnginePool:
             requests.append(PendingRequest(request, call.watch, call.session, call.group, routes=routes))
             self._requests[request.id] = batch, at
         self._perform(self._router.submit(requests, now))
-        self._supervisor.want_devices()
+        self.supervisor.want_devices()
         try:
             return await batch.future
         except asyncio.CancelledError:
@@ -259,14 +207,19 @@ class EnginePool:
             match action:
                 case CompleteRequest(pending):
                     batch, at = self._requests.pop(pending.request.id, (None, 0))
-                    if batch is not None:  # else its caller is gone
-                        batch.complete(at, pending.completion())
+                    if batch is None or batch.future.done():
+                        continue  # its caller is gone
+                    batch.completions[at] = pending.completion()
+                    if (ended := batch.calls[at].ended) is not None:
+                        ended()
+                    if len(batch.completions) == len(batch.calls):
+                        batch.future.set_result([batch.completions[number] for number in range(len(batch.calls))])
                 case Dispatch(engine):
                     self._spawn(self._stream(self._slots[engine], action))
                 case AbortRequest(engine, ids):
                     self._spawn(self._abort(self._slots[engine], ids))
                 case Quarantine(engine, why):
-                    self._spawn(self._supervisor.replace(self._slots[engine], why))
+                    self._spawn(self.supervisor.replace(self._slots[engine], why))
                 case _:
                     self._fail(InfrastructureError(action.why))
         if not self._dispatch_scheduled:
@@ -290,7 +243,7 @@ class EnginePool:
             return
         running = engine.running
         slot.set_busy(True)
-        with self._supervisor.containing(slot):
+        with self.supervisor.containing(slot):
             try:
                 async for deltas in slot.generate(tuple([pending.continuation() for pending in batch])):
                     self._perform(router.on_deltas(name, incarnation, deltas, self._clock.now()))
@@ -333,7 +286,7 @@ class EnginePool:
             slot = self._slots[name]
             self._scored_parts[name] += 1
             try:
-                with self._supervisor.containing(slot):
+                with self.supervisor.containing(slot):
                     found = await slot.score(sequences, temperature)
                     if [len(scores) for scores in found] != [len(sequence) for sequence in sequences]:
                         raise InfrastructureError(f"{name} gave other numbers of log-probs than it was given tokens")

@@ -93,15 +93,12 @@ class Router:
         self._restarting: list[tuple[PendingRequest, ...]] = []
         """With `whole_batches`: batches to be begun again."""
         self._affinity = PrefixAffinity()
-        self._vocab_size = self._max_context = 0
+        self.vocab_size = self.max_context = 0
+        """Limits of the engines' model; 0: unknown."""
         self._paused_s = 0.0
         self._paused_at: float | None = None
 
     # -- from callers -------------------------------------------------------------------------------------------
-
-    def set_model(self, vocab_size: int, max_context: int) -> None:
-        """Set the limits of the engines' model; 0: unknown."""
-        self._vocab_size, self._max_context = vocab_size, max_context
 
     @property
     def has_open(self) -> bool:
@@ -122,11 +119,11 @@ class Router:
         for pending in submitted:
             tokens, new = pending.request.tokens, pending.request.max_new_tokens
             if tokens is not checked:  # all of a group have the same prompt
-                checked, bad_ids = tokens, check_ids(tokens, self._vocab_size) if self._vocab_size else ""
+                checked, bad_ids = tokens, check_ids(tokens, self.vocab_size) if self.vocab_size else ""
             self._open[pending.request.id] = pending
             error = bad_ids
-            if not error and self._max_context and len(tokens) + new > self._max_context:
-                error = f"{len(tokens)} prompt + {new} new tokens pass the context of {self._max_context}"
+            if not error and self.max_context and len(tokens) + new > self.max_context:
+                error = f"{len(tokens)} prompt + {new} new tokens pass the context of {self.max_context}"
             if error:
                 actions.append(self._complete(pending, "error", error))
                 continue
@@ -211,7 +208,7 @@ class Router:
         engine = self.engines[name]
         if engine.incarnation != incarnation:
             return []
-        engine.last_heard, vocab_size = now, self._vocab_size
+        engine.last_heard, vocab_size = now, self.vocab_size
         actions: list[Action] = []
         stopped: list[str] = []
         for delta in deltas:
@@ -340,6 +337,10 @@ class Router:
     def release(self, name: str, why: str, now: float) -> None:
         self.engines[name].holds.discard(why)
         self.engines[name].last_heard = now
+
+    @property
+    def paused(self) -> bool:
+        return self._paused_at is not None
 
     def pause(self, now: float) -> None:
         """Dispatch nothing to any engine, and let time stand still for what is open."""

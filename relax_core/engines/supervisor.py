@@ -1,12 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The supervisor of a pool's engines: starts them, pauses and offloads them, brings weights, replaces those that failed.
 
-It speaks with the engines and tells the router what came of it; where requests run is none of its business.
-
-Brings engines to the newest weights: asks the weight service for the route, loads along it, hands in the receipts.
-
-An engine has a version only when every proof that the run asks for was accepted; whatever goes wrong on the way is an
-`InfrastructureError` about that engine alone, and nothing takes longer than the deadline.
+It speaks with the engines and tells the router what came of it; where requests run, the router decides.
 """
 
 from __future__ import annotations
@@ -17,7 +12,7 @@ import functools
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from relax_core.api.clock import Clock
 from relax_core.api.devices import OffloadPart
@@ -30,111 +25,13 @@ from relax_core.engines.router import Action, Router
 from relax_core.engines.slot import EngineSlot
 from relax_core.rpc.waiting import start_all
 
+T = TypeVar("T")
+PREEMPT_RETRY_S = 0.2
+"""Between two requests to an engine to end what it runs."""
 RETRY_S = 5.0
 """Between two requests for a live version that no route leads to."""
 HEALTH_S = 30.0
 LEVELS: tuple[ReceiptLevel, ...] = ("wire", "resident", "behaviour")
-
-
-class WeightUpdates(Protocol):
-    """Source of the weights of a pool's engines."""
-
-    async def update(self, slot: EngineSlot, manifest: Manifest, transport: Chosen) -> Receipt:
-        """Bring an engine to this version or a later one, proved; the last receipt. Raises InfrastructureError."""
-        ...
-
-    async def forget(self, slot: EngineSlot) -> None:
-        """Forget an engine that failed: what it had is lost."""
-        ...
-
-
-class WeightUpdater:
-    """Updates from the weight service of a run. For each version: `route -> load -> prove -> receipt -> slot.version`."""
-
-    def __init__(self, weights: WeightService, clock: Clock, proof: str, tolerance: float, timeout_s: float) -> None:
-        self._weights, self._clock = weights, clock
-        self._proof, self._tolerance, self._timeout_s = proof, tolerance, timeout_s
-
-    async def update(self, slot: EngineSlot, manifest: Manifest, transport: Chosen) -> Receipt:
-        """Go the route that the service names; a live version that is not sent now is wanted until it is again."""
-        target, model = manifest.version, manifest.version.model
-        deadline = self._clock.now() + self._timeout_s
-        while True:
-            left = self._time_left(slot, model, deadline)
-            route = await self._weights.route(model, slot.version, 0.0, None, slot.name, left)
-            if not route:
-                await self._weights.want(slot.name, model)
-                route = await self._weights.route(model, slot.version, min(left, RETRY_S), None, slot.name, left)
-            for link, chosen in route:
-                receipt = await self._load(slot, link, chosen, deadline)
-                if receipt is None:
-                    break
-                if receipt.version[1:] >= target[1:]:
-                    return receipt
-
-    async def forget(self, slot: EngineSlot) -> None:
-        await self._weights.forget(slot.name, slot.version.model)
-
-    async def _load(self, slot: EngineSlot, manifest: Manifest, transport: Chosen, deadline: float) -> Receipt | None:
-        """Load and prove one version; None where a live one was missed and the engine is as it was."""
-        version = manifest.version
-        left = self._time_left(slot, str(version), deadline)
-        try:
-            receipt = await slot.update(manifest, transport, left)
-        except (ValueError, InfrastructureError) as error:
-            if manifest.live and not isinstance(error, (WorkerDied, DeadlineExceeded)):
-                health = await slot.health(HEALTH_S)
-                if health.ok and health.version == slot.version:
-                    return None
-            raise InfrastructureError(f"{slot.name}: {version} was not loaded: {error}") from error
-        wanted = slot.capabilities.receipts if self._proof == "auto" else self._proof
-        if wanted == "behaviour":
-            receipt = await self._check_canary(slot, manifest, receipt, deadline)
-        if (receipt.receiver, receipt.version) != (slot.name, version):
-            raise InfrastructureError(
-                f"{slot.name}: its receipt is of {receipt.receiver} for {receipt.version}, want {version}"
-            )
-        if LEVELS.index(receipt.level) < LEVELS.index(wanted):
-            raise InfrastructureError(f"{slot.name}: {version} proved at level {receipt.level}, want {wanted}")
-        await self._weights.receipt(receipt)
-        slot.version = version
-        return receipt
-
-    async def _check_canary(self, slot: EngineSlot, manifest: Manifest, receipt: Receipt, deadline: float) -> Receipt:
-        """Compare the engine's log-probs of the canary with the trainer's; the receipt of a proved behaviour."""
-        canary, began = manifest.canary, self._clock.now()
-        if canary is None:
-            raise InfrastructureError(f"{manifest.version}: published without a canary; weights.proof asks for one")
-        left = self._time_left(slot, f"the canary of {manifest.version}", deadline)
-        (log_probs,) = await slot.score([canary.tokens], canary.temperature, left)
-        worst = difference(canary, log_probs)
-        if not worst <= self._tolerance:
-            raise InfrastructureError(
-                f"{slot.name}: {manifest.version}: a canary's log-prob differs from the trainer's by {worst:.4g}, at most "
-                f"{self._tolerance:g} is allowed (weights.tolerance)"
-            )
-        seconds = self._clock.now() - began
-        times = {**receipt.times, "proof": receipt.times.get("proof", 0.0) + seconds}
-        return replace(receipt, level="behaviour", times=times, seconds=receipt.seconds + seconds)
-
-    def _time_left(self, slot: EngineSlot, what: str, deadline: float) -> float:
-        left = deadline - self._clock.now()
-        if left <= 0:
-            raise DeadlineExceeded(slot.name, f"weights: {what}", self._timeout_s)
-        return left
-
-
-def difference(canary: Canary, log_probs: Sequence[float]) -> float:
-    """Find the largest difference of a log-prob; NaN or a missing token counts as infinite."""
-    if len(log_probs) != len(canary.log_probs):
-        return float("inf")
-    found = [abs(a - b) for a, b in zip(canary.log_probs[1:], log_probs[1:], strict=True)]
-    return max((float("inf") if value != value else value for value in found), default=0.0)
-
-
-T = TypeVar("T")
-PREEMPT_RETRY_S = 0.2
-"""Between two requests to an engine to end what it runs."""
 MODEL_FACTS = {"fingerprint": "all load one folder: its files differ between machines, or changed",
                "vocab_size": "ids must mean the same to all"}  # fmt: skip
 OnArrival = Callable[[Receipt], Awaitable[None]]
@@ -216,7 +113,7 @@ class EngineSupervisor:
 
     def __init__(
         self, slots: Mapping[str, EngineSlot], router: Router, offload_parts: Sequence[OffloadPart], clock: Clock,
-        updates: WeightUpdates, report: Report, perform: Perform, serve_at_start: bool,
+        updates: WeightUpdater | None, report: Report, perform: Perform, serve_at_start: bool,
     ) -> None:  # fmt: skip
         self._slots, self._router, self._offload, self._clock = slots, router, OffloadState(offload_parts), clock
         self._updates, self._report, self._perform = updates, report, perform
@@ -225,7 +122,6 @@ class EngineSupervisor:
         self._facts: Mapping[str, Any] = {}
         self._newest: tuple[Manifest, Chosen] | None = None
         self._update_locks: dict[str, asyncio.Lock] = {name: asyncio.Lock() for name in slots}
-        self._paused = False
 
     async def start(self) -> Mapping[str, Any]:
         """Start all engines; the first one's facts after checking that all hold the same model."""
@@ -233,7 +129,8 @@ class EngineSupervisor:
         self._facts = found[0]
         for facts in found:
             self._check_model(facts)
-        self._router.set_model(int(self._facts.get("vocab_size", 0)), int(self._facts.get("max_context", 0)))
+        self._router.vocab_size = int(self._facts.get("vocab_size", 0))
+        self._router.max_context = int(self._facts.get("max_context", 0))
         for slot in self._slots.values():
             slot.on_loading = functools.partial(self._router.on_loading, slot.name)
             self._admit(slot, self._state(slot).incarnation)
@@ -265,14 +162,23 @@ class EngineSupervisor:
 
     # -- pauses -------------------------------------------------------------------------------------------------
 
-    async def set_paused(self, paused: bool) -> None:
-        """Pause or resume every engine; one that fails is replaced."""
-        self._paused = paused
+    async def pause(self) -> None:
+        """Return when no engine samples any more. Requests keep what they have; new ones wait. Twice is once."""
+        self._router.pause(self._clock.now())
+        await self._follow_pauses()
+
+    async def resume(self) -> None:
+        """Let sampling go on; requests that came meanwhile begin."""
+        self._router.resume(self._clock.now())
+        self._perform(())
+        await self._follow_pauses()
+
+    async def _follow_pauses(self) -> None:
         await asyncio.gather(*(self._contained(slot, self._follow_pause(slot)) for slot in self._not_out()))
 
     async def _follow_pause(self, slot: EngineSlot) -> None:
         async with slot.pause_lock:
-            while slot.paused != self._paused:
+            while slot.paused != self._router.paused:
                 if slot.paused:
                     await slot.resume()
                     self._router.release(slot.name, "paused", self._clock.now())
@@ -326,13 +232,25 @@ class EngineSupervisor:
 
     # -- weights ------------------------------------------------------------------------------------------------
 
+    @property
+    def serving(self) -> bool:
+        return any(engine.status is EngineStatus.SERVING for engine in self._router.engines.values())
+
     def newest(self) -> Version:
-        """Return the newest version among serving engines; all engines while none serves."""
+        """Return the newest version among serving engines (all engines while none serves): what admission goes by.
+
+        A request admitted at this version runs on engines that have it; a slow one gets nothing until it has it too.
+        """
         serving = [slot for slot in self._slots.values() if self._state(slot).status is EngineStatus.SERVING]
         return max(slot.version for slot in serving or self._slots.values())
 
-    async def update(self, manifest: Manifest, transport: Chosen, on_arrival: OnArrival | None) -> tuple[str, ...]:
-        """Bring every engine to a version; names those that proved it. One that fails or is too slow is replaced."""
+    async def update(
+        self, manifest: Manifest, transport: Chosen, on_arrival: OnArrival | None = None
+    ) -> tuple[str, ...]:
+        """Bring every engine to a version; name those that proved it. One that fails or is too slow is replaced.
+
+        `on_arrival` gets the receipt of each as soon as it serves the version, whatever the others do.
+        """
         self._newest = (manifest, transport)
         names = await asyncio.gather(*(self._update(slot, on_arrival) for slot in self._not_out()))
         return tuple(name for name in names if name)
@@ -350,7 +268,11 @@ class EngineSupervisor:
         """Load versions until none is newer; the last receipt, None where it had the newest version."""
         receipt = None
         async with self._update_locks[slot.name]:
-            while self._newest is not None and slot.version[1:] < self._newest[0].version[1:]:
+            while (
+                self._updates is not None
+                and self._newest is not None
+                and slot.version[1:] < self._newest[0].version[1:]
+            ):
                 self.want_devices()
                 async with self._offload.weights_in_use(), self._drained(slot):
                     receipt = await self._updates.update(slot, *self._newest)
@@ -394,7 +316,8 @@ class EngineSupervisor:
         since, incarnation = self._clock.now(), self._state(slot).incarnation
         slot.set_busy(False)
         try:
-            await self._updates.forget(slot)
+            if self._updates is not None:
+                await self._updates.forget(slot)
             await self._report("failed", why, 0.0)
             await slot.stop()
             self.want_devices()
@@ -402,7 +325,7 @@ class EngineSupervisor:
                 self._check_model(await slot.start())
                 await self._offload_as_planned(slot)
             await self._load_newest(slot)
-            while slot.paused != self._paused:
+            while slot.paused != self._router.paused:
                 await self._follow_pause(slot)
                 await self._load_newest(slot)
         except InfrastructureError as error:
@@ -411,3 +334,95 @@ class EngineSupervisor:
         self._admit(slot, incarnation)
         slot.restarts += 1
         await self._report("recovered", slot.name, self._clock.now() - since)
+
+
+class WeightUpdater:
+    """Brings engines to the newest weights. For each version: `route -> load -> prove -> receipt -> slot.version`.
+
+    Invariants:
+    - An engine has a version only when every proof that the run asks for was accepted.
+    - Whatever goes wrong on the way is an `InfrastructureError` about that engine alone, within the deadline.
+    """
+
+    def __init__(self, weights: WeightService, clock: Clock, proof: str, tolerance: float, timeout_s: float) -> None:
+        self._weights, self._clock = weights, clock
+        self._proof, self._tolerance, self._timeout_s = proof, tolerance, timeout_s
+
+    async def update(self, slot: EngineSlot, manifest: Manifest, transport: Chosen) -> Receipt:
+        """Bring an engine to this version or a later one along the route that the service names; return the last receipt.
+
+        A live version that is not sent now is wanted until it is sent again."""
+        target, model = manifest.version, manifest.version.model
+        deadline = self._clock.now() + self._timeout_s
+        while True:
+            left = self._time_left(slot, model, deadline)
+            route = await self._weights.route(model, slot.version, 0.0, None, slot.name, left)
+            if not route:
+                await self._weights.want(slot.name, model)
+                route = await self._weights.route(model, slot.version, min(left, RETRY_S), None, slot.name, left)
+            for link, chosen in route:
+                receipt = await self._load(slot, link, chosen, deadline)
+                if receipt is None:
+                    break
+                if receipt.version[1:] >= target[1:]:
+                    return receipt
+
+    async def forget(self, slot: EngineSlot) -> None:
+        """Forget an engine that failed: the weights that it had are lost."""
+        await self._weights.forget(slot.name, slot.version.model)
+
+    async def _load(self, slot: EngineSlot, manifest: Manifest, transport: Chosen, deadline: float) -> Receipt | None:
+        """Load and prove one version; None where a live one was missed and the engine is as it was."""
+        version = manifest.version
+        left = self._time_left(slot, str(version), deadline)
+        try:
+            receipt = await slot.update(manifest, transport, left)
+        except (ValueError, InfrastructureError) as error:
+            if manifest.live and not isinstance(error, (WorkerDied, DeadlineExceeded)):
+                health = await slot.health(HEALTH_S)
+                if health.ok and health.version == slot.version:
+                    return None
+            raise InfrastructureError(f"{slot.name}: {version} was not loaded: {error}") from error
+        wanted = slot.capabilities.receipts if self._proof == "auto" else self._proof
+        if wanted == "behaviour":
+            receipt = await self._check_canary(slot, manifest, receipt, deadline)
+        if (receipt.receiver, receipt.version) != (slot.name, version):
+            raise InfrastructureError(
+                f"{slot.name}: its receipt is of {receipt.receiver} for {receipt.version}, want {version}"
+            )
+        if LEVELS.index(receipt.level) < LEVELS.index(wanted):
+            raise InfrastructureError(f"{slot.name}: {version} proved at level {receipt.level}, want {wanted}")
+        await self._weights.receipt(receipt)
+        slot.version = version
+        return receipt
+
+    async def _check_canary(self, slot: EngineSlot, manifest: Manifest, receipt: Receipt, deadline: float) -> Receipt:
+        """Compare the engine's log-probs of the canary with the trainer's; the receipt of a proved behaviour."""
+        canary, began = manifest.canary, self._clock.now()
+        if canary is None:
+            raise InfrastructureError(f"{manifest.version}: published without a canary; weights.proof asks for one")
+        left = self._time_left(slot, f"the canary of {manifest.version}", deadline)
+        (log_probs,) = await slot.score([canary.tokens], canary.temperature, left)
+        worst = difference(canary, log_probs)
+        if not worst <= self._tolerance:
+            raise InfrastructureError(
+                f"{slot.name}: {manifest.version}: a canary's log-prob differs from the trainer's by {worst:.4g}, at most "
+                f"{self._tolerance:g} is allowed (weights.tolerance)"
+            )
+        seconds = self._clock.now() - began
+        times = {**receipt.times, "proof": receipt.times.get("proof", 0.0) + seconds}
+        return replace(receipt, level="behaviour", times=times, seconds=receipt.seconds + seconds)
+
+    def _time_left(self, slot: EngineSlot, what: str, deadline: float) -> float:
+        left = deadline - self._clock.now()
+        if left <= 0:
+            raise DeadlineExceeded(slot.name, f"weights: {what}", self._timeout_s)
+        return left
+
+
+def difference(canary: Canary, log_probs: Sequence[float]) -> float:
+    """Find the largest difference of a log-prob; NaN or a missing token counts as infinite."""
+    if len(log_probs) != len(canary.log_probs):
+        return float("inf")
+    found = [abs(a - b) for a, b in zip(canary.log_probs[1:], log_probs[1:], strict=True)]
+    return max((float("inf") if value != value else value for value in found), default=0.0)

@@ -93,32 +93,32 @@ class Rollout(Role):
 
         Samples that are under way at a pause keep their tokens.
         """
-        context, pool = self._context, self._worker.pool
+        context, engines = self._context, self._worker.engines
         if not context.plan.neighbours("rollout"):
             return
-        await pool.pause()
+        await engines.pause()
         devices = context.plan.groups["rollout"].devices
-        await context.devices.join("rollout", devices, pool)
+        await context.devices.join("rollout", devices, engines)
         while True:
-            await pool.devices_wanted()
+            await engines.devices_wanted()
             async with context.devices.acquire(devices, "generate", {"rollout": ENGINE}, LEASE_S) as lease:
                 context.doing("generating", freed_bytes=lease.freed_bytes)
-                await pool.resume()
+                await engines.resume()
                 await lease.wanted()
                 async with self._evaluating:
-                    await pool.pause()
+                    await engines.pause()
 
     # -- admit --------------------------------------------------------------------------------------------------
 
     async def _admit(self) -> None:
         while not self._trained.is_set() and not self._context.stopping:
             await self._context.pause_point()
-            version, room = self._worker.pool.newest(), self._worker.room(len(self._issues))
+            version, room = self._worker.engines.newest(), self._worker.room(len(self._issues))
             done = version.step >= self._context.config.steps  # nobody would train what is begun now
             if done or room <= 0:
                 await self._group_or_poll()
                 continue
-            if not self._worker.pool.serving:
+            if not self._worker.engines.serving:
                 with self._context.waiting("weights that may be sampled", "actor (it publishes)", POLL_S):
                     await self._group_or_poll()
                 continue
@@ -127,7 +127,7 @@ class Rollout(Role):
             if issues:
                 self._context.doing("generating")
             for issue in issues:
-                self._begin(issue, self._worker.pool.newest())
+                self._begin(issue, self._worker.engines.newest())
 
     async def _group_or_poll(self) -> None:
         await asyncio.wait([*self._issues, self._failed], timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
@@ -201,7 +201,7 @@ class Rollout(Role):
 
     async def _keep_state(self) -> None:
         """Keep what the sampler has learned before others may train on it, so that a checkpoint has both."""
-        step = self._worker.pool.newest().step
+        step = self._worker.engines.newest().step
         state = self._worker.selection.state()
         if state and (step != self._kept_at or self._context.config.deterministic):
             await self._context.bus.keep("sampler", state)
@@ -250,7 +250,7 @@ class Rollout(Role):
     async def _follow(self) -> None:
         """Evaluate at the versions that are due, and take each newer one; evaluation holds the next update back."""
         context = self._context
-        known = self._worker.pool.newest() if self._worker.pool.serving else None
+        known = self._worker.engines.newest() if self._worker.engines.serving else None
         while not context.stopping:
             if known is not None:
                 await self._evaluate(known.step)
@@ -291,10 +291,10 @@ class Rollout(Role):
         async def arrived(receipt: Receipt) -> None:
             for what, seconds in receipt.times.items():
                 times[what] = max(seconds, times.get(what, 0.0))
-            await context.bus.serves("rollout", self._worker.pool.newest())
+            await context.bus.serves("rollout", self._worker.engines.newest())
             served.set()
 
-        receivers = await self._worker.pool.update(manifest, transport, arrived)
+        receivers = await self._worker.engines.update(manifest, transport, arrived)
         seconds = context.clock.now() - start
         await context.board.emit(WeightsPublished(manifest.version, seconds, manifest.size_bytes, receivers, times))
 

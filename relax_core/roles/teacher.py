@@ -18,7 +18,7 @@ from relax_core.api.plan import Operation, Reads
 from relax_core.api.role import Role
 from relax_core.config.run_config import RunContext
 from relax_core.config.tables import TeacherTable
-from relax_core.engines.factories import AUXILIARY_GROUP, AuxiliaryPools, auxiliary_pool_names, engine_events
+from relax_core.engines.factories import AUXILIARY_GROUP, AuxiliaryPools, engine_events
 from relax_core.engines.model_client import PoolModelClient
 from relax_core.roles.forward import INPUTS, Filled, ForwardColumns, ForwardLoop, ForwardModel, forward_lease, width_of
 from relax_core.roles.rank_group import RankGroup
@@ -59,9 +59,7 @@ class Teacher(Role):
     async def run(self, context: RunContext) -> None:
         groups = groups_of(context)
         trainers: list[RankGroup] = []
-        pools = AuxiliaryPools.from_context(
-            context, auxiliary_pool_names(context, teaching=True), engine_events(context)
-        )
+        pools = AuxiliaryPools.from_context(context, engine_events(context), teaching=True)
         try:
             await pools.start()
             models: list[ForwardModel] = []

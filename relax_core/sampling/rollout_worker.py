@@ -23,7 +23,7 @@ from relax_core.config.run_config import RunContext
 from relax_core.data.media_pipeline import MediaFor, MediaPipeline, make_media_pipeline, media_of
 from relax_core.data.placeholders import MediaRefused, PromptTooLong
 from relax_core.data.tasks import TaskSet
-from relax_core.engines.factories import AuxiliaryPools, auxiliary_pool_names, make_pool, replayed_routing
+from relax_core.engines.factories import AuxiliaryPools, make_pool, replayed_routing
 from relax_core.engines.pool import EnginePool, SamplingParams
 from relax_core.engines.requests import GenerateAll, singly
 from relax_core.engines.supervisor import Report
@@ -51,7 +51,7 @@ class RolloutWorker:
     ) -> None:  # fmt: skip
         run = context.config
         self._limits = Limits(0)  # of the engine, once it has started
-        self._context, self._family, self.pool = context, family, pool
+        self._context, self._family, self.pool, self.engines = context, family, pool, pool.supervisor
         self._default_environments = environments[run.environment.name]
         self._environments, self.scorer, self._tasks, self.selection = environments, scorer, tasks, selection
         self.media, self.auxiliary_pools = media, pools
@@ -79,7 +79,7 @@ class RolloutWorker:
             RewardSettings(r.chosen, r.weight, r.timeout_s, r.memory_mb, r.only, context.functions.get(r.name))
             for r in run.rewards
         ]
-        pools = AuxiliaryPools.from_context(context, auxiliary_pool_names(context, teaching=False), report)
+        pools = AuxiliaryPools.from_context(context, report, teaching=False)
         scorer = RewardScorer(rewards, context.children, context.clock, models=pools.clients)
         environments = {
             choice.name: EnvironmentPool(choice.chosen, context.children, build=context.build, models=pools.clients)

@@ -92,7 +92,7 @@ async def _publish(pool: EnginePool, every_s: float, counts: dict[str, int]) -> 
     while True:
         await asyncio.sleep(every_s)
         counts["publishes"] += 1
-        await pool.update(manifest(counts["publishes"]), NONE)
+        await pool.supervisor.update(manifest(counts["publishes"]), NONE)
 
 
 def main() -> None:

@@ -58,7 +58,7 @@ class Stage:
         manifest: Manifest = Disk().send(
             Version("actor", 0, self.step), "full", "", tensors_of(self.folders[self.step % 2]), self.location
         )
-        await self.pool.update(manifest, DISK)
+        await self.pool.supervisor.update(manifest, DISK)
 
     async def kill(self) -> None:
         os.kill(self.pool.facts()["engine-0"]["pid"], signal.SIGKILL)

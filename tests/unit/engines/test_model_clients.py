@@ -220,7 +220,7 @@ async def test_an_engine_with_another_vocabulary_than_its_folder_says_is_refused
     for told, refused in ((512, False), (640, True)):
         async with engines(1) as (pool, _, _):
             pool.start = partial(_facts, told)  # type: ignore[method-assign]
-            pools = AuxiliaryPools({"judge": client_of(pool)}, {"judge": EngineTable(name="judge", path=tmp_path)})
+            pools = AuxiliaryPools({"judge": client_of(pool)}, [EngineTable(name="judge", path=tmp_path)])
             if not refused:
                 await pools.start()
                 continue

@@ -32,7 +32,7 @@ async def test_a_killed_engine_loses_no_request_and_no_token() -> None:
 
 async def test_a_replaced_engine_serves_only_after_it_proved_the_newest_weights() -> None:
     async with engines(1) as (pool, receipts, told):
-        await pool.update(manifest(3), Chosen("weight-transport", "none"))
+        await pool.supervisor.update(manifest(3), Chosen("weight-transport", "none"))
         os.kill(pool.facts()["engine-0"]["pid"], signal.SIGKILL)
         (completion,) = await ask(pool, [call(0, 3)])
         assert completion.versions == (3, 3, 3)
@@ -41,11 +41,11 @@ async def test_a_replaced_engine_serves_only_after_it_proved_the_newest_weights(
 
 async def test_engines_of_a_resumed_run_serve_nothing_before_their_first_weights() -> None:
     async with engines(2, serve=False) as (pool, _, _told):
-        assert not pool.serving
+        assert not pool.supervisor.serving
         asked = asyncio.create_task(ask(pool, [call(0, 2)]))
         await asyncio.sleep(0.2)
         assert not asked.done()
-        await pool.update(manifest(5), Chosen("weight-transport", "none"))
+        await pool.supervisor.update(manifest(5), Chosen("weight-transport", "none"))
         (completion,) = await asked
         assert completion.versions == (5, 5)
 
@@ -55,7 +55,7 @@ async def test_a_request_below_its_floor_waits_for_an_engine_that_is_new_enough(
         asked = asyncio.create_task(ask(pool, [call(0, 2, floor=1)]))
         await asyncio.sleep(0.2)
         assert not asked.done()
-        await pool.update(manifest(1), Chosen("weight-transport", "none"))
+        await pool.supervisor.update(manifest(1), Chosen("weight-transport", "none"))
         assert (await asked)[0].versions == (1, 1)
 
 

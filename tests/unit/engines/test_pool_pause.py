@@ -30,7 +30,7 @@ async def test_nothing_is_sampled_while_paused_and_every_token_is_kept(kind: str
     async with engines(2, kind=kind) as (pool, _, told):
         asked = asyncio.create_task(ask(pool, [call(n * 100, LONG) for n in range(6)]))
         await under_way(pool, 6)
-        await pool.pause()
+        await pool.supervisor.pause()
         await asyncio.sleep(0.05)  # what was sampled before the pause may still be on its way here
         before = left(pool)
         late = asyncio.create_task(ask(pool, [call(1000, 2)]))
@@ -38,7 +38,7 @@ async def test_nothing_is_sampled_while_paused_and_every_token_is_kept(kind: str
         assert left(pool) == before
         assert not asked.done()
         assert not late.done()
-        await pool.resume()
+        await pool.supervisor.resume()
         for number, completion in enumerate(await asked):
             assert completion.tokens == tuple(range(number * 100 + 1, number * 100 + 1 + LONG))
             assert len(completion.log_probs) == len(completion.versions) == LONG
@@ -51,7 +51,7 @@ async def test_an_engine_that_can_not_let_go_is_paused_when_its_requests_have_en
     async with engines(1, kind="DrainingEngine") as (pool, _, _told):
         asked = asyncio.create_task(ask(pool, [call(0, LONG)]))
         await under_way(pool, 1)
-        await pool.pause()
+        await pool.supervisor.pause()
         assert (await asked)[0].tokens == tuple(range(1, LONG + 1))
 
 
@@ -60,15 +60,15 @@ async def test_an_engine_that_dies_while_paused_comes_back_paused(kind: str) -> 
     async with engines(1, kind=kind) as (pool, _, told):
         asked = asyncio.create_task(ask(pool, [call(0, LONG)]))
         await under_way(pool, 1)
-        await pool.pause()
+        await pool.supervisor.pause()
         os.kill(pool.facts()["engine-0"]["pid"], signal.SIGKILL)
         if kind == "AbortingEngine":  # it runs nothing, so nobody notices before it is asked again
-            await pool.resume()
+            await pool.supervisor.resume()
         else:
             await until(lambda: "recovered" in told)
             assert pool.facts()["engine-0"]["paused"]
             assert not asked.done()
-            await pool.resume()
+            await pool.supervisor.resume()
         assert (await asked)[0].tokens == tuple(range(1, LONG + 1))
 
 
@@ -88,10 +88,10 @@ async def test_an_engine_that_hangs_is_noticed_by_its_silence_whatever_it_is_ask
         await under_way(pool, 1)
         os.kill(pool.facts()["engine-0"]["pid"], signal.SIGSTOP)
         if asked == "pause":
-            await pool.pause()
-            await pool.resume()
+            await pool.supervisor.pause()
+            await pool.supervisor.resume()
         elif asked == "update":
-            await pool.update(manifest(3), NONE)
+            await pool.supervisor.update(manifest(3), NONE)
         assert (await answers)[0].tokens == tuple(range(1, LONG + 1))
         await until(lambda: "recovered" in told)
 
@@ -101,9 +101,9 @@ async def test_weights_that_land_while_paused_sample_only_what_comes_after(kind:
     async with engines(1, kind=kind) as (pool, receipts, _told):
         asked = asyncio.create_task(ask(pool, [call(0, LONG)]))
         await under_way(pool, 1)
-        await pool.pause()
-        assert await pool.update(manifest(3), NONE) == ("engine-0",)
-        await pool.resume()
+        await pool.supervisor.pause()
+        assert await pool.supervisor.update(manifest(3), NONE) == ("engine-0",)
+        await pool.supervisor.resume()
         (completion,) = await asked
         assert completion.tokens == tuple(range(1, LONG + 1))
         assert sorted(set(completion.versions)) == [0, 3]
@@ -115,10 +115,10 @@ async def test_a_request_given_up_while_paused_is_forgotten() -> None:
     async with engines(1) as (pool, _, _told):
         asked = asyncio.create_task(ask(pool, [call(0, LONG)]))
         await under_way(pool, 1)
-        await pool.pause()
+        await pool.supervisor.pause()
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
-        await pool.resume()
+        await pool.supervisor.resume()
         await until(lambda: left(pool) == 0)
         assert (await ask(pool, [call(5, 2)]))[0].tokens == (6, 7)
 
@@ -127,5 +127,5 @@ async def test_pausing_twice_and_resuming_at_once_leaves_the_pool_serving() -> N
     async with engines(2, kind="AbortingEngine") as (pool, _, _told):
         asked = asyncio.create_task(ask(pool, [call(n * 100, LONG) for n in range(4)]))
         await under_way(pool, 4)
-        await asyncio.gather(pool.pause(), pool.pause(), pool.resume())
+        await asyncio.gather(pool.supervisor.pause(), pool.supervisor.pause(), pool.supervisor.resume())
         assert [len(completion.tokens) for completion in await asked] == [LONG] * 4

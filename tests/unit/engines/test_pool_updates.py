@@ -20,7 +20,7 @@ async def test_a_publish_in_mid_generation_changes_only_the_tokens_after_it(kind
     async with engines(2, kind=kind) as (pool, receipts, told):
         asked = asyncio.create_task(ask(pool, [call(n * 100, LONG) for n in range(4)]))
         await under_way(pool, 4)
-        assert await pool.update(manifest(1), NONE) == ("engine-0", "engine-1")
+        assert await pool.supervisor.update(manifest(1), NONE) == ("engine-0", "engine-1")
         for number, completion in enumerate(await asked):
             assert completion.tokens == tuple(range(number * 100 + 1, number * 100 + 1 + LONG))
             assert set(completion.log_probs) == {-0.5}
@@ -34,7 +34,7 @@ async def test_an_engine_that_can_only_drain_takes_weights_after_what_it_runs_an
     async with engines(1, kind="DrainingEngine") as (pool, _, told):
         asked = asyncio.create_task(ask(pool, [call(0, LONG)]))
         await under_way(pool, 1)
-        updating = asyncio.create_task(pool.update(manifest(1), NONE))
+        updating = asyncio.create_task(pool.supervisor.update(manifest(1), NONE))
         await asyncio.sleep(0)
         late = asyncio.create_task(ask(pool, [call(100, 2)]))
         await updating
@@ -45,7 +45,7 @@ async def test_an_engine_that_can_only_drain_takes_weights_after_what_it_runs_an
 
 async def test_what_an_engine_had_to_let_go_never_goes_on_at_an_older_one() -> None:
     async with engines(2, kind="AbortingEngine") as (pool, _, told):
-        await pool.update(manifest(2), NONE)
+        await pool.supervisor.update(manifest(2), NONE)
         asked = asyncio.create_task(ask(pool, [call(0, LONG, floor=2)]))
         await under_way(pool, 1)
         busy = next(name for name, facts in pool.facts().items() if facts["running"])
@@ -78,7 +78,7 @@ async def test_a_deterministic_pool_begins_the_batch_of_a_dead_engine_again_as_i
     async with engines(1, deterministic=True) as (pool, _, told):
         asked = asyncio.create_task(ask(pool, [call(n * 100, LONG) for n in range(3)]))
         await under_way(pool, 3)
-        await pool.update(manifest(1), NONE)
+        await pool.supervisor.update(manifest(1), NONE)
         os.kill(pool.facts()["engine-0"]["pid"], signal.SIGKILL)
         for number, completion in enumerate(await asked):
             assert completion.tokens == tuple(range(number * 100 + 1, number * 100 + 1 + LONG))

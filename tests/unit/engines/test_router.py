@@ -51,7 +51,7 @@ class Engines(RuleBasedStateMachine):
     @initialize(whole=st.booleans())
     def begin(self, whole: bool) -> None:
         self.router = Router(NAMES, LIMITS, whole)
-        self.router.set_model(VOCABULARY, CONTEXT)
+        self.router.vocab_size, self.router.max_context = VOCABULARY, CONTEXT
         self.now, self.newest, self.numbers = 0.0, 0, 0
         self.asked: dict[str, tuple[GenerateRequest, float]] = {}
         """Awaited requests, with the router's time at which they were asked."""
@@ -350,7 +350,7 @@ def test_weights_that_are_loading_are_no_silence_and_a_rollback_s_older_step_is_
 )
 def test_what_no_engine_could_run_is_answered_at_once(asked: GenerateRequest, said: str) -> None:
     router = Router(("a",), LIMITS)
-    router.set_model(VOCABULARY, CONTEXT)
+    router.vocab_size, router.max_context = VOCABULARY, CONTEXT
     (answer,) = router.submit([PendingRequest(asked)], 0.0)
     assert isinstance(answer, CompleteRequest)
     assert answer.request.finish == "error"

@@ -65,10 +65,10 @@ async def test_a_hung_engine_is_dropped_at_its_deadline_and_the_others_serve_at_
 
         async def arrived(receipt: Receipt) -> None:
             assert (receipt.receiver, receipt.version) == ("engine-0", at(1))
-            assert (pool.newest(), told) == (at(1), [])
+            assert (pool.supervisor.newest(), told) == (at(1), [])
             served.set()
 
-        update = asyncio.create_task(pool.update(manifest(1), NONE, arrived))
+        update = asyncio.create_task(pool.supervisor.update(manifest(1), NONE, arrived))
         await served.wait()
         assert not update.done()
         (completion,) = await ask(pool, [call(0, 3, floor=1)])
@@ -81,7 +81,7 @@ async def test_a_hung_engine_is_dropped_at_its_deadline_and_the_others_serve_at_
 async def test_an_engine_that_lies_is_replaced_and_does_not_serve() -> None:
     async with pool_of("ScriptedEngine", "LyingEngine") as (pool, board, told):
         await board.announce(manifest(1), NONE)
-        assert await pool.update(manifest(1), NONE) == ("engine-0",)
+        assert await pool.supervisor.update(manifest(1), NONE) == ("engine-0",)
         assert "engine-1: actor@0.1 differs on arrival" in told[0]
         assert pool.facts()["engine-1"]["serving"] is False
         assert await board.receivers("actor") == {"engine-0": at(1)}
@@ -90,7 +90,7 @@ async def test_an_engine_that_lies_is_replaced_and_does_not_serve() -> None:
 async def test_a_replaced_engine_serves_only_after_its_receipt_for_the_newest_version() -> None:
     async with pool_of("ScriptedEngine") as (pool, board, told):
         await board.announce(manifest(1), NONE)
-        await pool.update(manifest(1), NONE)
+        await pool.supervisor.update(manifest(1), NONE)
         await board.announce(manifest(2), NONE)
         os.kill(pool.facts()["engine-0"]["pid"], 9)
         asked = asyncio.create_task(ask(pool, [call(0, 2)]))
@@ -104,7 +104,7 @@ async def test_a_live_version_whose_door_is_shut_is_wanted_until_it_opens() -> N
         live = manifest(1, live=True)
         await board.announce(live, NONE)
         await board.handed_out(at(1))
-        update = asyncio.create_task(pool.update(live, NONE))
+        update = asyncio.create_task(pool.supervisor.update(live, NONE))
         async with asyncio.timeout(20):
             while await board.wanted("actor") != ("engine-0",):
                 await asyncio.sleep(0.01)
@@ -127,7 +127,7 @@ async def test_a_door_that_never_opens_ends_at_the_deadline() -> None:
 async def test_less_proof_than_asked_for_is_none() -> None:
     async with pool_of("ScriptedEngine", proof="resident") as (pool, board, told):
         await board.announce(manifest(1), NONE)
-        assert await pool.update(manifest(1), NONE) == ()
+        assert await pool.supervisor.update(manifest(1), NONE) == ()
         assert "proved at level wire, want resident" in told[0]
 
 

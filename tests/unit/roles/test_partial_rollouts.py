@@ -76,9 +76,9 @@ def test_deaths_and_pauses_with_partial_samples_lose_nothing(tmp_path: Path, eng
         while True:
             await asyncio.sleep(random.uniform(1.0, 6.0))
             pool = theatre.roles["rollout"]._worker.pool
-            await pool.pause()
+            await pool.supervisor.pause()
             await asyncio.sleep(random.uniform(0.0, 3.0))  # a publish may land meanwhile
-            await pool.resume()
+            await pool.supervisor.resume()
 
     seen: list[Sealed] = []
     played = Theatre(tmp_path, **long(engine)).play(deaths, pauses, lambda t: seals(t, seen))

@@ -41,6 +41,10 @@ class ProcessedMedia:
     """Its features in order, in the pieces that a prompt may part them into: those of two frames of a video, say. Empty: all
     in one, of the processor's kind; that is written out before it is stored."""
 
+    @property
+    def size_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
     def laid_out(self, kind: MediaKind) -> ProcessedMedia:
         """With a layout. ValueError where it holds more or fewer features than there are."""
         layout = self.layout or (PlaceholderSpan(kind, self.num_placeholders),)

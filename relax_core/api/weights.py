@@ -39,6 +39,8 @@ ReceiptLevel = Literal["wire", "resident", "behaviour"]
 Payload = Literal["full", "delta", "lora"]
 Resident: TypeAlias = "Callable[[str], np.ndarray]"
 """By Hugging Face name: the array a receiver holds now, in the dtype of the manifest."""
+Tensors: TypeAlias = "Iterable[tuple[str, np.ndarray, str]]"
+"""(name, array, dtype as safetensors call it)."""
 PLAIN = "hugging-face"
 """Layout of an engine that holds exactly the published tensors: its memory's fingerprint is the manifest's."""
 
@@ -156,23 +158,14 @@ class WeightTransport(Configurable[OptionsT], Generic[OptionsT]):
     """Nothing is stored: `send` only describes, and receivers take the tensors while the sender runs `transfer`."""
 
     @abstractmethod
-    def send(
-        self,
-        version: Version,
-        payload: Payload,
-        base: str,
-        tensors: Iterable[tuple[str, np.ndarray, str]],
-        location: str,
-    ) -> Manifest:
+    def send(self, version: Version, payload: Payload, base: str, tensors: Tensors, location: str) -> Manifest:
         """Write (name, bytes-like array, dtype) of a version under `location`; bf16 travels as uint16 bits.
 
         `tensors` are always whole. A delta is against the last version this instance sent, which `base` names;
         ValueError where it is not that one. A live transport only reads them, to say in the manifest what will come.
         """
 
-    def transfer(
-        self, manifest: Manifest, tensors: Iterable[tuple[str, np.ndarray, str]], receivers: int, wait_s: float
-    ) -> int:
+    def transfer(self, manifest: Manifest, tensors: Tensors, receivers: int, wait_s: float) -> int:
         """live: hand the manifest's tensors, bucket by bucket, to the receivers that come until `receivers` are there
         or `wait_s` is over; returns how many took all of them. One that stalls is cut off, the others go on."""
         raise NotImplementedError

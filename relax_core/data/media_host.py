@@ -17,7 +17,7 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.modality import ModalityProcessor, ProcessedMedia
 from relax_core.api.task import Media
 from relax_core.media.source import content_key, read_source
-from relax_core.media.store import MediaStore, write_whole
+from relax_core.media.store import MediaStore, write_media_file
 from relax_core.rpc.isolated_host import IsolatedHost
 
 MAX_KNOWN = 65536
@@ -111,7 +111,7 @@ class Previews:
     def put(self, key: str, data: bytes) -> None:
         """Write it whole or not at all; InfrastructureError where it can't be written."""
         path = self._path(key)
-        write_whole(path, [data])
+        write_media_file(path, [data])
         self._count(path, len(data))
 
     def _count(self, path: Path, size: int) -> None:

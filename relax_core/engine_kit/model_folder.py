@@ -32,9 +32,9 @@ def folder_tensors(folder: str) -> dict[str, TensorInfo]:
 def folder_arrays(folder: str) -> Iterator[tuple[str, np.ndarray, str]]:
     """Give (name, array, dtype) of every tensor, mapped: nothing is read before it is looked at."""
     for file in sorted(Path(folder).glob("*.safetensors")):
-        entries, _, _ = safetensors_file.read_header(file)
-        for name, array in safetensors_file.read(file).items():
-            yield name, array, entries[name].dtype
+        tensors, dtypes, _ = safetensors_file.read(file)
+        for name, array in tensors.items():
+            yield name, array, dtypes[name]
 
 
 def check_manifest(manifest: Manifest, known: Mapping[str, TensorInfo], dtype: str) -> None:

@@ -15,9 +15,16 @@ from functools import cached_property
 import numpy as np
 import zstandard
 
-from relax_core.api.weights import Manifest, Resident, TensorInfo, Version
-from relax_core.tensor_files.safetensors_file import NUMPY, Tensors, describe
-from relax_core.tensor_files.stopwatch import Stopwatch
+from relax_core.api.weights import (  # fmt: skip
+    Manifest,
+    Resident,
+    TensorInfo,
+    Tensors,
+    Version,
+    combined_fingerprint,
+    tensor_fingerprint,
+)
+from relax_core.tensor_files.safetensors_file import NUMPY, Stopwatch, describe
 
 BLOCK_ELEMENTS = 1 << 22
 """Scratch is about 16 bytes for each of them."""
@@ -118,21 +125,27 @@ def _planes(values: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(values.view(np.uint8).reshape(len(values), -1).T)
 
 
-def put_on(manifest: Manifest, info: TensorInfo, delta: bytes | memoryview, resident: Resident | None) -> np.ndarray:
-    """Make a tensor of the manifest from its delta and a copy of the one that the receiver has."""
-    if resident is None:
-        raise ValueError(
-            f"{manifest.version}: a delta on top of {manifest.base}, and nothing to put it on; take a full one"
-        )
-    array = np.array(resident(info.name), order="C")
-    if (array.dtype, array.shape) != (np.dtype(NUMPY[info.dtype]), info.shape):
-        raise ValueError(
-            f"{manifest.version} {info.name}: have {array.dtype} {array.shape}, want {info.dtype} {info.shape}"
-        )
-    try:
-        apply(array, delta)
-    except ValueError as error:
-        raise ValueError(f"{manifest.version} {info.name}: {error}; publish again") from error
+def check_own_fingerprint(manifest: Manifest) -> None:
+    """Raise ValueError where a manifest's fingerprint is not that of its tensors."""
+    if manifest.fingerprint != combined_fingerprint(manifest.tensors):
+        raise ValueError(f"{manifest.version}: the manifest contradicts its own fingerprint; publish again")
+
+
+def restore(manifest: Manifest, info: TensorInfo, arrived: np.ndarray, resident: Resident | None) -> np.ndarray:
+    """Return a tensor of the manifest, checked: what arrived, or of a delta what that makes of the receiver's own tensor."""
+    array, version = arrived, manifest.version
+    if manifest.payload == "delta":
+        if resident is None:
+            raise ValueError(f"{version}: a delta on top of {manifest.base}, and nothing to put it on; take a full one")
+        array = np.array(resident(info.name), order="C")
+        if (array.dtype, array.shape) != (np.dtype(NUMPY[info.dtype]), info.shape):
+            raise ValueError(f"{version} {info.name}: have {array.dtype} {array.shape}, want {info.dtype} {info.shape}")
+        try:
+            apply(array, arrived.data)
+        except ValueError as error:
+            raise ValueError(f"{version} {info.name}: {error}; publish again") from error
+    if (got := tensor_fingerprint(array)) != info.fingerprint:
+        raise ValueError(f"{version} {info.name}: have {got}, want {info.fingerprint}; publish again")
     return array
 
 

@@ -21,6 +21,7 @@ import os
 import shutil
 import tempfile
 import weakref
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
 
@@ -129,6 +130,30 @@ class Overwritten:
                 self._map.resize(self._end)
         finally:
             os.close(self._lock)
+
+
+def write_whole(path: Path, partial: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """Write a file of these parts: it appears whole, or not at all and nothing half written (`partial`) stays."""
+    try:
+        with partial.open("wb") as file:
+            file.writelines(parts)
+        partial.rename(path)
+    except BaseException:
+        with contextlib.suppress(OSError):  # the first error is the one to tell
+            partial.unlink(missing_ok=True)
+        raise
+
+
+def read_or_map(path: str | Path, mapped_bytes: int) -> bytes | mmap.mmap:
+    """Return all bytes of a file: one of `mapped_bytes` or more is mapped, a smaller one read, since a mapping costs more."""
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        size = os.fstat(file).st_size
+        if size < mapped_bytes:
+            return os.read(file, size)
+        return mmap.mmap(file, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+    finally:
+        os.close(file)
 
 
 def anonymous_file(directory: str) -> IO[bytes]:

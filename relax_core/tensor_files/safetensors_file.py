@@ -1,47 +1,74 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One safetensors file: written as a stream of numpy arrays, read through a memory map.
+"""One safetensors file: written as a stream of numpy arrays or as parts in memory, read as views of its bytes.
 
-Written here because the `safetensors` package needs all tensors at once and torch for bf16; any safetensors
-reader opens the result. bf16 and fp8 travel as their bits.
+It is the one layout of arrays in files: of weights, of processed media, of payloads on one machine. The `safetensors` package
+does not do, since it needs all tensors at once, and torch for bf16; any safetensors reader opens the result. bf16 and fp8
+travel as their bits.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import struct
+import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 
-from relax_core.api.weights import TensorInfo, tensor_fingerprint
-from relax_core.tensor_files.stopwatch import Stopwatch
+from relax_core.api.weights import TensorInfo, Tensors, tensor_fingerprint
 
-Tensors: TypeAlias = Iterable[tuple[str, np.ndarray, str]]
-"""(name, array, dtype as safetensors call it)."""
 NUMPY: Mapping[str, str] = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "F8_E4M3": "|u1", "F8_E5M2": "|u1",
     "F8_E8M0": "|u1", "F8_E4M3FNUZ": "|u1", "F8_E5M2FNUZ": "|u1", "C64": "<c8",
     "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1", "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1",
     "BOOL": "|b1",
 }  # fmt: skip
+SAFETENSORS = {numpy: name for name, numpy in NUMPY.items()}
+"""The plain names, by numpy's: what has only its bits in numpy comes first in `NUMPY`."""
 MAX_HEADER_BYTES = 100_000_000
-"""What the format allows; a longer one is a broken file."""
+"""Longest header that the format allows; a longer one is a broken file."""
+_ALIGN = 64
+"""A file in memory has its arrays from here on, the widest elements first, so that each lies as numpy wants it."""
 _COPY_BYTES = 1 << 24
+T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One tensor's place in the data part."""
+class TensorFile(NamedTuple):
+    """Views of all tensors of one file by name, their dtypes as safetensors call them, and its metadata."""
 
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
+    tensors: dict[str, np.ndarray]
+    dtypes: dict[str, str]
+    metadata: Mapping[str, str]
+
+
+class Stopwatch:
+    """Sums of seconds by what they were spent on: a sender's gather, hash, write; a receiver's wire, load, proof."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def timing(self, what: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[what] += time.perf_counter() - began
+
+    def each(self, what: str, items: Iterable[T]) -> Iterator[T]:
+        """Give the items; time is that of making them, not of using them."""
+        source, over = iter(items), object()
+        while True:
+            with self.timing(what):
+                item = next(source, over)
+            if item is over:
+                return
+            yield item  # type: ignore[misc]
 
 
 class SeekableFile(Protocol):
@@ -61,13 +88,9 @@ class SeekableFile(Protocol):
 
 
 def write(
-    file: SeekableFile,
-    tensors: Tensors,
-    metadata: Mapping[str, str],
-    header_bytes: int,
-    watch: Stopwatch | None = None,
+    file: SeekableFile, tensors: Tensors, metadata: Mapping[str, str], header_bytes: int, watch: Stopwatch | None = None
 ) -> tuple[list[TensorInfo], int]:
-    """Stream tensors behind a header of `header_bytes`; returns them and the header size that was really needed.
+    """Stream tensors behind a header of `header_bytes`; return them and the header size that was really needed.
 
     The header is known only at the end: where it outgrows what was reserved, the data moves up once.
     """
@@ -96,6 +119,27 @@ def write(
     return infos, needed
 
 
+def pack(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> list[bytes | memoryview]:
+    """Return a whole file as parts to write one after another; arrays that lie in C order are not copied."""
+    entries: dict[str, Any] = {"__metadata__": dict(metadata), **dict.fromkeys(arrays)}
+    parts, offset = list[bytes | memoryview](), 0
+    for name, array in sorted(arrays.items(), key=lambda item: -item[1].dtype.itemsize):
+        end = offset + array.nbytes
+        entries[name] = {"dtype": safetensors_dtype(array), "shape": array.shape, "data_offsets": [offset, end]}
+        parts.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        offset = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    size = -(-(8 + len(text)) // _ALIGN) * _ALIGN
+    return [struct.pack("<Q", size - 8) + text.ljust(size - 8), *parts]
+
+
+def safetensors_dtype(array: np.ndarray) -> str:
+    """Return the name of an array's dtype; ValueError where it is no plain number."""
+    if array.dtype.str not in SAFETENSORS:
+        raise ValueError(f"an array of {array.dtype} is none of {', '.join(NUMPY)}")
+    return SAFETENSORS[array.dtype.str]
+
+
 def describe(tensors: Tensors, watch: Stopwatch) -> Iterator[tuple[TensorInfo, np.ndarray]]:
     """Describe each tensor as a manifest does, and give it in C order; ValueError where it is not of its dtype."""
     names: set[str] = set()
@@ -113,43 +157,44 @@ def describe(tensors: Tensors, watch: Stopwatch) -> Iterator[tuple[TensorInfo, n
         yield info, data
 
 
-def read_header(path: Path) -> tuple[dict[str, Entry], Mapping[str, str], int]:
-    """Entries, metadata and where the data begins; ValueError where the file is not whole."""
-    size = os.path.getsize(path)
-    with path.open("rb") as file:
-        head = file.read(8)
-        length = struct.unpack("<Q", head)[0] if len(head) == 8 else size
-        if length > min(size - 8, MAX_HEADER_BYTES):
-            raise ValueError(f"{path}: {size} bytes hold no whole header; the file is truncated or not safetensors")
-        try:
-            table = json.loads(file.read(length))
-            metadata = table.pop("__metadata__", {})
-            entries = {name: _entry(item) for name, item in table.items()}
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"{path}: the header is broken ({error})") from error
-    end = max((entry.end for entry in entries.values()), default=0)
-    if size != 8 + length + end:
-        raise ValueError(f"{path}: {size} bytes, its header promises {8 + length + end}; the file is truncated")
-    return entries, metadata, 8 + length
+def read(path: Path, mapped: np.ndarray | None = None) -> TensorFile:
+    """Give the file at `path`, read-only where nothing else was `mapped`; the mapping, and with it the bytes of a file that
+    was removed, lives as long as any of its tensors. ValueError where the file is not whole."""
+    try:
+        if mapped is None:
+            mapped = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
+        return parse(np.asarray(mapped))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
-def _entry(item: Mapping[str, Any]) -> Entry:
+def parse(data: np.ndarray) -> TensorFile:
+    """Give the file whose bytes are `data`, as views of it; ValueError where they are not all of it."""
+    size = len(data)
+    length = int(data[:8].view("<u8")[0]) if size >= 8 else size
+    if length > min(size - 8, MAX_HEADER_BYTES):
+        raise ValueError(f"{size} bytes hold no whole header; the file is truncated or not safetensors")
+    try:
+        table = json.loads(data[8 : 8 + length].tobytes())
+        metadata = table.pop("__metadata__", {})
+        places = {name: _place(item) for name, item in table.items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"the header is broken ({error})") from error
+    end = 8 + length + max((end for _, _, end in places.values()), default=0)
+    if size != end:
+        raise ValueError(f"{size} bytes, its header promises {end}; the file is truncated")
+    data = data[8 + length :]
+    tensors = {
+        name: data[begin:end].view(NUMPY[table[name]["dtype"]]).reshape(shape)
+        for name, (shape, begin, end) in places.items()
+    }
+    return TensorFile(tensors, {name: item["dtype"] for name, item in table.items()}, metadata)
+
+
+def _place(item: Mapping[str, Any]) -> tuple[tuple[int, ...], int, int]:
+    """Return shape, begin and end of one tensor as the header has them, when these are possible."""
     dtype, shape = item["dtype"], tuple(int(n) for n in item["shape"])
     begin, end = (int(n) for n in item["data_offsets"])
     if not 0 <= begin <= end or end - begin != np.dtype(NUMPY[dtype]).itemsize * int(np.prod(shape, dtype=np.int64)):
         raise ValueError(f"offsets {begin}..{end} do not fit {dtype} {shape}")
-    return Entry(dtype, shape, begin, end)
-
-
-def read(path: Path, mapped: np.ndarray | None = None) -> dict[str, np.ndarray]:
-    """Views of all tensors by name, read-only where nothing else was `mapped`; the mapping, and with it the bytes of a file
-    that was removed, lives as long as any of them."""
-    entries, _, start = read_header(path)
-    if mapped is None:
-        mapped = np.memmap(path, dtype=np.uint8, mode="r")
-    return {
-        name: np.frombuffer(mapped[start + entry.begin : start + entry.end], dtype=NUMPY[entry.dtype]).reshape(
-            entry.shape
-        )
-        for name, entry in entries.items()
-    }
+    return shape, begin, end

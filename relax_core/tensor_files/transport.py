@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,15 +23,15 @@ from relax_core.api.weights import (
     Payload,
     Resident,
     TensorInfo,
+    Tensors,
     Version,
     WeightTransport,
     combined_fingerprint,
-    tensor_fingerprint,
 )
 from relax_core.tensor_files import safetensors_file
-from relax_core.tensor_files.delta import DeltaBase, put_on, unchanged_names
+from relax_core.tensor_files.delta import DeltaBase, check_own_fingerprint, restore, unchanged_names
 from relax_core.tensor_files.mapped_files import MappingCache, Overwritten, copied_mapping, lend, private_mapping
-from relax_core.tensor_files.stopwatch import Stopwatch
+from relax_core.tensor_files.safetensors_file import Stopwatch
 
 SHARED_MEMORY = Path("/dev/shm")
 _FIRST_HEADER_BYTES = 1 << 14
@@ -51,59 +51,44 @@ class FileTransport(WeightTransport):
 
     # -- the sender ---------------------------------------------------------------------------------------------
 
-    def send(
-        self,
-        version: Version,
-        payload: Payload,
-        base: str,
-        tensors: Iterable[tuple[str, np.ndarray, str]],
-        location: str,
-    ) -> Manifest:
+    def send(self, version: Version, payload: Payload, base: str, tensors: Tensors, location: str) -> Manifest:
         if payload not in self.payloads:
             raise ValueError(f"payload {payload!r}: this transport moves {', '.join(sorted(self.payloads))}")
-        directory = self._directory(location)
+        directory, watch = self._directory(location), Stopwatch()
         try:
             directory.mkdir(parents=True, exist_ok=True)
             if payload == "delta":
-                return self._send_delta(version, base, tensors, directory)
-            return self._send_whole(version, payload, base, tensors, directory)
+                return self._send_delta(version, base, tensors, directory, watch)
+            path, before = directory / f"{version}.safetensors", self._sent.get(version.model, (None, None))[0]
+            infos = self._write(version, payload, base, watch.each("gather", tensors), path, watch)
+            if not infos:
+                path.unlink()
+                raise ValueError(f"{version}: no tensors were given; a {payload} version holds all of them")
+            path, same_host = self._placed(path), self.same_host
+            manifest = Manifest(
+                version, payload, tuple(infos), str(path), base, combined_fingerprint(infos),
+                unchanged_names(before, infos), seconds=dict(watch.seconds),
+            )  # fmt: skip
+
+            def load() -> dict[str, np.ndarray]:  # a closure over `self` would keep its files until the collector runs
+                mapped = private_mapping(path) if same_host else copied_mapping(path, directory)
+                return safetensors_file.read(path, mapped).tensors
+
+            self._sent[version.model] = manifest, DeltaBase(version, load, infos)
+            return manifest
         except OSError as error:
             room = " (no space left; free some or name another weights location)" if error.errno == errno.ENOSPC else ""
             raise InfrastructureError(f"{version}: can't write to {directory}: {error.strerror}{room}") from error
 
-    def _send_whole(
-        self, version: Version, payload: Payload, base: str, tensors: safetensors_file.Tensors, directory: Path
-    ) -> Manifest:
-        path, watch = directory / f"{version}.safetensors", Stopwatch()
-        infos = self._write(version, payload, base, watch.each("gather", tensors), path, watch)
-        if not infos:
-            path.unlink()
-            raise ValueError(f"{version}: no tensors were given; a {payload} version holds all of them")
-        path = self._placed(path)
-        before, _ = self._sent.get(version.model, (None, None))
-        manifest = Manifest(
-            version, payload, tuple(infos), str(path), base, combined_fingerprint(infos),
-            unchanged_names(before, infos), seconds=watch.seconds,
-        )  # fmt: skip
-
-        same_host = (
-            self.same_host
-        )  # A closure over `self` would be a cycle, and keep its files until the collector runs.
-
-        def load() -> dict[str, np.ndarray]:
-            mapped = private_mapping(path) if same_host else copied_mapping(path, directory)
-            return safetensors_file.read(path, mapped)
-
-        self._sent[version.model] = manifest, DeltaBase(version, load, infos)
-        return manifest
-
-    def _send_delta(self, version: Version, base: str, tensors: safetensors_file.Tensors, directory: Path) -> Manifest:
+    def _send_delta(
+        self, version: Version, base: str, tensors: Tensors, directory: Path, watch: Stopwatch
+    ) -> Manifest:  # fmt: skip
         before, tensors_before = self._sent.pop(version.model, (None, None))
         if before is None or tensors_before is None or before.payload == "lora" or base != str(before.version):
             kind = "lora" if before is not None and before.payload == "lora" else "full"
             have = "nothing was sent" if before is None else f"{before.version} ({kind}) was sent last"
             raise ValueError(f"{version}: a delta on top of {base or 'nothing'}, but {have}; send a full version")
-        path, watch, infos = directory / f"{version}.delta.safetensors", Stopwatch(), list[TensorInfo]()
+        path, infos = directory / f"{version}.delta.safetensors", list[TensorInfo]()
 
         def encoded() -> Iterator[tuple[str, np.ndarray, str]]:
             for info, change in tensors_before.encode_next(version, tensors, watch):
@@ -115,15 +100,14 @@ class FileTransport(WeightTransport):
         path = self._placed(path)
         manifest = Manifest(
             version, "delta", tuple(infos), str(path), base, combined_fingerprint(infos), unchanged_names(before, infos),
-            wire_bytes=sum(info.size_bytes for info in written), seconds=watch.seconds,
+            wire_bytes=sum(info.size_bytes for info in written), seconds=dict(watch.seconds),
         )  # fmt: skip
         self._sent[version.model] = manifest, tensors_before
         return manifest
 
     def _write(
-        self, version: Version, payload: Payload, base: str, tensors: safetensors_file.Tensors, path: Path,
-        watch: Stopwatch,
-    ) -> list[TensorInfo]:  # fmt: skip
+        self, version: Version, payload: Payload, base: str, tensors: Tensors, path: Path, watch: Stopwatch
+    ) -> list[TensorInfo]:
         # A model has one sender, so what an earlier process left half written is nobody's.
         for left in path.parent.glob(f".{version.model}@*.tmp"):
             left.unlink(missing_ok=True)
@@ -154,21 +138,25 @@ class FileTransport(WeightTransport):
     # -- a receiver ---------------------------------------------------------------------------------------------
 
     def receive(self, manifest: Manifest, resident: Resident | None = None) -> Iterator[tuple[TensorInfo, np.ndarray]]:
-        if manifest.fingerprint != combined_fingerprint(manifest.tensors):
-            raise ValueError(f"{manifest.version}: the manifest contradicts its own fingerprint; publish again")
+        check_own_fingerprint(manifest)
         path = Path(manifest.location)
         if not path.is_file():
             raise _not_there(path)
-        mapped = self._mapped(path)
-        _check_header(manifest, path)
-        arrays = safetensors_file.read(path, mapped)
+        file = safetensors_file.read(path, self._mapped(path))
+        held = [file.metadata.get(key) for key in ("version", "payload", "base")]
+        if held != (wants := [str(manifest.version), manifest.payload, manifest.base]):
+            raise ValueError(f"{path}: holds version, payload, base {held}, want {wants}; publish again")
+        wanted = {info.name for info in manifest.sent}
+        if wanted != file.tensors.keys():
+            lacking, extra = sorted(wanted - file.tensors.keys()), sorted(file.tensors.keys() - wanted)
+            raise ValueError(f"{manifest.version}: {path} lacks {lacking} and has {extra} too many; publish again")
+        for info in manifest.tensors if manifest.payload != "delta" else ():  # of a delta, what comes of it is checked
+            dtype, shape = file.dtypes[info.name], file.tensors[info.name].shape
+            if (dtype, shape) != (info.dtype, info.shape):
+                have, want = f"{dtype} {shape}", f"{info.dtype} {info.shape}"
+                raise ValueError(f"{manifest.version} {info.name}: have {have}, want {want}; publish again")
         for info in manifest.sent:
-            array = arrays[info.name]
-            if manifest.payload == "delta":
-                array = put_on(manifest, info, array.data, resident)
-            if (got := tensor_fingerprint(array)) != info.fingerprint:
-                raise ValueError(f"{manifest.version} {info.name}: have {got}, want {info.fingerprint}; publish again")
-            yield info, array
+            yield info, restore(manifest, info, file.tensors[info.name], resident)
 
     def _mapped(self, path: Path) -> np.ndarray | None:
         """Map a version's file where it must be kept from being written over."""
@@ -223,25 +211,6 @@ class SharedMemory(FileTransport):
         if not directory.resolve().is_relative_to(SHARED_MEMORY):
             raise ConfigError("weights.location", location, f"name a directory under {SHARED_MEMORY}, or use disk")
         return directory
-
-
-def _check_header(manifest: Manifest, path: Path) -> None:
-    entries, metadata, _ = safetensors_file.read_header(path)
-    held = [metadata.get(key) for key in ("version", "payload", "base")]
-    wants = [str(manifest.version), manifest.payload, manifest.base]
-    if held != wants:
-        raise ValueError(f"{path}: holds version, payload, base {held}, want {wants}; publish again")
-    wanted = {info.name for info in manifest.sent}
-    if wanted != set(entries):
-        lacking, extra = sorted(wanted - set(entries)), sorted(set(entries) - wanted)
-        raise ValueError(f"{manifest.version}: {path} lacks {lacking} and has {extra} too many; publish again")
-    if manifest.payload == "delta":
-        return  # encoded: what comes of them is checked
-    for info in manifest.tensors:
-        entry = entries[info.name]
-        if (entry.dtype, entry.shape) != (info.dtype, info.shape):
-            have, want = f"{entry.dtype} {entry.shape}", f"{info.dtype} {info.shape}"
-            raise ValueError(f"{manifest.version} {info.name}: have {have}, want {want}; publish again")
 
 
 def _spare(directory: Path, model: str) -> Path:

@@ -49,9 +49,8 @@ def tiny_qwen3(directory: str, seed: int) -> str:
 
 def tensors_of(directory: str) -> Tensors:
     """Return the tensors of a folder's single safetensors file."""
-    path = Path(directory) / "model.safetensors"
-    entries, _, _ = safetensors_file.read_header(path)
-    return [(name, array, entries[name].dtype) for name, array in safetensors_file.read(path).items()]
+    tensors, dtypes, _ = safetensors_file.read(Path(directory) / "model.safetensors")
+    return [(name, array, dtypes[name]) for name, array in tensors.items()]
 
 
 class EngineFixture:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -76,7 +77,7 @@ def test_what_is_no_plain_number_is_not_written(folder: BlockFolder, values: np.
 
 def test_a_full_memory_leaves_nothing(folder: BlockFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     block = {"a": rows(np.arange(100))}
-    monkeypatch.setattr(block_folder, "_write_at", _full)
+    monkeypatch.setattr(Path, "rename", _full)
     assert not folder.write(1, block)
     monkeypatch.undo()
     monkeypatch.setattr(BlockFolder, "_free_bytes", lambda self: 1000)
@@ -88,9 +89,7 @@ def _full(*arguments: object) -> None:
     raise OSError(errno.ENOSPC, "no space left on device")
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"something else altogether", block_folder.START.pack(block_folder.MAGIC, 1 << 40)]
-)
+@pytest.mark.parametrize("data", [b"", b"something else altogether", struct.pack("<Q", 1 << 40)])
 def test_a_damaged_file_is_an_error(folder: BlockFolder, data: bytes) -> None:
     Path(folder.path, "1").write_bytes(data)
     with pytest.raises(InfrastructureError, match="block 1 .* damaged"):

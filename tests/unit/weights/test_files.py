@@ -50,8 +50,8 @@ def test_any_flipped_bit_of_the_data_is_caught(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as directory:
         manifest = Disk().send(ONE, "full", "", some_tensors(), directory)
         path = Path(manifest.location)
-        _, _, start = safetensors_file.read_header(path)
         raw = bytearray(path.read_bytes())
+        start = 8 + int.from_bytes(raw[:8], "little")
         at = data.draw(st.integers(start, len(raw) - 1))
         raw[at] ^= 1 << data.draw(st.integers(0, 7))
         path.write_bytes(raw)

@@ -14,7 +14,7 @@ from relax_plugin_network_weights import plugin as network_weights
 from relax_core import builtins
 from relax_core.api.weights import Manifest, Resident, TensorInfo, WeightTransport
 from relax_core.registry import Catalogue
-from relax_core.tensor_files import transport
+from relax_core.tensor_files import delta
 from relax_core.tensor_files.transport import Disk
 from relax_core.testing.weight_transport import PAYLOADS, tensors_of
 from relax_core.testing.weight_transport_corruptions import CORRUPTIONS, corruptions_of
@@ -52,7 +52,7 @@ def blind(monkeypatch: pytest.MonkeyPatch) -> None:
 
         __hash__ = str.__hash__
 
-    monkeypatch.setattr(transport, "tensor_fingerprint", lambda array: Wanted())
+    monkeypatch.setattr(delta, "tensor_fingerprint", lambda array: Wanted())
 
 
 def begun(

@@ -26,13 +26,13 @@ from relax_core.api.weights import (
     Payload,
     Resident,
     TensorInfo,
+    Tensors,
     Version,
     WeightTransport,
     combined_fingerprint,
 )
-from relax_core.tensor_files.delta import DeltaBase, unchanged_names
-from relax_core.tensor_files.safetensors_file import Tensors, describe
-from relax_core.tensor_files.stopwatch import Stopwatch
+from relax_core.tensor_files.delta import DeltaBase, check_own_fingerprint, unchanged_names
+from relax_core.tensor_files.safetensors_file import Stopwatch, describe
 from relax_plugin_network_weights.http import Host
 from relax_plugin_network_weights.pair import Incoming, Pair, Sending, on_gpu
 from relax_plugin_network_weights.payload import StoredDelta, arrive, buckets, delta_head, keep_whole, whole, wire_bytes
@@ -73,14 +73,7 @@ class Collective(WeightTransport[CollectiveOptions]):
 
     # -- the sender ---------------------------------------------------------------------------------------------
 
-    def send(
-        self,
-        version: Version,
-        payload: Payload,
-        base: str,
-        tensors: Tensors,
-        location: str,
-    ) -> Manifest:
+    def send(self, version: Version, payload: Payload, base: str, tensors: Tensors, location: str) -> Manifest:
         if payload not in self.payloads:
             raise ValueError(f"payload {payload!r}: this transport moves {', '.join(sorted(self.payloads))}")
         before, kept = self._newest.get(version.model), self._bases.get(version.model)
@@ -103,21 +96,18 @@ class Collective(WeightTransport[CollectiveOptions]):
             raise ValueError(f"{version}: no tensors were given; a full version holds the whole model")
         if kept is not None:
             self._bases[version.model] = kept
-        rendezvous = self._open_rendezvous()
+        if self._rendezvous is None:
+            self._rendezvous = Rendezvous(self.options.host, self.options.port, self.options.silence_s)
         if before is not None:
-            rendezvous.close(before)
+            self._rendezvous.close(before)
         manifest = Manifest(
-            version, payload, tuple(infos), rendezvous.address, base, combined_fingerprint(infos),
-            unchanged_names(before, infos), seconds=watch.seconds, live=True, secret=rendezvous.new_secret(),
+            version, payload, tuple(infos), self._rendezvous.address, base, combined_fingerprint(infos),
+            unchanged_names(before, infos), seconds=dict(watch.seconds), live=True,
+            secret=self._rendezvous.new_secret(),
         )  # fmt: skip
         manifest = replace(manifest, wire_bytes=wire_bytes(manifest, change.lengths if change is not None else {}))
         self._newest[version.model], self._changes[version.model] = manifest, change
         return manifest
-
-    def _open_rendezvous(self) -> Rendezvous:
-        if self._rendezvous is None:
-            self._rendezvous = Rendezvous(self.options.host, self.options.port, self.options.silence_s)
-        return self._rendezvous
 
     def transfer(self, manifest: Manifest, tensors: Tensors, receivers: int, wait_s: float) -> int:
         newest = self._newest.get(manifest.version.model)
@@ -127,7 +117,7 @@ class Collective(WeightTransport[CollectiveOptions]):
         joined = self._rendezvous.admit(manifest, receivers, wait_s)
         if not joined:
             return 0
-        pairs = self._connect(manifest, joined)
+        pairs = self._connect(self._rendezvous.host, joined)
         try:
             self._send_buckets(pairs, manifest, tensors)
             return self._rendezvous.took(pairs.keys(), self.options.silence_s)
@@ -135,54 +125,40 @@ class Collective(WeightTransport[CollectiveOptions]):
             for pair in pairs.values():
                 pair.close()
 
-    def _connect(self, manifest: Manifest, joined: list[Receiver]) -> dict[Receiver, Pair]:
+    def _connect(self, host: str, joined: list[Receiver]) -> dict[Receiver, Pair]:
         """Make a pair with each receiver that answers in time."""
-        rendezvous = self._open_rendezvous()
+        mine, silence_s = on_gpu(), self.options.silence_s
 
         def connect(receiver: Receiver) -> Pair | None:
-            backend = self._backend(receiver)
-            receiver.assign(
-                {"backend": backend, "bucket_bytes": self._bucket_bytes, "silence_s": self.options.silence_s}
-            )
-            return Pair.connect(receiver.store(), 0, backend, rendezvous.host, self.options.silence_s)
+            backend: str = self.options.backend
+            if backend == "auto":  # nccl can't join two processes on one GPU
+                backend = "nccl" if mine and receiver.gpu and mine != receiver.gpu else "gloo"
+            receiver.assign({"backend": backend, "bucket_bytes": self._bucket_bytes, "silence_s": silence_s})
+            return Pair.connect(receiver.store(), 0, backend, host, silence_s)
 
         with ThreadPoolExecutor(len(joined), thread_name_prefix="collective") as threads:
             found = zip(joined, threads.map(connect, joined), strict=True)
             return {receiver: pair for receiver, pair in found if pair is not None}
 
-    def _backend(self, receiver: Receiver) -> str:
-        """Choose for a receiver; nccl can't join two processes on one GPU."""
-        if self.options.backend != "auto":
-            return self.options.backend
-        mine = on_gpu()
-        return "nccl" if mine and receiver.gpu and mine != receiver.gpu else "gloo"
-
     def _send_buckets(self, pairs: dict[Receiver, Pair], manifest: Manifest, tensors: Tensors) -> None:
         """Send every bucket to all receivers; one that stalls on a bucket is left out of the rest."""
         in_flight: deque[list[tuple[Receiver, Sending]]] = deque()
         size = min(self._bucket_bytes, manifest.wire_bytes)
-        for bucket in buckets(self._bytes(manifest, tensors), size):
-            in_flight.append(
-                [
-                    (receiver, sending)
-                    for receiver, pair in list(pairs.items())
-                    if (sending := pair.send(bucket)) is not None
-                ]
-            )
+        if manifest.payload != "delta":
+            arrays = whole(manifest, tensors)
+        elif (change := self._changes[manifest.version.model]) is not None:
+            arrays = chain([delta_head(manifest, change.lengths)], change.read(self._bucket_bytes))
+        else:
+            raise ValueError(f"{manifest.version}: its delta was not sent; send before each transfer")
+        for bucket in buckets(arrays, size):
+            sendings = [(receiver, pair.send(bucket)) for receiver, pair in pairs.items()]
+            in_flight.append([(receiver, sending) for receiver, sending in sendings if sending is not None])
             if len(in_flight) == 2:  # the next bucket is filled into the older one's memory
                 self._finish(pairs, in_flight.popleft())
             if not pairs:
                 return
         while in_flight:
             self._finish(pairs, in_flight.popleft())
-
-    def _bytes(self, manifest: Manifest, tensors: Tensors) -> Iterator[np.ndarray]:
-        if manifest.payload != "delta":
-            return whole(manifest, tensors)
-        change = self._changes[manifest.version.model]
-        if change is None:
-            raise ValueError(f"{manifest.version}: its delta was not sent; send before each transfer")
-        return chain([delta_head(manifest, change.lengths)], change.read(self._bucket_bytes))
 
     def _finish(self, pairs: dict[Receiver, Pair], sendings: list[tuple[Receiver, Sending]]) -> None:
         deadline = time.monotonic() + self.options.silence_s
@@ -204,8 +180,7 @@ class Collective(WeightTransport[CollectiveOptions]):
     # -- a receiver ---------------------------------------------------------------------------------------------
 
     def receive(self, manifest: Manifest, resident: Resident | None = None) -> Iterator[tuple[TensorInfo, np.ndarray]]:
-        if manifest.fingerprint != combined_fingerprint(manifest.tensors):
-            raise ValueError(f"{manifest.version}: the manifest contradicts its own fingerprint; publish again")
+        check_own_fingerprint(manifest)
         assignment = join(manifest, on_gpu(), self.options.patience_s, self.options.silence_s)
         pair = Pair.connect(assignment.store(), 1, assignment.backend, assignment.host, assignment.silence_s)
         if pair is None:

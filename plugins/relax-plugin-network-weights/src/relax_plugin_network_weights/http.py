@@ -17,7 +17,8 @@ import secrets
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from contextlib import closing, suppress
 from dataclasses import replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -29,7 +30,7 @@ from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, Posit
 
 from relax_core.api.errors import ConfigError, InfrastructureError
 from relax_core.api.options import Options
-from relax_core.api.weights import Manifest, Payload, Resident, TensorInfo, Version, WeightTransport
+from relax_core.api.weights import Manifest, Payload, Resident, TensorInfo, Tensors, Version, WeightTransport
 from relax_core.tensor_files.safetensors_file import MAX_HEADER_BYTES
 from relax_core.tensor_files.transport import FileTransport
 
@@ -48,7 +49,7 @@ class AnonymousFile:
 
 
 class FileServer:
-    """Serves until it is stopped."""
+    """An HTTP server of nameless files, from its creation until it is stopped."""
 
     def __init__(self, host: str, port: int, silence_s: float) -> None:
         self._files: dict[str, AnonymousFile] = {}
@@ -63,13 +64,13 @@ class FileServer:
         threading.Thread(target=self._server.serve_forever, name="weights-http", daemon=True).start()
 
     def serve(self, file: AnonymousFile) -> str:
-        """The path under which it can be had."""
+        """Serve a file from now on; return the path under which it can be had."""
         secret = secrets.token_urlsafe(32)
         self._files[secret] = file
         return secret
 
     def forget(self, secret: str) -> bool:
-        """Those who read it now read it to its end. Whether it was there."""
+        """End the serving of a file; return whether it was served. Those who read it now read it to its end."""
         return self._files.pop(secret, None) is not None
 
     def stop(self) -> None:
@@ -165,78 +166,62 @@ class Http(FileTransport, WeightTransport[HttpOptions]):
 
     # -- the sender ---------------------------------------------------------------------------------------------
 
-    def send(
-        self,
-        version: Version,
-        payload: Payload,
-        base: str,
-        tensors: Iterable[tuple[str, np.ndarray, str]],
-        location: str,
-    ) -> Manifest:
-        server = self._serving()
+    def send(self, version: Version, payload: Payload, base: str, tensors: Tensors, location: str) -> Manifest:
+        if self._server is None:
+            self._server = FileServer(self.options.host, self.options.port, self.options.silence_s)
+            weakref.finalize(self, self._server.stop)
         manifest = super().send(version, payload, base, tensors, location)
         file, self._placing = self._placing, None
         if file is None:
             raise RuntimeError(f"{version}: was sent without being placed")
         if payload != "delta":
             self._whole[version.model] = file
-        return replace(manifest, location=server.address, secret=server.serve(file))
+        return replace(manifest, location=self._server.address, secret=self._server.serve(file))
 
     def _placed(self, path: Path) -> Path:
         self._placing = AnonymousFile(path)
         return self._placing.path
 
-    def _serving(self) -> FileServer:
-        """As long as this instance lives."""
-        if self._server is None:
-            self._server = FileServer(self.options.host, self.options.port, self.options.silence_s)
-            weakref.finalize(self, self._server.stop)
-        return self._server
-
     def release(self, manifest: Manifest) -> None:
-        """Also from another process; a sender that is gone has nothing left."""
+        """End the serving of a version, also from another process; a sender that is gone has nothing left."""
         if self._server is not None and self._server.forget(manifest.secret):
             return
-        connection = self._connection(manifest)
-        try:
+        with (
+            closing(self._connection(manifest)) as connection,
+            suppress(OSError, http.client.HTTPException),
+        ):
             connection.request("DELETE", f"/{manifest.secret}")
             connection.getresponse().read()
-        except (OSError, http.client.HTTPException):
-            return
-        finally:
-            connection.close()
 
     # -- a receiver ---------------------------------------------------------------------------------------------
 
     def receive(self, manifest: Manifest, resident: Resident | None = None) -> Iterator[tuple[TensorInfo, np.ndarray]]:
-        with self._spool() as spool:
+        try:
+            spool = tempfile.TemporaryFile(prefix="relax-weights-", dir=self.options.spool or None)  # noqa: SIM115
+        except OSError as error:
+            fix = "name a directory that receivers can write to"
+            raise ConfigError("weights.spool", self.options.spool or tempfile.gettempdir(), fix) from error
+        with spool:
             self._fetch(manifest, spool)
             # the file has no name, and is gone with the last array that looks into it
             yield from super().receive(replace(manifest, location=f"/dev/fd/{spool.fileno()}"), resident)
 
-    def _spool(self) -> IO[bytes]:
-        try:
-            return tempfile.TemporaryFile(prefix="relax-weights-", dir=self.options.spool or None)
-        except OSError as error:
-            fix = "name a directory that receivers can write to"
-            raise ConfigError("weights.spool", self.options.spool or tempfile.gettempdir(), fix) from error
-
     def _fetch(self, manifest: Manifest, spool: IO[bytes]) -> None:
-        connection, bucket = self._connection(manifest), memoryview(bytearray(self.options.bucket_mb << 20))
-        done, size = 0, 1
-        try:
-            while done < size:
-                got, size = _range(connection, manifest, done, bucket)
-                spool.write(bucket[:got])
-                done += got
-            spool.flush()
-        except (OSError, http.client.HTTPException) as error:
-            raise InfrastructureError(
-                f"{manifest.version}: got {done} bytes from {manifest.location}, then {_reason(error)}; the sender is "
-                "gone or silent, or there is no room here"
-            ) from error
-        finally:
-            connection.close()
+        """Copy a version bucket by bucket into a file."""
+        bucket, done, size = memoryview(bytearray(self.options.bucket_mb << 20)), 0, 1
+        with closing(self._connection(manifest)) as connection:
+            try:
+                while done < size:
+                    got, size = _range(connection, manifest, done, bucket)
+                    spool.write(bucket[:got])
+                    done += got
+                spool.flush()
+            except (OSError, http.client.HTTPException) as error:
+                reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+                raise InfrastructureError(
+                    f"{manifest.version}: got {done} bytes from {manifest.location}, then {reason}; the sender is gone or "
+                    "silent, or there is no room here"
+                ) from error
 
     def _connection(self, manifest: Manifest) -> http.client.HTTPConnection:
         if not manifest.location.startswith("http://") or not manifest.secret:
@@ -264,7 +249,3 @@ def _range(
     if got < want:
         raise http.client.IncompleteRead(b"", want - got)
     return got, size
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -45,7 +45,9 @@ class Pair:
 
     def send(self, bucket: np.ndarray) -> Sending | None:
         """Begin to send; the memory must stay as it is until it is done. None where the other side is gone."""
-        tensor = self._tensor(bucket)
+        import torch
+
+        tensor = torch.from_numpy(bucket).to(self._device)
         try:
             return Sending(self._group.send([tensor], self._peer, 0), tensor)
         except RuntimeError:
@@ -61,11 +63,6 @@ class Pair:
             return Receiving(self._group.recv([there], self._peer, 0), there, here)
         except RuntimeError as error:  # told when it is waited for: what came before it is still to be read
             return Receiving(_Lost(error), there, here)
-
-    def _tensor(self, bucket: np.ndarray) -> Any:
-        import torch
-
-        return torch.from_numpy(bucket).to(self._device)
 
     def close(self) -> None:
         """Cut the connection; the other side notices at once."""

@@ -8,17 +8,15 @@ the last version and the newest delta, lies in nameless files, which end with th
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from relax_core.api.weights import Manifest, Resident, TensorInfo, Version, tensor_fingerprint
+from relax_core.api.weights import Manifest, Resident, TensorInfo, Tensors, Version
 from relax_core.tensor_files import safetensors_file
-from relax_core.tensor_files.delta import DeltaBase, put_on
+from relax_core.tensor_files.delta import DeltaBase, restore
 from relax_core.tensor_files.mapped_files import anonymous_file
-from relax_core.tensor_files.safetensors_file import NUMPY, Tensors
-from relax_core.tensor_files.stopwatch import Stopwatch
+from relax_core.tensor_files.safetensors_file import NUMPY, Stopwatch
 
 _HEADER_BYTES = 1 << 14
 
@@ -40,7 +38,7 @@ def keep_whole(
     file.flush()
 
     def load() -> dict[str, np.ndarray]:
-        return safetensors_file.read(Path(f"/dev/fd/{file.fileno()}"), np.memmap(file, np.uint8, "r+"))
+        return safetensors_file.parse(np.memmap(file, np.uint8, "r+")).tensors
 
     return infos, DeltaBase(version, load, infos)
 
@@ -96,17 +94,18 @@ def arrive(
 ) -> Iterator[tuple[TensorInfo, np.ndarray]]:
     """Whole tensors, each checked; of a full version all in the same memory, which the next one overwrites."""
     is_delta = manifest.payload == "delta"
-    lengths = _lengths(manifest, source) if is_delta else [info.size_bytes for info in manifest.sent]
+    lengths = [info.size_bytes for info in manifest.sent]
+    if is_delta:
+        head = np.empty(len(manifest.sent), "<u8")
+        source.read_into(head.view(np.uint8))
+        lengths = [int(length) for length in head]
+        if head.nbytes + sum(lengths) != manifest.wire_bytes:
+            raise ValueError(f"{manifest.version}: its delta contradicts its manifest; publish again")
     memory = np.empty(max(lengths, default=0), np.uint8)
     for info, length in zip(manifest.sent, lengths, strict=True):
         source.read_into(memory[:length])
-        if is_delta:
-            array = put_on(manifest, info, memory[:length].data, resident)
-        else:
-            array = memory[:length].view(NUMPY[info.dtype]).reshape(info.shape)
-        if (got := tensor_fingerprint(array)) != info.fingerprint:
-            raise ValueError(f"{manifest.version} {info.name}: have {got}, want {info.fingerprint}; publish again")
-        yield info, array
+        arrived = memory[:length] if is_delta else memory[:length].view(NUMPY[info.dtype]).reshape(info.shape)
+        yield info, restore(manifest, info, arrived, resident)
 
 
 def wire_bytes(manifest: Manifest, lengths: Mapping[str, int]) -> int:
@@ -121,12 +120,3 @@ def delta_head(manifest: Manifest, lengths: Mapping[str, int]) -> np.ndarray:
     if unknown := sorted({info.name for info in manifest.sent} - lengths.keys()):
         raise ValueError(f"{manifest.version}: {unknown} are not in the delta that was sent; send before each transfer")
     return np.array([lengths[info.name] for info in manifest.sent], "<u8").view(np.uint8)
-
-
-def _lengths(manifest: Manifest, source: PayloadSource) -> list[int]:
-    head = np.empty(len(manifest.sent), "<u8")
-    source.read_into(head.view(np.uint8))
-    lengths = [int(length) for length in head]
-    if head.nbytes + sum(lengths) != manifest.wire_bytes:
-        raise ValueError(f"{manifest.version}: its delta contradicts its manifest; publish again")
-    return lengths

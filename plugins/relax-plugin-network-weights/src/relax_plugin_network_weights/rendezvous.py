@@ -47,7 +47,12 @@ class Rendezvous:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         self.host = host
-        listener = _listen(host, port)
+        try:  # a socket of this address only: a store of its own choice would listen on every interface
+            listener = socket.create_server((host, port))
+        except OSError as error:
+            raise InfrastructureError(
+                f"weights.port: can't listen on {host}:{port} ({error.strerror}); name a free port, or 0 for any"
+            ) from error
         self.port = int(listener.getsockname()[1])
         self._store = TCPStore(
             host, self.port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(),
@@ -127,40 +132,24 @@ def join(manifest: Manifest, gpu: str, patience_s: float, silence_s: float) -> R
     host, _, port = manifest.location.removeprefix("tcp://").rpartition(":")
     if not manifest.location.startswith("tcp://") or not port.isdigit() or not manifest.secret:
         raise ValueError(f"{manifest.version}: {manifest.location!r} is no address of a collective transport")
-    with _sender_gone(str(manifest.version)):
-        own = _own_address(host, int(port), silence_s)
-        keys = _prefix_store(_connect_store(host, int(port), silence_s), manifest.secret)
-        number = keys.add("numbers", 1)
-        keys.set(f"hello/{number}", json.dumps({"gpu": gpu}))
-        return ReceiverAssignment(keys, number, own, **_terms(keys, number, manifest, patience_s))
-
-
-def _terms(keys: Any, number: int, manifest: Manifest, patience_s: float) -> dict[str, Any]:
-    deadline = time.monotonic() + patience_s
-    while not keys.check([f"assignment/{number}"]):
-        if keys.check(["over"]):
-            raise RetryLater(f"{manifest.version}: no longer handed out; come again for the newest version")
-        if time.monotonic() > deadline:
-            keys.set(f"gone/{number}", "{}")
-            raise RetryLater(f"{manifest.version}: nobody hands it out now (waited {patience_s:.0f} s); come again")
-        time.sleep(_POLL_S)
-    return dict(json.loads(keys.get(f"assignment/{number}")))
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """A socket of this address only: a store of its own choice would listen on every interface."""
-    try:
-        return socket.create_server((host, port))
-    except OSError as error:
-        raise InfrastructureError(
-            f"weights.port: can't listen on {host}:{port} ({error.strerror}); name a free port, or 0 for any"
-        ) from error
-
-
-def _connect_store(host: str, port: int, silence_s: float) -> Any:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=silence_s))
+    with _sender_gone(str(manifest.version)):
+        own = _own_address(host, int(port), silence_s)
+        timeout = timedelta(seconds=silence_s)
+        store = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=timeout)
+        keys = _prefix_store(store, manifest.secret)
+        number = keys.add("numbers", 1)
+        keys.set(f"hello/{number}", json.dumps({"gpu": gpu}))
+        deadline = time.monotonic() + patience_s
+        while not keys.check([f"assignment/{number}"]):
+            if keys.check(["over"]):
+                raise RetryLater(f"{manifest.version}: no longer handed out; come again for the newest version")
+            if time.monotonic() > deadline:
+                keys.set(f"gone/{number}", "{}")
+                raise RetryLater(f"{manifest.version}: nobody hands it out now (waited {patience_s:.0f} s); come again")
+            time.sleep(_POLL_S)
+        return ReceiverAssignment(keys, number, own, **json.loads(keys.get(f"assignment/{number}")))
 
 
 def _own_address(host: str, port: int, silence_s: float) -> str:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Task sources: `jsonl` (JSON lines, or one JSON list), `table` (Parquet and Arrow files, or a folder of them) and `files`.
 
-Every row is read once at `open` and checked; after that only its place is kept, so a resumed run goes on at the same task.
-A row becomes a `Task` in `task_row`.
+Every row is read once at `open` and checked; after that only its number is kept, so a resumed run goes on at the same task.
+A row becomes a `Task` in `task_row`. To read another format, derive from `TaskFile` and name it in `TaskFiles.files`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from array import array
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
+from relax_core.api.component import OptionsT
 from relax_core.api.errors import ConfigError
 from relax_core.api.options import Options
 from relax_core.api.source import BadRow, TaskSource
@@ -37,123 +38,61 @@ _STEPS = ("list", "element", "item", "array_element")
 """Parquet's names for the way into a list."""
 
 
-class RowCheck:
-    """Ids and faults of a file's rows, while they are read once."""
+class TaskFiles(TaskSource[OptionsT]):
+    """Tasks of one or more files.
 
-    def __init__(self, columns: Mapping[str, str]) -> None:
-        self._own_ids, self._ids = "id" not in columns, set[str]()
-        self.bad: list[BadRow] = []
-
-    def once(self, task: Task) -> None:
-        """Raise RowError for a second task of one id, unless the configuration names the column of ids."""
-        if self._own_ids and task.id in self._ids:
-            raise RowError(f"id {task.id!r} is used twice")
-        self._ids.add(task.id)
-
-    def refuse(self, path: str, num_rows: int, example: str) -> None:
-        """Raise ConfigError where a row is bad, or there is none."""
-        self._ids.clear()
-        if self.bad:
-            first, others = self.bad[0], len(self.bad) - 1
-            got = f"{first.where}: {first.reason}" + (f" (and {others} more bad rows)" if others else "")
-            raise ConfigError(FIELD, got, f"correct the file; `relax data check {path}` lists every bad row")
-        if not num_rows:
-            raise ConfigError(FIELD, f"{path}, which holds no rows", f"write rows {example}")
-
-
-class JsonLines(TaskSource[Options]):
-    """Tasks of a `.jsonl` or `.json` file: an object a line, `{"prompt": text or messages, "answer": ...}`, or one list.
-
-    For lines only their places in the file are kept; a list can't be read in part, so its rows are kept.
+    Invariants:
+    - A row was usable when the files were opened, or is never issued; what is wrong with the others is told by `problems`.
+    - Ids are unique, unless the configuration names their column.
     """
 
-    suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".json")
+    @abstractmethod
+    def files(self, path: Path) -> Sequence[TaskFile]:
+        """Open the files at a path, in order. Raises ConfigError where there are none, or one is unreadable."""
 
     def open(self, path: str, columns: Mapping[str, str]) -> None:
         """Raises ConfigError at the first unusable row; the usable ones can be read all the same."""
-        self._path, self._columns = Path(path), dict(columns)
-        self._starts, self._lengths, self._lines = array("q"), array("q"), array("q")
-        self._rows: list[Any] = []
-        self._check = RowCheck(columns)
-        try:
-            self._file = self._path.open("rb")
-        except OSError as error:
-            fix = "name a readable .jsonl or .json file of tasks"
-            raise ConfigError(FIELD, f"{self._path}: {error.strerror}", fix) from error
-        if self._path.suffix == ".json":
-            self._scan_list()
-        else:
-            self._scan_lines()
-        self._check.refuse(str(self._path), len(self._lines), '{"prompt": ..., "answer": ...}')
+        self._columns, self._bad, ids = dict(columns), list[BadRow](), set[str]()
+        self._file, self._number = array("i"), array("q")
+        self._files = self.files(Path(path))
+        for at, file in enumerate(self._files):
+            for number, row in file.rows():
+                try:
+                    if isinstance(row, RowError):
+                        raise row
+                    task = self._task(file, number, row)
+                    if "id" not in columns and task.id in ids:
+                        raise RowError(f"id {task.id!r} is used twice")
+                except RowError as error:
+                    self._bad.append(BadRow(file.where(number), str(error)))
+                    continue
+                ids.add(task.id)
+                self._file.append(at)
+                self._number.append(number)
+        if self._bad:
+            first, others = self._bad[0], len(self._bad) - 1
+            got = f"{first.where}: {first.reason}" + (f" (and {others} more bad rows)" if others else "")
+            raise ConfigError(FIELD, got, f"correct the file; `relax data check {path}` lists every bad row")
+        if not self._number:
+            raise ConfigError(FIELD, f"{path}, which holds no rows", f"write rows {self._files[0].example}")
 
     def __len__(self) -> int:
-        return len(self._lines)
+        return len(self._number)
 
     def __getitem__(self, index: int) -> Task:
         if not 0 <= index < len(self):
             raise IndexError(index)
-        if self._rows:
-            return self._task(self._rows[index], self._lines[index], None)
-        start, length = self._starts[index], self._lengths[index]
-        try:
-            row = _parse(os.pread(self._file.fileno(), length, start))
-        except RowError as error:
-            raise ConfigError(FIELD, f"{self.where(index)}, changed since it was opened", "start again") from error
-        return self._task(row, self._lines[index], start)
+        file, number = self._files[self._file[index]], self._number[index]
+        return self._task(file, number, file.row(number))
 
     def where(self, index: int) -> str:
-        return self._where(self._lines[index])
+        return self._files[self._file[index]].where(self._number[index])
 
     def problems(self) -> Iterator[BadRow]:
-        return iter(self._check.bad)
+        return iter(self._bad)
 
-    def _scan_lines(self) -> None:
-        start = 0
-        for number, line in enumerate(self._file, 1):
-            if line.strip() and self._keep(line, number, start):
-                self._starts.append(start)
-                self._lengths.append(len(line))
-            start += len(line)
-
-    def _scan_list(self) -> None:
-        try:
-            rows = json.loads(self._file.read())
-        except (ValueError, RecursionError) as error:
-            self._check.bad.append(BadRow(f"{self._path}:{getattr(error, 'lineno', 1)}", f"malformed JSON: {error}"))
-            return
-        if not isinstance(rows, list):
-            self._check.bad.append(BadRow(f"{self._path}:1", "a .json file holds one list; name objects a line .jsonl"))
-            return
-        self._rows = [row for number, row in enumerate(rows, 1) if self._keep(row, number)]
-
-    def _keep(self, row: Any, number: int, start: int | None = None) -> bool:
-        """Check one row, given as its line with the place where that begins, or as an item of the list."""
-        try:
-            self._check.once(self._task(_parse(row) if isinstance(row, bytes) else row, number, start))
-        except RowError as error:
-            self._check.bad.append(BadRow(self._where(number), str(error)))
-            return False
-        self._lines.append(number)
-        return True
-
-    def _task(self, row: Any, number: int, start: int | None) -> Task:
-        folder = self._path.parent
-        origin = MediaOrigin(folder) if start is None else MediaOrigin(folder, str(self._path.absolute()), start)
-        return row_task(row, self._columns, f"{self._path.stem}:{number}", origin)
-
-    def _where(self, number: int) -> str:
-        return f"{self._path}:{number}" if self._path.suffix != ".json" else f"{self._path} item {number}"
-
-
-def _parse(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except UnicodeDecodeError as error:
-        raise RowError(f"not UTF-8: {error.reason} at byte {error.start}") from error
-    except ValueError as error:
-        raise RowError(f"malformed JSON: {error}") from error
-    except RecursionError as error:
-        raise RowError("malformed JSON: nested too deeply") from error
+    def _task(self, file: TaskFile, number: int, row: Any) -> Task:
+        return row_task(row, self._columns, f"{file.path.stem}:{number}", file.origin(number))
 
 
 class TableOptions(Options):
@@ -163,131 +102,205 @@ class TableOptions(Options):
     """Which split of a folder that holds several."""
 
 
-class TableSource(TaskSource[TableOptions]):
-    """Tasks of Parquet files, and of dataset folders as `datasets` saves them (`save_to_disk`, or Parquet files).
+class Files(TaskFiles[TableOptions]):
+    """Tasks of a `.jsonl`, `.json`, `.parquet` or `.arrow` file, or of a dataset folder."""
 
-    Blocks of rows (row groups or record batches, without their media) that were read last are kept within a bound.
-    """
+    suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".json", *SUFFIXES)
+
+    def files(self, path: Path) -> Sequence[TaskFile]:
+        is_table = path.is_dir() or path.suffix in SUFFIXES
+        return table_files(path, self.options.split) if is_table else [json_file(path)]
+
+
+class JsonLines(TaskFiles[Options]):
+    """Tasks of a `.jsonl` or `.json` file: an object a line, `{"prompt": text or messages, "answer": ...}`, or one list."""
+
+    suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".json")
+
+    def files(self, path: Path) -> Sequence[TaskFile]:
+        return [json_file(path)]
+
+
+class TableSource(TaskFiles[TableOptions]):
+    """Tasks of Parquet files, and of dataset folders as `datasets` saves them (`save_to_disk`, or Parquet files)."""
 
     suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
 
-    def open(self, path: str, columns: Mapping[str, str]) -> None:
-        """Raises ConfigError at the first unusable row; the usable ones can be read all the same."""
-        self._columns = dict(columns)
-        self._of_file, self._row = array("i"), array("q")
-        self._check = RowCheck(columns)
-        self._blocks: OrderedDict[tuple[int, int], Any] = OrderedDict()
-        self._blocks_bytes = 0
-        self._files = table_files(Path(path), self.options.split)
-        for number, file in enumerate(self._files):
-            for block, start in enumerate(file.starts[:-1]):
-                data, end = file.block(block), file.starts[block + 1]
-                for first in range(start, end, AT_ONCE):
-                    rows = file.rows(data, first - start, min(AT_ONCE, end - first))
-                    for place, row in enumerate(rows, first):
-                        self._keep(row, number, place)
-        self._check.refuse(path, len(self._row), "with the columns prompt and answer")
+    def files(self, path: Path) -> Sequence[TaskFile]:
+        return table_files(path, self.options.split)
 
-    def __len__(self) -> int:
-        return len(self._row)
 
-    def __getitem__(self, index: int) -> Task:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        number, row = self._of_file[index], self._row[index]
-        file = self._files[number]
-        block = bisect_right(file.starts, row) - 1
-        (found,) = file.rows(self._block(number, block), row - file.starts[block], 1)
-        return self._task(found, number, row)
+# -- files of one format ----------------------------------------------------------------------------------------------
 
-    def where(self, index: int) -> str:
-        return self._where(self._of_file[index], self._row[index])
 
-    def problems(self) -> Iterator[BadRow]:
-        return iter(self._check.bad)
+class TaskFile(ABC):
+    """One file of tasks. Its rows have numbers, by which people and media find them."""
 
-    def _keep(self, row: dict[str, Any], number: int, place: int) -> None:
+    example: ClassVar[str] = '{"prompt": ..., "answer": ...}'
+    """Rows to write into one that has none."""
+    label: ClassVar[str] = "{path}:{number}"
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.absolute = path, str(path.absolute())
+
+    @abstractmethod
+    def rows(self) -> Iterator[tuple[int, Any]]:
+        """Read every row once, with its number; a `RowError` stands for one that can't be read."""
+
+    @abstractmethod
+    def row(self, number: int) -> Any:
+        """Read one row again. Raises ConfigError where the file was changed meanwhile."""
+
+    def where(self, number: int) -> str:
+        """Name a row for people."""
+        return self.label.format(path=self.path, number=number)
+
+    @abstractmethod
+    def origin(self, number: int) -> MediaOrigin:
+        """Name a row for the media that it holds."""
+
+
+class LinesFile(TaskFile):
+    """An object a line. Only the places of lines are kept."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._open, self._starts = path.open("rb"), array("q", [0])
+
+    def rows(self) -> Iterator[tuple[int, Any]]:
+        for number, line in enumerate(self._open, 1):
+            self._starts.append(self._starts[-1] + len(line))
+            if line.strip():
+                yield number, _parsed(line)
+
+    def row(self, number: int) -> Any:
+        start, end = self._starts[number - 1 : number + 1]
+        row = _parsed(os.pread(self._open.fileno(), end - start, start))
+        if isinstance(row, RowError):
+            raise ConfigError(FIELD, f"{self.where(number)}, changed since it was opened", "start again") from row
+        return row
+
+    def origin(self, number: int) -> MediaOrigin:
+        return MediaOrigin(self.path.parent, self.absolute, self._starts[number - 1])
+
+
+class ListFile(TaskFile):
+    """One JSON list, which can't be read in part: its rows are kept, and carry their media."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._data, self._rows, self._line = path.read_bytes(), list[Any](), 0
+
+    def rows(self) -> Iterator[tuple[int, Any]]:
         try:
-            self._check.once(self._task(row, number, place))
-        except RowError as error:
-            self._check.bad.append(BadRow(self._where(number, place), str(error)))
+            rows = json.loads(self._data)
+        except (ValueError, RecursionError) as error:
+            self._line = getattr(error, "lineno", 1)
+            yield 0, RowError(f"malformed JSON: {error}")
             return
-        self._of_file.append(number)
-        self._row.append(place)
+        finally:
+            self._data = b""
+        if not isinstance(rows, list):
+            self._line = 1
+            yield 0, RowError("a .json file holds one list; name objects a line .jsonl")
+            return
+        self._rows = rows
+        yield from enumerate(rows, 1)
 
-    def _block(self, number: int, block: int) -> Any:
-        key = number, block
-        if key in self._blocks:
-            self._blocks.move_to_end(key)
-            return self._blocks[key]
-        data = self._blocks[key] = self._files[number].block(block)
-        self._blocks_bytes += data.nbytes
-        while self._blocks_bytes > CACHED_BYTES and len(self._blocks) > 1:
-            self._blocks_bytes -= self._blocks.popitem(last=False)[1].nbytes
-        return data
+    def row(self, number: int) -> Any:
+        return self._rows[number - 1]
 
-    def _task(self, row: dict[str, Any], number: int, place: int) -> Task:
-        path = self._files[number].path
-        origin = MediaOrigin(path.parent, str(path.absolute()), place)
-        return row_task(row, self._columns, f"{path.stem}:{place + 1}", origin)
+    def where(self, number: int) -> str:
+        return f"{self.path} item {number}" if number else f"{self.path}:{self._line}"
 
-    def _where(self, number: int, place: int) -> str:
-        return f"{self._files[number].path} row {place + 1}"
+    def origin(self, number: int) -> MediaOrigin:
+        return MediaOrigin(self.path.parent)
 
 
-class Files(TaskSource[TableOptions]):
-    """Tasks of a `.jsonl`, `.json`, `.parquet` or `.arrow` file, or of a dataset folder."""
-
-    suffixes: ClassVar[tuple[str, ...]] = (*JsonLines.suffixes, *SUFFIXES)
-
-    def open(self, path: str, columns: Mapping[str, str]) -> None:
-        """Raises ConfigError at the first unusable row; the usable ones can be read all the same."""
-        is_table = Path(path).is_dir() or Path(path).suffix in SUFFIXES
-        self._source: TaskSource = TableSource(self.options) if is_table else JsonLines()
-        self._source.open(path, columns)
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def __getitem__(self, index: int) -> Task:
-        return self._source[index]
-
-    def where(self, index: int) -> str:
-        return self._source.where(index)
-
-    def problems(self) -> Iterator[BadRow]:
-        return self._source.problems()
+def json_file(path: Path) -> TaskFile:
+    """Open a `.json` file as a list, any other as lines. Raises ConfigError where it can't be read."""
+    try:
+        return ListFile(path) if path.suffix == ".json" else LinesFile(path)
+    except OSError as error:
+        fix = "name a readable .jsonl or .json file of tasks"
+        raise ConfigError(FIELD, f"{path}: {error.strerror}", fix) from error
 
 
-# -- files of a table -----------------------------------------------------------------------------------------------
+def _parsed(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except UnicodeDecodeError as error:
+        return RowError(f"not UTF-8: {error.reason} at byte {error.start}")
+    except ValueError as error:
+        return RowError(f"malformed JSON: {error}")
+    except RecursionError:
+        return RowError("malformed JSON: nested too deeply")
 
 
-class TableFile(ABC):
-    """One file of a table, read block by block. Columns of bytes (media) are not read: `EMBEDDED` stands in their place."""
+class BlockCache:
+    """Blocks of tables that were read last, within `CACHED_BYTES`; one is kept however large it is."""
 
-    def __init__(self, path: Path, sizes: Sequence[int]) -> None:
-        self.path = path
-        self.starts = [0, *accumulate(sizes)]
+    def __init__(self) -> None:
+        self.blocks: OrderedDict[tuple[Path, int], Any] = OrderedDict()
+        self.size_bytes = 0
+
+    def get(self, file: TableFile, number: int) -> Any:
+        key = file.path, number
+        if key in self.blocks:
+            self.blocks.move_to_end(key)
+            return self.blocks[key]
+        block = self.blocks[key] = file.block(number)
+        self.size_bytes += block.nbytes
+        while self.size_bytes > CACHED_BYTES and len(self.blocks) > 1:
+            self.size_bytes -= self.blocks.popitem(last=False)[1].nbytes
+        return block
+
+
+class TableFile(TaskFile):
+    """One file of a table, read block by block (row groups, record batches) through a cache that the files share.
+
+    Columns of bytes (media) are not read: `EMBEDDED` stands in their place.
+    """
+
+    example, label = "with the columns prompt and answer", "{path} row {number}"
+
+    def __init__(self, path: Path, cache: BlockCache, sizes: Sequence[int]) -> None:
+        super().__init__(path)
+        self.cache, self._starts = cache, [0, *accumulate(sizes)]
         """First rows of the blocks [blocks + 1], and behind the last the number of rows."""
 
     @abstractmethod
     def block(self, number: int) -> Any:
-        """Read a block for `rows`; the caller keeps it while it reads on."""
+        """Read a block, which the cache keeps while others are read."""
 
     @abstractmethod
-    def rows(self, block: Any, start: int, count: int) -> list[dict[str, Any]]:
+    def block_rows(self, block: Any, start: int, count: int) -> list[dict[str, Any]]:
         """Give rows of a block as plain Python."""
+
+    def rows(self) -> Iterator[tuple[int, Any]]:
+        for number, (start, end) in enumerate(pairwise(self._starts)):
+            block = self.block(number)
+            for first in range(start, end, AT_ONCE):
+                yield from enumerate(self.block_rows(block, first - start, min(AT_ONCE, end - first)), first + 1)
+
+    def row(self, number: int) -> Any:
+        at = bisect_right(self._starts, number - 1) - 1
+        (row,) = self.block_rows(self.cache.get(self, at), number - 1 - self._starts[at], 1)
+        return row
+
+    def origin(self, number: int) -> MediaOrigin:
+        return MediaOrigin(self.path.parent, self.absolute, number - 1)
 
 
 class ParquetTable(TableFile):
     """A Parquet file, read by row groups without leaves of bytes."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, cache: BlockCache) -> None:
         from pyarrow import parquet
 
         self._file = parquet.ParquetFile(path, pre_buffer=False)
         told = self._file.metadata
-        super().__init__(path, [told.row_group(number).num_rows for number in range(told.num_row_groups)])
+        super().__init__(path, cache, [told.row_group(number).num_rows for number in range(told.num_row_groups)])
         self._names: list[str] = list(self._file.schema_arrow.names)
         leaves = [self._file.schema.column(number) for number in range(len(self._file.schema))]
         heavy = {leaf.path for leaf in leaves if _heavy(leaf)}
@@ -301,7 +314,7 @@ class ParquetTable(TableFile):
     def block(self, number: int) -> Any:
         return self._file.read_row_group(number, columns=self._kept, use_threads=False)
 
-    def rows(self, block: Any, start: int, count: int) -> list[dict[str, Any]]:
+    def block_rows(self, block: Any, start: int, count: int) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = block.slice(start, count).to_pylist()
         for row in found:
             for path in self._left:
@@ -312,14 +325,14 @@ class ParquetTable(TableFile):
 class ArrowTable(TableFile):
     """An Arrow file, mapped whole; its record batches are read when they are looked at."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, cache: BlockCache) -> None:
         self._batches = arrow_batches(str(path))
-        super().__init__(path, [batch.num_rows for batch in self._batches])
+        super().__init__(path, cache, [batch.num_rows for batch in self._batches])
 
     def block(self, number: int) -> Any:
         return self._batches[number]
 
-    def rows(self, block: Any, start: int, count: int) -> list[dict[str, Any]]:
+    def block_rows(self, block: Any, start: int, count: int) -> list[dict[str, Any]]:
         names = block.schema.names
         return [
             {name: _light(column[row]) for name, column in zip(names, block.columns, strict=True)}
@@ -329,15 +342,16 @@ class ArrowTable(TableFile):
 
 def table_files(path: Path, split: str) -> list[TableFile]:
     """The files at a path, in order. Raises ConfigError where there are none, or of several splits."""
+    cache = BlockCache()
     try:
-        opened: list[TableFile] = [
-            ParquetTable(file) if file.suffix == ".parquet" else ArrowTable(file) for file in _found(path, split)
+        return [
+            ParquetTable(file, cache) if file.suffix == ".parquet" else ArrowTable(file, cache)
+            for file in _found(path, split)
         ]
     except ImportError as error:
         raise ConfigError(FIELD, f"{path}, and no pyarrow", "pip install relax-core[tables]") from error
     except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors too
         raise ConfigError(FIELD, f"{path}: it can't be read ({error})", "name a Parquet or Arrow file") from error
-    return opened
 
 
 def _found(path: Path, split: str) -> list[Path]:

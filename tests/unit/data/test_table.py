@@ -99,8 +99,9 @@ def test_blocks_in_memory_stay_within_their_bound(tmp_path, monkeypatch):
     source.open(str(stored(rows(), "parquet", tmp_path)), {})
     for index in (0, 19, 8, 1, 15) * 2:
         assert source[index].answer == str(index)
-        assert source._blocks_bytes == sum(block.nbytes for block in source._blocks.values())
-        assert source._blocks_bytes <= 1500 or len(source._blocks) == 1
+        cache = source._files[0].cache
+        assert cache.size_bytes == sum(block.nbytes for block in cache.blocks.values())
+        assert cache.size_bytes <= 1500 or len(cache.blocks) == 1
 
 
 def test_what_a_block_holds_grows_with_texts_and_not_with_media(tmp_path):

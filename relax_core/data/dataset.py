@@ -7,7 +7,6 @@ what generation will see.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from relax_core.api.task import Message, Task
 from relax_core.api.trainer import Chosen
 from relax_core.data.media_pipeline import context_of
 from relax_core.data.task_row import MediaOrigin, RowError, text_or_messages
-from relax_core.data.tasks import HOLD_OUT, TaskSet, check_placeholders, hold_out, surely_fits
+from relax_core.data.tasks import HOLD_OUT, RowSet, check_placeholders
 from relax_core.media.store import key_bytes
 
 Text = str | tuple[Message, ...]
@@ -139,157 +138,110 @@ COLUMNS = {Source.DATASET: ("completion",), Source.PAIRS: ("chosen", "rejected")
 MARGIN = "margin"
 
 
-class Dataset:
-    """The usable rows of a task source by number, each an example to train on as it stands, or two of a pair.
+class Dataset(RowSet):
+    """Rows that are trained on as they stand, each an example, or two of a pair; a row is tokenized when it is asked for.
 
-    It decides what may be issued; in which order is the sampler's. Every row is read once when it is opened, and tokenized
-    when it is asked for.
+    Rows that are too long are skipped, cut at their end, or refused.
     """
+
+    limit_key = "data.max_row_tokens"
+    emptied = "leaves nothing to train of any row", "raise it, or shorten the rows"
 
     def __init__(
         self, source: TaskSource, family: ModelFamily, form: Source, *, system_prompt: str = "",
         max_row_tokens: int | None = None, too_long: str = "skip", train_on: TrainOn = "completion",
         media: Sequence[str] = (), check: bool = True,
     ) -> None:  # fmt: skip
-        """`source` and `family` are open; `media`: kinds that the run has processors for.
-
-        Raises ConfigError at the first row that can't be used, unless not `check`."""
-        self._tasks = TaskSet(source, family, system_prompt=system_prompt, media=media, check=False)
-        self._source, self._family, self._form = source, family, form
-        self._limit, self._too_long, self._train_on = max_row_tokens, too_long, train_on
-        self._overheads: dict[tuple[str, ...], int] = {}
-        self._kept = array("q", range(len(source)))
-        self.num_skipped = 0
+        """Raises ConfigError at the first row that can't be used, unless not `check`."""
+        super().__init__(source, family, system_prompt, max_row_tokens, too_long, media)
+        self._form, self._train_on = form, train_on
         if check:
             self._check()
 
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    @property
-    def family(self) -> ModelFamily:
-        """The model family that renders the rows."""
-        return self._family
-
-    def __getitem__(self, index: int) -> Task:
-        return self._tasks[self._kept[index]]
-
-    def where(self, index: int) -> str:
-        """`file:line` of a row."""
-        return self._source.where(self._kept[index])
-
     def examples(self, index: int, hold: Hold | None = None) -> tuple[Example, ...]:
         """Lay out a row: one example, or the chosen and the rejected one of a pair. Raises MediaRefused where `hold` does."""
-        return tuple(self._fitted(found) for found in self._examples(self._kept[index], hold))
+        return tuple(self._cut(found) for found in self._examples(self._kept[index], hold))
 
     def messages(self, index: int) -> tuple[Message, ...]:
         """All messages of a row."""
-        return self._messages(self._tasks[self._kept[index]], self._kept[index])
+        row = self._kept[index]
+        return self._messages(self._task(row), row)
 
     def margin(self, index: int) -> float:
         """The number by which a pair's chosen completion should be ahead."""
         value = self[index].column(MARGIN)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigError(
-                "data.train", f"{self.where(index)} without a number in {MARGIN!r}", "write it, or set margins = false"
-            )
+            got = f"{self.where(index)} without a number in {MARGIN!r}"
+            raise ConfigError("data.train", got, "write it, or set margins = false")
         return float(value)
 
     def prompt(self, index: int) -> Rendered:
         """The tokens of the first example, for people."""
         return Rendered(self.examples(index)[0].tokens)
 
-    def hold_out(self, size: int, seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """(train, eval) indices in order of the file; the same for the same seed and rows."""
-        return hold_out(len(self), size, seed)
-
     def examine(self, row: int) -> Rendered | None:
-        """The tokens of a row of the source; None where it is skipped. Raises ConfigError for a bad one."""
         if not self._usable(row):
             return None
-        longest = max((self._fitted(found) for found in self._examples(row)), key=lambda found: len(found.tokens))
+        longest = max((self._cut(found) for found in self._examples(row)), key=lambda found: len(found.tokens))
         return Rendered(longest.tokens)
 
     def _texts(self, task: Task, row: int) -> tuple[Text | None, ...]:
         """The completions of a row; one of None is a conversation that holds its own."""
-        names = COLUMNS[self._form]
-        found = tuple(self._text(task, name, row) for name in names)
-        conversation = self._form is Source.DATASET and not isinstance(task.prompt, str)
-        if None in found and not conversation:
-            name, others = names[found.index(None)], ", ".join(sorted(task.metadata)) or "none beside the prompt"
-            fix = f"write it, or point to another column: columns = {{{name} = ...}} (there are {others})"
-            raise ConfigError("data.train", f"{self._source.where(row)} without {name!r}", fix)
-        return found
-
-    def _text(self, task: Task, name: str, row: int) -> Text | None:
-        value: Any = task.column(name)
-        if value is None:
-            return None
-        try:
-            return text_or_messages(value, name, MediaOrigin(Path()))
-        except RowError as error:
-            raise ConfigError("data.train", f"{self._source.where(row)}: {error}", "correct the row") from error
+        found: list[Text | None] = []
+        for name in COLUMNS[self._form]:
+            value: Any = task.column(name)
+            if value is None and (self._form is not Source.DATASET or isinstance(task.prompt, str)):
+                others = ", ".join(sorted(task.metadata)) or "none beside the prompt"
+                fix = f"write it, or point to another column: columns = {{{name} = ...}} (there are {others})"
+                raise ConfigError("data.train", f"{self._source.where(row)} without {name!r}", fix)
+            try:
+                found.append(None if value is None else text_or_messages(value, name, MediaOrigin(Path())))
+            except RowError as error:
+                raise ConfigError("data.train", f"{self._source.where(row)}: {error}", "correct the row") from error
+        return tuple(found)
 
     def _messages(self, task: Task, row: int) -> tuple[Message, ...]:
         return tuple(message for text in self._texts(task, row) for message in said_in(task.prompt, text))
 
     def _examples(self, row: int, hold: Hold | None = None) -> Iterator[Example]:
-        task = self._tasks[row]
+        task = self._task(row)
         for text in self._texts(task, row):
-            try:
-                yield example(self._family, task.prompt, text, self._train_on, hold)
-            except ConfigError as error:
-                raise ConfigError(error.field, f"{error.got} at {self._source.where(row)}", error.fix) from error
-
-    def _check(self) -> None:
-        """Read every row once: its completions, and its length."""
-        kept = array("q", (row for row in range(len(self._source)) if self._usable(row)))
-        self.num_skipped = len(self._kept) - len(kept)
-        self._kept = kept
-        if not kept:
-            got = f"{self._limit}, which leaves nothing to train of any row"
-            raise ConfigError("data.max_row_tokens", got, "raise it, or shorten the rows")
+            with self._named(row):
+                found = example(self.family, task.prompt, text, self._train_on, hold)
+            yield found
 
     def _usable(self, row: int) -> bool:
-        """False where it is skipped; raises where it must not be."""
-        task = self._tasks[row]
+        task = self._task(row)
         texts = self._texts(task, row)
-        self._tasks.look(self._messages(task, row), row)
-        if self._limit is None or all(self._surely_fits(task, text, row) for text in texts):
+        self._check_media(self._messages(task, row), row)
+        if self._limit is None or all(self._text_fits(task.prompt, text, row) for text in texts):
             return True
         found = list(self._examples(row))
         longest = max(len(one.tokens) for one in found)
         if longest > self._limit and self._too_long == "error":
-            got = f"{self._limit}, but {self._source.where(row)} has {longest} tokens"
-            raise ConfigError("data.max_row_tokens", got, 'raise it, or set data.too_long = "skip" or "truncate"')
+            raise self._too_long_error(row, longest)
         if self._too_long == "truncate":
-            return all(self._fitted(one).num_trained for one in found)
+            return all(self._cut(one).num_trained for one in found)
         return longest <= self._limit
 
-    def _fitted(self, found: Example) -> Example:
-        return found if self._limit is None else found.cut(self._limit)
+    def _text_fits(self, prompt: Text, text: Text | None, row: int) -> bool:
+        """Whether the characters of a row alone say that it fits; the template is measured at the first row of its form."""
+        parts = (prompt, text)
+        messages = [m for part in parts for m in ((Message("", part),) if isinstance(part, str) else part or ())]
+        form = tuple("text" if isinstance(part, str) else ",".join(m.role for m in part or ()) for part in parts)
 
-    def _surely_fits(self, task: Task, text: Text | None, row: int) -> bool:
-        """Whether the characters of a row alone say that it fits."""
-        parts = [part for part in (task.prompt, text) if part is not None]
-        messages = [m for part in parts for m in ((Message("", part),) if isinstance(part, str) else part)]
-        return surely_fits(messages, lambda: self._overhead(task, text, row), self._limit or 0)
-
-    def _overhead(self, task: Task, text: Text | None, row: int) -> int:
-        """Count the tokens of the template around words under these roles, as the first row with them shows."""
-        shape = tuple(
-            "text" if isinstance(part, str) else ",".join(m.role for m in part or ()) for part in (task.prompt, text)
-        )
-        if shape not in self._overheads:
-            prompt, completion = (
+        def probe() -> int:
+            words, completion = (
                 (part and "x") if part is None or isinstance(part, str) else tuple(Message(m.role, "x") for m in part)
-                for part in (task.prompt, text)
+                for part in parts
             )
-            try:
-                self._overheads[shape] = len(example(self._family, prompt or "", completion).tokens)
-            except ConfigError as error:
-                raise ConfigError(error.field, f"{error.got} at {self._source.where(row)}", error.fix) from error
-        return self._overheads[shape]
+            with self._named(row):
+                return len(example(self.family, words or "", completion).tokens)
+
+        return self._surely_fits(messages, form, probe)
+
+    def _cut(self, found: Example) -> Example:
+        return found if self._limit is None else found.cut(self._limit)
 
 
 Build = Callable[[Chosen], Any]

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import random
 import sys
+from abc import ABC, abstractmethod
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from relax_core.api.environment import Environment, Tool
 from relax_core.api.errors import ConfigError
@@ -44,120 +46,72 @@ class ColumnNeed:
     """Whether it sees a task at all: a reward may judge only some."""
 
 
-class TaskSet:
-    """Usable tasks by number, each with its rendered prompt.
+class RowSet(ABC):
+    """Rows of a task source that may be issued, by number; the sampler decides in which order.
 
     Invariants:
-    - a prompt that is too long is skipped, cut at its beginning (the policy speaks at its end), or refused, never issued;
-    - a task with media is never cut;
-    - the ids of a prompt are made once while they are among the last `CACHED_PROMPTS`.
+    - every row is read once when the set is opened, and was usable then; `num_skipped` counts those that are too long;
+    - a row stands for itself: its text is made when it is asked for.
     """
 
-    def __init__(
-        self,
-        source: TaskSource,
-        family: ModelFamily,
-        *,
-        system_prompt: str = "",
-        max_prompt_tokens: int | None = None,
-        too_long: str = "skip",
-        needs: Sequence[ColumnNeed] = (),
-        tools: Sequence[Tool] = (),
-        tools_of: Mapping[str, Sequence[Tool]] | None = None,
-        media: Sequence[str] = (),
-        check: bool = True,
-    ) -> None:
-        """`source` and `family` are open; `tools_of`: of tasks that name an environment; `media`: kinds that the run has
-        processors for.
+    limit_key: ClassVar[str]
+    """The key of the bound of tokens."""
+    a_row: ClassVar[str] = ""
+    """Words before the place of a row that is too long."""
+    emptied: ClassVar[tuple[str, str]]
+    """Why nothing may be left within that bound, and the way out."""
 
-        Raises ConfigError at the first task that can't be used, unless not `check`.
-        """
+    def __init__(
+        self, source: TaskSource, family: ModelFamily, system_prompt: str, limit: int | None, too_long: str,
+        media: Sequence[str],
+    ) -> None:  # fmt: skip
+        """`source` and `family` are open; `media`: kinds that the run has processors for."""
         if too_long not in TOO_LONG:
             raise ConfigError("data.too_long", repr(too_long), f"choose {', '.join(TOO_LONG)}")
-        self._source, self._family, self._tools = source, family, tuple(tools)
-        self._tools_of = {name: tuple(own) for name, own in (tools_of or {}).items()}
-        self._system_prompt, self._limit, self._too_long = system_prompt, max_prompt_tokens, too_long
+        self.family = family
+        self._source, self._system_prompt, self._limit, self._too_long = source, system_prompt, limit, too_long
         self._media = frozenset(media)
-        self._needs = tuple(need for need in needs if need.columns)
-        self._rendered: OrderedDict[int, Rendered] = OrderedDict()
-        self._overheads: dict[tuple[str, ...], int] = {}
+        self._overheads: dict[Hashable, int] = {}
         self._kept = array("q", range(len(source)))
         self.num_skipped = 0
-        if check and (self._needs or system_prompt or self._media or (max_prompt_tokens and too_long != "truncate")):
-            self._check()
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def __getitem__(self, index: int) -> Task:
-        return self._prompted(self._source[self._kept[index]], self._kept[index])
+        return self._task(self._kept[index])
 
     def where(self, index: int) -> str:
-        """`file:line` of a task."""
+        """`file:line` of a row."""
         return self._source.where(self._kept[index])
 
-    def prompt(self, index: int) -> Rendered:
-        """The prompt's ids, tokenized once."""
-        return self.rendered(index)[1]
-
-    def rendered(self, index: int) -> tuple[Task, Rendered]:
-        """A task and its prompt's ids; the task is read once for both."""
-        task = self[index]
-        if index in self._rendered:
-            self._rendered.move_to_end(index)
-        else:
-            row = self._kept[index]
-            self._rendered[index] = self._fitted(self._render(task, row), row)
-            if len(self._rendered) > CACHED_PROMPTS:
-                self._rendered.popitem(last=False)
-        return task, self._rendered[index]
-
     def hold_out(self, size: int, seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """(train, eval) indices in order of the file; the same for the same seed and tasks."""
-        return hold_out(len(self), size, seed)
+        """Draw `size` rows: (train, eval) numbers, each in order; the same for the same seed and rows."""
+        count = len(self)
+        if not 0 < size < count:
+            raise ConfigError("eval.size", f"{size} of {count} tasks", "leave at least one task to train on")
+        held = frozenset(random.Random(f"hold-out {seed}").sample(range(count), size))
+        return tuple(index for index in range(count) if index not in held), tuple(sorted(held))
 
+    @abstractmethod
     def examine(self, row: int) -> Rendered | None:
-        """A row of the source, checked and rendered; None where it is skipped. Raises ConfigError for a bad one."""
-        if not self._usable(row):
-            return None
-        return self._fitted(self._render(self._prompted(self._source[row], row), row), row)
+        """Check and render a row of the source; None where it is skipped. Raises ConfigError for a bad one."""
+
+    @abstractmethod
+    def _usable(self, row: int) -> bool:
+        """False where it is skipped; raises where it must not be."""
 
     def _check(self) -> None:
-        """Read every row once: columns that rewards need, prompts that can't carry what is asked, lengths."""
+        """Read every row once, and keep those that are usable."""
         kept = array("q", (row for row in range(len(self._source)) if self._usable(row)))
         self.num_skipped = len(self._kept) - len(kept)
         self._kept = kept
         if not kept:
-            got = f"{self._limit}, which every prompt exceeds"
-            raise ConfigError("data.max_prompt_tokens", got, "raise it, or shorten the prompts")
+            raise ConfigError(self.limit_key, f"{self._limit}, which {self.emptied[0]}", self.emptied[1])
 
-    def _usable(self, row: int) -> bool:
-        """False where it is skipped; raises where it must not be."""
+    def _task(self, row: int) -> Task:
+        """Read a row, with the system prompt before its own messages; a row's own system message stays instead."""
         task = self._source[row]
-        for need in self._needs:
-            for column in need.columns:
-                if task.column(column) is None and need.applies(task):
-                    got = f"{self._source.where(row)} without a value for {column!r}, which {need.component} reads"
-                    fix = f"fill the column, or point to another one: columns = {{{column} = ...}}"
-                    raise ConfigError("data.train", got, fix)
-        if not isinstance(task.prompt, str):
-            self.look(task.prompt, row)
-        return self._fits(self._prompted(task, row), row)
-
-    def look(self, messages: Sequence[Message], row: int) -> None:
-        """Raise ConfigError unless the media of a row are of kinds that the run reads, and are there where they are files."""
-        for media in media_of(messages):
-            where = f"{media.kind} {shown(media.source)} at {self._source.where(row)}"
-            if media.kind not in self._media:
-                fix = f'no processor here reads it: write media = ["{media.kind}"], or leave such rows out'
-                raise ConfigError("media", where, fix)
-            if media.kind not in self._family.placeholders:
-                raise ConfigError("model.path", where, f"the model's config.json has no {media.kind}_token_id")
-            if ":" not in media.source and not Path(media.source).is_file():
-                raise ConfigError("data.train", where, "there is no such file; paths are relative to the task file")
-
-    def _prompted(self, task: Task, row: int) -> Task:
-        """Put the system prompt before a task; a row's own system message stays instead."""
         if not self._system_prompt:
             return task
         if isinstance(task.prompt, str):
@@ -168,59 +122,130 @@ class TaskSet:
             return task
         return replace(task, prompt=(Message("system", self._system_prompt), *task.prompt))
 
-    def _fits(self, task: Task, row: int) -> bool:
-        messages = (Message("", task.prompt),) if isinstance(task.prompt, str) else task.prompt
-        limit = self._limit
-        if limit is None or surely_fits(messages, lambda: self._overhead(messages, self._tools_for(task)), limit):
-            return True
-        shows = not isinstance(task.prompt, str) and bool(media_of(task.prompt))
-        if self._too_long == "truncate" and not shows:  # of media there is no half
-            return True
-        length = len(self._render(task, row).tokens)
-        if length > limit and self._too_long == "error":
-            raise self._too_long_error(row, length)
-        return length <= limit
+    def _check_media(self, messages: Sequence[Message], row: int) -> None:
+        """Raise ConfigError unless the media of a row are of kinds that the run reads, and are there where they are files."""
+        for media in media_of(messages):
+            where = f"{media.kind} {shown(media.source)} at {self._source.where(row)}"
+            if media.kind not in self._media:
+                fix = f'no processor here reads it: write media = ["{media.kind}"], or leave such rows out'
+                raise ConfigError("media", where, fix)
+            if media.kind not in self.family.placeholders:
+                raise ConfigError("model.path", where, f"the model's config.json has no {media.kind}_token_id")
+            if ":" not in media.source and not Path(media.source).is_file():
+                raise ConfigError("data.train", where, "there is no such file; paths are relative to the task file")
 
-    def _tools_for(self, task: Task) -> tuple[Tool, ...]:
-        return self._tools_of.get(task.environment, self._tools)
+    def _surely_fits(self, messages: Sequence[Message], form: Hashable, probe: Callable[[], int]) -> bool:
+        """Whether characters alone say that a text fits, which spares most tokenizing: a token of ASCII has one or more.
 
-    def _overhead(self, messages: Sequence[Message], tools: tuple[Tool, ...]) -> int:
-        """Tokens of the template around words under these roles; unbounded where it refuses the probe."""
-        roles = tuple(message.role for message in messages)
-        known = (*roles, *(tool.name for tool in tools))
-        if known not in self._overheads:
-            probe = "x" if roles == ("",) else tuple(Message(role, "x") for role in roles)
-            try:
-                self._overheads[known] = len(self._family.start(probe, tools).tokens)
-            except ConfigError:  # rendering the real one decides, and names the row
-                self._overheads[known] = sys.maxsize
-        return self._overheads[known]
+        `probe` counts the tokens of the template around words of this form; it is called once for each.
+        """
+        if any(m.tool_calls or not isinstance(m.content, str) or not m.content.isascii() for m in messages):
+            return False
+        if form not in self._overheads:
+            self._overheads[form] = probe()
+        return sum(len(m.text) for m in messages) + self._overheads[form] + PROBE_SLACK <= (self._limit or 0)
 
-    def _render(self, task: Task, row: int) -> Rendered:
+    def _too_long_error(self, row: int, length: int) -> ConfigError:
+        got = f"{self._limit}, but {self.a_row}{self._source.where(row)} has {length} tokens"
+        return ConfigError(self.limit_key, got, 'raise it, or set data.too_long = "skip" or "truncate"')
+
+    @contextmanager
+    def _named(self, row: int) -> Iterator[None]:
+        """Name the row in errors of its rendering."""
         try:
-            rendered = self._family.start(task.prompt, self._tools_for(task))
-            check_placeholders(self._family, rendered, () if isinstance(task.prompt, str) else task.prompt)
-            return rendered
+            yield
         except ConfigError as error:
             raise ConfigError(error.field, f"{error.got} at {self._source.where(row)}", error.fix) from error
 
-    def _fitted(self, rendered: Rendered, row: int) -> Rendered:
-        if self._limit is None or len(rendered.tokens) <= self._limit:
+
+class TaskSet(RowSet):
+    """Tasks for a rollout, each with its rendered prompt.
+
+    Invariants:
+    - a prompt that is too long is skipped, cut at its beginning (the policy speaks at its end), or refused, never issued;
+    - a task with media is never cut;
+    - the ids of a prompt are made once while they are among the last `CACHED_PROMPTS`.
+    """
+
+    limit_key, a_row = "data.max_prompt_tokens", "the prompt at "
+    emptied = "every prompt exceeds", "raise it, or shorten the prompts"
+
+    def __init__(
+        self, source: TaskSource, family: ModelFamily, *, system_prompt: str = "", max_prompt_tokens: int | None = None,
+        too_long: str = "skip", needs: Sequence[ColumnNeed] = (), tools: Sequence[Tool] = (),
+        tools_of: Mapping[str, Sequence[Tool]] | None = None, media: Sequence[str] = (), check: bool = True,
+    ) -> None:  # fmt: skip
+        """`tools_of`: of tasks that name an environment. Raises ConfigError at the first task that can't be used, unless not
+        `check`."""
+        super().__init__(source, family, system_prompt, max_prompt_tokens, too_long, media)
+        self._tools, self._tools_of = tuple(tools), {name: tuple(own) for name, own in (tools_of or {}).items()}
+        self._needs = tuple(need for need in needs if need.columns)
+        self._rendered: OrderedDict[int, Rendered] = OrderedDict()
+        if check and (self._needs or system_prompt or self._media or (max_prompt_tokens and too_long != "truncate")):
+            self._check()
+
+    def prompt(self, index: int) -> Rendered:
+        """The prompt's ids, tokenized once."""
+        return self.rendered(index)[1]
+
+    def rendered(self, index: int) -> tuple[Task, Rendered]:
+        """A task and its prompt's ids; the task is read once for both."""
+        row = self._kept[index]
+        task = self._task(row)
+        if index in self._rendered:
+            self._rendered.move_to_end(index)
+        else:
+            self._rendered[index] = self._render(task, row, self._limit)
+            if len(self._rendered) > CACHED_PROMPTS:
+                self._rendered.popitem(last=False)
+        return task, self._rendered[index]
+
+    def examine(self, row: int) -> Rendered | None:
+        return self._render(self._task(row), row, self._limit) if self._usable(row) else None
+
+    def _usable(self, row: int) -> bool:
+        task = self._source[row]
+        for need in self._needs:
+            for column in need.columns:
+                if task.column(column) is None and need.applies(task):
+                    got = f"{self._source.where(row)} without a value for {column!r}, which {need.component} reads"
+                    fix = f"fill the column, or point to another one: columns = {{{column} = ...}}"
+                    raise ConfigError("data.train", got, fix)
+        if not isinstance(task.prompt, str):
+            self._check_media(task.prompt, row)
+        task = self._task(row)
+        if self._limit is None:
+            return True
+        messages = (Message("", task.prompt),) if isinstance(task.prompt, str) else task.prompt
+        tools = self._tools_of.get(task.environment, self._tools)
+        roles = tuple(message.role for message in messages)
+
+        def probe() -> int:
+            try:
+                words = "x" if roles == ("",) else tuple(Message(role, "x") for role in roles)
+                return len(self.family.start(words, tools).tokens)
+            except ConfigError:  # rendering the real one decides, and names the row
+                return sys.maxsize
+
+        if self._surely_fits(messages, (*roles, *(tool.name for tool in tools)), probe):
+            return True
+        if self._too_long == "truncate" and not media_of(messages):  # of media there is no half
+            return True
+        length = len(self._render(task, row, None).tokens)
+        if length > self._limit and self._too_long == "error":
+            raise self._too_long_error(row, length)
+        return length <= self._limit
+
+    def _render(self, task: Task, row: int, limit: int | None) -> Rendered:
+        """Make the ids of a prompt, at most `limit` of them."""
+        with self._named(row):
+            rendered = self.family.start(task.prompt, self._tools_of.get(task.environment, self._tools))
+            check_placeholders(self.family, rendered, () if isinstance(task.prompt, str) else task.prompt)
+        if limit is None or len(rendered.tokens) <= limit:
             return rendered
         if self._too_long == "truncate":
-            return replace(rendered, tokens=rendered.tokens[-self._limit :])
+            return replace(rendered, tokens=rendered.tokens[-limit:])
         raise self._too_long_error(row, len(rendered.tokens))
-
-    def _too_long_error(self, row: int, length: int) -> ConfigError:
-        got = f"{self._limit}, but the prompt at {self._source.where(row)} has {length} tokens"
-        return ConfigError("data.max_prompt_tokens", got, 'raise it, or set data.too_long = "skip" or "truncate"')
-
-
-def surely_fits(messages: Sequence[Message], overhead: Callable[[], int], limit: int) -> bool:
-    """Whether characters alone say that a text fits, which spares most tokenizing: a token of ASCII has one or more."""
-    if any(m.tool_calls or not isinstance(m.content, str) or not m.content.isascii() for m in messages):
-        return False
-    return sum(len(m.text) for m in messages) + overhead() + PROBE_SLACK <= limit
 
 
 def check_placeholders(family: ModelFamily, rendered: Rendered, messages: Sequence[Message]) -> None:
@@ -270,14 +295,6 @@ def check_known(tasks: TaskSet, names: Sequence[str]) -> None:
 def _is_played(run: Any, environment: str, task: Task) -> bool:
     """Whether an environment plays a task; where a run has one alone, it plays those of all names."""
     return not run.environments or (task.environment or run.environment.name) == environment
-
-
-def hold_out(count: int, size: int, seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Draw `size` of `count` indices: (train, eval), each in order."""
-    if not 0 < size < count:
-        raise ConfigError("eval.size", f"{size} of {count} tasks", "leave at least one task to train on")
-    held = frozenset(random.Random(f"hold-out {seed}").sample(range(count), size))
-    return tuple(index for index in range(count) if index not in held), tuple(sorted(held))
 
 
 def applies(only: str, task: Task) -> bool:

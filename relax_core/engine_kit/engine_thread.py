@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The thread that owns an engine: it works, and runs commands between two iterations. For those who write engines.
+"""The thread that owns a model: it advances requests, and runs commands between two iterations. For authors of engines.
 
 Commands (submit, abort, replace weights, ...) are functions put into its queue, so that weights change between tokens and
-never within one. Of asyncio it knows `ask` and `DeltaStream.post`. Extend it by `_enter`, `_iterate` and `_abort`.
-
-A `DeltaStream` is what one `generate` call waits on: deltas cross from the thread to the event loop, in order.
+never within one. Extend it by `_enter`, `_iterate`, `_abort` and `renew`.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import contextlib
 import queue
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -25,7 +23,7 @@ from relax_core.api.weights import Version
 
 
 class DeltaStream:
-    """Made on the event loop, fed by the decoding thread."""
+    """The deltas that one `generate` call waits for; they cross from the engine's thread to the event loop in order."""
 
     def __init__(self, ids: Iterable[str]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -33,15 +31,15 @@ class DeltaStream:
         self.unfinished = set(ids)
 
     def post(self, item: Sequence[Delta] | Exception) -> None:
-        """From the decoding thread."""
+        """Hand deltas, or the thread's failure, to the event loop; called on the engine's thread."""
         # The loop may close at any moment; then nobody is left to tell.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._items.put_nowait, item)
 
     async def items(self) -> AsyncIterator[Sequence[Delta]]:
-        """Deltas until every request has finished; all that have come by now at once."""
+        """Yield deltas until every request has finished; all that have come by now at once."""
         while self.unfinished:
-            # Its owner is the decoding thread, which posts deltas or its own failure; callers bound the silence.
+            # The engine's thread posts deltas or its own failure; callers bound the silence.
             waiting = [await self._items.get()]
             while not self._items.empty():
                 waiting.append(self._items.get_nowait())
@@ -70,7 +68,15 @@ OpenRequestT = TypeVar("OpenRequestT", bound=OpenRequest)
 
 
 class EngineThread(ABC, Generic[OpenRequestT]):
-    """Requests by id, and the thread that advances them."""
+    """Requests by id, and the thread that advances them.
+
+    Invariants:
+    - Requests, caches and weights are touched on the thread only, and commands run between two iterations.
+    - A delta holds tokens of one version of the weights; every request ends with one delta that says how.
+    - After a failure nothing is sampled, and whoever waits is told.
+    """
+
+    request_type: type[OpenRequestT]
 
     def __init__(self, version: Version, name: str) -> None:
         self.version = version
@@ -83,7 +89,7 @@ class EngineThread(ABC, Generic[OpenRequestT]):
         self._since_sent = 0
         self._commands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._gate = threading.Lock()
-        """Between asking whether the thread has ended and putting a command, it must not end."""
+        """Held between asking whether the thread has ended and putting a command: it must not end meanwhile."""
         self._ended = self._stopping = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -102,7 +108,7 @@ class EngineThread(ABC, Generic[OpenRequestT]):
         return future
 
     async def ask(self, function: Callable[[], T], needs: str = "") -> T:
-        """`call`, awaited; refused where a part it needs sleeps."""
+        """Run a function between two iterations and wait for it; ValueError where a part that it needs sleeps."""
 
         def guarded() -> T:
             if needs in self.asleep:
@@ -115,20 +121,32 @@ class EngineThread(ABC, Generic[OpenRequestT]):
         return InfrastructureError(f"the engine has stopped ({self.failure or 'stopped'}); start another")
 
     def join(self, timeout_s: float) -> bool:
-        """Whether the thread ended in time."""
+        """Return whether the thread ended in time."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     @property
-    def open(self) -> int:
+    def running(self) -> int:
+        """Requests that are advanced, or wherever else they are where an engine does not tell."""
         return len(self._open)
+
+    @property
+    def waiting(self) -> int:
+        """Requests of which nothing is computed, where an engine tells them from the others."""
+        return 0
+
+    def facts(self) -> Mapping[str, Any]:
+        """Return what else the engine's health tells."""
+        return {}
 
     # -- commands: run on the thread ------------------------------------------------------------------------------
 
-    def submit(self, call: Sequence[OpenRequestT]) -> None:
-        for member in call:
-            if member.request.id in self._open:
-                raise ValueError(f"request {member.request.id!r} is already running; ids are unique")
+    def submit(self, requests: Sequence[GenerateRequest], stream: DeltaStream) -> None:
+        """Take up the requests of one call, all or none."""
+        for request in requests:
+            if request.id in self._open:
+                raise ValueError(f"request {request.id!r} is already running; ids are unique")
+        call = [self.request_type(request, stream) for request in requests]
         self._open.update((member.request.id, member) for member in call)
         try:
             self._enter(call)
@@ -155,11 +173,18 @@ class EngineThread(ABC, Generic[OpenRequestT]):
         self._stopping = True
 
     def fail(self, why: str) -> None:
-        """Nothing may be sampled any more: end, and tell everyone."""
+        """End, and tell everyone: nothing may be sampled any more."""
         self.failure = why
         self._stopping = True
 
     # -- what an engine does --------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def renew(self, version: Version) -> None:
+        """Sample the next token under this version, whose weights were loaded; drop caches, or keep them where asked."""
+
+    def flush(self) -> None:
+        """`_hold` what was sampled and not yet told: called before weights change and before the thread waits."""
 
     @abstractmethod
     def _enter(self, call: Sequence[OpenRequestT]) -> None:
@@ -177,11 +202,8 @@ class EngineThread(ABC, Generic[OpenRequestT]):
         """Whether there is nothing to do until a command comes."""
         return self._stopping or self.paused or bool(self.asleep) or not self._open
 
-    def _settle(self) -> None:
-        """Before it waits for commands: `_hold` what was sampled and not yet told."""
-
     def _close(self) -> None:
-        """On the thread, when it ends."""
+        """Free what the thread held; called on the thread when it ends."""
 
     def _hold(self, stream: DeltaStream, delta: Delta) -> None:
         """Keep a delta until the next crossing to the event loop."""
@@ -194,7 +216,12 @@ class EngineThread(ABC, Generic[OpenRequestT]):
     def _run(self) -> None:
         try:
             while not self._stopping:
-                self._obey()
+                if self._idle():  # wait until a command comes: stopping is one
+                    self.flush()
+                    self._send()
+                    _answer(*self._commands.get())
+                while not self._commands.empty():
+                    _answer(*self._commands.get())
                 if not self._idle():
                     self._iterate()
                     self._since_sent += 1
@@ -203,16 +230,16 @@ class EngineThread(ABC, Generic[OpenRequestT]):
         except Exception as error:  # the thread's end is told to everyone who waits on it
             self.failure = f"{type(error).__name__}: {error}"
         finally:
-            self._end()
-
-    def _obey(self) -> None:
-        """Run what is queued; with nothing to do, wait until a command comes: stopping is one."""
-        if self._idle():
-            self._settle()
             self._send()
-            _answer(*self._commands.get())
-        while not self._commands.empty():
-            _answer(*self._commands.get())
+            with self._gate:
+                self._ended = True
+            self.failure = self.failure or "stopped"
+            for stream in {id(member.stream): member.stream for member in self._open.values()}.values():
+                stream.post(self.gone())
+            while not self._commands.empty():
+                self._commands.get()[1].set_exception(self.gone())
+            self._close()
+            self._open.clear()
 
     def _send(self) -> None:
         by_stream: dict[int, tuple[DeltaStream, list[Delta]]] = {}
@@ -221,18 +248,6 @@ class EngineThread(ABC, Generic[OpenRequestT]):
         for stream, deltas in by_stream.values():
             stream.post(deltas)
         self._held, self._since_sent = [], 0
-
-    def _end(self) -> None:
-        self._send()
-        with self._gate:
-            self._ended = True
-        self.failure = self.failure or "stopped"
-        for stream in {id(member.stream): member.stream for member in self._open.values()}.values():
-            stream.post(self.gone())
-        while not self._commands.empty():
-            self._commands.get()[1].set_exception(self.gone())
-        self._close()
-        self._open.clear()
 
 
 def _answer(function: Callable[[], Any], future: Future[Any]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from relax_core.api.engine import Delta
-from relax_core.engine_kit.requests import check_ids
+from relax_core.engine_kit.threaded_engine import check_ids
 from relax_core.engines.engine_state import MAX_FAILURES, EngineState, EngineStatus, PrefixAffinity, response_fault
 from relax_core.engines.requests import PendingRequest
 

@@ -14,7 +14,7 @@ import pytest
 from relax_plugin_transformers.batch import Batch
 from relax_plugin_transformers.engine import TransformersEngine
 from relax_plugin_transformers.options import TransformersOptions
-from relax_plugin_transformers.resident import Resident
+from relax_plugin_transformers.weights import Resident
 
 from relax_core.api.engine import EngineSpec
 from relax_core.api.errors import ConfigError, InfrastructureError

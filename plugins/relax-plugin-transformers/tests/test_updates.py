@@ -66,7 +66,7 @@ def moved(tensors: Tensors, seed: int) -> Tensors:
 
 
 def weights(lab: EngineFixture) -> dict[str, np.ndarray]:
-    held = lab.engine._resident()  # type: ignore[attr-defined]
+    held = lab.engine._weights  # type: ignore[attr-defined]
     return {name: np.array(held.value(name)) for name in held.tensors}
 
 
@@ -178,7 +178,7 @@ def test_the_base_below_an_adapter_sleeps_with_the_weights(lab: EngineFixture) -
 
 
 def test_a_rank_stabilised_adapter_counts_by_the_root_of_its_rank(lab: EngineFixture) -> None:
-    lab.engine._adapters._table |= {"rslora": True}  # type: ignore[attr-defined]
+    lab.engine._spec.model["lora"] |= {"rslora": True}  # type: ignore[attr-defined]
     tensors = adapter(1, lab=lab)
     lab.update(send(lab, 1, tensors, "lora", lab.facts["fingerprint"]))
     base = {name: array for name, array, _ in tensors_of(lab.model)}

@@ -12,7 +12,7 @@ import pytest
 
 from relax_core.api import ConfigError, Version
 from relax_core.api.weights import Manifest, TensorInfo, tensor_fingerprint
-from relax_core.engine_kit.model_folder import check_manifest, folder_tensors
+from relax_core.engine_kit.model_weights import check_manifest, folder_tensors
 from relax_core.tensor_files.transport import Disk
 
 

@@ -29,7 +29,8 @@ from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
 from relax_core.api.engine import EngineSpec, FinishReason, GenerateRequest
 from relax_core.api.errors import ConfigError, InfrastructureError
 from relax_core.api.routing import Routing, routed_layers
-from relax_core.engine_kit.stepper import StepOutput
+from relax_core.engine_kit.model_weights import as_tensor
+from relax_core.engine_kit.stepped_engine import StepOutput
 from relax_plugin_sglang.launch import launch, replays
 from relax_plugin_sglang.options import SglangOptions
 from relax_plugin_sglang.sampler import Row
@@ -40,11 +41,6 @@ SHARED_TOKENS = 64
 """Of prompts that are long enough to wait an iteration for another's keys and values."""
 ALL_SPARSE = ("qwen2_moe", "qwen3_moe")
 _FINISHES: Mapping[str, FinishReason] = {"stop": "stop", "length": "length"}
-_BITS: Mapping[str, torch.dtype] = {
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-}
 
 
 class Sglang:
@@ -275,8 +271,7 @@ def _buckets(arrays: Iterable[tuple[str, np.ndarray, str]]) -> Iterable[list[tup
     bucket: list[tuple[str, torch.Tensor]] = []
     size = 0
     for name, array_, dtype in arrays:
-        made = torch.from_numpy(np.array(array_))
-        bucket.append((name, made.view(_BITS[dtype]) if dtype in _BITS else made))
+        bucket.append((name, as_tensor(array_, dtype)))
         size += array_.nbytes
         if size >= BUCKET_BYTES:
             yield bucket

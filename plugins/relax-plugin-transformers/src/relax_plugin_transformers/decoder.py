@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The decoding thread: everything that touches the model runs here, between two iterations or as one.
 
-It owns waiting calls and running batches, and knows nothing of transports.
+It admits waiting calls while there is room, and merges batches where that wastes little.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from relax_core.api.engine import Delta, FinishReason
+from relax_core.api.engine import Delta
 from relax_core.api.weights import Version
 from relax_core.engine_kit.engine_thread import EngineThread
 from relax_plugin_transformers.batch import Batch, Finished, Running
@@ -20,7 +20,12 @@ from relax_plugin_transformers.options import TransformersOptions
 
 
 class Decoder(EngineThread[Running]):
-    """Waiting calls, running batches, and the thread that advances them."""
+    """Waiting calls, running batches, and the thread that advances them.
+
+    Life of a request: `waiting -> running in a batch -> finished | aborted`.
+    """
+
+    request_type = Running
 
     def __init__(
         self, model: CausalModel, version: Version, options: TransformersOptions, *, rows: int, serial: bool,
@@ -45,7 +50,7 @@ class Decoder(EngineThread[Running]):
     def waiting(self) -> int:
         return sum(map(len, tuple(self._waiting)))
 
-    # Commands: run on the thread.
+    # -- commands: run on the thread ------------------------------------------------------------------------------
 
     def _enter(self, call: Sequence[Running]) -> None:
         self._waiting.append(deque(call))
@@ -54,8 +59,9 @@ class Decoder(EngineThread[Running]):
         ids = frozenset(names)
         finished: Finished = []
         for call in self._waiting:
+            step = self.version.step
             gone = [member for member in call if member.request.id in ids]
-            finished += [(member, self._unstarted(member)) for member in gone]
+            finished += [(member, Delta(member.request.id, (), (), step, step, "abort")) for member in gone]
             kept = [member for member in call if member.request.id not in ids]
             call.clear()
             call.extend(kept)
@@ -67,12 +73,11 @@ class Decoder(EngineThread[Running]):
         self._forget_empty()
 
     def flush(self) -> None:
-        """Send what was sampled so far: a delta never spans two versions."""
         for batch in self._batches:
             self._tell(batch.flush(self.version.step))
 
     def renew(self, version: Version) -> None:
-        """The weights are of this version from the next token on; caches of weights that were given up never stay."""
+        """Sample under this version from the next token on; caches of weights that were given up never stay."""
         keeps = self._keeps_caches and version.incarnation == self.version.incarnation
         for batch in self._batches:
             if keeps:
@@ -84,10 +89,7 @@ class Decoder(EngineThread[Running]):
     def drop_caches(self) -> int:
         return sum(batch.drop_cache() for batch in self._batches)
 
-    def _unstarted(self, member: Running, finish: FinishReason = "abort") -> Delta:
-        return Delta(member.request.id, (), (), self.version.step, self.version.step, finish)
-
-    # The thread.
+    # -- the thread -----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         with torch.inference_mode():
@@ -95,9 +97,6 @@ class Decoder(EngineThread[Running]):
 
     def _idle(self) -> bool:
         return self._stopping or self.paused or bool(self.asleep) or not (self._waiting or self._batches)
-
-    def _settle(self) -> None:
-        self.flush()
 
     def _close(self) -> None:
         self._waiting.clear()
@@ -117,11 +116,14 @@ class Decoder(EngineThread[Running]):
             for members in by_prompt_length(self._take_fitting(), self._options.max_prefill_tokens):
                 batch = Batch.prefill(members, self.model, self._options.deltas_every)
                 self._tell(batch.take_finished(self.version.step))
-                if len(batch):
-                    self._place(batch)
+                alike = (other for other in self._batches if other.has_cache and other.cheap_to_merge(batch))
+                if len(batch) and not self._serial and (other := next(alike, None)):
+                    other.merge(batch)
+                elif len(batch):
+                    self._batches.append(batch)
 
     def _take_fitting(self) -> list[Running]:
-        """Whoever waits longest, while there is room; one request always fits an empty engine."""
+        """Take whoever waits longest, while there is room; one request always fits an empty engine."""
         rows = self._max_rows - self.running
         slots = self._options.max_batch_tokens - sum(batch.slots for batch in self._batches)
         taken: list[Running] = []
@@ -135,13 +137,6 @@ class Decoder(EngineThread[Running]):
             self._waiting.popleft()
         return taken
 
-    def _place(self, batch: Batch) -> None:
-        for running in self._batches:
-            if not self._serial and running.has_cache and running.cheap_to_merge(batch):
-                running.merge(batch)
-                return
-        self._batches.append(batch)
-
     def _forget_empty(self) -> None:
         self._batches = [batch for batch in self._batches if len(batch)]
         self._waiting = deque(call for call in self._waiting if call)
@@ -152,7 +147,7 @@ class Decoder(EngineThread[Running]):
 
 
 def by_prompt_length(members: Sequence[Running], budget: int) -> list[list[Running]]:
-    """Members in prefill passes: all samples of a prompt together, prompts beside others of like length."""
+    """Group members into prefill passes: all samples of a prompt together, prompts beside others of like length."""
     by_prompt: dict[tuple[tuple[int, ...], tuple[str, ...]], list[Running]] = {}
     for member in members:
         by_prompt.setdefault(member.prompt, []).append(member)

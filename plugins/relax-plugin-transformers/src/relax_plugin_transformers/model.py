@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from relax_core.api.modality import ProcessedMedia
-from relax_core.learn.huggingface import MediaInputs, conserved
+from relax_core.api.routing import Routing
+from relax_core.learn.huggingface import MediaInputs, RouteRecorder, conserved, routing_of
 from relax_core.media.store import MediaStore
 from relax_plugin_transformers.cache import RowsCache
-from relax_plugin_transformers.routes import Watch
 
 Shown = tuple[ProcessedMedia, ...]
 """What one row shows."""
@@ -41,7 +41,7 @@ class CausalModel:
         """Whether the model computes the logits of its last columns only, where it is asked to."""
         windowed = any(kind != "full_attention" for kind in self._kinds)
         windowed |= bool(getattr(config, "sliding_window", None)) and not hasattr(config, "layer_types")
-        self.routes = Watch(module)
+        self.routes = RouteWatch(module)
         self._own_masks = config._attn_implementation == "sdpa" and not windowed
 
     def new_cache(self, rows: int, columns: int) -> RowsCache:
@@ -224,3 +224,42 @@ def by_length(order: Sequence[int], lengths: Sequence[int], budget: int) -> Iter
         real += length
     if chunk:
         yield chunk
+
+
+class RouteWatch:
+    """Watches the routers of one model while `on`: which experts each row and column of a pass visited.
+
+    Nothing is kept beyond a pass; whoever wants routes takes them.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.routing: Routing | None = routing_of(module)
+        self._recorder = None if self.routing is None else RouteRecorder(module, self.routing)
+        self._pieces: list[tuple[int, int, np.ndarray]] = []
+
+    @property
+    def on(self) -> bool:
+        return self._recorder is not None and self._recorder.on
+
+    def watch(self, wanted: bool) -> None:
+        """Watch, or not, from the next pass on; what was seen before is forgotten."""
+        self._pieces.clear()
+        if self._recorder is not None:
+            self._recorder.on = wanted
+
+    def passed(self, row: int, column: int, rows: int) -> None:
+        """Take in a pass over so many rows, from this row and column on, that is over."""
+        if self._recorder is not None and self._recorder.on:
+            seen = self._recorder.take()
+            self._pieces.append((row, column, seen.reshape(rows, -1, *seen.shape[1:])))
+
+    def take(self) -> np.ndarray:
+        """Return [rows, columns, layers, top_k] of all passes since it was last called."""
+        pieces, self._pieces = self._pieces, []
+        rows = max(row + len(seen) for row, _, seen in pieces)
+        first = min(column for _, column, _ in pieces)
+        columns = max(column + seen.shape[1] for _, column, seen in pieces) - first
+        whole = np.zeros((rows, columns, *pieces[0][2].shape[2:]), pieces[0][2].dtype)
+        for row, column, seen in pieces:
+            whole[row : row + len(seen), column - first : column - first + seen.shape[1]] = seen
+        return whole

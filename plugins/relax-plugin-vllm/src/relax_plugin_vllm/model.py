@@ -20,7 +20,8 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from relax_core.api.engine import EngineSpec, FinishReason, GenerateRequest
 from relax_core.api.errors import ConfigError
-from relax_core.engine_kit.stepper import StepOutput
+from relax_core.engine_kit.model_weights import as_tensor
+from relax_core.engine_kit.stepped_engine import StepOutput
 from relax_plugin_vllm.environment import on_gpu
 from relax_plugin_vllm.options import VllmOptions
 from relax_plugin_vllm.sight import Sight, architectures_of, arguments as seeing, written
@@ -35,11 +36,6 @@ CPU_BLOCK_TOKENS = 32
 _TAGS = {"weights": "weights", "kv": "kv_cache"}
 SUPPRESSED = -100.0
 """The strongest bias that vLLM takes: e^-100 of a token's share."""
-_BITS: Mapping[str, torch.dtype] = {
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-}
 
 
 class Vllm:
@@ -62,10 +58,6 @@ class Vllm:
         self.model_type: str = config.hf_config.model_type
         self._sight = Sight(spec.media, config.hf_config)
 
-    @property
-    def busy(self) -> bool:
-        return bool(self._llm.has_unfinished_requests())
-
     def add(self, request: GenerateRequest) -> None:
         """Queue a request."""
         params = SamplingParams(
@@ -75,7 +67,7 @@ class Vllm:
             detokenize=False, output_kind=RequestOutputKind.DELTA,
             logit_bias=dict.fromkeys(request.suppress_tokens, SUPPRESSED) or None,
         )  # fmt: skip
-        inside = self._add(request.id, self._sight.prompt(request.tokens, request.media), params)
+        inside = str(self._llm.add_request(request.id, self._sight.prompt(request.tokens, request.media), params))
         self._seeds[request.id] = (inside, request.seed, len(request.tokens))
 
     def add_score(self, name: str, tokens: tuple[int, ...], temperature: float) -> None:
@@ -84,11 +76,8 @@ class Vllm:
             max_tokens=1, temperature=0.0, prompt_logprobs=0 if temperature == 1.0 else -1, detokenize=False,
             ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY,
         )  # fmt: skip
-        self._add(name, written(tokens), params)
+        self._llm.add_request(name, written(tokens), params)
         self._scores[name] = (tokens, temperature)
-
-    def _add(self, name: str, prompt: Any, params: SamplingParams) -> str:
-        return str(self._llm.add_request(name, prompt, params))
 
     def abort(self, names: Sequence[str]) -> None:
         for name in names:
@@ -135,7 +124,7 @@ class Vllm:
 
     def load(self, arrays: Iterable[tuple[str, np.ndarray, str]]) -> None:
         """Replace the weights by (name, array, dtype), Hugging Face names. Where it raises, the model is half of two."""
-        weights = ((name, tensor(array, dtype)) for name, array, dtype in arrays)
+        weights = ((name, as_tensor(array, dtype)) for name, array, dtype in arrays)
         self._sight.outlook += 1
         self._worker.model_runner.reload_weights(weights_iterator=weights)
         if not on_gpu():
@@ -177,12 +166,6 @@ class Vllm:
         """End the processes that it started; what lies in this one ends with it."""
         if not self._alone:
             self._llm.engine_core.shutdown()
-
-
-def tensor(array: np.ndarray, dtype: str) -> torch.Tensor:
-    """An array of the wire as a tensor of its own; what numpy has no dtype for comes as bits."""
-    made = torch.from_numpy(np.array(array))
-    return made.view(_BITS[dtype]) if dtype in _BITS else made
 
 
 def _pack_tied(model: torch.nn.Module) -> None:

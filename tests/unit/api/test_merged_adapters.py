@@ -12,8 +12,7 @@ from safetensors.torch import save_file
 
 from relax_core.api import Version
 from relax_core.api.weights import combined_fingerprint
-from relax_core.engine_kit.merged_adapters import MergedAdapters, folder_in_dtype
-from relax_core.engine_kit.model_folder import folder_arrays, folder_tensors
+from relax_core.engine_kit.model_weights import folder_arrays, folder_in_dtype, folder_tensors, stage_adapter
 from relax_core.tensor_files.transport import Disk
 
 LORA = {"rank": 1, "alpha": 3.0, "targets": ("q",)}
@@ -29,22 +28,22 @@ def folder(tmp_path: Path) -> str:
     return str(path)
 
 
-def laid(folder: str, dtype: str) -> tuple[MergedAdapters, dict[str, tuple[np.ndarray, str]]]:
-    adapters = MergedAdapters(folder, folder_tensors(folder), LORA, dtype)
+def merged(folder: str, dtype: str) -> dict[str, tuple[np.ndarray, str]]:
     pair = [
         ("base_model.model.m.q.lora_A.weight", np.full((1, 6), 2, np.float32), "F32"),
         ("base_model.model.m.q.lora_B.weight", np.arange(4, dtype=np.float32).reshape(4, 1), "F32"),
     ]
     disk = Disk()
-    manifest = disk.send(Version("actor", 0, 1), "lora", adapters.base, pair, str(Path(folder).parent))
-    staged = adapters.stage(manifest, disk)
+    base = combined_fingerprint(folder_tensors(folder, dtype).values())
+    manifest = disk.send(Version("actor", 0, 1), "lora", base, pair, str(Path(folder).parent))
+    staged = stage_adapter(manifest, disk, folder_tensors(folder), LORA)
     assert combined_fingerprint(staged.arrived) == manifest.wire_fingerprint
-    return adapters, {name: (array, kind) for name, array, kind in adapters.laid(staged)}
+    return {name: (array, kind) for name, array, kind in staged.over_folder(folder, dtype)}
 
 
 def test_only_weights_with_adapters_change(folder: str) -> None:
-    adapters, whole = laid(folder, "F32")
-    assert adapters.base == combined_fingerprint(folder_tensors(folder).values())
+    whole = merged(folder, "F32")
+    assert folder_tensors(folder, "F32") == folder_tensors(folder)
     own = {name: array for name, array, _ in folder_arrays(folder)}
     low = 3.0 * np.outer(np.arange(4), np.full(6, 2.0))
     np.testing.assert_allclose(whole["m.q.weight"][0], own["m.q.weight"] + low, rtol=1e-6)
@@ -53,10 +52,11 @@ def test_only_weights_with_adapters_change(folder: str) -> None:
 
 
 def test_in_another_dtype_the_base_is_the_folder_as_the_engine_has_it(folder: str) -> None:
-    adapters, whole = laid(folder, "BF16")
+    whole = merged(folder, "BF16")
     sent = [(name, array, kind) for name, array, kind in folder_in_dtype(folder, "BF16")]
     published = Disk().send(Version("actor", 0, 2), "full", "", sent, str(Path(folder).parent))
-    assert adapters.base == published.fingerprint != combined_fingerprint(folder_tensors(folder).values())
+    base_fingerprint = combined_fingerprint(folder_tensors(folder, "BF16").values())
+    assert base_fingerprint == published.fingerprint != combined_fingerprint(folder_tensors(folder).values())
     base = torch.from_numpy({name: np.array(array) for name, array, _ in folder_arrays(folder)}["m.q.weight"])
     want = base.bfloat16().float() + 3.0 * torch.outer(torch.arange(4.0), torch.full((6,), 2.0))
     have = torch.from_numpy(whole["m.q.weight"][0].view(np.int16)).view(torch.bfloat16)

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The weights that a model really holds: by name, replaced, fingerprinted where they lie, put to sleep; and adapters over them.
+
+Names are those of its folder: tied weights appear once, and what a model fuses (experts) by its parts, which are views.
+Nothing here knows versions.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from typing import IO
+
+import numpy as np
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from relax_core.api.weights import Manifest, TensorInfo, tensor_fingerprint
+from relax_core.engine_kit.model_weights import StagedAdapter
+from relax_core.engine_kit.threaded_engine import Arriving
+from relax_core.learn.huggingface import parts_of
+
+_DTYPES: Mapping[torch.dtype, str] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
+_BITS: Mapping[torch.dtype, torch.dtype] = {
+    torch.bfloat16: torch.uint16,
+    torch.float8_e4m3fn: torch.uint8,
+    torch.float8_e5m2: torch.uint8,
+}
+Tensors = Mapping[str, torch.Tensor]
+
+
+class Resident:
+    """A module's parameters and saved buffers, each once, under the names of its folder."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        from transformers.core_model_loading import revert_weight_conversion
+
+        self._own = dict(_once(module))
+        self._parts = parts_of(self._own, lambda tensors: revert_weight_conversion(module, tensors))
+        self._aside = OffloadedTensors()
+        self._name()
+
+    def _name(self) -> None:
+        fused = {part.source for part in self._parts.values()}
+        self.tensors = {name: tensor for name, tensor in self._own.items() if name not in fused}
+        self.tensors |= {name: part.of(self._own) for name, part in self._parts.items()}
+
+    def value(self, name: str) -> np.ndarray:
+        """Return the present value of a tensor, as its bits where numpy has no such dtype."""
+        return as_array(self.tensors[name])
+
+    def load(self, manifest: Manifest, staged: Arriving) -> None:
+        """Replace what is sent; called between two iterations. Where it raises, half of two versions lies in memory."""
+        for info, array in staged:
+            bits = as_bits(self.tensors[info.name])
+            want = torch.empty(0, dtype=bits.dtype).numpy().dtype
+            if (array.dtype, array.shape) != (want, tuple(bits.shape)):
+                raise ValueError(f"{manifest.version} {info.name}: got {array.dtype} {array.shape}; publish again")
+            if bits.is_cuda:
+                bits.copy_(torch.from_numpy(np.array(array)))
+            else:
+                np.copyto(bits.numpy(), array, casting="no")
+
+    def infos(self) -> dict[str, TensorInfo]:
+        """Describe the tensors in memory now, by name."""
+        return {
+            name: TensorInfo(
+                name, tuple(tensor.shape), _DTYPES[tensor.dtype], tensor_fingerprint(as_array(tensor)), tensor.nbytes
+            )
+            for name, tensor in self.tensors.items()
+        }
+
+    def release(self) -> int:
+        """Free the weights' memory, keeping their values elsewhere; returns the bytes that are really gone."""
+        for name in self._parts:
+            self.tensors.pop(name, None)
+        return self._aside.release(self._own)
+
+    def restore(self) -> None:
+        """Undo `release`."""
+        self._aside.restore(self._own)
+        self._name()
+
+    def close(self) -> None:
+        """Remove what `release` kept."""
+        self._aside.close()
+
+
+class Adapters:
+    """The adapter over a model's weights. The base of the modules that have one is kept, so that nothing adds up."""
+
+    def __init__(self, resident: Resident) -> None:
+        self._resident = resident
+        self._base: dict[str, torch.Tensor] = {}
+        self._aside = OffloadedTensors()
+
+    def load(self, staged: StagedAdapter) -> None:
+        """Lay an adapter over the base; called between two iterations."""
+        for weight in staged.pairs:
+            tensor = self._resident.tensors[weight]
+            base = self._base.setdefault(weight, tensor.detach().clone())
+            tensor.copy_(staged.merged(weight, base).to(tensor.dtype))
+
+    def forget(self) -> None:
+        """Forget the base: a whole model was loaded, which is the base now."""
+        self._base.clear()
+        self._aside.close()
+
+    def release(self) -> int:
+        """Free the memory of the base; returns the bytes that are really gone."""
+        return self._aside.release(self._base)
+
+    def restore(self) -> None:
+        """Undo `release`."""
+        self._aside.restore(self._base)
+
+
+class OffloadedTensors:
+    """Values of tensors whose memory others need for a while: on the host meanwhile, or, of a CPU, on disk.
+
+    The tensors stay the same objects, so whoever computes with them finds them filled again; the same ones are given each time.
+    """
+
+    def __init__(self) -> None:
+        self._kept: IO[bytes] | dict[str, torch.Tensor] | None = None
+        self._shapes: dict[str, torch.Size] = {}
+
+    def release(self, tensors: Tensors) -> int:
+        """Free their memory; returns the bytes that are really gone."""
+        if self._kept is not None or not tensors:
+            return 0
+        self._shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        on_gpu = next(iter(tensors.values())).is_cuda
+        self._kept = {name: tensor.cpu() for name, tensor in tensors.items()} if on_gpu else _to_disk(tensors)
+        held = [(StorageWeakRef(t.untyped_storage()), t.untyped_storage().nbytes()) for t in tensors.values()]
+        with torch.inference_mode(False):
+            for tensor in tensors.values():
+                tensor.data = tensor.new_empty(0)
+        return sum(size for storage, size in held if storage.expired())
+
+    def restore(self, tensors: Tensors) -> None:
+        """Undo `release`."""
+        if self._kept is None:
+            return
+        with torch.inference_mode(False):
+            if isinstance(self._kept, dict):
+                for name, tensor in tensors.items():
+                    tensor.data = self._kept[name].to(tensor.device)
+            else:
+                self._kept.seek(0)
+                for name, tensor in tensors.items():
+                    filled = tensor.new_empty(self._shapes[name])
+                    self._kept.readinto(as_array(filled).reshape(-1).view(np.uint8).data)  # type: ignore[attr-defined]
+                    tensor.data = filled
+        self.close()
+
+    def close(self) -> None:
+        """Remove what `release` kept."""
+        if self._kept is not None and not isinstance(self._kept, dict):
+            self._kept.close()
+        self._kept = None
+
+
+def _to_disk(tensors: Tensors) -> IO[bytes]:
+    """Write to a file without a name: it ends with the process, also with one that is killed."""
+    file = tempfile.TemporaryFile(prefix="relax-asleep-")  # noqa: SIM115  # open until the weights are back
+    try:
+        for tensor in tensors.values():
+            file.write(as_array(tensor).reshape(-1).view(np.uint8).data)
+        file.flush()
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def as_bits(tensor: torch.Tensor) -> torch.Tensor:
+    """View a tensor as its bits where numpy does not have the dtype: bf16 and fp8."""
+    return tensor.view(_BITS[tensor.dtype]) if tensor.dtype in _BITS else tensor
+
+
+def as_array(tensor: torch.Tensor) -> np.ndarray:
+    """Make an array over a tensor's memory, or over a copy of what lies on a GPU."""
+    return as_bits(tensor.detach().cpu()).numpy()
+
+
+def _once(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield parameters and saved buffers in their own memory; tied ones under their first name."""
+    saved = module.state_dict(keep_vars=True)
+    seen: set[int] = set()
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if name in saved and id(tensor) not in seen:
+            seen.add(id(tensor))
+            tensor.requires_grad_(False)
+            # Loaders may leave a parameter in mapped or shared memory, which could be neither freed nor trusted.
+            tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
+            yield name, tensor

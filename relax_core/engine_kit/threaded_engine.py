@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part that all engines share: async outside, one `EngineThread` inside. For authors of engines.
+
+It translates the engine contract into commands of the thread, and refuses requests and versions that the model can't take
+before anything runs. An engine adds how its model is started, scored, loaded, proved and put to sleep.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from relax_core.api.component import Configurable, OptionsT
+from relax_core.api.engine import Capabilities, Delta, Engine, EngineSpec, GenerateRequest, Health, switched_off
+from relax_core.api.errors import InfrastructureError
+from relax_core.api.trainer import Chosen
+from relax_core.api.weights import Manifest, Receipt, Resident, TensorInfo, WeightTransport, combined_fingerprint
+from relax_core.engine_kit.engine_thread import DeltaStream, EngineThread
+from relax_core.engine_kit.model_weights import StagedAdapter, check_manifest, stage_adapter
+
+if TYPE_CHECKING:
+    import numpy as np
+
+ThreadT = TypeVar("ThreadT", bound=EngineThread[Any])
+Arriving = Iterator[tuple[TensorInfo, "np.ndarray"]]
+_STOP_S = 30.0
+"""One iteration of a large model on a small machine ends within this."""
+
+
+class ThreadedEngine(Engine[OptionsT], Generic[ThreadT, OptionsT]):
+    """One model in this process, owned by one thread.
+
+    `start` of an engine sets `_spec`, `_vocab_size`, `_max_context`, `_known`, and `_thread` last.
+
+    Invariants:
+    - Versions only get newer. One is loaded whole, or the engine ends: half of two versions is never sampled from.
+    - One update or sleep goes on at a time: what is staged must still fit when it is loaded.
+    """
+
+    build: Callable[[Chosen], Configurable] | None = None
+    """Makes a weight transport; set by the worker's host before `start`."""
+    scoring_samples: ClassVar[bool] = False
+    """Whether a token is sampled behind every sequence that is scored, which needs room in the context."""
+
+    def __init__(self, options: OptionsT | None = None) -> None:
+        super().__init__(options)
+        self._thread: ThreadT | None = None
+        self._transports: dict[str, WeightTransport] = {}
+        self._spec = EngineSpec(model={}, max_context=0)
+        self._vocab_size = self._max_context = 0
+        self._known: Mapping[str, TensorInfo] = {}
+        """The tensors that every version must have."""
+        self._dtype = ""
+        """Another number format that whole versions may come in; empty: none."""
+        self._base = ""
+        """Fingerprint of the whole model that adapters are laid over."""
+        self._adapted: frozenset[str] = frozenset()
+        """Weights that an adapter lies over now."""
+        self._changing = asyncio.Lock()
+
+    # -- what an engine adds --------------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def _score(
+        self, thread: ThreadT, sequences: Sequence[Sequence[int]], temperature: float
+    ) -> Sequence[Sequence[float]]:
+        """Score sequences that were checked."""
+
+    @abstractmethod
+    def _load(self, thread: ThreadT, manifest: Manifest, staged: Arriving | StagedAdapter) -> None:
+        """Replace weights, on the thread. Where it raises, half of two versions may lie in memory."""
+
+    @abstractmethod
+    def _prove(self, thread: ThreadT, manifest: Manifest) -> str:
+        """Return a fingerprint of what lies in memory now, on the thread; empty where that can't be read."""
+
+    @abstractmethod
+    def _release(self, thread: ThreadT, parts: frozenset[str]) -> int:
+        """Free parts that are awake, on the thread; return the bytes that are really gone."""
+
+    @abstractmethod
+    def _restore(self, thread: ThreadT, parts: frozenset[str]) -> None:
+        """Bring parts back that are asleep, on the thread."""
+
+    def _delta_base(self) -> Resident | None:
+        """Return what gives the tensors that deltas are put on."""
+        return None
+
+    def layout(self) -> str:
+        """Name how weights lie in memory; fingerprints of it are compared within one layout."""
+        return ""
+
+    def _layout(self, payload: str) -> str:
+        layout = self.layout()
+        return f"{layout} with adapters" if layout and payload == "lora" else layout
+
+    def sleeps(self) -> frozenset[str]:
+        """Return the parts that can sleep on this machine."""
+        return self.capabilities.sleep
+
+    # -- requests -------------------------------------------------------------------------------------------------
+
+    def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Sequence[Delta]]:
+        thread = self._running()
+        check_requests(requests, self.capabilities, self._vocab_size, self._max_context, thread.version.step)
+        return self._generate(thread, requests)
+
+    async def _generate(self, thread: ThreadT, requests: Sequence[GenerateRequest]) -> AsyncIterator[Sequence[Delta]]:
+        stream = DeltaStream(request.id for request in requests)
+        try:
+            await thread.ask(lambda: thread.submit(requests, stream))
+            async for deltas in stream.items():
+                yield deltas
+        finally:
+            if stream.unfinished:  # the reader is gone: free what it asked for
+                with contextlib.suppress(InfrastructureError):
+                    thread.call(lambda: thread.withdraw(stream))
+
+    async def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> Sequence[Sequence[float]]:
+        thread = self._running()
+        if temperature <= 0:
+            raise ValueError(f"temperature {temperature}: log-probs are of logits / temperature; give more than 0")
+        more = ", and one more is sampled," if self.scoring_samples else ""
+        for number, sequence in enumerate(sequences):
+            fault = check_ids(sequence, self._vocab_size)
+            if fault or len(sequence) + bool(more) > self._max_context:
+                long = f"{len(sequence)} tokens{more} pass the context of {self._max_context}"
+                raise ValueError(f"sequence {number}: {fault or long}")
+        return await self._score(thread, sequences, temperature)
+
+    async def pause(self) -> None:
+        await self._set_paused(True)
+
+    async def resume(self) -> None:
+        await self._set_paused(False)
+
+    async def _set_paused(self, paused: bool) -> None:
+        thread = self._running()
+        await thread.ask(lambda: setattr(thread, "paused", paused))
+
+    async def abort(self, ids: Sequence[str]) -> None:
+        thread, wanted = self._running(), frozenset(ids)
+        await thread.ask(lambda: thread.abort(wanted))
+
+    # -- weights --------------------------------------------------------------------------------------------------
+
+    async def update_weights(self, manifest: Manifest, transport: Chosen) -> Receipt:
+        began, thread = time.monotonic(), self._running()
+        async with self._changing:
+            self._refuse(manifest, thread)
+            receiver = self._transport(transport)
+            staged: Arriving | StagedAdapter
+            if manifest.payload == "lora":
+                lora = self._spec.model["lora"]
+                staged = await asyncio.to_thread(stage_adapter, manifest, receiver, self._known, lora, self._adapted)
+                arrived, adapted = staged.arrived, frozenset(staged.pairs)
+            else:
+                arrived, adapted = [], frozenset()
+                arriving = await asyncio.to_thread(_staged, manifest, receiver, self._delta_base())
+                staged = _noted(arriving, arrived)
+            times = {"wire": time.monotonic() - began}
+            resident = await thread.ask(lambda: self._replace(thread, manifest, staged, arrived, times), "weights")
+            self._adapted = adapted
+        return Receipt(
+            self._spec.name, manifest.version, self.capabilities.receipts, combined_fingerprint(arrived),
+            time.monotonic() - began, resident=resident, times=times,
+            layout=self._layout(manifest.payload),
+        )  # fmt: skip
+
+    def _refuse(self, manifest: Manifest, thread: ThreadT) -> None:
+        """Raise ValueError where the version is none for what lies in memory."""
+        version, have = manifest.version, thread.version
+        if "weights" in thread.asleep:
+            raise ValueError(f"{version}: {self._spec.name}'s weights are asleep; wake them first")
+        if not version.supersedes(have):
+            raise ValueError(f"{version}: this engine has {have}; it loads that model's newer versions only")
+        if manifest.payload == "lora":
+            if not (self.capabilities.lora and self._spec.model.get("lora")):
+                raise ValueError(f"{version}: an adapter, but model.lora is not set for this engine")
+            if manifest.base != self._base:
+                raise ValueError(f"{version}: an adapter on top of {manifest.base}; this engine's base is {self._base}")
+            return
+        if manifest.payload == "delta":
+            if not self._takes_deltas():
+                switch = switched_off(type(self), "delta", dict(self.options))  # type: ignore[call-overload]
+                told = f"it takes deltas where engine.{switch} = true" if switch else "it loads full versions"
+                raise ValueError(f"{version}: a delta, and this engine keeps nothing to put it on; {told}")
+            if manifest.base != str(have):
+                raise ValueError(f"{version}: a delta on top of {manifest.base}; this engine has {have}")
+            if self._adapted:
+                raise ValueError(f"{version}: a delta, but an adapter lies over its base here; publish a full version")
+        check_manifest(manifest, self._known, self._dtype)
+
+    def _takes_deltas(self) -> bool:
+        options: dict[str, Any] = dict(self.options)  # type: ignore[call-overload]
+        return self.capabilities.delta and not switched_off(type(self), "delta", options)
+
+    def _transport(self, chosen: Chosen) -> WeightTransport:
+        if chosen.name.rpartition(":")[2] not in self.capabilities.transports:
+            raise ValueError(f"transport {chosen.name!r}: this engine takes {sorted(self.capabilities.transports)}")
+        if self.build is None:
+            raise RuntimeError(f"{type(self).__name__}.build is not set; its host must set it before start")
+        key = f"{chosen.name} {sorted(chosen.options.items())}"
+        if key not in self._transports:  # kept: one may have mapped what the next version is written into
+            built = self.build(chosen)
+            if not isinstance(built, WeightTransport):
+                raise TypeError(f"transport {chosen.name!r} built a {type(built).__name__}, not a WeightTransport")
+            self._transports[key] = built
+        return self._transports[key]
+
+    def _replace(
+        self, thread: ThreadT, manifest: Manifest, staged: Arriving | StagedAdapter, arrived: Sequence[TensorInfo],
+        times: dict[str, float],
+    ) -> str:  # fmt: skip
+        """Load what was staged, on the thread: old tokens leave under the old version, the next is of the new one."""
+        thread.flush()
+        began = time.monotonic()
+        try:
+            self._load(thread, manifest, staged)
+            if missing := {info.name for info in manifest.sent} - {info.name for info in arrived}:
+                raise InfrastructureError(f"{manifest.version}: {sorted(missing)[:8]} did not arrive; publish again")
+            loaded = time.monotonic()
+            resident = self._prove(thread, manifest)
+            thread.renew(manifest.version)
+        except Exception as error:
+            # Half of two versions may lie in memory now: nothing may be sampled from it.
+            thread.fail(f"{type(error).__name__}: {error}")
+            raise
+        times.update(load=loaded - began, proof=time.monotonic() - loaded)
+        return resident
+
+    # -- memory and life ------------------------------------------------------------------------------------------
+
+    async def sleep(self, parts: Sequence[str]) -> int:
+        thread, wanted = self._running(), self._parts(parts)
+
+        def fall_asleep() -> int:
+            falling = wanted - thread.asleep
+            thread.asleep |= wanted
+            return self._release(thread, falling) if falling else 0
+
+        async with self._changing:
+            return await thread.ask(fall_asleep)
+
+    async def wake(self, parts: Sequence[str]) -> None:
+        thread, wanted = self._running(), self._parts(parts)
+
+        def wake_up() -> None:
+            if waking := wanted & thread.asleep:
+                self._restore(thread, waking)
+            thread.asleep -= wanted
+
+        async with self._changing:
+            await thread.ask(wake_up)
+
+    def _parts(self, parts: Sequence[str]) -> frozenset[str]:
+        if unknown := sorted(set(parts) - self.sleeps()):
+            has = ", ".join(sorted(self.sleeps())) or "none: its sleep needs a GPU"
+            raise ValueError(f"parts: got {', '.join(unknown)}; this engine has {has}")
+        return frozenset(parts)
+
+    async def health(self) -> Health:
+        thread = self._thread
+        if thread is None:
+            return Health(False, self._spec.version, facts={"failure": "not started"})
+        asleep = tuple(sorted(thread.asleep))
+        facts = {"failure": thread.failure, "paused": thread.paused, "asleep": asleep, **thread.facts()}
+        return Health(not thread.failure, thread.version, thread.running, thread.waiting, facts)
+
+    async def stop(self) -> None:
+        thread = self._thread
+        if thread is None:
+            return
+        # A thread that has ended already needs no telling.
+        with contextlib.suppress(InfrastructureError):
+            thread.call(thread.stop)
+        if not await asyncio.to_thread(thread.join, _STOP_S):
+            raise InfrastructureError(
+                f"{self._spec.name}: an iteration runs for over {_STOP_S:.0f} s; kill the process"
+            )
+
+    def _running(self) -> ThreadT:
+        if self._thread is None:
+            raise InfrastructureError(f"{self._spec.name}: not started; call start first")
+        return self._thread
+
+
+def _staged(manifest: Manifest, transport: WeightTransport, resident: Resident | None) -> Arriving:
+    """Return the arriving tensors.
+
+    A stored version is checked whole before anything changes: a full one as views of files, a delta once now and again while
+    it is loaded. A live one has only its first tensor fetched here: no second model lies in memory.
+    """
+    arriving = transport.receive(manifest, resident)
+    if manifest.payload == "full" and not transport.live:
+        return iter(list(arriving))
+    if not transport.live:
+        for _ in arriving:  # a damaged delta is refused before anything changes
+            pass
+        return transport.receive(manifest, resident)
+    first = next(arriving, None)
+    return iter(()) if first is None else chain([first], arriving)
+
+
+def _noted(arriving: Arriving, arrived: list[TensorInfo]) -> Arriving:
+    for info, array in arriving:
+        arrived.append(info)
+        yield info, array
+
+
+# -- requests that an engine can take -----------------------------------------------------------------------------
+
+
+def check_requests(
+    requests: Sequence[GenerateRequest], can: Capabilities, vocab_size: int, max_context: int, step: int
+) -> None:
+    """Raise ValueError naming the request, the field, what it got and the limit."""
+    seen: set[str] = set()
+    for request in requests:
+        if request.id in seen:
+            raise ValueError(f"request {request.id!r} comes twice in one call; ids are unique")
+        seen.add(request.id)
+        if fault := _fault(request, can, vocab_size, max_context, step):
+            raise ValueError(f"request {request.id!r}: {fault}")
+
+
+def check_ids(tokens: Sequence[int], vocab_size: int) -> str:
+    """Return the fault of token ids; empty where there is none."""
+    if len(tokens) and not (min(tokens) >= 0 and max(tokens) < vocab_size):
+        bad = next(token for token in tokens if not 0 <= token < vocab_size)
+        return f"token {bad} is outside the vocabulary of {vocab_size}"
+    return ""
+
+
+def _fault(request: GenerateRequest, can: Capabilities, vocab_size: int, max_context: int, step: int) -> str:
+    """Return the first fault of a request; empty where there is none."""
+    if not request.tokens:
+        return "no prompt tokens; give at least one"
+    if request.max_new_tokens < 1:
+        return f"max_new_tokens is {request.max_new_tokens}; ask for at least 1"
+    if len(request.tokens) + request.max_new_tokens > max_context:
+        return f"{len(request.tokens)} prompt + {request.max_new_tokens} new tokens pass the context of {max_context}"
+    if request.floor > step:
+        return f"its floor is step {request.floor}, these weights are of step {step}; route it to a newer engine"
+    if fault := check_ids((*request.tokens, *request.stop_tokens, *request.suppress_tokens), vocab_size):
+        return fault
+    if not 0 <= request.temperature < float("inf"):
+        return f"temperature is {request.temperature}; give 0 (greedy) or more"
+    if not 0 < request.top_p <= 1:
+        return f"top_p is {request.top_p}; give a number in (0, 1]"
+    if not 0 <= request.top_k <= vocab_size or not 0 <= request.num_top <= vocab_size:
+        return f"top_k is {request.top_k}, num_top {request.num_top}; give 0 to {vocab_size}"
+    if len(set(request.suppress_tokens)) >= vocab_size:
+        return "suppress_tokens leaves no token to sample"
+    if request.media and not can.media:
+        return "media given, this engine takes text only"
+    if request.routed_experts and not can.routed_experts:
+        return "routed_experts asked for, this engine does not record them"
+    return ""

@@ -22,10 +22,10 @@ class WatchedEngine(TransformersEngine):
     async def peak_bytes(self, requests: Sequence[GenerateRequest]) -> int:
         """While these are generated, with the weights."""
         profile = memory_profile()
-        await self._call(profile.__enter__)
+        await self._running().ask(profile.__enter__)
         async for _ in self.generate(requests):
             pass
-        await self._call(lambda: profile.__exit__(None, None, None))
+        await self._running().ask(lambda: profile.__exit__(None, None, None))
         return self.held() + most_held(profile)
 
     def held(self) -> int:

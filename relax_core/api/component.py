@@ -53,8 +53,8 @@ def _named_model(cls: type) -> type[Options] | None:
     for base in cls.__mro__:
         for generic in getattr(base, "__orig_bases__", ()):
             for argument in get_args(generic):
-                if get_origin(generic) is not Generic and isinstance(argument, type):
-                    return argument
+                if get_origin(generic) is not Generic and hasattr(argument, "model_fields"):  # a pydantic model
+                    return argument  # type: ignore[no-any-return]
     return None
 
 

@@ -265,6 +265,12 @@ async def test_a_folder_without_weights_is_refused_before_the_library_is_made(tm
     assert not hasattr(engine, "counter")
 
 
+def test_an_engine_that_names_no_options_has_none() -> None:
+    class Plain(SteppedEngine): ...  # type: ignore[type-arg]
+
+    assert Plain.options_model() is Options
+
+
 class Keeping(Options):
     keep_weights: bool = False
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole runs with a critic: it learns beside the actor on both runners, and goes on with it from a checkpoint, bit for bit."""
+"""A whole run with a critic: it goes on with the actor from a checkpoint, bit for bit."""
 
 from __future__ import annotations
 
@@ -47,26 +47,3 @@ def test_actor_and_critic_go_on_together_from_a_checkpoint(relax: Relax, tiny: P
         one, other = load_file(whole / file), load_file(parts / file)
         assert one.keys() == other.keys() and all(one[name].tobytes() == other[name].tobytes() for name in one), file
     assert files
-
-
-@pytest.mark.ray
-def test_a_critic_of_its_own_devices_learns_adapters_on_ray(relax: Relax, tiny: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    done = relax(
-        "train",
-        tiny / "recipe.toml",
-        *SMALL,
-        "run.runner=ray",
-        "placement=async",
-        "model.lora.rank=4",
-        "steps=4",
-        "--run-dir",
-        run,
-        "--json",
-    )
-    assert done.code == 0, done.err
-    assert done.json["balanced"] and done.json["samples_trained"] == 4 * 16
-    assert [line["step"] for line in critics(run)] == [1, 2, 3, 4]
-    assert (run / "checkpoints/step-000004/critic.json").is_file()
-    kept = {name for file in (run / "checkpoints/step-000004/critic").glob("*.safetensors") for name in load_file(file)}
-    assert kept and all(".lora_" in name or "score" in name for name in kept)

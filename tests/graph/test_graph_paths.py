@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file
 
 from relax_core.views.run import Metrics, open_run
-from tests.graph.conftest import Ran, Relax, relax_in
+from tests.graph.conftest import Ran, Relax
 
 SMALL = ("steps=4", "rollout.prompts_per_step=4", "rollout.group_size=4", "eval.every=0", "checkpoint.every=0")
 SAMPLES = 4 * 4 * 4
@@ -36,33 +37,34 @@ SEVERAL = (
     "max_staleness=0", "batch.updates_per_step=2", "optimizer.lr=0.01", "algorithm.kl_coef=0.1",
     "algorithm.correction=truncate",
 )  # fmt: skip
-RUNNERS = [
-    pytest.param("local", marks=pytest.mark.xdist_group("test_graph_paths")), pytest.param("ray", marks=pytest.mark.ray),
-]  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=RUNNERS)
-def async_metrics(request: pytest.FixtureRequest, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Metrics:
-    """The steps of a run with every forward role and several updates."""
-    directory = tmp_path_factory.mktemp(f"several-{request.param}")
-    with relax_in(directory) as relax:
-        ran = relax("train", tiny / "recipe.toml", *SMALL, *SEVERAL, "placement=async", "--runner", request.param,
-                    "--run-dir", directory / "run", "--json")  # fmt: skip
-    return trained(ran, directory / "run")
-
-
-def test_every_forward_role_and_several_updates(async_metrics: Metrics, relax_here: Relax, tiny: Path) -> None:
-    graph = roles(relax_here("graph", tiny / "recipe.toml", *SEVERAL, "placement=async", "--format", "json"))
-    assert set(graph) == {"rollout", "reference", "actor-fwd", "advantages", "actor"}
-    assert all(ratio > 1.0 for ratio in async_metrics.column("policy/ratio_max")[1:])
-    assert all(kl > 0 for kl in async_metrics.column("policy/ref_kl"))
-
-
-@pytest.mark.parametrize("async_metrics", RUNNERS[:1], indirect=True)
-def test_the_old_policy_is_the_same_whoever_computes_it(
-    async_metrics: Metrics, relax: Relax, tiny: Path, tmp_path: Path
+@pytest.mark.ray
+def test_every_role_with_several_updates_of_adapters_on_ray(
+    relax: Relax, relax_here: Relax, tiny: Path, tmp_path: Path
 ) -> None:
+    """Critic, reference and actor-fwd have devices of their own, and policy and critic learn adapters."""
+    settings = (*SEVERAL, "algorithm=ppo", "placement=async", "model.lora.rank=4")
+    graph = roles(relax_here("graph", tiny / "recipe.toml", *settings, "--format", "json"))
+    assert set(graph) == {"rollout", "reference", "actor-fwd", "critic", "advantages", "actor"}
+    run = tmp_path / "run"
+    ran = relax("train", tiny / "recipe.toml", *SMALL, *settings, "checkpoint.every=4", "--runner", "ray", "--run-dir", run,
+                "--json")  # fmt: skip
+    metrics = trained(ran, run)
+    assert all(ratio > 1.0 for ratio in metrics.column("policy/ratio_max")[1:])
+    assert all(kl > 0 for kl in metrics.column("policy/ref_kl"))
+    assert len(metrics.column("critic/loss")) == 4
+    assert (run / "checkpoints/step-000004/critic.json").is_file()
+    kept = {name for file in (run / "checkpoints/step-000004/critic").glob("*.safetensors") for name in load_file(file)}
+    assert kept and all(".lora_" in name or "score" in name for name in kept)
+
+
+def test_the_old_policy_is_the_same_whoever_computes_it(relax: Relax, tiny: Path, tmp_path: Path) -> None:
     """On-policy, both placements see the same samples; log-probs from another process must change nothing."""
+    ran = relax("train", tiny / "recipe.toml", *SMALL, *SEVERAL, "placement=async", "--runner", "local", "--run-dir",
+                tmp_path / "async", "--json")  # fmt: skip
+    async_metrics = trained(ran, tmp_path / "async")
+    assert all(kl > 0 for kl in async_metrics.column("policy/ref_kl"))
     ran = relax("train", tiny / "recipe.toml", *SMALL, *SEVERAL, "placement=hybrid", "--runner", "local", "--run-dir", "run",
                 "--json")  # fmt: skip
     hybrid_metrics = trained(ran, tmp_path / "run")
@@ -146,14 +148,3 @@ def test_log_probs_agree_over_turns_with_observations_between_them(relax: Relax,
     run = open_run(tmp_path / "run")
     samples = [sample for step in run.sample_steps() for sample in run.samples(step)]
     assert any(len(sample.get("messages", ())) > 4 for sample in samples)
-
-
-def test_colocated_roles_take_turns(relax: Relax, relax_here: Relax, tiny: Path, tmp_path: Path, runner: str) -> None:
-    """Engines, actor and reference on one device; what is half generated at the trainer's turn goes on after it."""
-    settings = ("placement=colocate", "max_staleness=1", "algorithm.kl_coef=0.1", "eval.every=2")
-    run = tmp_path / "run"
-    ran = relax("train", tiny / "recipe.toml", *SMALL, *settings, "--runner", runner, "--run-dir", run, "--json")
-    metrics = trained(ran, run)
-    assert max(metrics.column("lag/max")) <= 1
-    assert len(metrics.column("time/wait_turn_s")) == len(metrics.column("memory/freed_bytes")) == 4
-    assert "take turns on cpu:0" in relax_here("graph", tiny / "recipe.toml", *settings).out

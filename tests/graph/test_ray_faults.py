@@ -16,7 +16,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 def test_what_dies_and_keeps_no_state_is_replaced_and_the_ledger_balances(
     start: Start, tiny: Path, tmp_path: Path
 ) -> None:
-    run = start.train(tmp_path / "run", tiny / "recipe.toml", "steps=400")
+    path = tmp_path / "run"
+    run = start.train(path, tiny / "recipe.toml", "steps=400", "checkpoint.every=0")
     run.until_steps(2)
     children(run.process.pid, "ServeController")[0].kill()
     run.until_more_steps()
@@ -30,7 +31,9 @@ def test_what_dies_and_keeps_no_state_is_replaced_and_the_ledger_balances(
     _kill_role(run, "advantages")
     _kill_role(run, "rollout")
     run.interrupt()
-    assert run.end() == 130, run.err
+    assert run.end(60) == 130, run.err
+    assert f"relax resume {path}" in run.err
+    assert list((path / "checkpoints").glob("step-*/state.json")), "Ctrl-C saves"
     summary = run.summary()
     assert summary["restarts"]["advantages"] == 1
     assert summary["restarts"]["rollout"] == 1

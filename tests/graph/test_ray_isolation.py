@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.graph.conftest import survivors
-from tests.graph.ray_run import Running, Start, children, until
+from tests.graph.ray_run import Start, children, until
 from tests.unit.ray.cluster import ForeignCluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
@@ -64,38 +64,16 @@ def test_a_killed_driver_takes_its_own_cluster_with_it(start: Start, tiny: Path,
     until(lambda: survivors(tmp_path) == [], lambda: str(survivors(tmp_path)), 15)
 
 
-def test_ctrl_c_during_a_run_saves_and_says_how_to_go_on(start: Start, tiny: Path, tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    run = start.train(path, tiny / "recipe.toml", "steps=2000", "checkpoint.every=0")
-    run.until_steps(3)
-    code = _interrupted(run)
-    assert code == 130, run.err
-    assert f"relax resume {path}" in run.err
-    assert run.out == ""
-    assert list((path / "checkpoints").glob("step-*/state.json"))
-    _only_ours(run)
-
-
 def test_ctrl_c_while_ray_starts_ends_the_run(start: Start, tiny: Path, tmp_path: Path) -> None:
     run = start.train(tmp_path / "run", tiny / "recipe.toml", "steps=2000")
     until(lambda: children(run.process.pid, "raylet"), "a raylet")
-    code = _interrupted(run)
-    assert code == 130, run.err
-    assert not list((tmp_path / "run" / "checkpoints").glob("step-*"))
-    _only_ours(run)
-
-
-def _interrupted(run: Running) -> int:
     run.interrupt()
-    return run.end(60)
-
-
-def _only_ours(run: Running) -> None:
-    """Nothing of Ray's own on the terminal."""
+    assert run.end(60) == 130, run.err
+    assert not list((tmp_path / "run" / "checkpoints").glob("step-*"))
     theirs = [
         line for line in run.err.splitlines() if "(raylet)" in line or "serve" in line.lower() or "Traceback" in line
     ]
-    assert theirs == []
+    assert theirs == [], "nothing of Ray's own is on the terminal"
 
 
 def _found(env: dict[str, str]) -> Any:

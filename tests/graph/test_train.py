@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run trains, says what it did, and leaves what it promised. Each runner makes one run, which the tests read."""
+"""A run trains, says what it did, and leaves what it promised. Each runner makes one run, which the tests read.
+
+Engines, actor and reference share one device in it: what is half generated at the trainer's turn goes on after it.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,13 @@ from typing import Any
 
 import pytest
 
-from tests.graph.conftest import relax_in
+from tests.graph.conftest import Relax, relax_in
 
 pytestmark = pytest.mark.timeout(600)  # the first test of a runner waits for its run
-SHORT = ("steps=6", "eval.every=3", "checkpoint.every=3", "rollout.prompts_per_step=8", "eval.sets.0.size=32")
+SHORT = (
+    "steps=6", "eval.every=3", "checkpoint.every=3", "rollout.prompts_per_step=8", "eval.sets.0.size=32",
+    "placement=colocate", "max_staleness=1", "algorithm.kl_coef=0.1",
+)  # fmt: skip
 RUNNERS = [
     pytest.param("local", marks=pytest.mark.xdist_group("test_train")), pytest.param("ray", marks=pytest.mark.ray),
 ]  # fmt: skip
@@ -69,6 +75,14 @@ def test_the_ledger_balances_at_every_step_and_lag_stays_in_bounds(finished_run:
         assert 0 <= row["lag/max"] <= 1
         assert row["train/rollout_log_prob_diff_lag0_max"] < 1e-4
     assert finished_run.summary["samples_trained"] == 6 * 8 * 8
+
+
+def test_colocated_roles_wait_for_each_other_and_free_memory(
+    finished_run: FinishedRun, relax_here: Relax, tiny: Path
+) -> None:
+    steps = [row for row in _metrics(finished_run.path) if "reward/mean" in row]
+    assert all(row["time/wait_turn_s"] >= 0 and "memory/freed_bytes" in row for row in steps)
+    assert "take turns on cpu:0" in relax_here("graph", tiny / "recipe.toml", *SHORT).out
 
 
 def test_the_exported_folder_loads_with_transformers(finished_run: FinishedRun, tiny: Path) -> None:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learning from what somebody wrote, through the command line: pairs on both runners, and stages that are broken off."""
+"""Learning from what somebody wrote, through the command line: pairs, and stages that are broken off.
+
+On Ray, `test_colours.py` trains on written answers.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +39,10 @@ def lines(run: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.timeout(600)
-def test_pairs_raise_their_margin_on_both_runners(relax: Relax, tiny: Path, tmp_path: Path, runner: str) -> None:
+def test_pairs_raise_their_margin(relax: Relax, tiny: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     ran = relax("train", tiny / "recipe.toml", "algorithm=dpo", "steps=8", "optimizer.lr=1e-3", "eval.every=8",
-                "eval.sets.0.size=32", "--runner", runner, "--run-dir", run, "--json")  # fmt: skip
+                "eval.sets.0.size=32", "--runner", "local", "--run-dir", run, "--json")  # fmt: skip
     assert ran.code == 0, ran.err
     assert ran.json["balanced"] and ran.json["samples_trained"] == 8 * 32 * 2 and ran.json["max_lag"] == 0
     margins = [line["eval/held-out/margin"] for line in lines(run) if "eval/held-out/margin" in line]

@@ -105,8 +105,9 @@ class HashTime:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        for module in [module for name, module in sys.modules.items() if name.startswith("relax_core.weights")]:
-            if hasattr(module, "tensor_fingerprint"):
+        hashing = [module for module in list(sys.modules.values()) if getattr(module, "tensor_fingerprint", None)]
+        for module in hashing:
+            if module.__name__ not in (__name__, "relax_core.api.weights"):
                 setattr(module, "tensor_fingerprint", self._timed)
 
     def _timed(self, array: np.ndarray) -> str:

@@ -144,7 +144,7 @@ class Dataset(RowSet):
     Rows that are too long are skipped, cut at their end, or refused.
     """
 
-    limit_key = "data.max_row_tokens"
+    limit_key, skipped = "data.max_row_tokens", "rows are skipped: they are too long"
     emptied = "leaves nothing to train of any row", "raise it, or shorten the rows"
 
     def __init__(
@@ -283,14 +283,6 @@ def open_held_out(run: Any, build: Build, form: Source) -> list[HeldOut]:
         dataset = _open(run, build, form, f"eval.sets.{at}.path", str(table.path), table.columns or run.data.columns)
         found.append(HeldOut(table.name, dataset, range(min(table.size or len(dataset), len(dataset)))))
     return found
-
-
-def remarks(dataset: Dataset, train: Sequence[int]) -> list[str]:
-    """Say how the rows were used, for people."""
-    said = [f"{dataset.num_skipped} rows are skipped: they are too long"] if dataset.num_skipped else []
-    if held := len(dataset) - len(train):
-        said.append(f"{held} of {len(dataset)} rows are held out for evaluation; name [[eval.sets]] to use others")
-    return said
 
 
 def row_batch(

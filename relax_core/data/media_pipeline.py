@@ -15,7 +15,6 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Hashable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -297,22 +296,6 @@ class MediaBudget:
             self._total -= self._sizes.pop(key)
             gone.append(key)
         return gone
-
-
-@dataclass(frozen=True, slots=True)
-class MediaFor:
-    """The pipeline as one owner's samples see it."""
-
-    pipeline: MediaPipeline
-    owner: Hashable
-
-    async def prepare(self, messages: Iterable[Message]) -> None:
-        """Raises MediaRefused."""
-        await self.pipeline.prepare(messages, self.owner)
-
-    def fill_placeholders(self, rendered: Rendered, messages: Iterable[Message]) -> Rendered:
-        """Raises MediaRefused."""
-        return self.pipeline.fill_placeholders(rendered, messages)
 
 
 def media_of(messages: Iterable[Message]) -> list[Media]:

@@ -58,6 +58,8 @@ class RowSet(ABC):
     """The key of the bound of tokens."""
     a_row: ClassVar[str] = ""
     """Words before the place of a row that is too long."""
+    skipped: ClassVar[str]
+    """What is skipped, and why."""
     emptied: ClassVar[tuple[str, str]]
     """Why nothing may be left within that bound, and the way out."""
 
@@ -92,6 +94,14 @@ class RowSet(ABC):
             raise ConfigError("eval.size", f"{size} of {count} tasks", "leave at least one task to train on")
         held = frozenset(random.Random(f"hold-out {seed}").sample(range(count), size))
         return tuple(index for index in range(count) if index not in held), tuple(sorted(held))
+
+    def remarks(self, train: Sequence[int]) -> list[str]:
+        """Say how the rows are used, for people; `train`: those that are issued."""
+        said = [f"{self.num_skipped} {self.skipped}"] if self.num_skipped else []
+        if held := len(self) - len(train):
+            rows = self.skipped.split()[0]
+            said.append(f"{held} of {len(self)} {rows} are held out for evaluation; name [[eval.sets]] to use others")
+        return said
 
     @abstractmethod
     def examine(self, row: int) -> Rendered | None:
@@ -168,6 +178,7 @@ class TaskSet(RowSet):
     """
 
     limit_key, a_row = "data.max_prompt_tokens", "the prompt at "
+    skipped = "tasks are skipped: their prompts are too long"
     emptied = "every prompt exceeds", "raise it, or shorten the prompts"
 
     def __init__(

@@ -17,7 +17,7 @@ from relax_core.api.role import Role
 from relax_core.api.source import Sampler
 from relax_core.api.trajectory import Outcome
 from relax_core.config.run_config import RunContext
-from relax_core.data.dataset import Example, open_training, remarks, row_batch
+from relax_core.data.dataset import Example, open_training, row_batch
 from relax_core.data.media_pipeline import opened_media_pipeline
 from relax_core.data.placeholders import MediaRefused
 
@@ -37,9 +37,10 @@ class RowSource(Role):
     async def run(self, context: RunContext) -> None:
         self._context, self._admitted = context, 0
         self._sampler: Sampler = context.build(context.config.sampler.chosen)
-        opened = await asyncio.to_thread(open_training, context.config, context.build, context.plan.source)
-        self._dataset, self._train = opened
-        for remark in remarks(*opened):
+        self._dataset, self._train = await asyncio.to_thread(
+            open_training, context.config, context.build, context.plan.source
+        )
+        for remark in self._dataset.remarks(self._train):
             await context.board.emit(Logged("info", self.name, remark))
         async with opened_media_pipeline(context, self._dataset.family) as pipeline:  # without media it has no process
             self._media = pipeline

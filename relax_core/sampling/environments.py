@@ -1,26 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pool of environments: an instance a sample, in this process where the class says it can't block or crash,
-else in killable processes, many instances each.
+else in a killable process, many instances each. `EnvironmentHost` is the other end, in that process.
 
-A call that a process does not answer kills it: that sample timed out, the process's other samples lost their environment,
-which is their outcome; the next sample gets a new process.
-
-Environments in a killable process: many instances of one environment, each with the number of its session.
-
-Errors and deadlines of an instance travel back as data, so that they cost its sample only. A call that blocks the event loop
-is the parent's to notice and to kill.
+Errors and deadlines of an instance travel as data, so that they cost its sample only. A call that a process does not answer
+kills it: that sample timed out, the process's other samples lost their environment, which is their outcome; the next sample
+gets a new process.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import count
 from typing import Any
 
 from relax_core.api.engine import ModelClient
-from relax_core.api.environment import Action, Environment, Observation, Tool
+from relax_core.api.environment import Action, Environment, Observation
 from relax_core.api.errors import RelaxError
 from relax_core.api.task import Message, Task
 from relax_core.api.trainer import Chosen
@@ -46,6 +42,169 @@ from relax_core.sampling.session import Branch, SessionEnded, state_of
 
 SESSION = "session"
 """The parent's handler of what driving environments ask of their samples."""
+
+
+class EnvironmentPool:
+    """Environments of one run. `models`: engine pools that they may ask.
+
+    Invariants:
+    - A handle is closed when its sample ends, whatever happened.
+    - `_driven` holds the samples whose environment drives them now, by the number of their session.
+    """
+
+    def __init__(
+        self, chosen: Chosen, workers: Workers, num_workers: int = 1, timeout_s: float = 60.0, *,
+        build: Callable[[Chosen], Any], models: Mapping[str, ModelClient] | None = None,
+    ) -> None:  # fmt: skip
+        self._name, self._timeout_s, self._models = chosen.name, timeout_s, models or {}
+        self._prototype: Environment = build(chosen)
+        self._shared: object = None
+        self._driven: dict[int, _DrivenSample] = {}
+        names = [f"environment-{chosen.name}-{number}" for number in range(num_workers)]
+        self._processes = IsolatedPool(
+            [] if self._prototype.in_process else names, chosen, "relax_core.sampling.environments:EnvironmentHost",
+            workers, timeout_s=timeout_s, opened=self._handlers,
+        )  # fmt: skip
+
+    @property
+    def answers_once(self) -> bool:
+        """Whether a sample is one turn of the policy and nothing else: it needs no instance. A subclass may do more."""
+        return type(self._prototype) is SingleTurn
+
+    async def start(self) -> None:
+        """Run the shared set-up of every process; an error of the author's `open` comes out here."""
+        if self._prototype.in_process:
+            self._shared = await type(self._prototype).open(self._prototype.options)
+        await self._processes.start()
+
+    async def stop(self) -> None:
+        await self._processes.stop()
+
+    @asynccontextmanager
+    async def instance(self) -> AsyncIterator[EnvironmentHandle]:
+        """An environment for one sample; closed at the end, whatever happened."""
+        async with AsyncExitStack() as stack:
+            handle: EnvironmentHandle
+            if self._prototype.in_process:
+                instance = type(self._prototype)(self._prototype.options)
+                instance.shared = self._shared
+                instance.engines = {name: self._models[name] for name in instance.needs_engines}
+                handle = InProcess(instance, 0.0 if getattr(instance, "never_waits", False) else self._timeout_s)
+            else:
+                session = await stack.enter_async_context(self._processes.session())
+                handle = RemoteEnvironment(session, self._prototype, self._timeout_s, self._driven)
+            stack.push_async_callback(handle.close)
+            yield handle
+
+    def _handlers(self, needs: Sequence[str]) -> dict[str, Handler]:
+        handlers = model_handlers(self._models, f"environment {self._name}", needs)
+        return {**handlers, SESSION: self._request} if self._prototype.drives() else handlers
+
+    async def _request(self, number: int, request: str, branch: int, *args: Any) -> Any:
+        """Do what a driving instance asks of its sample; None where that has ended."""
+        sample = self._driven.get(number)
+        return None if sample is None else await sample.do(request, branch, *args)
+
+
+class RemoteEnvironment(EnvironmentHandle):
+    """An instance in a process of its pool."""
+
+    def __init__(
+        self, session: IsolatedSession, prototype: Environment, timeout_s: float, driven: dict[int, _DrivenSample]
+    ) -> None:
+        super().__init__(prototype, timeout_s)
+        self._session, self._driven = session, driven
+
+    async def reset(self, task: Task, seed: int) -> ResetResult:
+        messages, state = await self._call("reset", task, seed)
+        return messages, state
+
+    async def step(self, action: Action) -> StepResult:
+        taken: StepResult = await self._call("step", action)
+        return taken
+
+    async def run(self, task: Task, seed: int, session: Branch) -> None:
+        """Let it drive the sample; its deadline stands still while the policy takes a turn."""
+        sample = self._driven[self._session.number] = _DrivenSample(session)
+        try:
+            await guarded(self._drive(sample, task, seed), self._timeout_s, "run", session)
+        finally:
+            del self._driven[self._session.number]
+            await sample.end()
+
+    async def _close(self) -> None:
+        await self._call("close")
+
+    async def _drive(self, sample: _DrivenSample, task: Task, seed: int) -> None:
+        try:
+            await self._outcome("run", self._session.long_call("run", task, seed))
+        except EnvironmentFailed:
+            if sample.failure is None:
+                raise
+        if sample.failure is not None:
+            raise sample.failure
+
+    async def _call(self, method: str, *args: Any) -> Any:
+        try:
+            return await self._outcome(method, self._session.call(method, *args, self._timeout_s))
+        except RelaxError as error:  # such as an answer that can't travel
+            raise EnvironmentFailed(Outcome.ENVIRONMENT_ERROR, f"{method}: {error}") from error
+
+    async def _outcome(self, method: str, answer: Any) -> Any:
+        try:
+            outcome, result = await answer
+        except ItemTimeout as error:
+            raise EnvironmentFailed(Outcome.ENVIRONMENT_TIMEOUT, late_text(method, self._timeout_s)) from error
+        except ItemCrash as error:
+            raise EnvironmentFailed(Outcome.ENVIRONMENT_ERROR, f"{method}: the environment's {error}") from error
+        if outcome:
+            raise EnvironmentFailed(Outcome(outcome), result)
+        return result
+
+
+class _DrivenSample:
+    """A sample that an environment drives from its process: branches by number, and the turns that the policy takes now."""
+
+    def __init__(self, session: Branch) -> None:
+        self._branches = {0: session}
+        self._turns: set[asyncio.Task[Any] | None] = set()
+        self.failure: Exception | None = None
+        """The first request that could not be done, such as a restart from something that is no prompt."""
+
+    async def do(self, request: str, number: int, *args: Any) -> Action | None:
+        """Do one request; give the action of a turn, None where the sample has ended."""
+        if request == "generate":
+            turn = asyncio.current_task()
+            self._turns.add(turn)
+            try:
+                max_new_tokens, stop = args
+                return await self._branches[number].generate(max_new_tokens, tuple(stop))
+            except Exception:  # ended, or broken: the sample knows, the instance only has to stop waiting
+                return None
+            finally:
+                self._turns.discard(turn)
+        try:
+            if request == "observe":
+                self._branches[number].append(*args)
+            elif request == "fork":
+                self._branches[args[0]] = self._branches[number].fork()
+            elif request == "restart":
+                self._branches[args[0]] = self._branches[number].restart(args[1])
+            elif request == "reward":
+                self._branches[number].reward(args[0])
+        except Exception as error:
+            self.failure = self.failure or error
+        return None
+
+    async def end(self) -> None:
+        """Nobody waits for its turns any more."""
+        turns = [turn for turn in self._turns if turn is not None]
+        for turn in turns:
+            turn.cancel()
+        await asyncio.gather(*turns, return_exceptions=True)
+
+
+# -- in the killable process ------------------------------------------------------------------------------------------
 
 
 class EnvironmentHost(IsolatedHost):
@@ -144,199 +303,3 @@ async def _outcome(work: Awaitable[Any]) -> list[Any]:
         return ["", await work]
     except EnvironmentFailed as failure:
         return [failure.outcome.value, str(failure)]
-
-
-class EnvironmentPool:
-    """Environments of one run. `models`: engine pools that they may ask; `isolate`: each instance has its own process.
-
-    Invariants:
-    - A handle is closed when its sample ends, whatever happened.
-    - `_driven` holds the samples whose environment drives them now, by the number of their session.
-    """
-
-    def __init__(
-        self, chosen: Chosen, workers: Workers, num_workers: int = 1, timeout_s: float = 60.0, *, isolate: bool = False,
-        build: Callable[[Chosen], Any] | None = None, models: Mapping[str, ModelClient] | None = None,
-    ) -> None:  # fmt: skip
-        self._name, self._timeout_s, self._isolate, self._models = chosen.name, timeout_s, isolate, models or {}
-        self._prototype: Environment = (build or _from_catalogue)(chosen)
-        self._shared: object = None
-        self._driven: dict[int, _DrivenSample] = {}
-        names = [] if isolate or self.in_process else [f"environment-{chosen.name}-{n}" for n in range(num_workers)]
-        self._processes = IsolatedPool(
-            names, chosen, "relax_core.sampling.environments:EnvironmentHost", workers,
-            timeout_s=timeout_s, opened=self._handlers,
-        )  # fmt: skip
-        self._isolated = 0
-
-    @property
-    def in_process(self) -> bool:
-        return self._prototype.in_process
-
-    @property
-    def answers_once(self) -> bool:
-        """Whether a sample is one turn of the policy and nothing else: it needs no instance. A subclass may do more."""
-        return type(self._prototype) is SingleTurn
-
-    @property
-    def tools(self) -> tuple[Tool, ...]:
-        """Tools to render prompts with."""
-        return tuple(self._prototype.tools)
-
-    async def start(self) -> None:
-        """Run the shared set-up of every process; an error of the author's `open` comes out here."""
-        if self.in_process:
-            self._shared = await type(self._prototype).open(self._prototype.options)
-        await self._processes.start()
-
-    async def stop(self) -> None:
-        await self._processes.stop()
-
-    @asynccontextmanager
-    async def instance(self) -> AsyncIterator[EnvironmentHandle]:
-        """An environment for one sample; closed at the end, whatever happened."""
-        if self.in_process:
-            instance = type(self._prototype)(self._prototype.options)
-            instance.shared = self._shared
-            instance.engines = {name: self._models[name] for name in instance.needs_engines}
-            timeout_s = 0.0 if getattr(self._prototype, "never_waits", False) else self._timeout_s
-            async with _closing(InProcess(instance, timeout_s)) as handle:
-                yield handle
-            return
-        self._isolated += self._isolate
-        own = f"environment-{self._name}-{self._isolated}" if self._isolate else ""
-        async with (
-            self._processes.session(own) as session,
-            _closing(RemoteEnvironment(session, self._prototype, self._timeout_s, self._driven)) as handle,
-        ):
-            yield handle
-
-    def _handlers(self, needs: Sequence[str]) -> dict[str, Handler]:
-        handlers = model_handlers(self._models, f"environment {self._name}", needs)
-        return {**handlers, SESSION: self._request} if self._prototype.drives() else handlers
-
-    async def _request(self, number: int, request: str, branch: int, *args: Any) -> Any:
-        """Do what a driving instance asks of its sample; None where that has ended."""
-        sample = self._driven.get(number)
-        return None if sample is None else await sample.do(request, branch, *args)
-
-
-class RemoteEnvironment:
-    """An instance in a process of its pool."""
-
-    def __init__(
-        self, session: IsolatedSession, prototype: Environment, timeout_s: float, driven: dict[int, _DrivenSample]
-    ) -> None:
-        self.tools, self.drives = tuple(prototype.tools), prototype.drives()
-        self.format_observation = prototype.format_observation
-        self._session, self._timeout_s, self._driven = session, timeout_s, driven
-        self._closed = False
-
-    async def reset(self, task: Task, seed: int) -> ResetResult:
-        messages, state = await self._call("reset", task, seed)
-        return messages, state
-
-    async def step(self, action: Action) -> StepResult:
-        taken: StepResult = await self._call("step", action)
-        return taken
-
-    async def run(self, task: Task, seed: int, session: Branch) -> None:
-        """Let it drive the sample; its deadline stands still while the policy takes a turn."""
-        sample = self._driven[self._session.number] = _DrivenSample(session)
-        try:
-            await guarded(self._drive(sample, task, seed), self._timeout_s, "run", session)
-        finally:
-            del self._driven[self._session.number]
-            await sample.end()
-
-    async def close(self) -> str:
-        if self._closed:
-            return ""
-        self._closed = True
-        try:
-            await self._call("close")
-        except EnvironmentFailed as failure:
-            return str(failure)
-        return ""
-
-    async def _drive(self, sample: _DrivenSample, task: Task, seed: int) -> None:
-        try:
-            await self._outcome("run", self._session.long_call("run", task, seed))
-        except EnvironmentFailed:
-            if sample.failure is None:
-                raise
-        if sample.failure is not None:
-            raise sample.failure
-
-    async def _call(self, method: str, *args: Any) -> Any:
-        try:
-            return await self._outcome(method, self._session.call(method, *args, self._timeout_s))
-        except RelaxError as error:  # such as an answer that can't travel
-            raise EnvironmentFailed(Outcome.ENVIRONMENT_ERROR, f"{method}: {error}") from error
-
-    async def _outcome(self, method: str, answer: Any) -> Any:
-        try:
-            outcome, result = await answer
-        except ItemTimeout as error:
-            raise EnvironmentFailed(Outcome.ENVIRONMENT_TIMEOUT, late_text(method, self._timeout_s)) from error
-        except ItemCrash as error:
-            raise EnvironmentFailed(Outcome.ENVIRONMENT_ERROR, f"{method}: the environment's {error}") from error
-        if outcome:
-            raise EnvironmentFailed(Outcome(outcome), result)
-        return result
-
-
-class _DrivenSample:
-    """A sample that an environment drives from its process: branches by number, and the turns that the policy takes now."""
-
-    def __init__(self, session: Branch) -> None:
-        self._branches = {0: session}
-        self._turns: set[asyncio.Task[Any] | None] = set()
-        self.failure: Exception | None = None
-        """The first request that could not be done, such as a restart from something that is no prompt."""
-
-    async def do(self, request: str, number: int, *args: Any) -> Action | None:
-        """Do one request; give the action of a turn, None where the sample has ended."""
-        if request == "generate":
-            turn = asyncio.current_task()
-            self._turns.add(turn)
-            try:
-                max_new_tokens, stop = args
-                return await self._branches[number].generate(max_new_tokens, tuple(stop))
-            except Exception:  # ended, or broken: the sample knows, the instance only has to stop waiting
-                return None
-            finally:
-                self._turns.discard(turn)
-        try:
-            if request == "observe":
-                self._branches[number].append(*args)
-            elif request == "fork":
-                self._branches[args[0]] = self._branches[number].fork()
-            elif request == "restart":
-                self._branches[args[0]] = self._branches[number].restart(args[1])
-            elif request == "reward":
-                self._branches[number].reward(args[0])
-        except Exception as error:
-            self.failure = self.failure or error
-        return None
-
-    async def end(self) -> None:
-        """Nobody waits for its turns any more."""
-        turns = [turn for turn in self._turns if turn is not None]
-        for turn in turns:
-            turn.cancel()
-        await asyncio.gather(*turns, return_exceptions=True)
-
-
-@asynccontextmanager
-async def _closing(handle: EnvironmentHandle) -> AsyncIterator[EnvironmentHandle]:
-    try:
-        yield handle
-    finally:
-        await handle.close()
-
-
-def _from_catalogue(chosen: Chosen) -> Any:
-    from relax_core.registry.catalogue import Catalogue
-
-    return Catalogue.load().build(chosen)

@@ -1,29 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """One episode: a task, an environment and the policy, until one of them is done. The result is always a trajectory.
 
-What fails on the way becomes its outcome; the environment's `close` runs whatever happens.
-
-The handle of one sample on its environment, wherever that lives, and the one for environments in this process.
-
-Whatever the author's code does wrong comes out as `EnvironmentFailed`, which says the outcome.
-
-The environment of most tasks: one answer to one prompt, judged by rewards.
+What fails on the way becomes its outcome: whatever the author's code does wrong comes out as `EnvironmentFailed`. The
+environment's `close` runs whatever happens.
 """
 
 from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import nullcontext, suppress
-from typing import ClassVar, Protocol, TypeVar
+from typing import ClassVar, TypeVar
 
-from relax_core.api.environment import Action, Environment, Observation, Step, Tool
+from relax_core.api.environment import Action, Environment, Observation, Step
 from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.options import Options
 from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Outcome, Trajectory
-from relax_core.data.media_pipeline import MediaFor
+from relax_core.data.media_pipeline import MediaPipeline
 from relax_core.engines.requests import Generate, GenerateAll, GenerateCall, singly
 from relax_core.sampling.session import ENGINE_FAILS, Branch, Limits, Sample, SessionEnded, state_of
 
@@ -34,6 +30,79 @@ ResetResult = tuple[tuple[Message, ...], str]
 """Messages, and the environment's name for the state."""
 
 
+async def run_episode(
+    task: Task, prompt: Rendered, seed: int, environment: EnvironmentHandle, family: ModelFamily, generate: Generate,
+    limits: Limits, media: MediaPipeline | None = None, media_owner: Hashable = None,
+) -> Trajectory:  # fmt: skip
+    """Play one sample. `prompt` is the task's prompt rendered with the environment's tools, once for all its samples."""
+    sample = Sample(family, generate, limits, environment.format_observation, environment.tools, media, media_owner)
+    session = Branch(sample, task.prompt, prompt, seed)
+    try:
+        if environment.drives:
+            await environment.run(task, seed, session)
+        else:
+            await _take_turns(task, seed, environment, session, sample)
+    except SessionEnded:
+        pass  # the sample says why
+    except EnvironmentFailed as failure:
+        sample.end(failure.outcome, str(failure))
+    finally:
+        left = await environment.close()
+        if left:
+            sample.info["close_error"] = left
+    if sample.broken is not None:
+        raise sample.broken
+    return sample.trajectory()
+
+
+async def run_answers(
+    task: Task, prompt: Rendered, seeds: Sequence[int], family: ModelFamily, generate: GenerateAll, limits: Limits,
+    ended: Callable[[], None],
+) -> list[Trajectory]:  # fmt: skip
+    """Play samples whose environment is `SingleTurn`, which has nothing to say: one turn each, all asked together.
+
+    A sample is what `run_episode` makes of it. `ended` is called for each as it ends.
+    """
+    samples = [Sample(family, singly(generate), limits, lambda observation: ()) for _ in seeds]
+    asked: list[tuple[Branch, GenerateCall]] = []
+    for sample, seed in zip(samples, seeds, strict=True):
+        branch = Branch(sample, task.prompt, prompt, seed)
+        with suppress(SessionEnded):
+            asked.append((branch, branch.begin()._replace(ended=ended)))
+    try:
+        completions = await generate([call for _, call in asked]) if asked else ()
+    except ENGINE_FAILS as error:
+        for branch, _ in asked:
+            branch.sample.engine_failed(error)
+    else:
+        for (branch, call), completion in zip(asked, completions, strict=True):
+            with suppress(SessionEnded):
+                branch.take(call, completion)
+    return [sample.trajectory() for sample in samples]
+
+
+async def _take_turns(task: Task, seed: int, environment: EnvironmentHandle, session: Branch, sample: Sample) -> None:
+    session.append(*await environment.reset(task, seed))
+    while True:
+        action = await session.generate()
+        if sample.outcome is Outcome.TRUNCATED:
+            return
+        if action.parse_error:
+            session.append((Message("tool", action.parse_error),))
+            continue
+        step, messages = await environment.step(action)
+        session.append(messages, state_of(step.observation))
+        if step.reward is not None:
+            session.reward(step.reward)
+        if step.info:
+            sample.info.update(step.info)
+        if step.done:
+            return
+
+
+# -- the environment of one sample ------------------------------------------------------------------------------------
+
+
 class EnvironmentFailed(Exception):
     """Record the outcome: the environment raised, was too slow, or its process ended."""
 
@@ -42,35 +111,43 @@ class EnvironmentFailed(Exception):
         self.outcome = outcome
 
 
-class EnvironmentHandle(Protocol):
-    """The interface of an environment for an episode."""
+class EnvironmentHandle(ABC):
+    """One sample's environment, wherever its instance lives: `reset -> step ... -> close`, or `run -> close`.
 
-    tools: tuple[Tool, ...]
-    drives: bool
-    """It has `run`, not `reset` and `step`."""
-
-    async def reset(self, task: Task, seed: int) -> ResetResult: ...
-
-    async def step(self, action: Action) -> StepResult: ...
-
-    async def run(self, task: Task, seed: int, session: Branch) -> None: ...
-
-    def format_observation(self, observation: Observation | str) -> tuple[Message, ...]: ...
-
-    async def close(self) -> str:
-        """Close it; always called, and may be called again. Return what went wrong, or ''."""
-        ...
-
-
-class InProcess:
-    """An instance in this process."""
+    `environment` is the instance, or the prototype that it is made of. Its methods raise EnvironmentFailed.
+    """
 
     def __init__(self, environment: Environment, timeout_s: float) -> None:
-        self._environment, self._timeout_s = environment, timeout_s
-        self.tools = tuple(environment.tools)
-        self.drives = environment.drives()
+        self.tools, self.drives = tuple(environment.tools), environment.drives()
         self.format_observation = environment.format_observation
-        self._closed = False
+        self._environment, self._timeout_s, self._closed = environment, timeout_s, False
+
+    @abstractmethod
+    async def reset(self, task: Task, seed: int) -> ResetResult: ...
+
+    @abstractmethod
+    async def step(self, action: Action) -> StepResult: ...
+
+    @abstractmethod
+    async def run(self, task: Task, seed: int, session: Branch) -> None:
+        """Let an environment that `drives` play the whole sample."""
+
+    @abstractmethod
+    async def _close(self) -> None: ...
+
+    async def close(self) -> str:
+        """Close it; always called, and may be called again. Return what went wrong, or an empty string."""
+        if not self._closed:
+            self._closed = True
+            try:
+                await self._close()
+            except EnvironmentFailed as failure:
+                return str(failure)
+        return ""
+
+
+class InProcess(EnvironmentHandle):
+    """An instance in this process."""
 
     async def reset(self, task: Task, seed: int) -> ResetResult:
         return await guarded(reset(self._environment, task, seed), self._timeout_s, "reset")
@@ -81,15 +158,22 @@ class InProcess:
     async def run(self, task: Task, seed: int, session: Branch) -> None:
         await guarded(self._environment.run(task, seed, session), self._timeout_s, "run", session)
 
-    async def close(self) -> str:
-        if self._closed:
-            return ""
-        self._closed = True
-        try:
-            await guarded(self._environment.close(), self._timeout_s, "close")
-        except EnvironmentFailed as failure:
-            return str(failure)
-        return ""
+    async def _close(self) -> None:
+        await guarded(self._environment.close(), self._timeout_s, "close")
+
+
+class SingleTurn(Environment[Options]):
+    """The environment of most tasks: one answer to one prompt, judged by rewards."""
+
+    in_process: ClassVar[bool] = True
+    never_waits: ClassVar[bool] = True
+    """Its calls need no deadline: thousands of them a step."""
+
+    async def reset(self, task: Task, seed: int) -> Observation | None:
+        return None
+
+    async def step(self, action: Action) -> Step:
+        return Step("", done=True)
 
 
 async def reset(environment: Environment, task: Task, seed: int) -> ResetResult:
@@ -136,104 +220,3 @@ def error_text(method: str, error: BaseException) -> str:
     trace = traceback.extract_tb(error.__traceback__)
     place = f" ({trace[-1].filename}:{trace[-1].lineno})" if trace else ""
     return f"{method} raised {type(error).__name__}: {error}{place}"
-
-
-__all__ = ["Limits", "run_answers", "run_episode"]
-
-
-async def run_episode(
-    task: Task,
-    prompt: Rendered,
-    seed: int,
-    environment: EnvironmentHandle,
-    family: ModelFamily,
-    generate: Generate,
-    limits: Limits,
-    media: MediaFor | None = None,
-) -> Trajectory:
-    """Play one sample. `prompt` is the task's prompt rendered with the environment's tools, once for all its samples."""
-    sample = Sample(family, generate, limits, environment.format_observation, environment.tools, media)
-    session = Branch(sample, task.prompt, prompt, seed)
-    try:
-        if environment.drives:
-            await environment.run(task, seed, session)
-        else:
-            await _take_turns(task, seed, environment, session, sample)
-    except SessionEnded:
-        pass  # the sample says why
-    except EnvironmentFailed as failure:
-        sample.end(failure.outcome, str(failure))
-    finally:
-        left = await environment.close()
-        if left:
-            sample.info["close_error"] = left
-    if sample.broken is not None:
-        raise sample.broken
-    return sample.trajectory()
-
-
-async def run_answers(
-    task: Task,
-    prompt: Rendered,
-    seeds: Sequence[int],
-    family: ModelFamily,
-    generate: GenerateAll,
-    limits: Limits,
-    ended: Callable[[], None],
-) -> list[Trajectory]:
-    """Play samples whose environment is `SingleTurn`, which has nothing to say: one turn each, all asked together.
-
-    A sample is what `run_episode` makes of it. `ended` is called for each as it ends.
-    """
-    samples = [Sample(family, singly(generate), limits, lambda observation: ()) for _ in seeds]
-    asked: list[tuple[Branch, GenerateCall]] = []
-    for sample, seed in zip(samples, seeds, strict=True):
-        branch = Branch(sample, task.prompt, prompt, seed)
-        with suppress(SessionEnded):
-            asked.append((branch, branch.begin()._replace(ended=ended)))
-    try:
-        completions = await generate([call for _, call in asked]) if asked else ()
-    except ENGINE_FAILS as error:
-        for branch, _ in asked:
-            branch.sample.engine_failed(error)
-    else:
-        for (branch, call), completion in zip(asked, completions, strict=True):
-            with suppress(SessionEnded):
-                branch.take(call, completion)
-    return [sample.trajectory() for sample in samples]
-
-
-async def _take_turns(task: Task, seed: int, environment: EnvironmentHandle, session: Branch, sample: Sample) -> None:
-    session.append(*await environment.reset(task, seed))
-    while True:
-        action = await session.generate()
-        if sample.outcome is Outcome.TRUNCATED:
-            return
-        if action.parse_error:
-            session.append((Message("tool", action.parse_error),))
-            continue
-        step, messages = await environment.step(action)
-        session.append(messages, state_of(step.observation))
-        if step.reward is not None:
-            session.reward(step.reward)
-        if step.info:
-            sample.info.update(step.info)
-        if step.done:
-            return
-
-
-_DONE = Step("", done=True)
-
-
-class SingleTurn(Environment[Options]):
-    """One answer to one prompt."""
-
-    in_process: ClassVar[bool] = True
-    never_waits: ClassVar[bool] = True
-    """Its calls need no deadline: thousands of them a step."""
-
-    async def reset(self, task: Task, seed: int) -> Observation | None:
-        return None
-
-    async def step(self, action: Action) -> Step:
-        return _DONE

@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A group under way: one object from its admission to the bus. Its state is data; who generates and scores it is elsewhere.
-
-Which task a group gets, and which finished groups are trained on: the sampler and the filters of a run.
+"""Groups of a run: the task that each gets, its state from its admission to the bus, and which are trained on.
 
 A rejected group is dropped under its filter's name and others are issued in its place; where nothing but rejections
-come, the run ends with the reasons instead of generating for ever.
-
-The `shuffle` sampler: every task once an epoch, in an order that depends on seed and epoch alone.
+come, the run ends with the reasons instead of generating for ever. Who generates and scores a group is elsewhere.
 """
 
 from __future__ import annotations
@@ -17,7 +13,7 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, overload
 
 from relax_core.api.batch import AttemptId
@@ -34,6 +30,10 @@ from relax_core.rewards.scorer import ScoredSample
 
 SHOWN = 3
 """Groups that `relax why` shows."""
+TOO_LONG = "too-long"
+"""The name that rejects groups whose prompt is too long with its media, which only their headers tell."""
+REMEMBERED = 1 << 16
+"""Groups whose task is known: far more than are ever under way. One that is issued again keeps its task."""
 
 
 @dataclass(slots=True, eq=False)
@@ -94,7 +94,7 @@ class InflightGroup:
             watched = []
             for call, own, attempt in zip(calls, lengths, attempts, strict=True):
                 own.append(0)
-                watch = _watch(own, len(own) - 1, call.watch)
+                watch = partial(_note_length, own, len(own) - 1, call.watch)
                 watched.append(call._replace(floor=floor, session=attempt, group=self.issue.group, watch=watch))
             self.at_engines += len(calls)
             try:
@@ -113,36 +113,19 @@ class InflightGroup:
     def sample_ended(self) -> None:
         self.num_ended += 1
 
-    def progress(self, now: float) -> dict[str, Any]:
-        """Plain data for people: how old it is, how many samples are missing, and who has them now."""
-        size = len(self.issue.attempts)
-        missing = 0 if self.trajectories else size - self.num_ended
-        at = "engines" if self.at_engines else "environments"
-        if not missing:
-            at = "rewards" if self.scoring else "rollout"
-        age = round(now - self.since, 3)
-        return {"group": self.issue.group, "for_s": age, "samples": size, "missing": missing, "at": at}
-
 
 def oldest(groups: Iterable[InflightGroup], now: float) -> list[dict[str, Any]]:
-    """Progress of the groups that were begun first."""
-    return [group.progress(now) for group in sorted(groups, key=lambda one: (one.since, one.issue.group))[:SHOWN]]
-
-
-def _watch(lengths: list[int], turn: int, inner: Watch | None) -> Watch:
-    """Note the length of a turn while it is sampled, and do what else was wanted of its watch."""
-
-    def watch(tokens: Sequence[int]) -> bool:
-        lengths[turn] = len(tokens)
-        return inner is not None and inner(tokens)
-
-    return watch
-
-
-TOO_LONG = "too-long"
-"""The name that rejects groups whose prompt is too long with its media, which only their headers tell."""
-REMEMBERED = 1 << 16
-"""Groups whose task is known: far more than are ever under way. One that is issued again keeps its task."""
+    """Describe the groups that were begun first, for people: their age, the samples that are missing, who has them now."""
+    shown = []
+    for group in sorted(groups, key=lambda one: (one.since, one.issue.group))[:SHOWN]:
+        size = len(group.issue.attempts)
+        missing = 0 if group.trajectories else size - group.num_ended
+        at = "engines" if group.at_engines else "environments"
+        if not missing:
+            at = "rewards" if group.scoring else "rollout"
+        age = round(now - group.since, 3)
+        shown.append({"group": group.issue.group, "for_s": age, "samples": size, "missing": missing, "at": at})
+    return shown
 
 
 class Selection:
@@ -157,7 +140,7 @@ class Selection:
         self._seed, self._limit = seed, refill_limit
         self._picked: OrderedDict[int, int] = OrderedDict()
         self._in_a_row: Counter[str] = Counter()
-        sampler.open(_Chosen(tasks, train))
+        sampler.open(_TrainingTasks(tasks, train))
 
     def task(self, group: int) -> int:
         """Number of the group's task, the same however often it is asked."""
@@ -167,35 +150,34 @@ class Selection:
                 self._picked.popitem(last=False)
         return self._train[self._picked[group]]
 
-    def learned(self, group: InflightGroup) -> None:
-        """Tell the sampler the rewards of a group's samples."""
-        number = group.issue.group
-        rewards = [scored.value for scored in group.scores if scored.outcome.judged]
-        self._sampler.learned(number, self._picked[number], rewards)
+    def take(self, groups: Sequence[InflightGroup]) -> None:
+        """Tell the sampler the rewards of scored groups, then note the first filter that rejects each, if one does.
 
-    def filter(self, group: InflightGroup) -> None:
-        """Note the first filter that rejects a group, if one does. Raises where nothing but rejections come."""
-        if group.unfit:
-            group.rejected_by, group.reason = TOO_LONG, group.unfit
-        else:
-            rewards = [scored.value if scored.outcome.judged else math.nan for scored in group.scores]
-            for name, rule in self._filters.items():
-                if reason := rule.reject(group.task, group.issue.attempts, group.trajectories, rewards):
-                    group.rejected_by, group.reason = name, reason
-                    break
+        Raises where nothing but rejections come.
+        """
+        for group in groups:
+            number = group.issue.group
+            rewards = [scored.value for scored in group.scores if scored.outcome.judged]
+            self._sampler.learned(number, self._picked[number], rewards)
+        for group in groups:
+            if group.unfit:
+                group.rejected_by, group.reason = TOO_LONG, group.unfit
             else:
+                rewards = [scored.value if scored.outcome.judged else math.nan for scored in group.scores]
+                for name, rule in self._filters.items():
+                    if reason := rule.reject(group.task, group.issue.attempts, group.trajectories, rewards):
+                        group.rejected_by, group.reason = name, reason
+                        break
+            if not group.rejected_by:
                 self._in_a_row.clear()
-                return
-        self._count(f"{group.rejected_by} ({group.reason})")
-
-    def _count(self, cause: str) -> None:
-        self._in_a_row[cause] += 1
-        if self._limit and self._in_a_row.total() >= self._limit:
-            causes = ", ".join(f"{cause}: {count}" for cause, count in self._in_a_row.most_common(4))
-            raise RelaxError(
-                f"filters: rejected the last {self._in_a_row.total()} groups ({causes}); choose tasks that suit the policy, "
-                "other filters, or a larger rollout.refill_limit"
-            )
+                continue
+            self._in_a_row[f"{group.rejected_by} ({group.reason})"] += 1
+            if self._limit and self._in_a_row.total() >= self._limit:
+                causes = ", ".join(f"{cause}: {count}" for cause, count in self._in_a_row.most_common(4))
+                raise RelaxError(
+                    f"filters: rejected the last {self._in_a_row.total()} groups ({causes}); choose tasks that suit the "
+                    "policy, other filters, or a larger rollout.refill_limit"
+                )
 
     def state(self) -> Mapping[str, Any]:
         """State that the sampler has learned."""
@@ -205,7 +187,7 @@ class Selection:
         self._sampler.load(state)
 
 
-class _Chosen(Sequence[Task]):
+class _TrainingTasks(Sequence[Task]):
     """The tasks that are trained on, read when looked at."""
 
     def __init__(self, tasks: TaskSet, numbers: Sequence[int]) -> None:
@@ -241,3 +223,9 @@ def _order(seed: int, epoch: int, num_tasks: int) -> array[int]:
     order = array("q", range(num_tasks))
     random.Random(f"shuffle {seed} {epoch}").shuffle(order)
     return order
+
+
+def _note_length(lengths: list[int], turn: int, inner: Watch | None, tokens: Sequence[int]) -> bool:
+    """Note the length of a turn while it is sampled, and do what else was wanted of its watch."""
+    lengths[turn] = len(tokens)
+    return inner is not None and inner(tokens)

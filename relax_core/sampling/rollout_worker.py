@@ -20,7 +20,7 @@ from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.api.weights import Version
 from relax_core.config.run_config import RunContext
-from relax_core.data.media_pipeline import MediaFor, MediaPipeline, make_media_pipeline, media_of
+from relax_core.data.media_pipeline import MediaPipeline, make_media_pipeline, media_of
 from relax_core.data.placeholders import MediaRefused, PromptTooLong
 from relax_core.data.tasks import TaskSet
 from relax_core.engines.factories import AuxiliaryPools, make_pool, replayed_routing
@@ -30,10 +30,10 @@ from relax_core.engines.supervisor import Report
 from relax_core.rewards.scorer import CircuitOpen, RewardScorer, RewardSettings
 from relax_core.rpc.waiting import start_all
 from relax_core.sampling.environments import EnvironmentPool
-from relax_core.sampling.episode import Limits, run_answers, run_episode
+from relax_core.sampling.episode import run_answers, run_episode
 from relax_core.sampling.evaluation import EvalSet, Evaluation, open_tasks
 from relax_core.sampling.groups import InflightGroup, Selection, Shuffle, ShuffleOptions
-from relax_core.sampling.session import sample_seed
+from relax_core.sampling.session import Limits, sample_seed
 
 Generator = Callable[[Sequence[int]], GenerateAll]
 """Function that gives a `generate` for the samples at these places of a group."""
@@ -70,10 +70,7 @@ class RolloutWorker:
         family: ModelFamily = context.build(run.family.chosen)
         family.open(run.model.model_dump(mode="json"))
         tasks, train, sets = open_tasks(context, family)
-        said = [f"{tasks.num_skipped} tasks are skipped: their prompts are too long"] if tasks.num_skipped else []
-        if held := len(tasks) - len(train):
-            said.append(f"{held} of {len(tasks)} tasks are held out for evaluation; name [[eval.sets]] to use others")
-        for remark in said:
+        for remark in tasks.remarks(train):
             await context.board.emit(Logged("info", "rollout", remark))
         rewards = [
             RewardSettings(r.chosen, r.weight, r.timeout_s, r.memory_mb, r.only, context.functions.get(r.name))
@@ -95,9 +92,16 @@ class RolloutWorker:
         try:
             starts = (one.start() for one in environments.values())
             issued: int = (await context.bus.statistics())["next_group"] if run.media else 0
+            facts: Any
             facts, *_ = await start_all(pool.start(), scorer.start(), *starts, media.start(issued), pools.start())
             check_vocabulary(family, facts)
-            made._limits = _limits(run, facts)
+            max_context, rollout = int(facts["max_context"]), run.rollout
+            if rollout.max_new_tokens >= max_context:
+                fix = f"the model's context is {max_context}"
+                raise ConfigError("rollout.max_new_tokens", f"{rollout.max_new_tokens}", fix)
+            made._limits = Limits(
+                rollout.max_new_tokens, rollout.max_turns, rollout.token_budget or 0, max_context, tuple(rollout.stop)
+            )
         except BaseException:
             await made.close()
             raise
@@ -152,9 +156,15 @@ class RolloutWorker:
         """Play one sample a seed; `ended` is called for each as it ends. Media of a `group` are kept until the bus needs them
         no more, those of others until they end."""
         owner = object() if group is None else group
-        media = MediaFor(self.media, owner)
+        messages = (Message("user", task.prompt),) if isinstance(task.prompt, str) else task.prompt
+        num_media = len(media_of(messages))
         try:
-            prompt = await self._with_media(task, prompt, media)
+            if num_media:  # their headers may say already that the prompt is too long
+                self._check_room(len(prompt.tokens) - num_media + await self.media.num_features(messages))
+            await self.media.prepare(messages, owner)
+            prompt = self.media.fill_placeholders(prompt, messages)
+            if num_media:
+                self._check_room(len(prompt.tokens))
             environments = self._environments.get(task.environment, self._default_environments)
             if environments.answers_once:
                 generate = generator(range(len(seeds)))
@@ -164,7 +174,7 @@ class RolloutWorker:
                 generate = singly(generator([place]))
                 async with environments.instance() as environment:
                     trajectory = await run_episode(
-                        task, prompt, seed, environment, self._family, generate, self._limits, media
+                        task, prompt, seed, environment, self._family, generate, self._limits, self.media, owner
                     )
                 ended()
                 return trajectory
@@ -172,24 +182,10 @@ class RolloutWorker:
             return await asyncio.gather(*(episode(place, seed) for place, seed in enumerate(seeds)))
         except MediaRefused as refused:
             outcome = Outcome.INVALID_TASK if isinstance(refused, PromptTooLong) else Outcome.MEDIA_ERROR
-            messages = (Message("user", task.prompt),) if isinstance(task.prompt, str) else task.prompt
             return [Trajectory(messages, "", (), outcome, info={"error": str(refused)}) for _ in seeds]
         finally:
             if group is None:
                 self.media.release(owner)
-
-    async def _with_media(self, task: Task, prompt: Rendered, media: MediaFor) -> Rendered:
-        """Expand a prompt to the tokens that its media take, processed once for all samples, and not at all where their
-        headers say that it is too long. Raises MediaRefused."""
-        messages = () if isinstance(task.prompt, str) else task.prompt
-        num_media = len(media_of(messages))
-        if num_media:
-            self._check_room(len(prompt.tokens) - num_media + await self.media.num_features(messages))
-        await media.prepare(messages)
-        whole = media.fill_placeholders(prompt, messages)
-        if num_media:
-            self._check_room(len(whole.tokens))
-        return whole
 
     def _check_room(self, length: int) -> None:
         """Raises PromptTooLong."""
@@ -214,9 +210,7 @@ class RolloutWorker:
                 self.inflight.pop(group.issue, None)
         for group, scores in zip(groups, found, strict=True):
             group.scores = tuple(scores)
-            self.selection.learned(group)
-        for group in groups:
-            self.selection.filter(group)
+        self.selection.take(groups)
         return groups
 
 
@@ -228,19 +222,3 @@ def check_vocabulary(family: ModelFamily, facts: Any) -> None:
         raise ConfigError(
             "model.tokenizer", f"one of {family.vocab_size} tokens over an engine whose model has {have}", fix
         )
-
-
-def _limits(run: Any, facts: Any) -> Limits:
-    context = int(facts["max_context"])
-    if run.rollout.max_new_tokens >= context:
-        raise ConfigError(
-            "rollout.max_new_tokens", f"{run.rollout.max_new_tokens}", f"the model's context is {context}"
-        )
-    rollout = run.rollout
-    return Limits(
-        rollout.max_new_tokens,
-        max_turns=rollout.max_turns,
-        token_budget=rollout.token_budget or 0,
-        max_context=context,
-        stop=tuple(rollout.stop),
-    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -21,13 +21,12 @@ from relax_core.api.errors import InfrastructureError
 from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.task import Message, ToolCall
 from relax_core.api.trajectory import Node, Outcome, Trajectory
-from relax_core.data.media_pipeline import MediaFor, media_of
+from relax_core.data.media_pipeline import MediaPipeline, media_of
 from relax_core.data.placeholders import MediaRefused
 from relax_core.engines.requests import Completion, Generate, GenerateCall, Routes, cut, filled, watch_for
 
 ENGINE_FAILS = (InfrastructureError, ValueError)
 """Errors that `generate` raises where an engine fails, or refuses."""
-_NOTHING = Rendered(())
 Format = Callable[[Observation | str], tuple[Message, ...]]
 
 
@@ -70,8 +69,10 @@ class Sample:
     format: Format
     """The environment's `format_observation`."""
     tools: tuple[Tool, ...] = ()
-    media: MediaFor | None = None
+    media: MediaPipeline | None = None
     """None: every message is text."""
+    media_owner: Hashable = None
+    """Media are kept in the store as long as their owner needs them."""
     forest: list[Node] = field(default_factory=list)
     branches: list[Branch] = field(default_factory=list)
     outcome: Outcome = Outcome.FINISHED
@@ -100,16 +101,6 @@ class Sample:
             self.outcome, self.error = outcome, error
         return SessionEnded(error)
 
-    def room(self, length: int, added: int, asked: int | None) -> int:
-        """Bound the tokens of the next turn of a branch of this length, once `added` tokens are said to it."""
-        limits = self.limits
-        bounds = [limits.max_new_tokens if asked is None else min(asked, limits.max_new_tokens)]
-        if limits.token_budget:
-            bounds.append(limits.token_budget - self.num_tokens - added)
-        if limits.max_context:
-            bounds.append(limits.max_context - length - added)
-        return min(bounds)
-
     async def ask(self, call: GenerateCall) -> Completion:
         """Ask for one turn of the policy; an engine that fails ends the sample. The environment's own time stands still."""
         self.generating += 1
@@ -124,16 +115,16 @@ class Sample:
             if self.deadline is not None and not self.generating and not self.deadline.expired():
                 self.deadline.reschedule(asyncio.get_running_loop().time() + self.own_time_s)
 
-    async def look(self, messages: Sequence[Message]) -> None:
+    async def prepare(self, messages: Sequence[Message]) -> None:
         """Have the media of messages processed; one that can't be read ends the sample."""
         if self.media is None or not media_of(messages):
             return
         try:
-            await self.media.prepare(messages)
+            await self.media.prepare(messages, self.media_owner)
         except MediaRefused as refused:
             raise self.end(Outcome.MEDIA_ERROR, str(refused)) from refused
 
-    def hold(self, rendered: Rendered, messages: Sequence[Message]) -> Rendered:
+    def fill_placeholders(self, rendered: Rendered, messages: Sequence[Message]) -> Rendered:
         """Expand a rendering to the tokens that its media take. A text that looks like a medium ends the sample."""
         if self.media is None:
             return rendered
@@ -157,7 +148,7 @@ class Sample:
 
     def trajectory(self) -> Trajectory:
         """Give the sample, which is over."""
-        messages = tuple(message for branch in self.branches for message in branch.own_messages())
+        messages = tuple(message for branch in self.branches for message in branch.messages[branch.shared :])
         self.branches.clear()  # each holds its sample: a ring that only the collector would find
         info = {**self.info, "error": self.error} if self.error else self.info
         return Trajectory(
@@ -173,7 +164,7 @@ class Branch:
 
     Invariants:
     - `_tokens` and `_media` are those of the path from a root to `_leaf`; None: nothing is rendered yet;
-    - `_messages` are rendered (or will be with the prompt), `_pending` are said and wait for the next turn;
+    - the first `_num_rendered` of `messages` are rendered, or will be with the prompt; the others wait for the next turn;
     - a row is never longer than the model's context: messages that leave no room for a turn stay out.
     """
 
@@ -181,10 +172,10 @@ class Branch:
         self.sample, self._prompt, self._rendered, self._seed = sample, prompt, rendered, seed
         self._raw = isinstance(prompt, str)
         """A bare string goes on as bare text."""
-        self._messages = [Message("user", prompt)] if isinstance(prompt, str) else list(prompt)
-        self._shared = 0
-        """Messages that it shares with the branch it was forked from."""
-        self._pending: list[Message] = []
+        self.messages = [Message("user", prompt)] if isinstance(prompt, str) else list(prompt)
+        self.shared = 0
+        """Number of messages that it shares with the branch it was forked from."""
+        self._num_rendered = len(self.messages)
         self._tokens: tuple[int, ...] = ()
         self._media: tuple[str, ...] = ()
         self._leaf: int | None = None
@@ -199,7 +190,7 @@ class Branch:
         """Let the policy take a turn. Raises SessionEnded when it can't."""
         try:
             known = self._leaf is not None or self._rendered is not None
-            await self.sample.look(self._pending if known else self._said())
+            await self.sample.prepare(self.messages[self._num_rendered :] if known else self.messages)
             call = self.begin(max_new_tokens, stop)
             return self.take(call, await self.sample.ask(call), max_new_tokens)
         except SessionEnded:
@@ -210,33 +201,37 @@ class Branch:
 
     def begin(self, max_new_tokens: int | None = None, stop: tuple[str, ...] = ()) -> GenerateCall:
         """Make the call for the policy's next turn. Raises SessionEnded when it can't take one."""
-        sample = self.sample
+        sample, limits = self.sample, self.sample.limits
         if not sample.outcome.judged:
             raise SessionEnded(sample.error)
-        if sample.limits.max_turns and len(sample.states) >= sample.limits.max_turns:
+        if limits.max_turns and len(sample.states) >= limits.max_turns:
             raise sample.end(Outcome.TRUNCATED, "")
-        state = state_key(self._state, self._pending if self._leaf is not None else self._said(), self._tokens)
+        said = self.messages[self._num_rendered :]
+        state = state_key(self._state, said if self._leaf is not None else self.messages, self._tokens)
+        added = Rendered(())
         if self._leaf is None:
-            self._start()
-        added = _NOTHING
-        if self._pending and self._raw:
-            added = Rendered(sample.family.encode(_text(self._pending)))
-        elif self._pending:
-            appended = sample.family.delta(self._messages, self._pending, self._tokens[-1])
-            added = sample.hold(appended, self._pending)
-        room = sample.room(len(self._tokens), len(added.tokens), max_new_tokens)
+            self._start(_text(said) if self._raw else "", bool(said))
+        elif said and self._raw:
+            added = Rendered(sample.family.encode(_text(said)))
+        elif said:
+            appended = sample.family.delta(self.messages[: self._num_rendered], said, self._tokens[-1])
+            added = sample.fill_placeholders(appended, said)
+        room = limits.max_new_tokens if max_new_tokens is None else min(max_new_tokens, limits.max_new_tokens)
+        if limits.token_budget:
+            room = min(room, limits.token_budget - sample.num_tokens - len(added.tokens))
+        if limits.max_context:
+            room = min(room, limits.max_context - len(self._tokens) - len(added.tokens))
         if room <= 0:
             raise sample.end(Outcome.TRUNCATED, "")
         if added.tokens:
             self._grow(Node(self._leaf, added.tokens, sampled=False, media=added.media))
         self._media += added.media
-        self._messages += self._pending
-        self._pending.clear()
+        self._num_rendered = len(self.messages)
         self._newest_turn, self._state = len(sample.states), ""
         sample.states.append(state)
         self._turn += 1
         seed = turn_seed(self._seed, self._turn - 1)
-        stops = stop or sample.limits.stop
+        stops = stop or limits.stop
         watch = watch_for(stops, sample.family.decode)
         return GenerateCall(self._tokens, room, seed, sample.family.stop_tokens, stops, self._media, watch=watch)
 
@@ -263,7 +258,9 @@ class Branch:
             text, calls, error = family.parse(text)
             error = error or _misnamed(calls, sample.tools)
         sample.response = text
-        self._messages.append(Message("assistant", text, calls))
+        # An environment that drives may have said something while the turn was sampled: that comes after the turn.
+        self.messages.insert(self._num_rendered, Message("assistant", text, calls))
+        self._num_rendered += 1
         return Action(text, tokens, calls, error)
 
     def observe(self, observation: Observation | str) -> None:
@@ -271,14 +268,14 @@ class Branch:
 
     def append(self, messages: tuple[Message, ...], state: str = "") -> None:
         """Say messages to the policy, rendered when its next turn begins. `state`: the environment's name for it."""
-        self._pending += messages
+        self.messages += messages
         self._state = state or self._state
 
     def fork(self) -> Branch:
         self._forks += 1
         branch = Branch(self.sample, self._prompt, self._rendered, branch_seed(self._seed, self._turn, self._forks))
-        branch._messages, branch._pending = list(self._messages), list(self._pending)
-        branch._shared = len(self._messages) + len(self._pending)
+        branch.messages, branch._num_rendered = list(self.messages), self._num_rendered
+        branch.shared = len(self.messages)
         branch._tokens, branch._media, branch._leaf = self._tokens, self._media, self._leaf
         branch._newest_turn, branch._state = self._newest_turn, self._state
         return branch
@@ -293,28 +290,22 @@ class Branch:
         self.sample.step_rewards.append(float(value))
         self.sample.step_turns.append(self._newest_turn)
 
-    def own_messages(self) -> list[Message]:
-        """Return the session's conversation without the messages that it shares with the branch it was forked from."""
-        return [*self._messages, *self._pending][self._shared :]
+    def _start(self, raw_text: str, more: bool) -> None:
+        """Render the first prompt, with the messages before the policy's first turn, and find or make its root.
 
-    def _said(self) -> tuple[Message, ...]:
-        return (*self._messages, *self._pending)
-
-    def _start(self) -> None:
-        """Render the first prompt, with the messages before the policy's first turn, and find or make its root."""
+        `more`: messages came after the prompt, which are not in its rendering; `raw_text`: theirs, behind a bare string.
+        """
         sample, family, rendered = self.sample, self.sample.family, self._rendered
-        if rendered is None or (self._pending and not self._raw):
-            prompt = self._prompt if self._raw else self._said()
-            rendered = sample.hold(family.start(prompt, sample.tools), () if self._raw else self._said())
-        tokens = rendered.tokens + (family.encode(_text(self._pending)) if self._raw and self._pending else ())
+        if rendered is None or (more and not self._raw):
+            prompt = self._prompt if self._raw else tuple(self.messages)
+            rendered = sample.fill_placeholders(family.start(prompt, sample.tools), () if self._raw else self.messages)
+        tokens = rendered.tokens + (family.encode(raw_text) if raw_text else ())
         root = Rendered(tokens, rendered.media)
         if root in sample.roots:
             self._leaf, self._tokens = sample.roots[root], tokens
         else:
             sample.roots[root] = self._grow(Node(None, tokens, sampled=False, media=root.media))
-        self._media = root.media
-        self._messages += self._pending
-        self._pending.clear()
+        self._media, self._num_rendered = root.media, len(self.messages)
 
     def _grow(self, node: Node) -> int:
         """Add a node behind the leaf, and give its number."""
@@ -340,7 +331,7 @@ def state_of(observation: Observation | str | None) -> str:
     return observation.state if isinstance(observation, Observation) else ""
 
 
-def _text(messages: list[Message]) -> str:
+def _text(messages: Sequence[Message]) -> str:
     return "".join(message.text for message in messages)
 
 

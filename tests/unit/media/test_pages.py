@@ -194,13 +194,16 @@ def test_a_group_whose_prompt_is_too_long_with_its_media_is_replaced_and_a_run_o
         def pick(self, group, num_tasks, seed):
             return 0
 
+        def learned(self, group, task, rewards): ...
+
     selection = Selection(Any0(), {}, [Task("1", "a")], [0], 0, refill_limit=3)
+    selection.task(0)
     issue = Issue(0, (AttemptId(0, 0, 0),))
     seen = Trajectory((), "", (), Outcome.INVALID_TASK)
     group = InflightGroup(issue, Task("1", "a"), Version("actor", 0, 0), trajectories=(seen,))
     group.unfit, group.scores = "a prompt of 900 tokens", (ScoredSample(float("nan"), outcome=Outcome.INVALID_TASK),)
-    selection.filter(group)
+    selection.take([group])
     assert group.rejected_by == TOO_LONG
     with pytest.raises(RelaxError, match="too-long .a prompt of 900 tokens"):
         for _ in range(3):
-            selection.filter(group)
+            selection.take([group])

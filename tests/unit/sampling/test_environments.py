@@ -185,13 +185,6 @@ async def test_a_process_that_ends_takes_the_environments_of_its_samples_and_no_
     assert unhurt.outcome is Outcome.FINISHED
 
 
-async def test_isolated_instances_have_a_process_each(tmp_path: Path) -> None:
-    async with pooled(tmp_path, isolate=True) as pool:
-        fatal, good = await asyncio.gather(played(pool, Script("exit")), played(pool, Script("a", "bye")))
-        assert not psutil.pid_exists(good.info["pid"])
-    assert (fatal.outcome, good.outcome) == (Outcome.ENVIRONMENT_ERROR, Outcome.FINISHED)
-
-
 async def test_a_process_killed_from_outside_is_replaced(tmp_path: Path) -> None:
     async with pooled(tmp_path) as pool:
         before = await played(pool, Script("bye"))

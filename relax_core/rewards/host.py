@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The author's reward in its killable process, and rewards that are functions passed from Python.
+"""The author's reward in its killable process, its results, and rewards that are functions passed from Python.
 
-A unit is scored at once: a sample, a group or a batch. A function (`relax.train(..., rewards=[fn])`) has a name in the
-catalogue of every process that reads the configuration; only the reward's own process ever loads and calls it.
-
-The result of one reward for one sample: a finite score, or how it failed and where in the author's code.
-
-Results and trajectories travel as plain lists: they are packed in C, where dataclasses take several calls of Python an
-object, and a step sends hundreds of samples.
+A unit is scored at once: a sample, a group or a batch. A result is a finite score, or how the reward failed and where in the
+author's code. A function (`relax.train(..., rewards=[fn])`) has a name in the catalogue of every process that reads the
+configuration; only the reward's own process ever loads and calls it.
 """
 
 from __future__ import annotations
@@ -15,25 +11,33 @@ from __future__ import annotations
 import inspect
 import math
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from relax_core.api.errors import ConfigError, DeadlineExceeded, InfrastructureError, PluginError
 from relax_core.api.reward import BatchReward, GroupReward, Reward, Score
-from relax_core.api.task import Message, Task
-from relax_core.api.trajectory import Node, Outcome, Trajectory
+from relax_core.api.task import Task
+from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.engines.model_client import ModelRpcClient
 from relax_core.registry.catalogue import Catalogue
+from relax_core.rpc import messages
 from relax_core.rpc.isolated_host import DONE, IsolatedHost
 
+FUNCTION = "reward-function"
+"""Component kind of a function passed from Python; its options hold the cloudpickle, read from the parent's pipe."""
+Unit: TypeAlias = list[tuple[Task, Trajectory]]
 
-class RewardResult(NamedTuple):
+
+@messages.register
+@dataclass(frozen=True, slots=True)
+class RewardResult:
     """A score, or a failure with its place."""
 
     value: float = math.nan
-    parts: Mapping[str, float] = {}
+    parts: Mapping[str, float] = field(default_factory=dict)
     steps: tuple[float, ...] = ()
     outcome: Outcome = Outcome.FINISHED
     error: str = ""
@@ -43,36 +47,89 @@ class RewardResult(NamedTuple):
     """`file:line` in the author's code."""
     frames: str = ""
 
-    @property
-    def failed(self) -> bool:
-        return not self.outcome.judged
 
-    def packed(self) -> float | list[Any]:
-        """Plain data for the wire."""
-        if not self.failed and not self.parts and not self.steps:
-            return self.value
-        return [self.value, dict(self.parts), list(self.steps), self.outcome.value, *self[4:]]
+def pack_units(units: Sequence[Unit]) -> Any:
+    """Put units on the wire: each task once, a unit as its tasks' numbers, all trajectories in order without their routes."""
+    numbers: dict[int, int] = {}
+    tasks: list[Task] = []
+    for task in (task for unit in units for task, _ in unit):
+        if id(task) not in numbers:
+            numbers[id(task)] = len(tasks)
+            tasks.append(task)
+    trajectories = tuple(
+        replace(trajectory, forest=tuple(replace(node, routes=b"", routed=b"") for node in trajectory.forest))
+        if any(node.routed for node in trajectory.forest)
+        else trajectory
+        for unit in units
+        for _, trajectory in unit
+    )
+    return tuple(tasks), [[numbers[id(task)] for task, _ in unit] for unit in units], trajectories
 
 
-def unpack(packed: float | tuple[Any, ...]) -> RewardResult:
-    """Restore what `packed` gave."""
-    if isinstance(packed, float):
-        return RewardResult(packed)
-    value, parts, steps, outcome, *rest = packed
-    return RewardResult(value, parts, steps, Outcome(outcome), *rest)
+class RewardHost(IsolatedHost):
+    """Scores units with one reward. Errors of the author become results in here, where their frames are."""
 
+    def open(self) -> tuple[str, str, tuple[str, ...]]:
+        """Build the reward; return its form (sample, batch or group), the place of its method, and the engine pools that
+        it asks."""
+        if self.component.kind == FUNCTION:
+            import cloudpickle
 
-def score_result(result: object, place: str) -> RewardResult:
-    """Check what an author returned: a finite number or a `Score` of such; anything else is REWARD_INVALID."""
-    score = result if isinstance(result, Score) else Score(result)  # type: ignore[arg-type]
-    try:
-        value = _finite(score.value)
-        parts = {str(name): _finite(part) for name, part in score.parts.items()}
-        return RewardResult(value, parts, tuple(_finite(step) for step in score.steps))
-    except (TypeError, ValueError) as error:
-        kind = type(result).__name__
-        message = f"returned {str(result)[:200]!s} ({kind}): {error}; return a finite number or a Score"
-        return RewardResult(outcome=Outcome.REWARD_INVALID, error=message, kind=f"invalid {kind}", place=place)
+            reward: Any = FunctionReward(cloudpickle.loads(self.component.options["function"]))
+        else:
+            reward = self.build(self.component)
+        self._score: Callable[..., Any]
+        if isinstance(reward, GroupReward):
+            self._form, self._score = "group", reward.score_group
+        elif isinstance(reward, BatchReward):
+            self._form, self._score = "batch", reward.score_batch
+        else:
+            self._form, self._score = "sample", reward.score
+        self.concurrent = inspect.iscoroutinefunction(self._score)
+        needs = tuple(reward.needs_engines)
+        if needs:
+            if not self.concurrent:
+                fix = "it asks an engine pool, which takes time: write it as `async def`"
+                raise PluginError(f"reward {self.component.name}", f"{where(self._score)} is no coroutine; {fix}")
+            reward.engines = {name: ModelRpcClient(self.parent, name) for name in needs}
+        return self._form, where(self._score), needs
+
+    def unpack(self, payload: Any) -> list[Unit]:
+        tasks, units, trajectories = payload
+        left = iter(trajectories)
+        return [[(tasks[number], next(left)) for number in unit] for unit in units]
+
+    def handle(self, item: Unit) -> Any:
+        if self._form == "sample":
+            return self._score(*item[0])
+        trajectories = [trajectory for _, trajectory in item]
+        if self._form == "group":
+            return self._score(item[0][0], trajectories)
+        return self._score([task for task, _ in item], trajectories)
+
+    def pack_result(self, item: Unit, result: Any) -> list[float | RewardResult]:
+        """Check what the author returned: finite numbers, which travel as they are, or `Score`s of such, one a sample."""
+        results = [result] if self._form == "sample" else list(result)
+        if len(results) != len(item):
+            raise ValueError(f"returned {len(results)} scores for {len(item)} samples; return one each, in order")
+        return list(self._checked(results))
+
+    def pack_error(self, item: Unit, error: BaseException) -> tuple[str, list[RewardResult]]:
+        return DONE, [error_result(error, self._score)] * len(item)
+
+    def _checked(self, results: Sequence[Any]) -> Iterator[float | RewardResult]:
+        for result in results:
+            score = result if isinstance(result, Score) else Score(result)
+            try:
+                value, steps = _finite(score.value), tuple(_finite(step) for step in score.steps)
+                parts = {str(name): _finite(part) for name, part in score.parts.items()}
+                yield RewardResult(value, parts, steps) if parts or steps else value
+            except (TypeError, ValueError) as error:
+                kind = type(result).__name__
+                message = f"returned {str(result)[:200]!s} ({kind}): {error}; return a finite number or a Score"
+                yield RewardResult(
+                    outcome=Outcome.REWARD_INVALID, error=message, kind=f"invalid {kind}", place=where(self._score)
+                )
 
 
 ENGINE_OUTCOMES = (Outcome.ENGINE_ERROR, Outcome.ENGINE_TIMEOUT)
@@ -95,16 +152,6 @@ def error_result(error: BaseException, author: Callable[..., Any]) -> RewardResu
     return RewardResult(
         outcome=Outcome.REWARD_ERROR, error=f"{kind}: {error} ({place})", kind=kind, place=place, frames=frames
     )
-
-
-def timeout_result(timeout_s: float, place: str) -> RewardResult:
-    message = f"did not answer within timeout_s = {timeout_s:g} ({place})"
-    return RewardResult(outcome=Outcome.REWARD_TIMEOUT, error=message, kind="timeout", place=place)
-
-
-def crash_result(error: BaseException, place: str) -> RewardResult:
-    message = f"its process ended twice on this sample ({place}): {error}"
-    return RewardResult(outcome=Outcome.REWARD_ERROR, error=message, kind="process ended", place=place)
 
 
 def where(author: Callable[..., Any]) -> str:
@@ -137,103 +184,6 @@ def _finite(value: object) -> float:
     if not math.isfinite(number):
         raise ValueError("not finite")
     return number
-
-
-def flatten(trajectory: Trajectory) -> list[Any]:
-    """Turn everything in a trajectory into plain lists."""
-    return [
-        [_flat_message(message) for message in trajectory.messages],
-        trajectory.response,
-        [
-            [n.parent, list(n.tokens), n.sampled, list(n.log_probs), list(n.versions), n.turn, list(n.media)]
-            for n in trajectory.forest
-        ],
-        trajectory.outcome.value,
-        list(trajectory.step_rewards),
-        dict(trajectory.info),
-        list(trajectory.step_turns),
-        list(trajectory.states),
-    ]
-
-
-def revive(flat: tuple[Any, ...]) -> Trajectory:
-    """Restore a flattened trajectory; sequences came back from the wire as tuples."""
-    messages, response, forest, outcome, step_rewards, info, step_turns, states = flat
-    return Trajectory(
-        tuple(message if isinstance(message, Message) else Message(*message) for message in messages),
-        response,
-        tuple(Node(*node) for node in forest),
-        Outcome(outcome),
-        step_rewards,
-        info,
-        step_turns=step_turns,
-        states=states,
-    )
-
-
-def _flat_message(message: Message) -> Any:
-    if isinstance(message.content, str) and not message.tool_calls and not message.name:
-        return [message.role, message.content]
-    return message
-
-
-FUNCTION = "reward-function"
-"""Component kind of a function passed from Python; its options hold the cloudpickle, read from the parent's pipe."""
-
-Unit: TypeAlias = list[tuple[Task, Trajectory]]
-
-
-class RewardHost(IsolatedHost):
-    """Scores units with one reward. Errors of the author become results in here, where their frames are."""
-
-    def open(self) -> tuple[str, str, tuple[str, ...]]:
-        """Build the reward; return its form (sample, batch or group), the place of its method, and the engine pools that
-        it asks."""
-        self._reward = reward = self._build_reward()
-        self._score: Callable[..., Any]
-        if isinstance(reward, GroupReward):
-            self._form, self._score = "group", reward.score_group
-        elif isinstance(reward, BatchReward):
-            self._form, self._score = "batch", reward.score_batch
-        else:
-            self._form, self._score = "sample", reward.score
-        self.concurrent = inspect.iscoroutinefunction(self._score)
-        needs = tuple(reward.needs_engines)
-        if needs:
-            if not self.concurrent:
-                fix = "it asks an engine pool, which takes time: write it as `async def`"
-                raise PluginError(f"reward {self.component.name}", f"{where(self._score)} is no coroutine; {fix}")
-            reward.engines = {name: ModelRpcClient(self.parent, name) for name in needs}
-        return self._form, where(self._score), needs
-
-    def unpack(self, payload: Any) -> list[Unit]:
-        tasks, samples, units = payload
-        revived = [(tasks[task], revive(flat)) for task, flat in samples]
-        return [[revived[position] for position in unit] for unit in units]
-
-    def handle(self, item: Unit) -> Any:
-        if self._form == "sample":
-            return self._score(*item[0])
-        trajectories = [trajectory for _, trajectory in item]
-        if self._form == "group":
-            return self._score(item[0][0], trajectories)
-        return self._score([task for task, _ in item], trajectories)
-
-    def pack_result(self, item: Unit, result: Any) -> list[Any]:
-        results = [result] if self._form == "sample" else list(result)
-        if len(results) != len(item):
-            raise ValueError(f"returned {len(results)} scores for {len(item)} samples; return one each, in order")
-        return [score_result(one, where(self._score)).packed() for one in results]
-
-    def pack_error(self, item: Unit, error: BaseException) -> tuple[str, list[Any]]:
-        return DONE, [error_result(error, self._score).packed()] * len(item)
-
-    def _build_reward(self) -> Any:
-        if self.component.kind != FUNCTION:
-            return self.build(self.component)
-        import cloudpickle
-
-        return FunctionReward(cloudpickle.loads(self.component.options["function"]))
 
 
 class FunctionReward(Reward):
@@ -271,17 +221,3 @@ def announce(names: Iterable[str], catalogue: Catalogue) -> None:
     """Let a configuration name passed functions."""
     for name in names:
         catalogue.add("reward", name, type(PassedFunction.__name__, (PassedFunction,), {}))
-
-
-def pack_units(units: Sequence[Unit]) -> tuple[list[Task], list[list[Any]], list[list[int]]]:
-    """Put units on the wire: each task once, each sample flat, units as positions in them."""
-    tasks: dict[int, tuple[int, Task]] = {}
-    samples: list[list[Any]] = []
-    positions: list[list[int]] = []
-    for unit in units:
-        start = len(samples)
-        for task, trajectory in unit:
-            number, _ = tasks.setdefault(id(task), (len(tasks), task))
-            samples.append([number, flatten(trajectory)])
-        positions.append(list(range(start, len(samples))))
-    return [task for _, task in tasks.values()], samples, positions

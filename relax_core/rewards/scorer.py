@@ -2,11 +2,8 @@
 """Scores samples: every reward is asked of every sample it applies to, and the results are summed, one score a sample.
 
 A score is a finite value or an outcome that says why there is none, never a zero in its place. Rewards run in killable
-processes; what the environment gave is part of the value.
-
-Circuit breaker: a reward that fails alike on sample after sample has a typo, and training on what is left would hide it.
-
-The caller saves the failing sample that `CircuitOpen` carries, and the run stops with exit code 3.
+processes; what the environment gave is part of the value. A reward that fails alike on sample after sample has a typo, and
+training on what is left would hide it: its circuit breaker ends the run with exit code 3.
 """
 
 from __future__ import annotations
@@ -14,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from relax_core.api.clock import Clock
 from relax_core.api.engine import ModelClient
@@ -28,89 +25,17 @@ from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.api.worker import Workers
 from relax_core.data.tasks import applies
 from relax_core.engines.model_client import model_handlers
-from relax_core.rewards.host import (
-    ENGINE_OUTCOMES,
-    FUNCTION,
-    RewardResult,
-    Unit,
-    crash_result,
-    pack_units,
-    timeout_result,
-    unpack,
-)
+from relax_core.rewards.host import ENGINE_OUTCOMES, FUNCTION, RewardResult, Unit, pack_units
 from relax_core.rpc.isolated_pool import Handler, IsolatedPool, ItemCrash, ItemTimeout
 from relax_core.rpc.waiting import start_all
 
+ENVIRONMENT = "environment"
+"""The part under which the environment's own reward is logged."""
 FIRST = 16
 WINDOW = 256
 SCHEMA = 1
-
-
-class RewardFault(NamedTuple):
-    """Kind and place of a failure; equal faults are alike."""
-
-    kind: str
-    place: str
-
-
-class CircuitOpen(PluginError):
-    """Fix the reward: it fails alike on nearly everything. `sample` is what to save for `relax try`."""
-
-    def __init__(self, reward: str, result: RewardResult, seen: str, sample: dict[str, Any]) -> None:
-        message = (
-            f"failed alike on {seen}: {result.error}; fix {result.place}, "
-            f"then try it on the sample that failed: `relax try reward {reward} --data failing-sample.json` in the run's folder"
-        )
-        super().__init__(f"reward {reward}", message, result.frames)
-        self.sample = sample
-
-
-class CircuitBreaker:
-    """The recent faults of one reward, without IO: `closed -> open`.
-
-    Invariants:
-    - It opens when the first `first` samples failed alike, or over half of the last `window`; a scored sample never opens it.
-    - `_counts` counts the faults in `_recent`, which holds at most `window` samples.
-    """
-
-    def __init__(self, first: int = FIRST, window: int = WINDOW) -> None:
-        self._first, self._window = first, window
-        self._seen = 0
-        self._recent: deque[RewardFault | None] = deque()
-        self._counts: Counter[RewardFault] = Counter()
-
-    def record(self, fault: RewardFault | None) -> str:
-        """Take one sample's fault, or None for a scored one; return what failed alike once that opens it, else ''."""
-        self._seen += 1
-        self._recent.append(fault)
-        if len(self._recent) > self._window and (oldest := self._recent.popleft()) is not None:
-            self._counts[oldest] -= 1
-        if fault is None:
-            return ""
-        self._counts[fault] += 1
-        alike = self._counts[fault]
-        if alike == self._seen == self._first:
-            return f"the first {self._first} samples"
-        return f"{alike} of the last {self._window} samples" if 2 * alike > self._window else ""
-
-
-def failing_sample(reward: str, task: Task, trajectory: Trajectory, result: RewardResult) -> dict[str, Any]:
-    """Make a JSON document of one sample: the task's row, what the policy wrote, and how the reward failed on it."""
-    prompt = task.prompt if isinstance(task.prompt, str) else [asdict(message) for message in task.prompt]
-    return {
-        "schema": SCHEMA,
-        "reward": reward,
-        "outcome": result.outcome.value,
-        "error": result.error,
-        "frames": result.frames,
-        "task": {"id": task.id, "prompt": prompt, "answer": task.answer, **task.metadata},
-        "response": trajectory.response,
-        "messages": [asdict(message) for message in trajectory.messages],
-    }
-
-
-ENVIRONMENT = "environment"
-"""The part under which the environment's own reward is logged."""
+Fault: TypeAlias = tuple[str, str]
+"""Kind and place of a failure; equal faults are alike."""
 Group = tuple[Task, Sequence[Trajectory]]
 Weighed: TypeAlias = tuple["RewardPool", RewardResult]
 
@@ -156,9 +81,13 @@ class RewardScorer:
         self._clock = clock
         self._started_at: list[float] = []
         """When the calls of `score` that still wait began."""
-        self._rewards = [
-            RewardPool(settings, name, workers, num_workers, models or {}) for name, settings in _named(rewards)
-        ]
+        self._rewards: list[RewardPool] = []
+        seen: Counter[str] = Counter()
+        for settings in rewards:
+            name = settings.chosen.name
+            seen[name] += 1
+            unique = name if seen[name] == 1 else f"{name}-{seen[name]}"
+            self._rewards.append(RewardPool(settings, unique, workers, num_workers, models or {}))
 
     async def start(self) -> None:
         await asyncio.gather(*(reward.start() for reward in self._rewards))
@@ -172,15 +101,16 @@ class RewardScorer:
             by_reward = await start_all(*(reward.score(groups) for reward in self._rewards))
         finally:
             self._started_at.remove(start)
-        scored: list[list[ScoredSample]] = []
-        for at, (_, trajectories) in enumerate(groups):
-            results = [[(reward, found[at][place]) for reward, found in zip(self._rewards, by_reward, strict=True)]
-                       for place in range(len(trajectories))]  # fmt: skip
-            scored.append([
-                self._combine(trajectory, [(reward, result) for reward, result in own if result is not None])
-                for trajectory, own in zip(trajectories, results, strict=True)
-            ])  # fmt: skip
-        return scored
+        return [
+            [
+                self._combine(trajectory, [
+                    (reward, result) for reward, found in zip(self._rewards, by_reward, strict=True)
+                    if (result := found[at][place]) is not None
+                ])
+                for place, trajectory in enumerate(trajectories)
+            ]
+            for at, (_, trajectories) in enumerate(groups)
+        ]  # fmt: skip
 
     async def stop(self) -> None:
         await asyncio.gather(*(reward.stop() for reward in self._rewards))
@@ -200,9 +130,9 @@ class RewardScorer:
         if self._rewards and not results and not trajectory.step_rewards and trajectory.outcome is Outcome.FINISHED:
             error = "no reward applies to this task and its environment gave none"
             return ScoredSample(math.nan, outcome=Outcome.INVALID_TASK, error=error)
-        if failed := next((one for one in results if one[1].failed), None):
+        if failed := next((one for one in results if not one[1].outcome.judged), None):
             reward, result = failed
-            parts: dict[str, float] = {other.name: own.value for other, own in results if not own.failed}
+            parts: dict[str, float] = {other.name: own.value for other, own in results if own.outcome.judged}
             return ScoredSample(
                 math.nan, parts, (), result.outcome, f"reward {reward.name}: {result.error}", result.frames
             )
@@ -279,40 +209,92 @@ class RewardPool:
     ) -> None:
         unit: Unit = [(groups[at][0], groups[at][1][place]) for at, place in members]
         try:
-            results = [unpack(one) for one in await self._pool.submit(unit)]
+            packed = await self._pool.submit(unit)
+            results = [one if isinstance(one, RewardResult) else RewardResult(one) for one in packed]
         except ItemTimeout:
-            results = [timeout_result(self.settings.timeout_s, self._place)] * len(unit)
-        except ItemCrash as error:
-            results = [crash_result(error, self._place)] * len(unit)
+            error = f"did not answer within timeout_s = {self.settings.timeout_s:g} ({self._place})"
+            late = RewardResult(outcome=Outcome.REWARD_TIMEOUT, error=error, kind="timeout", place=self._place)
+            results = [late] * len(unit)
+        except ItemCrash as crash:
+            error = f"its process ended twice on this sample ({self._place}): {crash}"
+            ended = RewardResult(outcome=Outcome.REWARD_ERROR, error=error, kind="process ended", place=self._place)
+            results = [ended] * len(unit)
         if self._form == "batch" and len(unit) > 1 and any(map(_spoils, results)):
             middle = len(unit) // 2
             halves = members[:middle], members[middle:]
             await start_all(*(self._score(half, groups, found) for half in halves))
             return
-        for (at, place), sample, result in zip(members, unit, results, strict=True):
-            seen = self._breaker.record(RewardFault(result.kind, result.place) if result.failed else None)
+        for (at, place), (task, trajectory), result in zip(members, unit, results, strict=True):
+            seen = self._breaker.record(None if result.outcome.judged else (result.kind, result.place))
             if seen:
-                opened = self._open_circuit(sample, result, seen)
+                opened: Exception
+                if result.outcome in ENGINE_OUTCOMES:
+                    opened = InfrastructureError(f"reward {self.name} got no answer on {seen}: {result.error}")
+                else:
+                    sample = failing_sample(self.name, task, trajectory, result)
+                    opened = CircuitOpen(self.name, result, seen, sample)
                 self._pool.fail(opened)
                 raise opened
             found[at][place] = result
             self.owed -= 1
 
-    def _open_circuit(self, sample: tuple[Task, Trajectory], result: RewardResult, seen: str) -> Exception:
-        if result.outcome in ENGINE_OUTCOMES:
-            return InfrastructureError(f"reward {self.name} got no answer on {seen}: {result.error}")
-        return CircuitOpen(self.name, result, seen, failing_sample(self.name, *sample, result))
-
 
 def _spoils(result: RewardResult) -> bool:
     """One sample may have failed a whole batch; an engine that could not be asked fails its halves too."""
-    return result.failed and result.kind[:7] != "invalid" and result.outcome not in ENGINE_OUTCOMES
+    return not result.outcome.judged and result.kind[:7] != "invalid" and result.outcome not in ENGINE_OUTCOMES
 
 
-def _named(rewards: Sequence[RewardSettings]) -> Iterator[tuple[str, RewardSettings]]:
-    """Give unique names: the second `maths` is `maths-2`."""
-    seen: Counter[str] = Counter()
-    for settings in rewards:
-        name = settings.chosen.name
-        seen[name] += 1
-        yield (name if seen[name] == 1 else f"{name}-{seen[name]}"), settings
+class CircuitOpen(PluginError):
+    """Fix the reward: it fails alike on nearly everything. `sample` is what to save for `relax try`."""
+
+    def __init__(self, reward: str, result: RewardResult, seen: str, sample: dict[str, Any]) -> None:
+        message = (
+            f"failed alike on {seen}: {result.error}; fix {result.place}, "
+            f"then try it on the sample that failed: `relax try reward {reward} --data failing-sample.json` in the run's folder"
+        )
+        super().__init__(f"reward {reward}", message, result.frames)
+        self.sample = sample
+
+
+class CircuitBreaker:
+    """The recent faults of one reward, without IO: `closed -> open`.
+
+    Invariants:
+    - It opens when the first `first` samples failed alike, or over half of the last `window`; a scored sample never opens it.
+    - `_counts` counts the faults in `_recent`, which holds at most `window` samples.
+    """
+
+    def __init__(self, first: int = FIRST, window: int = WINDOW) -> None:
+        self._first, self._window = first, window
+        self._seen = 0
+        self._recent: deque[Fault | None] = deque()
+        self._counts: Counter[Fault] = Counter()
+
+    def record(self, fault: Fault | None) -> str:
+        """Take one sample's fault, or None for a scored one; return what failed alike once that opens it, else ''."""
+        self._seen += 1
+        self._recent.append(fault)
+        if len(self._recent) > self._window and (oldest := self._recent.popleft()) is not None:
+            self._counts[oldest] -= 1
+        if fault is None:
+            return ""
+        self._counts[fault] += 1
+        alike = self._counts[fault]
+        if alike == self._seen == self._first:
+            return f"the first {self._first} samples"
+        return f"{alike} of the last {self._window} samples" if 2 * alike > self._window else ""
+
+
+def failing_sample(reward: str, task: Task, trajectory: Trajectory, result: RewardResult) -> dict[str, Any]:
+    """Make a JSON document of one sample: the task's row, what the policy wrote, and how the reward failed on it."""
+    prompt = task.prompt if isinstance(task.prompt, str) else [asdict(message) for message in task.prompt]
+    return {
+        "schema": SCHEMA,
+        "reward": reward,
+        "outcome": result.outcome.value,
+        "error": result.error,
+        "frames": result.frames,
+        "task": {"id": task.id, "prompt": prompt, "answer": task.answer, **task.metadata},
+        "response": trajectory.response,
+        "messages": [asdict(message) for message in trajectory.messages],
+    }

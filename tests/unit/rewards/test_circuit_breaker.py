@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from relax_core.rewards.scorer import CircuitBreaker, RewardFault
+from relax_core.rewards.scorer import CircuitBreaker, Fault
 
-TYPO, OTHER = RewardFault("NameError", "a.py:3"), RewardFault("NameError", "a.py:9")
+TYPO, OTHER = ("NameError", "a.py:3"), ("NameError", "a.py:9")
 
 
-def trips(faults: list[RewardFault | None], first: int, window: int) -> int | None:
+def trips(faults: list[Fault | None], first: int, window: int) -> int | None:
     """At which sample the rule is met first, read off the whole list."""
     for seen in range(1, len(faults) + 1):
         fault, recent = faults[seen - 1], faults[max(0, seen - window) : seen]
@@ -22,7 +22,7 @@ def trips(faults: list[RewardFault | None], first: int, window: int) -> int | No
 
 
 @given(st.lists(st.sampled_from([None, TYPO, OTHER]), max_size=60), st.integers(1, 6), st.integers(2, 12))
-def test_it_trips_exactly_when_the_rule_is_met(faults: list[RewardFault | None], first: int, window: int) -> None:
+def test_it_trips_exactly_when_the_rule_is_met(faults: list[Fault | None], first: int, window: int) -> None:
     breaker = CircuitBreaker(first, window)
     tripped = next((number for number, fault in enumerate(faults, 1) if breaker.record(fault)), None)
     assert tripped == trips(faults, first, window)

@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import cloudpickle
@@ -18,7 +19,7 @@ import pytest
 from relax_core.api import Chosen, Message, Node, Outcome, Score, SystemClock, Task, Trajectory
 from relax_core.api.errors import PluginError
 from relax_core.data.tasks import applies
-from relax_core.rewards.host import flatten, revive
+from relax_core.rewards.host import RewardHost, pack_units
 from relax_core.rewards.scorer import CircuitOpen, RewardScorer, RewardSettings, ScoredSample
 from relax_core.runners.local.workers import LocalWorkers
 
@@ -141,7 +142,12 @@ def test_trajectories_survive_the_way_to_the_reward() -> None:
     trajectory = said("x", step_rewards=(1.0,))
     called = Message("assistant", "", (ToolCall("search", {"query": "q"}),))
     trajectory = Trajectory((*trajectory.messages, called), *(getattr(trajectory, f) for f in trajectory.__slots__[1:]))
-    assert revive(messages.decode(messages.encode(flatten(trajectory)))) == trajectory
+    task, routed = Task("t", "?"), replace(trajectory, forest=(Node(None, (1,), False, routes=b"\1", routed=b"\1"),))
+    ((first, other),) = RewardHost().unpack(
+        messages.decode(messages.encode(pack_units([[(task, trajectory), (task, routed)]])))
+    )
+    assert first == (task, trajectory)
+    assert first[0] is other[0] and other[1].forest == (Node(None, (1,), False),)
 
 
 @pytest.mark.parametrize(

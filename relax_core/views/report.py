@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from relax_core.observe.documents import disk_errors, write_text
 from relax_core.observe.metrics import metric
-from relax_core.views import curve, time_spent
+from relax_core.views import charts
 from relax_core.views.run import Metrics, RunHealth, RunView, health
 from relax_core.views.transcript import MEDIA_CSS, Transcript, medium_figure, transcript
 from relax_core.views.why import log_prob_difference, mismatch_warning, seconds
@@ -38,7 +38,7 @@ def write_report(run_dir: Path | str) -> Path:
     metrics = run.metrics()
     picture = run.path / "reward.png"
     with disk_errors(picture):
-        curve.write_png(picture, run.name, metrics.points("reward/mean"), _evals(metrics))
+        charts.reward_picture(run.name, metrics.points("reward/mean"), _evals(metrics)).write_png(picture)
     page = run.path / "report.html"
     write_text(page, render(run, metrics, time.time()))
     return page
@@ -51,7 +51,7 @@ def render(run: RunView, metrics: Metrics, wall: float) -> str:
     source = resources.files("relax_core.views").joinpath("report.html.j2").read_text(encoding="utf-8")
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(source)
     state, summary = health(run, wall), run.summary()
-    spent = time_spent.roles(metrics)
+    spent = _time_spent(metrics)
     return template.render(
         name=run.name,
         state=state.state,
@@ -59,17 +59,17 @@ def render(run: RunView, metrics: Metrics, wall: float) -> str:
         error=summary.get("error", "") if state.ended else state.detail,
         odd=mismatch_warning(run),
         cards=list(_cards(summary, metrics)),
-        reward_curve=Markup(_reward_curve(metrics)),
+        reward_curve=_reward_curve(metrics),
         eval_sets=list(_evals(metrics)),
         evals=list(_eval_rows(summary, metrics)),
         account=list(_account(summary, metrics)),
         balance=_balance(summary, metrics),
-        lag_bars=Markup(curve.bars(_lags(metrics), "lag of trained samples")),
-        lengths=[(what, Markup(drawing)) for what, drawing in _lengths(summary)],
-        time_bars=Markup(time_spent.stacked(spent)),
-        waits=list(_waits(spent)),
-        publishing=[(part, f"{value * 1e3:,.1f} ms") for part, value in time_spent.publishing(metrics)],
-        charts=[(key, line, Markup(drawing)) for key, line, drawing in _charts(metrics)],
+        lag_bars=Markup(charts.bars(_lags(metrics), "lag of trained samples").svg()),
+        lengths=list(_lengths(summary)),
+        time_bars=Markup(charts.stacked_bars(spent, "busy, waiting and idle time by role").svg()),
+        waits=list(_waits(metrics, spent)),
+        publishing=list(_publishing(metrics)),
+        charts=list(_charts(metrics)),
         faults=list(_faults(run)),
         chapters=list(_chapters(run)),
         element=lambda medium: _element(run, medium),
@@ -127,10 +127,10 @@ def _eval_rows(summary: Mapping[str, Any], metrics: Metrics) -> Iterator[tuple[s
         yield name, *ends, f"{counts[-1]:.0f}" if counts else "", f"{heats[-1]:g}" if heats else ""
 
 
-def _reward_curve(metrics: Metrics) -> str:
+def _reward_curve(metrics: Metrics) -> Markup:
     reward = metrics.points("reward/mean")
-    lines: dict[str, curve.Points] = {"reward": reward, "smoothed": curve.smoothed(reward)} if reward else {}
-    return curve.svg(lines, _evals(metrics), "reward a step")
+    curves: dict[str, charts.Points] = {"reward": reward, "smoothed": charts.smoothed(reward)} if reward else {}
+    return Markup(charts.lines(curves, _evals(metrics), "reward a step").svg())
 
 
 def _account(summary: Mapping[str, Any], metrics: Metrics) -> Iterator[tuple[str, str]]:
@@ -172,15 +172,15 @@ def _lags(metrics: Metrics) -> dict[str, float]:
     return {key[len(_LAG) :]: sum(metrics.column(key)) for key in keys}
 
 
-def _lengths(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Tokens of what was dropped, by reason, beside those of what was trained: dropping the slow favours the short."""
+def _lengths(summary: Mapping[str, Any]) -> Iterator[tuple[str, Markup]]:
+    """Draw lengths of what was dropped, by reason, beside those of what was trained: dropping the slow favours the short."""
     dropped = summary.get("dropped_lengths") or {}
     if not dropped:
         return
     for what, told in (("trained", summary.get("trained_lengths") or {}), *sorted(dropped.items())):
         bins = {_bin(int(length)): float(told[length]) for length in sorted(told, key=int)}
         if bins:
-            yield what, curve.bars(bins, f"lengths: {what}")
+            yield what, Markup(charts.bars(bins, f"lengths: {what}").svg())
 
 
 def _bin(length: int) -> str:
@@ -188,19 +188,42 @@ def _bin(length: int) -> str:
     return "unknown" if length < 0 else "0" if length == 0 else f"≤ {length:,}"
 
 
-def _waits(spent: list[time_spent.Spent]) -> Iterator[tuple[str, str]]:
-    for one in spent:
-        owed = ", ".join(f"{who} {seconds(value)} ({value / one.seconds:.0%})" for who, value in one.owed.items())
-        if owed:
-            yield f"{one.role} waited for", owed
+def _time_spent(metrics: Metrics) -> dict[str, dict[str, float]]:
+    """Sum the seconds of every role that told its time, by part, over the steps that were accounted."""
+    names = [key.split("/")[1] for key in metrics.names() if key.startswith("time/") and key.endswith("/busy_s")]
+    spent = {
+        name: {part: float(sum(metrics.column(f"time/{name}/{part}_s"))) for part in ("busy", "wait", "idle")}
+        for name in names
+    }
+    return {name: parts for name, parts in spent.items() if sum(parts.values()) > 0}
 
 
-def _charts(metrics: Metrics) -> Iterator[tuple[str, str, str]]:
+def _waits(metrics: Metrics, spent: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[str, str]]:
+    """Say of each role for whom it waited, the longest first."""
+    for role, parts in spent.items():
+        prefix, total = f"time/{role}/wait/", sum(parts.values())
+        keys = [key for key in metrics.names() if key.startswith(prefix)]
+        owed = {key.removeprefix(prefix).removesuffix("_s"): sum(metrics.column(key)) for key in keys}
+        longest = sorted(((who, value) for who, value in owed.items() if value), key=lambda one: -one[1])
+        if longest:
+            yield f"{role} waited for", ", ".join(f"{who} {seconds(s)} ({s / total:.0%})" for who, s in longest)
+
+
+def _publishing(metrics: Metrics) -> Iterator[tuple[str, str]]:
+    """Give the mean time of each part of a publish, in the order in which they happen."""
+    prefix, order = "time/publish/", ("gather", "hash", "write", "wire", "load", "proof")
+    keys = [key for key in metrics.names() if key.startswith(prefix)]
+    found = {key.removeprefix(prefix).removesuffix("_s"): metrics.column(key) for key in keys}
+    for part in sorted(found, key=lambda part: (order.index(part) if part in order else len(order), part)):
+        yield part, f"{sum(found[part]) / len(found[part]) * 1e3:,.1f} ms"
+
+
+def _charts(metrics: Metrics) -> Iterator[tuple[str, str, Markup]]:
     for key in _CHARTS:
         points = metrics.points(key)
         if len(points) > 1:
             known = metric(key)
-            yield key, known.help if known else "", curve.svg({key: points}, {}, key, (360, 170))
+            yield key, known.help if known else "", Markup(charts.lines({key: points}, {}, key, (360, 170)).svg())
 
 
 def _faults(run: RunView) -> Iterator[tuple[str, str, str]]:

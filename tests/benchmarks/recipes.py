@@ -62,11 +62,11 @@ def row(recipe: str, runs: Sequence[Mapping[str, Any]]) -> report.Row:
 
 
 def draw(made: report.Row, seeds: Sequence[int], folder: Path) -> None:
-    from relax_core.views.curve import write_png
+    from relax_core.views.charts import reward_picture
 
     folder.mkdir(parents=True, exist_ok=True)
     curves = {f"seed {seed}": curve for seed, curve in zip(seeds, made["curves"], strict=True)}
-    write_png(folder / f"recipe-{made['recipe']}.png", str(made["recipe"]), (), curves)
+    reward_picture(str(made["recipe"]), (), curves).write_png(folder / f"recipe-{made['recipe']}.png")
 
 
 def others(options: argparse.Namespace) -> list[report.Row]:

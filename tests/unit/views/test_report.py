@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 
 from relax_core.observe.run_directory import RunDirectory
-from relax_core.views.curve import nice_ticks, svg, thin
+from relax_core.views.charts import lines, nice_ticks, thin
 from relax_core.views.report import write_report
 from relax_core.views.transcript import LONGEST, transcript
 
@@ -95,7 +95,7 @@ def test_a_directory_with_only_a_configuration_has_a_page(tmp_path):
 def test_long_runs_make_light_pages(tmp_path, write_run):
     points = [(step, step % 7) for step in range(100_000)]
     assert len(thin(points)) <= 601 and thin(points)[-1] == points[-1]
-    assert len(svg({"x": points}, {}, "x")) < 20_000
+    assert len(lines({"x": points}, {}, "x").svg()) < 20_000
 
 
 def test_ticks_are_round_and_enclose():
@@ -112,7 +112,7 @@ def test_values_of_any_size_are_drawn(size):
     for low, high in ((0.05, 1.2), (1.0, 1.0), (-1.0, 1.0), (-1.2, -0.05), (0.0, 0.0)):
         ticks = nice_ticks(low * size, high * size)
         assert 2 <= len(set(ticks)) == len(ticks) <= 9 and ticks[0] <= low * size and ticks[-1] >= high * size
-        assert "nan" not in svg({"x": [(1, low * size), (2, high * size)]}, {}, "x")
+        assert "nan" not in lines({"x": [(1, low * size), (2, high * size)]}, {}, "x").svg()
 
 
 def test_a_transcript_takes_what_it_gets():

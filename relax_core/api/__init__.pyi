@@ -25,7 +25,7 @@ from .bus import (
     Sealed as Sealed,
 )
 from .clock import Clock as Clock, SystemClock as SystemClock
-from .component import Component as Component, Configurable as Configurable, KINDS as KINDS, Kind as Kind
+from .component import Chosen as Chosen, Component as Component, Configurable as Configurable, KINDS as KINDS, Kind as Kind
 from .devices import DeviceLease as DeviceLease, DeviceLeases as DeviceLeases, Offloadable as Offloadable
 from .engine import (
     Capabilities as Capabilities, Delta as Delta, Engine as Engine, EngineSpec as EngineSpec, GenerateRequest as
@@ -64,7 +64,7 @@ from .source import BadRow as BadRow, Filter as Filter, Sampler as Sampler, Task
 from .status import Command as Command, Heartbeat as Heartbeat, RunStatus as RunStatus, Wait as Wait
 from .task import Media as Media, Message as Message, Part as Part, Task as Task, ToolCall as ToolCall
 from .trainer import (
-    Chosen as Chosen, Chunk as Chunk, ChunkPlan as ChunkPlan, OptimizerSpec as OptimizerSpec, Trainer as Trainer,
+    Chunk as Chunk, ChunkPlan as ChunkPlan, OptimizerSpec as OptimizerSpec, Trainer as Trainer,
     TrainerSpec as TrainerSpec, UpdateOutcome as UpdateOutcome, UpdateResult as UpdateResult,
 )
 from .trajectory import (

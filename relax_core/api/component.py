@@ -10,7 +10,8 @@ The one table of kinds. `list`, `check`, `new`, the schema and the docs are made
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, cast, get_args, get_origin
 
 from typing_extensions import TypeVar
@@ -33,6 +34,17 @@ class Component:
     help: str
     """One line for `relax plugins list`."""
     experimental: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A component by name with its options as plain data, so that a worker can build it."""
+
+    kind: str
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    parts: tuple[Chosen, ...] = ()
+    """What it is made of, where it is several of its kind that work as one: the algorithms of a run that has more."""
 
 
 class Configurable(Generic[OptionsT]):

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, Protocol
 
+from relax_core.api.plan import OffloadPart
+
 Phase = Literal["generate", "forward", "train", "publish"]
-OffloadPart = Literal["weights", "kv", "optimizer", "gradients"]
 
 
 class Offloadable(Protocol):

@@ -18,10 +18,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias
 
-from relax_core.api.component import Configurable, OptionsT
+from relax_core.api.component import Chosen, Configurable, OptionsT
 from relax_core.api.estimate import Estimate, Workload
 from relax_core.api.task import Message
-from relax_core.api.trainer import Chosen
 from relax_core.api.weights import Manifest, Receipt, ReceiptLevel, Version
 
 FinishReason = Literal["", "stop", "length", "abort", "error"]

@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 from relax_core.api.algorithm import Source
-from relax_core.api.devices import OffloadPart
+
+OffloadPart = Literal["weights", "kv", "optimizer", "gradients"]
 
 
 class Reads(StrEnum):

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from relax_core.api.bus import Bus
 from relax_core.api.clock import Clock
-from relax_core.api.component import Configurable, OptionsT
+from relax_core.api.component import Chosen, Configurable, OptionsT
 from relax_core.api.devices import DeviceLeases
 from relax_core.api.events import SpanKind
 from relax_core.api.plan import Operation, Plan
 from relax_core.api.status import RunStatus, Wait
-from relax_core.api.trainer import Chosen
 from relax_core.api.weights import Manifest, Receipt, Version
 from relax_core.api.worker import Workers
 

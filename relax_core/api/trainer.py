@@ -14,20 +14,9 @@ from enum import StrEnum
 from typing import Any, ClassVar, Generic
 
 from relax_core.api.batch import RowBatch
-from relax_core.api.component import Configurable, OptionsT
+from relax_core.api.component import Chosen, Configurable, OptionsT
 from relax_core.api.estimate import Estimate, Workload
 from relax_core.api.weights import Manifest, Payload, Version
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """A component by name with its options as plain data, so that a worker can build it."""
-
-    kind: str
-    name: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    parts: tuple[Chosen, ...] = ()
-    """What it is made of, where it is several of its kind that work as one: the algorithms of a run that has more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from relax_core.api.trainer import Chosen
+from relax_core.api.component import Chosen
 
 
 @dataclass(frozen=True, slots=True)

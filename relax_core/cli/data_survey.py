@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from relax_core.api.algorithm import Algorithm, Source as Form
+from relax_core.api.component import Chosen
 from relax_core.api.errors import ConfigError
 from relax_core.api.family import ModelFamily
 from relax_core.api.source import BadRow, TaskSource
 from relax_core.api.task import Media, Task
-from relax_core.api.trainer import Chosen
 from relax_core.config import RunConfig, load
 from relax_core.config.model_folder import model_context
 from relax_core.data.dataset import Dataset

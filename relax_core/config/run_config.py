@@ -12,10 +12,9 @@ from typing import Any, Literal, TypeAlias, cast
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from relax_core.api.component import BY_TABLE
+from relax_core.api.component import BY_TABLE, Chosen
 from relax_core.api.options import Options
 from relax_core.api.role import Context
-from relax_core.api.trainer import Chosen
 from relax_core.config.annotation import PathText, models_in
 from relax_core.config.tables import (
     BatchTable,

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import TypeAlias, cast
 
 from relax_core.api.batch import TEACHER_INDEX
-from relax_core.api.devices import OffloadPart
 from relax_core.api.engine import Engine
 from relax_core.api.environment import Environment
 from relax_core.api.errors import ConfigError
-from relax_core.api.plan import Operation, WorkerGroup
+from relax_core.api.plan import OffloadPart, Operation, WorkerGroup
 from relax_core.api.reward import Reward
 from relax_core.api.weights import WeightTransport
 from relax_core.config.checks import no_pool

@@ -16,11 +16,11 @@ import numpy as np
 
 from relax_core.api.algorithm import Source
 from relax_core.api.batch import AttemptId, Ragged, RowBatch, RowId
+from relax_core.api.component import Chosen
 from relax_core.api.errors import ConfigError
 from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.source import TaskSource
 from relax_core.api.task import Message, Task
-from relax_core.api.trainer import Chosen
 from relax_core.data.media_pipeline import context_of
 from relax_core.data.task_row import MediaOrigin, RowError, text_or_messages
 from relax_core.data.tasks import HOLD_OUT, RowSet, check_placeholders

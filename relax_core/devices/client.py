@@ -13,8 +13,9 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any
 
-from relax_core.api.devices import DeviceLease, Offloadable, OffloadPart, Phase
+from relax_core.api.devices import DeviceLease, Offloadable, Phase
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, RelaxError
+from relax_core.api.plan import OffloadPart
 from relax_core.devices.scheduler import DeviceCommand, DeviceRequest, DeviceService, role_of
 
 POLL_S = 10.0

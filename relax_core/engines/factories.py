@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from relax_core.api.component import Chosen
 from relax_core.api.engine import EngineSpec
 from relax_core.api.errors import ConfigError
 from relax_core.api.events import RoleFailed, RoleRecovered
 from relax_core.api.family import ModelFamily
 from relax_core.api.routing import Routing
-from relax_core.api.trainer import Chosen
 from relax_core.api.weights import Version
 from relax_core.api.worker import WorkerSpec
 from relax_core.config.model_folder import model_context, routing, vocabulary_size

@@ -12,11 +12,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from relax_core.api.devices import OffloadPart
+from relax_core.api.component import Chosen
 from relax_core.api.engine import Capabilities, Delta, EngineSpec, GenerateRequest, Health
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError
+from relax_core.api.plan import OffloadPart
 from relax_core.api.role import SpanTrack
-from relax_core.api.trainer import Chosen
 from relax_core.api.weights import Manifest, Receipt, Version
 from relax_core.api.worker import Worker, Workers, WorkerSpec
 from relax_core.observe.spans import Unwatched

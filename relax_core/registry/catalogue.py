@@ -21,7 +21,7 @@ from relax_core.registry.loader import Loader, Observers, installed, load_file
 from relax_core.registry.suggestions import did_you_mean, extra_for, missing
 
 if TYPE_CHECKING:
-    from relax_core.api.trainer import Chosen
+    from relax_core.api.component import Chosen
 
 COMPOUNDS = {"algorithm": "relax_core.learn.groups:MixedAlgorithm"}
 """By kind, what several of it become where they work as one."""

@@ -17,10 +17,10 @@ from itertools import zip_longest
 from typing import Any, TypeAlias
 
 from relax_core.api.clock import Clock
+from relax_core.api.component import Chosen
 from relax_core.api.engine import ModelClient
 from relax_core.api.errors import InfrastructureError, PluginError, RelaxError
 from relax_core.api.task import Task
-from relax_core.api.trainer import Chosen
 from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.api.worker import Workers
 from relax_core.data.tasks import applies

@@ -17,9 +17,8 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from relax_core.api.component import Configurable
+from relax_core.api.component import Chosen, Configurable
 from relax_core.api.errors import ConfigError, PluginError, RelaxError
-from relax_core.api.trainer import Chosen
 from relax_core.registry.frames import plugin_frames
 from relax_core.rpc import messages
 

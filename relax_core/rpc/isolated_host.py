@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, TypeAlias
 
-from relax_core.api.trainer import Chosen
+from relax_core.api.component import Chosen
 from relax_core.rpc import messages
 from relax_core.rpc.host import Failure, describe, raised
 

@@ -14,8 +14,8 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from relax_core.api.component import Chosen
 from relax_core.api.errors import ConfigError, DeadlineExceeded, RelaxError, WorkerDied
-from relax_core.api.trainer import Chosen
 from relax_core.api.worker import Worker, Workers, WorkerSpec
 from relax_core.rpc import messages
 from relax_core.rpc.host import Failure, describe, raised

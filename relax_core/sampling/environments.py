@@ -15,11 +15,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import count
 from typing import Any
 
+from relax_core.api.component import Chosen
 from relax_core.api.engine import ModelClient
 from relax_core.api.environment import Action, Environment, Observation
 from relax_core.api.errors import RelaxError
 from relax_core.api.task import Message, Task
-from relax_core.api.trainer import Chosen
 from relax_core.api.trajectory import Outcome
 from relax_core.api.worker import Workers
 from relax_core.engines.model_client import ModelRpcClient, model_handlers

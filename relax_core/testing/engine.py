@@ -18,9 +18,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from relax_core.api.component import Chosen
 from relax_core.api.engine import Delta, Engine
 from relax_core.api.errors import RelaxError
-from relax_core.api.trainer import Chosen
 from relax_core.api.weights import Version
 from relax_core.tensor_files.transport import Disk
 from relax_core.testing.engine_adapters import AdapterChecks

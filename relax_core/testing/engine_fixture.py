@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from relax_core.api.component import Chosen
 from relax_core.api.engine import Delta, Engine, EngineSpec, GenerateRequest
-from relax_core.api.trainer import Chosen
 from relax_core.api.weights import Manifest, Receipt, Version
 from relax_core.tensor_files import safetensors_file
 from relax_core.tensor_files.transport import Disk

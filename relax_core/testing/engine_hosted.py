@@ -8,10 +8,10 @@ import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+from relax_core.api.component import Chosen
 from relax_core.api.engine import Capabilities, Delta, Engine, EngineSpec, GenerateRequest, Health
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.options import Options
-from relax_core.api.trainer import Chosen
 from relax_core.api.weights import Manifest, Receipt, Version
 from relax_core.api.worker import Worker, WorkerSpec
 from relax_core.runners.local.workers import LocalWorkers

@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 
 from relax_core.api.batch import Ragged, RowBatch
+from relax_core.api.component import Chosen
 from relax_core.api.errors import RelaxError
-from relax_core.api.trainer import Chosen, Chunk, OptimizerSpec, Trainer, TrainerSpec, UpdateOutcome, UpdateResult
+from relax_core.api.trainer import Chunk, OptimizerSpec, Trainer, TrainerSpec, UpdateOutcome, UpdateResult
 from relax_core.api.weights import Version
 from relax_core.learn.counts import count
 from relax_core.testing.suite import Suite

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from relax_core.api.trainer import Chosen, Trainer
+from relax_core.api.component import Chosen
+from relax_core.api.trainer import Trainer
 from relax_core.api.weights import Manifest, Version
 from relax_core.testing.trainer_fixture import make_rows
 

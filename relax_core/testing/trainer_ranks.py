@@ -20,8 +20,9 @@ from typing import Any
 
 from relax_core.api.algorithm import Output
 from relax_core.api.batch import Ragged, RowBatch
+from relax_core.api.component import Chosen
 from relax_core.api.errors import WorkerDied
-from relax_core.api.trainer import Chosen, Chunk, ChunkPlan, Trainer, TrainerSpec, UpdateResult
+from relax_core.api.trainer import Chunk, ChunkPlan, Trainer, TrainerSpec, UpdateResult
 from relax_core.api.weights import Manifest, Payload, Version
 from relax_core.rpc import messages
 from relax_core.rpc.host import Failure, describe, raised

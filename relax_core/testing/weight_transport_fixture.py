@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from relax_core.api.component import Chosen
 from relax_core.api.errors import RelaxError
-from relax_core.api.trainer import Chosen
 from relax_core.api.weights import (
     PLAIN,
     Manifest,

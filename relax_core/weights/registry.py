@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from relax_core.api.component import Chosen
 from relax_core.api.errors import InfrastructureError
-from relax_core.api.trainer import Chosen
 from relax_core.api.weights import PLAIN, Manifest, Receipt, Version
 from relax_core.tensor_files.delta import unchanged_names
 

@@ -11,7 +11,7 @@ import pytest
 
 from relax_core.api import DeadlineExceeded, DeviceLeases, InfrastructureError, Load, Options, ScalingPolicy
 from relax_core.api.clock import SystemClock
-from relax_core.api.devices import OffloadPart
+from relax_core.api.plan import OffloadPart
 from relax_core.devices.client import DeviceLeaseClient
 from relax_core.devices.scheduler import LocalDeviceService
 

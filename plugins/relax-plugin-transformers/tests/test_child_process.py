@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from relax_core.api.component import Chosen
 from relax_core.api.engine import EngineSpec, GenerateRequest
 from relax_core.api.errors import ConfigError, WorkerDied
-from relax_core.api.trainer import Chosen
 from relax_core.api.weights import Version
 from relax_core.api.worker import WorkerSpec
 from relax_core.runners.local.workers import LocalWorkers

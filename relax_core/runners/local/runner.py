@@ -11,9 +11,9 @@ from typing import Protocol, cast
 
 from relax_core.api.bus import Bus, BusComponent
 from relax_core.api.clock import Clock, SystemClock
+from relax_core.api.component import Chosen
 from relax_core.api.role import Role
 from relax_core.api.status import RunStatus
-from relax_core.api.trainer import Chosen
 from relax_core.api.worker import Workers
 from relax_core.bus.service import open_bus
 from relax_core.devices.scheduler import LocalDeviceService

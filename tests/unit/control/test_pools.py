@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from relax_core.api.component import Chosen
 from relax_core.api.errors import ConfigError
 from relax_core.api.plan import Plan
-from relax_core.api.trainer import Chosen
 from relax_core.config.compose import compose, parse_config
 from relax_core.config.run_config import RunConfig
 from relax_core.control.planner import plan

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from relax_core.api.component import Chosen
 from relax_core.api.errors import ConfigError
 from relax_core.api.plan import Plan, WorkerGroup
-from relax_core.api.trainer import Chosen
 from relax_core.api.worker import WorkerSpec
 from relax_core.registry.catalogue import Catalogue
 from relax_core.runners.launch import Launch

@@ -14,9 +14,9 @@ import numpy as np
 import psutil
 import pytest
 
+from relax_core.api.component import Chosen
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, PluginError, WorkerDied
 from relax_core.api.plan import Plan
-from relax_core.api.trainer import Chosen
 from relax_core.api.worker import Worker, WorkerSpec
 from relax_core.registry.catalogue import Catalogue
 from relax_core.runners.launch import Launch

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from relax_core.api.bus import Account
+from relax_core.api.component import Chosen
 from relax_core.api.errors import DeadlineExceeded, WorkerDied
 from relax_core.api.events import Event, StepFinished
-from relax_core.api.trainer import Chosen
 from relax_core.api.weights import Version
 from relax_core.api.worker import WorkerSpec
 from relax_core.bus.service import open_bus

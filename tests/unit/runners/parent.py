@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 
-from relax_core.api.trainer import Chosen
+from relax_core.api.component import Chosen
 from relax_core.api.worker import WorkerSpec
 from relax_core.runners.local.workers import LocalWorkers
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from relax_core.api.devices import OffloadPart
+from relax_core.api.plan import OffloadPart
 from relax_core.devices.scheduler import PARTS, DeviceCommand, DeviceRequest, DeviceScheduler
 
 BOTH = frozenset({"gpu:0", "gpu:1"})

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from relax_core.api.component import Chosen
 from relax_core.api.errors import InfrastructureError
-from relax_core.api.trainer import Chosen
 from relax_core.api.weights import PLAIN, Manifest, Payload, Receipt, TensorInfo, Version, combined_fingerprint
 from relax_core.weights.registry import Route, WeightRegistry
 

@@ -4,32 +4,32 @@
 # fmt: off
 # isort: skip_file
 from .algorithm import (
-    Advantages as Advantages, Algorithm as Algorithm, ENTROPY as ENTROPY, Groups as Groups, LOG_PROBS as
-    LOG_PROBS, Loss as Loss, LossBatch as LossBatch, Output as Output, PolicyOutputs as PolicyOutputs, Scope as
-    Scope, Source as Source, Term as Term, VALUES_OUTPUT as VALUES_OUTPUT, log_probs_at as log_probs_at, top_k as
-    top_k,
+    Advantages as Advantages, Algorithm as Algorithm, ENTROPY as ENTROPY, Groups as Groups, LOG_PROBS as LOG_PROBS,
+    Loss as Loss, LossBatch as LossBatch, Output as Output, PolicyOutputs as PolicyOutputs, Scope as Scope,
+    Source as Source, Term as Term, VALUES_OUTPUT as VALUES_OUTPUT, log_probs_at as log_probs_at, top_k as top_k,
 )
 from .batch import (
-    ADVANTAGES as ADVANTAGES, ALGORITHM_INDEX as ALGORITHM_INDEX, AttemptId as AttemptId, Column as Column, Cut as
-    Cut, LOSS_MASK as LOSS_MASK, MARGINS as MARGINS, OLD_LOG_PROBS as OLD_LOG_PROBS, OUTCOME as OUTCOME,
-    REF_LOG_PROBS as REF_LOG_PROBS, RETURNS as RETURNS, REWARDS as REWARDS, ROLLOUT_LOG_PROBS as
-    ROLLOUT_LOG_PROBS, ROUTED_VALID as ROUTED_VALID, Ragged as Ragged, RowBatch as RowBatch, RowId as RowId,
-    STATES as STATES, STEP_REWARDS as STEP_REWARDS, TEACHER_INDEX as TEACHER_INDEX, TEACHER_LOG_PROBS as
-    TEACHER_LOG_PROBS, TOKENS as TOKENS, TURNS as TURNS, VALUES as VALUES, WEIGHT_VERSIONS as WEIGHT_VERSIONS,
-    routed_experts as routed_experts, student_top_k_ids as student_top_k_ids, teacher_log_probs_at as
-    teacher_log_probs_at, teacher_top_k as teacher_top_k,
+    ADVANTAGES as ADVANTAGES, ALGORITHM_INDEX as ALGORITHM_INDEX, AttemptId as AttemptId, Column as Column, Cut as Cut,
+    LOSS_MASK as LOSS_MASK, MARGINS as MARGINS, OLD_LOG_PROBS as OLD_LOG_PROBS, OUTCOME as OUTCOME,
+    REF_LOG_PROBS as REF_LOG_PROBS, RETURNS as RETURNS, REWARDS as REWARDS, ROLLOUT_LOG_PROBS as ROLLOUT_LOG_PROBS,
+    ROUTED_VALID as ROUTED_VALID, Ragged as Ragged, RowBatch as RowBatch, RowId as RowId, STATES as STATES,
+    STEP_REWARDS as STEP_REWARDS, TEACHER_INDEX as TEACHER_INDEX, TEACHER_LOG_PROBS as TEACHER_LOG_PROBS,
+    TOKENS as TOKENS, TURNS as TURNS, VALUES as VALUES, WEIGHT_VERSIONS as WEIGHT_VERSIONS,
+    routed_experts as routed_experts, student_top_k_ids as student_top_k_ids,
+    teacher_log_probs_at as teacher_log_probs_at, teacher_top_k as teacher_top_k,
 )
 from .bus import (
     Account as Account, Bus as Bus, BusComponent as BusComponent, BusSettings as BusSettings, Claim as Claim,
     ClaimRequest as ClaimRequest, Issue as Issue, PayloadStore as PayloadStore, Registration as Registration,
     Sealed as Sealed,
 )
-from .clock import Clock as Clock, SystemClock as SystemClock
-from .component import Chosen as Chosen, Component as Component, Configurable as Configurable, KINDS as KINDS, Kind as Kind
-from .devices import DeviceLease as DeviceLease, DeviceLeases as DeviceLeases, Offloadable as Offloadable
+from .component import (
+    Chosen as Chosen, Component as Component, Configurable as Configurable, KINDS as KINDS, Kind as Kind,
+)
 from .engine import (
-    Capabilities as Capabilities, Delta as Delta, Engine as Engine, EngineSpec as EngineSpec, GenerateRequest as
-    GenerateRequest, Generated as Generated, Health as Health, ModelClient as ModelClient,
+    Capabilities as Capabilities, Delta as Delta, Engine as Engine, EngineSpec as EngineSpec,
+    GenerateRequest as GenerateRequest, Generated as Generated, Health as Health, Load as Load,
+    ModelClient as ModelClient, ScalingPolicy as ScalingPolicy,
 )
 from .environment import (
     Action as Action, Environment as Environment, Observation as Observation, Session as Session, Step as Step,
@@ -40,39 +40,38 @@ from .errors import (
     PluginError as PluginError, RelaxError as RelaxError, RetryLater as RetryLater, StaleFence as StaleFence,
     WorkerDied as WorkerDied,
 )
-from .estimate import Estimate as Estimate, Workload as Workload
 from .events import (
-    CheckpointSaved as CheckpointSaved, EvalFinished as EvalFinished, Event as Event, Logged as Logged, RoleFailed
-    as RoleFailed, RoleRecovered as RoleRecovered, RolledBack as RolledBack, RolloutMeasured as RolloutMeasured,
-    RunFinished as RunFinished, RunStarted as RunStarted, SamplesScored as SamplesScored, StepFinished as
-    StepFinished, WeightsPublished as WeightsPublished,
+    CheckpointSaved as CheckpointSaved, EvalFinished as EvalFinished, Event as Event, Logged as Logged,
+    RoleFailed as RoleFailed, RoleRecovered as RoleRecovered, RolledBack as RolledBack,
+    RolloutMeasured as RolloutMeasured, RunFinished as RunFinished, RunStarted as RunStarted,
+    SamplesScored as SamplesScored, Sink as Sink, StepFinished as StepFinished, WeightsPublished as WeightsPublished,
 )
-from .family import ModelFamily as ModelFamily, Rendered as Rendered
+from .family import ModelFamily as ModelFamily, ROUTES as ROUTES, Rendered as Rendered, Routing as Routing
 from .hooks import hook as hook
 from .modality import (
     ModalityProcessor as ModalityProcessor, PlaceholderSpan as PlaceholderSpan, ProcessedMedia as ProcessedMedia,
 )
-from .options import Options as Options
-from .plan import Operation as Operation, Plan as Plan, Reads as Reads, WorkerGroup as WorkerGroup
+from .options import Options as Options, Secret as Secret
+from .plan import (
+    Estimate as Estimate, Operation as Operation, Plan as Plan, Reads as Reads, WorkerGroup as WorkerGroup,
+    Workload as Workload,
+)
 from .reward import BatchReward as BatchReward, GroupReward as GroupReward, Reward as Reward, Score as Score
-from .role import Context as Context, Role as Role, WeightService as WeightService
-from .routing import ROUTES as ROUTES, Routing as Routing
-from .scaling import Load as Load, ScalingPolicy as ScalingPolicy
-from .secret import Secret as Secret
-from .sink import Sink as Sink
+from .role import (
+    Clock as Clock, Command as Command, Context as Context, DeviceLease as DeviceLease, DeviceLeases as DeviceLeases,
+    Heartbeat as Heartbeat, Offloadable as Offloadable, Role as Role, RunStatus as RunStatus,
+    SystemClock as SystemClock, Wait as Wait, WeightService as WeightService, Worker as Worker,
+    WorkerSpec as WorkerSpec, Workers as Workers,
+)
 from .source import BadRow as BadRow, Filter as Filter, Sampler as Sampler, TaskSource as TaskSource
-from .status import Command as Command, Heartbeat as Heartbeat, RunStatus as RunStatus, Wait as Wait
 from .task import Media as Media, Message as Message, Part as Part, Task as Task, ToolCall as ToolCall
 from .trainer import (
     Chunk as Chunk, ChunkPlan as ChunkPlan, OptimizerSpec as OptimizerSpec, Trainer as Trainer,
     TrainerSpec as TrainerSpec, UpdateOutcome as UpdateOutcome, UpdateResult as UpdateResult,
 )
-from .trajectory import (
-    DropReason as DropReason, Node as Node, Outcome as Outcome, Row as Row, Trajectory as Trajectory,
-)
+from .trajectory import DropReason as DropReason, Node as Node, Outcome as Outcome, Row as Row, Trajectory as Trajectory
 from .weights import (
     Canary as Canary, Manifest as Manifest, Receipt as Receipt, TensorInfo as TensorInfo, Version as Version,
-    WeightTransport as WeightTransport, combined_fingerprint as combined_fingerprint, tensor_fingerprint as
-    tensor_fingerprint,
+    WeightTransport as WeightTransport, combined_fingerprint as combined_fingerprint,
+    tensor_fingerprint as tensor_fingerprint,
 )
-from .worker import Worker as Worker, WorkerSpec as WorkerSpec, Workers as Workers

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ragged numpy columns as they travel: flat values and row lengths. Torch stays at the trainer's edge.
+"""Ragged numpy columns as they travel, flat values and row lengths, and the typed columns of the bus.
 
-Columns of the bus: name, dtype, what one value belongs to, trailing shape. DESIGN's field names are the constants here.
+Torch stays at the trainer's edge. The constants are the documented field names.
 """
 
 from __future__ import annotations

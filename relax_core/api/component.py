@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Components, the things that a plugin offers: `Component` names a target, `Configurable` is the base of every target
-class.
+"""Components, the things that a plugin offers, and the one table of their kinds.
 
-A component is strings only, so that listing a hundred plugins imports none of them.
-The options model of a class is its generic parameter: `class Mine(Reward[MyOptions])`.
-
-The one table of kinds. `list`, `check`, `new`, the schema and the docs are made from it; a new kind is one edit.
+`Component` names a target by strings only, so that listing a hundred plugins imports none of them; `Configurable` is the
+base of every target class. `list`, `check`, `new`, the schema and the docs are made from `KINDS`: a new kind is one edit.
 """
 
 from __future__ import annotations
@@ -113,10 +110,10 @@ KINDS: dict[str, Kind] = {
         _kind("task-source", "relax_task_sources", "source:TaskSource", "source"),
         _kind("sampler", "relax_samplers", "source:Sampler", "sampler"),
         _kind("filter", "relax_filters", "source:Filter", "filters", many=True),
-        _kind("sink", "relax_sinks", "sink:Sink", "sinks", many=True),
+        _kind("sink", "relax_sinks", "events:Sink", "sinks", many=True),
         _kind("bus", "relax_buses", "bus:BusComponent", "bus"),
         _kind("weight-transport", "relax_weight_transports", "weights:WeightTransport", "weights"),
-        _kind("scaling-policy", "relax_scaling_policies", "scaling:ScalingPolicy", "scaling"),
+        _kind("scaling-policy", "relax_scaling_policies", "engine:ScalingPolicy", "scaling"),
         _kind("role", "relax_roles", "role:Role"),
     )
 }

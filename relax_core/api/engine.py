@@ -2,12 +2,8 @@
 """Engines: token ids in; ids, log-probs and versions out. One instance a process, maybe in its own interpreter.
 
 Text is never seen here: the core renders, tokenizes once and parses. `Capabilities` declare what an engine can do;
-the planner refuses a configuration that needs more.
-
-A hand on a pool of engines beside the policy's: how rewards and environments ask a judge model.
-
-They say which pools they need (`needs_engines`) and find a hand on each in `self.engines`, wherever their process is.
-Pools keep their weights; who reaches the policy's own engines is the session of an environment that drives.
+the planner refuses a configuration that needs more. A `ModelClient` asks a pool of engines beside the policy's: rewards
+and environments name such pools in `needs_engines` and find their clients in `self.engines`.
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias
 
 from relax_core.api.component import Chosen, Configurable, OptionsT
-from relax_core.api.estimate import Estimate, Workload
+from relax_core.api.plan import Estimate, Workload
 from relax_core.api.task import Message
 from relax_core.api.weights import Manifest, Receipt, ReceiptLevel, Version
 
@@ -111,7 +107,7 @@ class Delta:
     finish: FinishReason = ""
     error: str = ""
     routed_experts: bytes = b""
-    """[positions, layers, top_k], as `relax_core.api.routing` says: of consecutive positions of the request's prompt with
+    """[positions, layers, top_k], as `relax_core.api.family` says: of consecutive positions of the request's prompt with
     what was sampled behind it, as they were when the next token was drawn. Every position that was fed through the model
     has one by the last delta: all but the last token sampled. Those that an engine took from a cache and does not know
     may be missing; what comes twice counts as it came first."""
@@ -244,3 +240,27 @@ class ModelClient(Protocol):
 
 
 NO_ENGINES: Mapping[str, ModelClient] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One role's load over the last window; times are shares of it."""
+
+    engines: int
+    busy: float
+    waiting_for_rows: float
+    """Share of the window in which the actor waited for rows."""
+    waiting_for_credit: float
+    """Share in which rollout was held by the staleness bound."""
+    free_devices: int
+    now: float
+
+
+class ScalingPolicy(Configurable[OptionsT], Generic[OptionsT]):
+    """Decides the number of engines."""
+
+    kind: ClassVar[str] = "scaling-policy"
+
+    @abstractmethod
+    def engines(self, history: tuple[Load, ...]) -> int:
+        """How many engines there should be now."""

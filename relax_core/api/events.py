@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The events of a run, each a frozen dataclass. Roles emit them; the controller writes them down and tells
-observers."""
+"""Events of a run, each a frozen dataclass, and sinks, which receive metrics and samples besides the run directory.
+
+Roles emit events; the controller writes them down and tells observers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Generic, Literal
 
+from relax_core.api.component import Configurable, OptionsT
 from relax_core.api.weights import Version
 
 SpanKind = Literal["work", "overhead", "wait"]
@@ -156,3 +160,22 @@ Event = (
     RunStarted | SamplesScored | StepFinished | StepMeasured | TimeSpent | RolloutMeasured | WeightsPublished
     | CheckpointSaved | EvalFinished | RoleFailed | RoleRecovered | RolledBack | RunFinished | Logged
 )  # fmt: skip
+
+
+class Sink(Configurable[OptionsT], Generic[OptionsT]):
+    """Receives each step's metrics in the controller; a sink that raises three times is off and reported."""
+
+    kind: ClassVar[str] = "sink"
+
+    @abstractmethod
+    def open(self, run_dir: str, name: str, config: Mapping[str, Any]) -> None:
+        """Start writing for a run; a resumed run opens again."""
+
+    @abstractmethod
+    def metrics(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        """A few transcripts of the step."""
+
+    def close(self) -> None:
+        """Flush."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Model families: everything that knows how a model writes its text, names its weights and routes its tokens.
+"""Model families: all that knows how a model writes its text; and the routing of a mixture of experts.
 
 Text is tokenized once: `start` renders the first prompt, `delta` renders only what a later turn appends.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic
+from typing import Any, ClassVar, Generic, Literal, Self
 
 from relax_core.api.component import Configurable, OptionsT
 from relax_core.api.environment import Tool
@@ -27,13 +27,11 @@ class Rendered:
 
 
 class ModelFamily(Configurable[OptionsT], Generic[OptionsT]):
-    """Chat rendering, name tables, routers and placeholders of one family of models."""
+    """Chat rendering, freezable parts and placeholders of one family of models."""
 
     kind: ClassVar[str] = "model-family"
     model_types: ClassVar[tuple[str, ...]] = ()
     """`model_type` of the Hugging Face configurations it serves; empty: any."""
-    routers: ClassVar[tuple[str, ...]] = ()
-    """Module name patterns of expert routers."""
     modules: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Freezable parts: name -> module patterns (`vision`, `audio`, `language`, `projector`)."""
 
@@ -97,6 +95,69 @@ class ModelFamily(Configurable[OptionsT], Generic[OptionsT]):
     @abstractmethod
     def vocab_size(self) -> int: ...
 
-    def to_hugging_face(self, name: str) -> tuple[str, ...]:
-        """Hugging Face names of one trainer parameter; identity for trainers that use those."""
-        return (name,)
+
+RoutingReplay = Literal["off", "rollout", "recompute"]
+ROUTES = ("routed_experts", "routed_valid")
+"""Columns of the bus: the choices of every token, and for which tokens they are known."""
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_TOP_K = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts")
+_PARTS = ("thinker_config", "text_config", "llm_config")
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """The shape of one model's routing of tokens to experts, read from its `config.json`.
+
+    Choices travel as bytes: of consecutive positions, [positions, layers, top_k] of uint8, or of uint16 (little-endian)
+    where there are more than 256 experts. Layers are those that have a router, in the order in which they compute.
+    """
+
+    layers: int
+    """Those that have a router."""
+    top_k: int
+    """Experts that a token visits in each."""
+    experts: int
+
+    @property
+    def dtype(self) -> Literal["uint8", "uint16"]:
+        return "uint8" if self.experts <= 256 else "uint16"
+
+    @property
+    def width(self) -> int:
+        """Bytes of one position."""
+        return self.layers * self.top_k * (1 if self.dtype == "uint8" else 2)
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Self | None:
+        """From `config.json` as plain data; None of a model without routers."""
+        for part in _PARTS:
+            if isinstance(config.get(part), Mapping):
+                return cls.of(config[part])
+        experts, top_k = _first(config, _EXPERTS), _first(config, _TOP_K)
+        total = config.get("num_hidden_layers")
+        if experts < 2 or top_k < 1 or not isinstance(total, int):
+            return None
+        layers = len(routed_layers(config))
+        return cls(layers, top_k, experts) if layers else None
+
+
+def routed_layers(config: Mapping[str, Any]) -> list[int]:
+    """Numbers of the layers that have a router, of a model that `Routing.of` knows."""
+    for part in _PARTS:
+        if isinstance(config.get(part), Mapping):
+            return routed_layers(config[part])
+    return [layer for layer in range(config["num_hidden_layers"]) if _routes(config, layer)]
+
+
+def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int:
+    return next((config[name] for name in names if isinstance(config.get(name), int)), 0)
+
+
+def _routes(config: Mapping[str, Any], layer: int) -> bool:
+    """Whether this layer has experts: families say so in one of three ways, and else all have."""
+    if layer in (config.get("mlp_only_layers") or ()) or layer < (config.get("first_k_dense_replace") or 0):
+        return False
+    kinds = config.get("mlp_layer_types")
+    if kinds:
+        return bool(kinds[layer] == "sparse")
+    return (layer + 1) % (config.get("decoder_sparse_step") or 1) == 0

@@ -36,7 +36,7 @@ def relax_inference_backends() -> Components: """Engines."""  # type: ignore[emp
 @hookspec
 def relax_training_backends() -> Components: """Trainers."""  # type: ignore[empty-body]
 @hookspec
-def relax_model_families() -> Components: """Templates, name tables, routers."""  # type: ignore[empty-body]
+def relax_model_families() -> Components: """Templates and placeholders of models."""  # type: ignore[empty-body]
 @hookspec
 def relax_task_sources() -> Components: """Readers of task files."""  # type: ignore[empty-body]
 @hookspec

@@ -1,12 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Options`: the frozen pydantic model that every component's options derive from.
+"""`Options`, the frozen pydantic model that every component's options derive from, and `Secret`, the type of a credential.
 
 The only module of `api` that imports pydantic; `relax_core.api.Options` loads it on first use.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 from pydantic import BaseModel, ConfigDict
+
+from relax_core.api.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pydantic_core import CoreSchema
 
 
 class Options(BaseModel):
@@ -19,3 +30,83 @@ class Options(BaseModel):
         validate_default=True,
         ser_json_inf_nan="constants",  # TOML has inf: an option set to it must not come back as nothing
     )
+
+
+SCHEMES = ("env:", "file:")
+LITERAL = "secret_literal"
+"""Type of the validation error for a literal, whose value must never be printed."""
+
+
+def revealed(value: Any) -> Iterator[str]:
+    """The values behind every reference in plain data that can be read, so that they can be kept out of files."""
+    if isinstance(value, str) and is_reference(value):
+        with contextlib.suppress(ConfigError):
+            yield Secret(value).reveal()
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from revealed(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from revealed(part)
+
+
+class Secret:
+    """Where a credential is, never what it is."""
+
+    __slots__ = ("reference",)
+
+    def __init__(self, reference: str) -> None:
+        if not is_reference(reference):
+            raise ValueError('a secret is written "env:NAME" or "file:PATH", never as a literal')
+        self.reference = reference
+
+    def reveal(self) -> str:
+        """Read the value now. Raises ConfigError where it is not there."""
+        scheme, _, where = self.reference.partition(":")
+        if scheme == "env":
+            if where not in os.environ:
+                raise ConfigError(self.reference, "an environment variable that is not set", f"export {where}")
+            return os.environ[where]
+        try:
+            return Path(where).expanduser().read_text(encoding="utf-8").strip()
+        except OSError as error:
+            raise ConfigError(self.reference, error.strerror, "name a file that can be read") from error
+
+    def __repr__(self) -> str:
+        return f"Secret({self.reference!r})"
+
+    def __str__(self) -> str:
+        return self.reference
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and other.reference == self.reference
+
+    def __hash__(self) -> int:
+        return hash(self.reference)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> CoreSchema:
+        from pydantic_core import core_schema
+
+        text = core_schema.no_info_after_validator_function(_parse, core_schema.str_schema())
+        written = core_schema.plain_serializer_function_ser_schema(str)
+        known = core_schema.is_instance_schema(cls)
+        return core_schema.json_or_python_schema(
+            json_schema=text, python_schema=core_schema.union_schema([known, text]), serialization=written
+        )
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: Any, handler: Any) -> dict[str, Any]:
+        return {"type": "string", "pattern": "^(env|file):.+$"}
+
+
+def is_reference(text: str) -> bool:
+    return any(text.startswith(scheme) and len(text) > len(scheme) for scheme in SCHEMES)
+
+
+def _parse(text: str) -> Secret:
+    from pydantic_core import PydanticCustomError
+
+    if not is_reference(text):
+        raise PydanticCustomError(LITERAL, 'write "env:NAME" or "file:PATH", never the secret itself')
+    return Secret(text)

@@ -1,30 +1,232 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Roles: logic that runs on the graph. A role offers operations; the algorithm's columns and fits select them.
+"""Roles, the logic that runs on the graph, and all that a role may touch: leases on devices, worker processes, the
+status of the run, the clock, the weight service.
 
 A role gets a `Context` and nothing else: the same code runs as a task of the local runner, in a Ray Serve shell,
-and under a virtual clock in tests.
+and under a virtual clock in tests. Everything here is a contract; `runners` implements it.
 """
 
 from __future__ import annotations
 
+import asyncio
+import time
 from abc import abstractmethod
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from relax_core.api.bus import Bus
-from relax_core.api.clock import Clock
 from relax_core.api.component import Chosen, Configurable, OptionsT
-from relax_core.api.devices import DeviceLeases
-from relax_core.api.events import SpanKind
-from relax_core.api.plan import Operation, Plan
-from relax_core.api.status import RunStatus, Wait
+from relax_core.api.events import Event, Span, SpanKind
+from relax_core.api.plan import OffloadPart, Operation, Plan
 from relax_core.api.weights import Manifest, Receipt, Version
-from relax_core.api.worker import Workers
 
 if TYPE_CHECKING:
     from random import Random
+
+
+Phase = Literal["generate", "forward", "train", "publish"]
+
+
+class Offloadable(Protocol):
+    """An engine pool or a rank group, which can give its devices' memory back. Parts that it does not have are ignored."""
+
+    async def offload(self, parts: Sequence[OffloadPart]) -> int:
+        """Free parts; return the bytes that were really freed."""
+        ...
+
+    async def onload(self, parts: Sequence[OffloadPart]) -> None:
+        """Undo `offload`."""
+        ...
+
+
+class DeviceLease(Protocol):
+    """Devices that are held now, with the parts that are onloaded on them meanwhile.
+
+    Nobody waits for rows while holding a lease: generation has the engines' parts onloaded, training the trainers', and a
+    publish the weights of both.
+    """
+
+    @property
+    def freed_bytes(self) -> int:
+        """Bytes that other members freed for it; 0 where none had to be offloaded."""
+        ...
+
+    async def change_phase(self, phase: Phase, holders: Mapping[str, Sequence[OffloadPart]], deadline_s: float) -> None:
+        """Go on with these parts onloaded instead, without anybody coming between. Raises DeadlineExceeded."""
+        ...
+
+    async def wanted(self) -> None:
+        """Return when somebody else waits for the devices: come to a safe point and release them. Never where nobody shares."""
+        ...
+
+
+class DeviceLeases(Protocol):
+    """The leases of a run's devices, as one role sees them."""
+
+    async def join(self, name: str, devices: frozenset[str], member: Offloadable) -> None:
+        """Make known that a member lives on these devices; it starts with all of its parts onloaded."""
+        ...
+
+    async def leave(self, name: str) -> None:
+        """Make known that a member is gone from its devices."""
+        ...
+
+    def acquire(
+        self, devices: frozenset[str], phase: Phase, holders: Mapping[str, Sequence[OffloadPart]], deadline_s: float
+    ) -> AbstractAsyncContextManager[DeviceLease]:
+        """Hold the devices with these holders' parts onloaded and everything else offloaded. Raises DeadlineExceeded."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """One process to start."""
+
+    name: str
+    """Unique in the run: `engine-0`, `actor-rank-1`."""
+    component: Chosen
+    """What it hosts; `options` are plain data."""
+    python: str = ""
+    """Another interpreter; empty: this one."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    run_env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The run's own variables (`[run] env`), secrets read: over `env`, and never in logs."""
+    devices: tuple[str, ...] = ()
+    """Of the plan's, `gpu:3`, that are its own or its part of; none named: whatever this process sees."""
+    num_gpus: float = 0.0
+    """Its share of them: those on one device have equal parts."""
+    memory_mb: int = 0
+    """Address-space limit of a child process; 0: none."""
+    inherit_env: tuple[str, ...] | None = None
+    """The only variables of the starting process that a child process sees; None: all of them."""
+    target: str = ""
+    """Instead of a component: `module:Class`, built without arguments (the core's own hosts)."""
+
+
+class Worker(Protocol):
+    """A running process that hosts one component and answers calls of its public methods."""
+
+    name: str
+    pid: int
+    host: str
+    """Address of its machine as other machines reach it; loopback where all workers are on one."""
+
+    async def free_port(self, address: str) -> int:
+        """A port of its machine, at this address of it, that was free a moment ago."""
+        ...
+
+    async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        """Await one method. Its plain error comes back as the same built-in type, or PluginError with its frames.
+
+        Raises WorkerDied when the process ended, DeadlineExceeded after `timeout_s` (the call may still run).
+        """
+        ...
+
+    def stream(self, method: str, *args: Any, timeout_s: float) -> AsyncIterator[Any]:
+        """Items of an async-iterating method; `timeout_s` bounds the silence between items."""
+        ...
+
+    async def stop(self, timeout_s: float = 5.0) -> None:
+        """Let it end, then kill it with its children."""
+        ...
+
+    async def kill(self) -> None:
+        """SIGKILL it with its children, now."""
+        ...
+
+
+class Workers(Protocol):
+    """A starter of workers; a role never learns whether one is a child process or a Ray actor."""
+
+    async def start(self, specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[Worker, ...]:
+        """All of them, or none: on a failure what was started is killed and the error raised."""
+        ...
+
+
+RoleState = Literal["starting", "busy", "waiting", "paused", "stopped", "failed"]
+CommandName = Literal["pause", "continue", "stop", "checkpoint"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Somebody waits: for what, who owes it, since when and until when (monotonic seconds of the hub's clock)."""
+
+    owner: str
+    reason: str
+    owed_by: str
+    since: float
+    deadline: float
+    polls: bool = False
+    """At the deadline it is asked for again; `since` is when that began."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """A role's heartbeat, written by its work loop."""
+
+    role: str
+    state: RoleState
+    doing: str = ""
+    waits: tuple[Wait, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    at: float = 0.0
+    incarnation: int = 0
+    pid: int = 0
+    sent: float = 0.0
+    """When it was made, by the role's own clock; 0: not told. The board puts `waits` and `spans` on its own."""
+    spans: tuple[Span, ...] = ()
+    """Of the role and its devices since the last beat, whole up to `sent`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """From a person or the controller to one role."""
+
+    number: int
+    name: CommandName
+    argument: str = ""
+
+
+class RunStatus(Protocol):
+    """Where roles report and take commands; one a run."""
+
+    async def beat(self, beat: Heartbeat) -> None: ...
+
+    async def beats(self) -> tuple[Heartbeat, ...]: ...
+
+    async def emit(self, event: Event) -> None:
+        """Send an event to the controller, which passes it to the run directory, sinks, observers and display."""
+        ...
+
+    async def events(self, after: int, wait_s: float) -> tuple[tuple[int, Event], ...]:
+        """Numbered events after `after`; waits up to `wait_s` for one."""
+        ...
+
+    async def command(self, role: str, name: CommandName, argument: str = "") -> None: ...
+
+    async def commands(self, role: str, after: int, wait_s: float) -> tuple[Command, ...]:
+        """Commands for a role after number `after`."""
+        ...
+
+
+class Clock(Protocol):
+    """Monotonic seconds and a way to let them pass; property tests and the simulator pass a virtual one in."""
+
+    def now(self) -> float: ...
+
+    async def sleep(self, seconds: float) -> None: ...
+
+
+class SystemClock:
+    """The machine's own."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
 
 
 class WeightService(Protocol):

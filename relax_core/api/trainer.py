@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Generic
 
 from relax_core.api.batch import RowBatch
 from relax_core.api.component import Chosen, Configurable, OptionsT
-from relax_core.api.estimate import Estimate, Workload
+from relax_core.api.plan import Estimate, Workload
 from relax_core.api.weights import Manifest, Payload, Version
 
 

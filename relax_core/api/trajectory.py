@@ -3,9 +3,6 @@
 
 A node is one run of tokens with one origin; branches share their prefix nodes; compaction and sub-agents start new roots.
 A row is one root-to-leaf path. A token is trained in the first row that contains it and masked in the others.
-
-An `Outcome` tells how an attempt ended. Only a judged one has a reward; an infrastructure failure is an outcome, never
-a zero.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ from relax_core.api.bus import (
     Registration,
     Sealed,
 )
-from relax_core.api.clock import Clock, SystemClock
 from relax_core.api.errors import RelaxError
+from relax_core.api.role import Clock, SystemClock
 from relax_core.api.trajectory import DropReason
 from relax_core.api.weights import Version
 from relax_core.bus.journal import LedgerJournal, NoteRecord

@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from relax_core.api.secret import Secret
+from relax_core.api.options import Secret
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from relax_core.api.component import BY_TABLE, Chosen, Kind
 from relax_core.api.errors import ConfigError, PluginError, RelaxError
-from relax_core.api.secret import Secret
+from relax_core.api.options import Secret
 from relax_core.config.checks import combination_errors
 from relax_core.config.file_checks import file_errors
 from relax_core.config.layers import (

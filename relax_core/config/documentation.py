@@ -17,8 +17,7 @@ from pydantic_core import PydanticUndefined
 
 from relax_core.api.component import BY_TABLE
 from relax_core.api.errors import ConfigError
-from relax_core.api.options import Options
-from relax_core.api.secret import Secret
+from relax_core.api.options import Options, Secret
 from relax_core.config.annotation import annotation_of, is_table, is_tables, models_in
 from relax_core.config.compose import Composed
 from relax_core.config.problems import unknown_key

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from relax_core.api.errors import ConfigError
-from relax_core.api.routing import Routing
+from relax_core.api.family import Routing
 from relax_core.api.task import MediaKind
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")

@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails
 
 from relax_core.api.component import BY_TABLE
 from relax_core.api.errors import ConfigError
-from relax_core.api.secret import LITERAL
+from relax_core.api.options import LITERAL
 from relax_core.config.annotation import annotation_at, holds_secret, models_in
 from relax_core.config.layers import DEFAULT, Node, origin_at
 from relax_core.config.run_config import table_keys

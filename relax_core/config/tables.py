@@ -14,9 +14,8 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from pydantic_core import PydanticCustomError
 
 from relax_core.api.bus import LateRule
-from relax_core.api.options import Options
-from relax_core.api.routing import RoutingReplay
-from relax_core.api.secret import LITERAL, Secret
+from relax_core.api.family import RoutingReplay
+from relax_core.api.options import LITERAL, Options, Secret
 from relax_core.config.annotation import PathOrText
 
 Format = Literal["float32", "bfloat16", "float16"]

@@ -20,8 +20,7 @@ import psutil
 from relax_core.api.algorithm import Source
 from relax_core.api.engine import Engine
 from relax_core.api.errors import ConfigError
-from relax_core.api.estimate import RESERVED, Estimate, Workload
-from relax_core.api.plan import Plan, WorkerGroup
+from relax_core.api.plan import RESERVED, Estimate, Plan, WorkerGroup, Workload
 from relax_core.api.trainer import Trainer
 from relax_core.api.weights import Version
 from relax_core.config.model_folder import WEIGHTS, model_context

@@ -17,9 +17,9 @@ from typing import cast
 from relax_core.api.algorithm import Algorithm, Scope, Source
 from relax_core.api.environment import Environment
 from relax_core.api.errors import ConfigError
+from relax_core.api.family import ROUTES
 from relax_core.api.plan import Operation, Plan, WorkerGroup
 from relax_core.api.role import Role
-from relax_core.api.routing import ROUTES
 from relax_core.api.trainer import Trainer
 from relax_core.api.weights import WeightTransport
 from relax_core.config.model_folder import routing

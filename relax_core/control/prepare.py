@@ -19,8 +19,8 @@ from pathlib import Path
 from random import Random, SystemRandom
 
 from relax_core.api.errors import ConfigError
+from relax_core.api.options import revealed
 from relax_core.api.plan import Plan
-from relax_core.api.secret import revealed
 from relax_core.config.compose import Composed, Stage, compose, naming_stage
 from relax_core.config.layers import Source, plugin_files
 from relax_core.config.run_config import RunConfig

@@ -12,12 +12,9 @@ import signal
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
-from relax_core.api.clock import Clock, SystemClock
 from relax_core.api.errors import RelaxError
-from relax_core.api.events import RunFinished, RunStarted
-from relax_core.api.role import Role
-from relax_core.api.sink import Sink
-from relax_core.api.status import Heartbeat
+from relax_core.api.events import RunFinished, RunStarted, Sink
+from relax_core.api.role import Clock, Heartbeat, Role, SystemClock
 from relax_core.control.prepare import Prepared, PreparedStage, make_runner
 from relax_core.control.stages import point_to_export, stage_directories
 from relax_core.observe.observers import Notifier

@@ -21,8 +21,8 @@ from typing import Any
 from relax_core.api.errors import PluginError
 from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.modality import PlaceholderSpan
+from relax_core.api.role import Workers
 from relax_core.api.task import Media, Message
-from relax_core.api.worker import Workers
 from relax_core.config.model_folder import model_context
 from relax_core.config.run_config import RunContext
 from relax_core.data.placeholders import MediaRefused, PlaceholderTokens, held

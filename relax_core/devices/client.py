@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device leases of one role: `api.devices.DeviceLeases`. It holds the members of its process and obeys the scheduler.
+"""The device leases of one role: `api.role.DeviceLeases`. It holds the members of its process and obeys the scheduler.
 
 Where the plan lets nobody else have the devices, a lease comes at once and nobody is asked. Else a task polls the service
 from the first use on: it brings news of leases, and commands to offload and onload members.
@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any
 
-from relax_core.api.devices import DeviceLease, Offloadable, Phase
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, RelaxError
 from relax_core.api.plan import OffloadPart
+from relax_core.api.role import DeviceLease, Offloadable, Phase
 from relax_core.devices.scheduler import DeviceCommand, DeviceRequest, DeviceService, role_of
 
 POLL_S = 10.0

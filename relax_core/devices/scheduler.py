@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Literal, Protocol, TypeVar, get_args
 
-from relax_core.api.clock import Clock
-from relax_core.api.devices import Phase
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.plan import OffloadPart
+from relax_core.api.role import Clock, Phase
 from relax_core.rpc import messages
 from relax_core.rpc.waiting import TimedCondition
 

@@ -21,9 +21,9 @@ import numpy as np
 from relax_core.api.algorithm import Source
 from relax_core.api.batch import AttemptId, Ragged, RowBatch
 from relax_core.api.bus import Issue
-from relax_core.api.clock import SystemClock
 from relax_core.api.errors import ConfigError
-from relax_core.api.routing import ROUTES
+from relax_core.api.family import ROUTES
+from relax_core.api.role import SystemClock
 from relax_core.config.compose import parse_config
 from relax_core.config.layers import Source as Layer
 from relax_core.config.run_config import RunConfig

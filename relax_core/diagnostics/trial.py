@@ -14,9 +14,9 @@ from typing import Any
 
 from relax_core.api.batch import AttemptId
 from relax_core.api.bus import BusSettings, Issue
-from relax_core.api.clock import SystemClock
 from relax_core.api.component import Chosen
 from relax_core.api.errors import ConfigError
+from relax_core.api.role import SystemClock
 from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Trajectory
 from relax_core.api.weights import Version

@@ -15,10 +15,9 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from relax_core.api.component import Configurable, OptionsT
+from relax_core.api.component import Chosen, Configurable, OptionsT
 from relax_core.api.engine import Capabilities, Delta, Engine, EngineSpec, GenerateRequest, Health, switched_off
 from relax_core.api.errors import InfrastructureError
-from relax_core.api.component import Chosen
 from relax_core.api.weights import Manifest, Receipt, Resident, TensorInfo, WeightTransport, combined_fingerprint
 from relax_core.engine_kit.engine_thread import DeltaStream, EngineThread
 from relax_core.engine_kit.model_weights import StagedAdapter, check_manifest, stage_adapter

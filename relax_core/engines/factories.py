@@ -16,10 +16,9 @@ from relax_core.api.component import Chosen
 from relax_core.api.engine import EngineSpec
 from relax_core.api.errors import ConfigError
 from relax_core.api.events import RoleFailed, RoleRecovered
-from relax_core.api.family import ModelFamily
-from relax_core.api.routing import Routing
+from relax_core.api.family import ModelFamily, Routing
+from relax_core.api.role import WorkerSpec
 from relax_core.api.weights import Version
-from relax_core.api.worker import WorkerSpec
 from relax_core.config.model_folder import model_context, routing, vocabulary_size
 from relax_core.config.run_config import DEFAULT_NAMES, BackendChoice, RunConfig, RunContext
 from relax_core.config.tables import EngineTable

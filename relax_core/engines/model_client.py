@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any, Literal
 
-from relax_core.api.clock import Clock
 from relax_core.api.engine import Generated, ModelClient, Prompt
 from relax_core.api.errors import ConfigError, DeadlineExceeded, InfrastructureError, RelaxError
 from relax_core.api.family import ModelFamily
+from relax_core.api.role import Clock
 from relax_core.api.task import Message
 from relax_core.engines.pool import EnginePool, SamplingParams
 from relax_core.engines.requests import GenerateCall, cut, singly, watch_for

@@ -12,11 +12,11 @@ from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
-from relax_core.api.clock import Clock
 from relax_core.api.engine import GenerateRequest
 from relax_core.api.errors import ConfigError, InfrastructureError, RelaxError
+from relax_core.api.family import Routing
 from relax_core.api.plan import OffloadPart
-from relax_core.api.routing import Routing
+from relax_core.api.role import Clock
 from relax_core.engines.engine_state import EngineStatus, are_log_probs
 from relax_core.engines.requests import Completion, GenerateAll, GenerateCall, PendingRequest, Routes
 from relax_core.engines.router import AbortRequest, Action, CompleteRequest, Dispatch, Quarantine, RequestLimits, Router

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from relax_core.api.batch import Ragged
 from relax_core.api.engine import Delta, FinishReason, GenerateRequest
-from relax_core.api.routing import Routing
+from relax_core.api.family import Routing
 from relax_core.api.trajectory import Node, Path
 
 if TYPE_CHECKING:

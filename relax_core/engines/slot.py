@@ -16,9 +16,8 @@ from relax_core.api.component import Chosen
 from relax_core.api.engine import Capabilities, Delta, EngineSpec, GenerateRequest, Health
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError
 from relax_core.api.plan import OffloadPart
-from relax_core.api.role import SpanTrack
+from relax_core.api.role import SpanTrack, Worker, Workers, WorkerSpec
 from relax_core.api.weights import Manifest, Receipt, Version
-from relax_core.api.worker import Worker, Workers, WorkerSpec
 from relax_core.observe.spans import Unwatched
 
 T = TypeVar("T")

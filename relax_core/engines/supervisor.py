@@ -14,11 +14,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from relax_core.api.clock import Clock
 from relax_core.api.component import Chosen
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, RelaxError, WorkerDied
 from relax_core.api.plan import OffloadPart
-from relax_core.api.role import WeightService
+from relax_core.api.role import Clock, WeightService
 from relax_core.api.weights import Canary, Manifest, Receipt, ReceiptLevel, Version
 from relax_core.engines.engine_state import EngineState, EngineStatus
 from relax_core.engines.router import Action, Router

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from relax_core.api.errors import ConfigError
+from relax_core.api.family import Routing
 from relax_core.api.modality import ProcessedMedia
-from relax_core.api.routing import Routing
 from relax_core.media.store import tensors_of
 
 _ASKED = {

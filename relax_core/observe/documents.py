@@ -23,7 +23,7 @@ from typing import Any
 import zstandard
 
 from relax_core.api.errors import ConfigError, InfrastructureError
-from relax_core.api.status import Heartbeat
+from relax_core.api.role import Heartbeat
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from relax_core.api.clock import Clock
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.events import RoleFailed, RunFinished
+from relax_core.api.role import Clock
 
 MAX_FAILURES = 3
 MAX_QUEUED = 4096

@@ -16,11 +16,9 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from relax_core.api import events
-from relax_core.api.clock import Clock, SystemClock
 from relax_core.api.errors import InfrastructureError, PluginError, RelaxError
-from relax_core.api.events import Event
-from relax_core.api.sink import Sink
-from relax_core.api.status import Heartbeat
+from relax_core.api.events import Event, Sink
+from relax_core.api.role import Clock, Heartbeat, SystemClock
 from relax_core.observe.documents import status_document, status_key
 from relax_core.observe.logging import RoleLog
 from relax_core.observe.metrics import MeasuredMetric

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, count
 from typing import Any
 
-from relax_core.api.clock import Clock
 from relax_core.api.events import Span, SpanKind, TimeSpent
+from relax_core.api.role import Clock
 
 RESOLUTION_S = 1e-4
 """A shorter state belongs to the one before it: the spans stay few, however busy a loop is."""

@@ -16,13 +16,12 @@ from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from typing import Any, TypeAlias
 
-from relax_core.api.clock import Clock
 from relax_core.api.component import Chosen
 from relax_core.api.engine import ModelClient
 from relax_core.api.errors import InfrastructureError, PluginError, RelaxError
+from relax_core.api.role import Clock, Workers
 from relax_core.api.task import Task
 from relax_core.api.trajectory import Outcome, Trajectory
-from relax_core.api.worker import Workers
 from relax_core.data.tasks import applies
 from relax_core.engines.model_client import model_handlers
 from relax_core.rewards.host import ENGINE_OUTCOMES, FUNCTION, RewardResult, Unit, pack_units

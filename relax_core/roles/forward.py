@@ -16,11 +16,10 @@ from typing import Protocol
 from relax_core.api.algorithm import Algorithm, top_k
 from relax_core.api.batch import Ragged, RowBatch
 from relax_core.api.bus import ClaimRequest
-from relax_core.api.devices import DeviceLease
 from relax_core.api.errors import RetryLater, StaleFence
+from relax_core.api.family import ROUTES
 from relax_core.api.plan import Operation, Reads
-from relax_core.api.role import Role
-from relax_core.api.routing import ROUTES
+from relax_core.api.role import DeviceLease, Role
 from relax_core.api.weights import Version
 from relax_core.config.run_config import RunContext
 from relax_core.roles.rank_group import LEASE_S, RankGroup

@@ -14,13 +14,11 @@ from typing import Any, Self
 from relax_core.api.algorithm import Output, Source
 from relax_core.api.batch import Ragged, RowBatch
 from relax_core.api.component import Chosen
-from relax_core.api.devices import DeviceLease
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, RelaxError, WorkerDied
 from relax_core.api.plan import OffloadPart
-from relax_core.api.role import SpanTrack
+from relax_core.api.role import DeviceLease, SpanTrack, Worker, WorkerSpec
 from relax_core.api.trainer import Chunk, ChunkPlan, OptimizerSpec, Trainer, TrainerSpec, UpdateOutcome, UpdateResult
 from relax_core.api.weights import Manifest, Payload, Version
-from relax_core.api.worker import Worker, WorkerSpec
 from relax_core.config.model_folder import placeholders
 from relax_core.config.run_config import RunContext
 from relax_core.data.media_pipeline import media_store

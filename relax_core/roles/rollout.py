@@ -15,9 +15,9 @@ from relax_core.api.batch import ALGORITHM_INDEX, AttemptId, RowBatch
 from relax_core.api.bus import Issue, Sealed
 from relax_core.api.component import Chosen
 from relax_core.api.events import RolloutMeasured, SamplesScored, WeightsPublished
+from relax_core.api.family import ROUTES
 from relax_core.api.plan import OffloadPart, Operation, Reads
 from relax_core.api.role import Role
-from relax_core.api.routing import ROUTES
 from relax_core.api.trajectory import DropReason
 from relax_core.api.weights import Manifest, Receipt, Version
 from relax_core.config.run_config import RunContext

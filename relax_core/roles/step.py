@@ -16,8 +16,8 @@ import numpy as np
 
 from relax_core.api.batch import Ragged, RowBatch, RowId
 from relax_core.api.bus import Account, Claim, Sealed
-from relax_core.api.clock import Clock
 from relax_core.api.errors import StaleFence
+from relax_core.api.role import Clock
 from relax_core.api.trainer import UpdateOutcome, UpdateResult
 from relax_core.api.weights import Version
 from relax_core.learn.counts import count, mean, merge_metrics, nominal, rows_with_gradient, total, with_quantiles

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from relax_core.api.component import Chosen
 from relax_core.api.errors import ConfigError, DeadlineExceeded, RelaxError, WorkerDied
-from relax_core.api.worker import Worker, Workers, WorkerSpec
+from relax_core.api.role import Worker, Workers, WorkerSpec
 from relax_core.rpc import messages
 from relax_core.rpc.host import Failure, describe, raised
 from relax_core.rpc.isolated_host import DONE, LATE

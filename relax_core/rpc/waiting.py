@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from relax_core.api.clock import Clock
+from relax_core.api.role import Clock
 
 T = TypeVar("T")
 

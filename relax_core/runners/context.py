@@ -24,14 +24,22 @@ from random import Random
 from typing import Any
 
 from relax_core.api.bus import Bus
-from relax_core.api.clock import Clock
 from relax_core.api.component import Chosen
-from relax_core.api.devices import DeviceLeases
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, PluginError, RelaxError
 from relax_core.api.events import RoleFailed, RoleRecovered
-from relax_core.api.role import Role, WeightService
-from relax_core.api.status import Heartbeat, RoleState, RunStatus, Wait
-from relax_core.api.worker import Worker, Workers, WorkerSpec
+from relax_core.api.role import (
+    Clock,
+    DeviceLeases,
+    Heartbeat,
+    Role,
+    RoleState,
+    RunStatus,
+    Wait,
+    WeightService,
+    Worker,
+    Workers,
+    WorkerSpec,
+)
 from relax_core.config.compose import parse_config
 from relax_core.devices.client import DeviceLeaseClient
 from relax_core.devices.scheduler import DeviceService, LocalDeviceService, owner_of

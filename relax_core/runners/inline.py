@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from relax_core.api.errors import ConfigError
-from relax_core.api.worker import Worker, WorkerSpec
+from relax_core.api.role import Worker, WorkerSpec
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc import messages
 from relax_core.rpc.host import TRACEBACKS, Builder, Host, describe, free_port, raised
@@ -136,7 +136,7 @@ class InlineWorker:
 
 
 class InlineWorkers:
-    """`api.worker.Workers` without processes."""
+    """`api.role.Workers` without processes."""
 
     def __init__(self, builder: Builder) -> None:
         self._builder = builder

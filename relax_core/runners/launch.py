@@ -14,8 +14,7 @@ from typing import Any, Protocol
 from relax_core.api.bus import Bus, BusSettings
 from relax_core.api.component import Chosen
 from relax_core.api.plan import Plan
-from relax_core.api.role import Resume
-from relax_core.api.status import RunStatus
+from relax_core.api.role import Resume, RunStatus
 from relax_core.api.weights import Version
 from relax_core.rpc import messages
 

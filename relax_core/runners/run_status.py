@@ -16,9 +16,8 @@ from dataclasses import replace
 from heapq import merge
 from operator import itemgetter
 
-from relax_core.api.clock import Clock
 from relax_core.api.events import Event, Span, StepFinished, TimeSpent
-from relax_core.api.status import Command, CommandName, Heartbeat
+from relax_core.api.role import Clock, Command, CommandName, Heartbeat
 from relax_core.rpc.waiting import TimedCondition
 
 
@@ -51,7 +50,7 @@ KEPT_EVENTS = 4096
 
 
 class RunStatusService:
-    """Implements `api.status.Board`."""
+    """Implements `api.role.RunStatus`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -19,9 +19,9 @@ from relax_core.api.component import Chosen
 from relax_core.api.engine import ModelClient
 from relax_core.api.environment import Action, Environment, Observation
 from relax_core.api.errors import RelaxError
+from relax_core.api.role import Workers
 from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Outcome
-from relax_core.api.worker import Workers
 from relax_core.engines.model_client import ModelRpcClient, model_handlers
 from relax_core.rpc.isolated_host import IsolatedHost, ParentChannel
 from relax_core.rpc.isolated_pool import Handler, IsolatedPool, IsolatedSession, ItemCrash, ItemTimeout

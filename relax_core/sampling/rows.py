@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from relax_core.api.batch import STATES, STEP_REWARDS, TEACHER_INDEX, TURNS, AttemptId, Column, Ragged, RowBatch, RowId
 from relax_core.api.bus import Sealed
-from relax_core.api.routing import Routing
+from relax_core.api.family import Routing
 from relax_core.api.task import Media, Message, Task
 from relax_core.api.trajectory import Path, Trajectory
 from relax_core.config.tables import TeacherTable

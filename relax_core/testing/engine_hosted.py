@@ -12,8 +12,8 @@ from relax_core.api.component import Chosen
 from relax_core.api.engine import Capabilities, Delta, Engine, EngineSpec, GenerateRequest, Health
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.options import Options
+from relax_core.api.role import Worker, WorkerSpec
 from relax_core.api.weights import Manifest, Receipt, Version
-from relax_core.api.worker import Worker, WorkerSpec
 from relax_core.runners.local.workers import LocalWorkers
 
 START_S, CALL_S = 600.0, 120.0

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from relax_core.api.errors import ConfigError
-from relax_core.api.worker import Worker, WorkerSpec
+from relax_core.api.role import Worker, WorkerSpec
 from relax_core.rpc.host import Builder, Host, free_port
 
 
@@ -47,7 +47,7 @@ class InProcessWorker:
 
 
 class InProcessWorkers:
-    """`api.worker.Workers` of one process."""
+    """`api.role.Workers` of one process."""
 
     def __init__(self, builder: Builder) -> None:
         self._builder = builder

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from relax_core.api.engine import Delta, Engine, GenerateRequest
-from relax_core.api.routing import Routing
+from relax_core.api.family import Routing
 from relax_core.engines.requests import Routes
 from relax_core.testing.engine_fixture import CONTEXT, VOCABULARY
 

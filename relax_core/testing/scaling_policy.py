@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from relax_core.api.scaling import Load
+from relax_core.api.engine import Load
 from relax_core.testing.suite import Suite
 
 EVEN = Load(2, busy=0.5, waiting_for_rows=0.1, waiting_for_credit=0.1, free_devices=2, now=0.0)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from relax_core.api.sink import Sink
+from relax_core.api.events import Sink
 from relax_core.testing.suite import Suite
 
 CONFIG: Mapping[str, Any] = {"steps": 4, "model": {"path": "models/tiny"}}

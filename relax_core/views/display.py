@@ -20,9 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from relax_core.api import events
-from relax_core.api.clock import Clock, SystemClock
 from relax_core.api.events import Event
-from relax_core.api.status import Heartbeat
+from relax_core.api.role import Clock, Heartbeat, SystemClock
 from relax_core.views.why import MEAN, chain, seconds
 
 Mode = Literal["auto", "live", "plain", "quiet"]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from relax_core.api.clock import Clock
 from relax_core.api.component import Chosen
+from relax_core.api.role import Clock
 from relax_core.api.weights import Manifest, Receipt, Version
 from relax_core.rpc.waiting import TimedCondition
 from relax_core.weights.registry import Route, WeightRegistry

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager, contextmanager
 import pytest
 
 from relax_core.api import DeadlineExceeded, DeviceLeases, InfrastructureError, Load, Options, ScalingPolicy
-from relax_core.api.clock import SystemClock
 from relax_core.api.plan import OffloadPart
+from relax_core.api.role import SystemClock
 from relax_core.devices.client import DeviceLeaseClient
 from relax_core.devices.scheduler import LocalDeviceService
 

@@ -124,7 +124,7 @@ class Quiet:
 @asynccontextmanager
 async def working(folder, tmp_path, sharding):
     """Two ranks in processes of their own, in the middle of an update, as one group."""
-    from relax_core.api.worker import WorkerSpec
+    from relax_core.api.role import WorkerSpec
 
     options = {"sharding": sharding}
     workers = LocalWorkers(log_dir=tmp_path)

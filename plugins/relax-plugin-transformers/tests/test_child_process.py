@@ -8,8 +8,8 @@ import pytest
 from relax_core.api.component import Chosen
 from relax_core.api.engine import EngineSpec, GenerateRequest
 from relax_core.api.errors import ConfigError, WorkerDied
+from relax_core.api.role import WorkerSpec
 from relax_core.api.weights import Version
-from relax_core.api.worker import WorkerSpec
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.tensor_files.transport import Disk
 from relax_core.testing.engine import PROMPT

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from relax_core.api.clock import SystemClock
 from relax_core.api.component import Chosen
 from relax_core.api.engine import Capabilities, Delta, EngineSpec
+from relax_core.api.role import SystemClock, WorkerSpec
 from relax_core.api.weights import Manifest, Receipt, Version
-from relax_core.api.worker import WorkerSpec
 from relax_core.engines.pool import EnginePool, SamplingParams
 from relax_core.engines.requests import Completion, GenerateCall
 from relax_core.engines.slot import EngineSlot

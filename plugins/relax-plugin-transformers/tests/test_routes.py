@@ -10,7 +10,7 @@ from relax_plugin_transformers.engine import TransformersEngine
 from relax_plugin_transformers.options import TransformersOptions
 
 from relax_core.api.engine import Delta
-from relax_core.api.routing import Routing
+from relax_core.api.family import Routing
 from relax_core.engines.requests import Routes
 from relax_core.tensor_files.transport import Disk
 from relax_core.testing.engine import PROMPTS

@@ -10,11 +10,8 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from relax_core.api.bus import Bus, BusComponent
-from relax_core.api.clock import Clock, SystemClock
 from relax_core.api.component import Chosen
-from relax_core.api.role import Role
-from relax_core.api.status import RunStatus
-from relax_core.api.worker import Workers
+from relax_core.api.role import Clock, Role, RunStatus, SystemClock, Workers
 from relax_core.bus.service import open_bus
 from relax_core.devices.scheduler import LocalDeviceService
 from relax_core.registry.catalogue import Catalogue

@@ -22,9 +22,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from relax_core.api.clock import Clock, SystemClock
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, WorkerDied
-from relax_core.api.worker import Worker, WorkerSpec
+from relax_core.api.role import Clock, SystemClock, Worker, WorkerSpec
 from relax_core.rpc import messages
 from relax_core.rpc.connection import Connection
 from relax_core.rpc.host import free_port

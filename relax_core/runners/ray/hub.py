@@ -15,10 +15,9 @@ from typing import Any, cast
 import ray
 
 from relax_core.api.bus import BusComponent, BusSettings, PayloadStore
-from relax_core.api.clock import SystemClock
 from relax_core.api.errors import WorkerDied
 from relax_core.api.events import RoleFailed
-from relax_core.api.role import Role
+from relax_core.api.role import Role, SystemClock
 from relax_core.api.weights import Version
 from relax_core.bus.service import open_bus
 from relax_core.devices.scheduler import LocalDeviceService

@@ -19,11 +19,9 @@ from typing import Any, cast
 import ray
 from ray import serve
 
-from relax_core.api.clock import Clock, SystemClock
 from relax_core.api.component import Chosen
 from relax_core.api.errors import InfrastructureError
-from relax_core.api.role import Role, WeightService
-from relax_core.api.status import RunStatus
+from relax_core.api.role import Clock, Role, RunStatus, SystemClock, WeightService
 from relax_core.devices.scheduler import DeviceService
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc.host import describe

@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from relax_core.api.errors import ConfigError, DeadlineExceeded, WorkerDied
 from relax_core.api.plan import Plan
-from relax_core.api.worker import Worker, WorkerSpec
+from relax_core.api.role import Worker, WorkerSpec
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc.connection import RpcServer
 from relax_core.rpc.host import Failure, Host, describe, free_port, raised
@@ -136,7 +136,7 @@ class WorkerActor:
 
 
 class RayWorker:
-    """`api.worker.Worker` on one actor."""
+    """`api.role.Worker` on one actor."""
 
     def __init__(self, name: str, actor: Any, pid: int, host: str, group: PlacementGroup | None) -> None:
         """`group`: made for it, and gone with it."""
@@ -182,7 +182,7 @@ class RayWorker:
 
 
 class RayWorkers:
-    """`api.worker.Workers` for one role."""
+    """`api.role.Workers` for one role."""
 
     def __init__(self, launch: Launch, incarnation: int, gpus: GpuPlacement | None = None) -> None:
         """`gpus`: those of the run."""

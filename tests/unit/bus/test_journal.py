@@ -9,8 +9,8 @@ import pytest
 
 from relax_core.api.batch import AttemptId
 from relax_core.api.bus import BusSettings
-from relax_core.api.clock import SystemClock
 from relax_core.api.errors import InfrastructureError
+from relax_core.api.role import SystemClock
 from relax_core.api.trajectory import DropReason
 from relax_core.api.weights import Version
 from relax_core.bus.journal import (

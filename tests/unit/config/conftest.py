@@ -13,8 +13,7 @@ import pytest
 from pydantic import field_validator
 
 from relax_core.api.component import KINDS, Configurable
-from relax_core.api.options import Options
-from relax_core.api.secret import Secret
+from relax_core.api.options import Options, Secret
 from relax_core.registry.catalogue import Catalogue
 from relax_core.registry.loader import Loader
 

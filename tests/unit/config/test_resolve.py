@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 
 from relax_core.api.errors import ConfigError, PluginError
-from relax_core.api.secret import Secret
+from relax_core.api.options import Secret
 from relax_core.config.compose import compose, parse_config
 from relax_core.config.problems import ConfigProblems
 from relax_core.config.run_config import RunConfig, table_keys, top_level_keys

@@ -15,7 +15,7 @@ import pytest
 from relax_core.api.bus import Account
 from relax_core.api.errors import InfrastructureError, RelaxError
 from relax_core.api.events import StepFinished
-from relax_core.api.status import Heartbeat
+from relax_core.api.role import Heartbeat
 from relax_core.config.compose import compose
 from relax_core.control import run
 from relax_core.control.planner import plan

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from relax_core.api.errors import ConfigError
+from relax_core.api.family import ROUTES, Routing
 from relax_core.api.plan import Plan
-from relax_core.api.routing import ROUTES, Routing
 from relax_core.config.compose import compose
 from relax_core.control.planner import plan
 from relax_core.registry.catalogue import Catalogue

@@ -6,8 +6,7 @@ from __future__ import annotations
 import pytest
 
 from relax_core.api.errors import ConfigError
-from relax_core.api.estimate import Estimate
-from relax_core.api.plan import WorkerGroup
+from relax_core.api.plan import Estimate, WorkerGroup
 from relax_core.control.memory_check import LIBRARIES, ProcessNeed, memory_budgets
 
 TRAIN = Estimate({

@@ -9,8 +9,7 @@ from hypothesis import given, strategies as st
 
 from relax_core.api.batch import AttemptId
 from relax_core.api.engine import Delta, GenerateRequest
-from relax_core.api.family import Rendered
-from relax_core.api.routing import Routing
+from relax_core.api.family import Rendered, Routing
 from relax_core.api.task import Message
 from relax_core.api.trajectory import Node, Outcome, Trajectory
 from relax_core.engines.engine_state import response_fault

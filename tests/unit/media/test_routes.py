@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from relax_core.api import EngineSpec, Ragged
-from relax_core.api.routing import Routing
+from relax_core.api.family import Routing
 from relax_core.config.model_folder import routing
 from relax_core.testing.moe import routed
 from tests.unit.media import test_families as families

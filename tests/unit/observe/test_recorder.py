@@ -17,13 +17,13 @@ from relax_core.api.events import (
     RunFinished,
     RunStarted,
     SamplesScored,
+    Sink,
     Span,
     StepFinished,
     TimeSpent,
     WeightsPublished,
 )
-from relax_core.api.sink import Sink
-from relax_core.api.status import Heartbeat, Wait
+from relax_core.api.role import Heartbeat, Wait
 from relax_core.api.weights import Version
 from relax_core.observe.recorder import Recorder
 from relax_core.observe.run_directory import RunDirectory

@@ -13,7 +13,7 @@ import pytest
 from relax_core.api.component import Chosen
 from relax_core.api.errors import ConfigError
 from relax_core.api.plan import Plan, WorkerGroup
-from relax_core.api.worker import WorkerSpec
+from relax_core.api.role import WorkerSpec
 from relax_core.registry.catalogue import Catalogue
 from relax_core.runners.launch import Launch
 

@@ -20,7 +20,7 @@ from relax_core.api.errors import (
     WorkerDied,
 )
 from relax_core.api.events import SamplesScored, StepFinished
-from relax_core.api.status import RunStatus
+from relax_core.api.role import RunStatus
 from relax_core.rpc import messages
 from relax_core.rpc.host import Failure
 from relax_core.runners.context import MAX_RESTARTS

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Worker groups on Ray keep what `api.worker` promises: errors and their frames, deadlines, deaths, interpreters."""
+"""Worker groups on Ray keep what `api.role` promises: errors and their frames, deadlines, deaths, interpreters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from relax_core.api.component import Chosen
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, PluginError, WorkerDied
 from relax_core.api.plan import Plan
-from relax_core.api.worker import Worker, WorkerSpec
+from relax_core.api.role import Worker, WorkerSpec
 from relax_core.registry.catalogue import Catalogue
 from relax_core.runners.launch import Launch
 

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from relax_core.api.batch import Ragged, RowBatch
-from relax_core.api.clock import SystemClock
 from relax_core.api.component import Chosen
 from relax_core.api.errors import InfrastructureError
+from relax_core.api.role import SystemClock
 from relax_core.api.weights import Manifest, Payload, Receipt, Version
 from relax_core.roles.publisher import Publisher
 from relax_core.tensor_files.transport import Disk

@@ -19,8 +19,8 @@ from relax_core.api.bus import Account
 from relax_core.api.component import Chosen
 from relax_core.api.errors import DeadlineExceeded, WorkerDied
 from relax_core.api.events import Event, StepFinished
+from relax_core.api.role import WorkerSpec
 from relax_core.api.weights import Version
-from relax_core.api.worker import WorkerSpec
 from relax_core.bus.service import open_bus
 from relax_core.bus.store import InProcessBus
 from relax_core.config.compose import compose

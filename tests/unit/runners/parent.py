@@ -7,7 +7,7 @@ import asyncio
 import os
 
 from relax_core.api.component import Chosen
-from relax_core.api.worker import WorkerSpec
+from relax_core.api.role import WorkerSpec
 from relax_core.runners.local.workers import LocalWorkers
 
 

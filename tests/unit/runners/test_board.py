@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from relax_core.api.events import Logged
-from relax_core.api.status import Heartbeat
+from relax_core.api.role import Heartbeat
 from relax_core.runners.run_status import KEPT_EVENTS, RunStatusService
 from tests.unit.roles.virtual_time import VirtualClock, play
 

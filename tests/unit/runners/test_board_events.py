@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import asyncio
 
-from relax_core.api.clock import SystemClock
 from relax_core.api.events import Logged, StepFinished, TimeSpent
-from relax_core.api.status import Heartbeat
+from relax_core.api.role import Heartbeat, SystemClock
 from relax_core.runners.run_status import KEPT_EVENTS, RunStatusService
 from tests.unit.roles.virtual_time import VirtualClock, play
 

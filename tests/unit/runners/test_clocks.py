@@ -2,7 +2,7 @@
 """What another machine's role tells is put on the hub's clock, as near as its quickest beat."""
 
 from relax_core.api.events import Span
-from relax_core.api.status import Heartbeat, Wait
+from relax_core.api.role import Heartbeat, Wait
 from relax_core.runners.run_status import ClockOffsets
 
 

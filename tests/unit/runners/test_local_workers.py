@@ -18,7 +18,7 @@ import pytest
 
 from relax_core.api.component import Chosen
 from relax_core.api.errors import ConfigError, DeadlineExceeded, InfrastructureError, PluginError, WorkerDied
-from relax_core.api.worker import WorkerSpec
+from relax_core.api.role import WorkerSpec
 from relax_core.runners.context import WithEnv
 from relax_core.runners.local.workers import LocalWorker, LocalWorkers
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from relax_core.api.component import Chosen
-from relax_core.api.worker import WorkerSpec
+from relax_core.api.role import WorkerSpec
 from relax_core.runners.local.workers import VISIBLE, LocalWorkers, visible_devices
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from relax_core.api.clock import SystemClock
 from relax_core.api.errors import RelaxError
 from relax_core.api.events import RolloutMeasured, SamplesScored
+from relax_core.api.role import SystemClock
 from relax_core.api.weights import Version
 from relax_core.bus.service import open_bus
 from relax_core.bus.store import InProcessBus

@@ -20,7 +20,7 @@ from relax_core.api.events import (
     StepFinished,
     WeightsPublished,
 )
-from relax_core.api.status import Heartbeat, Wait
+from relax_core.api.role import Heartbeat, Wait
 from relax_core.api.weights import Version
 from relax_core.observe.recorder import Recorder
 from relax_core.observe.run_directory import RunDirectory

@@ -6,7 +6,7 @@ import io
 from rich.console import Console
 
 from relax_core.api.events import EvalFinished, RoleFailed, RunFinished, RunStarted, SamplesScored, StepFinished
-from relax_core.api.status import Heartbeat, Wait
+from relax_core.api.role import Heartbeat, Wait
 from relax_core.views.display import LiveDisplay, sparkline
 
 STEP = {

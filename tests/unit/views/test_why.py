@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 
-from relax_core.api.status import Heartbeat, Wait
+from relax_core.api.role import Heartbeat, Wait
 from relax_core.observe.documents import status_document
 from relax_core.observe.run_directory import RunDirectory
 from relax_core.views.run import RunHealth, RunView, health

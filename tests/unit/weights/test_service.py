@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from relax_core.api.clock import SystemClock
 from relax_core.api.component import Chosen
 from relax_core.api.errors import InfrastructureError
+from relax_core.api.role import SystemClock
 from relax_core.api.weights import Manifest, Receipt, TensorInfo, Version, combined_fingerprint
 from relax_core.weights.registry import WeightRegistry, prove_successor
 from relax_core.weights.service import LocalWeightService

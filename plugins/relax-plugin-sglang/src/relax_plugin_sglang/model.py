@@ -28,7 +28,7 @@ from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
 
 from relax_core.api.engine import EngineSpec, FinishReason, GenerateRequest
 from relax_core.api.errors import ConfigError, InfrastructureError
-from relax_core.api.routing import Routing, routed_layers
+from relax_core.api.family import Routing, routed_layers
 from relax_core.engine_kit.model_weights import as_tensor
 from relax_core.engine_kit.stepped_engine import StepOutput
 from relax_plugin_sglang.launch import launch, replays

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from relax_core import learn
 from relax_core.api import ConfigError, Estimate, Routing, TrainerSpec, Workload
-from relax_core.api.estimate import RESERVED
+from relax_core.api.plan import RESERVED
 from relax_plugin_torch.adapters import choose_trained
 from relax_plugin_torch.blocks import blocks_of
 from relax_plugin_torch.folder import FIELD, check_folder, has_towers

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from relax_core.api.engine import Capabilities, Delta, EngineSpec, GenerateRequest
 from relax_core.api.errors import InfrastructureError
-from relax_core.api.estimate import Estimate, Workload
+from relax_core.api.plan import Estimate, Workload
 from relax_core.api.weights import PLAIN, Manifest, Resident as ValueOf, combined_fingerprint
 from relax_core.engine_kit.model_weights import StagedAdapter
 from relax_core.engine_kit.threaded_engine import Arriving, ThreadedEngine

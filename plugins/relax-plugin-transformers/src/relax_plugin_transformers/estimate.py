@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from relax_core.api.engine import EngineSpec
-from relax_core.api.estimate import RESERVED, Estimate, Workload
+from relax_core.api.plan import RESERVED, Estimate, Workload
 from relax_plugin_transformers.loading import read_config
 from relax_plugin_transformers.options import TransformersOptions
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from relax_core.api.family import Routing
 from relax_core.api.modality import ProcessedMedia
-from relax_core.api.routing import Routing
 from relax_core.learn.huggingface import MediaInputs, RouteRecorder, conserved, routing_of
 from relax_core.media.store import MediaStore
 from relax_plugin_transformers.cache import RowsCache

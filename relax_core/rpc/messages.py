@@ -199,8 +199,8 @@ def _register_all() -> None:
     import importlib
 
     for module_name in (
-        "batch", "bus", "engine", "environment", "events", "plan", "reward", "role", "source", "status", "task",
-        "trainer", "trajectory", "weights", "worker",
+        "batch", "bus", "component", "engine", "environment", "events", "plan", "reward", "role", "source", "task",
+        "trainer", "trajectory", "weights",
     ):  # fmt: skip
         module = importlib.import_module(f"relax_core.api.{module_name}")
         for value in vars(module).values():

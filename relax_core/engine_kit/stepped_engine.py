@@ -18,24 +18,12 @@ from hashlib import sha256
 from math import prod
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
-<<<<<<< HEAD
 from relax_core.api.component import OptionsT
 from relax_core.api.engine import Delta, EngineSpec, FinishReason, GenerateRequest
 from relax_core.api.weights import Manifest, Resident, Version, combined_fingerprint
 from relax_core.engine_kit.engine_thread import EngineThread, OpenRequest
 from relax_core.engine_kit.model_weights import StagedAdapter, folder_in_dtype, folder_tensors
 from relax_core.engine_kit.threaded_engine import Arriving, ThreadedEngine
-=======
-from relax_core.api.component import Chosen, Configurable, OptionsT
-from relax_core.api.engine import Delta, Engine, EngineSpec, GenerateRequest, Health, switched_off
-from relax_core.api.errors import InfrastructureError
-from relax_core.api.weights import Manifest, Receipt, Resident, TensorInfo, WeightTransport, combined_fingerprint
-from relax_core.engine_kit.engine_thread import DeltaStream
-from relax_core.engine_kit.merged_adapters import MergedAdapters, folder_in_dtype
-from relax_core.engine_kit.model_folder import check_manifest, folder_tensors
-from relax_core.engine_kit.requests import check_ids, check_requests
-from relax_core.engine_kit.stepper import SteppedRequest, Stepper, StepperThread
->>>>>>> 39651fb (A chosen component is described beside components, and offloadable parts beside the plan)
 from relax_core.tensor_files.delta import DeltaBase
 
 if TYPE_CHECKING:

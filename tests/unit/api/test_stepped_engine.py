@@ -16,13 +16,7 @@ from relax_core.api import ConfigError, Delta, EngineSpec, GenerateRequest, Infr
 from relax_core.api.component import Chosen
 from relax_core.api.engine import Capabilities
 from relax_core.api.options import Options
-<<<<<<< HEAD
-from relax_core.api.trainer import Chosen
 from relax_core.engine_kit.stepped_engine import StepOutput, SteppedEngine, Stepper
-=======
-from relax_core.engine_kit.stepped_engine import SteppedEngine
-from relax_core.engine_kit.stepper import StepOutput, Stepper
->>>>>>> 39651fb (A chosen component is described beside components, and offloadable parts beside the plan)
 from relax_core.tensor_files.transport import Disk
 
 VOCABULARY, CONTEXT = 1000, 100

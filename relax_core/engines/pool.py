@@ -159,11 +159,12 @@ class EnginePool:
         return not self._admission.admits(1)
 
     async def close(self) -> None:
+        """End all engines. Whoever has them offloaded meanwhile, for the devices, finds their memory free."""
         self._closed = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(slot.stop() for slot in self._slots.values()))
+        await asyncio.gather(*(slot.stop_in_order() for slot in self._slots.values()))
 
     # -- completions --------------------------------------------------------------------------------------------
 

@@ -27,6 +27,8 @@ ABORT_S = 60.0
 PAUSE_S = 120.0
 """An engine answers between two tokens of everything it runs."""
 OFFLOAD_S = 300.0
+STOP_S = 5.0
+"""For a pause or offload to end before its engine is ended."""
 SILENCE_S = 20.0
 """After so long without an answer an engine is asked for its health; where it does not answer in as long, it hangs."""
 UNBOUNDED_S = 1e9
@@ -76,8 +78,17 @@ class EngineSlot:
         return facts
 
     async def stop(self) -> None:
+        """End the engine's process, which frees its memory: there is nothing left to offload."""
+        self._started, self.offloaded = False, frozenset()
         if self.worker is not None:
             await self.worker.kill()
+
+    async def stop_in_order(self) -> None:
+        """Stop after a pause or offload that runs now and would look like a failure; one that hangs is not awaited."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S), self.pause_lock:
+                pass
+        await self.stop()
 
     # -- requests -----------------------------------------------------------------------------------------------
 

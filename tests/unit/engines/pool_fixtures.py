@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from relax_core.api import Chosen, EngineSpec, Manifest, Receipt, SystemClock, Version, WorkerSpec
+from relax_core.api.devices import OffloadPart
 from relax_core.api.engine import Capabilities
 from relax_core.engines.pool import NO_LIMITS, EnginePool, SamplingParams
 from relax_core.engines.requests import Completion, GenerateCall, singly
@@ -25,7 +26,7 @@ KINDS = {"ScriptedEngine": Capabilities(in_flight_updates=True), "AbortingEngine
 @asynccontextmanager
 async def engines(
     count: int, serve: bool = True, kind: str = "ScriptedEngine", deterministic: bool = False, silence_s: float = 60.0,
-    limits: RequestLimits = NO_LIMITS,
+    limits: RequestLimits = NO_LIMITS, offload_parts: Sequence[OffloadPart] = (),
 ) -> AsyncIterator[tuple[EnginePool, list[Receipt], list[str]]]:  # fmt: skip
     workers, receipts, told = LocalWorkers(), [], []
     spec = EngineSpec({}, 64)
@@ -59,7 +60,8 @@ async def engines(
         told.append(what)
 
     pool = EnginePool(
-        slots, SystemClock(), DirectUpdates(), report, serve_at_start=serve, deterministic=deterministic, limits=limits
+        slots, SystemClock(), DirectUpdates(), report, serve_at_start=serve, deterministic=deterministic, limits=limits,
+        offload_parts=offload_parts,
     )
     try:
         await pool.start()

@@ -106,6 +106,14 @@ class ScriptedEngine(AbortingEngine):
         self._goes.set()
 
 
+class OffloadingEngine(ScriptedEngine):
+    """Takes its time to free its memory."""
+
+    async def sleep(self, parts: Sequence[str]) -> int:
+        await asyncio.sleep(0.5)
+        return len(parts)
+
+
 class HangingEngine(ScriptedEngine):
     """Takes weights for ever."""
 

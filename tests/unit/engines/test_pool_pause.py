@@ -129,3 +129,16 @@ async def test_pausing_twice_and_resuming_at_once_leaves_the_pool_serving() -> N
         await under_way(pool, 4)
         await asyncio.gather(pool.supervisor.pause(), pool.supervisor.pause(), pool.supervisor.resume())
         assert [len(completion.tokens) for completion in await asked] == [LONG] * 4
+
+
+async def test_a_pool_that_closes_lets_an_offload_end_and_has_nothing_to_offload_afterwards() -> None:
+    async with engines(2, kind="OffloadingEngine", offload_parts=["kv", "weights"]) as (pool, _, told):
+        await pool.pause()
+        offloading = asyncio.create_task(pool.offload(["kv"]))
+        await asyncio.sleep(0.1)
+        assert not offloading.done()
+        await pool.close()
+        assert await offloading == 2
+        assert await pool.offload(["kv", "weights"]) == 0
+        await asyncio.sleep(0.1)
+        assert told == []

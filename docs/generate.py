@@ -86,7 +86,7 @@ def recipes() -> str:
     """What each recipe is, and what `tests.benchmarks recipes` recorded of it."""
     from importlib import import_module
 
-    from relax_core.control.recipes import recipes as known
+    from relax_core.control.prepare import known_recipes as known
 
     found = {row["recipe"]: row for row in json.loads(RECIPES.read_text(encoding="utf-8"))["rows"]}
     lines = [

@@ -1,31 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """Preparation of a run: its configuration composed, planned and checked, its directory made, each stage ready to start.
 
-No role is started here; `control.run` starts what `prepare` or `prepare_resume` returns.
+No role is started here; `control.run` starts what `prepare` or `prepare_resume` returns. `relax train quickstart` names
+a recipe: a package with `recipe.toml` and a `build` module, registered under the entry-point group `relax.recipes`, that
+makes its own model and data. One with `[[teachers]]` has a `teacher` module too, run only where a run learns from one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import platform
+import shutil
+import signal
+import subprocess
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
+from importlib import resources
+from importlib.metadata import entry_points
 from pathlib import Path
 from random import Random, SystemRandom
 
-from relax_core.api.errors import ConfigError
+from relax_core.api.errors import ConfigError, RelaxError
 from relax_core.api.options import revealed
 from relax_core.api.plan import Plan
 from relax_core.config.compose import Composed, Stage, compose, naming_stage
 from relax_core.config.layers import Source, plugin_files
 from relax_core.config.run_config import RunConfig
 from relax_core.config.toml_text import to_toml
-from relax_core.control import recipes
 from relax_core.control.memory_check import check_fits
 from relax_core.control.planner import plan
 from relax_core.control.stages import StageDirectory, check_order, document, lay_out, stage_directories
@@ -39,6 +46,57 @@ from relax_core.runners.launch import Launch, Runner
 
 MAY_CHANGE = frozenset({"steps", "eval", "sinks", "placement", "run", "notify", "checkpoint"})
 """Tables that a resumed run may set anew; anything else would make it another experiment."""
+RECIPES = "relax.recipes"
+"""Entry-point group."""
+BUILD_S = 1800.0
+"""For each module of a recipe to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A configuration that makes its own model and data."""
+
+    name: str
+    package: str
+
+    def toml(self) -> str:
+        return resources.files(self.package).joinpath("recipe.toml").read_text()
+
+    def build(self, folder: Path, seed: int, teacher: bool = False) -> Path:
+        """Make model and data in `folder`, and the teacher; return the configuration beside them.
+
+        Each module runs in a process that ends with this one; its output goes to stderr.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "recipe.toml").write_text(self.toml())
+        for module in ("build", "teacher") if teacher and "teachers" in tomllib.loads(self.toml()) else ("build",):
+            command = [sys.executable, "-m", "relax_core.runners.local.parent_death", f"{self.package}.{module}"]
+            with subprocess.Popen(
+                [*command, str(folder), "--seed", str(seed)], stdin=subprocess.PIPE, stdout=sys.stderr,
+                start_new_session=True,
+            ) as child:  # fmt: skip
+                try:
+                    status = child.wait(BUILD_S)
+                except BaseException:
+                    os.killpg(child.pid, signal.SIGKILL)
+                    raise
+            if status:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise RelaxError(f"recipe {self.name}: its {module} ended with status {status}; see the lines above")
+        return folder / "recipe.toml"
+
+
+def known_recipes() -> dict[str, Recipe]:
+    return {entry.name: Recipe(entry.name, entry.value) for entry in entry_points(group=RECIPES)}
+
+
+def find_recipe(name: str) -> Recipe:
+    """Find a recipe by its name. Raises ConfigError that lists what there is."""
+    known = known_recipes()
+    if name not in known:
+        fix = f"name a .toml file that exists, or a recipe: {', '.join(sorted(known))}"
+        raise ConfigError("configuration", repr(name), fix)
+    return known[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +115,7 @@ class PlannedRun:
     composed: Composed
     catalogue: Catalogue
     stages: tuple[PlannedStage, ...]
-    recipe: recipes.Recipe | None
+    recipe: Recipe | None
     """A recipe that was named and whose files are not built yet."""
 
     def build_recipe(self, folder: Path, sources: Sequence[Source], overrides: Sequence[str]) -> PlannedRun:
@@ -67,7 +125,7 @@ class PlannedRun:
         teacher = any("teacher" in stage.plan.roles for stage in self.stages)
         built = self.recipe.build(folder, self.composed.config.seed, teacher)
         composed = compose([built, *sources[1:]], overrides, self.catalogue)
-        return PlannedRun(composed, self.catalogue, _planned(composed, self.catalogue), None)
+        return PlannedRun(composed, self.catalogue, _plan_stages(composed, self.catalogue), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +180,15 @@ def plan_run(
     """
     first, recipe = sources[0] if sources else "quickstart", None
     if not (isinstance(first, Mapping) or Path(first).suffix or Path(first).exists()):
-        recipe = recipes.find(str(first))
+        recipe = find_recipe(str(first))
     layers = sources if recipe is None else [tomllib.loads(recipe.toml()), *sources[1:]]
     catalogue = Catalogue.load(plugin_files(layers, overrides))
     announce(functions or {}, catalogue)
     composed = compose(layers, overrides, catalogue, on_disk=recipe is None)
-    return PlannedRun(composed, catalogue, _planned(composed, catalogue), recipe)
+    return PlannedRun(composed, catalogue, _plan_stages(composed, catalogue), recipe)
 
 
-def _planned(composed: Composed, catalogue: Catalogue) -> tuple[PlannedStage, ...]:
+def _plan_stages(composed: Composed, catalogue: Catalogue) -> tuple[PlannedStage, ...]:
     check_order(composed.stages, catalogue)
     found = []
     for at, stage in enumerate(composed.stages or (Stage("", composed.config),)):
@@ -153,7 +211,11 @@ def prepare(
     name = composed.config.run.name or (Path(first).stem if isinstance(first, str | Path) else "run")
     redactor = Redactor(revealed(composed.config.dump()))
     directory = RunDirectory.create(run_dir, name, datetime.now(), Random(SystemRandom().random()), redactor=redactor)
-    runner = _begin_runner(composed.config, catalogue) if planned.recipe is not None else None
+    runner: Future[Runner] | None = None
+    if planned.recipe is not None:  # import the runner and begin its start meanwhile: seconds that the build hides
+        executor = ThreadPoolExecutor(1, "runner")
+        runner = executor.submit(make_runner, composed.config, catalogue, begin=True)
+        executor.shutdown(wait=False)
     try:
         planned = planned.build_recipe(directory.path / "recipe", sources, overrides)
         composed = planned.composed
@@ -236,15 +298,18 @@ def make_launch(
     )
 
 
-def make_runner(config: RunConfig, catalogue: Catalogue) -> Runner:
-    """Make the runner that `[run] runner` names; ray is imported only when it is that one."""
+def make_runner(config: RunConfig, catalogue: Catalogue, *, begin: bool = False) -> Runner:
+    """Make the runner that `[run] runner` names; ray is imported only when it is that one. `begin`: connect already."""
     if config.run.runner == "ray":
         from relax_core.runners.ray.environment import settle
 
         settle()
         from relax_core.runners.ray.runner import RayRunner
 
-        return RayRunner(catalogue)
+        ray_runner = RayRunner(catalogue)
+        if begin:
+            ray_runner.connect_early()
+        return ray_runner
     if config.run.runner == "inline":
         from relax_core.runners.inline import InlineRunner
 
@@ -252,17 +317,3 @@ def make_runner(config: RunConfig, catalogue: Catalogue) -> Runner:
     from relax_core.runners.local.runner import LocalRunner
 
     return LocalRunner(catalogue)
-
-
-def _begin_runner(config: RunConfig, catalogue: Catalogue) -> Future[Runner]:
-    """Import the runner and begin its start in a thread: seconds that the build of a recipe hides."""
-
-    def begin() -> Runner:
-        runner = make_runner(config, catalogue)
-        runner.prepare()
-        return runner
-
-    executor = ThreadPoolExecutor(1, "runner")
-    begun = executor.submit(begin)
-    executor.shutdown(wait=False)
-    return begun

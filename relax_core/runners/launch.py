@@ -63,10 +63,6 @@ class Runner(Protocol):
         """Make the event loop that it needs; None: asyncio's own."""
         ...
 
-    def prepare(self) -> None:
-        """Begin with what needs no launch; returns at once, and `start` waits for the rest."""
-        ...
-
     async def start(self, launch: Launch) -> None:
         """Bring up bus, board and every role of the plan; raises what made it impossible."""
         ...

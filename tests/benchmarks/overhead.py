@@ -84,10 +84,10 @@ def main() -> None:
 
 def built(folder: Path) -> Path:
     """The quickstart's model, data and recipe: what tokens and tasks come from."""
-    from relax_core.control.recipes import find
+    from relax_core.control.prepare import find_recipe
 
     report.say("building the quickstart's model and data")
-    find("quickstart").build(folder, 0)
+    find_recipe("quickstart").build(folder, 0)
     return folder / "recipe.toml"
 
 

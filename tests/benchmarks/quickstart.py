@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from relax_core.control.recipes import find
+from relax_core.control.prepare import find_recipe
 from tests.benchmarks import report
 
 
@@ -13,5 +13,5 @@ def built(folder: Path, seed: int, teacher: bool = False, name: str = "quickstar
     """The recipe in a new folder, with what it names beside it."""
     report.say(f"building the {name}'s model and data, seed {seed}")
     folder.mkdir(parents=True)
-    find(name).build(folder, seed, teacher)
+    find_recipe(name).build(folder, seed, teacher)
     return folder / "recipe.toml"

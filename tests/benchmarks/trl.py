@@ -212,9 +212,9 @@ def _built(folder: Path, seed: int, size: str) -> Path:
     report.say(f"building the quickstart's model and data, seed {seed}, {size}")
     folder.mkdir(parents=True)
     if size == "200k":
-        from relax_core.control.recipes import find
+        from relax_core.control.prepare import find_recipe
 
-        find("quickstart").build(folder, seed)
+        find_recipe("quickstart").build(folder, seed)
     else:
         subprocess.run(
             [sys.executable, "-m", "tests.benchmarks.larger", str(folder), "--seed", str(seed), "--shape", SIZES[size]],

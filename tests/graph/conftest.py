@@ -44,20 +44,20 @@ Relax = Callable[..., Ran]
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The quickstart's model and data; its recipe is `recipe.toml`."""
-    from relax_core.control.recipes import find
+    from relax_core.control.prepare import find_recipe
 
-    return shared_folder(tmp_path_factory, "quickstart", lambda folder: find("quickstart").build(folder, 0))
+    return shared_folder(tmp_path_factory, "quickstart", lambda folder: find_recipe("quickstart").build(folder, 0))
 
 
 @pytest.fixture(scope="session")
 def game(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model that knows just the form of an answer to `?`, a task for each letter, and `recipe.toml`."""
     from relax_contrib.recipes.guess_number.build import build
-    from relax_core.control.recipes import find
+    from relax_core.control.prepare import find_recipe
 
     def build_game(folder: Path) -> None:
         build(folder, 0, steps=60)
-        (folder / "recipe.toml").write_text(find("guess-number").toml())
+        (folder / "recipe.toml").write_text(find_recipe("guess-number").toml())
 
     return shared_folder(tmp_path_factory, "guess-number", build_game)
 

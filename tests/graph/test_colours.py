@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from relax_contrib.recipes.colours.build import build
-from relax_core.control.recipes import find
+from relax_core.control.prepare import find_recipe
 from tests.graph.conftest import Relax
 
 
@@ -17,7 +17,7 @@ from tests.graph.conftest import Relax
 def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("colours")
     build(folder, seed=0)
-    (folder / "recipe.toml").write_text(find("colours").toml())
+    (folder / "recipe.toml").write_text(find_recipe("colours").toml())
     rows = (folder / "train.jsonl").read_text().splitlines()[:24]
     (folder / "train.jsonl").write_text("\n".join(rows))
     broken = json.loads(rows[5])["prompt"][0]["content"][0]["image"]

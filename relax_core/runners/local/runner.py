@@ -44,9 +44,6 @@ class LocalRunner:
         self._workers: RunWorkers | None = None
         self._open = False
 
-    def prepare(self) -> None:
-        """Nothing here takes long."""
-
     async def start(self, launch: Launch) -> None:
         self._workers = self._make_workers(launch)
         await self._open_bus(launch)

@@ -48,7 +48,8 @@ class RayRunner:
         self._apps: list[str] = []
         self._ended = 0
 
-    def prepare(self) -> None:
+    def connect_early(self) -> None:
+        """Begin to connect before there is a launch; returns at once, and `start` waits for the rest."""
         self._cluster.begin()
 
     async def start(self, launch: Launch) -> None:

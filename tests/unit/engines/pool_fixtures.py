@@ -60,7 +60,13 @@ async def engines(
         told.append(what)
 
     pool = EnginePool(
-        slots, SystemClock(), DirectUpdates(), report, serve_at_start=serve, deterministic=deterministic, limits=limits,
+        slots,
+        SystemClock(),
+        DirectUpdates(),
+        report,
+        serve_at_start=serve,
+        deterministic=deterministic,
+        limits=limits,
         offload_parts=offload_parts,
     )
     try:

@@ -54,7 +54,7 @@ class StepFinished:
     step: int
     metrics: Mapping[str, float]
     at: float = 0.0
-    """When the board heard of it, by the hub's clock; the board fills it in."""
+    """When the run status heard of it, by the hub's clock; the run status fills it in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class StepMeasured:
 
 @dataclass(frozen=True, slots=True)
 class TimeSpent:
-    """Spans of a role and its devices by the hub's clock, whole up to `until`. The board makes it of a beat."""
+    """Spans of a role and its devices by the hub's clock, whole up to `until`. The run status makes it of a heartbeat."""
 
     role: str
     until: float

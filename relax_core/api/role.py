@@ -175,9 +175,9 @@ class Heartbeat:
     incarnation: int = 0
     pid: int = 0
     sent: float = 0.0
-    """When it was made, by the role's own clock; 0: not told. The board puts `waits` and `spans` on its own."""
+    """When it was made, by the role's own clock; 0: not told. The run status puts `waits` and `spans` on its own."""
     spans: tuple[Span, ...] = ()
-    """Of the role and its devices since the last beat, whole up to `sent`."""
+    """Of the role and its devices since the last heartbeat, whole up to `sent`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,9 +192,9 @@ class Command:
 class RunStatus(Protocol):
     """Where roles report and take commands; one a run."""
 
-    async def beat(self, beat: Heartbeat) -> None: ...
+    async def heartbeat(self, heartbeat: Heartbeat) -> None: ...
 
-    async def beats(self) -> tuple[Heartbeat, ...]: ...
+    async def heartbeats(self) -> tuple[Heartbeat, ...]: ...
 
     async def emit(self, event: Event) -> None:
         """Send an event to the controller, which passes it to the run directory, sinks, observers and display."""
@@ -316,7 +316,7 @@ class Context(Protocol[ConfigT_co]):
     run_dir: str
     bus: Bus
     weights: WeightService
-    board: RunStatus
+    run_status: RunStatus
     devices: DeviceLeases
     """Leases on devices that several worker groups share."""
     workers: Workers
@@ -351,7 +351,7 @@ class Context(Protocol[ConfigT_co]):
         where it neither works nor waits; one that never does is busy whenever it does not wait."""
         ...
 
-    def lane(self, name: str, devices: tuple[str, ...] = ()) -> SpanTrack:
+    def track(self, name: str, devices: tuple[str, ...] = ()) -> SpanTrack:
         """The account of a worker's time: an engine's, a rank's. Asked again, it goes on."""
         ...
 

@@ -206,7 +206,7 @@ class RunController:
             if self._stop_reason and stop_sent_at is None:
                 stop_sent_at = self._clock.now()
                 for role in stage.launch.plan.roles:
-                    await self._runner.board.command(role, "stop", self._stop_reason)
+                    await self._runner.run_status.command(role, "stop", self._stop_reason)
             if stop_sent_at is not None and self._clock.now() - stop_sent_at > GRACE_S:
                 break
         target = self._prepared.catalogue.target
@@ -214,8 +214,8 @@ class RunController:
 
     async def _poll_roles(self, recorder: Recorder) -> tuple[Heartbeat, ...]:
         """Show the roles' heartbeats and take note of roles that ended. Raises the error that a role ended with."""
-        heartbeats = await self._runner.board.beats()
-        recorder.beats(heartbeats)
+        heartbeats = await self._runner.run_status.heartbeats()
+        recorder.heartbeats(heartbeats)
         for end in await self._runner.ended(0.0):
             self._running.discard(end.role)
             if isinstance(end.error, RelaxError):
@@ -225,7 +225,7 @@ class RunController:
         return heartbeats
 
     async def _record_events(self, recorder: Recorder, wait_s: float = 0.0) -> None:
-        run_status = getattr(self._runner, "board", None)
+        run_status = getattr(self._runner, "run_status", None)
         if run_status is None:
             return  # the runner failed before it had one
         for number, event in await run_status.events(self._last_event, wait_s):

@@ -73,9 +73,9 @@ def engine_events(context: RunContext) -> Report:
 
     async def report(event: str, detail: str, seconds: float) -> None:
         if event == "failed":
-            await context.board.emit(RoleFailed("engine", detail, 4, fatal=False))
+            await context.run_status.emit(RoleFailed("engine", detail, 4, fatal=False))
         else:
-            await context.board.emit(RoleRecovered("engine", seconds, detail))
+            await context.run_status.emit(RoleRecovered("engine", seconds, detail))
 
     return report
 
@@ -108,7 +108,7 @@ def _engine_slots(
             name, choice.chosen, str(choice.python or ""), {"OMP_NUM_THREADS": str(group.threads or 1)},
             devices=group.process_devices(number), num_gpus=context.plan.num_gpus(group.process_devices(number)),
         )  # fmt: skip
-        track = context.lane(name, group.devices_of(number))
+        track = context.track(name, group.devices_of(number))
         slots.append(EngineSlot(name, choice.chosen, spec, worker, context.workers, capabilities, track, silence_s))
     return slots
 

@@ -39,7 +39,7 @@ class Display(Protocol):
 
     def event(self, event: Event) -> None: ...
 
-    def beats(self, beats: Sequence[Heartbeat]) -> None: ...
+    def heartbeats(self, beats: Sequence[Heartbeat]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -144,10 +144,10 @@ class Recorder:
         if hook:
             self._tell_observers(hook, told_event)
 
-    def beats(self, beats: Sequence[Heartbeat]) -> None:
+    def heartbeats(self, beats: Sequence[Heartbeat]) -> None:
         """Show role states, and write them where something changed."""
         self._beats = tuple(beats)
-        self._show(lambda display: display.beats(beats))
+        self._show(lambda display: display.heartbeats(beats))
         for worker in (*self._sink_workers.values(), *self._observer_workers.values()):
             worker.check()
         if status_key(beats) != self._status_key or self._clock.now() - self._status_at > STATUS_EVERY_S:

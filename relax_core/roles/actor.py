@@ -148,7 +148,7 @@ class Actor(Role):
         if self._lease.shared:
             metrics["memory/freed_bytes"] = float(self._lease.freed_bytes)
             metrics["memory/trainer_freed_bytes"] = float(self._trainer.freed_bytes)
-        await self._context.board.emit(StepFinished(after.step, metrics))
+        await self._context.run_status.emit(StepFinished(after.step, metrics))
         return after
 
     async def _serve(self) -> None:

@@ -116,7 +116,7 @@ class Checkpoints:
         await self._context.bus.finalize(version.step)
         self._prune()
         seconds = self._context.clock.now() - start
-        await self._context.board.emit(CheckpointSaved(version.step, str(final), seconds))
+        await self._context.run_status.emit(CheckpointSaved(version.step, str(final), seconds))
 
     @contextlib.contextmanager
     def _told(self, version: Version, partial: Path) -> Iterator[None]:

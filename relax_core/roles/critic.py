@@ -102,7 +102,7 @@ class Critic(Role):
             if claim is not None:
                 await self._learn(claim)
             elif context.stopping or self._version.step >= context.config.steps:
-                states = {beat.role: beat.state for beat in await context.board.beats()}
+                states = {beat.role: beat.state for beat in await context.run_status.heartbeats()}
                 if states.get("actor") in ("stopped", "failed"):
                     return
 
@@ -130,7 +130,7 @@ class Critic(Role):
         self._version = self._version.next()
         self._learnt.set()
         metrics = critic_metrics(step, context.clock.now() - start)
-        await context.board.emit(StepMeasured(self._version.step, metrics))
+        await context.run_status.emit(StepMeasured(self._version.step, metrics))
 
     async def _train(self, rows: ClaimedRows) -> TrainingStep:
         step = TrainingStep(self._version, len(rows.claim.groups), self._context.config.batch.updates_per_step)

@@ -58,7 +58,7 @@ class HeldOutEval:
             if is_due(self._context.config, step):
                 metrics = await asyncio.to_thread(measures, self._algorithm, rows)
                 loss, count = metrics.pop("loss"), len({row.group for row in rows.ids})
-                await self._context.board.emit(EvalFinished(step, name, loss, count, 0.0, metrics, measure="loss"))
+                await self._context.run_status.emit(EvalFinished(step, name, loss, count, 0.0, metrics, measure="loss"))
 
     async def _judged(self, trainer: RankGroup, name: str, step: int) -> RowBatch:
         """Fill the columns that the loss reads."""

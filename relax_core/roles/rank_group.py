@@ -63,10 +63,10 @@ class RankGroup:
     """
 
     def __init__(
-        self, trainer: Trainer, workers: Sequence[Worker], lanes: Sequence[SpanTrack], facts: Mapping[str, Any],
+        self, trainer: Trainer, workers: Sequence[Worker], tracks: Sequence[SpanTrack], facts: Mapping[str, Any],
         tokens_per_micro_batch: int,
     ) -> None:  # fmt: skip
-        self._trainer, self._workers, self._lanes, self.facts = trainer, workers, lanes, facts
+        self._trainer, self._workers, self._tracks, self.facts = trainer, workers, tracks, facts
         self._tokens_per_micro_batch = tokens_per_micro_batch
         self._whole_groups = False
         self.lost = False
@@ -96,16 +96,16 @@ class RankGroup:
                        {"OMP_NUM_THREADS": str(group.threads), **ONE_ARENA}, devices=own, num_gpus=context.plan.num_gpus(own))
             for rank, own in enumerate(devices)
         ]  # fmt: skip
-        lanes = [context.lane(spec.name, group.devices_of(rank)) for rank, spec in enumerate(specs)]
+        tracks = [context.track(spec.name, group.devices_of(rank)) for rank, spec in enumerate(specs)]
         workers = await context.workers.start(specs, START_S)
         try:
             rendezvous = await meeting_place(workers)
             ranks = [
                 trainer_spec(context, role or name, rank, group.size, rendezvous, model) for rank in range(group.size)
             ]
-            starts = zip(lanes, workers, ranks, strict=True)
-            facts = await start_all(*(_ask(lane, worker, "start", (spec,), START_S) for lane, worker, spec in starts))
-            made = cls(context.build(chosen), workers, lanes, facts[0], context.config.batch.tokens_per_micro_batch)
+            starts = zip(tracks, workers, ranks, strict=True)
+            facts = await start_all(*(_ask(track, worker, "start", (spec,), START_S) for track, worker, spec in starts))
+            made = cls(context.build(chosen), workers, tracks, facts[0], context.config.batch.tokens_per_micro_batch)
             made._offloads, made._whole_groups = group.offloads, context.plan.source is Source.PAIRS
             await context.devices.join(name, group.devices, made)
         except BaseException:
@@ -115,8 +115,8 @@ class RankGroup:
 
     async def call(self, method: str, *args: Any, timeout_s: float = CALL_S) -> list[Any]:
         """Call one method on every rank; those that do not answer after another one failed are killed."""
-        ranks = zip(self._lanes, self._workers, strict=True)
-        calls = [asyncio.ensure_future(_ask(lane, worker, method, args, timeout_s)) for lane, worker in ranks]
+        ranks = zip(self._tracks, self._workers, strict=True)
+        calls = [asyncio.ensure_future(_ask(track, worker, method, args, timeout_s)) for track, worker in ranks]
         silent: dict[int, WorkerDied] = {}
         pings = [asyncio.create_task(self._ping(rank, method, silent)) for rank in range(self.size)]
         try:
@@ -319,9 +319,9 @@ def _remoteness(error: BaseException) -> int:
     return 1 + isinstance(error, InfrastructureError) + isinstance(error, DeadlineExceeded)
 
 
-async def _ask(lane: SpanTrack, worker: Worker, method: str, args: Sequence[Any], timeout_s: float) -> Any:
+async def _ask(track: SpanTrack, worker: Worker, method: str, args: Sequence[Any], timeout_s: float) -> Any:
     """Make one call of one rank, on its span track."""
-    with lane.span("work" if method in WORK else "overhead", method):
+    with track.span("work" if method in WORK else "overhead", method):
         return await worker.call(method, *args, timeout_s=timeout_s)
 
 

@@ -46,16 +46,16 @@ class Recovery:
             raise error
         self._began = self._context.clock.now()
         code = error.exit_code if isinstance(error, InfrastructureError) else 1
-        await self._context.board.emit(RoleFailed(self._role, str(error), code, fatal=False))
+        await self._context.run_status.emit(RoleFailed(self._role, str(error), code, fatal=False))
         self._context.doing("starting its ranks again")
         return read_state(found[-1]) if found else None
 
     async def end(self, version: Version, why: RelaxError) -> None:
         """Report that the role goes on at `version`."""
         clock = self._context.clock
-        await self._context.board.emit(RolledBack(version, str(why)))
+        await self._context.run_status.emit(RolledBack(version, str(why)))
         detail = f"ranks started again at step {version.step}"
-        await self._context.board.emit(RoleRecovered(self._role, clock.now() - self._began, detail))
+        await self._context.run_status.emit(RoleRecovered(self._role, clock.now() - self._began, detail))
 
 
 MAX_SKIPPED = 5
@@ -90,5 +90,5 @@ class NonFinitePolicy:
         if not self._skipped.spend():
             raise RelaxError(f"{what}, as {MAX_SKIPPED} before it had in a row; {ADVICE}")
         facts = {"step": version.step + 1, "grad_norm": result.grad_norm, "in_a_row": self._skipped.spent}
-        await self._context.board.emit(Logged("warning", self._role, f"{what}: it is skipped", facts))
+        await self._context.run_status.emit(Logged("warning", self._role, f"{what}: it is skipped", facts))
         return result

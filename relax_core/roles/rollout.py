@@ -181,8 +181,8 @@ class Rollout(Role):
         self._held.difference_update(seal.attempt for seal in sealed)
         await self._audit()
         step = max(group.version.step for group in groups) + 1  # the first that may train them
-        await self._context.board.emit(SamplesScored(step, records(judged)))
-        await self._context.board.emit(RolloutMeasured(step, measures(judged)))
+        await self._context.run_status.emit(SamplesScored(step, records(judged)))
+        await self._context.run_status.emit(RolloutMeasured(step, measures(judged)))
 
     def _with_teacher(self, batch: RowBatch, groups: Sequence[InflightGroup]) -> RowBatch:
         """Write into the rows which teacher is theirs, where there are several: their tasks stay here."""
@@ -267,7 +267,7 @@ class Rollout(Role):
             with self._context.working("evaluating"):
                 judged = await self._worker.evaluation.run(step)
         for event in judged:
-            await self._context.board.emit(event)
+            await self._context.run_status.emit(event)
 
     async def _update(self, manifest: Manifest, transport: Chosen) -> None:
         """Returns when the first engine serves the version: no other one may hold it back. The others follow."""
@@ -295,7 +295,9 @@ class Rollout(Role):
 
         receivers = await self._worker.engines.update(manifest, transport, arrived)
         seconds = context.clock.now() - start
-        await context.board.emit(WeightsPublished(manifest.version, seconds, manifest.size_bytes, receivers, times))
+        await context.run_status.emit(
+            WeightsPublished(manifest.version, seconds, manifest.size_bytes, receivers, times)
+        )
 
 
 async def _until_over(loops: list[asyncio.Task[None]], failed: asyncio.Future[None]) -> None:

@@ -41,7 +41,7 @@ class RowSource(Role):
             open_training, context.config, context.build, context.plan.source
         )
         for remark in self._dataset.remarks(self._train):
-            await context.board.emit(Logged("info", self.name, remark))
+            await context.run_status.emit(Logged("info", self.name, remark))
         async with opened_media_pipeline(context, self._dataset.family) as pipeline:  # without media it has no process
             self._media = pipeline
             await self._hand_out()
@@ -99,7 +99,9 @@ class RowSource(Role):
                 hold = self._media.fill_placeholders
             found = await asyncio.to_thread(self._dataset.examples, index, hold)
         except MediaRefused as refused:
-            await self._context.board.emit(Logged("warning", self.name, f"{self._dataset.where(index)}: {refused}"))
+            await self._context.run_status.emit(
+                Logged("warning", self.name, f"{self._dataset.where(index)}: {refused}")
+            )
             return []
         return list(zip(issue.attempts, found, strict=True))
 

@@ -1,12 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The context of one role: `api.role.Context`, built from a launch and the services of the run.
+"""The context of one role, built from a launch and the services of the run; and how a role is run to its end.
 
-Runs one role to its end, the same way in a local task and in a Ray shell: beats, commands, restarts, last words.
-
-Garbage collection of a process in which roles work: seldom, and only of what came after they began.
-
-A step makes objects by the ten thousand and hardly a cycle; searching all of them, and every imported module, each time
-took half of what a step costs beside its compute. Ends with the roles: a notebook's process is as it was.
+Roles run the same way in a task of the local runner and in a Ray replica: heartbeats, commands, restarts, last words.
 """
 
 from __future__ import annotations
@@ -51,6 +46,13 @@ from relax_core.runners.launch import Launch
 
 AGAIN_S = 0.5
 """A wait that is said again within this goes on, unless something was done between."""
+HEARTBEAT_S = 0.5
+MAX_RESTARTS = 3
+"""In place, of one stateless role; then the run stops at its last checkpoint."""
+SELDOM = (50_000, 20, 20)
+"""Thresholds of garbage collection while roles work."""
+_thresholds: list[tuple[int, int, int]] = []
+"""Those that were found, once for each role at work."""
 
 
 class WithEnv:
@@ -67,14 +69,14 @@ class RoleContext:
     """The services that a role may use, and its reports on itself."""
 
     def __init__(
-        self, role: str, launch: Launch, catalogue: Catalogue, bus: Bus, weights: WeightService, board: RunStatus,
+        self, role: str, launch: Launch, catalogue: Catalogue, bus: Bus, weights: WeightService, run_status: RunStatus,
         workers: Workers, children: Workers, clock: Clock, incarnation: int, devices: DeviceService | None = None,
     ) -> None:  # fmt: skip
         self.role, self.plan, self.run_id, self.run_dir = role, launch.plan, launch.run_id, launch.run_dir
         announce(launch.functions, catalogue)
         self.functions = launch.functions
         self.config = parse_config(launch.config, catalogue)
-        self.bus, self.weights, self.board = bus, weights, board
+        self.bus, self.weights, self.run_status = bus, weights, run_status
         env = self.config.run.revealed_env()
         self.workers: Workers = WithEnv(workers, env)
         self.children: Workers = WithEnv(children, env)
@@ -89,7 +91,7 @@ class RoleContext:
         self._state: RoleState = "starting"
         self._activity = SpanRecorder(role, clock)
         self._activity.rest("starting", "overhead")
-        self._lanes: dict[str, SpanRecorder] = {}
+        self._tracks: dict[str, SpanRecorder] = {}
         self._going = asyncio.Event()
         self._going.set()
         self._stopping = False
@@ -119,8 +121,8 @@ class RoleContext:
     def working(self, what: str) -> AbstractContextManager[None]:
         return self._activity.section(what)
 
-    def lane(self, name: str, devices: tuple[str, ...] = ()) -> SpanRecorder:
-        return self._lanes.setdefault(name, SpanRecorder(name, self.clock, devices))
+    def track(self, name: str, devices: tuple[str, ...] = ()) -> SpanRecorder:
+        return self._tracks.setdefault(name, SpanRecorder(name, self.clock, devices))
 
     def check(self, wait: Wait, fix: str = "") -> None:
         """Raise when a wait ran out."""
@@ -143,26 +145,24 @@ class RoleContext:
 
     # -- for the role's runner ----------------------------------------------------------------------------------
 
-    def beat(self) -> Heartbeat:
+    def heartbeat(self) -> Heartbeat:
         """Return a heartbeat: what the role does now, and the spans that no heartbeat carried before."""
         facts = {name: fact() if callable(fact) else fact for name, fact in self._facts.items()}
-        lanes = (self._activity, *self._lanes.values())
+        tracks = (self._activity, *self._tracks.values())
+        state: RoleState = "waiting" if self._waits and not self._activity.working else self._state
+        if not self._going.is_set():
+            state = "paused"
         return Heartbeat(
-            self.role, self._now(), self._doing, tuple(self._waits.values()), facts, incarnation=self.incarnation,
-            pid=os.getpid(), sent=self.clock.now(), spans=tuple(span for lane in lanes for span in lane.take()),
+            self.role, state, self._doing, tuple(self._waits.values()), facts, incarnation=self.incarnation,
+            pid=os.getpid(), sent=self.clock.now(), spans=tuple(span for track in tracks for span in track.take()),
         )  # fmt: skip
 
-    def _now(self) -> RoleState:
-        if not self._going.is_set():
-            return "paused"
-        return "waiting" if self._waits and not self._activity.working else self._state
-
     async def close(self) -> None:
-        """The role is over: what lived on shared devices is gone."""
+        """End the role's leases; what lived on shared devices is gone."""
         await self._leases.close()
 
     def take(self, command: str) -> None:
-        """A person's or the controller's command."""
+        """Obey a command of a person or the controller."""
         if command == "stop":
             self._stopping = True
             self._going.set()
@@ -172,34 +172,8 @@ class RoleContext:
             self._going.set()
 
 
-SELDOM = (50_000, 20, 20)
-_before: list[tuple[int, int, int]] = []
-"""The thresholds that were met, once for each role at work."""
-
-
-@contextmanager
-def collected_seldom() -> Iterator[None]:
-    """While any role of this process is in here."""
-    _before.append(gc.get_threshold())
-    gc.freeze()
-    gc.set_threshold(*SELDOM)
-    try:
-        yield
-    finally:
-        if len(_before) > 1:
-            _before.pop()  # the first one's stays: it is the process's own
-        else:
-            gc.set_threshold(*_before.pop())
-            gc.unfreeze()
-
-
-BEAT_S = 0.5
-MAX_RESTARTS = 3
-"""In place, of one stateless role; then the run stops at its last checkpoint."""
-
-
 async def run_role(role: Role, make_context: Callable[[int], RoleContext], without_s: float | None = None) -> None:
-    """Until the role returns. A stateless one is restarted after an infrastructure failure; other errors are raised.
+    """Run a role until it returns. A stateless one is restarted after an infrastructure failure; other errors are raised.
 
     `without_s`: it takes over from one that died, so long ago.
     """
@@ -213,22 +187,29 @@ async def run_role(role: Role, make_context: Callable[[int], RoleContext], witho
         context = make_context(registration.incarnation)
         try:
             with collected_seldom():
-                await _attended(role, context, lost_at)
+                await _run_attended(role, context, lost_at)
             return
         except Exception as error:
             fatal = not (role.stateless and isinstance(error, InfrastructureError) and budget.spend())
-            await _report(context, role, error, fatal)
+            code = error.exit_code if isinstance(error, RelaxError) else 1
+            frames = error.frames if isinstance(error, PluginError) else ""
+            if not isinstance(error, RelaxError):
+                frames = "".join(traceback.format_exception(error))
+            with contextlib.suppress(RelaxError):
+                await context.run_status.heartbeat(_last_heartbeat(context, "failed", str(error)))
+                failed = RoleFailed(role.name, f"{error}" or type(error).__name__, code, fatal, frames)
+                await context.run_status.emit(failed)
             if fatal:
                 raise
             lost_at = context.clock.now()
 
 
-async def _attended(role: Role, context: RoleContext, lost_at: float | None) -> None:
-    """The role with its heartbeat and its ear for commands."""
-    attendants = [asyncio.create_task(_beat(context, lost_at)), asyncio.create_task(_listen(context))]
+async def _run_attended(role: Role, context: RoleContext, lost_at: float | None) -> None:
+    """Run the role beside its heartbeat and its listener for commands."""
+    attendants = [asyncio.create_task(_send_heartbeats(context, lost_at)), asyncio.create_task(_take_commands(context))]
     try:
         await role.run(context)
-        await context.board.beat(_last_beat(context, "stopped"))
+        await context.run_status.heartbeat(_last_heartbeat(context, "stopped"))
     finally:
         for attendant in attendants:
             attendant.cancel()
@@ -236,35 +217,45 @@ async def _attended(role: Role, context: RoleContext, lost_at: float | None) -> 
         await context.close()
 
 
-async def _beat(context: RoleContext, lost_at: float | None) -> None:
-    """And that it has recovered, once it does more than start."""
+async def _send_heartbeats(context: RoleContext, lost_at: float | None) -> None:
+    """Send heartbeats for ever; and that the role has recovered, once it does more than start."""
     while True:
-        beat = context.beat()
-        await context.board.beat(beat)
-        if lost_at is not None and beat.state != "starting":
-            await context.board.emit(RoleRecovered(context.role, context.clock.now() - lost_at, "restarted"))
+        heartbeat = context.heartbeat()
+        await context.run_status.heartbeat(heartbeat)
+        if lost_at is not None and heartbeat.state != "starting":
+            await context.run_status.emit(RoleRecovered(context.role, context.clock.now() - lost_at, "restarted"))
             lost_at = None
-        await context.clock.sleep(BEAT_S)
+        await context.clock.sleep(HEARTBEAT_S)
 
 
-def _last_beat(context: RoleContext, state: RoleState, doing: str = "") -> Heartbeat:
-    """With the time that no beat has told; what it did and waited for is over."""
-    return replace(context.beat(), state=state, doing=doing, waits=(), facts={})
-
-
-async def _listen(context: RoleContext) -> None:
+async def _take_commands(context: RoleContext) -> None:
     last = 0
     while True:
-        for command in await context.board.commands(context.role, last, 5.0):
+        for command in await context.run_status.commands(context.role, last, 5.0):
             last = command.number
             context.take(command.name)
 
 
-async def _report(context: RoleContext, role: Role, error: Exception, fatal: bool) -> None:
-    code = error.exit_code if isinstance(error, RelaxError) else 1
-    frames = error.frames if isinstance(error, PluginError) else ""
-    if not isinstance(error, RelaxError):
-        frames = "".join(traceback.format_exception(error))
-    with contextlib.suppress(RelaxError):
-        await context.board.beat(_last_beat(context, "failed", str(error)))
-        await context.board.emit(RoleFailed(role.name, f"{error}" or type(error).__name__, code, fatal, frames))
+def _last_heartbeat(context: RoleContext, state: RoleState, doing: str = "") -> Heartbeat:
+    """Make the last heartbeat, with the spans that none has told; what the role did and waited for is over."""
+    return replace(context.heartbeat(), state=state, doing=doing, waits=(), facts={})
+
+
+@contextmanager
+def collected_seldom() -> Iterator[None]:
+    """Collect garbage seldom while any role of this process is in here, and only of what came after the first began.
+
+    A step makes objects by the ten thousand and hardly a cycle; searching all of them, and every imported module, each
+    time took half of what a step costs beside its compute. Afterwards a notebook's process is as it was.
+    """
+    _thresholds.append(gc.get_threshold())
+    gc.freeze()
+    gc.set_threshold(*SELDOM)
+    try:
+        yield
+    finally:
+        if len(_thresholds) > 1:
+            _thresholds.pop()  # the first one's stays: it is the process's own
+        else:
+            gc.set_threshold(*_thresholds.pop())
+            gc.unfreeze()

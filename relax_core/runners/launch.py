@@ -55,7 +55,7 @@ class RoleEnd:
 class Runner(Protocol):
     """Where roles run."""
 
-    board: RunStatus
+    run_status: RunStatus
     bus: Bus
 
     @property
@@ -64,7 +64,7 @@ class Runner(Protocol):
         ...
 
     async def start(self, launch: Launch) -> None:
-        """Bring up bus, board and every role of the plan; raises what made it impossible."""
+        """Bring up bus, run status and every role of the plan; raises what made it impossible."""
         ...
 
     async def ended(self, wait_s: float) -> tuple[RoleEnd, ...]:

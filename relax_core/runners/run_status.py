@@ -1,12 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The board of a run: heartbeats, numbered events and commands. In memory, beside the bus; nothing of it is durable.
+"""The status of a run: heartbeats, numbered events and commands. In memory, beside the bus; nothing of it is durable.
 
 Readers say what they have seen and wait with a deadline, so that the same calls work within and between processes.
-
-Puts what roles tell in their own monotonic seconds on the hub's clock: processes on other machines have other ones.
-
-A beat is made before it arrives, so the smallest difference seen is the nearest to the truth, and late by the quickest
-transfer at most. Nothing is asked of anybody, and on one machine it changes next to nothing.
 """
 
 from __future__ import annotations
@@ -20,31 +15,6 @@ from relax_core.api.events import Event, Span, StepFinished, TimeSpent
 from relax_core.api.role import Clock, Command, CommandName, Heartbeat
 from relax_core.rpc.waiting import TimedCondition
 
-
-class ClockOffsets:
-    """The difference to each role's clock."""
-
-    def __init__(self) -> None:
-        self._shifts: dict[tuple[str, int], float] = {}
-        self._ends: dict[str, float] = {}
-        """Of each lane's last span: a better difference must not let the next one overlap it."""
-
-    def translate(self, beat: Heartbeat, now: float) -> Heartbeat:
-        """The beat in the hub's seconds; one that does not tell when it was made is as it is."""
-        if not beat.sent:
-            return replace(beat, at=now)
-        whose = (beat.role, beat.pid)
-        shift = self._shifts[whose] = min(now - beat.sent, self._shifts.get(whose, now - beat.sent))
-        waits = tuple(replace(wait, since=wait.since + shift, deadline=wait.deadline + shift) for wait in beat.waits)
-        spans = tuple(self._placed(span, shift) for span in beat.spans)
-        return replace(beat, at=now, sent=beat.sent + shift, waits=waits, spans=spans)
-
-    def _placed(self, span: Span, shift: float) -> Span:
-        start = max(span.start + shift, self._ends.get(span.lane, span.start + shift))
-        end = self._ends[span.lane] = max(span.end + shift, start)
-        return replace(span, start=start, end=end)
-
-
 KEPT_EVENTS = 4096
 """More than any controller lags behind; older ones are in the run directory."""
 
@@ -55,30 +25,31 @@ class RunStatusService:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._clocks = ClockOffsets()
-        self._beats: dict[str, Heartbeat] = {}
+        self._heartbeats: dict[str, Heartbeat] = {}
         self._events: deque[tuple[int, Event]] = deque(maxlen=KEPT_EVENTS)
         self._spent: deque[tuple[int, Event]] = deque(maxlen=KEPT_EVENTS)
-        """Beside the others: every beat brings one, which pushes no other out and wakes no reader: it goes along."""
+        """Beside the others: every heartbeat brings one, which pushes no other out and wakes no reader: it goes along."""
         self._commands: dict[str, list[Command]] = {}
         self._numbers = 0
         self._changes = TimedCondition(clock)
 
-    async def beat(self, beat: Heartbeat) -> None:
-        told = self._clocks.translate(beat, self._clock.now())
-        self._beats[beat.role] = replace(told, spans=())
-        if beat.sent:
-            self._tell(self._spent, TimeSpent(told.role, told.sent, told.spans, told.state in ("stopped", "failed")))
+    async def heartbeat(self, heartbeat: Heartbeat) -> None:
+        shifted = self._clocks.translate(heartbeat, self._clock.now())
+        self._heartbeats[heartbeat.role] = replace(shifted, spans=())
+        if heartbeat.sent:
+            ended = shifted.state in ("stopped", "failed")
+            self._append(self._spent, TimeSpent(shifted.role, shifted.sent, shifted.spans, ended))
 
-    async def beats(self) -> tuple[Heartbeat, ...]:
-        return tuple(self._beats.values())
+    async def heartbeats(self) -> tuple[Heartbeat, ...]:
+        return tuple(self._heartbeats.values())
 
     async def emit(self, event: Event) -> None:
         if isinstance(event, StepFinished):
             event = replace(event, at=self._clock.now())
-        self._tell(self._events, event)
+        self._append(self._events, event)
         self._changes.notify()
 
-    def _tell(self, kept: deque[tuple[int, Event]], event: Event) -> None:
+    def _append(self, kept: deque[tuple[int, Event]], event: Event) -> None:
         self._numbers += 1
         kept.append((self._numbers, event))
 
@@ -98,3 +69,33 @@ class RunStatusService:
             return tuple(command for command in self._commands.get(role, ()) if command.number > after) or None
 
         return await self._changes.wait_for(unread, wait_s) or ()
+
+
+class ClockOffsets:
+    """The difference to each role's clock, which puts its monotonic seconds on the hub's: other machines have others.
+
+    A heartbeat is made before it arrives, so the smallest difference seen is the nearest to the truth, and late by the
+    quickest transfer at most. Nothing is asked of anybody, and on one machine it changes next to nothing.
+    """
+
+    def __init__(self) -> None:
+        self._shifts: dict[tuple[str, int], float] = {}
+        self._ends: dict[str, float] = {}
+        """End of each track's last span: a better difference must not let the next one overlap it."""
+
+    def translate(self, heartbeat: Heartbeat, now: float) -> Heartbeat:
+        """Give the heartbeat in the hub's seconds; one that does not tell when it was made keeps its own."""
+        if not heartbeat.sent:
+            return replace(heartbeat, at=now)
+        process = (heartbeat.role, heartbeat.pid)
+        shift = self._shifts[process] = min(now - heartbeat.sent, self._shifts.get(process, now - heartbeat.sent))
+        waits = tuple(
+            replace(wait, since=wait.since + shift, deadline=wait.deadline + shift) for wait in heartbeat.waits
+        )
+        spans = tuple(self._shifted(span, shift) for span in heartbeat.spans)
+        return replace(heartbeat, at=now, sent=heartbeat.sent + shift, waits=waits, spans=spans)
+
+    def _shifted(self, span: Span, shift: float) -> Span:
+        start = max(span.start + shift, self._ends.get(span.lane, span.start + shift))
+        end = self._ends[span.lane] = max(span.end + shift, start)
+        return replace(span, start=start, end=end)

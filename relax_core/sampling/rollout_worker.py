@@ -71,7 +71,7 @@ class RolloutWorker:
         family.open(run.model.model_dump(mode="json"))
         tasks, train, sets = open_tasks(context, family)
         for remark in tasks.remarks(train):
-            await context.board.emit(Logged("info", "rollout", remark))
+            await context.run_status.emit(Logged("info", "rollout", remark))
         rewards = [
             RewardSettings(r.chosen, r.weight, r.timeout_s, r.memory_mb, r.only, context.functions.get(r.name))
             for r in run.rewards

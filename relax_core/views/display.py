@@ -70,7 +70,7 @@ class LiveDisplay:
         if line and self._mode == "plain":
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def beats(self, beats: Sequence[Heartbeat]) -> None:
+    def heartbeats(self, beats: Sequence[Heartbeat]) -> None:
         """Take role states in."""
         with self._lock:
             self._beats = tuple(sorted(beats, key=lambda beat: beat.role))

@@ -233,8 +233,8 @@ Disk().send(Version("actor", 0, 2), "full", "", stuck(), sys.argv[2])
 async def test_a_publish_killed_half_way_leaves_every_engine_on_one_whole_version(
     folders: tuple[str, str], tmp_path: Path
 ) -> None:
-    workers, board = LocalWorkers(), LocalWeightService(SystemClock())
-    updater = WeightUpdater(board, SystemClock(), "resident", 0.1, 60.0)
+    workers, service = LocalWorkers(), LocalWeightService(SystemClock())
+    updater = WeightUpdater(service, SystemClock(), "resident", 0.1, 60.0)
     chosen = Chosen("engine", "transformers")
     spec = EngineSpec({"path": folders[0], "dtype": "float32"}, CONTEXT)
     env = {"OMP_NUM_THREADS": "1"}
@@ -247,7 +247,7 @@ async def test_a_publish_killed_half_way_leaves_every_engine_on_one_whole_versio
     try:
         await asyncio.gather(*(slot.start() for slot in slots))
         first = Disk().send(at(1), "full", "", tensors_of(folders[1]), location)
-        await board.announce(first, DISK)
+        await service.announce(first, DISK)
         await asyncio.gather(*(updater.update(slot, first, DISK) for slot in slots))
         process = await asyncio.create_subprocess_exec(sys.executable, "-c", HALF, folders[0], location, stdout=PIPE)
         assert process.stdout is not None
@@ -255,11 +255,11 @@ async def test_a_publish_killed_half_way_leaves_every_engine_on_one_whole_versio
             await process.stdout.readline()
         process.kill()
         await process.wait()
-        assert await board.newest("actor", at(1), 0.0) is None
+        assert await service.newest("actor", at(1), 0.0) is None
         assert [name for name in os.listdir(location) if name[0] != "."] == [Path(first.location).name]
         assert {(await slot.health(60.0)).version for slot in slots} == {at(1)}
         after = Disk().send(Version("actor", 1, 1), "full", "", tensors_of(folders[0]), location)
-        await board.announce(after, DISK)
+        await service.announce(after, DISK)
         receipts = await asyncio.gather(*(updater.update(slot, after, DISK) for slot in slots))
         assert {receipt.resident for receipt in receipts} == {after.fingerprint}
         assert not [name for name in os.listdir(location) if name[0] == "."]
@@ -270,8 +270,8 @@ async def test_a_publish_killed_half_way_leaves_every_engine_on_one_whole_versio
 async def test_an_engine_that_disagrees_with_the_canary_does_not_arrive(
     folders: tuple[str, str], tmp_path: Path
 ) -> None:
-    workers, board = LocalWorkers(), LocalWeightService(SystemClock())
-    updater = WeightUpdater(board, SystemClock(), "behaviour", 1e-3, 60.0)
+    workers, service = LocalWorkers(), LocalWeightService(SystemClock())
+    updater = WeightUpdater(service, SystemClock(), "behaviour", 1e-3, 60.0)
     chosen = Chosen("engine", "transformers")
     spec = EngineSpec({"path": folders[0], "dtype": "float32"}, CONTEXT)
     worker = WorkerSpec("engine-0", chosen, env={"OMP_NUM_THREADS": "1"})
@@ -282,14 +282,14 @@ async def test_an_engine_that_disagrees_with_the_canary_does_not_arrive(
     try:
         await slot.start()
         wrong = replace(Disk().send(at(1), "full", "", tensors_of(folders[0]), str(tmp_path)), canary=canary)
-        await board.announce(wrong, DISK)
+        await service.announce(wrong, DISK)
         with pytest.raises(InfrastructureError, match="canary"):
             await updater.update(slot, wrong, DISK)
-        assert (slot.version, await board.receivers("actor")) == (at(0), {})
+        assert (slot.version, await service.receivers("actor")) == (at(0), {})
         right = replace(Disk().send(at(2), "full", "", tensors_of(folders[1]), str(tmp_path)), canary=canary)
-        await board.announce(right, DISK)
+        await service.announce(right, DISK)
         assert (await updater.update(slot, right, DISK)).level == "behaviour"
-        assert await board.receivers("actor") == {"engine-0": at(2)}
+        assert await service.receivers("actor") == {"engine-0": at(2)}
     finally:
         await workers.close()
 

@@ -36,7 +36,7 @@ class LocalRunner:
 
     def __init__(self, catalogue: Catalogue, clock: Clock | None = None) -> None:
         self._catalogue, self._clock = catalogue, clock or SystemClock()
-        self.board: RunStatus = RunStatusService(self._clock)
+        self.run_status: RunStatus = RunStatusService(self._clock)
         self._weights = LocalWeightService(self._clock)
         self._devices = LocalDeviceService(self._clock)
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -71,7 +71,7 @@ class LocalRunner:
                 self._catalogue,
                 self.bus,
                 self._weights,
-                self.board,
+                self.run_status,
                 workers,
                 workers,
                 self._clock,

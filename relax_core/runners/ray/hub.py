@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hub of a run: one named actor with the bus, the board and the weight service. It dies with the driver.
+"""The hub of a run: one named actor with the bus, the run status and the weight service. It dies with the driver.
 
 Roles find it by the run's name. It holds the run's lease: when the driver is gone, so is the hub, and every role that
 can't reach it ends itself. It looks after the replicas that play the roles, and says which died.
@@ -81,8 +81,12 @@ class Hub:
         self._launch, self._gpus = launch, GpuPlacement.request(launch.plan)
         self._store = await self._open_bus(component, bus_settings(launch), launch.run_dir, starting_version(launch))
         self._clock = SystemClock()
-        self._board, self._devices = RunStatusService(self._clock), LocalDeviceService(self._clock)
-        self._services |= {"board": self._board, "weights": LocalWeightService(self._clock), "devices": self._devices}
+        self._run_status, self._devices = RunStatusService(self._clock), LocalDeviceService(self._clock)
+        self._services |= {
+            "run_status": self._run_status,
+            "weights": LocalWeightService(self._clock),
+            "devices": self._devices,
+        }
         self._ends: list[tuple[str, Failure | None]] = []
         self._presence = ReplicaTracker({role: _stateless(catalogue, role) for role in launch.plan.roles})
         self._entered = asyncio.Event()
@@ -160,7 +164,7 @@ class Hub:
         if loss is None:
             return
         await self._devices.gone(role)
-        await self._board.emit(RoleFailed(role, loss.reason, WorkerDied.exit_code, loss.fatal))
+        await self._run_status.emit(RoleFailed(role, loss.reason, WorkerDied.exit_code, loss.fatal))
         if loss.fatal:
             await self.end_role(role, Failure(WorkerDied.__name__, loss.reason))
         else:

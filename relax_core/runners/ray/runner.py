@@ -35,7 +35,7 @@ POLL_S = 0.25
 class RayRunner:
     """Implements `runners.launch.Runner` on Ray Serve."""
 
-    board: RunStatus
+    run_status: RunStatus
     bus: Bus
     loop_factory = None
 
@@ -61,7 +61,7 @@ class RayRunner:
         self._store = await asked(self._hub.open.remote(launch), "hub", "open", OPEN_S)
         self._client = RpcClient(self._hub, "hub")
         self.bus = bus_client(self._client, self._store)
-        self.board = self._client.service(RunStatus, "board")  # type: ignore[type-abstract]
+        self.run_status = self._client.service(RunStatus, "run_status")  # type: ignore[type-abstract]
         await asyncio.to_thread(self._deploy, launch)
         await asked(self._hub.gathered.remote(), "runner", "every role's process to start", OPEN_S)
 

@@ -45,7 +45,7 @@ class LoopHeartbeat:
         self._role, self._clock = role, clock
         self._last = clock.now()
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """From within the loop."""
         self._last = self._clock.now()
 
@@ -133,14 +133,24 @@ class RoleShell:
         client = RpcClient(hub, "hub")
         bus = bus_client(client, part.store)
         weights = client.service(WeightService, "weights")  # type: ignore[type-abstract]
-        board = client.service(RunStatus, "board")  # type: ignore[type-abstract]
+        run_status = client.service(RunStatus, "run_status")  # type: ignore[type-abstract]
         devices = client.service(DeviceService, "devices")  # type: ignore[type-abstract]
         children = LocalWorkers(launch.plugin_files, launch.resolved, Path(launch.run_dir) / "logs", self._clock)
 
         def context(incarnation: int) -> RoleContext:
             workers = RayWorkers(launch, incarnation, part.gpus)
             return RoleContext(
-                self._role, launch, catalogue, bus, weights, board, workers, children, self._clock, incarnation, devices
+                self._role,
+                launch,
+                catalogue,
+                bus,
+                weights,
+                run_status,
+                workers,
+                children,
+                self._clock,
+                incarnation,
+                devices,
             )
 
         try:

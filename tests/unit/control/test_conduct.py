@@ -36,7 +36,7 @@ class ScriptedRunner:
 
     def __init__(self, lives: Lives, start: Exception | None = None) -> None:
         self._lives, self._start = lives, start
-        self.board, self.bus = RunStatusService(VirtualClock()), self
+        self.run_status, self.bus = RunStatusService(VirtualClock()), self
         self._ends: list[RoleEnd] = []
         self._tasks: list[asyncio.Task[None]] = []
         self.closed = 0
@@ -47,7 +47,7 @@ class ScriptedRunner:
         self._tasks = [asyncio.create_task(self._live(role)) for role in launch.plan.roles]
 
     async def _live(self, role: str) -> None:
-        await self.board.beat(Heartbeat(role, "busy"))
+        await self.run_status.heartbeat(Heartbeat(role, "busy"))
         try:
             await self._lives.get(role, until_told)(self)
             self._ends.append(RoleEnd(role))
@@ -73,7 +73,7 @@ class ScriptedRunner:
 
 async def until_told(runner: ScriptedRunner) -> None:
     """Ends when it is told to, or after its time."""
-    await runner.board.commands("actor", 0, 5.0)
+    await runner.run_status.commands("actor", 0, 5.0)
 
 
 async def deaf(runner: ScriptedRunner) -> None:
@@ -115,7 +115,7 @@ def _prepared(folder: Path) -> Prepared:
 async def steps(runner: ScriptedRunner) -> None:
     for step in (1, 2, 3):
         await asyncio.sleep(1.0)
-        await runner.board.emit(StepFinished(step, {"reward/mean": 0.5}))
+        await runner.run_status.emit(StepFinished(step, {"reward/mean": 0.5}))
 
 
 def test_a_run_whose_roles_return_has_finished_and_its_last_event_counts(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_stop_is_told_to_every_role_and_is_no_failure(tmp_path: Path) -> None:
 
     def listener(role: str) -> Life:
         async def listens(runner: ScriptedRunner) -> None:
-            (command,) = await runner.board.commands(role, 0, 100.0)
+            (command,) = await runner.run_status.commands(role, 0, 100.0)
             heard.append((role, command.name, command.argument))
 
         return listens

@@ -38,7 +38,7 @@ def manifest(step: int, **changes: object) -> Manifest:
 async def pool_of(
     *kinds: str, proof: str = "wire", timeout_s: float = 60.0
 ) -> AsyncIterator[tuple[EnginePool, LocalWeightService, list[str]]]:
-    workers, board, told = LocalWorkers(), LocalWeightService(SystemClock()), list[str]()
+    workers, service, told = LocalWorkers(), LocalWeightService(SystemClock()), list[str]()
 
     def slot(number: int, kind: str) -> EngineSlot:
         name, target = f"engine-{number}", f"tests.unit.engines.scripted_engine:{kind}"
@@ -48,19 +48,19 @@ async def pool_of(
     async def report(what: str, detail: str, seconds: float) -> None:
         told.append(f"{what} {detail}")
 
-    updates = WeightUpdater(board, SystemClock(), proof, 0.1, timeout_s)
+    updates = WeightUpdater(service, SystemClock(), proof, 0.1, timeout_s)
     pool = EnginePool([slot(n, kind) for n, kind in enumerate(kinds)], SystemClock(), updates, report)
     await pool.start()
     try:
-        yield pool, board, told
+        yield pool, service, told
     finally:
         await pool.close()
         await workers.close()
 
 
 async def test_a_hung_engine_is_dropped_at_its_deadline_and_the_others_serve_at_once() -> None:
-    async with pool_of("ScriptedEngine", "HangingEngine", timeout_s=5.0) as (pool, board, told):
-        await board.announce(manifest(1), NONE)
+    async with pool_of("ScriptedEngine", "HangingEngine", timeout_s=5.0) as (pool, service, told):
+        await service.announce(manifest(1), NONE)
         served = asyncio.Event()
 
         async def arrived(receipt: Receipt) -> None:
@@ -75,66 +75,66 @@ async def test_a_hung_engine_is_dropped_at_its_deadline_and_the_others_serve_at_
         assert completion.versions == (1, 1, 1)
         assert await update == ("engine-0",)
         assert told and told[0].startswith("failed engine-1: ") and "update_weights" in told[0]
-        assert await board.receivers("actor") == {"engine-0": at(1)}
+        assert await service.receivers("actor") == {"engine-0": at(1)}
 
 
 async def test_an_engine_that_lies_is_replaced_and_does_not_serve() -> None:
-    async with pool_of("ScriptedEngine", "LyingEngine") as (pool, board, told):
-        await board.announce(manifest(1), NONE)
+    async with pool_of("ScriptedEngine", "LyingEngine") as (pool, service, told):
+        await service.announce(manifest(1), NONE)
         assert await pool.supervisor.update(manifest(1), NONE) == ("engine-0",)
         assert "engine-1: actor@0.1 differs on arrival" in told[0]
         assert pool.facts()["engine-1"]["serving"] is False
-        assert await board.receivers("actor") == {"engine-0": at(1)}
+        assert await service.receivers("actor") == {"engine-0": at(1)}
 
 
 async def test_a_replaced_engine_serves_only_after_its_receipt_for_the_newest_version() -> None:
-    async with pool_of("ScriptedEngine") as (pool, board, told):
-        await board.announce(manifest(1), NONE)
+    async with pool_of("ScriptedEngine") as (pool, service, told):
+        await service.announce(manifest(1), NONE)
         await pool.supervisor.update(manifest(1), NONE)
-        await board.announce(manifest(2), NONE)
+        await service.announce(manifest(2), NONE)
         os.kill(pool.facts()["engine-0"]["pid"], 9)
         asked = asyncio.create_task(ask(pool, [call(0, 2)]))
         await until(lambda: any(line.startswith("recovered") for line in told))
         assert (await asked)[0].versions == (2, 2)
-        assert await board.receivers("actor") == {"engine-0": at(2)}
+        assert await service.receivers("actor") == {"engine-0": at(2)}
 
 
 async def test_a_live_version_whose_door_is_shut_is_wanted_until_it_opens() -> None:
-    async with pool_of("ScriptedEngine") as (pool, board, told):
+    async with pool_of("ScriptedEngine") as (pool, service, told):
         live = manifest(1, live=True)
-        await board.announce(live, NONE)
-        await board.handed_out(at(1))
+        await service.announce(live, NONE)
+        await service.handed_out(at(1))
         update = asyncio.create_task(pool.supervisor.update(live, NONE))
         async with asyncio.timeout(20):
-            while await board.wanted("actor") != ("engine-0",):
+            while await service.wanted("actor") != ("engine-0",):
                 await asyncio.sleep(0.01)
-        await board.announce(live, NONE)
+        await service.announce(live, NONE)
         assert await update == ("engine-0",)
         assert told == []
 
 
 async def test_a_door_that_never_opens_ends_at_the_deadline() -> None:
-    async with pool_of("ScriptedEngine", timeout_s=0.5) as (pool, board, _):
+    async with pool_of("ScriptedEngine", timeout_s=0.5) as (pool, service, _):
         live = manifest(1, live=True)
-        await board.announce(live, NONE)
-        await board.handed_out(at(1))
+        await service.announce(live, NONE)
+        await service.handed_out(at(1))
         slot = pool._slots["engine-0"]
-        updates = WeightUpdater(board, SystemClock(), "wire", 0.1, 0.5)
+        updates = WeightUpdater(service, SystemClock(), "wire", 0.1, 0.5)
         with pytest.raises(DeadlineExceeded, match="engine-0"):
             await updates.update(slot, live, NONE)
 
 
 async def test_less_proof_than_asked_for_is_none() -> None:
-    async with pool_of("ScriptedEngine", proof="resident") as (pool, board, told):
-        await board.announce(manifest(1), NONE)
+    async with pool_of("ScriptedEngine", proof="resident") as (pool, service, told):
+        await service.announce(manifest(1), NONE)
         assert await pool.supervisor.update(manifest(1), NONE) == ()
         assert "proved at level wire, want resident" in told[0]
 
 
 async def test_behaviour_needs_a_canary_in_the_manifest() -> None:
-    async with pool_of("ScriptedEngine", proof="behaviour") as (pool, board, _):
-        await board.announce(manifest(1), NONE)
-        updates = WeightUpdater(board, SystemClock(), "behaviour", 0.1, 30.0)
+    async with pool_of("ScriptedEngine", proof="behaviour") as (pool, service, _):
+        await service.announce(manifest(1), NONE)
+        updates = WeightUpdater(service, SystemClock(), "behaviour", 0.1, 30.0)
         with pytest.raises(InfrastructureError, match="without a canary"):
             await updates.update(pool._slots["engine-0"], manifest(1), NONE)
 

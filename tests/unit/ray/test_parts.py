@@ -155,21 +155,21 @@ async def test_a_client_calls_its_service_by_name() -> None:
         return ("command",)
 
     client.call = call  # type: ignore[assignment,method-assign]
-    assert await client.service(RunStatus, "board").commands("actor", 3, 1.0) == ("command",)  # type: ignore[type-abstract]
-    assert calls == [("board.commands", ("actor", 3, 1.0))]
+    assert await client.service(RunStatus, "run_status").commands("actor", 3, 1.0) == ("command",)  # type: ignore[type-abstract]
+    assert calls == [("run_status.commands", ("actor", 3, 1.0))]
 
 
 async def test_events_travel_and_arrive_as_they_were() -> None:
-    board = RunStatusService(Hands())
+    run_status = RunStatusService(Hands())
     client = RpcClient(None, "hub")
 
     async def call(method: str, args: Any) -> Any:
         sent = messages.decode(messages.encode((method, args)))
-        answer = await getattr(board, sent[0].partition(".")[2])(*sent[1])
+        answer = await getattr(run_status, sent[0].partition(".")[2])(*sent[1])
         return messages.decode(messages.encode(answer))
 
     client.call = call  # type: ignore[assignment,method-assign]
-    status = client.service(RunStatus, "board")  # type: ignore[type-abstract]
+    status = client.service(RunStatus, "run_status")  # type: ignore[type-abstract]
     scored, finished = SamplesScored(1, ({"response": "a"},)), StepFinished(1, {"reward/mean": 1.0})
     for event in (scored, finished):
         await status.emit(event)

@@ -73,7 +73,7 @@ class Disk:
 def checkpoints(folder: Path, disk: Disk, every: int = 2, keep: int = 2, background: bool = False) -> Checkpoints:
     run: Any = SimpleNamespace(checkpoint=SimpleNamespace(every=every, keep=keep, background=background))
     plan = SimpleNamespace(fit_columns={})
-    context: Any = SimpleNamespace(config=run, run_dir=str(folder), bus=disk, plan=plan, clock=disk, board=disk)
+    context: Any = SimpleNamespace(config=run, run_dir=str(folder), bus=disk, plan=plan, clock=disk, run_status=disk)
     return Checkpoints(context, disk, disk)  # type: ignore[arg-type]
 
 

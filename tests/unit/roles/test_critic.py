@@ -61,7 +61,7 @@ def test_a_killed_critic_learns_again_what_no_checkpoint_holds(tmp_path, mode, e
     theatre = Theatre(tmp_path, algorithm="ppo", placement=mode, steps=9, checkpoint={"every": every})
 
     async def kill(stage):
-        while not [event for event in stage.board.heard if isinstance(event, StepMeasured) and event.step == 5]:
+        while not [event for event in stage.run_status.heard if isinstance(event, StepMeasured) and event.step == 5]:
             await stage.clock.sleep(0.05)
         await stage.workers.alive["critic-rank-0"].kill()
 
@@ -90,7 +90,7 @@ def test_a_stopped_run_has_both_in_its_last_checkpoint(tmp_path):
     async def stop(stage):
         await stage.clock.sleep(20.0)
         for role in stage.launch.plan.roles:
-            await stage.board.command(role, "stop")
+            await stage.run_status.command(role, "stop")
         await asyncio.Event().wait()
 
     performance = theatre.play(stop)
@@ -112,7 +112,7 @@ def test_the_critic_goes_back_with_the_actor(tmp_path, mode, every):
     theatre = Theatre(tmp_path, algorithm="ppo", placement=mode, steps=9, checkpoint={"every": every})
 
     async def kill(stage):
-        while not [event for event in stage.board.heard if isinstance(event, StepMeasured) and event.step == 5]:
+        while not [event for event in stage.run_status.heard if isinstance(event, StepMeasured) and event.step == 5]:
             await stage.clock.sleep(0.05)
         await stage.workers.alive["actor-rank-0"].kill()
 

@@ -60,7 +60,7 @@ class OneTensor:
 class Stage:
     publisher: Publisher
     trainer: OneTensor
-    board: LocalWeightService
+    service: LocalWeightService
     directory: Path
 
     async def publish(self, step: int) -> Manifest:
@@ -73,14 +73,14 @@ class Stage:
 
 def stage(directory: Path, transport: Disk | None = None, alone: bool = False, **settings: Any) -> Stage:
     keys = {"chosen": DISK, "payload": "delta", "full_every": 3, "proof": "auto", **settings}
-    board, trainer = LocalWeightService(SystemClock()), OneTensor()
+    service, trainer = LocalWeightService(SystemClock()), OneTensor()
     context: Any = SimpleNamespace(
         config=SimpleNamespace(weights=SimpleNamespace(**keys), rollout=SimpleNamespace(temperature=0.7)),
-        plan=SimpleNamespace(adapters_alone=alone), run_id="a", run_dir=str(directory), weights=board,
+        plan=SimpleNamespace(adapters_alone=alone), run_id="a", run_dir=str(directory), weights=service,
         build=lambda chosen: transport or Disk(),
     )  # fmt: skip
     group: Any = trainer
-    return Stage(Publisher(context, group), trainer, board, directory)
+    return Stage(Publisher(context, group), trainer, service, directory)
 
 
 async def test_adapters_go_out_alone_on_their_base_every_time(tmp_path: Path) -> None:
@@ -107,10 +107,10 @@ async def test_full_versions_only_where_asked(tmp_path: Path) -> None:
 async def test_what_a_receiver_reads_stays_until_it_proved_it(tmp_path: Path) -> None:
     on = stage(tmp_path, payload="full")
     first = await on.publish(1)
-    await on.board.route("actor", None, 0.0, None, "engine-0", 60.0)
+    await on.service.route("actor", None, 0.0, None, "engine-0", 60.0)
     await on.publish(2)
     assert on.files() == ["actor@0.1.safetensors", "actor@0.2.safetensors"]
-    await on.board.receipt(Receipt("engine-0", at(1), "wire", first.wire_fingerprint))
+    await on.service.receipt(Receipt("engine-0", at(1), "wire", first.wire_fingerprint))
     await on.publish(3)
     assert on.files() == ["actor@0.3.safetensors"]
 
@@ -130,7 +130,7 @@ async def test_an_update_that_changed_nothing_is_not_announced(tmp_path: Path) -
     await on.publish(1)
     with pytest.raises(InfrastructureError, match="tensors equal"):
         await on.publisher.publish(at(2), applied=True)
-    newest = await on.board.newest("actor", None, 0.0)
+    newest = await on.service.newest("actor", None, 0.0)
     assert newest is not None and newest[0].version == at(1)
 
 

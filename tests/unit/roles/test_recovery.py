@@ -21,7 +21,7 @@ def kill_at(*steps: int) -> Happening:
 
     async def happening(theatre: Theatre) -> None:
         for step in steps:
-            while not any(isinstance(e, StepFinished) and e.step >= step for e in theatre.board.heard):
+            while not any(isinstance(e, StepFinished) and e.step >= step for e in theatre.run_status.heard):
                 await theatre.clock.sleep(0.01)
             await theatre.workers.alive["actor-rank-0"].kill()
 
@@ -69,7 +69,7 @@ def test_one_that_gets_no_further_ends_the_run(tmp_path: Path) -> None:
     async def again_and_again(theatre: Theatre) -> None:
         while True:
             await theatre.clock.sleep(0.05)
-            if any(isinstance(event, StepFinished) and event.step >= 3 for event in theatre.board.heard):
+            if any(isinstance(event, StepFinished) and event.step >= 3 for event in theatre.run_status.heard):
                 await theatre.workers.alive["actor-rank-0"].kill()
 
     with pytest.raises(ExceptionGroup) as caught:

@@ -154,7 +154,7 @@ def test_a_stop_between_chunks_gives_the_rows_back(tmp_path: Path) -> None:
             if played.bus.queue.version.step > 2 and waiting(played) is not None:
                 told.append(played.bus.queue.version.step)
                 for role in ("actor", "advantages", "rollout"):
-                    await played.board.command(role, "stop")
+                    await played.run_status.command(role, "stop")
 
     played = theatre(tmp_path).play(stop)
     assert [step.step for step in played.steps] == list(range(1, told[0] + 1)) and 0 < told[0] < STEPS

@@ -204,7 +204,7 @@ class Theatre:
     async def _perform(self, happenings: Sequence[Happening]) -> Performance:
         launch, clock = self.launch, self.clock
         self.bus = await open_bus(InProcessBus(), bus_settings(launch), launch.run_dir, Version("actor", 0, 0), clock)
-        self.board, weights, self.workers = Audience(clock), LocalWeightService(clock), Puppeteer(self.catalogue)
+        self.run_status, weights, self.workers = Audience(clock), LocalWeightService(clock), Puppeteer(self.catalogue)
         devices = LocalDeviceService(clock)
 
         def context(role: str) -> Callable[[int], RoleContext]:
@@ -214,7 +214,7 @@ class Theatre:
                 self.catalogue,
                 self.bus,
                 weights,
-                self.board,
+                self.run_status,
                 self.workers,
                 self.workers,
                 clock,
@@ -233,7 +233,7 @@ class Theatre:
             for task in around:
                 task.cancel()
             await asyncio.gather(*around, return_exceptions=True)
-        events = self.board.heard
+        events = self.run_status.heard
         steps = [event for event in events if isinstance(event, StepFinished)]
         performance = Performance(steps, events, self.workers.spans, await self.bus.account(), clock.now())
         await self.bus.close()

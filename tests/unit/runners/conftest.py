@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A role's context whose bus, weights and workers are not touched, over a real board in virtual time."""
+"""A role's context whose bus, weights and workers are not touched, over a real run status in virtual time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def catalogue() -> Catalogue:
 
 @pytest.fixture
 def backstage(tmp_path: Path, catalogue: Catalogue) -> Backstage:
-    """Awaited inside the virtual loop: a board, and what makes contexts of one role over it."""
+    """Awaited inside the virtual loop: a run status, and what makes contexts of one role over it."""
     settings = {"model": {"path": str(tmp_path)}, "data": {"train": str(tmp_path / "t.jsonl")}, "algorithm": "grpo",
                 "engine": "transformers", "trainer": "torch", "rewards": ["exact"]}  # fmt: skip
     config = compose([settings], (), catalogue, on_disk=False).config
@@ -41,9 +41,9 @@ def backstage(tmp_path: Path, catalogue: Catalogue) -> Backstage:
     async def open_(role: str) -> tuple[RunStatusService, MakeContext]:
         clock = VirtualClock()
         bus = await open_bus(InProcessBus(), bus_settings(launch), launch.run_dir, Version("actor", 0, 0), clock)
-        board, nobody = RunStatusService(clock), Any
-        return board, lambda incarnation: RoleContext(
-            role, launch, catalogue, bus, LocalWeightService(clock), board, nobody, nobody, clock, incarnation
+        run_status, nobody = RunStatusService(clock), Any
+        return run_status, lambda incarnation: RoleContext(
+            role, launch, catalogue, bus, LocalWeightService(clock), run_status, nobody, nobody, clock, incarnation
         )
 
     return open_

@@ -6,7 +6,7 @@ from relax_core.api.role import Heartbeat, Wait
 from relax_core.runners.run_status import ClockOffsets
 
 
-def beat(sent, *spans, waits=()):
+def heartbeat(sent, *spans, waits=()):
     return Heartbeat("actor", "busy", waits=waits, pid=7, sent=sent, spans=spans)
 
 
@@ -16,17 +16,17 @@ def span(start, end):
 
 def test_the_quickest_beat_tells_the_difference_between_the_clocks():
     clocks = ClockOffsets()
-    slow = clocks.translate(beat(1000.0, span(999.0, 1000.0)), 50.5)
-    quick = clocks.translate(beat(1001.0, span(1000.0, 1001.0)), 51.01)
-    late = clocks.translate(beat(1002.0, waits=(Wait("actor", "rows", "rollout", 1001.5, 1011.5),)), 53.0)
+    slow = clocks.translate(heartbeat(1000.0, span(999.0, 1000.0)), 50.5)
+    quick = clocks.translate(heartbeat(1001.0, span(1000.0, 1001.0)), 51.01)
+    late = clocks.translate(heartbeat(1002.0, waits=(Wait("actor", "rows", "rollout", 1001.5, 1011.5),)), 53.0)
     assert (slow.sent, round(quick.sent, 6), round(late.sent, 6), late.at) == (50.5, 51.01, 52.01, 53.0)
     assert (round(late.waits[0].since, 6), round(late.waits[0].deadline, 6)) == (51.51, 61.51)
 
 
 def test_a_better_difference_lets_no_span_overlap_the_one_before():
     clocks = ClockOffsets()
-    (first,) = clocks.translate(beat(1000.0, span(999.0, 1000.0)), 50.5).spans
-    (second,) = clocks.translate(beat(1001.0, span(1000.0, 1001.0)), 51.01).spans
+    (first,) = clocks.translate(heartbeat(1000.0, span(999.0, 1000.0)), 50.5).spans
+    (second,) = clocks.translate(heartbeat(1001.0, span(1000.0, 1001.0)), 51.01).spans
     assert first.end == second.start == 50.5 and round(second.end, 6) == 51.01
 
 

@@ -16,15 +16,15 @@ def test_a_wait_shows_in_the_beat_while_it_lasts(backstage: Backstage) -> None:
     async def scene() -> None:
         _, make = await backstage("actor")
         context = make(3)
-        assert context.beat().state == "starting"
+        assert context.heartbeat().state == "starting"
         with context.waiting("rows", "rollout", 5.0), context.waiting("room", "the bus", 9.0):
-            beat = context.beat()
+            beat = context.heartbeat()
             assert (beat.role, beat.state, beat.incarnation) == ("actor", "waiting", 3)
             assert [(w.owner, w.reason, w.owed_by, w.since, w.deadline) for w in beat.waits] == [
                 ("actor", "rows", "rollout", 0.0, 5.0), ("actor", "room", "the bus", 0.0, 9.0)
             ]  # fmt: skip
         context.doing("training", step=7)
-        beat = context.beat()
+        beat = context.heartbeat()
         assert (beat.state, beat.doing, beat.waits, beat.facts) == ("busy", "training", (), {"step": 7})
 
     play(scene())
@@ -42,7 +42,7 @@ def test_a_wait_that_ended_by_an_error_or_a_cancellation_is_no_longer_told(backs
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(1.0):
                 await waits()
-        assert context.beat().waits == ()
+        assert context.heartbeat().waits == ()
 
     play(scene())
 
@@ -75,7 +75,7 @@ def test_a_pause_holds_and_a_stop_ends_it(backstage: Backstage) -> None:
         working = asyncio.create_task(work())
         await asyncio.sleep(0.5)
         context.take("pause")
-        assert context.beat().state == "paused"
+        assert context.heartbeat().state == "paused"
         await asyncio.sleep(9.0)
         context.take("continue")
         await asyncio.sleep(0.1)

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from relax_core.api.errors import ConfigError, InfrastructureError, PluginError, RelaxError, WorkerDied
 from relax_core.api.events import RoleFailed, RoleRecovered, TimeSpent
 from relax_core.api.role import Context, Role
-from relax_core.runners.context import BEAT_S, MAX_RESTARTS, run_role
+from relax_core.runners.context import HEARTBEAT_S, MAX_RESTARTS, run_role
 from tests.unit.roles.virtual_time import play
 from tests.unit.runners.conftest import Backstage
 
@@ -40,14 +40,14 @@ def run(backstage: Backstage, role: Scripted) -> tuple[list[Any], list[Any], Exc
     """Events, last beat and the error of a role's whole life."""
 
     async def scene() -> tuple[list[Any], list[Any], Exception | None]:
-        board, make = await backstage("advantages")
+        run_status, make = await backstage("advantages")
         error = None
         try:
             await run_role(role, make)
         except Exception as raised:
             error = raised
-        told = [event for _, event in await board.events(0, 0.0) if not isinstance(event, TimeSpent)]
-        return told, list(await board.beats()), error
+        told = [event for _, event in await run_status.events(0, 0.0) if not isinstance(event, TimeSpent)]
+        return told, list(await run_status.heartbeats()), error
 
     return play(scene(), 1e4)
 
@@ -104,7 +104,7 @@ def test_a_role_with_state_is_not_restarted(backstage: Backstage) -> None:
 
 def test_it_beats_while_it_works_and_hears_commands(backstage: Backstage) -> None:
     async def scene() -> list[tuple[str, str]]:
-        board, make = await backstage("advantages")
+        run_status, make = await backstage("advantages")
 
         async def until_stopped(context: Context) -> None:
             context.doing("counting")
@@ -114,11 +114,11 @@ def test_it_beats_while_it_works_and_hears_commands(backstage: Backstage) -> Non
         going = asyncio.create_task(run_role(Scripted(until_stopped), make))
         seen = []
         for name in ("pause", "continue", "stop"):
-            await asyncio.sleep(BEAT_S * 2)
-            seen += [(beat.state, beat.doing) for beat in await board.beats()]
-            await board.command("advantages", name)
+            await asyncio.sleep(HEARTBEAT_S * 2)
+            seen += [(beat.state, beat.doing) for beat in await run_status.heartbeats()]
+            await run_status.command("advantages", name)
         await going
-        return [*seen, *((beat.state, beat.doing) for beat in await board.beats())]
+        return [*seen, *((beat.state, beat.doing) for beat in await run_status.heartbeats())]
 
     working = ("busy", "counting")
     assert play(scene(), 60.0) == [working, ("paused", "counting"), working, ("stopped", "")]

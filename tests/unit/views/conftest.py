@@ -104,7 +104,7 @@ def write_run(clock: HandClock) -> Callable[..., Path]:
             if step == 50:
                 recorder.write(RoleFailed("rollout", "engine-0 ended with signal 9", 4, False))
                 recorder.write(RoleRecovered("rollout", 3.4, "engine-0 loaded policy@0.50"))
-        recorder.beats(
+        recorder.heartbeats(
             (
                 Heartbeat(
                     "actor", "waiting", waits=(Wait("actor", "8 groups", "rollout", clock.at - 4, clock.at + 56),)

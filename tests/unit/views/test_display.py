@@ -53,7 +53,7 @@ def test_a_terminal_shows_progress_reward_and_what_each_role_waits_for(clock):
     screen = console(True)
     display = LiveDisplay("maths", 10, console=screen, clock=clock)
     feed(display, clock)
-    display.beats(
+    display.heartbeats(
         [
             Heartbeat("rollout", "busy", doing="generating 24 samples"),
             Heartbeat("critic", "busy", waits=(Wait("critic", "leave", "actor", clock.at - 2, clock.at + 60),)),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The weight board: versions only go up, proofs are checked, waits end."""
+"""The weight service: versions only go up, proofs are checked, waits end."""
 
 import asyncio
 from dataclasses import replace
@@ -55,26 +55,26 @@ def proof(of: Manifest, receiver: str = "engine-0") -> Receipt:
 
 
 async def test_newest_is_by_model_and_later_than_after() -> None:
-    board = LocalWeightService(SystemClock())
+    service = LocalWeightService(SystemClock())
     one, two, other = manifest(1), manifest(2), manifest(7, model="critic")
     for published in (one, two, other):
-        await board.announce(published, DISK)
-    assert await board.newest("actor", None, 0) == (two, DISK)
-    assert await board.newest("actor", one.version, 0) == (two, DISK)
-    assert await board.newest("actor", two.version, 0) is None
-    assert await board.newest("critic", None, 0) == (other, DISK)
-    assert await board.newest("teacher", None, 0) is None
+        await service.announce(published, DISK)
+    assert await service.newest("actor", None, 0) == (two, DISK)
+    assert await service.newest("actor", one.version, 0) == (two, DISK)
+    assert await service.newest("actor", two.version, 0) is None
+    assert await service.newest("critic", None, 0) == (other, DISK)
+    assert await service.newest("teacher", None, 0) is None
 
 
 async def test_newest_waits_until_something_is_announced() -> None:
     clock = VirtualClock()
-    board = LocalWeightService(clock)
-    waiting = asyncio.create_task(board.newest("actor", None, 60.0))
+    service = LocalWeightService(clock)
+    waiting = asyncio.create_task(service.newest("actor", None, 60.0))
     await clock.until_someone_sleeps()
-    await board.announce(manifest(1, model="critic"), DISK)
+    await service.announce(manifest(1, model="critic"), DISK)
     await asyncio.sleep(0)
     assert not waiting.done()
-    await board.announce(manifest(1), DISK)
+    await service.announce(manifest(1), DISK)
     assert await asyncio.wait_for(waiting, 5) == (manifest(1), DISK)
 
 
@@ -87,25 +87,25 @@ async def test_newest_gives_up_at_its_deadline() -> None:
 
 
 async def test_receivers_are_those_who_proved() -> None:
-    board = LocalWeightService(SystemClock())
-    await board.announce(manifest(1), DISK)
-    await board.receipt(proof(manifest(1), "engine-0"))
-    await board.announce(manifest(2), DISK)
-    await board.receipt(proof(manifest(2), "engine-1"))
-    assert await board.receivers("actor") == {"engine-0": Version("actor", 0, 1), "engine-1": Version("actor", 0, 2)}
-    await board.forget("engine-0", "actor")
-    assert await board.receivers("actor") == {"engine-1": Version("actor", 0, 2)}
+    service = LocalWeightService(SystemClock())
+    await service.announce(manifest(1), DISK)
+    await service.receipt(proof(manifest(1), "engine-0"))
+    await service.announce(manifest(2), DISK)
+    await service.receipt(proof(manifest(2), "engine-1"))
+    assert await service.receivers("actor") == {"engine-0": Version("actor", 0, 1), "engine-1": Version("actor", 0, 2)}
+    await service.forget("engine-0", "actor")
+    assert await service.receivers("actor") == {"engine-1": Version("actor", 0, 2)}
 
 
 async def test_wrong_fingerprint_names_receiver_version_have_and_want() -> None:
-    board = LocalWeightService(SystemClock())
-    await board.announce(manifest(1), DISK)
-    await board.receipt(proof(manifest(1)))
+    service = LocalWeightService(SystemClock())
+    await service.announce(manifest(1), DISK)
+    await service.receipt(proof(manifest(1)))
     with pytest.raises(InfrastructureError) as refused:
-        await board.receipt(Receipt("engine-0", Version("actor", 0, 1), "wire", "beef"))
+        await service.receipt(Receipt("engine-0", Version("actor", 0, 1), "wire", "beef"))
     for word in ("engine-0", "actor@0.1", "beef", manifest(1).fingerprint):
         assert word in str(refused.value)
-    assert await board.receivers("actor") == {}
+    assert await service.receivers("actor") == {}
 
 
 def test_late_receipt_of_the_version_before_is_still_checked() -> None:

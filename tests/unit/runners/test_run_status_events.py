@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readers of a board wait for what they read, not for something else that is written."""
+"""Readers of a run status wait for what they read, not for something else that is written."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from tests.unit.roles.virtual_time import VirtualClock, play
 
 
 async def test_a_command_does_not_keep_readers_of_events_from_waiting() -> None:
-    board = RunStatusService(SystemClock())
-    await board.emit(Logged("info", "actor", "hello", {}))
-    await board.command("actor", "stop", "SIGTERM")
-    listener = asyncio.create_task(board.commands("actor", 0, 10.0))
+    run_status = RunStatusService(SystemClock())
+    await run_status.emit(Logged("info", "actor", "hello", {}))
+    await run_status.command("actor", "stop", "SIGTERM")
+    listener = asyncio.create_task(run_status.commands("actor", 0, 10.0))
     assert not listener.done()
-    assert await board.events(1, 0.01) == ()
+    assert await run_status.events(1, 0.01) == ()
     assert [command.name for command in listener.result()] == ["stop"]
 
 
 def test_beats_bring_time_that_goes_along_and_pushes_no_event_out() -> None:
     async def scene() -> None:
         clock = VirtualClock()
-        board = RunStatusService(clock)
-        await board.emit(StepFinished(1, {}))
+        run_status = RunStatusService(clock)
+        await run_status.emit(StepFinished(1, {}))
         for beat in range(KEPT_EVENTS + 10):
-            await board.beat(Heartbeat("actor", "busy", sent=1.0 + beat))
-        told = await board.events(0, 0.0)
+            await run_status.heartbeat(Heartbeat("actor", "busy", sent=1.0 + beat))
+        told = await run_status.events(0, 0.0)
         assert isinstance(told[0][1], StepFinished) and len(told) == 1 + KEPT_EVENTS
         assert [number for number, _ in told] == sorted(number for number, _ in told)
         start = clock.now()
-        await board.beat(Heartbeat("actor", "stopped", sent=1e6))
-        (last,) = await board.events(told[-1][0], 2.0)
+        await run_status.heartbeat(Heartbeat("actor", "stopped", sent=1e6))
+        (last,) = await run_status.events(told[-1][0], 2.0)
         assert isinstance(last[1], TimeSpent) and last[1].over and clock.now() - start == 2.0
 
     play(scene(), 1e3)

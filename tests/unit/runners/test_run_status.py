@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The board in virtual time: what is reported is read once, waits end when they should, cancellation always ends."""
+"""The run status in virtual time: what is reported is read once, waits end when they should, cancellation always ends."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def said(number: int) -> Logged:
 
 def test_a_reader_gets_every_event_once_and_in_order() -> None:
     async def scene() -> list[str]:
-        board, seen, last = RunStatusService(VirtualClock()), [], 0
+        run_status, seen, last = RunStatusService(VirtualClock()), [], 0
 
         async def write() -> None:
             for number in range(50):
-                await board.emit(said(number))
+                await run_status.emit(said(number))
                 await asyncio.sleep(0.3 * (number % 3))
 
         writing = asyncio.create_task(write())
         while len(seen) < 50:
-            for number, event in await board.events(last, 1.0):
+            for number, event in await run_status.events(last, 1.0):
                 last = number
                 seen.append(event.message)
         await writing
@@ -40,10 +40,10 @@ def test_a_reader_gets_every_event_once_and_in_order() -> None:
 
 def test_an_empty_handed_reader_returns_at_its_deadline() -> None:
     async def scene() -> float:
-        board = RunStatusService(VirtualClock())
-        await board.command("rollout", "stop")
-        assert await board.events(0, 2.5) == ()
-        assert await board.commands("actor", 0, 2.5) == ()
+        run_status = RunStatusService(VirtualClock())
+        await run_status.command("rollout", "stop")
+        assert await run_status.events(0, 2.5) == ()
+        assert await run_status.commands("actor", 0, 2.5) == ()
         return asyncio.get_running_loop().time()
 
     assert play(scene()) == pytest.approx(5.0)
@@ -51,34 +51,34 @@ def test_an_empty_handed_reader_returns_at_its_deadline() -> None:
 
 def test_a_command_reaches_its_role_at_once_and_no_other() -> None:
     async def scene() -> None:
-        board = RunStatusService(VirtualClock())
-        listening = [asyncio.create_task(board.commands(role, 0, 9.0)) for role in ("actor", "rollout")]
+        run_status = RunStatusService(VirtualClock())
+        listening = [asyncio.create_task(run_status.commands(role, 0, 9.0)) for role in ("actor", "rollout")]
         await asyncio.sleep(1.0)
-        await board.command("actor", "pause", "lunch")
+        await run_status.command("actor", "pause", "lunch")
         (heard,), nothing = await asyncio.gather(*listening)
         assert (heard.name, heard.argument, nothing) == ("pause", "lunch", ())
-        assert await board.commands("actor", heard.number, 0.0) == ()
+        assert await run_status.commands("actor", heard.number, 0.0) == ()
 
     play(scene())
 
 
-def test_only_the_last_beat_of_a_role_is_kept_stamped_with_the_boards_own_time() -> None:
+def test_only_the_last_heartbeat_of_a_role_is_kept_stamped_with_the_services_own_time() -> None:
     async def scene() -> None:
-        board = RunStatusService(VirtualClock())
-        await board.beat(Heartbeat("actor", "starting", at=99.0))
+        run_status = RunStatusService(VirtualClock())
+        await run_status.heartbeat(Heartbeat("actor", "starting", at=99.0))
         await asyncio.sleep(2.0)
-        await board.beat(Heartbeat("actor", "busy"))
-        assert [(beat.state, beat.at) for beat in await board.beats()] == [("busy", 2.0)]
+        await run_status.heartbeat(Heartbeat("actor", "busy"))
+        assert [(beat.state, beat.at) for beat in await run_status.heartbeats()] == [("busy", 2.0)]
 
     play(scene())
 
 
 def test_events_that_nobody_reads_are_bounded() -> None:
     async def scene() -> None:
-        board = RunStatusService(VirtualClock())
+        run_status = RunStatusService(VirtualClock())
         for number in range(KEPT_EVENTS + 10):
-            await board.emit(said(number))
-        kept = await board.events(0, 0.0)
+            await run_status.emit(said(number))
+        kept = await run_status.events(0, 0.0)
         assert len(kept) == KEPT_EVENTS and kept[0][0] == 11
 
     play(scene())
@@ -94,21 +94,21 @@ def test_a_cancelled_reader_always_ends(cancel_after: int, emits: list[int], wai
     """Cancelled after any number of turns of the loop, while others emit at any turn."""
 
     async def scene() -> None:
-        board = RunStatusService(VirtualClock())
+        run_status = RunStatusService(VirtualClock())
 
         async def read() -> None:
             last = 0
             while True:
-                for last, _ in await board.events(last, wait_s):
+                for last, _ in await run_status.events(last, wait_s):
                     pass
                 await asyncio.sleep(0)
 
         reading = asyncio.create_task(read())
         for turn in range(cancel_after):
             for _ in range(emits.count(turn)):
-                await board.emit(said(turn))
+                await run_status.emit(said(turn))
             await asyncio.sleep(0)
-        await board.emit(said(-1))
+        await run_status.emit(said(-1))
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading

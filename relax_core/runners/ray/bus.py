@@ -1,25 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Ray bus keeps payloads in storage actors; and how a role in another process reaches any bus, through the run's hub."""
+"""The Ray bus, whose payloads storage actors own (a writer may die, and its rows can still be read); and how a role in
+another process reaches any bus, through the run's hub.
+
+On a storage's machine a writer puts a block as a file into the storage's folder in memory and hands it over; readers
+there map it, and need no call. From elsewhere, and where there is no room, blocks travel by Ray: what comes in lies in
+Ray's shared memory under its writer's name, and a large column is put there once more under the storage's own.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Self
 
+import numpy as np
+import ray
 from pydantic import PositiveInt
 
 from relax_core.api.batch import AttemptIds, Cut, Ragged, RowBatch, RowId, RowIds
-from relax_core.api.bus import Bus, BusComponent, Claim, PayloadStore, Sealed
-from relax_core.api.errors import StaleFence
+from relax_core.api.bus import BusComponent, Claim, PayloadStore, Sealed
+from relax_core.api.errors import DeadlineExceeded, InfrastructureError, StaleFence, WorkerDied
 from relax_core.api.options import Options
 from relax_core.api.weights import Version
 from relax_core.bus.messages import Seals, check_columns, check_cut, check_seals
 from relax_core.bus.service import BusService
-from relax_core.bus.store import read
-from relax_core.runners.ray.connection import RpcClient
-from relax_core.runners.ray.storage import RemoteStore
+from relax_core.bus.store import Blocks, MemoryStore, cut, read
+from relax_core.runners.ray.block_folder import BlockFolder
+from relax_core.runners.ray.connection import CALL_S, RpcActor, RpcClient, answered, asked
+
+CLOSE_S = 5.0
+BESIDE_BYTES = 1 << 20
+"""From here on a block is written beside the event loop."""
+BY_REFERENCE_BYTES = 1 << 20
+"""Smaller columns travel within the answer: a reference costs a call of its own."""
 
 
 class RayBusOptions(Options):
@@ -113,10 +129,198 @@ class BusClient:
         """The hub closes the bus; a client holds nothing."""
 
 
-def bus_client(hub: RpcClient, store: PayloadStore | None) -> Bus:
-    return cast(Bus, BusClient(hub, store))
-
-
 def _lease(claim: Claim) -> Claim:
-    """The claim without its rows, which the bus knows itself."""
+    """Give the claim without its rows, which the bus knows itself."""
     return replace(claim, rows=(), samples={})
+
+
+@ray.remote(num_cpus=0, max_restarts=0)
+class StorageActor(RpcActor):
+    """Blocks of columns in one process."""
+
+    def __init__(self) -> None:
+        self._store = MemoryStore()
+        self._owned: dict[tuple[int, str], Any] = {}
+        """References to the values of large columns, by block and name."""
+        self._owning: dict[int, asyncio.Task[None]] = {}
+        self._folder: BlockFolder | None = None
+        self._files: set[int] = set()
+        super().__init__()
+
+    async def open(self) -> BlockFolder | None:
+        """Open the folder that those on this machine may write to."""
+        self._folder = await asyncio.to_thread(BlockFolder.make)
+        await self._server.open()
+        return self._folder
+
+    async def _serve(self, method: str, args: Sequence[Any]) -> Any:
+        """Keep a file that a writer has put into the folder; the only call."""
+        (key,) = args
+        if self._folder is None or not self._folder.has(key):
+            raise InfrastructureError(f"bus storage: got block {key}, but no file of it; put it again")
+        self._files.add(key)
+
+    async def put(self, key: int, columns: Mapping[str, Ragged]) -> None:
+        await self._store.put(key, columns)
+        large = {name: c.values for name, c in columns.items() if c.size_bytes >= BY_REFERENCE_BYTES}
+        if large:
+            self._owning[key] = asyncio.create_task(self._own(key, columns, large))
+
+    async def _own(self, key: int, columns: Mapping[str, Ragged], large: Mapping[str, np.ndarray]) -> None:
+        """Own large values, so that their writer's copy goes: the block holds their lengths alone."""
+        for name, values in large.items():
+            self._owned[key, name] = await asyncio.to_thread(ray.put, values)
+        light = {n: Ragged(c.values[:0], c.lengths) if n in large else c for n, c in columns.items()}
+        await self._store.put(key, {n: Ragged(c.values.copy(), c.lengths) for n, c in light.items()})
+        del self._owning[key]
+
+    async def get(self, keys: Sequence[int], columns: Sequence[str], part: Cut | None) -> Any:
+        """Give blocks, and references to the values that they lack."""
+        return await answered(self._get(keys, columns, part))
+
+    async def _get(
+        self, keys: Sequence[int], columns: Sequence[str], part: Cut | None
+    ) -> tuple[Blocks, Mapping[tuple[int, str], Any]]:
+        files = {key: self._filed(key, columns, part) for key in keys if key in self._files}
+        kept = [key for key in keys if key not in files]
+        await self._settled(kept)
+        if part is None:
+            found = await self._store.get(kept, columns)
+            places = [(key, name) for key, block in found.items() for name in block]
+            return {**files, **found}, {at: self._owned[at] for at in places if at in self._owned}
+        return {**files, **{key: await self._cut(key, columns, part) for key in kept}}, {}
+
+    def _filed(self, key: int, columns: Sequence[str], part: Cut | None) -> Mapping[str, Ragged]:
+        found = None if self._folder is None else self._folder.read(key, columns, part is None)
+        if found is None:
+            raise InfrastructureError(f"bus storage: the file of block {key} is gone; its rows are lost")
+        return found if part is None else cut(found, part)
+
+    async def _cut(self, key: int, columns: Sequence[str], part: Cut) -> Mapping[str, Ragged]:
+        """Cut it here, so that only the part travels."""
+        whole = (await self._store.get([key], columns))[key]
+        filled = {n: Ragged(await self._values(key, n, column), column.lengths) for n, column in whole.items()}
+        return {name: column.cut(part) for name, column in filled.items()}
+
+    async def _values(self, key: int, name: str, column: Ragged) -> np.ndarray:
+        return await self._owned[key, name] if (key, name) in self._owned else column.values
+
+    async def free(self, keys: Sequence[int]) -> None:
+        if self._folder is not None:
+            self._folder.free(keys)
+            self._files.difference_update(keys)
+        await self._settled(keys)
+        await self._store.free(keys)
+        gone = frozenset(keys)
+        self._owned = {at: ref for at, ref in self._owned.items() if at[0] not in gone}
+
+    async def _settled(self, keys: Sequence[int]) -> None:
+        for key in keys:
+            if key in self._owning:
+                await self._owning[key]
+
+    async def close(self) -> None:
+        if self._folder is not None:
+            await asyncio.to_thread(self._folder.remove)
+
+
+class RemoteStore:
+    """`api.bus.PayloadStore` over several storage actors; a block's key says which."""
+
+    shared = True
+
+    def __init__(self, actors: Sequence[Any], folders: Sequence[BlockFolder | None]) -> None:
+        self._actors, self._folders = tuple(actors), tuple(folders)
+        self._clients = [RpcClient(actor, "bus storage") for actor in actors]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the actors alone: each process reaches them by connections of its own."""
+        return RemoteStore, (self._actors, self._folders)
+
+    @classmethod
+    async def open(cls, count: int) -> Self:
+        actors = [StorageActor.remote() for _ in range(count)]  # type: ignore[attr-defined]
+        return cls(actors, [await asked(actor.open.remote(), "bus storage", "open", CALL_S) for actor in actors])
+
+    async def put(self, key: int, columns: Mapping[str, Ragged]) -> None:
+        actor = self._actor(key)
+        try:
+            if await self._written(key, columns):
+                await self._clients[key % len(self._actors)].call("put", (key,))
+            else:
+                await asked(actor.put.remote(key, columns), "bus storage", "put", CALL_S)
+        except BaseException:
+            await self.free([key])
+            raise
+
+    async def _written(self, key: int, columns: Mapping[str, Ragged]) -> bool:
+        """Write a block into its storage's folder; False where that can't be."""
+        folder = self._folder(key)
+        if folder is None or not folder.here:
+            return False
+        if sum(column.size_bytes for column in columns.values()) < BESIDE_BYTES:
+            return folder.write(key, columns)
+        writing = asyncio.ensure_future(asyncio.to_thread(folder.write, key, columns))
+        try:
+            return await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            writing.add_done_callback(lambda _: folder.free([key]))
+            raise
+
+    async def get(self, keys: Sequence[int], columns: Sequence[str], part: Cut | None = None) -> Blocks:
+        found = {key: block for key in keys if (block := self._mapped(key, columns, part)) is not None}
+        left = self._by_actor([key for key in keys if key not in found])
+        for blocks in await asyncio.gather(*(_fetched(actor, mine, columns, part) for actor, mine in left)):
+            found.update(blocks)
+        return found
+
+    def _mapped(self, key: int, columns: Sequence[str], part: Cut | None) -> Mapping[str, Ragged] | None:
+        """Map a block that lies on this machine."""
+        folder = self._folder(key)
+        block = None if folder is None else folder.read(key, columns, part is None)
+        return block if block is None or part is None else cut(block, part)
+
+    async def free(self, keys: Sequence[int]) -> None:
+        for actor, mine in self._by_actor(keys):
+            actor.free.remote(mine)
+
+    async def close(self) -> None:
+        await self.let_go()
+        for actor in self._actors:
+            with contextlib.suppress(WorkerDied, DeadlineExceeded):
+                await asked(actor.close.remote(), "bus storage", "close", CLOSE_S)
+            ray.kill(actor)
+        self.sweep()
+
+    async def let_go(self) -> None:
+        """Close the connections of this process, which needs the storages no more."""
+        await asyncio.gather(*(client.close() for client in self._clients))
+
+    def sweep(self) -> None:
+        """Remove what dead storages of this machine have left."""
+        for folder in self._folders:
+            if folder is not None:
+                folder.remove()
+
+    def _actor(self, key: int) -> Any:
+        return self._actors[key % len(self._actors)]
+
+    def _folder(self, key: int) -> BlockFolder | None:
+        return self._folders[key % len(self._folders)]
+
+    def _by_actor(self, keys: Sequence[int]) -> list[tuple[Any, list[int]]]:
+        count = len(self._actors)
+        parts = [(actor, [key for key in keys if key % count == number]) for number, actor in enumerate(self._actors)]
+        return [(actor, mine) for actor, mine in parts if mine]
+
+
+async def _fetched(actor: Any, keys: Sequence[int], columns: Sequence[str], part: Cut | None) -> Blocks:
+    """Fetch blocks of one storage, with what it owns in shared memory filled in."""
+    blocks, owned = await asked(actor.get.remote(keys, columns, part), "bus storage", "get", CALL_S)
+    if not owned:
+        return blocks  # type: ignore[no-any-return]
+    values = await asked(asyncio.gather(*owned.values()), "bus storage", "get of a large column", CALL_S)
+    filled = {key: dict(block) for key, block in blocks.items()}
+    for (key, name), found in zip(owned, values, strict=True):
+        filled[key][name] = Ragged(found, filled[key][name].lengths)
+    return filled

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls of an actor: over a socket from processes on its machine, else the same messages in Ray's own calls.
 
-An actor opens an `rpc.connection.RpcServer` and has the methods `address` and `call`; others call it through an `RpcClient`.
-What Ray itself carries answers with a value, or with a failure as data: errors of ours do not survive Ray's wrapping.
+An actor is an `RpcActor`, which others call through an `RpcClient`. What Ray itself carries answers with a value, or with
+a failure as data: errors of ours do not survive Ray's wrapping.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from ray.exceptions import RayError
 
 from relax_core.api.errors import DeadlineExceeded, WorkerDied
 from relax_core.rpc import messages
-from relax_core.rpc.connection import Call, Connection, connect, proxy
+from relax_core.rpc.connection import Call, Connection, RpcServer, connect, proxy
 from relax_core.rpc.host import Failure, describe, raised
 
+NAMESPACE = "relax"
 CALL_S = 120.0
 """Beyond any `wait_s` that a call of the hub carries: then the hub itself is in trouble."""
 Packed = tuple[bytes, list[Any]]
@@ -26,7 +27,7 @@ P = TypeVar("P")
 
 
 async def answered(work: Awaitable[Any]) -> Any:
-    """On the called side: the value, or what was raised, described."""
+    """Await on the called side: the value, or what was raised, described."""
     try:
         return await work
     except Exception as error:
@@ -34,7 +35,7 @@ async def answered(work: Awaitable[Any]) -> Any:
 
 
 async def answered_by_ray(call: Call, packed: Packed) -> Packed:
-    """On the called side: answer a message that Ray has carried."""
+    """Answer on the called side a message that Ray has carried."""
     arrays: list[Any] = []
     value = await answered(call(*messages.decode(*packed)))
     try:
@@ -44,7 +45,7 @@ async def answered_by_ray(call: Call, packed: Packed) -> Packed:
 
 
 async def asked(call: Awaitable[Any], name: str, what: str, timeout_s: float) -> Any:
-    """On the calling side: the value, or the error raised as its own type."""
+    """Await on the calling side: the value, or the error raised as its own type."""
     try:
         async with asyncio.timeout(timeout_s):
             value = await call
@@ -56,6 +57,25 @@ async def asked(call: Awaitable[Any], name: str, what: str, timeout_s: float) ->
     if isinstance(value, Failure):
         raise raised(value, name)
     return value
+
+
+class RpcActor:
+    """The base of actors that an `RpcClient` calls; a subclass opens `_server` and writes `_serve`."""
+
+    def __init__(self) -> None:
+        self._server = RpcServer(self._serve)
+
+    async def address(self) -> str:
+        """Give the address of its socket; empty where it has none."""
+        return self._server.address
+
+    async def call(self, packed: Packed) -> Packed:
+        """Answer a process on another machine."""
+        return await answered_by_ray(self._serve, packed)
+
+    async def _serve(self, method: str, args: Sequence[Any]) -> Any:
+        """Answer a call, whichever way it came."""
+        raise NotImplementedError
 
 
 class RpcClient:

@@ -2,14 +2,14 @@
 """The hub of a run: one named actor with the bus, the run status and the weight service. It dies with the driver.
 
 Roles find it by the run's name. It holds the run's lease: when the driver is gone, so is the hub, and every role that
-can't reach it ends itself. It looks after the replicas that play the roles, and says which died.
+can't reach it ends itself. It watches the replicas that run the roles, and says which died.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import ray
@@ -22,12 +22,11 @@ from relax_core.api.weights import Version
 from relax_core.bus.service import open_bus
 from relax_core.devices.scheduler import LocalDeviceService
 from relax_core.registry.catalogue import Catalogue
-from relax_core.rpc.connection import RpcServer
 from relax_core.rpc.host import Failure
+from relax_core.rpc.restart_budget import RestartBudget
+from relax_core.runners.context import MAX_RESTARTS
 from relax_core.runners.launch import Launch, bus_settings, launch_component, starting_version
-from relax_core.runners.ray.cluster import NAMESPACE
-from relax_core.runners.ray.connection import Packed, answered, answered_by_ray
-from relax_core.runners.ray.replicas import ReplicaTracker
+from relax_core.runners.ray.connection import NAMESPACE, RpcActor, answered
 from relax_core.runners.ray.workers import GpuPlacement
 from relax_core.runners.run_status import RunStatusService
 from relax_core.weights.service import LocalWeightService
@@ -35,13 +34,15 @@ from relax_core.weights.service import LocalWeightService
 CONCURRENCY = 1000
 """Calls under way at once: long waits hold a place each."""
 TAKEOVER_S = 120.0
-LOOK_S = 1.0
+REFILL_S = 600.0
+"""A restart longer ago than this is no longer held against its role."""
+PROBE_S = 1.0
 """Between two looks at a replica: Ray tells of a death only who asks."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubService:
-    """The services and data that a replica needs to play its role."""
+    """The services and data that a replica needs to run its role."""
 
     launch: Launch
     store: PayloadStore | None
@@ -57,22 +58,19 @@ def hub_name(run_id: str) -> str:
 
 
 def find_hub(run_id: str) -> Any:
-    """Raises ValueError when the run has none."""
+    """Find the hub of a run. Raises ValueError when it has none."""
     return ray.get_actor(hub_name(run_id), namespace=NAMESPACE)
 
 
 @ray.remote(num_cpus=0, max_restarts=0)
-class Hub:
+class Hub(RpcActor):
     """Services of one run."""
-
-    def __init__(self) -> None:
-        self._server = RpcServer(self._serve)
 
     async def open(self, launch: Launch) -> Any:
         return await answered(self._open(launch))
 
     async def open_bus(self, component: BusComponent, settings: BusSettings, directory: str, version: Version) -> Any:
-        """The bus alone; what `open` does of it."""
+        """Open the bus alone; what `open` does of it."""
         return await answered(self._open_bus(component, settings, directory, version))
 
     async def _open(self, launch: Launch) -> PayloadStore | None:
@@ -88,7 +86,8 @@ class Hub:
             "devices": self._devices,
         }
         self._ends: list[tuple[str, Failure | None]] = []
-        self._presence = ReplicaTracker({role: _stateless(catalogue, role) for role in launch.plan.roles})
+        classes = {role: cast(type[Role], catalogue.target("role", role)) for role in launch.plan.roles}
+        self._replicas = ReplicaTracker({role: target.stateless for role, target in classes.items()})
         self._entered = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         return self._store
@@ -100,14 +99,6 @@ class Hub:
         self._services: dict[str, Any] = {"bus": self._bus}
         await self._server.open()
         return self._bus.store if self._bus.store.shared else None
-
-    async def address(self) -> str:
-        """Address of its socket; empty where it has none."""
-        return self._server.address
-
-    async def call(self, packed: Packed) -> Packed:
-        """Answer a process on another machine."""
-        return await answered_by_ray(self._serve, packed)
 
     async def _serve(self, method: str, args: Sequence[Any]) -> Any:
         service, _, name = method.partition(".")
@@ -121,46 +112,46 @@ class Hub:
     # -- roles --------------------------------------------------------------------------------------------------
 
     async def join(self, role: str, replica: Any, pid: int) -> HubService | None:
-        """A replica takes its role; None where the role is played no more."""
-        await self._lost(role, self._presence.pid(role))  # of a former one nobody need have told
-        if self._presence.over(role):
+        """Let a replica run its role; None where the role has ended."""
+        await self._lost(role, self._replicas.pid(role))  # of a former one nobody need have told
+        if self._replicas.has_ended(role):
             return None
         now = self._clock.now()
-        since = self._presence.enter(role, pid, now)
+        since = self._replicas.enter(role, pid, now)
         self._entered.set()
         self._own(self._watch(role, replica, pid))
         return HubService(self._launch, self._store, self._gpus, None if since is None else now - since)
 
     async def gathered(self) -> None:
-        """Returns when every role is played."""
-        while self._presence.missing():
+        """Return when every role has had a replica."""
+        while self._replicas.missing():
             await self._entered.wait()
             self._entered.clear()
 
     async def alive(self) -> None:
-        """Answers whoever wants to know whether the run goes on."""
+        """Answer whoever wants to know whether the run goes on."""
 
     async def end_role(self, role: str, failure: Failure | None) -> None:
-        if self._presence.end(role):
+        if self._replicas.end(role):
             self._ends.append((role, failure))
 
     async def ends(self, after: int) -> list[tuple[str, Failure | None]]:
         return self._ends[after:]
 
     async def _watch(self, role: str, replica: Any, pid: int) -> None:
-        while self._presence.playing(role, pid):
+        while self._replicas.is_current(role, pid):
             try:
-                async with asyncio.timeout(LOOK_S):
+                async with asyncio.timeout(PROBE_S):
                     await replica.__ray_ready__.remote()
             except ray.exceptions.ActorDiedError:
                 await self._lost(role, pid)
             except (TimeoutError, ray.exceptions.RayError):
                 pass  # busy or out of reach; whether it is stuck, Serve's health check decides
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(PROBE_S)
 
     async def _lost(self, role: str, pid: int) -> None:
         now = self._clock.now()
-        loss = self._presence.lost(role, pid, now)
+        loss = self._replicas.lost(role, pid, now)
         if loss is None:
             return
         await self._devices.gone(role)
@@ -168,12 +159,12 @@ class Hub:
         if loss.fatal:
             await self.end_role(role, Failure(WorkerDied.__name__, loss.reason))
         else:
-            self._own(self._succeeded(role, now))
+            self._own(self._await_successor(role, now))
 
-    async def _succeeded(self, role: str, lost_at: float) -> None:
-        """A role that nobody takes over in time ends the run."""
+    async def _await_successor(self, role: str, lost_at: float) -> None:
+        """End the run where nobody takes the role over in time."""
         await self._clock.sleep(TAKEOVER_S)
-        if self._presence.absent(role, lost_at):
+        if self._replicas.absent(role, lost_at):
             reason = f"role {role}: its process died and Serve started no other within {TAKEOVER_S:.0f} s"
             await self.end_role(role, Failure(WorkerDied.__name__, reason))
 
@@ -183,5 +174,84 @@ class Hub:
         task.add_done_callback(self._tasks.discard)
 
 
-def _stateless(catalogue: Catalogue, role: str) -> bool:
-    return cast(type[Role], catalogue.target("role", role)).stateless
+@dataclass(slots=True)
+class Replica:
+    """The replica of one role, and what became of those before it."""
+
+    stateless: bool
+    pid: int = 0
+    lost_at: float | None = None
+    """When its replica was found dead; None while one runs."""
+    restarts: RestartBudget = field(default_factory=lambda: RestartBudget(MAX_RESTARTS, REFILL_S))
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLoss:
+    """The consequence of a replica's death."""
+
+    reason: str
+    fatal: bool
+    """The run can't go on."""
+
+
+class ReplicaTracker:
+    """The replicas of all roles of a run, and what follows when one dies. A state machine; the hub does the looking.
+
+    A stateless role may be run again by the replica that Serve makes next, within a budget that refills. A role with
+    state can't: its death ends the run at its last checkpoint. Times are the hub's.
+    """
+
+    def __init__(self, stateless: Mapping[str, bool]) -> None:
+        self._roles = {role: Replica(keeps_none) for role, keeps_none in stateless.items()}
+
+    def missing(self) -> tuple[str, ...]:
+        """List the roles that had no replica yet."""
+        return tuple(role for role, replica in self._roles.items() if not replica.pid)
+
+    def enter(self, role: str, pid: int, now: float) -> float | None:
+        """Note that a replica begins; return since when the role was without one, if it takes over."""
+        replica = self._roles[role]
+        since = now if replica.lost_at is None else replica.lost_at
+        again = replica.pid != 0
+        replica.pid, replica.lost_at = pid, None
+        return since if again else None
+
+    def lost(self, role: str, pid: int, now: float) -> ReplicaLoss | None:
+        """Note that a replica died. None where that is no news: after the role's end, or told twice."""
+        replica = self._roles[role]
+        if not self.is_current(role, pid):
+            return None
+        replica.lost_at = now
+        within_budget = replica.restarts.spend(now)
+        if not replica.stateless:
+            return ReplicaLoss(f"role {role}: its process (pid {pid}) died", fatal=True)
+        if not within_budget:
+            times = replica.restarts.spent
+            return ReplicaLoss(
+                f"role {role}: its process died {times} times in {REFILL_S:.0f} s, last pid {pid}", fatal=True
+            )
+        return ReplicaLoss(f"its process (pid {pid}) died; another takes over", fatal=False)
+
+    def pid(self, role: str) -> int:
+        """Return the process id of the role's replica that came last; 0 where none has come."""
+        return self._roles[role].pid
+
+    def is_current(self, role: str, pid: int) -> bool:
+        """Tell whether this replica is the one that counts."""
+        replica = self._roles[role]
+        return pid != 0 and replica.pid == pid and replica.lost_at is None and not replica.ended
+
+    def absent(self, role: str, since: float) -> bool:
+        """Tell whether nobody has run the role since it was lost then."""
+        replica = self._roles[role]
+        return replica.lost_at == since and not replica.ended
+
+    def has_ended(self, role: str) -> bool:
+        return self._roles[role].ended
+
+    def end(self, role: str) -> bool:
+        """Note that the role has ended; False where it had before."""
+        replica = self._roles[role]
+        was, replica.ended = replica.ended, True
+        return not was

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Ray runner: brings up a hub and one Serve application a role, watches for their ends, removes what it started.
+"""The Ray runner: brings up a cluster, a hub and one Serve application a role, and removes what it started.
 
 Applications are deployed by `serve.run_many`: the declarative route would replace those of other runs on the cluster.
 """
@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
+import logging
+import time
+import warnings
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, cast
 
 import ray
+import ray._private.worker
 from ray import serve
 
 from relax_core.api.bus import Bus
@@ -19,17 +24,24 @@ from relax_core.api.role import RunStatus
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc.host import raised
 from relax_core.runners.launch import Launch, RoleEnd
-from relax_core.runners.ray.bus import bus_client
-from relax_core.runners.ray.cluster import NAMESPACE, Cluster
-from relax_core.runners.ray.connection import RpcClient, asked
+from relax_core.runners.ray.bus import BusClient, RemoteStore
+from relax_core.runners.ray.connection import NAMESPACE, RpcClient, asked
+from relax_core.runners.ray.environment import joins, settle
 from relax_core.runners.ray.hub import CONCURRENCY, Hub, hub_name
+from relax_core.runners.ray.reaper import Reaper
 from relax_core.runners.ray.shell import app_name, deployment
-from relax_core.runners.ray.storage import RemoteStore
 from relax_core.runners.ray.workers import gpu_sets
 
 OPEN_S = 120.0
 CLOSE_S = 20.0
 POLL_S = 0.25
+OBJECT_STORE_BYTES = 512 << 20
+"""Of a cluster of our own; Ray's default is a third of the machine's memory."""
+SERVE_ACTOR = "SERVE_CONTROLLER_ACTOR"
+SERVE_TRIES, SERVE_PAUSE_S = 40, 0.5
+"""While another run starts Serve on the same cluster."""
+LOGICAL_CPUS = 64
+"""Bookkeeping only: roles and workers ask for none, Serve's own actors for some."""
 
 
 class RayRunner:
@@ -60,13 +72,13 @@ class RayRunner:
         ).remote()
         self._store = await asked(self._hub.open.remote(launch), "hub", "open", OPEN_S)
         self._client = RpcClient(self._hub, "hub")
-        self.bus = bus_client(self._client, self._store)
+        self.bus = cast(Bus, BusClient(self._client, self._store))
         self.run_status = self._client.service(RunStatus, "run_status")  # type: ignore[type-abstract]
         await asyncio.to_thread(self._deploy, launch)
         await asked(self._hub.gathered.remote(), "runner", "every role's process to start", OPEN_S)
 
     def _deploy(self, launch: Launch) -> None:
-        """All roles at once; Serve starts them side by side."""
+        """Deploy all roles at once; Serve starts them side by side."""
         targets = []
         for role in launch.plan.roles:
             name = app_name(launch.run_id, role)
@@ -89,7 +101,7 @@ class RayRunner:
         return tuple(RoleEnd(role, raised(failure, role) if failure else None) for role, failure in ends)
 
     async def close(self) -> None:
-        """A cluster of our own ends with all that is on it; from another the run's own things are taken away."""
+        """End a cluster of our own with all that is on it; take the run's own things away from another."""
         hub, self._hub = self._hub, None
         if self._client is not None:
             await self._client.close()
@@ -107,3 +119,83 @@ class RayRunner:
 def _delete(name: str) -> None:
     with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
         serve.delete(name)
+
+
+class Cluster:
+    """The Ray cluster of a run: joined where one is named, else started for this run alone and ended with it.
+
+    Its calls run in one thread that lives until `close`: the daemons end with the thread that started them.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "ray")
+        self._connecting: Future[None] | None = None
+        self._connected = False
+        self._reaper: Reaper | None = None
+        self.ours = False
+        """Started by us: nobody else is on it, and it ends with us."""
+
+    def begin(self) -> Future[None]:
+        """Start connecting; `connect` waits for the end of it."""
+        if self._connecting is None:
+            self._connecting = self._thread.submit(self._connect)
+        return self._connecting
+
+    async def connect(self) -> None:
+        """Join `RAY_ADDRESS`, else start a local cluster. Raises InfrastructureError with Ray's reason."""
+        await asyncio.wrap_future(self.begin())
+
+    async def close(self) -> None:
+        """End a cluster of our own; leave another as it was."""
+        await asyncio.wrap_future(self._thread.submit(self._disconnect))
+        self._thread.shutdown(wait=False)
+
+    # -- in the thread ------------------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        settle()
+        warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
+        for name in ("ray", "ray.serve"):  # its messages are in its own logs, and what concerns the run, roles say
+            logging.getLogger(name).setLevel(logging.ERROR)
+        ray._private.worker._worker_logs_enabled = False  # the switch of Ray's own debugger: raylet messages on stdout
+        self.ours = not joins() and not ray.is_initialized()
+        try:
+            if not ray.is_initialized():
+                self._start_or_join()
+            _start_serve()
+        except Exception as error:
+            self._disconnect()
+            raise InfrastructureError(f"ray: could not start or join a cluster: {error}; try --runner local") from error
+
+    def _start_or_join(self) -> None:
+        self._connected = True
+        options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
+        if not self.ours:
+            ray.init(**options)
+        else:
+            self._reaper = Reaper.start()
+            ray.init(
+                **options, num_cpus=LOGICAL_CPUS, object_store_memory=OBJECT_STORE_BYTES, include_dashboard=False,
+                address="local",
+            )  # fmt: skip
+            self._reaper.started()
+
+    def _disconnect(self) -> None:
+        if self._connected and ray.is_initialized():
+            ray.shutdown()
+        self._connected = False
+        if self._reaper is not None:
+            self._reaper.close()
+            self._reaper = None
+
+
+def _start_serve() -> None:
+    """Join Serve, else start it. Who starts it at the same moment on the same cluster wins; then we join theirs."""
+    for left in reversed(range(SERVE_TRIES)):
+        try:
+            serve.start(proxy_location="Disabled", logging_config={"enable_access_log": False, "log_level": "ERROR"})
+            return
+        except Exception as error:  # which type and words it is depends on how far the other one has come
+            if SERVE_ACTOR not in str(error) or not left:
+                raise
+            time.sleep(SERVE_PAUSE_S)

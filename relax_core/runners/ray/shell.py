@@ -3,8 +3,6 @@
 
 A replica that was killed is made again by Serve: its constructor joins the run through the hub and registers anew, which
 revokes the leases of the one before. When the hub is gone, so is the run's lease, and the shell deletes its own application.
-
-The pulse of a role's loop: the loop beats, others ask from another thread whether it still turns.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ from typing import Any, cast
 import ray
 from ray import serve
 
+from relax_core.api.bus import Bus
 from relax_core.api.component import Chosen
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.role import Clock, Role, RunStatus, SystemClock, WeightService
@@ -27,10 +26,9 @@ from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc.host import describe
 from relax_core.runners.context import RoleContext, run_role
 from relax_core.runners.local.workers import LocalWorkers
-from relax_core.runners.ray.bus import bus_client
+from relax_core.runners.ray.bus import BusClient, RemoteStore
 from relax_core.runners.ray.connection import RpcClient
 from relax_core.runners.ray.hub import HubService, find_hub
-from relax_core.runners.ray.storage import RemoteStore
 from relax_core.runners.ray.workers import RayWorkers
 from relax_core.tensor_files.mapped_files import sweep
 
@@ -39,18 +37,18 @@ LIMIT_S = 60.0
 
 
 class LoopHeartbeat:
-    """One loop's."""
+    """The heartbeat of a role's loop: the loop beats, others ask from another thread whether it still runs."""
 
     def __init__(self, role: str, clock: Clock) -> None:
         self._role, self._clock = role, clock
         self._last = clock.now()
 
-    def heartbeat(self) -> None:
-        """From within the loop."""
+    def beat(self) -> None:
+        """Note, from within the loop, that it runs."""
         self._last = self._clock.now()
 
     def check(self) -> None:
-        """Raises InfrastructureError where the loop stands still."""
+        """Raise InfrastructureError where the loop stands still."""
         still = self._clock.now() - self._last
         if still > LIMIT_S:
             raise InfrastructureError(f"role {self._role}: its loop has not turned for {still:.0f} s")
@@ -74,17 +72,17 @@ class RoleShell:
 
     def __init__(self, run_id: str, role: str) -> None:
         self._run_id, self._role, self._clock = run_id, role, SystemClock()
-        self._pulse = LoopHeartbeat(role, self._clock)
+        self._loop_heartbeat = LoopHeartbeat(role, self._clock)
         self._replica = ray.get_runtime_context().current_actor
         self._loop: asyncio.AbstractEventLoop | None = None
         self._work: asyncio.Task[None] | None = None
-        self._thread = threading.Thread(target=self._live, name=f"role-{role}", daemon=True)
+        self._thread = threading.Thread(target=self._run_thread, name=f"role-{role}", daemon=True)
         self._thread.start()
 
     def check_health(self) -> None:
-        """Raises when the role's loop stands still; a role that ended is well."""
+        """Raise when the role's loop stands still; a role that ended is well."""
         if self._thread.is_alive():
-            self._pulse.check()
+            self._loop_heartbeat.check()
 
     def __del__(self) -> None:
         """Serve ends the replica: cancel the role, so that its children end with it."""
@@ -94,51 +92,51 @@ class RoleShell:
 
     # -- the thread ---------------------------------------------------------------------------------------------
 
-    def _live(self) -> None:
+    def _run_thread(self) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         asyncio.run(self._main())
 
     async def _main(self) -> None:
-        """The role to its end, and then the run to its own: whoever loses the hub ends itself."""
+        """Run the role to its end, and wait for the run's: whoever loses the hub ends itself."""
         self._loop = asyncio.get_running_loop()
         try:
             hub = find_hub(self._run_id)
-            part: HubService | None = await hub.join.remote(self._role, self._replica, os.getpid())
+            joined: HubService | None = await hub.join.remote(self._role, self._replica, os.getpid())
         except (ValueError, ray.exceptions.RayError):
             self._delete()
             return
-        if part is not None:
-            self._work = asyncio.create_task(self._play(hub, part))
-        await self._lease(hub)
+        if joined is not None:
+            self._work = asyncio.create_task(self._run_and_tell(hub, joined))
+        await self._hold_lease(hub)
         if self._work is not None:
             self._work.cancel()
             await asyncio.gather(self._work, return_exceptions=True)
         self._delete()
 
-    async def _play(self, hub: Any, part: HubService) -> None:
-        """The role to its end, which the hub is told."""
+    async def _run_and_tell(self, hub: Any, joined: HubService) -> None:
+        """Run the role to its end, and tell the hub."""
         failure = None
         try:
-            await self._run(hub, part)
+            await self._run(hub, joined)
         except Exception as error:
             failure = describe(error)
         with contextlib.suppress(ray.exceptions.RayError):  # without a hub there is nobody to tell
             await hub.end_role.remote(self._role, failure)
 
-    async def _run(self, hub: Any, part: HubService) -> None:
-        launch = part.launch
+    async def _run(self, hub: Any, joined: HubService) -> None:
+        launch = joined.launch
         catalogue = Catalogue.load(launch.plugin_files)
         catalogue.verify(launch.resolved)
         role = cast(Role, catalogue.build(Chosen("role", self._role)))
         client = RpcClient(hub, "hub")
-        bus = bus_client(client, part.store)
+        bus = cast(Bus, BusClient(client, joined.store))
         weights = client.service(WeightService, "weights")  # type: ignore[type-abstract]
         run_status = client.service(RunStatus, "run_status")  # type: ignore[type-abstract]
         devices = client.service(DeviceService, "devices")  # type: ignore[type-abstract]
         children = LocalWorkers(launch.plugin_files, launch.resolved, Path(launch.run_dir) / "logs", self._clock)
 
         def context(incarnation: int) -> RoleContext:
-            workers = RayWorkers(launch, incarnation, part.gpus)
+            workers = RayWorkers(launch, incarnation, joined.gpus)
             return RoleContext(
                 self._role,
                 launch,
@@ -154,18 +152,18 @@ class RoleShell:
             )
 
         try:
-            await run_role(role, context, part.without_s)
+            await run_role(role, context, joined.without_s)
         finally:
             await children.close()
             await client.close()
-            if isinstance(part.store, RemoteStore):
-                await part.store.let_go()
+            if isinstance(joined.store, RemoteStore):
+                await joined.store.let_go()
 
-    async def _lease(self, hub: Any) -> None:
-        """Returns when the hub is dead, or silent for the length of the lease; beats for the health check."""
+    async def _hold_lease(self, hub: Any) -> None:
+        """Return when the hub is dead, or silent for the length of the lease; beat for the health check meanwhile."""
         last = self._clock.now()
         while self._clock.now() - last < LEASE_S:
-            self._pulse.beat()
+            self._loop_heartbeat.beat()
             try:
                 async with asyncio.timeout(ANSWER_S):
                     await hub.alive.remote()
@@ -177,13 +175,13 @@ class RoleShell:
             await asyncio.sleep(PROBE_S)
 
     def _delete(self) -> None:
-        """The run is gone: so is its application, and what it published in memory."""
+        """Delete the application of a run that is gone, and what it published in memory."""
         sweep(self._run_id)
         serve.delete(app_name(self._run_id, self._role), _blocking=False)
 
 
 def deployment(run_id: str, role: str) -> Any:
-    """The application of one role."""
+    """Make the application of one role."""
     made: Any = serve.deployment(
         RoleShell,
         name=role,

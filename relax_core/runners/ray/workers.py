@@ -24,12 +24,10 @@ from relax_core.api.errors import ConfigError, DeadlineExceeded, WorkerDied
 from relax_core.api.plan import Plan
 from relax_core.api.role import Worker, WorkerSpec
 from relax_core.registry.catalogue import Catalogue
-from relax_core.rpc.connection import RpcServer
 from relax_core.rpc.host import Failure, Host, describe, free_port, raised
 from relax_core.runners.launch import Launch
 from relax_core.runners.local.workers import LocalWorkers
-from relax_core.runners.ray.cluster import NAMESPACE
-from relax_core.runners.ray.connection import Packed, RpcClient, answered, answered_by_ray, asked
+from relax_core.runners.ray.connection import NAMESPACE, RpcActor, RpcClient, answered, asked
 
 BUNDLE_CPUS = 0.001
 """Ray wants a bundle to hold something; cores are shared by the operating system."""
@@ -80,7 +78,7 @@ PORT_S = 30.0
 
 
 @ray.remote(max_restarts=0)
-class WorkerActor:
+class WorkerActor(RpcActor):
     """Hosts one component in this actor's process."""
 
     async def open(self, spec: WorkerSpec, plugin_files: tuple[str, ...], resolved: tuple[Any, ...]) -> Any:
@@ -88,7 +86,6 @@ class WorkerActor:
 
     async def _open(self, spec: WorkerSpec, plugin_files: tuple[str, ...], resolved: tuple[Any, ...]) -> int:
         self._child: Worker | None = None
-        self._server = RpcServer(self._call)
         os.environ.update(spec.run_env)  # not by Ray's runtime environment, which is logged
         if spec.python:
             (self._child,) = await LocalWorkers(plugin_files, resolved).start(
@@ -103,26 +100,18 @@ class WorkerActor:
         return os.getpid()
 
     async def host(self) -> str:
-        """Address of this node."""
+        """Give the address of this node."""
         return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
     async def free_port(self, address: str) -> int:
         """Return a free port of this node."""
         return free_port(address)
 
-    async def address(self) -> str:
-        """Address of its socket; empty where it has none."""
-        return self._server.address
-
-    async def call(self, packed: Packed) -> Packed:
-        """Answer a process on another machine."""
-        return await answered_by_ray(self._call, packed)
-
-    async def _call(self, method: str, timed: Sequence[Any]) -> Any:
-        args, timeout_s = timed
+    async def _serve(self, method: str, args: Sequence[Any]) -> Any:
+        arguments, timeout_s = args
         if self._child is not None:
-            return await self._child.call(method, *args, timeout_s=timeout_s)
-        return await self._host.call(method, args)
+            return await self._child.call(method, *arguments, timeout_s=timeout_s)
+        return await self._host.call(method, arguments)
 
     async def stream(self, method: str, args: tuple[Any, ...], timeout_s: float) -> AsyncIterator[Any]:
         items = (

@@ -205,8 +205,8 @@ def test_what_is_read_outlives_its_block_and_a_closed_bus_leaves_no_file(joined:
 async def test_a_runner_removes_what_storages_left_whose_hub_is_dead(tmp_path: Path) -> None:
     from relax_core.registry.catalogue import Catalogue
     from relax_core.runners.ray.block_folder import BlockFolder
+    from relax_core.runners.ray.bus import RemoteStore
     from relax_core.runners.ray.runner import RayRunner
-    from relax_core.runners.ray.storage import RemoteStore
 
     folder = BlockFolder.make(tmp_path)
     assert folder is not None
@@ -218,7 +218,7 @@ async def test_a_runner_removes_what_storages_left_whose_hub_is_dead(tmp_path: P
 
 def _elsewhere(store: Any) -> Any:
     """The store as it is seen from a machine without its folders."""
-    from relax_core.runners.ray.storage import RemoteStore
+    from relax_core.runners.ray.bus import RemoteStore
 
     return RemoteStore(store._actors, [None for _ in store._folders])
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of the Ray runner that need no cluster: presence, pulse, answers, calls by name, the environment."""
+"""The parts of the Ray runner that need no cluster: replicas, heartbeat, answers, calls by name, the environment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from relax_core.rpc import messages
 from relax_core.rpc.host import Failure
 from relax_core.runners.context import MAX_RESTARTS
 from relax_core.runners.ray.connection import RpcClient, answered, asked
-from relax_core.runners.ray.replicas import REFILL_S, ReplicaTracker
+from relax_core.runners.ray.hub import REFILL_S, ReplicaTracker
 from relax_core.runners.ray.shell import LIMIT_S, LoopHeartbeat
 from relax_core.runners.run_status import RunStatusService
 
@@ -42,29 +42,29 @@ class Hands:
         self.time += seconds
 
 
-# -- presence ---------------------------------------------------------------------------------------------------------
+# -- replicas ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_stateless_role_is_played_again_and_says_how_long_nobody_did() -> None:
-    presence = ReplicaTracker({"rollout": True, "actor": False})
-    assert presence.missing() == ("rollout", "actor")
-    assert presence.enter("rollout", 1, 0.0) is None
-    loss = presence.lost("rollout", 1, 10.0)
+    replicas = ReplicaTracker({"rollout": True, "actor": False})
+    assert replicas.missing() == ("rollout", "actor")
+    assert replicas.enter("rollout", 1, 0.0) is None
+    loss = replicas.lost("rollout", 1, 10.0)
     assert loss is not None and not loss.fatal and "pid 1" in loss.reason
-    assert presence.lost("rollout", 1, 11.0) is None, "told twice"
-    assert presence.absent("rollout", 10.0)
-    assert presence.enter("rollout", 2, 14.0) == 10.0
-    assert presence.playing("rollout", 2) and not presence.playing("rollout", 1)
-    assert presence.lost("rollout", 1, 15.0) is None, "of a former replica"
-    assert not presence.absent("rollout", 10.0)
+    assert replicas.lost("rollout", 1, 11.0) is None, "told twice"
+    assert replicas.absent("rollout", 10.0)
+    assert replicas.enter("rollout", 2, 14.0) == 10.0
+    assert replicas.is_current("rollout", 2) and not replicas.is_current("rollout", 1)
+    assert replicas.lost("rollout", 1, 15.0) is None, "of a former replica"
+    assert not replicas.absent("rollout", 10.0)
 
 
 def test_the_death_of_a_role_with_state_is_fatal_and_that_of_an_ended_one_is_none() -> None:
-    presence = ReplicaTracker({"actor": False})
-    presence.enter("actor", 1, 0.0)
-    loss = presence.lost("actor", 1, 1.0)
+    replicas = ReplicaTracker({"actor": False})
+    replicas.enter("actor", 1, 0.0)
+    loss = replicas.lost("actor", 1, 1.0)
     assert loss is not None and loss.fatal
-    assert presence.end("actor") and not presence.end("actor") and presence.over("actor")
+    assert replicas.end("actor") and not replicas.end("actor") and replicas.has_ended("actor")
     other = ReplicaTracker({"actor": False})
     other.enter("actor", 1, 0.0)
     other.end("actor")
@@ -72,11 +72,11 @@ def test_the_death_of_a_role_with_state_is_fatal_and_that_of_an_ended_one_is_non
 
 
 def test_a_role_that_dies_too_often_ends_the_run_but_old_deaths_are_forgiven() -> None:
-    presence = ReplicaTracker({"rollout": True})
+    replicas = ReplicaTracker({"rollout": True})
 
     def die(pid: int, now: float) -> bool:
-        presence.enter("rollout", pid, now)
-        loss = presence.lost("rollout", pid, now)
+        replicas.enter("rollout", pid, now)
+        loss = replicas.lost("rollout", pid, now)
         return loss is not None and loss.fatal
 
     assert [die(pid, float(pid)) for pid in range(1, MAX_RESTARTS + 1)] == [False] * MAX_RESTARTS
@@ -84,19 +84,19 @@ def test_a_role_that_dies_too_often_ends_the_run_but_old_deaths_are_forgiven() -
     assert [die(pid, REFILL_S + pid) for pid in range(60, 60 + MAX_RESTARTS)][-1]
 
 
-# -- pulse ------------------------------------------------------------------------------------------------------------
+# -- heartbeat ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_loop_that_stands_still_is_reported_and_one_that_turns_again_is_well() -> None:
     clock = Hands()
-    pulse = LoopHeartbeat("rollout", clock)
+    heartbeat = LoopHeartbeat("rollout", clock)
     clock.time = LIMIT_S
-    pulse.check()
+    heartbeat.check()
     clock.time = LIMIT_S + 1
     with pytest.raises(InfrastructureError, match="role rollout: its loop has not turned for 61 s"):
-        pulse.check()
-    pulse.beat()
-    pulse.check()
+        heartbeat.check()
+    heartbeat.beat()
+    heartbeat.check()
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------

@@ -6,10 +6,8 @@ Torch stays at the trainer's edge. The constants are the documented field names.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from relax_core.api.errors import RelaxError
@@ -26,20 +24,6 @@ class AttemptId(NamedTuple):
     attempt: int
 
 
-class AttemptIds(tuple[AttemptId, ...]):
-    """Samples as they travel between processes: as one array of numbers, not as so many objects."""
-
-    __slots__ = ()
-
-    def pack(self) -> bytes:
-        return array("q", chain.from_iterable(self)).tobytes()
-
-    @classmethod
-    def unpack(cls, packed: bytes) -> AttemptIds:
-        numbers = iter(memoryview(packed).cast("q"))
-        return cls(map(AttemptId, numbers, numbers, numbers))
-
-
 class RowId(NamedTuple):
     """One training sequence of a sample."""
 
@@ -51,20 +35,6 @@ class RowId(NamedTuple):
     @property
     def attempt_id(self) -> AttemptId:
         return AttemptId(self.group, self.sample, self.attempt)
-
-
-class RowIds(tuple[RowId, ...]):
-    """Rows as they travel, like `AttemptIds`."""
-
-    __slots__ = ()
-
-    def pack(self) -> bytes:
-        return array("q", chain.from_iterable(self)).tobytes()
-
-    @classmethod
-    def unpack(cls, packed: bytes) -> RowIds:
-        numbers = iter(memoryview(packed).cast("q"))
-        return cls(map(RowId, numbers, numbers, numbers, numbers))
 
 
 @dataclass(frozen=True, slots=True)

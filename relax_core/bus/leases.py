@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loans of the bus that end at a deadline: leases on groups to consumers, and credit for rows and bytes to
-producers."""
+"""Everything that somebody outside has of the bus: leases on groups, attempts under way, and credit for rows and bytes."""
 
 from __future__ import annotations
 
@@ -8,12 +7,12 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from relax_core.api.batch import RowId
-from relax_core.api.bus import Claim
+from relax_core.api.batch import AttemptId, RowId
+from relax_core.api.bus import Claim, Issue
 from relax_core.api.errors import StaleFence
 
 MAX_REMEMBERED = 256
-"""Finished leases by which a repeated acknowledgement is recognised."""
+"""Finished leases that are remembered."""
 
 
 def belongs(name: str, role: str) -> bool:
@@ -50,7 +49,8 @@ class Leases:
         self.out: dict[int, Lease] = {}
         self.done: dict[str, set[int]] = {}
         """Groups that a task holds or has acknowledged, by task."""
-        self._finished: deque[int] = deque(maxlen=MAX_REMEMBERED)
+        self.finished: deque[int] = deque(maxlen=MAX_REMEMBERED)
+        """Leases that ended by an acknowledgement or a commit, by which a repeated one is recognised."""
         self._next = 1
 
     def grant(self, task: str, groups: tuple[int, ...], rows: tuple[RowId, ...], trains: bool, now: float) -> Lease:
@@ -72,15 +72,55 @@ class Leases:
     def finish(self, lease: Lease) -> None:
         """End a lease whose groups its task is done with."""
         del self.out[lease.number]
-        self._finished.append(lease.number)
-
-    def is_finished(self, claim: Claim) -> bool:
-        return claim.lease in self._finished
+        self.finished.append(lease.number)
 
     def revoke(self, lease: Lease) -> None:
         """End a lease whose groups go to the next claim of its task."""
         self.out.pop(lease.number, None)
         self.done[lease.task].difference_update(lease.groups)
+
+
+@dataclass(slots=True)
+class Holder:
+    """One producer's newest report, and the attempts that were admitted to it since."""
+
+    reported: frozenset[AttemptId] = frozenset()
+    seen: int = 0
+    """Attempts that had been admitted to it when it made the report."""
+    admitted: int = 0
+    since: deque[AttemptId] = field(default_factory=deque)
+
+
+class Holders:
+    """Attempts that producers say they work on, by producer. The balance counts from here, so that a lost one is seen.
+
+    Invariant: a report covers the attempts that its holder had been admitted by then; later ones count as on their way.
+    """
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Holder] = {}
+
+    def admit(self, name: str, issue: Issue) -> None:
+        holder = self.by_name.setdefault(name, Holder())
+        holder.admitted += len(issue.attempts)
+        holder.since.extend(issue.attempts)
+
+    def report(self, name: str, attempts: frozenset[AttemptId], admitted: int) -> None:
+        """Take a report unless a later one was here before it."""
+        holder = self.by_name.setdefault(name, Holder())
+        if admitted < holder.seen:
+            return
+        for _ in range(min(admitted, holder.admitted) - holder.seen):
+            holder.since.popleft()
+        holder.seen, holder.reported = min(admitted, holder.admitted), attempts
+
+    def forget(self, role: str) -> None:
+        """Forget the producers of a role: its new incarnation holds nothing yet."""
+        self.by_name = {name: holder for name, holder in self.by_name.items() if not belongs(name, role)}
+
+    def attempts(self) -> set[AttemptId]:
+        """Return all that producers hold or are about to get."""
+        return set().union(*((*holder.reported, *holder.since) for holder in self.by_name.values()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -27,6 +27,9 @@ from relax_core.bus.journal import (
     RollbackRecord,
     TrainedRecord,
 )
+
+MAX_UNFINISHED = 1 << 16
+"""Dropped attempts whose length is awaited: a holder that died never tells it."""
 
 
 class AttemptState(StrEnum):
@@ -167,6 +170,16 @@ class Ledger:
         member = group.members.get(attempt) if group else None
         return None if group is None or member is None or member.state is AttemptState.DROPPED else (group, member)
 
+    def has_left_producer(self, attempt: AttemptId) -> bool:
+        """Tell whether an attempt has ended, or is sealed and so to be found in the table; producers may notice late."""
+        group = self.live.get(attempt.group)
+        if group is None:
+            return attempt.group < self.next_group
+        member = group.members.get(attempt)
+        if member is None:
+            return attempt.attempt < group.issue
+        return member.sealed is not None or member.reason is not None
+
     def seal(self, group: Group, member: Attempt, sealed: Sealed, rows: Iterable[RowId], version: int) -> None:
         """Note that a sample was scored and its rows are stored."""
         member.state, member.sealed = AttemptState.SCORED, sealed
@@ -270,3 +283,42 @@ class Ledger:
                 self.end(group, DropReason.ABANDONED if group.newest > step else DropReason.RESUMED, again=True)
                 undone.append(group)
         return returned, undone, unfinished
+
+
+class SampleHistograms:
+    """Histograms that only grow: lag of what was trained, and lengths (by the next power of two) of all that ended."""
+
+    def __init__(self) -> None:
+        self.lag: Counter[int] = Counter()
+        self.dropped_lengths: dict[str, Counter[int]] = {}
+        self.trained_lengths: Counter[int] = Counter()
+        self._unfinished: dict[AttemptId, str] = {}
+        """Reasons of attempts that ended while they were generated: their holder tells how long they were."""
+
+    def trained(self, group: Group, version: int) -> None:
+        """Count a group that the step which starts at `version` trains."""
+        for member in group.valid:
+            if member.sealed and member.sealed.trained_tokens:
+                self.lag[version - member.sealed.floor] += 1
+                self.trained_lengths[_bucket(member.sealed.trained_tokens)] += 1
+
+    def dropped(self, attempt: AttemptId, sealed: Sealed | None, reason: DropReason) -> None:
+        """Count a sample that ended; an unfinished one under -1 until its holder has told its length."""
+        lengths = self.dropped_lengths.setdefault(reason.value, Counter())
+        lengths[-1 if sealed is None else _bucket(sealed.trained_tokens)] += 1
+        if sealed is None:
+            self._unfinished[attempt] = reason.value
+            if len(self._unfinished) > MAX_UNFINISHED:
+                del self._unfinished[next(iter(self._unfinished))]
+
+    def given_up(self, tokens: Mapping[AttemptId, int]) -> None:
+        """Count how long the dropped attempts were that a holder has aborted."""
+        for attempt, count in tokens.items():
+            if (reason := self._unfinished.pop(attempt, None)) is not None:
+                lengths = self.dropped_lengths[reason]
+                lengths[-1] -= 1
+                lengths[_bucket(count)] += 1
+
+
+def _bucket(length: int) -> int:
+    return 1 << max(0, length - 1).bit_length() if length else 0

@@ -11,21 +11,21 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from relax_core.api.batch import AttemptId, AttemptIds, RowId, RowIds
+from relax_core.api.batch import AttemptId, RowId
 from relax_core.api.bus import Account, BusSettings, Claim, ClaimRequest, Issue, Registration, Sealed
 from relax_core.api.errors import ConfigError, RelaxError, StaleFence
 from relax_core.api.trajectory import DropReason
 from relax_core.api.weights import Version
-from relax_core.bus import accounting, gate
-from relax_core.bus.accounting import Holders, Report
+from relax_core.bus import gate
 from relax_core.bus.journal import CheckpointRecord, Record, RegisteredRecord, RememberedRecord, StepRecord
-from relax_core.bus.leases import Credits, Lease, Leases, belongs
-from relax_core.bus.ledger import AttemptState, Group, Ledger
-from relax_core.bus.messages import Samples, check_seals
-from relax_core.bus.store import Place, RowTable
+from relax_core.bus.leases import Credits, Holders, Lease, Leases, belongs
+from relax_core.bus.ledger import AttemptState, Group, Ledger, SampleHistograms
+from relax_core.bus.store import Place, RowTable, Samples, check_seals
 
 MAX_RETRIES = 3
 """`regenerate`: times that a late group is issued again before it is dropped."""
+MAX_NAMED = 5
+"""Ids named in a problem; the rest are counted."""
 
 
 class TransferQueue:
@@ -60,7 +60,7 @@ class TransferQueue:
         self.ledger = Ledger(settings.group_size, remembered)
         self.leases = Leases(settings.lease_s)
         self.holders = Holders()
-        self.report = Report()
+        self.histograms = SampleHistograms()
         self.final_step = version.step
         self.paused = False
         self._roles = dict(remembered.roles)
@@ -95,7 +95,7 @@ class TransferQueue:
         issues: list[Issue] = []
         while len(issues) < limit and gate.may_grant(self.rule, self.version.step, version.step, live + len(issues)):
             group = self.ledger.issue(holder, min(version.step, self.version.step))
-            issues.append(Issue(group.number, AttemptIds(group.members), group.retry))
+            issues.append(Issue(group.number, tuple(group.members), group.retry))
             self.holders.admit(holder, issues[-1])
         return tuple(issues)
 
@@ -125,7 +125,7 @@ class TransferQueue:
         `given_up` has the numbers of tokens of those that it has aborted.
         """
         self.holders.report(holder, attempts, admitted)
-        self.report.given_up(given_up or {})
+        self.histograms.given_up(given_up or {})
         ended = set()
         for attempt in attempts:
             found = self.ledger.member(attempt)
@@ -171,29 +171,28 @@ class TransferQueue:
             rows.setdefault(row.attempt_id, []).append(row)
         check_seals(ids, sealed)
         self.credits.unreserve(key)
-        taken = {seal.attempt for seal in sealed if self._seal(seal, rows.get(seal.attempt, ()), columns)}
+        taken = set()
+        for seal in sealed:
+            found = self.ledger.member(seal.attempt)
+            if found is None or found[1].sealed is not None:
+                self.histograms.given_up({seal.attempt: seal.trained_tokens})
+                continue
+            group, member = found
+            if not seal.outcome.judged:
+                self.histograms.dropped(seal.attempt, seal, DropReason.FAILED)
+                self.ledger.drop(group, member, DropReason.FAILED)
+                continue
+            theirs = rows.get(seal.attempt, ())
+            self.ledger.seal(group, member, seal, theirs, self.version.step)
+            self.table.samples[seal.attempt] = seal.num_rows
+            for name in columns:
+                group.first_columns[name] = group.first_columns.get(name, 0) + len(theirs)
+            taken.add(seal.attempt)
         self.table.add(key, [row if row.attempt_id in taken else None for row in ids], columns, size_bytes)
         for number in sorted({seal.attempt.group for seal in sealed}):
             self._end_if_too_few_valid(number)
         if not self._overdue:
             self._drop_overflow(DropReason.EXPIRED)
-
-    def _seal(self, seal: Sealed, rows: Sequence[RowId], columns: Sequence[str]) -> bool:
-        """Score one sample, or drop it when it failed; return whether its rows are wanted."""
-        found = self.ledger.member(seal.attempt)
-        if found is None or found[1].sealed is not None:
-            self.report.given_up({seal.attempt: seal.trained_tokens})
-            return False
-        group, member = found
-        if not seal.outcome.judged:
-            self.report.dropped(seal.attempt, seal, DropReason.FAILED)
-            self.ledger.drop(group, member, DropReason.FAILED)
-            return False
-        self.ledger.seal(group, member, seal, rows, self.version.step)
-        self.table.samples[seal.attempt] = seal.num_rows
-        for name in columns:
-            group.first_columns[name] = group.first_columns.get(name, 0) + len(rows)
-        return True
 
     def drop(self, attempts: Sequence[AttemptId], reason: DropReason, regenerate: bool = False) -> None:
         """End attempts; with `regenerate`, end the rest of their groups too and issue these as another try."""
@@ -204,7 +203,7 @@ class TransferQueue:
             group, member = found
             touched[group.number] = group
             rows = [row for row in group.rows if row.attempt_id == attempt]
-            self.report.dropped(attempt, member.sealed, reason)
+            self.histograms.dropped(attempt, member.sealed, reason)
             self.ledger.drop(group, member, reason)
             for row in rows:
                 for name in self.table.first_columns(row):
@@ -225,12 +224,21 @@ class TransferQueue:
         self.expire(now)
         if request.follows and request.step >= self.version.step:
             return None
-        picked = self._select(request)
+        if request.follows:
+            picked = self._trained_by_step(request)
+        elif request.trains:
+            picked = self._ready_for_step(request)
+        else:
+            columns = frozenset(request.columns)
+            unseen = sorted(self.ledger.live.keys() - self.leases.done.get(request.task, set()))
+            groups = (self.ledger.live[number] for number in unseen)
+            ready = (group for group in groups if group.complete and group.has(columns))
+            picked = [group for group, _ in zip(ready, range(request.max_groups), strict=False)]
         left = self.settings.groups_per_step - self._num_claimed if request.trains else request.max_groups
         if not picked or (len(picked) < min(request.min_groups, left) and not self._late):
             return None
         picked.sort(key=lambda group: group.number)
-        rows = RowIds(row for group in picked for row in sorted(group.rows))
+        rows = tuple(row for group in picked for row in sorted(group.rows))
         numbers = tuple(group.number for group in picked)
         lease = self.leases.grant(request.task, numbers, rows, request.trains, now)
         samples = Samples.of(member.sealed for group in picked for member in group.valid if member.sealed is not None)
@@ -249,18 +257,6 @@ class TransferQueue:
             if made := {number: version for number, version in derived.items() if version is not None}:
                 versions[name] = made
         return Claim(lease.number, lease.fence, request.task, rows, samples, numbers, mask_before, versions)
-
-    def _select(self, request: ClaimRequest) -> list[Group]:
-        """Choose the groups of a claim: the actor's by the rule, a follower's from the step, another's in order."""
-        if request.follows:
-            return self._trained_by_step(request)
-        if request.trains:
-            return self._ready_for_step(request)
-        columns = frozenset(request.columns)
-        unseen = sorted(self.ledger.live.keys() - self.leases.done.get(request.task, set()))
-        groups = (self.ledger.live[number] for number in unseen)
-        ready = (group for group in groups if group.complete and group.has(columns))
-        return [group for group, _ in zip(ready, range(request.max_groups), strict=False)]
 
     def _trained_by_step(self, request: ClaimRequest) -> list[Group]:
         """Return all groups that a step trained; RelaxError when they are gone, or the task was not announced."""
@@ -340,7 +336,7 @@ class TransferQueue:
 
     def acknowledge(self, claim: Claim, now: float) -> None:
         """End a lease whose consumer is done; a second time is harmless."""
-        if self.leases.is_finished(claim):
+        if claim.lease in self.leases.finished:
             return
         lease = self.leases.check(claim, now)
         if lease.trains:
@@ -383,7 +379,7 @@ class TransferQueue:
         skipped = frozenset(without_gradient)
         groups = [self.ledger.live[number] for lease in leases for number in lease.groups]
         for group in groups:
-            self.report.trained(group, self.version.step)
+            self.histograms.trained(group, self.version.step)
             self.ledger.train(group, step + 1, skipped)
             self.table.retire(group.members, group.rows)
         for lease in leases:
@@ -395,13 +391,22 @@ class TransferQueue:
         self.version = self.version.next()
         self.ledger.records.append(StepRecord(self.version.step, self.version.incarnation))
         self._forget_stale_columns()
-        if late and self.settings.late == "mask":
-            self._drop_unfinished()
+        if late and self.settings.late == "mask":  # the next step shall not wait for the same slow groups again
+            k = self.rule.max_staleness
+            for group in [] if k is None else list(self.ledger.live.values()):
+                if not group.complete and group.floor + (k or 0) < self.version.step:
+                    self._end_late(group.number, DropReason.DEADLINE)
         elif short and self.settings.late == "wait":
             self._drop_overflow(DropReason.DEADLINE)
         else:
             self._drop_overflow(DropReason.SPARE if self.rule.spare_groups else DropReason.EXPIRED)
-        self._evict()
+        wanted = self._unacknowledged()
+        for group in self.ledger.provisional.values():  # a rollback issues again what is no longer kept for it
+            if self.credits.kept_bytes <= self.credits.max_bytes:
+                break
+            if group.number not in wanted:
+                self.table.remove(group.members, group.rows, kept=True)
+                group.rows = {}
         return self.version
 
     def _forget_stale_columns(self) -> None:
@@ -411,23 +416,6 @@ class TransferQueue:
                 if version is not None and version.model == self.version.model and version != self.version:
                     del group.derived[name]
                     self.leases.done.get(task, set()).discard(group.number)
-
-    def _drop_unfinished(self) -> None:
-        """`mask`: end unfinished groups that are too old, so that a step that waited for them does not wait again."""
-        k = self.rule.max_staleness
-        for group in [] if k is None else list(self.ledger.live.values()):
-            if not group.complete and group.floor + (k or 0) < self.version.step:
-                self._end_late(group.number, DropReason.DEADLINE)
-
-    def _evict(self) -> None:
-        """Free payloads kept for a rollback beyond their budget; a rollback issues these groups again."""
-        wanted = self._unacknowledged()
-        for group in self.ledger.provisional.values():
-            if self.credits.kept_bytes <= self.credits.max_bytes:
-                return
-            if group.number not in wanted:
-                self.table.remove(group.members, group.rows, kept=True)
-                group.rows = {}
 
     def let_go(self, step: int) -> tuple[int, ...]:
         """End the groups that keep this step waiting past its deadline: the incomplete ones of those that come first."""
@@ -495,7 +483,7 @@ class TransferQueue:
         """End a live group with its leases and rows; `again` issues it once more, `retry` counts that as another try."""
         for attempt, member in group.members.items():
             if member.state is not AttemptState.DROPPED:
-                self.report.dropped(attempt, member.sealed, reason)
+                self.histograms.dropped(attempt, member.sealed, reason)
         self.ledger.end(group, reason, again, retry)
         self._remove(group)
 
@@ -551,12 +539,36 @@ class TransferQueue:
         return sum(group.claimed for group in self.ledger.live.values())
 
     def account(self) -> Account:
-        """Return the balance, with what is in flight counted from the holders and compared by id."""
-        return accounting.account(self.ledger, self.holders.attempts(), self.table, self.leases)
+        """Return the ledger's balance, compared id by id with what producers, rows and leases show.
+
+        A number that happens to fit proves nothing, so a difference names the attempts that are missing or too many.
+        """
+        ledger = self.ledger
+        members = (item for group in ledger.live.values() for item in group.members.items())
+        believed = {attempt for attempt, member in members if member.state is not AttemptState.DROPPED}
+        held = {attempt for attempt in self.holders.attempts() if not ledger.has_left_producer(attempt)}
+        held.update(attempt for attempt in self.table.samples if self.table.complete(attempt))
+        leased = sorted(number for lease in self.leases.out.values() if lease.trains for number in lease.groups)
+        claimed = sorted(number for number, group in ledger.live.items() if group.claimed)
+        ended = ledger.trained + sum(ledger.dropped.values())
+        problems = []
+        if lost := believed - held:
+            problems.append(f"the ledger has in flight but no holder does: {_names(lost)}")
+        if unknown := held - believed:
+            problems.append(f"a holder has but the ledger does not: {_names(unknown)}")
+        if leased != claimed:
+            problems.append(f"claimed groups {claimed} are not the leased ones {leased}")
+        problems += ledger.faults
+        if ledger.issued != ended + len(held):
+            problems.append(f"issued {ledger.issued} is not trained and dropped {ended} + in flight {len(held)}")
+        return Account(
+            ledger.issued, ledger.trained, ledger.trained_without_gradient, dict(ledger.dropped), len(held), not problems,
+            "; ".join(problems),
+        )  # fmt: skip
 
     def statistics(self) -> dict[str, Any]:
         """Return plain data for metrics and `relax why`; lengths are by the next power of two."""
-        ledger, report, live = self.ledger, self.report, self.ledger.live
+        ledger, told, live = self.ledger, self.histograms, self.ledger.live
         states = Counter("claimed" if g.claimed else "ready" if g.complete else "running" for g in live.values())
         pending = [number for number, _, _ in ledger.pending]
         return {
@@ -569,11 +581,11 @@ class TransferQueue:
             "next_group": ledger.next_group,
             "waited_for": sorted(number for number, group in live.items() if not group.complete),
             "leases": {lease.number: lease.task for lease in self.leases.out.values()},
-            "lag_histogram": dict(sorted(report.lag.items())),
-            "lag_max": max(report.lag, default=0),
+            "lag_histogram": dict(sorted(told.lag.items())),
+            "lag_max": max(told.lag, default=0),
             "dropped": dict(ledger.dropped),
-            "dropped_lengths": {reason: dict(sorted((+n).items())) for reason, n in report.dropped_lengths.items()},
-            "trained_lengths": dict(sorted(report.trained_lengths.items())),
+            "dropped_lengths": {reason: dict(sorted((+n).items())) for reason, n in told.dropped_lengths.items()},
+            "trained_lengths": dict(sorted(told.trained_lengths.items())),
         }
 
     def take_records(self) -> list[Record]:
@@ -585,3 +597,9 @@ class TransferQueue:
         """Hand over the keys of blocks whose payloads nobody needs."""
         taken, self.table.freed = self.table.freed, []
         return taken
+
+
+def _names(ids: Iterable[AttemptId]) -> str:
+    found = sorted(ids)
+    names = ", ".join(f"{group}/{sample}/{attempt}" for group, sample, attempt in found[:MAX_NAMED])
+    return names + (f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else "")

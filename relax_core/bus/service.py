@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 from relax_core.api.batch import AttemptId, Cut, Ragged, RowBatch, RowId
 from relax_core.api.bus import (
@@ -31,12 +31,9 @@ from relax_core.api.role import Clock, SystemClock
 from relax_core.api.trajectory import DropReason
 from relax_core.api.weights import Version
 from relax_core.bus.journal import LedgerJournal, NoteRecord
-from relax_core.bus.messages import check_columns, check_cut, check_seals
 from relax_core.bus.queue import TransferQueue
-from relax_core.bus.store import Place, read
+from relax_core.bus.store import Place, check_columns, check_cut, check_seals, read
 from relax_core.rpc.waiting import TimedCondition
-
-T = TypeVar("T")
 
 
 async def open_bus(
@@ -77,7 +74,7 @@ class BusService:
         self._writer = ThreadPoolExecutor(1, "relax-ledger")
         self._committing = asyncio.Lock()
         """Held across the commit so that facts reach the disk in order; whoever waits finds its own written."""
-        self._changes = TimedCondition(clock)
+        self._changes = TimedCondition(clock, queue.next_expiry)
         self._serving: dict[str, Version] = {}
         self._closed = False
 
@@ -91,7 +88,7 @@ class BusService:
 
     async def admit(self, holder: str, version: Version, limit: int, wait_s: float) -> tuple[Issue, ...]:
         self._serving[holder] = version
-        issues = await self._wait_for(
+        issues = await self._changes.wait_for(
             lambda now: self.queue.admit(holder, self._serving[holder], limit) or None, wait_s
         )
         if issues is None:
@@ -141,7 +138,7 @@ class BusService:
 
     async def begin_put(self, attempts: Sequence[AttemptId], rows: int, size_bytes: int, wait_s: float) -> int | None:
         """Get credit for a put of these samples, as the key to store its payloads under; None after `wait_s` without."""
-        return await self._wait_for(lambda now: self.queue.reserve(attempts, rows, size_bytes, now), wait_s)
+        return await self._changes.wait_for(lambda now: self.queue.reserve(attempts, rows, size_bytes, now), wait_s)
 
     async def end_put(
         self, key: int, ids: Sequence[RowId], columns: Sequence[str], size_bytes: int, sealed: Sequence[Sealed]
@@ -163,7 +160,7 @@ class BusService:
     # -- claims ---------------------------------------------------------------------------------------------------
 
     async def claim(self, request: ClaimRequest, wait_s: float) -> Claim | None:
-        claim = await self._wait_for(lambda now: self.queue.claim(request, now), wait_s)
+        claim = await self._changes.wait_for(lambda now: self.queue.claim(request, now), wait_s)
         if claim is not None and request.trains:
             await self._changed()
         return claim
@@ -174,11 +171,11 @@ class BusService:
         return ended
 
     async def read(self, claim: Claim, columns: Sequence[str]) -> RowBatch:
-        return await read(self.store, claim, await self.locate(claim, columns), columns)
+        return await read(self.store, claim, self.queue.locate(claim, columns, self._clock.now()), columns)
 
     async def read_slice(self, claim: Claim, columns: Sequence[str], part: Cut) -> RowBatch:
         check_cut(part)
-        return await read(self.store, claim, await self.locate(claim, columns), columns, part)
+        return await read(self.store, claim, self.queue.locate(claim, columns, self._clock.now()), columns, part)
 
     async def locate(self, claim: Claim, columns: Sequence[str]) -> Mapping[str, Sequence[Place]]:
         """Return block and index of every claimed row, by column, for `assemble`."""
@@ -186,7 +183,7 @@ class BusService:
 
     async def write(self, claim: Claim, columns: Mapping[str, Ragged], version: Version | None = None) -> None:
         check_columns(claim, columns)
-        key = await self.begin_write(claim)
+        key = self.queue.begin_write(claim, self._clock.now())
         await self.store.put(key, columns)
         try:
             await self.end_write(claim, key, tuple(columns), sum(c.size_bytes for c in columns.values()), version)
@@ -272,11 +269,7 @@ class BusService:
             self._journal.close()
             await self.store.close()
 
-    # -- waiting and durability -----------------------------------------------------------------------------------
-
-    async def _wait_for(self, attempt: Callable[[float], T | None], wait_s: float) -> T | None:
-        """Return the first result of `attempt`, which is tried again at every change and expiry until `wait_s` is over."""
-        return await self._changes.wait_for(attempt, wait_s, self.queue.next_expiry)
+    # -- changes and durability -----------------------------------------------------------------------------------
 
     async def _changed(self) -> None:
         """Wake whoever waits, and free payloads that nobody needs any more."""

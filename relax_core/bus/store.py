@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of payloads: a table of which rows lie where, and a store that keeps them in this process.
+"""Blocks of payloads: which rows lie where, a store that keeps them in this process, and the checks of what is put and read.
 
 A block is what one put or one write brought; it stays one set of ragged numpy columns, and is freed when its last row is
 gone. `api.bus.PayloadStore` is what varies between buses; the table holds places, never payloads.
@@ -7,6 +7,7 @@ gone. `api.bus.PayloadStore` is what varies between buses; the table holds place
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +15,9 @@ import numpy as np
 
 from relax_core.api.batch import AttemptId, Cut, Ragged, RowBatch, RowId
 from relax_core.api.bus import BusComponent, Claim, PayloadStore, Sealed
+from relax_core.api.errors import RelaxError
 from relax_core.bus.leases import Credits
+from relax_core.rpc import messages
 
 Place = tuple[int, int]
 """Block key, and the row's index in the block."""
@@ -79,7 +82,12 @@ class RowTable:
         """
         rows = [self.rows[row] for row in ids]
         patterns = [tuple([key for key, _ in places]) for places in rows]
-        newest = {pattern: [self._newest(pattern, name) for name in columns] for pattern in dict.fromkeys(patterns)}
+        newest: dict[tuple[int, ...], list[int]] = {}
+        for pattern in dict.fromkeys(patterns):
+            has = [self.blocks[key].columns for key in pattern]
+            if lacking := [name for name in columns if not any(name in held for held in has)]:
+                raise KeyError(lacking[0])
+            newest[pattern] = [max(at for at, held in enumerate(has) if name in held) for name in columns]
         shared: dict[tuple[int, ...], list[Place]] = {}
         found: dict[str, list[Place]] = {}
         for number, name in enumerate(columns):
@@ -88,12 +96,6 @@ class RowTable:
                 shared[which] = [places[newest[p][number]] for places, p in zip(rows, patterns, strict=True)]
             found[name] = shared[which]
         return found
-
-    def _newest(self, pattern: tuple[int, ...], name: str) -> int:
-        for at in range(len(pattern) - 1, -1, -1):
-            if name in self.blocks[pattern[at]].columns:
-                return at
-        raise KeyError(name)
 
     def first_columns(self, row: RowId) -> frozenset[str]:
         """Return the columns that a row was put with."""
@@ -202,7 +204,18 @@ def assemble(places: Mapping[str, Sequence[Place]], blocks: Blocks) -> dict[str,
                 else:
                     runs.append([key, index, index + 1])
         offsets: dict[int, np.ndarray] = {}
-        parts = [_view(blocks[key][name], start, stop, offsets) for key, start, stop in runs]
+        parts: list[Ragged] = []
+        for key, start, stop in runs:
+            column = blocks[key][name]
+            if start == 0 and stop == len(column):
+                values, lengths = column.values.view(), column.lengths
+            else:
+                if key not in offsets:
+                    offsets[key] = column.offsets()
+                first, end = offsets[key][start], offsets[key][stop]
+                values, lengths = column.values[first:end], column.lengths[start:stop]
+            values.flags.writeable = False  # the block is shared
+            parts.append(Ragged(values, lengths))
         if parts:
             columns[name] = parts[0] if len(parts) == 1 else Ragged.concatenate(parts)
         else:
@@ -210,14 +223,45 @@ def assemble(places: Mapping[str, Sequence[Place]], blocks: Blocks) -> dict[str,
     return columns
 
 
-def _view(column: Ragged, start: int, stop: int, offsets: dict[int, np.ndarray]) -> Ragged:
-    """Return a view of some rows, read-only since the block is shared; `offsets` remembers those of known columns."""
-    if start == 0 and stop == len(column):
-        values, lengths = column.values.view(), column.lengths
-    else:
-        if id(column) not in offsets:
-            offsets[id(column)] = column.offsets()
-        at = offsets[id(column)]
-        values, lengths = column.values[at[start] : at[stop]], column.lengths[start:stop]
-    values.flags.writeable = False
-    return Ragged(values, lengths)
+@messages.register
+class Samples(dict[AttemptId, Sealed]):
+    """Samples of a claim by attempt, which travel as their seals alone."""
+
+    @classmethod
+    def of(cls, seals: Iterable[Sealed]) -> Samples:
+        return cls({seal.attempt: seal for seal in seals})
+
+    def pack(self) -> tuple[Sealed, ...]:
+        return tuple(self.values())
+
+    @classmethod
+    def unpack(cls, seals: tuple[Sealed, ...]) -> Samples:
+        return cls.of(seals)
+
+
+def check_seals(ids: Iterable[RowId], sealed: Sequence[Sealed]) -> None:
+    """Raise unless every sample of a put comes whole: with one seal, and as many rows as it says."""
+    rows = Counter(row.attempt_id for row in set(ids))
+    counts = {seal.attempt: seal.num_rows for seal in sealed}
+    for attempt in rows.keys() | counts.keys():
+        if counts.get(attempt) != rows[attempt]:
+            raise RelaxError(
+                f"bus: put of {tuple(attempt)}: got {rows[attempt]} rows, sealed with {counts.get(attempt)}; "
+                "put a sample's rows together with its seal"
+            )
+
+
+def check_columns(claim: Claim, columns: Mapping[str, Ragged]) -> None:
+    """Raise unless a write fills its columns for every claimed row."""
+    for name, column in columns.items():
+        if len(column) != len(claim.rows):
+            raise RelaxError(f"bus: write of {name}: got {len(column)} rows for a claim of {len(claim.rows)}; give all")
+
+
+def check_cut(part: Cut) -> None:
+    """Raise unless both ends of a span are counted from the front."""
+    for name, span in (("tokens", part.tokens), ("layers", part.layers)):
+        if span is not None and not 0 <= span[0] <= span[1]:
+            raise RelaxError(
+                f"bus: read_slice of {name}: got {list(span)}; give a start of 0 or more and a stop after it"
+            )

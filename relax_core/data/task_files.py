@@ -25,7 +25,7 @@ from relax_core.api.options import Options
 from relax_core.api.source import BadRow, TaskSource
 from relax_core.api.task import Task
 from relax_core.data.task_row import EMBEDDED, MediaOrigin, RowError, row_task
-from relax_core.media.embedded import SAMPLES, arrow_batches
+from relax_core.media.source import SAMPLES, arrow_batches
 
 FIELD = "data"
 SUFFIXES = (".parquet", ".arrow")

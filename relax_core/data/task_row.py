@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from relax_core.api.task import Media, MediaKind, Message, Part, Task, ToolCall
-from relax_core.media.embedded import SAMPLES, EmbeddedMedia, embedded, named
+from relax_core.media.source import SAMPLES, EmbeddedMedia, embedded, named
 
 MEDIA_KINDS: tuple[MediaKind, ...] = get_args(MediaKind)
 COLUMNS: Mapping[MediaKind, tuple[str, str]] = {

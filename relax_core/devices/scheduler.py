@@ -306,7 +306,7 @@ class LocalDeviceService:
         self._clock, self._scheduler = clock, DeviceScheduler(silence_s)
         self._inboxes: dict[str, list[DeviceCommand]] = {}
         self._owners: tuple[str, ...] = ()
-        self._changes = TimedCondition(clock)
+        self._changes = TimedCondition(clock, self._scheduler.next_at)
 
     async def enter(self, owner: str) -> None:
         self._scheduler.forget([owner], self._clock.now())
@@ -342,7 +342,7 @@ class LocalDeviceService:
             self._inboxes[owner] = [command for command in self._inboxes[owner] if command.number > after]
             return tuple(self._inboxes[owner]) or None
 
-        return await self._changes.wait_for(unread, wait_s, self._scheduler.next_at) or ()
+        return await self._changes.wait_for(unread, wait_s) or ()
 
     async def gone(self, role: str) -> None:
         """Free what a role had whose process died."""

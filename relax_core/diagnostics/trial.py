@@ -32,7 +32,7 @@ from relax_core.runners.local.workers import LocalWorkers
 from relax_core.runners.run_status import RunStatusService
 from relax_core.sampling.rollout_worker import RolloutWorker
 from relax_core.sampling.rows import records, sample_record
-from relax_core.weights.service import LocalWeightService
+from relax_core.weights.registry import WeightRegistry
 
 
 async def trial(sources: Sequence[Source], overrides: Sequence[str], num_tasks: int) -> tuple[dict[str, Any], ...]:
@@ -66,7 +66,7 @@ async def single_role(role: str, launch: Launch, catalogue: Catalogue, workers: 
     bus = await open_bus(InProcessBus(), BusSettings(size, 1, 0), launch.run_dir, Version("actor", 0, 0))
     try:
         yield RoleContext(
-            role, launch, catalogue, bus, LocalWeightService(clock), RunStatusService(clock), workers, workers, clock, 0
+            role, launch, catalogue, bus, WeightRegistry(clock), RunStatusService(clock), workers, workers, clock, 0
         )
     finally:
         await workers.close()

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from relax_core.api.engine import Delta
 from relax_core.engines.requests import PendingRequest
-from relax_core.rpc.restart_budget import RestartBudget
+from relax_core.rpc.waiting import RestartBudget
 
 T = TypeVar("T")
 MAX_FAILURES = 8

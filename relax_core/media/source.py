@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a medium's bytes come from: a path, a URL, a data-URI or a cell of a task file, read up to a limit; and the key of
-its content.
+"""Bytes of a medium from a path, a URL, a data-URI or a cell of a task file, read up to a limit; and the key of its content.
 
-For those who write modality processors. It waits for nobody by itself: whoever reads foreign sources does so in a process
-that may be killed.
+A medium inside a task file is named by file, row and place in the row, so that its bytes are read where they are needed and
+nowhere else, from tables (`.parquet`, `.arrow`) or JSON lines. Memory while reading is that of a page of the file, however
+large a row group is; pyarrow is imported to read tables. Nothing here waits by itself: whoever reads foreign sources does so in
+a process that may be killed.
 """
 
 from __future__ import annotations
@@ -11,15 +12,22 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import json
 import stat
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
-from urllib.parse import unquote_to_bytes
+from urllib.parse import parse_qs, quote, unquote, unquote_to_bytes
 from urllib.request import Request, urlopen
 
-from relax_core.media.embedded import SCHEME, EmbeddedMedia, cell_value, embedded, named
-
+SCHEME = "cell:"
+ROWS_AT_ONCE = 8
+"""Of a row group, while the wanted row is looked for."""
+MAX_LINE = 1 << 30
+SAMPLES = "array"
 MAX_BYTES = 1 << 28
 TIMEOUT_S = 20.0
 """Of silence while a URL is read."""
@@ -27,60 +35,56 @@ _KEY_BYTES = 16
 
 
 def read_source(source: str, max_bytes: int = MAX_BYTES) -> bytes:
-    """The bytes. ValueError names what is wrong with the source: none there, no regular file, too many."""
+    """Return the bytes. ValueError names what is wrong with the source: none there, no regular file, too many."""
+    scheme, separator, rest = source.partition("://")
     if source.startswith("data:"):
-        return _limited(_data_uri(source), max_bytes)
-    if source.startswith(SCHEME):
-        return _of_cell(EmbeddedMedia.parse(source), max_bytes)
-    if source.startswith(("http://", "https://")):
-        return _fetched(source, max_bytes)
-    scheme = source.partition("://")
-    if scheme[1] and scheme[0] != "file":
+        data = _data_uri(source)
+    elif source.startswith(SCHEME):
+        cell = EmbeddedMedia.parse(source)
+        value = cell_value(cell)
+        found = embedded(value)
+        if found is None:
+            there = named(value)
+            if there is None or there.startswith(SCHEME):
+                raise ValueError(f"{cell.shown} holds neither bytes nor a path or URL")
+            return read_source(there if ":" in there else str(Path(cell.file).parent / there), max_bytes)
+        data = found
+    elif scheme in ("http", "https") and separator:
+        try:
+            with urlopen(Request(source, headers={"User-Agent": "relax"}), timeout=TIMEOUT_S) as answer:
+                data = answer.read(max_bytes + 1)
+        except (OSError, URLError) as error:
+            raise ValueError(f"{source} can't be fetched ({error}); is there a network? Else name a file") from error
+    elif separator and scheme != "file":
         raise ValueError(f"a source {shown(source)!r}; give a path, an http(s) URL or a data-URI")
-    return _read(Path(scheme[2] if scheme[1] else source), max_bytes)
+    else:
+        path = Path(rest if separator else source)
+        try:
+            if not stat.S_ISREG(path.stat().st_mode):  # a pipe or a device may never end
+                raise ValueError(f"{path} is not a regular file")
+            with path.open("rb") as opened:
+                data = opened.read(max_bytes + 1)
+        except OSError as error:
+            raise ValueError(f"{path} can't be read ({error.strerror or error})") from error
+    if len(data) > max_bytes:
+        raise ValueError(f"more than {max_bytes} bytes")
+    if not data:
+        raise ValueError("no bytes")
+    return data
 
 
 def shown(source: str) -> str:
-    """A source for people: a data-URI by its beginning."""
+    """Describe a source for people: a data-URI by its beginning."""
     if source.startswith(SCHEME):
         return EmbeddedMedia.parse(source).shown
     return source if len(source) <= 200 else f"{source[:60]}... ({len(source)} characters)"
 
 
 def content_key(data: bytes, *facts: Any) -> str:
-    """One key for the same bytes under the same facts (processor, options, what the model says)."""
+    """Return one key for the same bytes under the same facts (processor, options, what the model says)."""
     digest = hashlib.blake2b(data, digest_size=_KEY_BYTES)
     digest.update(repr(facts).encode())
     return digest.hexdigest()
-
-
-def _of_cell(cell: EmbeddedMedia, max_bytes: int) -> bytes:
-    value = cell_value(cell)
-    data = embedded(value)
-    if data is not None:
-        return _limited(data, max_bytes)
-    source = named(value)
-    if source is None or source.startswith(SCHEME):
-        raise ValueError(f"{cell.shown} holds neither bytes nor a path or URL")
-    return read_source(source if ":" in source else str(Path(cell.file).parent / source), max_bytes)
-
-
-def _read(path: Path, max_bytes: int) -> bytes:
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe or a device may never end
-            raise ValueError(f"{path} is not a regular file")
-        with path.open("rb") as opened:
-            return _limited(opened.read(max_bytes + 1), max_bytes)
-    except OSError as error:
-        raise ValueError(f"{path} can't be read ({error.strerror or error})") from error
-
-
-def _fetched(url: str, max_bytes: int) -> bytes:
-    try:
-        with urlopen(Request(url, headers={"User-Agent": "relax"}), timeout=TIMEOUT_S) as answer:
-            return _limited(answer.read(max_bytes + 1), max_bytes)
-    except (OSError, URLError) as error:
-        raise ValueError(f"{url} can't be fetched ({error}); is there a network? Else name a file") from error
 
 
 def _data_uri(source: str) -> bytes:
@@ -93,9 +97,161 @@ def _data_uri(source: str) -> bytes:
         raise ValueError(f"a data-URI whose base64 is broken ({error})") from error
 
 
-def _limited(data: bytes, max_bytes: int) -> bytes:
-    if len(data) > max_bytes:
-        raise ValueError(f"more than {max_bytes} bytes")
-    if not data:
-        raise ValueError("no bytes")
-    return data
+@dataclass(frozen=True, slots=True)
+class EmbeddedMedia:
+    """A medium inside a row. `row` counts from 0 in a table, and is where the line begins, in bytes, in JSON lines."""
+
+    file: str
+    row: int
+    at: tuple[str | int, ...]
+    """Names and numbers that lead from the row to the medium."""
+
+    def __str__(self) -> str:
+        return f"{SCHEME}{quote(self.file)}?row={self.row}&at={quote(json.dumps(self.at))}"
+
+    @classmethod
+    def parse(cls, source: str) -> EmbeddedMedia:
+        """Parse what `str` gave; ValueError for anything else."""
+        path, _, query = source.removeprefix(SCHEME).partition("?")
+        try:
+            told = parse_qs(query, strict_parsing=True)
+            return cls(unquote(path), int(told["row"][0]), tuple(json.loads(told["at"][0])))
+        except (LookupError, ValueError) as error:
+            raise ValueError(f"a cell {source[:80]!r} that names no row") from error
+
+    @property
+    def shown(self) -> str:
+        """Description for people."""
+        place = f"row {self.row + 1}" if _is_table(self.file) else f"the line at byte {self.row}"
+        return f"{'.'.join(map(str, self.at))} in {place} of {self.file}"
+
+
+def cell_value(cell: EmbeddedMedia) -> Any:
+    """Return the value of the cell as Python has it. ValueError where it can't be read."""
+    try:
+        if not _is_table(cell.file):
+            return _inside(_line(cell), cell.at)
+        import pyarrow as pa
+
+        try:
+            column = _table_cell(cell, str(cell.at[0]))
+        except (pa.ArrowException, KeyError) as error:
+            raise ValueError(f"{cell.file} can't be read ({error})") from error
+        return _inside(column, cell.at[1:])
+    except OSError as error:
+        raise ValueError(f"{cell.file} can't be read ({error.strerror or error})") from error
+    except ImportError as error:
+        raise ValueError(f"{cell.file} needs pyarrow: pip install relax-core[tables]") from error
+
+
+def embedded(value: Any) -> bytes | None:
+    """Return the bytes of a medium that is itself in the row; None where the row only names it. ValueError for broken ones."""
+    if isinstance(value, bytes | bytearray):
+        return bytes(value)
+    if not isinstance(value, Mapping):
+        return None
+    if value.get(SAMPLES) is not None:
+        return wave(value[SAMPLES], value.get("sampling_rate"))
+    held = value.get("bytes")
+    if isinstance(held, str):
+        try:
+            return base64.b64decode(held, validate=True)
+        except binascii.Error as error:
+            raise ValueError(f"bytes whose base64 is broken ({error})") from error
+    return bytes(held) if isinstance(held, bytes | bytearray) else None
+
+
+def named(value: Any, kind: str = "") -> str | None:
+    """Return the path, URL or data-URI that a medium's entry gives."""
+    if isinstance(value, str):
+        return value or None
+    if not isinstance(value, Mapping):
+        return None
+    for key in ("path", "url", kind, "image", "video", "audio", "base64"):
+        found = value.get(key) if key else None
+        if isinstance(found, str) and found:
+            return f"data:;base64,{found}" if key == "base64" else found
+        if isinstance(found, Mapping) and (inner := named(found)):
+            return inner
+    return None
+
+
+def wave(samples: Any, rate: Any) -> bytes:
+    """Make a WAV file of samples in [-1, 1], [samples] or [channels, samples]."""
+    import numpy as np
+
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < 1 << 31:
+        raise ValueError(f"an array of sound whose sampling_rate is {rate!r}; give it in samples a second")
+    try:
+        values = np.asarray(samples, np.float32)
+    except (TypeError, ValueError) as error:
+        raise ValueError("an array of sound that holds other things than numbers") from error
+    if values.ndim not in (1, 2) or not values.size:
+        raise ValueError(f"an array of sound of shape {values.shape}")
+    frames = values.T if values.ndim == 2 else values[:, None]
+    body, channels = np.ascontiguousarray(frames).astype("<f4").tobytes(), frames.shape[1]
+    if channels > 64:
+        raise ValueError(f"an array of sound of {channels} channels; the last axis is time")
+    form = struct.pack("<HHIIHH", 3, channels, int(rate), int(rate) * 4 * channels, 4 * channels, 32)
+    head = b"WAVEfmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", len(body))
+    return b"RIFF" + struct.pack("<I", len(head) + len(body)) + head + body
+
+
+def _is_table(file: str) -> bool:
+    return Path(file).suffix in (".parquet", ".arrow")
+
+
+def _inside(value: Any, at: tuple[str | int, ...]) -> Any:
+    for step in at:
+        try:
+            value = value[step]
+        except (LookupError, TypeError) as error:
+            raise ValueError(f"nothing at {step!r}; the file was changed") from error
+    return value
+
+
+def _line(cell: EmbeddedMedia) -> Any:
+    with Path(cell.file).open("rb") as file:
+        file.seek(cell.row)
+        try:
+            return json.loads(file.readline(MAX_LINE))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{cell.file} was changed: no row begins at byte {cell.row}") from error
+
+
+def _table_cell(cell: EmbeddedMedia, column: str) -> Any:
+    first = 0
+    if cell.file.endswith(".arrow"):
+        for batch in arrow_batches(cell.file):
+            if cell.row < first + batch.num_rows:
+                return batch.column(column)[cell.row - first].as_py()
+            first += batch.num_rows
+        raise ValueError(f"{cell.file} was changed: it has {first} rows")
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(cell.file, pre_buffer=False, buffer_size=1 << 20) as file:
+        for group in range(file.metadata.num_row_groups):
+            size = file.metadata.row_group(group).num_rows
+            if cell.row < first + size:
+                break
+            first += size
+        else:
+            raise ValueError(f"{cell.file} was changed: it has {first} rows")
+        for batch in file.iter_batches(ROWS_AT_ONCE, [group], [column], use_threads=False):
+            if cell.row < first + batch.num_rows:
+                return batch.column(0)[cell.row - first].as_py()
+            first += batch.num_rows
+    raise ValueError(f"{cell.file} was changed: row {cell.row + 1} is not there")
+
+
+def arrow_batches(file: str) -> list[Any]:
+    """Return the record batches of an `.arrow` file (stream or file form), mapped, not read."""
+    import pyarrow as pa
+
+    with pa.memory_map(file) as source:
+        try:
+            return list(pa.ipc.open_stream(source))
+        except pa.ArrowInvalid:
+            source.seek(0)
+            reader = pa.ipc.open_file(source)
+            return [reader.get_batch(number) for number in range(reader.num_record_batches)]

@@ -19,7 +19,7 @@ from relax_core.roles.checkpoint import CheckpointPart, complete, step_of
 from relax_core.roles.forward import INPUTS, Filled, ForwardColumns, ForwardLoop, forward_lease
 from relax_core.roles.rank_group import RankGroup, TrainerDeviceLease
 from relax_core.roles.step import ClaimedRows, TrainingStep, critic_metrics
-from relax_core.rpc.restart_budget import RestartBudget
+from relax_core.rpc.waiting import RestartBudget
 
 POLL_S = 0.5
 MAX_NOT_FINITE = 5

@@ -15,7 +15,7 @@ from relax_core.api.trainer import UpdateOutcome, UpdateResult
 from relax_core.api.weights import Version
 from relax_core.config.run_config import RunContext
 from relax_core.roles.checkpoint import complete, read_state
-from relax_core.rpc.restart_budget import RestartBudget
+from relax_core.rpc.waiting import RestartBudget
 
 MAX_RETURNS = 3
 """Without a step that had not been reached before."""

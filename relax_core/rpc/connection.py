@@ -29,6 +29,8 @@ HEAD = struct.Struct("<QBIQ")
 HELLO, CALL, STREAM, CANCEL, VALUE, ITEM, END, FAILURE = range(8)
 SCRATCH_BYTES = 1 << 18
 """Smaller frames are parsed from one buffer; a larger one is received into memory of its own."""
+JOINED_BYTES = 1 << 16
+"""Arrays up to this size are copied into one buffer with their message; a larger one costs less in a write of its own."""
 HELLO_S = 60.0
 """For the answer of a busy process; where nobody listens the socket says so at once."""
 
@@ -71,17 +73,17 @@ class Connection(asyncio.BufferedProtocol):
 
     async def greet(self, token: str = "") -> None:
         """Show the token and await that the other end serves. Raises its failure, or ConnectionError."""
-        await self._request(HELLO, (messages.PROTOCOL, token))
+        await self._request(HELLO, [messages.PROTOCOL, token])
         self._greeted = True  # it may call back
 
     async def call(self, method: str, args: Sequence[Any]) -> Any:
         """Await one call. Raises what it raised, or ConnectionError where the peer ends before it has answered."""
-        return await self._request(CALL, (method, tuple(args)))
+        return await self._request(CALL, [method, list(args)])
 
     async def stream(self, method: str, args: Sequence[Any]) -> AsyncGenerator[Any, None]:
         """Items of a stream; the peer ends it when nobody reads it any more."""
         answers: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
-        number = self._begin(STREAM, (method, tuple(args)), lambda *answer: answers.put_nowait(answer))
+        number = self._begin(STREAM, [method, list(args)], lambda *answer: answers.put_nowait(answer))
         kind = ITEM
         try:
             while True:
@@ -206,7 +208,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         sizes = [array.nbytes for array in arrays]
         head += struct.pack(f"<{len(sizes)}Q", *sizes)
-        if sum(sizes) <= SCRATCH_BYTES:
+        if max(sizes) <= JOINED_BYTES and sum(sizes) <= SCRATCH_BYTES:
             self._transport.write(b"".join((head, body, *(array.data for array in arrays))))
             return
         self._transport.write(head + body)

@@ -11,11 +11,12 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
-from itertools import starmap
 from operator import attrgetter
 from typing import Any, TypeVar
 
-PROTOCOL = 3
+import msgpack
+
+PROTOCOL = 4
 LARGE_BYTES = 1 << 14
 """From here on an array travels beside its message, where the carrier takes arrays."""
 MAX_LARGE = 4096
@@ -26,6 +27,7 @@ KEPT_BYTES = 1 << 20
 _TYPE, _ARRAY, _SET, _BIG, _TABLE, _LARGE, _OBJECTS, _PACKED = range(1, 9)
 _registry: dict[str, Any] = {}
 _fields: dict[type, tuple[str, ...]] = {}
+"""Attributes that a value is made of again, of every registered type but those of `_packed`."""
 _packed: set[type] = set()
 T = TypeVar("T", bound=type)
 
@@ -43,11 +45,15 @@ def register(cls: T) -> T:
         _packed.add(cls)
     elif dataclasses.is_dataclass(cls):
         _fields[cls] = tuple(field.name for field in dataclasses.fields(cls))
+    elif issubclass(cls, Enum):
+        _fields[cls] = ("value",)
+    else:
+        _fields[cls] = cls._fields  # type: ignore[attr-defined]
     return cls
 
 
 def encode(value: Any, large: list[Any] | None = None) -> bytes:
-    """Bytes of plain data, arrays and registered types; TypeError names what can't travel.
+    """Return plain data, arrays and registered types as bytes; TypeError names what can't travel.
 
     Large arrays are not copied where a list is given: they are appended to it, as bytes, and must travel beside the message.
     """
@@ -67,9 +73,7 @@ def encode(value: Any, large: list[Any] | None = None) -> bytes:
 
 
 def decode(data: bytes | memoryview, large: Sequence[Any] = ()) -> Any:
-    """The value; sequences come back as tuples. ValueError for an unknown type."""
-    import msgpack
-
+    """Return the value; sequences come back as tuples. ValueError for an unknown type."""
     _register_api()
     return msgpack.unpackb(data, ext_hook=partial(_decode, large), use_list=False, strict_map_key=False, raw=False)
 
@@ -80,64 +84,57 @@ class _Encoder:
     __slots__ = ("large", "pack")
 
     def __init__(self) -> None:
-        import msgpack
-
         self.large: list[Any] | None = None
         packer = msgpack.Packer(default=self._encode, strict_types=True, use_bin_type=True, buf_size=1 << 12)
         self.pack: Callable[[Any], bytes] = packer.pack
 
     def _encode(self, value: Any) -> Any:
-        return _encode(self.large, value)
+        """Turn what msgpack does not know into what it knows."""
+        cls, large = type(value), self.large
+        if cls is tuple:  # the most frequent
+            return _table(value, large) if _alike(value) else list(value)
+        if cls in _fields:  # tuples as lists: each that msgpack has to ask about is a call of this
+            values = [getattr(value, name) for name in _fields[cls]]
+            plain = [list(each) if type(each) is tuple else each for each in values]
+            return msgpack.ExtType(_TYPE, encode([cls.__name__, plain], large))
+        if cls in _packed:
+            return msgpack.ExtType(_PACKED, encode([cls.__name__, value.pack()], large))
+        if isinstance(value, tuple) and not hasattr(cls, "_fields"):
+            return _table(value, large) if _alike(value) else list(value)
+        if isinstance(value, (set, frozenset)):
+            return msgpack.ExtType(_SET, encode(list(value)))
+        if isinstance(value, dict) or hasattr(value, "keys"):
+            return dict(value)
+        if isinstance(value, int) and not isinstance(value, Enum):
+            return msgpack.ExtType(_BIG, str(int(value)).encode())
+        return _encode_array(large, value)
 
 
 _idle: list[_Encoder] = []
 """Encoders that no message uses: a message within a message needs one of its own, and so does another thread."""
 
 
-def _encode(large: list[Any] | None, value: Any) -> Any:
-    cls = type(value)
-    if cls is tuple:  # the most frequent
-        return _table(value, large) if _alike(value) else list(value)
-    import msgpack
-
-    if cls in _fields:  # tuples as lists: each that msgpack has to ask about is a call of this
-        values = [getattr(value, name) for name in _fields[cls]]
-        plain = [list(each) if type(each) is tuple else each for each in values]
-        return msgpack.ExtType(_TYPE, encode([cls.__name__, plain], large))
-    if cls in _packed:
-        return msgpack.ExtType(_PACKED, encode([cls.__name__, value.pack()], large))
-    if isinstance(value, Enum):
-        return msgpack.ExtType(_TYPE, encode((cls.__name__, (value.value,))))
-    if isinstance(value, tuple):
-        if not hasattr(cls, "_fields"):
-            return _table(value, large) if _alike(value) else list(value)
-        return msgpack.ExtType(_TYPE, encode([cls.__name__, list(value)], large))
-    if isinstance(value, (set, frozenset)):
-        return msgpack.ExtType(_SET, encode(list(value)))
-    if isinstance(value, dict) or hasattr(value, "keys"):
-        return dict(value)
-    if isinstance(value, int):
-        return msgpack.ExtType(_BIG, str(int(value)).encode())
-    return _encode_array(large, value)
-
-
 def _alike(values: Sequence[Any]) -> bool:
-    """Whether they are several objects of one dataclass that has several fields."""
-    return len(values) > 1 and len(_fields.get(type(values[0]), ())) > 1 and len(set(map(type, values))) == 1
+    """Tell whether they are several values of one registered type."""
+    return len(values) > 1 and type(values[0]) in _fields and len(set(map(type, values))) == 1
 
 
 def _table(values: Sequence[Any], large: list[Any] | None) -> Any:
-    """Objects of one dataclass at once: one by one, each would be a message within the message."""
-    import msgpack
-
+    """Encode many values of one type by their fields: one by one, each would be a message within the message."""
     cls = type(values[0])
-    rows = map(attrgetter(*_fields[cls]), values)
-    plain = [[list(each) if type(each) is tuple else each for each in row] for row in rows]
+    names = _fields[cls]
+    rows = map(attrgetter(*names), values)
+    plain: list[Any] = []
+    for column in zip(*rows, strict=True) if len(names) > 1 else [tuple(rows)]:
+        kind = type(column[0])
+        if kind is tuple:
+            plain.append([list(each) if type(each) is tuple else each for each in column])
+        else:
+            plain.append(_table(column, large) if kind in _fields and _alike(column) else list(column))
     return msgpack.ExtType(_TABLE, encode([cls.__name__, plain], large))
 
 
 def _encode_array(large: list[Any] | None, value: Any) -> Any:
-    import msgpack
     import numpy as np
 
     if isinstance(value, np.generic):
@@ -169,7 +166,7 @@ def _decode(large: Sequence[Any], code: int, data: bytes) -> Any:
     cls = _registry[name]
     if code == _PACKED:
         return cls.unpack(values)
-    return cls(*values) if code == _TYPE else tuple(starmap(cls, values))
+    return cls(*values) if code == _TYPE else tuple(map(cls, *values))
 
 
 def _decode_array(large: Sequence[Any], code: int, data: bytes) -> Any:

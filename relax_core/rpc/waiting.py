@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waiting: for a change until a deadline, and for several things that start together.
+"""Waiting for a change until a deadline, starting several things together, and counting failures in a row.
 
 Every service of a run (bus, weights, run status, device leases) waits through `TimedCondition`, so that each wait has a
 deadline on the clock that its service was given.
@@ -8,6 +8,8 @@ deadline on the clock that its service was given.
 from __future__ import annotations
 
 import asyncio
+import math
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -27,8 +29,9 @@ class TimedCondition:
     - After `close` nobody waits: a wait ends with its first attempt.
     """
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock, self._closed = clock, False
+    def __init__(self, clock: Clock, next_at: Callable[[], float | None] = lambda: None) -> None:
+        """`next_at` tells when the passing of time alone may change what is waited for: a lease that expires."""
+        self._clock, self._next_at, self._closed = clock, next_at, False
         self._waiters: set[asyncio.Future[None]] = set()
 
     def notify(self) -> None:
@@ -41,13 +44,8 @@ class TimedCondition:
         self._closed = True
         self.notify()
 
-    async def wait_for(
-        self, attempt: Callable[[float], T | None], wait_s: float, next_at: Callable[[], float | None] | None = None
-    ) -> T | None:
-        """Return the first result of `attempt(now)` that is not None; None after `wait_s`.
-
-        `next_at` tells when the passing of time alone may change the result: a lease that expires.
-        """
+    async def wait_for(self, attempt: Callable[[float], T | None], wait_s: float) -> T | None:
+        """Return the first result of `attempt(now)` that is not None; None after `wait_s`."""
         deadline = self._clock.now() + wait_s
         while True:
             now = self._clock.now()
@@ -55,7 +53,7 @@ class TimedCondition:
                 return found
             if now + EARLY_S >= deadline or self._closed:
                 return None
-            at = next_at() if next_at is not None else None
+            at = self._next_at()
             wake_at = min(deadline, at) if at is not None and at > now else deadline
             await self._notified(max(wake_at - now, EARLY_S))
 
@@ -84,3 +82,35 @@ async def start_all(*starts: Coroutine[Any, Any, T]) -> list[T]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
+
+
+class RestartBudget:
+    """A budget of failures in a row: restarts of a worker, returns to a checkpoint, updates that were skipped.
+
+    `limit` failures are forgiven, one more is not; progress and time give them back. The owner decides what is a failure,
+    what is progress, and what ends when the budget is spent.
+
+    Invariants:
+    - `refill` forgives all that was spent: the owner got further than before.
+    - A failure longer ago than `window_s` no longer counts; without a window only progress refills.
+    """
+
+    def __init__(self, limit: int, window_s: float = math.inf) -> None:
+        self.limit, self._window_s = limit, window_s
+        self._failures: deque[float] = deque()
+
+    @property
+    def spent(self) -> int:
+        """Failures that count at present, the last one included."""
+        return len(self._failures)
+
+    def spend(self, now: float = 0.0) -> bool:
+        """Count a failure; False when it is one more than the budget forgives. Without a window `now` says nothing."""
+        while self._failures and now - self._failures[0] > self._window_s:
+            self._failures.popleft()
+        self._failures.append(now)
+        return len(self._failures) <= self.limit
+
+    def refill(self) -> None:
+        """Forgive every failure so far."""
+        self._failures.clear()

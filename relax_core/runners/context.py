@@ -41,7 +41,7 @@ from relax_core.devices.scheduler import DeviceService, LocalDeviceService, owne
 from relax_core.observe.spans import SpanRecorder
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.host import announce
-from relax_core.rpc.restart_budget import RestartBudget
+from relax_core.rpc.waiting import RestartBudget
 from relax_core.runners.launch import Launch
 
 AGAIN_S = 0.5

@@ -148,8 +148,8 @@ def receipt_of_an_abandoned_incarnation(chain: PublishedChain) -> None:
     """A receiver proves what it loaded after the successor has published."""
     after = moved(chain.now)
     manifest = chain.send(after)
-    announce, chain.registry.announce = chain.registry.announce, lambda *_: None  # type: ignore[method-assign]
-    announce(manifest, None)  # type: ignore[arg-type]
+    announce, chain.registry.announce = chain.registry.announce, lambda *_: None
+    announce(manifest, None)
     _successor(chain, announce)
     chain.arrive(manifest, after, after)
 
@@ -159,7 +159,7 @@ def _successor(chain: PublishedChain, announce: Callable[..., None] | None = Non
     version = chain.version._replace(incarnation=chain.version.incarnation + 1)
     payload: Payload = "lora" if chain.payload == "lora" else "full"
     successor = replace(chain.newest, version=version, payload=payload, base="")
-    (announce or chain.registry.announce)(successor, None)  # type: ignore[arg-type]
+    (announce or chain.registry.announce)(successor, None)
 
 
 @_corruption
@@ -167,7 +167,7 @@ def delta_without_its_base(chain: PublishedChain) -> None:
     """The receiver has nothing to put it on."""
     after = moved(chain.now)
     manifest = chain.send(after)
-    chain.registry.announce(manifest, None)  # type: ignore[arg-type]
+    chain.registry.announce(manifest, None)
     with Transfer(chain.sender, manifest, after):
         list(chain.transport.receive(manifest, None))
 

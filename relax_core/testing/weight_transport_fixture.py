@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -89,6 +90,33 @@ class Receiver:
         return Receipt(self.name, manifest.version, "resident", wire, resident=resident, layout=PLAIN)
 
 
+class ImmediateRegistry:
+    """A `WeightRegistry` that is called without an event loop, at the `time` that a test sets: no call of it waits."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+        self._registry = WeightRegistry(self)
+        self.announce: Any = self.__getattr__("announce")
+
+    def now(self) -> float:
+        return self.time
+
+    async def sleep(self, seconds: float) -> None:
+        raise AssertionError("a call waits")
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._registry, name)
+
+        def call(*args: Any, **named: Any) -> Any:
+            try:
+                method(*args, **named).send(None)
+            except StopIteration as end:
+                return end.value
+            raise AssertionError(f"{name} waits")
+
+        return call
+
+
 @dataclass
 class PublishedChain:
     """One trainer's publishes on their way to one receiver, through the real service."""
@@ -102,7 +130,7 @@ class PublishedChain:
     now: Tensors = ()
     """What the trainer has."""
     newest: Manifest | None = None
-    registry: WeightRegistry = field(default_factory=WeightRegistry)
+    registry: ImmediateRegistry = field(default_factory=ImmediateRegistry)
 
     @classmethod
     def begin(

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The registry of published weights: versions, the routes that lead to them, and receivers' proofs of having them.
 
-A state machine without IO or waiting (service.py waits around it). It moves no bytes: transports do. Three proofs build on each
-other: the bytes that arrived, the bytes that lie in an engine's memory, and (asked by the engine pool) what the engine makes of
-a canary.
+It moves no bytes: transports do. Three proofs build on each other: the bytes that arrived, the bytes that lie in an engine's
+memory, and (asked by the engine pool) what the engine makes of a canary.
 """
 
 from __future__ import annotations
@@ -15,7 +14,9 @@ from typing import TypeAlias
 
 from relax_core.api.component import Chosen
 from relax_core.api.errors import InfrastructureError
+from relax_core.api.role import Clock
 from relax_core.api.weights import PLAIN, Manifest, Receipt, Version
+from relax_core.rpc.waiting import TimedCondition
 from relax_core.tensor_files.delta import unchanged_names
 
 Published: TypeAlias = tuple[Manifest, Chosen]
@@ -58,9 +59,11 @@ class _Model:
     wanting: dict[str, None] = field(default_factory=dict)
     """Receivers that want the newest version, in the order in which they came."""
 
-    @property
-    def newest(self) -> Manifest | None:
-        return self.chain[-1][0] if self.chain else None
+    def newest_after(self, version: Version | None) -> Published | None:
+        """Return the newest version where it is later than `version`."""
+        if not self.chain or (version is not None and self.chain[-1][0].version[1:] <= version[1:]):
+            return None
+        return self.chain[-1]
 
     def end_leases(self, receiver: str) -> None:
         """End a receiver's route: it is on one at a time. Receivers without a name are nobody in particular."""
@@ -69,7 +72,7 @@ class _Model:
 
 
 class WeightRegistry:
-    """Versions of every model of a run, and who proved to have which.
+    """Versions of every model of a run, and who proved to have which: `api.role.WeightService`.
 
     Invariants:
     - Versions of a model only go up; a version that is published again has the same bytes.
@@ -81,101 +84,111 @@ class WeightRegistry:
     A receiver: `routed (leased) -> loading -> proved`, or `wanting` where nothing leads it to the newest version.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._changes = TimedCondition(clock)
         self._models: defaultdict[str, _Model] = defaultdict(_Model)
 
     # -- the publisher's side -----------------------------------------------------------------------------------
 
-    def announce(self, manifest: Manifest, transport: Chosen) -> None:
+    async def announce(self, manifest: Manifest, transport: Chosen) -> None:
         """Take a published version; the same one again changes nothing but hands a live one out again."""
         model, version, published = self._models[manifest.version.model], manifest.version, (manifest, transport)
-        newest = model.newest
+        newest = model.chain[-1][0] if model.chain else None
         if not manifest.fingerprint:
             raise InfrastructureError(f"{version}: published without a fingerprint; nothing could prove it")
         if newest is not None:
-            _refuse_old(newest, manifest)
+            have = newest.version
+            if version.incarnation < have.incarnation:
+                raise InfrastructureError(
+                    f"{version}: incarnation {version.incarnation} was abandoned; the newest is {have}"
+                )
+            if not version.supersedes(have):
+                raise InfrastructureError(f"{version}: older than {have}, which is published; versions only go up")
+            if version == have and manifest.fingerprint != newest.fingerprint:
+                raise InfrastructureError(f"{version}: published twice with different bytes; start a new incarnation")
             prove_successor(newest, manifest, applied=False)
         if newest is not None and newest.version == version and newest.payload == manifest.payload:
             model.chain[-1] = published
         elif manifest.payload != "delta":
             model.chain = [published]
         elif newest is None or newest.payload == "lora" or manifest.base != str(newest.version):
-            have = "nothing" if newest is None else f"{newest.version} ({newest.payload})"
+            shown = "nothing" if newest is None else f"{newest.version} ({newest.payload})"
             raise InfrastructureError(
-                f"{version}: a delta on top of {manifest.base or 'nothing'}, but the newest is {have}; "
+                f"{version}: a delta on top of {manifest.base or 'nothing'}, but the newest is {shown}; "
                 "publish a full version"
             )
         else:
             model.chain.append(published)
         model.handed_out = False
         model.wanting.clear()
-        self._expect(model, manifest)
-
-    def _expect(self, model: _Model, manifest: Manifest) -> None:
-        """Remember what the version's receipts must say; those of an abandoned incarnation are refused from now on."""
-        version = manifest.version
         if any(old.incarnation != version.incarnation for old in model.expected):
-            model.expected.clear()
+            model.expected.clear()  # receipts of an abandoned incarnation are refused from now on
         expected = model.expected.setdefault(version, _Expected())
         expected.wire.add(manifest.wire_fingerprint)
         if manifest.payload != "lora":
             expected.resident.setdefault(PLAIN, manifest.fingerprint)
         while len(model.expected) > _REMEMBERED:
             del model.expected[next(iter(model.expected))]
+        self._changes.notify()
 
-    def handed_out(self, version: Version) -> None:
-        """A live version's transfer is over: it leads nowhere any more."""
+    async def handed_out(self, version: Version) -> None:
+        """Note that a live version's transfer is over: it leads nowhere any more."""
         model = self._models[version.model]
-        if model.newest is not None and model.newest.version == version:
+        if model.chain and model.chain[-1][0].version == version:
             model.handed_out = True
 
-    def wanted(self, model: str) -> tuple[str, ...]:
-        """Receivers that want the newest version since the last announcement."""
+    async def wanted(self, model: str) -> tuple[str, ...]:
+        """Return the receivers that want the newest version since the last announcement."""
         return tuple(self._models[model].wanting)
 
-    def needed(self, model: str, now: float) -> frozenset[Version]:
-        """Versions on the chain, and those of routes that a receiver may still be on; all others may be released."""
-        found = self._models[model]
+    async def needed(self, model: str) -> frozenset[Version]:
+        """Return the versions whose bytes must stay: those on the chain, and of routes that a receiver may still be on."""
+        found, now = self._models[model], self._clock.now()
         found.leases = [lease for lease in found.leases if lease.until > now]
         chain = frozenset(manifest.version for manifest, _ in found.chain)
         return chain.union(*(lease.versions for lease in found.leases))
 
     # -- the receivers' side ------------------------------------------------------------------------------------
 
-    def newest(self, model: str, after: Version | None) -> Published | None:
-        """The newest version where it is later than `after`."""
-        chain = self._models[model].chain
-        if not chain or (after is not None and chain[-1][0].version[1:] <= after[1:]):
-            return None
-        return chain[-1]
+    async def newest(self, model: str, after: Version | None, wait_s: float) -> Published | None:
+        """Return the newest version later than `after`; None after `wait_s`."""
+        return await self._changes.wait_for(lambda now: self._models[model].newest_after(after), wait_s)
 
-    def route(self, model: str, have: Version | None, receiver: str, until: float) -> Route:
-        """Versions that lead a receiver from `have` to the newest, leased `until` then; empty where nothing leads there."""
+    async def route(
+        self, model: str, have: Version | None, wait_s: float, after: Version | None = None, receiver: str = "",
+        within_s: float = 300.0,
+    ) -> Route:  # fmt: skip
+        """Lease the versions that lead from `have` to the newest `within_s`; empty where there are none within `wait_s`."""
         found = self._models[model]
-        if self.newest(model, have) is None:
-            return ()
-        versions = [manifest.version for manifest, _ in found.chain]
-        route = tuple(found.chain[versions.index(have) + 1 :] if have in versions else found.chain)
-        # A live version is not stored: it leads somewhere only while it is the newest and its sender hands it out.
-        passable = (not link[0].live or (link is found.chain[-1] and not found.handed_out) for link in route)
-        if not route or not all(passable):
-            return ()
-        found.end_leases(receiver)
-        given = frozenset(manifest.version for manifest, _ in route)
-        found.leases.append(_RouteLease(receiver, given, route[-1][0].version, until))
-        return route
 
-    def want(self, receiver: str, model: str) -> None:
+        def leased(now: float) -> Route | None:
+            if found.newest_after(after) is None or found.newest_after(have) is None:
+                return None
+            versions = [manifest.version for manifest, _ in found.chain]
+            route = tuple(found.chain[versions.index(have) + 1 :] if have in versions else found.chain)
+            # A live version is not stored: it leads somewhere only while it is the newest and its sender hands it out.
+            passable = (not link[0].live or (link is found.chain[-1] and not found.handed_out) for link in route)
+            if not route or not all(passable):
+                return None
+            found.end_leases(receiver)
+            given = frozenset(manifest.version for manifest, _ in route)
+            found.leases.append(_RouteLease(receiver, given, route[-1][0].version, now + within_s))
+            return route
+
+        return await self._changes.wait_for(leased, wait_s) or ()
+
+    async def want(self, receiver: str, model: str) -> None:
         """Note a receiver that nothing leads to the newest version: it waits for the publisher to hand that out again."""
         self._models[model].wanting[receiver] = None
 
-    def receipt(self, receipt: Receipt) -> None:
-        """Take a receiver's proof; raise where it proves something else, and then it has proved nothing."""
+    async def receipt(self, receipt: Receipt) -> None:
+        """Take a receiver's proof; raise InfrastructureError where it proves something else: then it has proved nothing."""
         version, model = receipt.version, self._models[receipt.version.model]
-        newest = model.newest
-        if newest is not None and version.incarnation < newest.version.incarnation:
+        newest = model.chain[-1][0].version if model.chain else None
+        if newest is not None and version.incarnation < newest.incarnation:
             raise InfrastructureError(
-                f"{receipt.receiver}: proved {version} of an abandoned incarnation; it must load {newest.version}"
+                f"{receipt.receiver}: proved {version} of an abandoned incarnation; it must load {newest}"
             )
         expected = model.expected.get(version)
         if expected is None:
@@ -187,14 +200,14 @@ class WeightRegistry:
             raise
         model.proved[receipt.receiver] = version
         model.leases = [lease for lease in model.leases if (lease.receiver, lease.last) != (receipt.receiver, version)]
-        if newest is not None and version == newest.version:
+        if version == newest:
             model.wanting.pop(receipt.receiver, None)
 
-    def receivers(self, model: str) -> Mapping[str, Version]:
-        """The version that each receiver last proved."""
+    async def receivers(self, model: str) -> Mapping[str, Version]:
+        """Return the version that each receiver last proved."""
         return dict(self._models[model].proved)
 
-    def forget(self, receiver: str, model: str) -> None:
+    async def forget(self, receiver: str, model: str) -> None:
         """Drop a receiver that left or is not to be trusted: it has proved nothing, reads nothing and wants nothing."""
         found = self._models[model]
         found.proved.pop(receiver, None)
@@ -224,16 +237,6 @@ def _check_receipt(receipt: Receipt, expected: _Expected) -> None:
             f"{receipt.receiver}: {receipt.version} differs in memory ({receipt.layout}): have {receipt.resident}, want "
             f"{want}; it must load again before it serves"
         )
-
-
-def _refuse_old(newest: Manifest, manifest: Manifest) -> None:
-    have, got = newest.version, manifest.version
-    if got.incarnation < have.incarnation:
-        raise InfrastructureError(f"{got}: incarnation {got.incarnation} was abandoned; the newest is {have}")
-    if not got.supersedes(have):
-        raise InfrastructureError(f"{got}: older than {have}, which is published; versions only go up")
-    if got == have and manifest.fingerprint != newest.fingerprint:
-        raise InfrastructureError(f"{got}: published twice with different bytes; start a new incarnation")
 
 
 def prove_successor(before: Manifest | None, after: Manifest, *, applied: bool) -> None:

@@ -30,7 +30,7 @@ from relax_core.runners.local.workers import LocalWorkers
 from relax_core.runners.run_status import RunStatusService
 from relax_core.sampling.rollout_worker import RolloutWorker
 from relax_core.sampling.rows import measures, records, row_batch
-from relax_core.weights.service import LocalWeightService
+from relax_core.weights.registry import WeightRegistry
 from tests.benchmarks import report
 from tests.benchmarks.overhead import HERE, built
 
@@ -97,7 +97,7 @@ async def measure(recipe: Path, count: int, deliveries: int, profile: cProfile.P
         clock = SystemClock()
         workers = LocalWorkers(launch.plugin_files, clock=clock)
         bus = await open_bus(InProcessBus(), bus_settings(launch), launch.run_dir, Version("actor", 0, 0), clock)
-        context = RoleContext("rollout", launch, catalogue, bus, LocalWeightService(clock), RunStatusService(clock), workers,
+        context = RoleContext("rollout", launch, catalogue, bus, WeightRegistry(clock), RunStatusService(clock), workers,
                               workers, clock, 0)  # fmt: skip
 
         async def tell(what: str, detail: str, seconds: float) -> None:

@@ -30,7 +30,6 @@ from relax_core.api import (
     Version,
     WeightTransport,
 )
-from relax_core.api.batch import AttemptId, RowId, RowIds
 from relax_core.api.events import Span
 from relax_core.api.weights import Payload, Resident, combined_fingerprint, tensor_fingerprint
 from relax_core.rpc import messages
@@ -193,9 +192,6 @@ def example(kind: Any, inside: tuple[Any, ...] = ()) -> Any:
         return {example(arguments[0], inside): example(arguments[1], inside)}
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return list(kind)[-1]
-    if hasattr(kind, "unpack"):
-        one = RowId if kind is RowIds else AttemptId
-        return kind([one(*range(len(one._fields))), one(*range(1, len(one._fields) + 1))])
     if dataclasses.is_dataclass(kind) or hasattr(kind, "_fields"):
         names = [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else kind._fields
         hints = typing.get_type_hints(kind, localns={"np": np, "Span": Span})

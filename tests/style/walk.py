@@ -44,7 +44,6 @@ FORMS = {
         "Sealed",
         "Row",
         "RowBatch",
-        "Seals",
         "Samples",
         "Claim",
         "ClaimedRows",

@@ -24,7 +24,7 @@ from relax_core.tensor_files.transport import Disk
 from relax_core.testing.engine import PROMPT
 from relax_core.testing.engine_fixture import CONTEXT, EngineFixture, Tensors, tensors_of, tiny_qwen3
 from relax_core.testing.engine_truth import log_softmax, plain_log_probs
-from relax_core.weights.service import LocalWeightService
+from relax_core.weights.registry import WeightRegistry
 
 RANK, ALPHA = 2, 8.0
 MODULES = ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj")
@@ -233,7 +233,7 @@ Disk().send(Version("actor", 0, 2), "full", "", stuck(), sys.argv[2])
 async def test_a_publish_killed_half_way_leaves_every_engine_on_one_whole_version(
     folders: tuple[str, str], tmp_path: Path
 ) -> None:
-    workers, service = LocalWorkers(), LocalWeightService(SystemClock())
+    workers, service = LocalWorkers(), WeightRegistry(SystemClock())
     updater = WeightUpdater(service, SystemClock(), "resident", 0.1, 60.0)
     chosen = Chosen("engine", "transformers")
     spec = EngineSpec({"path": folders[0], "dtype": "float32"}, CONTEXT)
@@ -270,7 +270,7 @@ async def test_a_publish_killed_half_way_leaves_every_engine_on_one_whole_versio
 async def test_an_engine_that_disagrees_with_the_canary_does_not_arrive(
     folders: tuple[str, str], tmp_path: Path
 ) -> None:
-    workers, service = LocalWorkers(), LocalWeightService(SystemClock())
+    workers, service = LocalWorkers(), WeightRegistry(SystemClock())
     updater = WeightUpdater(service, SystemClock(), "behaviour", 1e-3, 60.0)
     chosen = Chosen("engine", "transformers")
     spec = EngineSpec({"path": folders[0], "dtype": "float32"}, CONTEXT)

@@ -19,7 +19,7 @@ from relax_core.runners.context import RoleContext, run_role
 from relax_core.runners.launch import Launch, RoleEnd, bus_settings, launch_component, starting_version
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.runners.run_status import RunStatusService
-from relax_core.weights.service import LocalWeightService
+from relax_core.weights.registry import WeightRegistry
 
 
 class RunWorkers(Workers, Protocol):
@@ -37,7 +37,7 @@ class LocalRunner:
     def __init__(self, catalogue: Catalogue, clock: Clock | None = None) -> None:
         self._catalogue, self._clock = catalogue, clock or SystemClock()
         self.run_status: RunStatus = RunStatusService(self._clock)
-        self._weights = LocalWeightService(self._clock)
+        self._weights = WeightRegistry(self._clock)
         self._devices = LocalDeviceService(self._clock)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ended: asyncio.Queue[RoleEnd] = asyncio.Queue()

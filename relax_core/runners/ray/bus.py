@@ -20,14 +20,13 @@ import numpy as np
 import ray
 from pydantic import PositiveInt
 
-from relax_core.api.batch import AttemptIds, Cut, Ragged, RowBatch, RowId, RowIds
+from relax_core.api.batch import Cut, Ragged, RowBatch, RowId
 from relax_core.api.bus import BusComponent, Claim, PayloadStore, Sealed
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, StaleFence, WorkerDied
 from relax_core.api.options import Options
 from relax_core.api.weights import Version
-from relax_core.bus.messages import Seals, check_columns, check_cut, check_seals
 from relax_core.bus.service import BusService
-from relax_core.bus.store import Blocks, MemoryStore, cut, read
+from relax_core.bus.store import Blocks, MemoryStore, check_columns, check_cut, check_seals, cut, read
 from relax_core.runners.ray.block_folder import BlockFolder
 from relax_core.runners.ray.connection import CALL_S, RpcActor, RpcClient, answered, asked
 
@@ -68,8 +67,8 @@ class BusClient:
         if self._store is None:
             return await self._bus.put(batch, sealed, wait_s)
         check_seals(batch.ids, sealed)
-        ids, seals, size, names = RowIds(batch.ids), Seals(sealed), batch.size_bytes, tuple(batch.columns)
-        key = await self._bus.begin_put(AttemptIds(seal.attempt for seal in seals), len(batch), size, wait_s)
+        size = batch.size_bytes
+        key = await self._bus.begin_put(tuple(seal.attempt for seal in sealed), len(batch), size, wait_s)
         if key is None:
             return False
         try:
@@ -78,7 +77,7 @@ class BusClient:
             await self._bus.cancel_put(key)
             raise
         try:
-            await self._bus.end_put(key, ids, names, size, seals)
+            await self._bus.end_put(key, batch.ids, tuple(batch.columns), size, tuple(sealed))
         except StaleFence:
             await self._store.free([key])
             raise
@@ -119,7 +118,7 @@ class BusClient:
         await self._bus.release(_lease(claim))
 
     async def trained(self, claims: Sequence[Claim], step: int, without_gradient: Sequence[RowId] = ()) -> Version:
-        return await self._bus.trained([_lease(claim) for claim in claims], step, RowIds(without_gradient))
+        return await self._bus.trained([_lease(claim) for claim in claims], step, tuple(without_gradient))
 
     async def kept(self, name: str) -> Mapping[str, Any] | None:
         found = await self._bus.kept(name)

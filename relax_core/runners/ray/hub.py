@@ -23,13 +23,13 @@ from relax_core.bus.service import open_bus
 from relax_core.devices.scheduler import LocalDeviceService
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc.host import Failure
-from relax_core.rpc.restart_budget import RestartBudget
+from relax_core.rpc.waiting import RestartBudget
 from relax_core.runners.context import MAX_RESTARTS
 from relax_core.runners.launch import Launch, bus_settings, launch_component, starting_version
 from relax_core.runners.ray.connection import NAMESPACE, RpcActor, answered
 from relax_core.runners.ray.workers import GpuPlacement
 from relax_core.runners.run_status import RunStatusService
-from relax_core.weights.service import LocalWeightService
+from relax_core.weights.registry import WeightRegistry
 
 CONCURRENCY = 1000
 """Calls under way at once: long waits hold a place each."""
@@ -82,7 +82,7 @@ class Hub(RpcActor):
         self._run_status, self._devices = RunStatusService(self._clock), LocalDeviceService(self._clock)
         self._services |= {
             "run_status": self._run_status,
-            "weights": LocalWeightService(self._clock),
+            "weights": WeightRegistry(self._clock),
             "devices": self._devices,
         }
         self._ends: list[tuple[str, Failure | None]] = []

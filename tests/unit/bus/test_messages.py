@@ -9,10 +9,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from relax_core.api.batch import AttemptId, AttemptIds
+from relax_core.api.batch import AttemptId
 from relax_core.api.bus import Claim, Sealed
 from relax_core.api.trajectory import Outcome
-from relax_core.bus.messages import Samples, Seals
+from relax_core.bus.store import Samples
 from relax_core.rpc import messages
 
 numbers = st.integers(0, 1 << 40)
@@ -26,7 +26,7 @@ seals = st.builds(
 @given(st.lists(seals, max_size=6))
 def test_seals_and_the_samples_of_a_claim_arrive_as_they_were(made: list[Sealed]) -> None:
     claim = Claim(1, 2, "actor", (), Samples.of(made), (3,))
-    sent = messages.decode(messages.encode((Seals(made), claim, AttemptIds(seal.attempt for seal in made))))
+    sent = messages.decode(messages.encode((tuple(made), claim, tuple(seal.attempt for seal in made))))
     assert sent == (tuple(made), claim, tuple(seal.attempt for seal in made))
     assert all(type(seal.attempt) is AttemptId for seal in (*sent[0], *sent[1].samples.values()))
 
@@ -36,5 +36,5 @@ def test_no_field_of_a_seal_is_lost(name: str) -> None:
     plain = Sealed(AttemptId(1, 2, 3), 4, Outcome.FINISHED)
     other = {"attempt": AttemptId(7, 7, 7), "outcome": Outcome.TRUNCATED, "parts": {"a": 1.0}, "reward": 0.5}
     seal = replace(plain, **{name: other.get(name, 9)})
-    (sent,) = messages.decode(messages.encode(Seals([seal])))
-    assert getattr(sent, name) == getattr(seal, name) != getattr(plain, name)
+    for sent in (*messages.decode(messages.encode((seal,))), *messages.decode(messages.encode((seal, seal)))):
+        assert getattr(sent, name) == getattr(seal, name) != getattr(plain, name)

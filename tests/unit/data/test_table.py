@@ -16,8 +16,7 @@ from pyarrow import parquet
 from relax_core.api.errors import ConfigError
 from relax_core.data.media_pipeline import media_of
 from relax_core.data.task_files import Files, TableOptions, TableSource, table_files
-from relax_core.media.embedded import EmbeddedMedia
-from relax_core.media.source import read_source, shown
+from relax_core.media.source import EmbeddedMedia, read_source, shown
 
 IMAGE = pa.struct({"bytes": pa.binary(), "path": pa.string()})
 SOUND = pa.struct({"array": pa.list_(pa.float32()), "sampling_rate": pa.int64()})

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from relax_core.rpc.restart_budget import RestartBudget
+from relax_core.rpc.waiting import RestartBudget
 
 
 @given(st.integers(0, 5), st.lists(st.sampled_from(["fail", "progress"])))

@@ -18,7 +18,7 @@ from relax_core.engines.pool import EnginePool
 from relax_core.engines.slot import EngineSlot
 from relax_core.engines.supervisor import WeightUpdater, difference
 from relax_core.runners.local.workers import LocalWorkers
-from relax_core.weights.service import LocalWeightService
+from relax_core.weights.registry import WeightRegistry
 from tests.unit.engines.pool_fixtures import NONE, ask, call, until
 
 ENGINE = Chosen("engine", "scripted")
@@ -37,8 +37,8 @@ def manifest(step: int, **changes: object) -> Manifest:
 @asynccontextmanager
 async def pool_of(
     *kinds: str, proof: str = "wire", timeout_s: float = 60.0
-) -> AsyncIterator[tuple[EnginePool, LocalWeightService, list[str]]]:
-    workers, service, told = LocalWorkers(), LocalWeightService(SystemClock()), list[str]()
+) -> AsyncIterator[tuple[EnginePool, WeightRegistry, list[str]]]:
+    workers, service, told = LocalWorkers(), WeightRegistry(SystemClock()), list[str]()
 
     def slot(number: int, kind: str) -> EngineSlot:
         name, target = f"engine-{number}", f"tests.unit.engines.scripted_engine:{kind}"

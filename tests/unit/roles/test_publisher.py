@@ -21,7 +21,7 @@ from relax_core.api.role import SystemClock
 from relax_core.api.weights import Manifest, Payload, Receipt, Version
 from relax_core.roles.publisher import Publisher
 from relax_core.tensor_files.transport import Disk
-from relax_core.weights.service import LocalWeightService
+from relax_core.weights.registry import WeightRegistry
 
 DISK = Chosen("weight-transport", "disk")
 
@@ -60,7 +60,7 @@ class OneTensor:
 class Stage:
     publisher: Publisher
     trainer: OneTensor
-    service: LocalWeightService
+    service: WeightRegistry
     directory: Path
 
     async def publish(self, step: int) -> Manifest:
@@ -73,7 +73,7 @@ class Stage:
 
 def stage(directory: Path, transport: Disk | None = None, alone: bool = False, **settings: Any) -> Stage:
     keys = {"chosen": DISK, "payload": "delta", "full_every": 3, "proof": "auto", **settings}
-    service, trainer = LocalWeightService(SystemClock()), OneTensor()
+    service, trainer = WeightRegistry(SystemClock()), OneTensor()
     context: Any = SimpleNamespace(
         config=SimpleNamespace(weights=SimpleNamespace(**keys), rollout=SimpleNamespace(temperature=0.7)),
         plan=SimpleNamespace(adapters_alone=alone), run_id="a", run_dir=str(directory), weights=service,

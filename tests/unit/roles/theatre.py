@@ -32,7 +32,7 @@ from relax_core.rpc.host import Host
 from relax_core.runners.context import RoleContext, run_role
 from relax_core.runners.launch import Launch, bus_settings
 from relax_core.runners.run_status import RunStatusService
-from relax_core.weights.service import LocalWeightService
+from relax_core.weights.registry import WeightRegistry
 from tests.unit.roles.virtual_time import VirtualClock, play
 
 FOR_EVER_S = 1e9
@@ -204,7 +204,7 @@ class Theatre:
     async def _perform(self, happenings: Sequence[Happening]) -> Performance:
         launch, clock = self.launch, self.clock
         self.bus = await open_bus(InProcessBus(), bus_settings(launch), launch.run_dir, Version("actor", 0, 0), clock)
-        self.run_status, weights, self.workers = Audience(clock), LocalWeightService(clock), Puppeteer(self.catalogue)
+        self.run_status, weights, self.workers = Audience(clock), WeightRegistry(clock), Puppeteer(self.catalogue)
         devices = LocalDeviceService(clock)
 
         def context(role: str) -> Callable[[int], RoleContext]:

@@ -18,7 +18,7 @@ from relax_core.registry.catalogue import Catalogue
 from relax_core.runners.context import RoleContext
 from relax_core.runners.launch import Launch, bus_settings
 from relax_core.runners.run_status import RunStatusService
-from relax_core.weights.service import LocalWeightService
+from relax_core.weights.registry import WeightRegistry
 from tests.unit.roles.virtual_time import VirtualClock
 
 MakeContext = Callable[[int], RoleContext]
@@ -43,7 +43,7 @@ def backstage(tmp_path: Path, catalogue: Catalogue) -> Backstage:
         bus = await open_bus(InProcessBus(), bus_settings(launch), launch.run_dir, Version("actor", 0, 0), clock)
         run_status, nobody = RunStatusService(clock), Any
         return run_status, lambda incarnation: RoleContext(
-            role, launch, catalogue, bus, LocalWeightService(clock), run_status, nobody, nobody, clock, incarnation
+            role, launch, catalogue, bus, WeightRegistry(clock), run_status, nobody, nobody, clock, incarnation
         )
 
     return open_

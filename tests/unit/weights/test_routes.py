@@ -11,7 +11,8 @@ from hypothesis import given, settings, strategies as st
 from relax_core.api.component import Chosen
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.weights import PLAIN, Manifest, Payload, Receipt, TensorInfo, Version, combined_fingerprint
-from relax_core.weights.registry import Route, WeightRegistry
+from relax_core.testing.weight_transport_fixture import ImmediateRegistry
+from relax_core.weights.registry import Route
 
 DISK = Chosen("weight-transport", "disk")
 WITHIN_S = 10.0
@@ -40,12 +41,16 @@ class World:
 
     def __init__(self, live: bool) -> None:
         self.live = live
-        self.registry, self.now, self.content = WeightRegistry(), 0.0, 0
+        self.registry, self.content = ImmediateRegistry(), 0
         self.contents: dict[Version, int] = {}
         self.stored: dict[Version, Manifest] = {}
         self.newest: Manifest | None = None
         self.open = False
         self.receivers = [Receiver(f"engine-{n}") for n in range(3)]
+
+    @property
+    def now(self) -> float:
+        return self.registry.time
 
     def publish(self, kind: str) -> None:
         before, self.content = self.newest, self.content + 1
@@ -74,11 +79,11 @@ class World:
             self.open = True
 
     def release(self) -> None:
-        needed = self.registry.needed("actor", self.now)
+        needed = self.registry.needed("actor")
         self.stored = {version: one for version, one in self.stored.items() if version in needed}
 
     def ask(self, receiver: Receiver) -> None:
-        route = self.registry.route("actor", receiver.have, receiver.name, self.now + WITHIN_S)
+        route = self.registry.route("actor", receiver.have, 0.0, None, receiver.name, WITHIN_S)
         receiver.take(route, self.now)
         if not route and self.newest is not None and receiver.have != self.newest.version:
             assert self.live, "stored versions lead everywhere"
@@ -132,7 +137,7 @@ def test_whoever_follows_routes_ends_at_the_newest_bytes_or_stands_at_the_door(
         if what == "publish":
             world.publish(str(which))
         elif what == "wait":
-            world.now += float(which)  # type: ignore[arg-type]
+            world.registry.time += float(which)  # type: ignore[arg-type]
         elif what in ("ask", "load", "die"):
             getattr(world, what)(world.receivers[which])  # type: ignore[index]
         else:
@@ -152,7 +157,7 @@ def test_whoever_follows_routes_ends_at_the_newest_bytes_or_stands_at_the_door(
             world.release()
         assert (receiver.have, receiver.content) == (world.newest.version, world.content)
         assert world.registry.receivers("actor")[receiver.name] == world.newest.version
-    world.now += WITHIN_S
+    world.registry.time += WITHIN_S
     world.release()
     newest = world.newest.version
     assert all(version.incarnation == newest.incarnation for version in world.stored), "nobody can be there any more"
@@ -162,8 +167,8 @@ def at(step: int) -> Version:
     return Version("actor", 0, step)
 
 
-def announced(*kinds: Payload) -> WeightRegistry:
-    registry = WeightRegistry()
+def announced(*kinds: Payload) -> ImmediateRegistry:
+    registry = ImmediateRegistry()
     for step, kind in enumerate(kinds, 1):
         registry.announce(manifest(at(step), step, kind, at(step - 1) if kind == "delta" else None, False), DISK)
     return registry
@@ -175,16 +180,17 @@ def steps(route: Route) -> list[int]:
 
 def test_the_shortest_way_is_taken() -> None:
     registry = announced("full", "full", "delta", "delta")
-    assert steps(registry.route("actor", None, "a", 9.0)) == [2, 3, 4]
-    assert steps(registry.route("actor", at(1), "a", 9.0)) == [2, 3, 4]
-    assert steps(registry.route("actor", at(3), "a", 9.0)) == [4]
-    assert steps(registry.route("actor", at(4), "a", 9.0)) == []
+    assert steps(registry.route("actor", None, 0.0, None, "a", 9.0)) == [2, 3, 4]
+    assert steps(registry.route("actor", at(1), 0.0, None, "a", 9.0)) == [2, 3, 4]
+    assert steps(registry.route("actor", at(3), 0.0, None, "a", 9.0)) == [4]
+    assert steps(registry.route("actor", at(4), 0.0, None, "a", 9.0)) == []
 
 
 def test_of_adapters_only_the_newest_is_needed() -> None:
     registry = announced("lora", "lora", "lora")
-    assert steps(registry.route("actor", None, "a", 9.0)) == [3]
-    assert registry.needed("actor", 0.0) == {at(3)}
+    assert steps(registry.route("actor", None, 0.0, None, "a", 9.0)) == [3]
+    registry.time = 0.0
+    assert registry.needed("actor") == {at(3)}
 
 
 def test_a_delta_without_its_base_is_refused() -> None:
@@ -198,16 +204,20 @@ def test_a_delta_without_its_base_is_refused() -> None:
 
 def test_what_a_receiver_was_given_is_kept_until_it_proved_the_last_of_it_or_for_its_time() -> None:
     registry = announced("full", "delta")
-    registry.route("actor", None, "engine-0", 5.0)
+    registry.route("actor", None, 0.0, None, "engine-0", 5.0)
     registry.announce(manifest(at(3), 3, "full", None, False), DISK)
-    assert registry.needed("actor", 4.0) == {at(1), at(2), at(3)}
+    registry.time = 4.0
+    assert registry.needed("actor") == {at(1), at(2), at(3)}
     second = manifest(at(2), 2, "delta", at(1), False)
     registry.receipt(Receipt("engine-0", at(2), "wire", second.wire_fingerprint))
-    assert registry.needed("actor", 4.0) == {at(3)}
-    registry.route("actor", at(2), "engine-1", 5.0)
+    registry.time = 4.0
+    assert registry.needed("actor") == {at(3)}
+    registry.route("actor", at(2), 0.0, None, "engine-1", 1.0)
     registry.announce(manifest(at(4), 4, "full", None, False), DISK)
-    assert registry.needed("actor", 4.0) == {at(3), at(4)}
-    assert registry.needed("actor", 5.0) == {at(4)}
+    registry.time = 4.0
+    assert registry.needed("actor") == {at(3), at(4)}
+    registry.time = 5.0
+    assert registry.needed("actor") == {at(4)}
 
 
 def test_engines_of_one_layout_must_hold_the_same() -> None:

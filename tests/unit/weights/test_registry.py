@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The weight service: versions only go up, proofs are checked, waits end."""
+"""The weight registry: versions only go up, proofs are checked, waits end."""
 
 import asyncio
 from dataclasses import replace
@@ -10,8 +10,8 @@ from relax_core.api.component import Chosen
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.role import SystemClock
 from relax_core.api.weights import Manifest, Receipt, TensorInfo, Version, combined_fingerprint
+from relax_core.testing.weight_transport_fixture import ImmediateRegistry
 from relax_core.weights.registry import WeightRegistry, prove_successor
-from relax_core.weights.service import LocalWeightService
 
 DISK = Chosen("weight-transport", "disk")
 
@@ -55,61 +55,61 @@ def proof(of: Manifest, receiver: str = "engine-0") -> Receipt:
 
 
 async def test_newest_is_by_model_and_later_than_after() -> None:
-    service = LocalWeightService(SystemClock())
+    registry = WeightRegistry(SystemClock())
     one, two, other = manifest(1), manifest(2), manifest(7, model="critic")
     for published in (one, two, other):
-        await service.announce(published, DISK)
-    assert await service.newest("actor", None, 0) == (two, DISK)
-    assert await service.newest("actor", one.version, 0) == (two, DISK)
-    assert await service.newest("actor", two.version, 0) is None
-    assert await service.newest("critic", None, 0) == (other, DISK)
-    assert await service.newest("teacher", None, 0) is None
+        await registry.announce(published, DISK)
+    assert await registry.newest("actor", None, 0) == (two, DISK)
+    assert await registry.newest("actor", one.version, 0) == (two, DISK)
+    assert await registry.newest("actor", two.version, 0) is None
+    assert await registry.newest("critic", None, 0) == (other, DISK)
+    assert await registry.newest("teacher", None, 0) is None
 
 
 async def test_newest_waits_until_something_is_announced() -> None:
     clock = VirtualClock()
-    service = LocalWeightService(clock)
-    waiting = asyncio.create_task(service.newest("actor", None, 60.0))
+    registry = WeightRegistry(clock)
+    waiting = asyncio.create_task(registry.newest("actor", None, 60.0))
     await clock.until_someone_sleeps()
-    await service.announce(manifest(1, model="critic"), DISK)
+    await registry.announce(manifest(1, model="critic"), DISK)
     await asyncio.sleep(0)
     assert not waiting.done()
-    await service.announce(manifest(1), DISK)
+    await registry.announce(manifest(1), DISK)
     assert await asyncio.wait_for(waiting, 5) == (manifest(1), DISK)
 
 
 async def test_newest_gives_up_at_its_deadline() -> None:
     clock = VirtualClock()
-    waiting = asyncio.create_task(LocalWeightService(clock).newest("actor", None, 60.0))
+    waiting = asyncio.create_task(WeightRegistry(clock).newest("actor", None, 60.0))
     await clock.until_someone_sleeps()
     clock.advance(60.0)
     assert await asyncio.wait_for(waiting, 5) is None
 
 
 async def test_receivers_are_those_who_proved() -> None:
-    service = LocalWeightService(SystemClock())
-    await service.announce(manifest(1), DISK)
-    await service.receipt(proof(manifest(1), "engine-0"))
-    await service.announce(manifest(2), DISK)
-    await service.receipt(proof(manifest(2), "engine-1"))
-    assert await service.receivers("actor") == {"engine-0": Version("actor", 0, 1), "engine-1": Version("actor", 0, 2)}
-    await service.forget("engine-0", "actor")
-    assert await service.receivers("actor") == {"engine-1": Version("actor", 0, 2)}
+    registry = WeightRegistry(SystemClock())
+    await registry.announce(manifest(1), DISK)
+    await registry.receipt(proof(manifest(1), "engine-0"))
+    await registry.announce(manifest(2), DISK)
+    await registry.receipt(proof(manifest(2), "engine-1"))
+    assert await registry.receivers("actor") == {"engine-0": Version("actor", 0, 1), "engine-1": Version("actor", 0, 2)}
+    await registry.forget("engine-0", "actor")
+    assert await registry.receivers("actor") == {"engine-1": Version("actor", 0, 2)}
 
 
 async def test_wrong_fingerprint_names_receiver_version_have_and_want() -> None:
-    service = LocalWeightService(SystemClock())
-    await service.announce(manifest(1), DISK)
-    await service.receipt(proof(manifest(1)))
+    registry = WeightRegistry(SystemClock())
+    await registry.announce(manifest(1), DISK)
+    await registry.receipt(proof(manifest(1)))
     with pytest.raises(InfrastructureError) as refused:
-        await service.receipt(Receipt("engine-0", Version("actor", 0, 1), "wire", "beef"))
+        await registry.receipt(Receipt("engine-0", Version("actor", 0, 1), "wire", "beef"))
     for word in ("engine-0", "actor@0.1", "beef", manifest(1).fingerprint):
         assert word in str(refused.value)
-    assert await service.receivers("actor") == {}
+    assert await registry.receivers("actor") == {}
 
 
 def test_late_receipt_of_the_version_before_is_still_checked() -> None:
-    registry = WeightRegistry()
+    registry = ImmediateRegistry()
     registry.announce(manifest(1), DISK)
     registry.announce(manifest(2), DISK)
     registry.receipt(proof(manifest(1)))
@@ -118,32 +118,32 @@ def test_late_receipt_of_the_version_before_is_still_checked() -> None:
 
 
 def test_receipt_for_what_was_never_published_is_refused() -> None:
-    registry = WeightRegistry()
+    registry = ImmediateRegistry()
     registry.announce(manifest(1), DISK)
     with pytest.raises(InfrastructureError, match="never published"):
         registry.receipt(proof(manifest(2)))
 
 
 def test_abandoned_incarnation_is_refused() -> None:
-    registry = WeightRegistry()
+    registry = ImmediateRegistry()
     registry.announce(manifest(5), DISK)
     registry.announce(manifest(3, incarnation=1), DISK)
     with pytest.raises(InfrastructureError, match="abandoned"):
         registry.announce(manifest(6), DISK)
     with pytest.raises(InfrastructureError, match="abandoned"):
         registry.receipt(proof(manifest(5)))
-    assert registry.newest("actor", Version("actor", 0, 5)) == (manifest(3, incarnation=1), DISK)
+    assert registry.newest("actor", Version("actor", 0, 5), 0.0) == (manifest(3, incarnation=1), DISK)
 
 
 def test_versions_do_not_go_back() -> None:
-    registry = WeightRegistry()
+    registry = ImmediateRegistry()
     registry.announce(manifest(2), DISK)
     with pytest.raises(InfrastructureError, match="only go up"):
         registry.announce(manifest(1), DISK)
 
 
 def test_same_version_again_is_harmless_but_other_bytes_are_not() -> None:
-    registry = WeightRegistry()
+    registry = ImmediateRegistry()
     registry.announce(manifest(1), DISK)
     registry.announce(manifest(1), DISK)
     with pytest.raises(InfrastructureError, match="different bytes"):
@@ -152,7 +152,7 @@ def test_same_version_again_is_harmless_but_other_bytes_are_not() -> None:
 
 def test_manifest_without_fingerprint_is_refused() -> None:
     with pytest.raises(InfrastructureError, match="without a fingerprint"):
-        WeightRegistry().announce(replace(manifest(1), fingerprint=""), DISK)
+        ImmediateRegistry().announce(replace(manifest(1), fingerprint=""), DISK)
 
 
 def test_identical_weights_after_an_applied_update_are_a_fault() -> None:
@@ -176,7 +176,7 @@ def test_vanished_or_reshaped_tensor_is_a_fault() -> None:
     reshaped = (replace(after.tensors[0], shape=(1, 2)), after.tensors[1])
     with pytest.raises(InfrastructureError, match="a: have"):
         prove_successor(before, replace(after, tensors=reshaped), applied=True)
-    registry = WeightRegistry()
+    registry = ImmediateRegistry()
     registry.announce(before, DISK)
     with pytest.raises(InfrastructureError, match="publish the whole model"):
         registry.announce(replace(after, tensors=after.tensors[:1]), DISK)

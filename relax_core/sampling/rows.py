@@ -10,12 +10,14 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from relax_core.api.batch import STATES, STEP_REWARDS, TEACHER_INDEX, TURNS, AttemptId, Column, Ragged, RowBatch, RowId
 from relax_core.api.bus import Sealed
 from relax_core.api.family import Routing
-from relax_core.api.task import Media, Message, Task
+from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Path, Trajectory
 from relax_core.config.tables import TeacherTable
 from relax_core.data.media_pipeline import media_of
@@ -25,10 +27,6 @@ from relax_core.media.source import shown
 from relax_core.media.store import key_bytes
 from relax_core.rewards.scorer import ScoredSample
 from relax_core.sampling.groups import InflightGroup
-
-if TYPE_CHECKING:
-    import numpy as np
-
 
 TURN_COLUMNS = frozenset({TURNS.name, STATES.name, STEP_REWARDS.name})
 GIVEN = (-1, 0, 0.0)
@@ -41,8 +39,6 @@ def turn_columns(
     """Make the columns of turns for the rows of these samples, in order; `lengths` are the rows' tokens.
 
     Each token gets the turn of its sample that it is of, the state in which that began, and the reward that it earned."""
-    import numpy as np
-
     told: list[tuple[int, int, float]] = []
     widths: list[int] = []
     for paths, trajectory, scored in samples:
@@ -101,21 +97,15 @@ def row_batch(
         in zip(samples, owned, _trained(columns, [len(own) for own in owned]), strict=True)
     ]  # fmt: skip
     if "media" in asked:
-        columns["media"] = _media([*chain.from_iterable(owned)])
+        keys = [[key for node, _ in path for key in node.media] for path in chain.from_iterable(owned)]
+        columns["media"] = Ragged.of([key_bytes(own) for own in keys], like=key_bytes(()))
     if routing is not None:
         columns |= route_columns([*chain.from_iterable(owned)], routing, columns["tokens"].lengths)
     return RowBatch(tuple(ids), columns), sealed
 
 
-def _media(paths: Sequence[Path]) -> Ragged:
-    """Keys of media in the order of their placeholders."""
-    return Ragged.of([key_bytes([key for node, _ in path for key in node.media]) for path in paths], like=key_bytes(()))
-
-
 def with_row_column(rows: RowBatch, column: Column, values: Sequence[float]) -> RowBatch:
     """Add one number to each row."""
-    import numpy as np
-
     told = Ragged(np.array(values, column.dtype), np.ones(len(rows), np.int64))
     return rows.with_columns({column.name: told})
 
@@ -127,8 +117,6 @@ def with_teacher(rows: RowBatch, tasks: Mapping[int, Task], teachers: Sequence[T
 
 
 def _columns(paths: Sequence[Path], rewards: Sequence[float]) -> dict[str, Ragged]:
-    import numpy as np
-
     lengths = np.array([sum(len(node.tokens) for node, _ in path) for path in paths], np.int64)
     total = int(lengths.sum())
     nodes = [node for path in paths for node, _ in path]
@@ -153,8 +141,6 @@ def _columns(paths: Sequence[Path], rewards: Sequence[float]) -> dict[str, Ragge
 
 def _trained(columns: dict[str, Ragged], num_rows: Sequence[int]) -> Iterator[tuple[int, int, int | None]]:
     """Count each sample's trained tokens, with the oldest and the newest version among them; 0 and None without any."""
-    import numpy as np
-
     mask = columns["loss_mask"]
     before = np.concatenate(([0], np.cumsum(mask.values, dtype=np.int64)))[mask.offsets()]
     sizes = np.array(num_rows, np.int64)
@@ -173,11 +159,15 @@ def _trained(columns: dict[str, Ragged], num_rows: Sequence[int]) -> Iterator[tu
 
 
 def sample_record(task: Task, trajectory: Trajectory, scored: ScoredSample) -> dict[str, Any]:
-    """Describe one sample as JSON: its prompt, response and reward."""
-    keys = _keys(task, trajectory)
+    """Describe one sample as JSON: its prompt, response and reward, with the keys of the media that it shows."""
+    prompt = () if isinstance(task.prompt, str) else task.prompt
+    keys: Sequence[str] = [key for node in trajectory.forest for key in node.media]
+    if len(keys) != len(media_of(trajectory.messages)):  # branches part what was shown: keys of the prompt alone
+        first = trajectory.forest[0].media if trajectory.forest else ()
+        keys = first if len(first) == len(media_of(prompt)) else ()
     record: dict[str, Any] = {
         "task_id": task.id,
-        "prompt": task.prompt if isinstance(task.prompt, str) else _messages(task.prompt, keys),
+        "prompt": task.prompt if isinstance(task.prompt, str) else _messages(prompt, keys),
         "response": trajectory.response,
         "answer": task.answer,
         "reward": scored.value if scored.outcome.judged else None,
@@ -221,31 +211,21 @@ def measures(groups: Sequence[InflightGroup]) -> dict[str, float]:
     }
 
 
-def _keys(task: Task, trajectory: Trajectory) -> Sequence[str]:
-    """Keys of the media that its messages show, in order; those of the prompt alone where branches part what was shown."""
-    told = [key for node in trajectory.forest for key in node.media]
-    if len(told) == len(media_of(trajectory.messages)):
-        return told
-    first = trajectory.forest[0].media if trajectory.forest else ()
-    prompt = () if isinstance(task.prompt, str) else task.prompt
-    return first if len(first) == len(media_of(prompt)) else ()
-
-
 def _messages(messages: Sequence[Message], keys: Sequence[str]) -> list[dict[str, Any]]:
+    """Describe messages. A medium's key leads to the store and to the copy for people; bytes in its source are not repeated."""
     left = iter(keys)
-    return [{"role": message.role, "content": _content(message, left)} for message in messages]
-
-
-def _content(message: Message, keys: Iterator[str]) -> str | list[dict[str, Any]]:
-    if isinstance(message.content, str) or all(part.media is None for part in message.content):
-        return message.text
-    return [{"type": "text", "text": part.text} if part.media is None else _medium(part.media, next(keys, ""))
-            for part in message.content]  # fmt: skip
-
-
-def _medium(media: Media, key: str) -> dict[str, Any]:
-    """Describe a medium. Its key leads to the store and to the copy for people; bytes in the source are not repeated."""
-    told: dict[str, Any] = {"type": media.kind, "source": shown(media.source)}
-    if media.view is not None:
-        told["view"] = list(media.view)
-    return {**told, "key": key} if key else told
+    told: list[dict[str, Any]] = []
+    for message in messages:
+        content: list[dict[str, Any]] = []
+        parts = () if isinstance(message.content, str) or not media_of((message,)) else message.content
+        for part in parts:
+            if part.media is None:
+                content.append({"type": "text", "text": part.text})
+                continue
+            content.append({"type": part.media.kind, "source": shown(part.media.source)})
+            if part.media.view is not None:
+                content[-1]["view"] = list(part.media.view)
+            if key := next(left, ""):
+                content[-1]["key"] = key
+        told.append({"role": message.role, "content": content or message.text})
+    return told

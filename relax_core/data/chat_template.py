@@ -43,8 +43,13 @@ class ChatTemplate:
     def __init__(self, text: str, name: str, variables: Mapping[str, Any], now: datetime) -> None:
         self.name = name
         self._variables = dict(variables)
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals |= {"raise_exception": _raise, "strftime_now": now.strftime}
         try:
-            self._template = _environment(now).from_string(text)
+            self._template = environment.from_string(text)
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(FIELD, f"{name} line {error.lineno}: {error.message}", "correct the template") from error
 
@@ -84,7 +89,12 @@ class ChatTemplate:
 
 def message_fields(message: Message) -> dict[str, Any]:
     """A message as templates know it; empty fields are left out because templates test for their presence."""
-    fields: dict[str, Any] = {"role": message.role, "content": _content(message)}
+    content: Any = message.text
+    if not isinstance(message.content, str) and any(part.media for part in message.content):
+        content = [
+            {"type": part.media.kind} if part.media else {"type": "text", "text": part.text} for part in message.content
+        ]
+    fields: dict[str, Any] = {"role": message.role, "content": content}
     if message.name:
         fields["name"] = message.name
     if message.tool_calls:
@@ -95,14 +105,6 @@ def message_fields(message: Message) -> dict[str, Any]:
     return fields
 
 
-def _content(message: Message) -> str | list[dict[str, str]]:
-    if isinstance(message.content, str) or not any(part.media for part in message.content):
-        return message.text
-    return [
-        {"type": part.media.kind} if part.media else {"type": "text", "text": part.text} for part in message.content
-    ]
-
-
 class _Generation(Extension):
     """`{% generation %}` marks the assistant's words for other trainers; here its body is all there is to it."""
 
@@ -111,16 +113,6 @@ class _Generation(Extension):
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _environment(now: datetime) -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = now.strftime
-    return environment
 
 
 def _to_json(

@@ -72,7 +72,12 @@ def example(
     Without `hold`, each medium has one token. Raises ConfigError (field `data.train`) where there is nothing to learn from it.
     """
     if isinstance(prompt, str):
-        runs = _plain(family, prompt, completion)
+        if not isinstance(completion, str):
+            what = "nothing to answer" if completion is None else "messages behind"
+            fix = "give the completion as text, or write the prompt as messages"
+            raise ConfigError("data.train", f"{what} a prompt of plain text", fix)
+        said = Rendered(family.turn(prompt, Message(SPEAKER, completion)))
+        runs = [_Run(family.start(prompt)), _Run(said, trained=True)]
     else:
         given = 0 if completion is None else len(prompt)
         runs = _conversation(family, said_in(prompt, completion), given)
@@ -97,18 +102,6 @@ def example(
 def said_in(prompt: Text, completion: Text | None) -> tuple[Message, ...]:
     """Join all messages of a row, in order; those of plain text show nothing."""
     return () if isinstance(prompt, str) else (*prompt, *_messages(completion))
-
-
-def _plain(family: ModelFamily, prompt: str, completion: Text | None) -> list[_Run]:
-    if not isinstance(completion, str):
-        got = (
-            "nothing to answer a prompt of plain text"
-            if completion is None
-            else "messages behind a prompt of plain text"
-        )
-        raise ConfigError("data.train", got, "give the completion as text, or write the prompt as messages")
-    said = Rendered(family.turn(prompt, Message(SPEAKER, completion)))
-    return [_Run(family.start(prompt)), _Run(said, trained=True)]
 
 
 def _messages(completion: Text | None) -> tuple[Message, ...]:

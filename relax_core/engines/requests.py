@@ -80,7 +80,7 @@ def singly(generate: GenerateAll) -> Generate:
 
 def cut(completion: Completion, stop: tuple[str, ...], decode: Callable[[tuple[int, ...]], str]) -> Completion:
     """Cut a completion behind the token that completes the first stop text; engines see ids only and may pass it."""
-    if not stop or not any(text in decode(completion.tokens) for text in stop):
+    if not any(text in decode(completion.tokens) for text in stop):
         return completion
     lengths = range(1, len(completion.tokens) + 1)
     end = next(n for n in lengths if any(text in decode(completion.tokens[:n]) for text in stop))

@@ -251,17 +251,18 @@ class EngineSupervisor:
         `on_arrival` gets the receipt of each as soon as it serves the version, whatever the others do.
         """
         self._newest = (manifest, transport)
-        names = await asyncio.gather(*(self._update(slot, on_arrival) for slot in self._not_out()))
-        return tuple(name for name in names if name)
 
-    async def _update(self, slot: EngineSlot, on_arrival: OnArrival | None) -> str:
-        incarnation = self._state(slot).incarnation
-        receipt = await self._contained(slot, self._load_newest(slot))
-        if not self._admit(slot, incarnation):
-            return ""
-        if on_arrival is not None and receipt is not None:
-            await on_arrival(receipt)
-        return slot.name
+        async def follow(slot: EngineSlot) -> str:
+            incarnation = self._state(slot).incarnation
+            receipt = await self._contained(slot, self._load_newest(slot))
+            if not self._admit(slot, incarnation):
+                return ""
+            if on_arrival is not None and receipt is not None:
+                await on_arrival(receipt)
+            return slot.name
+
+        names = await asyncio.gather(*map(follow, self._not_out()))
+        return tuple(name for name in names if name)
 
     async def _load_newest(self, slot: EngineSlot) -> Receipt | None:
         """Load versions until none is newer; the last receipt, None where it had the newest version."""

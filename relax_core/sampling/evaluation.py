@@ -60,14 +60,14 @@ class Evaluation:
 
     async def _one(self, one: EvalSet, step: int) -> EvalFinished:
         groups = await asyncio.gather(*(self._group(one, index, step) for index in one.indices))
-        judged = await self._scorer.score(groups)
-        values = [j.value for group in judged for j in group if j.outcome.judged]
+        scored_groups = await self._scorer.score(groups)
+        values = [scored.value for group in scored_groups for scored in group if scored.outcome.judged]
         mean = statistics.fmean(values) if values else 0.0
-        failed = sum(len(group) for group in judged) - len(values)
+        failed = sum(map(len, scored_groups)) - len(values)
         spread = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
         records = tuple(
             sample_record(task, trajectory, scored)
-            for (task, trajectories), scores in zip(groups[:SHOWN], judged, strict=False)
+            for (task, trajectories), scores in zip(groups[:SHOWN], scored_groups, strict=False)
             for trajectory, scored in zip(trajectories, scores, strict=True)
         )
         metrics = {"standard_error": spread, "failed": float(failed)}
@@ -79,23 +79,18 @@ class Evaluation:
 
         def generator(places: Sequence[int]) -> GenerateAll:
             sessions = [(one.name, index, place) for place in places]
-            return _at_least(step, sessions, self._pool.generator([one.sampling] * len(places)))
+            generate = self._pool.generator([one.sampling] * len(places))
+
+            async def floored(calls: Sequence[GenerateCall]) -> Sequence[Completion]:
+                """Ask only engines that have the version which is evaluated: a slow one may still have an older."""
+                return await generate([
+                    call._replace(floor=max(call.floor, step), session=session, group=session[:2])
+                    for call, session in zip(calls, sessions, strict=True)
+                ])  # fmt: skip
+
+            return floored
 
         return task, tuple(await self._samples(task, prompt, seeds, generator, lambda: None))
-
-
-def _at_least(step: int, sessions: Sequence[tuple[str, int, int]], generate: GenerateAll) -> GenerateAll:
-    """Ask only engines that have the version which is evaluated: a slow one may still have an older."""
-
-    async def floored(calls: Sequence[GenerateCall]) -> Sequence[Completion]:
-        return await generate(
-            [
-                call._replace(floor=max(call.floor, step), session=session, group=session[:2])
-                for call, session in zip(calls, sessions, strict=True)
-            ]
-        )
-
-    return floored
 
 
 def is_due(run: Any, step: int) -> bool:
@@ -115,18 +110,15 @@ def open_tasks(context: RunContext, family: ModelFamily) -> tuple[TaskSet, Seque
     if not run.eval.every:
         return tasks, range(len(tasks)), []
     if run.eval.sets:
-        sets = [_eval_set(context, family, at, table) for at, table in enumerate(run.eval.sets)]
+        sets = []
+        for at, table in enumerate(run.eval.sets):
+            columns = table.columns or run.data.columns
+            own = task_set(context, family, f"eval.sets.{at}.path", str(table.path), columns)
+            size, sampling = min(table.size or len(own), len(own)), eval_sampling(run, table.temperature)
+            sets.append(EvalSet(table.name, own, range(size), table.samples or run.eval.samples, sampling))
         return tasks, range(len(tasks)), sets
     train, held = tasks.hold_out(run.eval.size, run.seed)
     return tasks, train, [EvalSet(HOLD_OUT, tasks, held, run.eval.samples, eval_sampling(run, None))]
-
-
-def _eval_set(context: RunContext, family: ModelFamily, at: int, table: Any) -> EvalSet:
-    key = f"eval.sets.{at}.path"
-    tasks = task_set(context, family, key, str(table.path), table.columns or context.config.data.columns)
-    size = min(table.size or len(tasks), len(tasks))
-    samples = table.samples or context.config.eval.samples
-    return EvalSet(table.name, tasks, range(size), samples, eval_sampling(context.config, table.temperature))
 
 
 def eval_sampling(run: Any, own: float | None) -> SamplingParams:

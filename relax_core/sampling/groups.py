@@ -43,7 +43,7 @@ class InflightGroup:
         issued -> generating -> generated -> scoring -> scored -> put on the bus | rejected by a filter
 
     Invariants:
-    - every turn of every attempt is asked through `generator`, so that none goes on with weights older than `floor`;
+    - every turn of every attempt is asked through `generator`, so that none goes on with weights older than its oldest token;
     - `lengths` has at every moment the tokens that would be given up with the group;
     - `trajectories` and `scores` are empty, or one for each attempt of the issue in its order.
     """
@@ -68,13 +68,9 @@ class InflightGroup:
     at_engines: int = 0
     """Samples whose next tokens are awaited; the other missing ones are in their environments."""
     _oldest: int | None = None
+    """Oldest step among the tokens so far."""
     _turns: dict[AttemptId, list[int]] = field(default_factory=dict)
     """Tokens of each turn."""
-
-    @property
-    def floor(self) -> int:
-        """Oldest step among the tokens so far; before the first, that of the engines when the group was admitted."""
-        return self.version.step if self._oldest is None else self._oldest
 
     @property
     def lengths(self) -> Mapping[AttemptId, int]:
@@ -90,7 +86,9 @@ class InflightGroup:
         lengths = [self._turns.setdefault(attempt, []) for attempt in attempts]
 
         async def counted(calls: Sequence[GenerateCall]) -> Sequence[Completion]:
-            floor, turns = self.floor, [len(own) for own in lengths]
+            # Before the first token, the floor is the step of the engines when the group was admitted.
+            floor = self.version.step if self._oldest is None else self._oldest
+            turns = [len(own) for own in lengths]
             watched = []
             for call, own, attempt in zip(calls, lengths, attempts, strict=True):
                 own.append(0)

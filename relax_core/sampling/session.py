@@ -241,7 +241,8 @@ class Branch:
         if completion.finish in ("error", "abort", "deadline"):
             outcome = Outcome.ENGINE_TIMEOUT if completion.finish == "deadline" else Outcome.ENGINE_ERROR
             raise sample.end(outcome, completion.error or f"generation ended with {completion.finish}")
-        completion = cut(completion, call.stop, family.decode)
+        if call.stop:
+            completion = cut(completion, call.stop, family.decode)
         if completion.finish == "length" and call.max_new_tokens != max_new_tokens:
             sample.end(Outcome.TRUNCATED, "")
         tokens, versions = completion.tokens, completion.versions
@@ -256,7 +257,9 @@ class Branch:
         calls: tuple[ToolCall, ...] = ()
         if sample.tools:
             text, calls, error = family.parse(text)
-            error = error or _misnamed(calls, sample.tools)
+            known = {tool.name for tool in sample.tools}
+            if wrong := [call.name for call in calls if call.name not in known]:
+                error = error or f"there is no tool {wrong[0]!r}; there are {', '.join(sorted(known))}"
         sample.response = text
         # An environment that drives may have said something while the turn was sampled: that comes after the turn.
         self.messages.insert(self._num_rendered, Message("assistant", text, calls))
@@ -333,13 +336,6 @@ def state_of(observation: Observation | str | None) -> str:
 
 def _text(messages: Sequence[Message]) -> str:
     return "".join(message.text for message in messages)
-
-
-def _misnamed(calls: tuple[ToolCall, ...], tools: tuple[Tool, ...]) -> str:
-    """Tell the policy of a call to a tool that is not there."""
-    known = {tool.name for tool in tools}
-    wrong = next((call.name for call in calls if call.name not in known), None)
-    return "" if wrong is None else f"there is no tool {wrong!r}; there are {', '.join(sorted(known))}"
 
 
 # -- keys of states: equal where turns of different samples of a task began in the same one --------------------------

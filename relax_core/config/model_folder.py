@@ -16,6 +16,7 @@ from relax_core.api.family import Routing
 from relax_core.api.task import MediaKind
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+NO_BOUND = 1 << 30
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length")
 
 
@@ -30,6 +31,11 @@ def model_context(folder: Path) -> int | None:
             if isinstance(known.get(key), int):
                 return int(known[key])
     return None
+
+
+def bounded_context(folder: Path) -> int:
+    """Longest sequence of the model; one that does not say has no bound of its own."""
+    return model_context(folder) or NO_BOUND
 
 
 def routing(folder: Path) -> Routing | None:

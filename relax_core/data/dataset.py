@@ -21,7 +21,7 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.source import TaskSource
 from relax_core.api.task import Message, Task
-from relax_core.data.media_pipeline import context_of
+from relax_core.config.model_folder import bounded_context
 from relax_core.data.task_row import MediaOrigin, RowError, text_or_messages
 from relax_core.data.tasks import HOLD_OUT, RowSet, check_placeholders
 from relax_core.media.store import key_bytes
@@ -308,7 +308,7 @@ def _open(run: Any, build: Build, form: Source, key: str, path: str, columns: Ma
         source.open(path, columns)
         return Dataset(
             source, family, form, system_prompt=run.data.system_prompt, too_long=run.data.too_long,
-            max_row_tokens=run.data.max_row_tokens or context_of(run), train_on=run.data.train_on,
+            max_row_tokens=run.data.max_row_tokens or bounded_context(run.model.path), train_on=run.data.train_on,
             media=[type(build(each.chosen)).medium for each in run.media],
         )  # fmt: skip
     except ConfigError as error:

@@ -4,8 +4,6 @@
 Media that can't be read, take too long or kill their process raise `MediaRefused` for whoever asked. Results and
 refusals are remembered by source. Where a budget is given, media that nobody needs are deleted from the store and
 processed again on demand.
-
-Media pipelines of a run from its configuration, and the bounds that its model sets.
 """
 
 from __future__ import annotations
@@ -23,9 +21,8 @@ from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.modality import PlaceholderSpan
 from relax_core.api.role import Workers
 from relax_core.api.task import Media, Message
-from relax_core.config.model_folder import model_context
 from relax_core.config.run_config import RunContext
-from relax_core.data.placeholders import MediaRefused, PlaceholderTokens, held
+from relax_core.data.placeholders import MediaRefused, PlaceholderTokens, expand_placeholders
 from relax_core.media.source import shown
 from relax_core.media.store import MediaStore
 from relax_core.rpc.isolated_pool import IsolatedPool, ItemCrash, ItemTimeout
@@ -80,7 +77,27 @@ class MediaPipeline:
     async def num_features(self, messages: Iterable[Message]) -> int:
         """Count the features that these messages' media will have, from their headers; of views, which only decoding tells,
         those that are known. Raises MediaRefused."""
-        return sum([await self._features(media) for media in media_of(messages)])
+        total = 0
+        for media in media_of(messages):
+            name = _name(media)
+            known = self._known.get(name)
+            if known is not None and known.done():
+                total += sum(span.size for span in self._result(media).layout)
+                continue
+            if media.view is not None:
+                continue
+            if name not in self._sizes:
+                try:
+                    self._sizes[name] = int(await self._processor(media).ask("budget", media))
+                except MediaRefused as refused:
+                    self._sizes[name] = str(refused)
+                if len(self._sizes) > REMEMBERED:
+                    self._sizes.popitem(last=False)
+            size = self._sizes[name]
+            if isinstance(size, str):
+                raise _refusal(media, size)
+            total += size
+        return total
 
     async def prepare(self, messages: Iterable[Message], owner: Hashable = None) -> None:
         """Process whatever these messages show and keep it for its owner. Raises MediaRefused with source and reason."""
@@ -89,8 +106,7 @@ class MediaPipeline:
 
     def fill_placeholders(self, rendered: Rendered, messages: Iterable[Message]) -> Rendered:
         """Give a rendering of prepared messages the tokens that their media take. Raises MediaRefused."""
-        found = [self._now(media) for media in media_of(messages)]
-        return held(rendered, found, self._family)
+        return expand_placeholders(rendered, [self._result(media) for media in media_of(messages)], self._family)
 
     def release(self, owner: Hashable) -> None:
         """Drop an owner's need of its media."""
@@ -116,28 +132,13 @@ class MediaPipeline:
             raise MediaRefused(f'nothing here reads such media: write media = ["{media.kind}"]')
         return self._by_kind[media.kind]
 
-    async def _features(self, media: Media) -> int:
-        name = _name(media)
-        known = self._known.get(name)
-        if known is not None and known.done():
-            return sum(span.size for span in self._now(media).layout)
-        if media.view is not None:
-            return 0
-        if name not in self._sizes:
-            try:
-                self._sizes[name] = int(await self._processor(media).ask("budget", media))
-            except MediaRefused as refused:
-                self._sizes[name] = str(refused)
-            if len(self._sizes) > REMEMBERED:
-                self._sizes.popitem(last=False)
-        size = self._sizes[name]
-        if isinstance(size, str):
-            raise _refusal(media, size)
-        return size
-
-    def _now(self, media: Media) -> PlaceholderTokens:
-        known = self._known.get(_name(media))
-        return _result(media, known.result() if known is not None and known.done() else "it was not processed")
+    def _result(self, media: Media, known: asyncio.Future[PlaceholderTokens | str] | None = None) -> PlaceholderTokens:
+        """Give what is known of a processed medium. Raises MediaRefused."""
+        known = known or self._known.get(_name(media))
+        result = known.result() if known is not None and known.done() else "it was not processed"
+        if isinstance(result, str):
+            raise _refusal(media, result)
+        return result
 
     async def _processed(self, media: Media, owner: Hashable) -> PlaceholderTokens:
         name = _name(media)
@@ -145,7 +146,8 @@ class MediaPipeline:
             known = self._known.get(name)
             if known is None:
                 known = await self._begin(name, media)
-            found = _result(media, await asyncio.shield(known))
+            await asyncio.shield(known)
+            found = self._result(media, known)
             if self._keep(found.key, name, owner):
                 return found
             if self._known.get(name) is known:
@@ -164,9 +166,7 @@ class MediaPipeline:
             del self._known[name]
             known.cancel()
             raise
-        while (
-            len(self._known) > REMEMBERED
-        ):  # a medium may stay after its source is forgotten, and is found by its content
+        while len(self._known) > REMEMBERED:  # the medium may stay, and is found by its content
             oldest, forgotten = self._known.popitem(last=False)
             found = forgotten.result() if forgotten.done() and not forgotten.cancelled() else ""
             if isinstance(found, PlaceholderTokens) and found.key in self._names:
@@ -304,12 +304,6 @@ def media_of(messages: Iterable[Message]) -> list[Media]:
     return [part.media for part in parts if part.media is not None]
 
 
-def _result(media: Media, result: PlaceholderTokens | str) -> PlaceholderTokens:
-    if isinstance(result, str):
-        raise _refusal(media, result)
-    return result
-
-
 def _refusal(media: Media, why: str) -> MediaRefused:
     return MediaRefused(f"{media.kind} {shown(media.source)}: {why}")
 
@@ -328,17 +322,9 @@ def _name(media: Media) -> Any:
     return media.kind, source, media.view
 
 
-NO_BOUND = 1 << 30
-
-
 def media_store(context: RunContext) -> str:
     """The directory of the run's processed media."""
     return str(Path(context.run_dir).absolute() / "media")
-
-
-def context_of(run: Any) -> int:
-    """The model's context in tokens; one that does not say has no bound of its own."""
-    return model_context(run.model.path) or NO_BOUND
 
 
 def make_media_pipeline(context: RunContext, family: ModelFamily, limit: int | None = None) -> MediaPipeline:

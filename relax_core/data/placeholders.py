@@ -32,7 +32,7 @@ class PlaceholderTokens:
     layout: tuple[PlaceholderSpan, ...]
 
 
-def held(rendered: Rendered, media: Sequence[PlaceholderTokens], family: ModelFamily[Any]) -> Rendered:
+def expand_placeholders(rendered: Rendered, media: Sequence[PlaceholderTokens], family: ModelFamily[Any]) -> Rendered:
     """Expand a rendering to the tokens that each medium takes, and put keys for names. Raises MediaRefused."""
     fault = misplaced(rendered.tokens, [medium.kind for medium in media], family.placeholders)
     if fault:

@@ -65,8 +65,15 @@ def row_task(row: object, columns: Mapping[str, str], default_id: str, origin: M
     if known["prompt"] not in row:
         raise RowError(f"no column {known['prompt']!r} for the prompt; it has {', '.join(map(repr, row)) or 'none'}")
     given = {source: name for name, source in columns.items() if name not in FIELDS}
-    showing = _media_columns(values, columns)
-    media = {kind: _column_media(values, kind, column, origin) for kind, column in showing.items()}
+    showing: dict[MediaKind, str] = {}
+    media: dict[MediaKind, list[Media]] = {}
+    for kind, names in COLUMNS.items():
+        told = next((columns[name] for name in names if name in columns), None)
+        column = told if told is not None else next((name for name in names if name in row), "")
+        if column in row:
+            value, showing[kind] = row[column], column
+            held = list(enumerate(value)) if isinstance(value, list) else [] if value is None else [(-1, value)]
+            media[kind] = [_medium(kind, one, (column, at) if at >= 0 else (column,), origin) for at, one in held]
     taken = {*known.values(), *showing.values()}
     return Task(
         id=_text(row.get(known["id"]), known["id"], default_id),
@@ -89,13 +96,9 @@ def _without_bytes(value: Any) -> Any:
     """Drop bytes that were left in the file."""
     if isinstance(value, dict):
         return {key: _without_bytes(inner) for key, inner in value.items()}
-    return (
-        None
-        if isinstance(value, Embedded)
-        else [_without_bytes(one) for one in value]
-        if isinstance(value, list)
-        else value
-    )
+    if isinstance(value, list):
+        return [_without_bytes(one) for one in value]
+    return None if isinstance(value, Embedded) else value
 
 
 def text_or_messages(value: object, column: str, origin: MediaOrigin) -> str | tuple[Message, ...]:
@@ -203,27 +206,6 @@ def _view_of(value: object, where: str) -> tuple[float, float] | None:
     if isinstance(value, list) and len(value) == 2 and all(isinstance(bound, int | float) for bound in value):
         return float(value[0]), float(value[1])
     raise RowError(f"view of {where} is not [start, end] in seconds")
-
-
-def _media_columns(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[MediaKind, str]:
-    """The column of the row that holds media of each kind; `columns` maps our names to the file's."""
-    found: dict[MediaKind, str] = {}
-    for kind, names in COLUMNS.items():
-        told = next((columns[name] for name in names if name in columns), None)
-        name = told if told is not None else next((name for name in names if name in row), "")
-        if name in row:
-            found[kind] = name
-    return found
-
-
-def _column_media(row: Mapping[str, Any], kind: MediaKind, column: str, origin: MediaOrigin) -> list[Media]:
-    """The media of a column that holds one or a list of them. Raises RowError."""
-    value = row[column]
-    if value is None:
-        return []
-    if isinstance(value, list):
-        return [_medium(kind, one, (column, number), origin) for number, one in enumerate(value)]
-    return [_medium(kind, value, (column,), origin)]
 
 
 def _placed(prompt: Prompt, media: Mapping[MediaKind, Sequence[Media]], columns: Mapping[MediaKind, str]) -> Prompt:

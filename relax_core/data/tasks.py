@@ -23,9 +23,10 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.source import TaskSource
 from relax_core.api.task import Message, Task
+from relax_core.config.model_folder import bounded_context
 from relax_core.config.run_config import RunContext
 from relax_core.config.tables import TeacherTable
-from relax_core.data.media_pipeline import context_of, media_of
+from relax_core.data.media_pipeline import media_of
 from relax_core.data.placeholders import misplaced
 from relax_core.media.source import shown
 
@@ -283,7 +284,7 @@ def task_set(context: RunContext, family: ModelFamily, key: str, path: str, colu
         source.open(path, columns)
     except ConfigError as error:
         raise ConfigError(key, error.got, error.fix) from error  # a source does not know which key names its file
-    limit = run.data.max_prompt_tokens or context_of(run) - run.rollout.max_new_tokens
+    limit = run.data.max_prompt_tokens or bounded_context(run.model.path) - run.rollout.max_new_tokens
     tasks = TaskSet(
         source, family, system_prompt=run.data.system_prompt, max_prompt_tokens=limit, too_long=run.data.too_long,
         needs=needs, tools=environments[run.environment.name].tools,

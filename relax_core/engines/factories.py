@@ -19,10 +19,10 @@ from relax_core.api.events import RoleFailed, RoleRecovered
 from relax_core.api.family import ModelFamily, Routing
 from relax_core.api.role import WorkerSpec
 from relax_core.api.weights import Version
-from relax_core.config.model_folder import model_context, routing, vocabulary_size
+from relax_core.config.model_folder import bounded_context, routing, vocabulary_size
 from relax_core.config.run_config import DEFAULT_NAMES, BackendChoice, RunConfig, RunContext
 from relax_core.config.tables import EngineTable
-from relax_core.data.media_pipeline import NO_BOUND, context_of, media_store
+from relax_core.data.media_pipeline import media_store
 from relax_core.engines.model_client import PoolModelClient
 from relax_core.engines.pool import EnginePool
 from relax_core.engines.router import RequestLimits
@@ -63,7 +63,7 @@ def engine_spec(run: RunConfig, version: Version) -> EngineSpec:
     """Describe the policy's model to its engines; the pool names each."""
     model = {**run.model.model_dump(mode="json"), "dtype": run.engine_dtype}
     return EngineSpec(
-        model, context_of(run), run.seed, run.deterministic, version,
+        model, bounded_context(run.model.path), run.seed, run.deterministic, version,
         kv_across_versions=run.rollout.kv_across_versions,
     )  # fmt: skip
 
@@ -82,7 +82,7 @@ def engine_events(context: RunContext) -> Report:
 
 def auxiliary_spec(run: RunConfig, table: EngineTable) -> EngineSpec:
     """Describe an auxiliary pool's model to its engines; the pool names each."""
-    context = table.max_context or model_context(table.path) or NO_BOUND
+    context = table.max_context or bounded_context(table.path)
     return EngineSpec(_model_table(run, table), context, run.seed, run.deterministic, Version(table.name, 0, 0))
 
 

@@ -42,7 +42,7 @@ from relax_plugin_transformers.engine import TransformersEngine  # noqa: E402
 
 from relax_contrib.recipes import families as tiny  # noqa: E402
 from relax_core.data.chat import ChatFamily  # noqa: E402
-from relax_core.data.placeholders import PlaceholderTokens, held  # noqa: E402
+from relax_core.data.placeholders import PlaceholderTokens, expand_placeholders  # noqa: E402
 from relax_core.learn import PackedBatch  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -75,7 +75,7 @@ class Model:
         ]
 
     def prompt(self, names: list[str]) -> tuple[int, ...]:
-        return held(self.family.start((self.message(names),)), self.held(names), self.family).tokens
+        return expand_placeholders(self.family.start((self.message(names),)), self.held(names), self.family).tokens
 
     @property
     def atol(self) -> float:
@@ -264,7 +264,7 @@ async def test_media_that_come_with_a_later_turn(model, engine):
         added = model.family.delta(
             (Message("user", "x"), Message("assistant", "y")), (model.message(names),), tokens[-1]
         )
-        more = held(added, model.held(names), model.family).tokens
+        more = expand_placeholders(added, model.held(names), model.family).tokens
         keys = (*one.media, *(model.media[name].key for name in names))
         asked.append(replace(one, tokens=(*one.tokens, *tokens, *more), media=keys, max_new_tokens=5))
         spoken[one.id] = (len(one.tokens), len(tokens))

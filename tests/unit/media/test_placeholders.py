@@ -13,7 +13,7 @@ from relax_contrib.recipes import families as tiny
 from relax_core.api import PlaceholderSpan, ProcessedMedia
 from relax_core.api.family import Rendered
 from relax_core.data.chat import ChatFamily
-from relax_core.data.placeholders import MediaRefused, PlaceholderTokens, held
+from relax_core.data.placeholders import MediaRefused, PlaceholderTokens, expand_placeholders
 from relax_core.learn.huggingface import conserved
 from tests.unit.sampling.toy_policy import Letters
 
@@ -38,7 +38,7 @@ def test_tokens_stay_in_order_and_each_medium_gets_its_own(media, data):
         said = data.draw(TEXT)
         tokens += [IDS[one.kind], *said]
         wanted += [IDS[one.kind]] * one.layout[0].size + said
-    got = held(Rendered(tuple(tokens), ("a",) * len(media)), media, FAMILY)
+    got = expand_placeholders(Rendered(tuple(tokens), ("a",) * len(media)), media, FAMILY)
     assert got == Rendered(tuple(wanted), tuple(one.key for one in media))
 
 
@@ -46,15 +46,15 @@ def test_tokens_stay_in_order_and_each_medium_gets_its_own(media, data):
 def test_whatever_does_not_fit_together_is_refused(media, tokens):
     kinds = [next(kind for kind, number in IDS.items() if number == token) for token in tokens if token in (6, 7)]
     if kinds == [one.kind for one in media]:
-        assert len(held(Rendered(tuple(tokens)), media, FAMILY).media) == len(media)
+        assert len(expand_placeholders(Rendered(tuple(tokens)), media, FAMILY).media) == len(media)
     else:
         with pytest.raises(MediaRefused, match="placeholders of .* for media of"):
-            held(Rendered(tuple(tokens)), media, FAMILY)
+            expand_placeholders(Rendered(tuple(tokens)), media, FAMILY)
 
 
 def test_a_kind_that_the_model_has_no_token_for():
     with pytest.raises(MediaRefused, match="no audio_token_id"):
-        held(Rendered((6,)), [PlaceholderTokens("audio", "k", (PlaceholderSpan("audio", 3),))], FAMILY)
+        expand_placeholders(Rendered((6,)), [PlaceholderTokens("audio", "k", (PlaceholderSpan("audio", 3),))], FAMILY)
 
 
 # -- models that read more than placeholders ----------------------------------------------------------------------------
@@ -82,14 +82,18 @@ def test_a_video_is_pictures_with_the_time_before_each(timed):
     first, second = (timed.encode(f"<{at} seconds>") for at in ("0.3", "1.3"))
     assert tiny.UNK not in (*first, *second)
     frames = (*first, start, video, video, end, *second, start, video, video, end)
-    got = held(Rendered((9, start, video, end, 8, start, image, end, 8)), [clip, still], timed)
+    got = expand_placeholders(Rendered((9, start, video, end, 8, start, image, end, 8)), [clip, still], timed)
     assert got == Rendered((9, *frames, 8, start, image, image, image, end, 8), ("k", "i"))
-    assert held(Rendered((9, video, 8)), [clip], timed).tokens == (9, *frames, 8), "a template without marks"
+    assert expand_placeholders(Rendered((9, video, 8)), [clip], timed).tokens == (9, *frames, 8), (
+        "a template without marks"
+    )
 
 
 def test_a_video_that_tells_no_times_is_refused(timed):
     with pytest.raises(MediaRefused, match="without the times"):
-        held(Rendered((tiny.VIDEO,)), [PlaceholderTokens("video", "k", (PlaceholderSpan("video", 4),))], timed)
+        expand_placeholders(
+            Rendered((tiny.VIDEO,)), [PlaceholderTokens("video", "k", (PlaceholderSpan("video", 4),))], timed
+        )
 
 
 def test_parts_of_a_model_have_names(timed, tmp_path: Path):

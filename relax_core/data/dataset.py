@@ -126,7 +126,7 @@ def _conversation(family: ModelFamily, messages: Sequence[Message], given: int) 
 
 
 COLUMNS = {Source.DATASET: ("completion",), Source.PAIRS: ("chosen", "rejected")}
-"""What is trained, by what the algorithm learns from; a dataset's row may be a conversation instead."""
+"""Columns that are trained, by what the algorithm learns from; a dataset's row may be a conversation instead."""
 
 MARGIN = "margin"
 
@@ -218,7 +218,7 @@ class Dataset(RowSet):
         return longest <= self._limit
 
     def _text_fits(self, prompt: Text, text: Text | None, row: int) -> bool:
-        """Whether the characters of a row alone say that it fits; the template is measured at the first row of its form."""
+        """Tell whether the characters of a row alone say that it fits; the template is measured at the first row of its form."""
         parts = (prompt, text)
         messages = [m for part in parts for m in ((Message("", part),) if isinstance(part, str) else part or ())]
         form = tuple("text" if isinstance(part, str) else ",".join(m.role for m in part or ()) for part in parts)

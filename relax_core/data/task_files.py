@@ -99,7 +99,7 @@ class TableOptions(Options):
     """`source = { name = "table", split = "train" }`."""
 
     split: str = ""
-    """Which split of a folder that holds several."""
+    """The split to read of a folder that holds several."""
 
 
 class Files(TaskFiles[TableOptions]):
@@ -383,14 +383,14 @@ def _split_of(file: Path, root: Path) -> str:
 
 
 def _heavy(leaf: Any) -> bool:
-    """Whether a leaf holds bytes or samples of sound."""
+    """Tell whether a leaf holds bytes or samples of sound."""
     if leaf.physical_type == "BYTE_ARRAY":
         return str(leaf.logical_type.type) in ("NONE", "UNKNOWN")
     return leaf.physical_type in ("FLOAT", "DOUBLE") and f".{SAMPLES}." in leaf.path
 
 
 def _has_sibling(path: str, kept: Sequence[str]) -> bool:
-    """Whether something else of the same struct is read, which tells how many there are."""
+    """Tell whether something else of the same struct is read, which tells how many there are."""
     around = path.split(f".{SAMPLES}.")[0] if f".{SAMPLES}." in path else path.rpartition(".")[0]
     return any(other.startswith(f"{around}.") for other in kept)
 

@@ -44,7 +44,7 @@ class ColumnNeed:
     component: str
     columns: tuple[str, ...]
     applies: Callable[[Task], bool] = lambda task: True
-    """Whether it sees a task at all: a reward may judge only some."""
+    """Tells whether the component sees a task at all: a reward may judge only some."""
 
 
 class RowSet(ABC):
@@ -60,7 +60,7 @@ class RowSet(ABC):
     a_row: ClassVar[str] = ""
     """Words before the place of a row that is too long."""
     skipped: ClassVar[str]
-    """What is skipped, and why."""
+    """Words for rows that are skipped, with the reason."""
     emptied: ClassVar[tuple[str, str]]
     """Why nothing may be left within that bound, and the way out."""
 
@@ -146,7 +146,7 @@ class RowSet(ABC):
                 raise ConfigError("data.train", where, "there is no such file; paths are relative to the task file")
 
     def _surely_fits(self, messages: Sequence[Message], form: Hashable, probe: Callable[[], int]) -> bool:
-        """Whether characters alone say that a text fits, which spares most tokenizing: a token of ASCII has one or more.
+        """Tell whether characters alone say that a text fits, which spares most tokenizing: a token of ASCII has one or more.
 
         `probe` counts the tokens of the template around words of this form; it is called once for each.
         """
@@ -305,12 +305,12 @@ def check_known(tasks: TaskSet, names: Sequence[str]) -> None:
 
 
 def _is_played(run: Any, environment: str, task: Task) -> bool:
-    """Whether an environment plays a task; where a run has one alone, it plays those of all names."""
+    """Tell whether an environment plays a task; where a run has one alone, it plays those of all names."""
     return not run.environments or (task.environment or run.environment.name) == environment
 
 
 def applies(only: str, task: Task) -> bool:
-    """Whether a reward's `only` selects a task: a dotted path into its columns, `=`, the value as text."""
+    """Tell whether a reward's `only` selects a task: a dotted path into its columns, `=`, the value as text."""
     if not only:
         return True
     path, _, wanted = only.partition("=")

@@ -23,12 +23,12 @@ ROUNDING = 1e-3
 
 
 class EngineStatus(Enum):
-    """Whether an engine gets requests."""
+    """Standing of an engine: only a serving one gets requests."""
 
     OUT = "out"
-    """It is being started, or was found dead, hanging or wrong: only a proof of the newest weights lets it in."""
+    """Being started, or found dead, hanging or wrong: only a proof of the newest weights lets it in."""
     WAITING = "waiting"
-    """It is up, and its weights are older than anything that may be sampled."""
+    """Up, with weights that are older than anything that may be sampled."""
     SERVING = "serving"
 
 
@@ -64,7 +64,7 @@ class EngineState:
 
     @property
     def available(self) -> bool:
-        """Whether it may be given requests now."""
+        """True where it may be given requests now."""
         return self.status is EngineStatus.SERVING and not self.holds
 
     def add(self, pending: PendingRequest) -> None:
@@ -158,5 +158,5 @@ def response_fault(delta: Delta, pending: PendingRequest, max_step: int, vocab_s
 
 
 def are_log_probs(values: Sequence[float]) -> bool:
-    """Whether each is a finite number of at most 0, but for rounding."""
+    """Tell whether each is a finite number of at most 0, but for rounding."""
     return sum(values) > -math.inf and max(values) <= ROUNDING  # the sum of a NaN is one

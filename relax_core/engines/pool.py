@@ -36,13 +36,13 @@ LATE = Completion((), (), (), (), "deadline", "no engine had room within rollout
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn; training and evaluation differ."""
+    """Parameters of drawing tokens; training and evaluation differ."""
 
     temperature: float
     top_p: float = 1.0
     top_k: int = 0
     routing: Routing | None = None
-    """How the model routes, where its routes are asked for."""
+    """Routing of the model, where its routes are asked for."""
 
 
 class _Waiter(NamedTuple):
@@ -67,7 +67,7 @@ class AdmissionQueue:
         self._admitted = 0
 
     def admits(self, count: int) -> bool:
-        """Whether so many calls may go on without waiting."""
+        """Tell whether so many calls may go on without waiting."""
         return not self._waiting and self._has_capacity(count + self._admitted)
 
     async def wait(self, count: int, deadline: float) -> bool:
@@ -155,7 +155,7 @@ class EnginePool:
 
     @property
     def full(self) -> bool:
-        """Whether a call now has to wait: no time to begin anything new."""
+        """True where a call now has to wait: no time to begin anything new."""
         return not self._admission.admits(1)
 
     async def close(self) -> None:

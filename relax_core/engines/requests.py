@@ -140,7 +140,7 @@ class PendingRequest:
     min_step: int = -1
     """Oldest step that the engine may name for its tokens: the one it had when it was given the request."""
     preempted: bool = False
-    """Its engine was told to end it; it goes on afterwards."""
+    """The engine was told to end it; it goes on afterwards."""
     settled: bool = False
     """Nobody awaits it any more; an engine may still run it."""
     dispatch_alone: bool = False

@@ -55,7 +55,7 @@ MAX_ABORTS = 8
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """How many requests may be open, and for how long; 0 is no limit of that kind."""
+    """Bounds on the number of open requests and on their time; 0 is no limit of that kind."""
 
     timeout_s: float = 3600.0
     """From when a completion is asked for to its answer. While the pool is paused time stands still."""
@@ -102,11 +102,11 @@ class Router:
 
     @property
     def has_open(self) -> bool:
-        """Whether somebody awaits something."""
+        """True where somebody awaits something."""
         return bool(self._open)
 
     def has_capacity(self, count: int) -> bool:
-        """Whether so many may be submitted together now; more than fit at all may when nothing else is open."""
+        """Tell whether so many may be submitted together now; more than fit at all may when nothing else is open."""
         limits = self.limits
         if not (limits.backlog and limits.per_engine) or not self._open:
             return True

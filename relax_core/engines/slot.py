@@ -55,7 +55,7 @@ class EngineSlot:
         self.worker: Worker | None = None
         self.version: Version = spec.version
         self.paused = False
-        """It samples nothing, and holds its requests where it can."""
+        """The engine samples nothing, and holds its requests where it can."""
         self.on_loading: Callable[[int], None] | None = None
         """Told the step of each version before the engine is asked to load it."""
         self._busy = self._started = False

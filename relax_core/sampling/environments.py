@@ -68,7 +68,7 @@ class EnvironmentPool:
 
     @property
     def answers_once(self) -> bool:
-        """Whether a sample is one turn of the policy and nothing else: it needs no instance. A subclass may do more."""
+        """True where a sample is one turn of the policy and nothing else: it needs no instance. A subclass may do more."""
         return type(self._prototype) is SingleTurn
 
     async def start(self) -> None:

@@ -167,7 +167,7 @@ class SingleTurn(Environment[Options]):
 
     in_process: ClassVar[bool] = True
     never_waits: ClassVar[bool] = True
-    """Its calls need no deadline: thousands of them a step."""
+    """The calls need no deadline: thousands of them a step."""
 
     async def reset(self, task: Task, seed: int) -> Observation | None:
         return None

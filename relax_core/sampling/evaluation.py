@@ -94,7 +94,7 @@ class Evaluation:
 
 
 def is_due(run: Any, step: int) -> bool:
-    """Whether `[eval]` wants this version of the weights evaluated."""
+    """Tell whether `[eval]` wants this version of the weights evaluated."""
     every: int = run.eval.every
     if not every:
         return False

@@ -183,7 +183,7 @@ class Branch:
         self._state = ""
         """The environment's name for the state that the next turn begins in."""
         self._newest_turn = 0
-        """Its newest turn's place among all turns of the sample; before its first, that of the branch it came from."""
+        """Place of the newest turn among all turns of the sample; before the first, that of the branch it came from."""
         sample.branches.append(self)
 
     async def generate(self, max_new_tokens: int | None = None, stop: tuple[str, ...] = ()) -> Action:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What processors make of real media, held against transformers' own, and of hostile ones."""
+"""Results of processors for real media, held against transformers' own, and of hostile ones."""
 
 from __future__ import annotations
 

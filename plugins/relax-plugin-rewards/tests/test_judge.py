@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a judge is asked, and what its words are read as: nothing that can't be read becomes a score."""
+"""Questions to a judge and the reading of its words: nothing that can't be read becomes a score."""
 
 from __future__ import annotations
 

@@ -85,9 +85,9 @@ class Shape:
     bos: str
     eos: str
     ends: tuple[str, ...]
-    """What generation_config.json names; the first ends a turn."""
+    """The ids that generation_config.json names; the first ends a turn."""
     space: str = ""
-    """What the template puts before an assistant's words."""
+    """Text that the template puts before an assistant's words."""
 
 
 SHAPES = {

@@ -149,7 +149,7 @@ class OddEngine(ScriptedEngine):
 
 
 class DyingEngine(ScriptedEngine):
-    """Its process ends while the model is loaded, as one does that runs out of memory."""
+    """The process ends while the model is loaded, as one does that runs out of memory."""
 
     async def start(self, spec: EngineSpec) -> dict[str, Any]:
         os._exit(9)

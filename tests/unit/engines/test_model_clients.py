@@ -160,10 +160,10 @@ async def test_a_pool_that_can_answer_nothing_stops_the_run_as_infrastructure(pl
 async def test_a_pool_that_is_not_there_is_refused_and_so_is_a_reward_that_would_block(plugin: str) -> None:
     with pytest.raises(ConfigError, match="nothing named judge, which reward following asks"):
         async with judging(plugin, "following", None):
-            """It does not start."""
+            """Does not start."""
     with pytest.raises(PluginError, match="write it as `async def`"):
         async with judging(plugin, "blocking", Dead()):
-            """It does not start."""
+            """Does not start."""
 
 
 async def test_completions_are_scored_behind_the_prompt_alone(plugin: str) -> None:

@@ -40,7 +40,7 @@ def request(name: str, first: int, count: int, floor: int = -1) -> GenerateReque
 
 
 def honest(pending: GenerateRequest, count: int, step: int, finish: FinishReason = "") -> Delta:
-    """What an engine gives that was asked this."""
+    """Answer as an engine that was asked this."""
     tokens = tuple(pending.tokens[-1] + 1 + number for number in range(count))
     return Delta(pending.id, tokens, (-0.5,) * count, step, step, finish)
 
@@ -58,7 +58,7 @@ class Engines(RuleBasedStateMachine):
         self.runs: dict[str, dict[str, tuple[GenerateRequest, tuple[PendingRequest, ...]]]] = {
             name: {} for name in NAMES
         }
-        """What the processes run."""
+        """Requests that the processes run."""
         self.step = dict.fromkeys(NAMES, 0)
         self.out: set[str] = set()
         for name in NAMES:

@@ -24,7 +24,7 @@ WIDE = Routing(1, 2, 300)
 
 
 def route(tokens: tuple[int, ...], position: int, engine: int = 0) -> bytes:
-    """What a policy chooses at a position: it depends on all tokens up to there, and on the engine."""
+    """Choose as a policy at a position: the choice depends on all tokens up to there, and on the engine."""
     seed = hash((tokens[: position + 1], engine)) & 0xFFFFFFFF
     return bytes(np.random.default_rng(seed).integers(0, 200, 4, np.uint8))
 

@@ -115,7 +115,7 @@ async def test_what_is_asked_together_ends_one_by_one_and_is_answered_in_order()
 
 
 def held() -> list[object]:
-    """Of all that is alive, what a sample is made of."""
+    """List the parts of samples among all that is alive."""
     return [one for one in gc.get_objects() if isinstance(one, (Sample, Branch, PendingRequest))]
 
 

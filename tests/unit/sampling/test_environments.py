@@ -31,7 +31,7 @@ from relax_core.api import Environment, Message, Observation, Options, Step, Too
 
 class WildOptions(Options):
     log: str
-    """Where closes are written."""
+    """File to which closes are written."""
 
 
 class Wild(Environment[WildOptions]):

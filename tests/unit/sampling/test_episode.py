@@ -209,7 +209,7 @@ async def test_forks_before_the_first_turn_share_their_prompt() -> None:
 
 
 async def test_a_driving_environment_has_time_of_its_own() -> None:
-    """Its deadline stands still while a turn is sampled, and counts when none is."""
+    """The deadline stands still while a turn is sampled, and counts when none is."""
 
     class Slow(Brancher):
         async def run(self, task: Task, seed: int, session: Any) -> None:

@@ -61,7 +61,7 @@ class Container:
 
     @property
     def sounds(self) -> bool:
-        """Whether the file has a stream of sound."""
+        """Tell whether the file has a stream of sound."""
         return bool(self._file.streams.audio)
 
     @property

@@ -17,7 +17,7 @@ PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 # The towers of Qwen-VL were trained with these where a folder says nothing else.
 MEAN = STD = (0.5, 0.5, 0.5)
 WINDOW = 50
-"""Of every audio tower there is so far."""
+"""The same for every audio tower so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Hearing:
 
 
 def positions_per_second(model: Mapping[str, Any]) -> float:
-    """How many positions a second of sound takes in a model that sees and hears."""
+    """Positions that a second of sound takes in a model that sees and hears."""
     config = _json(Path(str(model.get("path", ""))) / "config.json")
     return float(config.get("thinker_config", config).get("position_id_per_seconds", 25))
 

@@ -34,15 +34,15 @@ class VideoOptions(Options):
     fps: float = Field(default=2.0, gt=0)
     """Frames taken a second."""
     min_frames: int = Field(default=4, ge=1)
-    """Of a short video more are taken, up to all it has."""
+    """A lower bound: more frames are taken of a short video, up to all that it has."""
     max_frames: int = Field(default=128, ge=1)
-    """Of a long video fewer are taken."""
+    """An upper bound: fewer frames are taken of a long video."""
     min_tokens_per_frame: int = Field(default=4, ge=1)
     """Smaller frames are enlarged. A token stands for a part of two frames in most models."""
     max_tokens_per_frame: int = Field(default=256, ge=1)
     """Larger frames are shrunk."""
     sound: bool = False
-    """Its sound too, where it has any: tokens of both in the order of time, for models that see and hear."""
+    """Read the sound of the video too, where it has any: tokens of both in the order of time, for models that see and hear."""
     max_seconds: float = Field(default=600.0, gt=0)
     """Longer videos are refused."""
     max_megapixels: float = Field(default=16.0, gt=0)

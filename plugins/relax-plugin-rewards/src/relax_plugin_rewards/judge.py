@@ -37,9 +37,9 @@ class JudgeOptions(Options):
     engine: str = "judge"
     """Pool of `[[engines]]` that is asked."""
     template: str = TEMPLATE
-    """What it is asked: `{prompt}`, `{response}`, `{low}`, `{high}`, and any column of the task file, such as `{answer}`."""
+    """The question to the judge: `{prompt}`, `{response}`, `{low}`, `{high}`, and any column of the task file, such as `{answer}`."""
     system: str = ""
-    """Its system message; empty: none."""
+    """The system message to the judge; empty: none."""
     chat: bool = True
     """Ask by the chat template of the judge; false: the text as it stands, for models that have none."""
     low: float = 0.0

@@ -19,7 +19,7 @@ class MathsOptions(Options):
     """Options of `maths`."""
 
     answer_format: Literal["auto", "latex", "plain"] = "auto"
-    """How the answer column is written; auto reads LaTeX where it has its signs, else a plain expression."""
+    """Notation of the answer column; auto reads LaTeX where it has its signs, else a plain expression."""
     boxed_only: bool = False
     """Only what stands in the response's last \\boxed{...} counts."""
     precision: int = 6
@@ -52,7 +52,7 @@ class Maths(Reward[MathsOptions]):
 
 
 def agrees(gold: tuple[Any, ...], response: str, boxed_only: bool = False, precision: int = 6) -> bool:
-    """Whether a response's final expression equals parsed gold; one that has none does not."""
+    """Tell whether a response's final expression equals parsed gold; one that has none does not."""
     from math_verify import verify
 
     if boxed_only and "\\boxed" not in response:

@@ -218,7 +218,7 @@ class Dataset(RowSet):
         return longest <= self._limit
 
     def _text_fits(self, prompt: Text, text: Text | None, row: int) -> bool:
-        """Tell whether the characters of a row alone say that it fits; the template is measured at the first row of its form."""
+        """Tell whether the characters of a row alone say that it fits; the template is measured once for each form."""
         parts = (prompt, text)
         messages = [m for part in parts for m in ((Message("", part),) if isinstance(part, str) else part or ())]
         form = tuple("text" if isinstance(part, str) else ",".join(m.role for m in part or ()) for part in parts)

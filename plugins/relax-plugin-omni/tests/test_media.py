@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from relax_plugin_omni.audio import AudioOptions, AudioProcessor, samples
 from relax_plugin_omni.image import ImageOptions, ImageProcessor
-from relax_plugin_omni.together import together
 from relax_plugin_omni.video import VideoOptions, VideoProcessor
+from relax_plugin_omni.video_with_sound import join_sound
 
 from relax_core.api import ConfigError, Media, PlaceholderSpan, ProcessedMedia
 from relax_core.media.source import content_key, read_source
@@ -348,7 +348,7 @@ def test_sound_stands_between_frames_as_transformers_puts_it(grids, grid_s, toke
     )
     frames = tuple(PlaceholderSpan("video", 6, float(at)) for at in range(grids))
     video = ProcessedMedia("ab", {"video_second_per_grid": np.array([grid_s], np.float32)}, 6 * grids, frames)
-    ours = together(video, ProcessedMedia("cd", {}, tokens), rate)
+    ours = join_sound(video, ProcessedMedia("cd", {}, tokens), rate)
     assert "".join(span.kind[0] * span.size for span in ours.layout) == theirs and ours.laid_out("video") == ours
 
 

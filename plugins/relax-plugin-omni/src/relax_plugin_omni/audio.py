@@ -54,22 +54,22 @@ class Sound:
 
     @property
     def resampled(self) -> int:
-        """Samples at the towers' rate."""
+        """Resample to the towers' rate."""
         return round(self.samples * RATE / self.rate)
 
 
 class AudioProcessor(ModalityProcessor[AudioOptions]):
-    """One sound to log-mel features."""
+    """Turns one sound into log-mel features."""
 
     medium: ClassVar[str] = "audio"
 
     def budget(self, media: Media, model: Mapping[str, Any]) -> int:
-        """From the header."""
+        """Count tokens from the header."""
         sound = header(read_source(media.source), self.options.max_seconds)
         return Hearing.of(model).tokens(sound.resampled // HOP)
 
     def process(self, media: Media, data: bytes, model: Mapping[str, Any]) -> ProcessedMedia:
-        """`input_features` [1, bands, frames] and `feature_attention_mask` [1, frames]."""
+        """Make `input_features` [1, bands, frames] and `feature_attention_mask` [1, frames]."""
         hearing = Hearing.of(model)
         features = log_mel(samples(data, self.options.max_seconds), hearing.mel_bands)
         mask = np.ones((1, features.shape[1]), np.int64)
@@ -78,12 +78,12 @@ class AudioProcessor(ModalityProcessor[AudioOptions]):
         return _heard(key, tensors, hearing)
 
     def facts(self, media: Media, data: bytes) -> Mapping[str, Any]:
-        """Seconds, rate, channels."""
+        """Tell seconds, rate and channels."""
         sound = header(data, self.options.max_seconds)
         return {"seconds": round(sound.samples / sound.rate, 3), "rate": sound.rate, "channels": sound.channels}
 
     def preview(self, media: Media, data: bytes, most_bytes: int) -> bytes | None:
-        """Itself, or its beginning as the model hears it."""
+        """Give the file itself, or its beginning as the model hears it."""
         own = super().preview(media, data, most_bytes)
         if own is not None:
             return own
@@ -95,7 +95,7 @@ class AudioProcessor(ModalityProcessor[AudioOptions]):
         return out.getvalue()
 
     def view(self, whole: ProcessedMedia, start_s: float, end_s: float) -> ProcessedMedia:
-        """The feature frames between the two; their loudness stays relative to the whole."""
+        """Keep the feature frames between the two; their loudness stays relative to the whole."""
         features = whole.tensors["input_features"]
         first, last = (min(max(0, round(second * RATE / HOP)), features.shape[2]) for second in (start_s, end_s))
         if last <= first:
@@ -123,7 +123,7 @@ def header(data: bytes, max_seconds: float) -> Sound:
 
 
 def samples(data: bytes, max_seconds: float) -> np.ndarray:
-    """float32 [samples] at 16 kHz, as many as the header says; ValueError where they end long before."""
+    """Read float32 [samples] at 16 kHz, as many as the header says; ValueError where they end long before."""
     import soxr
 
     sound = header(data, max_seconds)
@@ -142,7 +142,7 @@ def samples(data: bytes, max_seconds: float) -> np.ndarray:
 
 @contextmanager
 def _opened(data: bytes) -> Iterator[Any]:
-    """A `soundfile.SoundFile`, or a `Container` where it can't read them. Whatever decoders raise is a ValueError."""
+    """Open a `soundfile.SoundFile`, or a `Container` where it can't read them. Whatever decoders raise is a ValueError."""
     import soundfile
 
     if not data:

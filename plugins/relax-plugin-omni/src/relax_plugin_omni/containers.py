@@ -28,7 +28,7 @@ class Container:
     @classmethod
     @contextmanager
     def of(cls, data: bytes, kind: Literal["video", "audio"]) -> Iterator[Container]:
-        """Whatever FFmpeg raises over foreign bytes is a ValueError about them."""
+        """Open a stream; whatever FFmpeg raises over foreign bytes is a ValueError about them."""
         import av
 
         if not data:
@@ -47,7 +47,7 @@ class Container:
 
     @property
     def seconds(self) -> float:
-        """Length, as the header says. ValueError where it says none."""
+        """Length, as the header says. Raises ValueError where it says none."""
         stream = self._stream
         if stream.duration and stream.time_base:
             seconds = float(stream.duration * stream.time_base)
@@ -66,21 +66,21 @@ class Container:
 
     @property
     def codec(self) -> str:
-        """As FFmpeg calls it."""
+        """Name of the codec, as FFmpeg calls it."""
         return str(self._stream.codec_context.name)
 
     def sound(self) -> tuple[int, int]:
-        """(rate, channels)."""
+        """Rate and channels of the sound."""
         context = self._stream.codec_context
         return int(context.sample_rate or 0), int(context.channels or 0)
 
     def size(self) -> tuple[int, int]:
-        """(height, width)."""
+        """Height and width of the pictures."""
         context = self._stream.codec_context
         return int(context.height or 0), int(context.width or 0)
 
     def samples(self, most: int) -> np.ndarray:
-        """float32 [samples], one channel, at the stream's own rate."""
+        """Yield float32 [samples], one channel, at the stream's own rate."""
         import av
 
         resampler = av.AudioResampler(format="flt", layout="mono")
@@ -95,7 +95,7 @@ class Container:
         return np.concatenate(parts)[:most].astype(np.float32) if parts else np.zeros(0, np.float32)
 
     def pictures(self) -> Iterator[tuple[float, Any]]:
-        """(second, frame) in order of display; a frame becomes pixels by `picture` only."""
+        """Yield (second, frame) in order of display; a frame becomes pixels by `picture` only."""
         first: float | None = None
         for frame in self._file.decode(self._stream):
             if frame.time is None:

@@ -39,7 +39,7 @@ class Vision:
 
     @classmethod
     def of(cls, model: Mapping[str, Any]) -> Vision:
-        """Raises ConfigError where the model sees nothing."""
+        """Read it from the model folder. Raises ConfigError where the model sees nothing."""
         folder = Path(str(model.get("path", "")))
         tower = _part(folder, "vision_config")
         written = _processor(folder)
@@ -60,7 +60,7 @@ class Hearing:
 
     @classmethod
     def of(cls, model: Mapping[str, Any]) -> Hearing:
-        """Raises ConfigError where the model hears nothing."""
+        """Read it from the model folder. Raises ConfigError where the model hears nothing."""
         tower = _part(Path(str(model.get("path", ""))), "audio_config")
         return cls(int(tower["num_mel_bins"]), int(tower.get("n_window", WINDOW)))
 

@@ -43,19 +43,19 @@ class ImageOptions(Options):
 
 
 class ImageProcessor(ModalityProcessor[ImageOptions]):
-    """One image to patches."""
+    """Turns one image into patches."""
 
     medium: ClassVar[str] = "image"
 
     def budget(self, media: Media, model: Mapping[str, Any]) -> int:
-        """From the header."""
+        """Count tokens from the header."""
         vision = Vision.of(model)
         with _opened(read_source(media.source)) as picture:
             high, wide = self._size(picture, vision)
         return high * wide // vision.side**2
 
     def process(self, media: Media, data: bytes, model: Mapping[str, Any]) -> ProcessedMedia:
-        """`pixel_values` [patches, values] and `image_grid_thw` [1, 3]."""
+        """Make `pixel_values` [patches, values] and `image_grid_thw` [1, 3]."""
         vision = Vision.of(model)
         with _opened(data) as picture:
             high, wide = self._size(picture, vision)
@@ -67,12 +67,12 @@ class ImageProcessor(ModalityProcessor[ImageOptions]):
         return ProcessedMedia(key, tensors, tokens, (PlaceholderSpan("image", tokens),))
 
     def facts(self, media: Media, data: bytes) -> Mapping[str, Any]:
-        """Width, height, format."""
+        """Tell width, height and format."""
         with _opened(data) as picture:
             return {"width": picture.size[0], "height": picture.size[1], "format": picture.format}
 
     def preview(self, media: Media, data: bytes, most_bytes: int) -> bytes | None:
-        """Itself, or smaller."""
+        """Give the image itself, or a smaller copy."""
         own = super().preview(media, data, most_bytes)
         if own is not None:
             return own
@@ -98,7 +98,7 @@ class ImageProcessor(ModalityProcessor[ImageOptions]):
 
 @contextmanager
 def _opened(data: bytes) -> Iterator[Image.Image]:
-    """The image; whatever a decoder raises over foreign bytes is a ValueError about this image."""
+    """Open the image; whatever a decoder raises over foreign bytes is a ValueError about this image."""
     if not data:
         raise ValueError("an image of no bytes")
     try:

@@ -18,7 +18,7 @@ _BLOCK = 4096
 
 
 def log_mel(sound: np.ndarray, bands: int) -> np.ndarray:
-    """float32 [bands, samples // 160] of float32 [samples]."""
+    """Make float32 [bands, samples // 160] of float32 [samples]."""
     padded = np.pad(sound.astype(np.float64), _WINDOW // 2, mode="reflect")
     frames = np.lib.stride_tricks.sliding_window_view(padded, _WINDOW)[::HOP][: len(sound) // HOP]
     window = np.hanning(_WINDOW + 1)[:-1]
@@ -33,7 +33,7 @@ def log_mel(sound: np.ndarray, bands: int) -> np.ndarray:
 
 @lru_cache(maxsize=4)
 def _filters(bands: int) -> np.ndarray:
-    """[bands, bins]: triangles between points that are equally far apart in mels (Slaney's), each of area one."""
+    """Make filters [bands, bins]: triangles between points that are equally far apart in mels (Slaney's), each of area one."""
     bins = np.linspace(0, RATE / 2, _WINDOW // 2 + 1)
     points = _hertz(np.linspace(_mel(0.0), _mel(RATE / 2), bands + 2))
     widths = np.diff(points)

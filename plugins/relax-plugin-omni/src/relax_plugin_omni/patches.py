@@ -17,7 +17,7 @@ MAX_ASPECT = 200
 
 
 def fitted(height: int, width: int, side: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """Multiples of `side` near this size and shape, with this many pixels. ValueError where none is."""
+    """Find multiples of `side` near this size and shape, with this many pixels. ValueError where none is."""
     if min(height, width) < 1 or max(height, width) > MAX_ASPECT * min(height, width):
         raise ValueError(f"a picture of {width} x {height}: one side may be {MAX_ASPECT} times the other at most")
     high, wide = (round(length / side) * side for length in (height, width))
@@ -31,12 +31,12 @@ def fitted(height: int, width: int, side: int, min_pixels: int, max_pixels: int)
 
 
 def resized(picture: Image.Image, high: int, wide: int) -> np.ndarray:
-    """uint8 [high, wide, 3]."""
+    """Resize to uint8 [high, wide, 3]."""
     return np.asarray(picture.convert("RGB").resize((wide, high), Image.Resampling.BICUBIC))
 
 
 def patches(frames: np.ndarray, vision: Vision) -> tuple[np.ndarray, tuple[int, int, int]]:
-    """float32 [patches, 3 * temporal * patch * patch] of uint8 [frames, high, wide, 3], and the grid (t, h, w).
+    """Cut into float32 [patches, 3 * temporal * patch * patch] of uint8 [frames, high, wide, 3], and the grid (t, h, w).
 
     The last frame is repeated until frames fill their patches: a picture is a video that stands still.
     """

@@ -16,7 +16,7 @@ _MILLISECOND = Fraction(1, 1000)
 
 
 def playable(data: bytes, max_pixels: float) -> bytes:
-    """VP8 in WebM, without sound: 4 frames a second of at most 10 seconds. ValueError for what can't be decoded."""
+    """Write VP8 in WebM, without sound: 4 frames a second of at most 10 seconds. ValueError for what can't be decoded."""
     import av
 
     out = io.BytesIO()

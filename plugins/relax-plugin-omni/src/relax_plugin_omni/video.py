@@ -22,7 +22,7 @@ from relax_plugin_omni.containers import Container, picture
 from relax_plugin_omni.geometry import Vision, positions_per_second
 from relax_plugin_omni.patches import fitted, patches, resized
 from relax_plugin_omni.playable import PLAYED, playable
-from relax_plugin_omni.together import together
+from relax_plugin_omni.video_with_sound import join_sound
 
 TRUNCATED = 0.8
 """Frames that end before this part of the promised length: the rest is missing."""
@@ -68,12 +68,12 @@ class Plan:
 
 
 class VideoProcessor(ModalityProcessor[VideoOptions]):
-    """One video to patches."""
+    """Turns one video into patches."""
 
     medium: ClassVar[str] = "video"
 
     def budget(self, media: Media, model: Mapping[str, Any]) -> int:
-        """From the header."""
+        """Count tokens from the header."""
         vision = Vision.of(model)
         with Container.of(read_source(media.source), "video") as container:
             plan, sounds = self._plan(container, vision), self.options.sound and container.sounds
@@ -81,7 +81,7 @@ class VideoProcessor(ModalityProcessor[VideoOptions]):
         return seen + (self._listener.budget(media, model) if sounds else 0)
 
     def process(self, media: Media, data: bytes, model: Mapping[str, Any]) -> ProcessedMedia:
-        """`pixel_values_videos` [patches, values], `video_grid_thw` [1, 3], how long each of its grids lasts,
+        """Make `pixel_values_videos` [patches, values], `video_grid_thw` [1, 3], how long each of its grids lasts,
         `video_second_per_grid` [1], and the seconds of its frames, `frame_seconds`."""
         vision = Vision.of(model)
         with Container.of(data, "video") as container:
@@ -92,7 +92,9 @@ class VideoProcessor(ModalityProcessor[VideoOptions]):
         key, each = content_key(data, "video", self.options, vision), grid[1] * grid[2] // vision.merge**2
         seen = _seen(key, values, grid, lasts, np.array(plan.times, np.float64), each)
         return (
-            together(seen, self._listener.process(media, data, model), positions_per_second(model)) if sounds else seen
+            join_sound(seen, self._listener.process(media, data, model), positions_per_second(model))
+            if sounds
+            else seen
         )
 
     @property
@@ -100,13 +102,13 @@ class VideoProcessor(ModalityProcessor[VideoOptions]):
         return AudioProcessor(AudioOptions(max_seconds=self.options.max_seconds))
 
     def facts(self, media: Media, data: bytes) -> Mapping[str, Any]:
-        """Seconds, width, height, codec, and how many frames are taken."""
+        """Tell seconds, width, height, codec, and how many frames are taken."""
         with Container.of(data, "video") as container:
             seconds, (high, wide) = container.seconds, container.size()
             return {"seconds": round(seconds, 3), "width": wide, "height": high, "codec": container.codec}
 
     def preview(self, media: Media, data: bytes, most_bytes: int) -> bytes | None:
-        """Itself where browsers know its codec, else its beginning in one that they know."""
+        """Give the video itself where browsers know its codec, else its beginning in one that they know."""
         own = super().preview(media, data, most_bytes)
         if own is not None:
             with Container.of(data, "video") as container:
@@ -116,7 +118,7 @@ class VideoProcessor(ModalityProcessor[VideoOptions]):
         return copy if len(copy) <= most_bytes else None
 
     def view(self, whole: ProcessedMedia, start_s: float, end_s: float) -> ProcessedMedia:
-        """The patches of all frames that are shown between the two."""
+        """Keep the patches of all frames that are shown between the two."""
         if "input_features" in whole.tensors:
             raise ValueError("a view of a video with its sound: leave the option sound out, or cut the file")
         ((t, h, w),) = whole.tensors["video_grid_thw"].tolist()
@@ -144,7 +146,7 @@ class VideoProcessor(ModalityProcessor[VideoOptions]):
         return Plan(tuple((at + 0.5) * seconds / count for at in range(count)), high, wide, seconds)
 
     def _frames(self, container: Container, plan: Plan) -> np.ndarray:
-        """uint8 [frames, high, wide, 3]: for each time the last frame that had begun by then."""
+        """Read uint8 [frames, high, wide, 3]: for each time the last frame that had begun by then."""
         most = self.options.max_megapixels * 1e6
         taken: list[np.ndarray] = []
         shown: Any = None
@@ -166,7 +168,7 @@ class VideoProcessor(ModalityProcessor[VideoOptions]):
 def _seen(
     key: str, values: np.ndarray, grid: tuple[int, int, int], lasts: np.ndarray, seconds: np.ndarray, each: int
 ) -> ProcessedMedia:  # fmt: skip
-    """`each`: tokens of the frames of one grid, which stand together, at the middle of their seconds."""
+    """Lay a video out; `each`: tokens of the frames of one grid, side by side at the middle of their seconds."""
     tensors = {
         "pixel_values_videos": values, "video_grid_thw": np.array([grid], np.int64), "video_second_per_grid": lasts,
         "frame_seconds": seconds,

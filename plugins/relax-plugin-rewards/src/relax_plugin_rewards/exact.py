@@ -16,7 +16,7 @@ class ExactOptions(Options):
 
 
 class Exact(Reward[ExactOptions]):
-    """1 when the whole response equals the answer, else 0."""
+    """Gives 1 when the whole response equals the answer, else 0."""
 
     needs_columns = ("answer",)
 

@@ -37,7 +37,7 @@ class JudgeOptions(Options):
     engine: str = "judge"
     """Pool of `[[engines]]` that is asked."""
     template: str = TEMPLATE
-    """The question to the judge: `{prompt}`, `{response}`, `{low}`, `{high}`, and any column of the task file, such as `{answer}`."""
+    """The question: `{prompt}`, `{response}`, `{low}`, `{high}`, and any column of the task file, such as `{answer}`."""
     system: str = ""
     """The system message to the judge; empty: none."""
     chat: bool = True
@@ -96,7 +96,7 @@ class Judge(Reward[JudgeOptions]):
         return read(said.text, options)
 
     def question(self, task: Task, response: str) -> str:
-        """The template filled in, once: what a response writes in braces stays as it is."""
+        """Fill the template in, once: what a response writes in braces stays as it is."""
         own = {
             "prompt": _shown(task),
             "response": response,
@@ -119,7 +119,7 @@ class Judge(Reward[JudgeOptions]):
 
 
 def read(said: str, options: JudgeOptions) -> float:
-    """The score that an answer names last. Raises ValueError for one that names none."""
+    """Read the score that an answer names last. Raises ValueError for one that names none."""
     text = _matched(said, options.pattern)
     if options.choices:
         words = {word.casefold(): score for word, score in options.choices.items()}
@@ -138,7 +138,7 @@ def read(said: str, options: JudgeOptions) -> float:
 
 
 def expected(log_probs: Mapping[str, float], scores: Mapping[str, float]) -> float:
-    """The mean of the scores, each as likely as its choice among them."""
+    """Compute the mean of the scores, each as likely as its choice among them."""
     most = max(log_probs.values())
     weights = {choice: math.exp(log_prob - most) for choice, log_prob in log_probs.items()}
     return sum(weights[choice] * scores[choice] for choice in scores) / sum(weights.values())
@@ -154,7 +154,7 @@ def _matched(said: str, pattern: str) -> str:
 
 
 def _longest_first(words: Mapping[str, float]) -> list[str]:
-    """`very good` before `good`."""
+    """Order choices so that `very good` comes before `good`."""
     return sorted(words, key=len, reverse=True)
 
 

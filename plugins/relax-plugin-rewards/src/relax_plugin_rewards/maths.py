@@ -34,7 +34,7 @@ _WORD = re.compile(r"[A-Za-z]{3,}(?![A-Za-z(])")
 
 
 class Maths(Reward[MathsOptions]):
-    """1 when the final expression of the response equals the answer, else 0."""
+    """Gives 1 when the final expression of the response equals the answer, else 0."""
 
     needs_columns = ("answer",)
 
@@ -63,7 +63,7 @@ def agrees(gold: tuple[Any, ...], response: str, boxed_only: bool = False, preci
 
 @lru_cache(maxsize=4096)
 def gold_answer(task_id: str, answer: str, answer_format: str) -> tuple[Any, ...]:
-    """The answer column as expressions; parsed once for all samples of a task."""
+    """Read the answer column as expressions; parsed once for all samples of a task."""
     parsed: list[Any] = []
     if answer_format != "latex" and not _has_latex(answer):
         scientific = _SCIENTIFIC.fullmatch(answer)

@@ -12,8 +12,8 @@ from relax_core.api import PlaceholderSpan, ProcessedMedia
 from relax_core.media.source import content_key
 
 
-def together(seen: ProcessedMedia, heard: ProcessedMedia, positions_per_second: float) -> ProcessedMedia:
-    """Both under a key of their own."""
+def join_sound(seen: ProcessedMedia, heard: ProcessedMedia, positions_per_second: float) -> ProcessedMedia:
+    """Join what is seen and what is heard, under a key of their own."""
     grid_s, sound = float(seen.tensors["video_second_per_grid"][0]), heard.num_placeholders
     layout: list[PlaceholderSpan] = []
     told = 0

@@ -185,7 +185,7 @@ def _parts() -> Iterator[str]:
     yield from ("", "## Parts", "", _PARTS, "", "| part | |", "|---|---|")
     stub = ast.parse((Path(learn.__file__).parent / "__init__.pyi").read_text(encoding="utf-8"))
     names = {one.module: [each.name for each in one.names] for one in stub.body if isinstance(one, ast.ImportFrom)}
-    for module in ("advantages", "off_policy", "losses", "aggregation"):
+    for module in ("advantages", "off_policy", "losses", "counts"):
         for name in filter(str.islower, names[module]):
             text = " ".join((getattr(learn, name).__doc__ or "").split()).replace("|", "\\|")
             yield f"| `learn.{name}` | {text} |"

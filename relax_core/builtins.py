@@ -56,7 +56,7 @@ def relax_roles() -> list[Component]:
     return [
         Component("rollout", "relax_core.roles.rollout:Rollout", "Generates and judges samples"),
         Component("source", "relax_core.roles.source:RowSource", "Hands out rows of a dataset"),
-        Component("advantages", "relax_core.roles.advantages:AdvantagesRole", "Credits samples within their groups"),
+        Component("advantages", "relax_core.roles.forward:AdvantagesRole", "Credits samples within their groups"),
         Component("teacher", "relax_core.roles.teacher:Teacher", "What fixed models think of the policy's rows"),
         Component("critic", "relax_core.roles.critic:Critic", "Values tokens and learns from the actor's rows"),
         Component("reference", "relax_core.roles.forward:Reference", "Log-probs under fixed weights"),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 OptionsT = TypeVar("OptionsT", default=Any)
+ContractT = TypeVar("ContractT", bound="Configurable[Any]")
 
 
 @dataclass(frozen=True, slots=True)

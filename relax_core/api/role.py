@@ -14,10 +14,10 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar, overload
 
 from relax_core.api.bus import Bus
-from relax_core.api.component import Chosen, Configurable, OptionsT
+from relax_core.api.component import Chosen, Configurable, ContractT, OptionsT
 from relax_core.api.events import Event, Span, SpanKind
 from relax_core.api.plan import OffloadPart, Operation, Plan
 from relax_core.api.weights import Manifest, Receipt, Version
@@ -335,8 +335,12 @@ class Context(Protocol[ConfigT_co]):
         """The resolved configuration of the run."""
         ...
 
-    def build(self, chosen: Chosen) -> Any:
-        """A component of an installed plugin."""
+    @overload
+    def build(self, chosen: Chosen) -> Configurable: ...
+
+    @overload
+    def build(self, chosen: Chosen, contract: type[ContractT]) -> ContractT:
+        """Make a component of an installed plugin; `contract` is the base class of its kind, such as `Algorithm`."""
         ...
 
     def waiting(

@@ -21,6 +21,8 @@ from typing import Any, ClassVar
 from relax_core.api.environment import Environment, Tool
 from relax_core.api.errors import ConfigError
 from relax_core.api.family import ModelFamily, Rendered
+from relax_core.api.modality import ModalityProcessor
+from relax_core.api.reward import Reward
 from relax_core.api.source import TaskSource
 from relax_core.api.task import Message, Task
 from relax_core.config.model_folder import bounded_context
@@ -271,15 +273,15 @@ def task_set(context: RunContext, family: ModelFamily, key: str, path: str, colu
     """The task file of a key, under the settings of `[data]`, checked for what rewards and environment read."""
     run = context.config
     needs = [
-        ColumnNeed(choice.name, type(context.build(choice.chosen)).needs_columns, partial(applies, choice.only))
+        ColumnNeed(choice.name, type(context.build(choice.chosen, Reward)).needs_columns, partial(applies, choice.only))
         for choice in run.rewards
     ]
     environments: dict[str, type[Environment]] = {
-        choice.name: type(context.build(choice.chosen)) for choice in (run.environment, *run.environments)
+        choice.name: type(context.build(choice.chosen, Environment)) for choice in (run.environment, *run.environments)
     }
     for name, environment in environments.items():
         needs.append(ColumnNeed(name, environment.needs_columns, partial(_is_played, run, name)))
-    source = context.build(run.source.chosen)
+    source = context.build(run.source.chosen, TaskSource)
     try:
         source.open(path, columns)
     except ConfigError as error:
@@ -289,7 +291,7 @@ def task_set(context: RunContext, family: ModelFamily, key: str, path: str, colu
         source, family, system_prompt=run.data.system_prompt, max_prompt_tokens=limit, too_long=run.data.too_long,
         needs=needs, tools=environments[run.environment.name].tools,
         tools_of={name: environment.tools for name, environment in environments.items()},
-        media=[type(context.build(each.chosen)).medium for each in run.media],
+        media=[type(context.build(each.chosen, ModalityProcessor)).medium for each in run.media],
     )  # fmt: skip
     if run.environments:
         check_known(tasks, list(environments))

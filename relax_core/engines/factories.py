@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from relax_core.api.component import Chosen
-from relax_core.api.engine import EngineSpec
+from relax_core.api.engine import Engine, EngineSpec
 from relax_core.api.errors import ConfigError
 from relax_core.api.events import RoleFailed, RoleRecovered
 from relax_core.api.family import ModelFamily, Routing
@@ -100,7 +100,7 @@ def _engine_slots(
     context: RunContext, group: Any, prefix: str, choice: BackendChoice, spec: EngineSpec, silence_s: float
 ) -> list[EngineSlot]:
     """Make the slots of a worker group's engines, on its devices; none is started."""
-    capabilities = type(context.build(choice.chosen)).capabilities
+    capabilities = type(context.build(choice.chosen, Engine)).capabilities
     slots = []
     for number in range(group.size):
         name = f"{prefix}-{number}"
@@ -150,7 +150,7 @@ class AuxiliaryPools:
 
 def _client(context: RunContext, table: EngineTable, report: Report) -> PoolModelClient:
     run, group = context.config, context.plan.groups[AUXILIARY_GROUP + table.name]
-    family: ModelFamily = context.build(Chosen("model-family", DEFAULT_NAMES["family"]))
+    family = context.build(Chosen("model-family", DEFAULT_NAMES["family"]), ModelFamily)
     family.open(_model_table(run, table))
     spec = auxiliary_spec(run, table)
     slots = _engine_slots(context, group, f"{table.name}-engine", run.backend_of(table), spec, table.silence_s)

@@ -11,11 +11,12 @@ from .advantages import (
     step_credit as step_credit, turn_returns as turn_returns, whiten as whiten,
 )
 from .counts import (
-    check_lag as check_lag, count as count, mean as mean, merge_metrics as merge_metrics, rows_with_gradient as
+    Denominators as Denominators, aggregate as aggregate, check_lag as check_lag, count as count, mean as mean,
+    merge_metrics as merge_metrics, per_trajectory as per_trajectory, reduce as reduce, rows_with_gradient as
     rows_with_gradient,
 )
 from .groups import Grouping as Grouping
-from .logits import Wanted as Wanted, score_distribution as score_distribution, score_tokens as score_tokens
+from .logits import Wanted as Wanted, score_distribution as score_distribution
 from .off_policy import (
     Mismatch as Mismatch, importance_ratio as importance_ratio, importance_weight as importance_weight, log_ratio
     as log_ratio, mask_outside as mask_outside, off_policy_sequence_mask as off_policy_sequence_mask,
@@ -33,7 +34,4 @@ from .losses import (
     moves_away as moves_away, pair_metrics as pair_metrics, preference as preference, reinforce as reinforce,
     sampled_credit as sampled_credit, sampled_divergence as sampled_divergence, soft_gate as soft_gate,
     token_divergence as token_divergence, with_rest as with_rest,
-)
-from .aggregation import (
-    Denominators as Denominators, aggregate as aggregate, per_trajectory as per_trajectory, reduce as reduce,
 )

@@ -1,24 +1,132 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers that are added before they are divided: denominators of an update, metrics as (sum, count), lags, quantiles.
+"""Sums and the counts that they are divided by: terms of a loss, denominators of an update, metrics, lags and quantiles.
 
-Denominators are counted from the claim: every row of it, those without gradient included. Needs no torch.
+Nothing here is divided early: a loss is divided by counts of the whole update, a metric where it is shown. A count may
+be known late; chunks are then divided by a nominal one, and the whole gradient is rescaled once. The module loads no torch.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
+from relax_core.api.algorithm import Groups, Loss, LossBatch, Term
 from relax_core.api.batch import RowBatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# -- terms of a loss -------------------------------------------------------------------------------------------------
+
+Aggregation = Literal["token", "sequence", "sum", "fixed", "trajectory"]
+DENOMINATOR: dict[Aggregation, str] = {
+    "token": "tokens", "sequence": "rows", "sum": "rows", "fixed": "rows", "trajectory": "samples",
+}  # fmt: skip
+"""The global count that each way divides by; one alone, so that a step may be trained while it is generated."""
+
+
+def aggregate(batch: LossBatch, values: Tensor, how: Aggregation, weight: float = 1.0, fixed_length: int = 1) -> Term:
+    """Make a term of `values` [tokens], by `how`. `token`: mean over all tokens (DAPO). `sequence`: over each row's tokens,
+    then over rows (GRPO). `sum`: the sum over each row's tokens, mean over rows (REINFORCE). `fixed`: that, by
+    `fixed_length` tokens (Dr.GRPO's constant). `trajectory`: mean over samples of what `per_trajectory` has divided by
+    their tokens."""
+    if how == "sequence":
+        return Term(batch.sequence_mean(values), weight, DENOMINATOR[how], per="row")
+    return Term(values, weight / fixed_length if how == "fixed" else weight, DENOMINATOR[how])
+
+
+def per_trajectory(advantages: Tensor, groups: Groups) -> Tensor:
+    """Divide advantages, [groups, samples] or [tokens], by the trained tokens of their whole sample, so that one with several
+    rows (branches, compacted contexts) weighs as much as one with a single row. Every surrogate here is linear in a positive
+    factor of them."""
+    lengths = groups.lengths.clamp(min=1)
+    if advantages.shape == groups.rewards.shape:
+        return advantages / lengths
+    if groups.row_sample is None or groups.row_lengths is None:
+        raise ValueError("per_trajectory: advantages of tokens need row_sample and row_lengths of the groups")
+    return advantages / lengths.reshape(-1)[groups.row_sample].repeat_interleave(groups.row_lengths)
+
+
+def reduce(loss: Loss, batch: LossBatch, denominators: Denominators) -> dict[str, Tensor]:
+    """Reduce each term of this chunk to a scalar, `sum(value * weight over trained positions) / denominator`; backward
+    starts from their sum."""
+    import torch  # here, since whoever only plans an update imports this module without torch
+
+    denominators.add(loss.counts)
+    reduced = {}
+    for name, term in loss.terms.items():
+        if term.per == "pair":  # every pair counts
+            summed = (term.value * term.weight).sum()
+        else:
+            trained = batch.loss_mask
+            if term.per == "row":
+                trained = batch.sequence_sum(batch.loss_mask.to(term.value.dtype)) > 0
+            weight = term.weight
+            if isinstance(weight, torch.Tensor) and weight.dim():
+                weight = torch.where(trained, weight, 0.0)
+            summed = torch.where(trained, term.value * weight, 0.0).sum()
+        reduced[name] = summed / denominators.nominal(term.denominator)
+    return reduced
+
 
 # -- denominators ----------------------------------------------------------------------------------------------------
 
 
+class Denominators:
+    """The counts of one update: nominal at its start, true at its end.
+
+    Invariants:
+    - a term is divided by the nominal count; a denominator that only the algorithm counts is 1 until the end;
+    - one gradient buffer can be rescaled once, so all denominators that terms used must share one factor.
+    """
+
+    def __init__(self, given: Mapping[str, float]) -> None:
+        self._given = dict(given)
+        self._own: dict[str, float] = {}
+        self._used: set[str] = set()
+
+    def nominal(self, name: str) -> float:
+        """Return the count that a term is divided by now."""
+        self._used.add(name)
+        if name not in self._given and name not in self._own:
+            raise ValueError(
+                f"denominator {name!r}: neither given ({', '.join(self._given)}) nor counted in Loss.counts"
+            )
+        return self._given.get(name, 1.0) or 1.0
+
+    def add(self, counts: Mapping[str, Tensor]) -> None:
+        """Add a chunk's share of the algorithm's own denominators."""
+        for name, share in counts.items():
+            self._own[name] = self._own.get(name, 0.0) + float(share)
+
+    def share(self) -> dict[str, Any]:
+        """Return this rank's counts as plain data for `join`."""
+        return {"own": self._own, "used": sorted(self._used)}
+
+    def join(self, shares: Sequence[Mapping[str, Any]]) -> None:
+        """Replace this rank's counts by the sums over all ranks, this one included."""
+        self._used = {name for share in shares for name in share["used"]}
+        names = sorted({name for share in shares for name in share["own"]})
+        self._own = {name: sum(share["own"].get(name, 0.0) for share in shares) for name in names}
+
+    def rescale(self, true: Mapping[str, float]) -> float:
+        """Return the one factor from nominal to true counts. Raises ValueError where terms would need different ones."""
+        counts = {**self._given, **self._own, **true}
+        factors = {name: self.nominal(name) / (counts[name] or 1.0) for name in sorted(self._used)}
+        values = list(factors.values())
+        if values and not all(math.isclose(value, values[0], rel_tol=1e-12) for value in values):
+            raise ValueError(f"late denominators {factors}: got different factors; one gradient can be rescaled once")
+        return values[0] if values else 1.0
+
+
 def count(rows: RowBatch) -> dict[str, float]:
-    """Count trained tokens, rows, samples and groups; pairs are groups of two samples."""
+    """Count trained tokens, rows, samples and groups of all rows of a claim, those without gradient included; pairs are
+    groups of two samples."""
     members = Counter(group for group, _ in {(row.group, row.sample) for row in rows.ids})
     return {
         "tokens": float(rows.columns["loss_mask"].values.astype(bool).sum()),
@@ -29,83 +137,28 @@ def count(rows: RowBatch) -> dict[str, float]:
     }
 
 
-def total(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Add the counts of several chunks of whole groups."""
-    counts: dict[str, float] = {}
-    for part in parts:
-        for name, number in part.items():
-            counts[name] = counts.get(name, 0.0) + number
-    return counts
-
-
-def nominal(counts: Mapping[str, float], share: float) -> dict[str, float]:
-    """Guess the counts of a whole from those of a share of it."""
-    return {name: number / share for name, number in counts.items()}
-
-
 def rows_with_gradient(rows: RowBatch) -> tuple[int, ...]:
-    """Indices of rows in which some trained token has an advantage other than 0 (NaN is other than 0)."""
+    """Return the indices of rows in which some trained token has an advantage other than 0 (NaN is other than 0)."""
     column = rows.columns["advantages"]
     moved = (column.values != 0) & rows.columns["loss_mask"].values.astype(bool)
     row_of_token = np.repeat(np.arange(len(rows)), column.lengths)
-    counts = np.bincount(row_of_token[moved], minlength=len(rows))
-    return tuple(np.flatnonzero(counts).tolist())
-
-
-# -- metrics ---------------------------------------------------------------------------------------------------------
-
-Metric = tuple[float, float]
-"""(sum, count): added over chunks, ranks and updates before they are divided. `..._max` and `..._min` keep the extreme of the
-first value, with count 1."""
-
-
-def merge_metrics(*parts: Mapping[str, Metric]) -> dict[str, Metric]:
-    """Add metrics of several parts by name."""
-    merged: dict[str, Metric] = {}
-    for part in parts:
-        for name, metric in part.items():
-            merged[name] = _join(name, merged[name], metric) if name in merged else metric
-    return merged
-
-
-def mean(metric: Metric) -> float:
-    """The number that is shown: sum / count, and 0 of nothing."""
-    return metric[0] / metric[1] if metric[1] else 0.0
-
-
-def _join(name: str, one: Metric, other: Metric) -> Metric:
-    if not (one[1] and other[1]):
-        return one if one[1] else other
-    if name.endswith("_max"):
-        return max(one[0], other[0]), 1.0
-    if name.endswith("_min"):
-        return min(one[0], other[0]), 1.0
-    return one[0] + other[0], one[1] + other[1]
-
-
-# -- staleness: the version at the start of the step that trains a token minus the version that sampled it ----------
-
-
-def token_lags(rows: RowBatch, step: int) -> np.ndarray:
-    """[trained tokens] lags, rows one after another."""
-    trained = rows.columns["loss_mask"].values.astype(bool)
-    versions = rows.columns["weight_versions"].values[trained].astype(np.int64)
-    lags: np.ndarray = step - versions
-    return lags
+    return tuple(np.flatnonzero(np.bincount(row_of_token[moved], minlength=len(rows))).tolist())
 
 
 def check_lag(rows: RowBatch, step: int, max_staleness: int) -> int:
-    """The largest lag. Raises ValueError naming the first row outside `0 <= lag <= max_staleness`; -1 is unbounded."""
-    lags = token_lags(rows, step)
+    """Return the largest lag: the version at the start of the step that trains a token minus the version that sampled it.
+
+    Raises ValueError naming the first row outside `0 <= lag <= max_staleness`; -1 is unbounded."""
+    mask, versions = rows.columns["loss_mask"], rows.columns["weight_versions"].values
+    lags = step - versions[mask.values.astype(bool)].astype(np.int64)
     if not len(lags):
         return 0
     bound = max_staleness if max_staleness >= 0 else int(lags.max())
     wrong = (lags < 0) | (lags > bound)
     if wrong.any():
-        mask = rows.columns["loss_mask"]
         token = int(np.flatnonzero(mask.values)[np.argmax(wrong)])
         row = int(np.searchsorted(mask.offsets(), token, side="right")) - 1
-        version = int(rows.columns["weight_versions"].values[token])
+        version = int(versions[token])
         raise ValueError(
             f"weight_versions of row {tuple(rows.ids[row])}: got version {version} in a step that starts at version {step}, "
             f"lag {step - version}; max_staleness = {max_staleness} allows 0 to {max_staleness}"
@@ -113,7 +166,39 @@ def check_lag(rows: RowBatch, step: int, max_staleness: int) -> int:
     return int(lags.max())
 
 
-# -- quantiles of sizes: counts in fixed buckets, so that they add up exactly however batches are cut --------------
+# -- metrics ---------------------------------------------------------------------------------------------------------
+
+Metric = tuple[float, float]
+"""(sum, count): added over chunks, ranks and updates before they are divided. `..._max` and `..._min` keep the extreme of the
+first value, with count 1."""
+NumberT = TypeVar("NumberT", float, "Tensor")
+
+
+def merge_metrics(*parts: Mapping[str, tuple[NumberT, NumberT]]) -> dict[str, tuple[NumberT, NumberT]]:
+    """Add metrics of several parts by name; numbers or scalar tensors."""
+    merged: dict[str, tuple[NumberT, NumberT]] = {}
+    for part in parts:
+        for name, other in part.items():
+            one = merged.get(name, other)
+            if name not in merged or not one[1]:
+                merged[name] = other
+            elif not other[1]:
+                continue
+            elif name.endswith("_max"):
+                merged[name] = max(one[0], other[0]), one[1]
+            elif name.endswith("_min"):
+                merged[name] = min(one[0], other[0]), one[1]
+            else:
+                merged[name] = one[0] + other[0], one[1] + other[1]
+    return merged
+
+
+def mean(metric: Metric) -> float:
+    """Return the number that is shown: sum / count, and 0 of nothing."""
+    return metric[0] / metric[1] if metric[1] else 0.0
+
+
+# Quantiles of sizes are counts in fixed buckets, as metrics `NAME_p99@BUCKET`, so that they add up however batches are cut.
 
 PER_OCTAVE = 16
 LEAST, MOST = -32, 8
@@ -122,13 +207,8 @@ BUCKETS = (MOST - LEAST) * PER_OCTAVE + 1
 _KEY = re.compile(r"(?P<name>.+_p(?P<percent>\d\d))@(?P<bucket>\d+)")
 
 
-def bucket_counts(name: str, counts: Iterable[float]) -> dict[str, Metric]:
-    """Counts by bucket as metrics of a quantile, whose name ends in `_p` and its percent: `..._p99`."""
-    return {f"{name}@{at}": (float(count), float(count)) for at, count in enumerate(counts) if count}
-
-
 def with_quantiles(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
-    """Metrics as they are shown: counts of buckets are replaced by the quantile, which is never above `..._max`."""
+    """Replace counts of buckets by the quantile that is shown, which is never above `..._max`."""
     kept: dict[str, Metric] = {}
     counts: dict[str, dict[int, float]] = defaultdict(dict)
     for key, metric in metrics.items():
@@ -145,13 +225,13 @@ def with_quantiles(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
 
 
 def _quantile(counts: Mapping[int, float], share: float) -> float:
-    """The smallest size that all but the rest of the counted are at most, within its bucket by rank."""
+    """Find the smallest size that all but the rest of the counted are at most, within its bucket by rank."""
     total = sum(counts.values())
     rank = total - 1 - int(total * (1 - share) + 1e-9)
     before = 0.0
-    for bucket, count in sorted(counts.items()):
-        if before + count > rank:
-            inside = (rank - before + 0.5) / count
+    for bucket, number in sorted(counts.items()):
+        if before + number > rank:
+            inside = (rank - before + 0.5) / number
             return 2.0 ** (LEAST + (bucket - 1 + inside) / PER_OCTAVE) if bucket else 0.0
-        before += count
+        before += number
     return 0.0

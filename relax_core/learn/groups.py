@@ -18,131 +18,117 @@ from relax_core.api.algorithm import Advantages, Algorithm, Groups, Loss, LossBa
 from relax_core.api.batch import ALGORITHM_INDEX, AttemptId, Column, Ragged, RowBatch
 from relax_core.api.bus import Sealed
 from relax_core.api.options import Options
+from relax_core.learn.counts import merge_metrics
 
 
 class Grouping:
     """Rows of whole groups; `groups` is what the algorithm sees, `columns` brings its answer back to the rows.
 
-    `samples` are all members, also those without rows: their rewards belong to the group's statistics.
+    `samples` are all members, also those without rows: their rewards belong to the group's statistics. Groups and members
+    are numbered in the order of their ids.
     """
 
     def __init__(self, rows: RowBatch, samples: Mapping[AttemptId, Sealed], token_columns: Iterable[str] = ()) -> None:
+        asked = tuple(token_columns)
         self._order = sorted(range(len(rows)), key=lambda row: rows.ids[row])
         ordered = rows.take(self._order)
         self._mask = ordered.columns["loss_mask"]
-        baselines = {attempt.group: sealed for attempt, sealed in samples.items() if sealed.baseline}
-        samples = {attempt: sealed for attempt, sealed in samples.items() if not sealed.baseline}
-        self._places = _places(samples)
-        size = max((sample for _, sample in self._places.values()), default=0) + 1
-        self._shape = (max((group for group, _ in self._places.values()), default=-1) + 1, size)
-        places = [self._place(row.attempt_id) for row in ordered.ids]
-        self._row_sample = torch.tensor([group * size + sample for group, sample in places], dtype=torch.int64)
+        members = {attempt: sealed for attempt, sealed in samples.items() if not sealed.baseline}
+        places: dict[AttemptId, tuple[int, int]] = {}
+        for group, (_, own) in enumerate(groupby(sorted(members), key=lambda attempt: attempt.group)):
+            places |= {attempt: (group, sample) for sample, attempt in enumerate(own)}
+        size = max((sample for _, sample in places.values()), default=0) + 1
+        self._shape = (max((group for group, _ in places.values()), default=-1) + 1, size)
+        for row in ordered.ids:
+            if row.attempt_id not in places:
+                raise ValueError(f"row of {tuple(row.attempt_id)}: its sample is not among the samples given")
+        in_rows = [places[row.attempt_id] for row in ordered.ids]
+        self._row_sample = torch.tensor([group * size + sample for group, sample in in_rows], dtype=torch.int64)
         self._row_lengths = torch.from_numpy(self._mask.lengths.astype(np.int64))
-        self.groups = self._groups(samples, ordered, tuple(token_columns), self._baseline(baselines))
 
-    def columns(self, advantages: Advantages) -> dict[str, Ragged]:
-        """`advantages` (and `returns`) as token columns in the order of the rows given; 0 on tokens not trained."""
-        columns = {"advantages": self._column(self._per_token(advantages.values), "advantages")}
-        if advantages.returns is not None:
-            columns["returns"] = self._column(self._packed(advantages.returns, "returns"), "returns")
-        return columns
+        def rectangle(values: Iterable[float]) -> Tensor:
+            """Lay values of the members out as [groups, samples] in float64, so that rounding does not show."""
+            filled = np.full(self._shape, np.nan)
+            for attempt, value in zip(members, values, strict=True):
+                filled[places[attempt]] = value
+            return torch.from_numpy(filled)
 
-    def _place(self, attempt: AttemptId) -> tuple[int, int]:
-        if attempt not in self._places:
-            raise ValueError(f"row of {tuple(attempt)}: its sample is not among the samples given")
-        return self._places[attempt]
-
-    def _baseline(self, baselines: Mapping[int, Sealed]) -> Tensor | None:
-        """Rewards of greedy samples [groups], NaN where a group has none; None where no group has one."""
-        if not baselines:
-            return None
-        values = torch.full((self._shape[0],), torch.nan, dtype=torch.float64)
-        for attempt, (group, _) in self._places.items():
-            greedy = baselines.get(attempt.group)
-            if greedy is not None and greedy.outcome.judged:
-                values[group] = greedy.reward
-        return values
-
-    def _groups(
-        self, samples: Mapping[AttemptId, Sealed], ordered: RowBatch, token_columns: tuple[str, ...],
-        baseline: Tensor | None,
-    ) -> Groups:  # fmt: skip
-        rewards = self._rectangle({attempt: sealed.reward for attempt, sealed in samples.items()})
-        judged = self._rectangle({attempt: float(sealed.outcome.judged) for attempt, sealed in samples.items()})
-        lengths = self._rectangle({attempt: float(sealed.trained_tokens) for attempt, sealed in samples.items()})
-        valid = (judged == 1) & torch.isfinite(rewards)
-        names = sorted({name for sealed in samples.values() for name in sealed.parts})
-        parts = {name: self._rectangle({a: s.parts.get(name, 0.0) for a, s in samples.items()}) for name in names}
-        return Groups(
+        seals = members.values()
+        rewards = rectangle(sealed.reward for sealed in seals)
+        valid = (rectangle(float(sealed.outcome.judged) for sealed in seals) == 1) & torch.isfinite(rewards)
+        parts = {
+            name: torch.where(valid, rectangle(sealed.parts.get(name, 0.0) for sealed in seals), 0.0)
+            for name in sorted({name for sealed in seals for name in sealed.parts})
+        }
+        greedy = {attempt.group: sealed for attempt, sealed in samples.items() if sealed.baseline}
+        baseline = torch.full((self._shape[0],), torch.nan, dtype=torch.float64) if greedy else None
+        for attempt, (group, _) in places.items():
+            sealed = greedy.get(attempt.group)
+            if baseline is not None and sealed is not None and sealed.outcome.judged:
+                baseline[group] = sealed.reward
+        self.groups = Groups(
             rewards=torch.where(valid, rewards, 0.0),
             valid=valid,
-            lengths=torch.nan_to_num(lengths).long(),
-            parts={name: torch.where(valid, part, 0.0) for name, part in parts.items()},
+            lengths=torch.nan_to_num(rectangle(float(sealed.trained_tokens) for sealed in seals)).long(),
+            parts=parts,
             token_columns={
                 name: torch.from_numpy(ordered.columns[name].values.copy())
-                for name in token_columns
+                for name in asked
                 if np.array_equal(ordered.columns[name].lengths, self._mask.lengths)
             },
             row_lengths=self._row_lengths,
             row_sample=self._row_sample,
             baseline=baseline,
-            step_rewards=self._turns(ordered, token_columns, "step_rewards", np.nan),
-            states=self._turns(ordered, token_columns, "states", 0),
+            step_rewards=self._turns(ordered, asked, "step_rewards", np.nan),
+            states=self._turns(ordered, asked, "states", 0),
         )
 
     def _turns(self, ordered: RowBatch, asked: tuple[str, ...], name: str, missing: float) -> Tensor | None:
-        """[groups, samples, turns]: what the tokens of each turn say of it; None where that was not asked for."""
+        """Return what the tokens of each turn say of it, [groups, samples, turns]; None where that was not asked for."""
         if name not in asked or "turns" not in asked:
             return None
         turns, values = ordered.columns["turns"].values, ordered.columns[name].values
         sampled = turns >= 0
         samples = np.repeat(self._row_sample.numpy(), self._mask.lengths)[sampled]
         most = int(turns.max(initial=-1)) + 1
-        of_turn = np.full(
-            (self._shape[0] * self._shape[1], most), missing, np.float64 if values.dtype.kind == "f" else np.int64
-        )
+        dtype = np.float64 if values.dtype.kind == "f" else np.int64
+        of_turn = np.full((self._shape[0] * self._shape[1], most), missing, dtype)
         of_turn[samples, turns[sampled]] = values[sampled]
         return torch.from_numpy(of_turn.reshape(*self._shape, most))
 
-    def _rectangle(self, values: Mapping[AttemptId, float]) -> Tensor:
-        """[groups, samples] in float64: statistics of a few rewards cost nothing and rounding would show."""
-        rectangle = np.full(self._shape, np.nan)
-        for attempt, value in values.items():
-            rectangle[self._places[attempt]] = value
-        return torch.from_numpy(rectangle)
+    def columns(self, advantages: Advantages) -> dict[str, Ragged]:
+        """Return `advantages` (and `returns`) as token columns in the order of the rows given; 0 on tokens not trained."""
+        values, valid = advantages.values, self.groups.valid
+        if values.shape == valid.shape:
+            of_row = torch.where(valid, values, 0.0).reshape(-1)[self._row_sample]
+            values = torch.repeat_interleave(of_row, self._row_lengths)
+        columns = {"advantages": self._column(values, "advantages")}
+        if advantages.returns is not None:
+            columns["returns"] = self._column(advantages.returns, "returns")
+        return columns
 
-    def _per_token(self, values: Tensor) -> Tensor:
-        valid = self.groups.valid
-        if values.shape != valid.shape:
-            return self._packed(values, "advantages")
-        of_row = torch.where(valid, values, 0.0).reshape(-1)[self._row_sample]
-        return torch.repeat_interleave(of_row, self._row_lengths)
-
-    def _packed(self, values: Tensor, name: str) -> Tensor:
+    def _column(self, values: Tensor, name: str) -> Ragged:
         tokens = int(self._row_lengths.sum())
         if values.shape != (tokens,):
             raise ValueError(
                 f"{name}: got shape {tuple(values.shape)}; give {self._shape} (groups, samples) or ({tokens},) (tokens)"
             )
-        return values
-
-    def _column(self, per_token: Tensor, name: str) -> Ragged:
-        values = torch.where(torch.from_numpy(self._mask.values.astype(bool)), per_token, 0.0).to(torch.float32)
+        trained = torch.from_numpy(self._mask.values.astype(bool))
+        values = torch.where(trained, values, 0.0).to(torch.float32)
         if not bool(torch.isfinite(values).all()):
             raise ValueError(f"{name}: got NaN or Inf on a trained token; finite rewards must give finite values")
         back = np.argsort(np.asarray(self._order, dtype=np.int64), kind="stable")
         return Ragged(values.numpy(), self._mask.lengths).take(back.tolist())
 
 
-def _places(samples: Iterable[AttemptId]) -> dict[AttemptId, tuple[int, int]]:
-    """(group, sample) place of every member: groups and members are numbered in the order of their ids."""
-    places: dict[AttemptId, tuple[int, int]] = {}
-    for group, (_, members) in enumerate(groupby(sorted(samples), key=lambda attempt: attempt.group)):
-        places |= {attempt: (group, sample) for sample, attempt in enumerate(members)}
-    return places
-
-
-Metrics = dict[str, tuple[Tensor, Tensor]]
+def credited(
+    algorithm: Algorithm, rows: RowBatch, samples: Mapping[AttemptId, Sealed], asked: Sequence[str]
+) -> dict[str, Ragged]:
+    """Credit whole groups: the columns `advantages` and, for a critic, `returns`, of the rows given."""
+    if isinstance(algorithm, MixedAlgorithm):
+        return algorithm.credit(rows, samples, asked)
+    grouping = Grouping(rows, samples, asked)
+    return grouping.columns(algorithm.advantages(grouping.groups))
 
 
 class MixedAlgorithm(Algorithm[Options]):
@@ -232,7 +218,7 @@ class MixedAlgorithm(Algorithm[Options]):
         made: dict[str, Tensor] = {}
         for part, own in self._own(batch):
             for name, values in part.prepare(own).items() if part.prepared() else ():
-                mine = torch.where(own.trained, values, torch.zeros_like(values))
+                mine = torch.where(own.loss_mask, values, torch.zeros_like(values))
                 made[name] = made[name] + mine if name in made else mine
         return made
 
@@ -249,12 +235,11 @@ class MixedAlgorithm(Algorithm[Options]):
     def _joined(self, losses: Sequence[tuple[OwnRows, Loss]]) -> Loss:
         """Join terms and metrics of each part under its label, and metrics of all under their own names, too."""
         terms: dict[str, Term] = {}
-        metrics, counts = Metrics(), dict[str, Tensor]()
+        counts: dict[str, Tensor] = {}
+        metrics = merge_metrics(*(loss.metrics for _, loss in losses))
         for label, (own, loss) in zip(self._labels, losses, strict=True):
             terms |= {f"{label}/{name}": own.only(term) for name, term in loss.terms.items()}
-            for name, metric in loss.metrics.items():
-                metrics[f"{label}/{name.rpartition('/')[2]}"] = metric
-                metrics[name] = _merged(name, metrics.get(name), metric)
+            metrics |= {f"{label}/{name.rpartition('/')[2]}": metric for name, metric in loss.metrics.items()}
             for name, share in loss.counts.items():
                 counts[name] = counts[name] + share if name in counts else share
         return Loss(terms, metrics, counts)
@@ -265,12 +250,8 @@ class OwnRows:
 
     def __init__(self, batch: LossBatch, rows: Tensor) -> None:
         self._batch, self._rows = batch, rows
-        self.trained = batch.loss_mask & batch.broadcast(rows)
+        self.loss_mask = batch.loss_mask & batch.broadcast(rows)
         self.num_rows = batch.num_rows
-
-    @property
-    def loss_mask(self) -> Tensor:
-        return self.trained
 
     @property
     def advantages(self) -> Tensor:
@@ -278,15 +259,15 @@ class OwnRows:
 
     def column(self, name: str) -> Tensor:
         values = self._batch.column(name)
-        if not values.is_floating_point() or len(values) != len(self.trained):
+        if not values.is_floating_point() or len(values) != len(self.loss_mask):
             return values
-        return torch.where(self.trained.reshape(-1, *[1] * (values.dim() - 1)), values, 0.0)
+        return torch.where(self.loss_mask.reshape(-1, *[1] * (values.dim() - 1)), values, 0.0)
 
     def sequence_sum(self, values: Tensor) -> Tensor:
-        return self._batch.sequence_sum(torch.where(self.trained, values, 0.0))
+        return self._batch.sequence_sum(torch.where(self.loss_mask, values, 0.0))
 
     def sequence_mean(self, values: Tensor) -> Tensor:
-        return self._batch.sequence_mean(torch.where(self.trained, values, 0.0))
+        return self._batch.sequence_mean(torch.where(self.loss_mask, values, 0.0))
 
     def broadcast(self, values: Tensor) -> Tensor:
         return self._batch.broadcast(values)
@@ -296,27 +277,5 @@ class OwnRows:
 
     def only(self, term: Term) -> Term:
         """Mask a term outside these rows."""
-        chosen = self.trained if term.per == "token" else self._rows
+        chosen = self.loss_mask if term.per == "token" else self._rows
         return replace(term, value=torch.where(chosen, term.value, 0.0))
-
-
-def credited(
-    algorithm: Algorithm, rows: RowBatch, samples: Mapping[AttemptId, Sealed], asked: Sequence[str]
-) -> dict[str, Ragged]:
-    """Credit whole groups: the columns `advantages` and, for a critic, `returns`, of the rows given."""
-    if isinstance(algorithm, MixedAlgorithm):
-        return algorithm.credit(rows, samples, asked)
-    grouping = Grouping(rows, samples, asked)
-    return grouping.columns(algorithm.advantages(grouping.groups))
-
-
-def _merged(name: str, one: tuple[Tensor, Tensor] | None, other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Merge metrics of two parts as of two chunks: extremes are kept, all else is added."""
-    if one is None:
-        return other
-    if name.endswith(("_max", "_min")):
-        if not bool(one[1]) or not bool(other[1]):
-            return other if not bool(one[1]) else one
-        pick = torch.maximum if name.endswith("_max") else torch.minimum
-        return pick(one[0], other[0]), torch.maximum(one[1], other[1])
-    return one[0] + other[0], one[1] + other[1]

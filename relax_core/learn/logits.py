@@ -24,7 +24,6 @@ MAX_LOGITS = 2**25
 """Elements of one slice of logits: 128 MiB in float32, large enough that slicing costs no speed."""
 
 Head = Callable[[Tensor], Tensor]
-Scored = tuple[Tensor, Tensor | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,24 +37,12 @@ class Wanted:
     """By name: ids [tokens, k] whose log-probs to give, as `log_probs_at:<name>`."""
 
 
-def score_tokens(
-    features: Tensor, head: Head, ids: Tensor, *,
-    vocab_size: int, temperature: float = 1.0, entropy: bool = False, max_logits: int = MAX_LOGITS,
-) -> Scored:  # fmt: skip
-    """Log-probs of `ids` and entropy, [tokens] each: `features` [tokens, width] through `head` to logits [tokens, vocab]."""
-    wanted = Wanted(entropy)
-    scored = score_distribution(
-        features, head, ids, wanted, vocab_size=vocab_size, temperature=temperature, max_logits=max_logits
-    )
-    return scored["log_probs"], scored.get("entropy")
-
-
 def score_distribution(
     features: Tensor, head: Head, ids: Tensor, wanted: Wanted, *,
     vocab_size: int, temperature: float = 1.0, max_logits: int = MAX_LOGITS,
 ) -> dict[str, Tensor]:  # fmt: skip
-    """`log_probs` of `ids` and what is wanted, by name, of softmax(logits / temperature): `features` [tokens, width] through
-    `head` to logits [tokens, vocab]."""
+    """Compute `log_probs` of `ids` and what is wanted, by name, of softmax(logits / temperature): `features` [tokens, width]
+    go through `head` to logits [tokens, vocab]."""
     width = max(1, max_logits // vocab_size)
     if len(ids) <= width:
         return _score_slice(features, head, ids, wanted, temperature)
@@ -167,7 +154,7 @@ def draw(logits: Tensor, uniforms: np.ndarray, rules: Rules) -> Drawn:
 
 
 def distribution(logits: Tensor, rules: Rules) -> Tensor:
-    """Log-probs [rows, vocabulary] of what is drawn from."""
+    """Compute the log-probs [rows, vocabulary] of what is drawn from."""
     if rules.suppress is not None:
         logits = logits.index_put(rules.suppress, logits.new_tensor(-torch.inf))
     if rules.temperature is not None:
@@ -190,7 +177,7 @@ def _kept(logits: Tensor, rules: Rules) -> Tensor:
 
 
 def _invert(log_probs: Tensor, uniforms: Tensor) -> Tensor:
-    """The first token whose cumulative probability exceeds the uniform: never one of probability 0."""
+    """Find the first token whose cumulative probability exceeds the uniform: never one of probability 0."""
     cdf = log_probs.double().exp().cumsum(-1)
     found = torch.searchsorted(cdf, (uniforms * cdf[:, -1])[:, None], right=True)[:, 0]
     return found.clamp(max=log_probs.shape[1] - 1)
@@ -202,7 +189,7 @@ SEED_MASK = (1 << 64) - 1
 
 
 def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Uniform float64 numbers in [0, 1 - 2^-52] for uint64 seeds and non-negative positions, [rows]: splitmix64 as a
+    """Hash uint64 seeds and non-negative positions, [rows], to uniform float64 numbers in [0, 1 - 2^-52]: splitmix64 as a
     counter-based hash. No state: a request draws the same whatever runs beside it, and goes on with them elsewhere."""
     counters = (positions.astype(np.uint64) + np.uint64(1)) * _GAMMA
     drawn: np.ndarray = (_mix(_mix(seeds) + counters) >> np.uint64(12)).astype(np.float64) * 2.0**-52

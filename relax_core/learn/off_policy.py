@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from relax_core.api.algorithm import LossBatch
-from relax_core.learn.counts import BUCKETS, LEAST, PER_OCTAVE, Metric, bucket_counts, merge_metrics
+from relax_core.learn.counts import BUCKETS, LEAST, PER_OCTAVE, Metric, merge_metrics
 
 Level = Literal["token", "sequence", "geometric"]
 
@@ -122,20 +122,21 @@ class Mismatch:
                 f"{RATIO}{of}_min": (log.masked_fill(~mask, MOST).min().exp(), some),
             }
         )
+        # Count the masked sizes by bucket; NaN is in the last. Sorting gives the same every time on a GPU too.
+        ranked = torch.where(mask, size, -1.0).sort().values
+        edges = torch.arange(BUCKETS - 1, device=size.device, dtype=size.dtype) / PER_OCTAVE + LEAST
+        below = torch.searchsorted(ranked, torch.cat([edges.new_zeros(1), edges.exp2()]))
+        counts = torch.cat([below, below.new_tensor([len(ranked)])]).diff()
         name = f"{DIFFERENCE}{of}_p99"
-        counts = _counts(size, mask)
         self._counts[name] = self._counts[name] + counts if name in self._counts else counts
 
     def share(self) -> dict[str, Metric]:
-        """Everything added so far as plain metrics."""
+        """Return everything added so far as plain metrics; sizes are counted by bucket, for a quantile."""
         parts = [{name: (float(total), float(count)) for name, (total, count) in part.items()} for part in self._parts]
-        counted = [bucket_counts(name, counts.tolist()) for name, counts in self._counts.items()]
-        return merge_metrics(*parts, *counted)
-
-
-def _counts(size: Tensor, mask: Tensor) -> Tensor:
-    """Count the masked sizes by bucket [BUCKETS]; NaN is in the last. Sorting gives the same every time on a GPU too."""
-    ranked = torch.where(mask, size, -1.0).sort().values
-    edges = torch.arange(BUCKETS - 1, device=size.device, dtype=size.dtype) / PER_OCTAVE + LEAST
-    below = torch.searchsorted(ranked, torch.cat([edges.new_zeros(1), edges.exp2()]))
-    return torch.cat([below, below.new_tensor([len(ranked)])]).diff()
+        buckets = {
+            f"{name}@{bucket}": (float(count), float(count))
+            for name, counts in self._counts.items()
+            for bucket, count in enumerate(counts.tolist())
+            if count
+        }
+        return merge_metrics(*parts, buckets)

@@ -33,8 +33,16 @@ class PackedBatch:
         self.lengths = torch.from_numpy(np.array(self._token_lengths, dtype=np.int64)).to(device)
         self.row_of_token = torch.repeat_interleave(torch.arange(self.num_rows, device=device), self.lengths)
         self.tokens = self._tensor("tokens").long()
-        self.loss_mask = self._mask()
+        self.loss_mask = self._tensor("loss_mask").bool()
         self._columns: dict[str, Tensor] = {}
+        starts = (self.lengths.cumsum(0) - self.lengths)[self.lengths > 0]
+        mask = self.loss_mask
+        if bool(mask[starts].any()):
+            row = int(self.row_of_token[starts[mask[starts]]][0])
+            raise ValueError(
+                f"loss_mask of row {tuple(rows.ids[row])}: got 1 at position 0, which no token precedes; "
+                "begin the row with a given token"
+            )
 
     @property
     def advantages(self) -> Tensor:
@@ -66,7 +74,7 @@ class PackedBatch:
         return values.index_select(0, self.row_of_token)
 
     def pair(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """A pair is a group of two samples: 0 is chosen, 1 is rejected."""
+        """Split the values of pairs, each a group of two samples: 0 is chosen, 1 is rejected."""
         at = {(row.group, row.sample): index for index, row in enumerate(self.rows.ids)}
         groups = sorted({row.group for row in self.rows.ids})
         if sorted(at) != [(group, sample) for group in groups for sample in (0, 1)] or len(at) != self.num_rows:
@@ -82,8 +90,8 @@ class PackedBatch:
                 f"column {name!r} is not in the batch; name it in Algorithm.columns() (have: {list(self.rows.columns)})"
             )
         column = self.rows.columns[name]
-        per_token = np.array_equal(column.lengths, self._token_lengths)
-        if not per_token and (len(column) != self.num_rows or (column.lengths != 1).any()):
+        per_row = len(column) == self.num_rows and (column.lengths == 1).all()
+        if not per_row and not np.array_equal(column.lengths, self._token_lengths):
             raise ValueError(
                 f"column {name!r}: got row lengths {column.lengths.tolist()[:8]}; it needs one value a token or a row"
             )
@@ -93,17 +101,6 @@ class PackedBatch:
         elif not values.flags.writeable:  # as those that crossed a process are
             values = values.copy()
         return torch.from_numpy(values).to(self.device)
-
-    def _mask(self) -> Tensor:
-        mask = self._tensor("loss_mask").bool()
-        starts = (self.lengths.cumsum(0) - self.lengths)[self.lengths > 0]
-        if bool(mask[starts].any()):
-            row = int(self.row_of_token[starts[mask[starts]]][0])
-            raise ValueError(
-                f"loss_mask of row {tuple(self.rows.ids[row])}: got 1 at position 0, which no token precedes; "
-                "begin the row with a given token"
-            )
-        return mask
 
 
 def columns_of(batch: PackedBatch, values: Mapping[str, Tensor]) -> dict[str, Ragged]:
@@ -135,7 +132,7 @@ class Outputs:
 
 
 def prepared_columns(algorithm: Algorithm, rows: RowBatch) -> dict[str, Ragged]:
-    """Columns that `Algorithm.prepare` makes of all rows of a step before its first update.
+    """Let `Algorithm.prepare` make its columns of all rows of a step before the first update.
 
     Raises ValueError where it does not give what it said, or not for every token."""
     if not len(rows):

@@ -36,7 +36,7 @@ from relax_core.api.algorithm import (
 )
 from relax_core.api.batch import ADVANTAGES, OLD_LOG_PROBS, REF_LOG_PROBS, ROLLOUT_LOG_PROBS, Column
 from relax_core.api.options import Options
-from relax_core.learn.aggregation import DENOMINATOR, Aggregation
+from relax_core.learn.counts import DENOMINATOR, Aggregation
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -149,18 +149,18 @@ class PolicyGradient(Algorithm[PolicyGradientOptionsT], Generic[PolicyGradientOp
 
     @abstractmethod
     def credit(self, groups: Groups) -> Tensor:
-        """Advantages of samples [groups, samples], or of tokens [tokens]."""
+        """Give advantages of samples [groups, samples], or of tokens [tokens]."""
         raise NotImplementedError
 
     @abstractmethod
     def surrogate(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor) -> Surrogate:
-        """The loss of each token; `anchor` [tokens] are log-probs of the policy that the ratio is taken to."""
+        """Compute the loss of each token; `anchor` [tokens] are log-probs of the policy that the ratio is taken to."""
         raise NotImplementedError
 
     # -- what they share -----------------------------------------------------------------------------------------
 
     def advantages(self, groups: Groups) -> Advantages:
-        """`credit`, of rewards from which the divergence is taken where `reward_kl_coef` says so."""
+        """Call `credit` with rewards from which the divergence is taken where `reward_kl_coef` says so."""
         if self.options.reward_kl_coef:
             rewards = learn.less_divergence(groups, self.options.reward_kl_coef)
             groups = replace(groups, rewards=rewards)
@@ -168,18 +168,43 @@ class PolicyGradient(Algorithm[PolicyGradientOptionsT], Generic[PolicyGradientOp
         return Advantages(learn.per_trajectory(values, groups) if self.options.aggregation == "trajectory" else values)
 
     def loss(self, batch: LossBatch, policy: PolicyOutputs) -> Loss:
-        anchor = self._anchor(batch, policy)
+        options, mask = self.options, batch.loss_mask
+        if options.correction == "behaviour":
+            anchor = batch.column("rollout_log_probs")
+        elif OLD_LOG_PROBS in self.columns():
+            anchor = batch.column("old_log_probs")
+        else:  # nothing needs the step's start: the ratio is 1 by definition
+            anchor = policy.log_probs.detach()
         surrogate = self.surrogate(batch, policy, anchor)
         weight, metrics = self._weight(batch, policy)
         terms = {"policy": self._term(batch, surrogate.values if weight is None else surrogate.values * weight)}
-        metrics |= self._metrics(batch, policy, anchor, surrogate)
+        count = mask.sum()
+        log_ratio = policy.log_probs.detach() - anchor
+        ratio = log_ratio.exp()
+        metrics |= {
+            "policy/ratio_max": ((ratio * mask).max(), count.clamp(max=1)),
+            "policy/approx_kl": (((ratio - 1 - log_ratio) * mask).sum(), count),
+        }
+        if surrogate.clipped is not None:
+            metrics["policy/clip_fraction"] = ((surrogate.clipped & mask).sum(), count)
+        if options.kl_coef:
+            divergence = learn.kl_k3(policy.log_probs.detach(), batch.column("ref_log_probs"))
+            metrics["policy/ref_kl"] = ((divergence * mask).sum(), count)
+        if options.entropy_coef:
+            metrics["policy/entropy"] = ((policy.output("entropy").detach() * mask).sum(), count)
         return Loss(terms | self._regularisers(batch, policy), metrics | dict(surrogate.metrics))
 
     def _regularisers(self, batch: LossBatch, policy: PolicyOutputs) -> dict[str, Term]:
-        """Terms beside the surrogate, where they are asked for: divergence from the reference, entropy."""
+        """Make the terms beside the surrogate that are asked for: divergence from the reference, entropy."""
         terms = {}
         if self.options.kl_coef:
-            terms["kl"] = self._term(batch, self._divergence(batch, policy), self.options.kl_coef)
+            reference = batch.column("ref_log_probs")
+            if self._unbiased:
+                divergence = learn.kl_unbiased(policy.log_probs, reference, batch.column("old_log_probs"))
+            else:
+                estimate = learn.kl_k2 if self.options.kl_estimator == "k2" else learn.kl_k3
+                divergence = estimate(policy.log_probs, reference)
+            terms["kl"] = self._term(batch, divergence, self.options.kl_coef)
         if self.options.entropy_coef:
             terms["entropy"] = self._term(batch, policy.output("entropy"), -self.options.entropy_coef)
         return terms
@@ -187,26 +212,12 @@ class PolicyGradient(Algorithm[PolicyGradientOptionsT], Generic[PolicyGradientOp
     def _term(self, batch: LossBatch, values: Tensor, weight: float = 1.0) -> Term:
         return learn.aggregate(batch, values, self.options.aggregation, weight, self.options.fixed_length)
 
-    def _anchor(self, batch: LossBatch, policy: PolicyOutputs) -> Tensor:
-        """Log-probs [tokens] that the ratio is taken to; where nothing needs the step's start, it is 1 by definition."""
-        if self.options.correction == "behaviour":
-            return batch.column("rollout_log_probs")
-        asked = OLD_LOG_PROBS in self.columns()
-        return batch.column("old_log_probs") if asked else policy.log_probs.detach()
-
     @property
     def _unbiased(self) -> bool:
         return self.options.kl_coef > 0 and self.options.kl_estimator == "unbiased"
 
-    def _divergence(self, batch: LossBatch, policy: PolicyOutputs) -> Tensor:
-        reference = batch.column("ref_log_probs")
-        if self.options.kl_estimator == "unbiased":
-            return learn.kl_unbiased(policy.log_probs, reference, batch.column("old_log_probs"))
-        estimate = learn.kl_k2 if self.options.kl_estimator == "k2" else learn.kl_k3
-        return estimate(policy.log_probs, reference)
-
     def _weight(self, batch: LossBatch, policy: PolicyOutputs) -> tuple[Tensor | None, Sums]:
-        """The correction's weight of each token, and what it did."""
+        """Return the correction's weight of each token, None for no correction, and metrics of what it did."""
         options, mask = self.options, batch.loss_mask
         weight, metrics = None, Sums()
         if options.correction in WEIGHS:
@@ -225,31 +236,9 @@ class PolicyGradient(Algorithm[PolicyGradientOptionsT], Generic[PolicyGradientOp
                 "policy/importance_clipped": ((((weight == 0) | (ratio > options.correction_cap)) & mask).sum(), count),
             }
         if options.sequence_mask_delta:
-            kept = learn.off_policy_sequence_mask(
-                batch,
-                policy.log_probs,
-                batch.column("rollout_log_probs"),
-                batch.advantages,
-                options.sequence_mask_delta,
-            )
+            rollout = batch.column("rollout_log_probs")
+            delta = options.sequence_mask_delta
+            kept = learn.off_policy_sequence_mask(batch, policy.log_probs, rollout, batch.advantages, delta)
             metrics["policy/sequence_masked"] = ((~kept & mask).sum(), mask.sum())
             weight = kept.to(policy.log_probs.dtype) if weight is None else weight * kept
         return weight, metrics
-
-    def _metrics(self, batch: LossBatch, policy: PolicyOutputs, anchor: Tensor, surrogate: Surrogate) -> Sums:
-        mask = batch.loss_mask
-        count = mask.sum()
-        log_ratio = policy.log_probs.detach() - anchor
-        ratio = log_ratio.exp()
-        metrics: Sums = {
-            "policy/ratio_max": ((ratio * mask).max(), count.clamp(max=1)),
-            "policy/approx_kl": (((ratio - 1 - log_ratio) * mask).sum(), count),
-        }
-        if surrogate.clipped is not None:
-            metrics["policy/clip_fraction"] = ((surrogate.clipped & mask).sum(), count)
-        if self.options.kl_coef:
-            divergence = learn.kl_k3(policy.log_probs.detach(), batch.column("ref_log_probs"))
-            metrics["policy/ref_kl"] = ((divergence * mask).sum(), count)
-        if self.options.entropy_coef:
-            metrics["policy/entropy"] = ((policy.output("entropy").detach() * mask).sum(), count)
-        return metrics

@@ -10,9 +10,9 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
-from relax_core.api.component import KINDS, Component, Configurable, Kind
+from relax_core.api.component import KINDS, Component, Configurable, ContractT, Kind
 from relax_core.api.errors import ConfigError, PluginError, RelaxError
 from relax_core.registry.contract import build_options, contract_violation, import_target
 from relax_core.registry.frames import plugin_frames, said
@@ -121,12 +121,20 @@ class Catalogue:
             raise PluginError(f"{kind} {found.title}", reason)
         return target
 
-    def build(self, chosen: Chosen) -> Configurable:
-        """Make an instance with its options validated; of several that work as one, that one."""
+    @overload
+    def build(self, chosen: Chosen) -> Configurable: ...
+
+    @overload
+    def build(self, chosen: Chosen, contract: type[ContractT]) -> ContractT: ...
+
+    def build(self, chosen: Chosen, contract: type[Any] = Configurable) -> Any:
+        """Make an instance with its options validated; of several that work as one, that one.
+
+        Every class was held against its kind's base when it was imported; `contract` tells a type checker which that is.
+        """
         if chosen.parts:
             whole: Any = import_target(COMPOUNDS[chosen.kind])
-            made: Configurable = whole.of([(part.name, self.build(part)) for part in chosen.parts])
-            return made
+            return whole.of([(part.name, self.build(part)) for part in chosen.parts])
         cls = self.target(chosen.kind, chosen.name)
         try:
             options = build_options(cls.options_model(), chosen.options, f"{chosen.kind}.{chosen.name}")

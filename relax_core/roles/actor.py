@@ -3,19 +3,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from relax_core.api.errors import InfrastructureError, RelaxError
-from relax_core.api.events import StepFinished
+from relax_core.api.events import RoleFailed, RoleRecovered, RolledBack, StepFinished
 from relax_core.api.plan import Operation, Reads
 from relax_core.api.role import Resume, Role
 from relax_core.api.weights import Version
 from relax_core.config.run_config import RunContext
-from relax_core.roles.checkpoint import Checkpoints
-from relax_core.roles.held_out_eval import HeldOutEval
+from relax_core.roles.checkpoint import Checkpoints, complete, read_state
 from relax_core.roles.publisher import Publisher
 from relax_core.roles.rank_group import RankGroup, TrainerDeviceLease
-from relax_core.roles.recovery import NonFinitePolicy, Recovery, RollbackRequired
-from relax_core.roles.step import StepTimes, moved, step_metrics
-from relax_core.roles.step_trainer import StepTrainer
+from relax_core.roles.source import HeldOutEval
+from relax_core.roles.step import StepTimes, step_metrics
+from relax_core.roles.step_trainer import NonFinitePolicy, RollbackRequired, StepTrainer
+from relax_core.rpc.waiting import RestartBudget
+
+MAX_RETURNS = 3
+"""Returns to a checkpoint without a step that had not been reached before."""
 
 
 class Actor(Role):
@@ -46,7 +51,7 @@ class Actor(Role):
         self._trainer = await RankGroup.start(context, self.name)
         self._publisher = Publisher(context, self._trainer)
         self._lease = TrainerDeviceLease(context, self.name, self._publisher.live)
-        self._equip()
+        self._take_up()
         self._held_out = await HeldOutEval.open(context)
         try:
             await self._train()
@@ -54,8 +59,8 @@ class Actor(Role):
             await self._checkpoints.give_up()
             await self._trainer.stop()
 
-    def _equip(self) -> None:
-        """Take up ranks that were just started."""
+    def _take_up(self) -> None:
+        """Work with the ranks that were just started."""
         context = self._context
         context.doing("ready", ranks=self._trainer.pids())
         self._step_trainer = StepTrainer(
@@ -66,7 +71,7 @@ class Actor(Role):
     async def _train(self) -> None:
         context = self._context
         version = await context.bus.version()
-        self._recovery = Recovery(context, self.name, version)
+        furthest, returns = version.step, RestartBudget(MAX_RETURNS)
         if context.resume is not None:
             await self._restore(context.resume, version)
         else:
@@ -79,7 +84,9 @@ class Actor(Role):
                 if trained is None:
                     break
                 version = trained
-                self._recovery.reached(version.step)
+                if version.step > furthest:  # it got further than ever before, and so has all of its returns again
+                    furthest = version.step
+                    returns.refill()
                 await self._evaluate(version.step)
                 await self._checkpoints.check()
                 if self._checkpoints.due(version.step):
@@ -88,7 +95,7 @@ class Actor(Role):
             except (RollbackRequired, InfrastructureError) as error:
                 if not isinstance(error, RollbackRequired) and not self._trainer.lost:
                     raise
-                version = await self._go_back(error)
+                version = await self._go_back(error, returns)
                 saved = version.step
         if saved != version.step:
             await self._checkpoints.save(version)
@@ -109,18 +116,30 @@ class Actor(Role):
                 await self._lease.publish()
                 await self._publisher.publish(version)
 
-    async def _go_back(self, error: RelaxError) -> Version:
-        """Start other ranks from the last checkpoint, while rollout goes on up to its bound; later steps are undone."""
+    async def _go_back(self, error: RelaxError, returns: RestartBudget) -> Version:
+        """Start other ranks from the last checkpoint, or the starting model, while rollout goes on up to its bound.
+
+        Later steps are undone. Raises `error` once the budget is spent.
+        """
+        context, run_status = self._context, self._context.run_status
         await self._trainer.give_up()
         await self._checkpoints.give_up()
-        checkpoint = await self._recovery.begin(error)
-        await self._context.devices.leave(self.name)
-        self._trainer = await RankGroup.start(self._context, self.name)
+        found = complete(Path(context.run_dir) / "checkpoints")
+        if not returns.spend() or (context.resume is not None and not found):
+            raise error
+        began, checkpoint = context.clock.now(), read_state(found[-1]) if found else None
+        code = error.exit_code if isinstance(error, InfrastructureError) else 1
+        await run_status.emit(RoleFailed(self.name, str(error), code, fatal=False))
+        context.doing("starting its ranks again")
+        await context.devices.leave(self.name)
+        self._trainer = await RankGroup.start(context, self.name)
         self._publisher.follow(self._trainer)
-        self._equip()
-        version = await self._context.bus.rollback(0 if checkpoint is None else checkpoint.step)
+        self._take_up()
+        version = await context.bus.rollback(0 if checkpoint is None else checkpoint.step)
         await self._restore(checkpoint, version)
-        await self._recovery.end(version, error)
+        await run_status.emit(RolledBack(version, str(error)))
+        detail = f"ranks started again at step {version.step}"
+        await run_status.emit(RoleRecovered(self.name, context.clock.now() - began, detail))
         return version
 
     async def _evaluate(self, step: int) -> None:
@@ -132,23 +151,22 @@ class Actor(Role):
 
     async def _step(self, version: Version) -> Version | None:
         """Train, commit and publish; None when the run was told to stop before the rows were there."""
-        times = StepTimes(self._context.clock)
+        context, times = self._context, StepTimes(self._context.clock)
         async with self._lease:
             step = await self._step_trainer.step(version, times)
             if step is None:
                 return None
-            after = await self._context.bus.trained(step.claims, version.step, step.without_gradient)
-            if self._context.plan.publishes:
+            after = await context.bus.trained(step.claims, version.step, step.without_gradient)
+            if context.plan.publishes:
                 await self._lease.publish()
-                await self._publisher.publish(after, applied=any(moved(result) for result in step.results))
+                await self._publisher.publish(after, applied=step.moved)
                 times.mark("publish")
-        account = await self._context.bus.account()
-        statistics = await self._context.bus.statistics()
+        account, statistics = await context.bus.account(), await context.bus.statistics()
         metrics = step_metrics(step, times, account, statistics)
         if self._lease.shared:
             metrics["memory/freed_bytes"] = float(self._lease.freed_bytes)
             metrics["memory/trainer_freed_bytes"] = float(self._trainer.freed_bytes)
-        await self._context.run_status.emit(StepFinished(after.step, metrics))
+        await context.run_status.emit(StepFinished(after.step, metrics))
         return after
 
     async def _serve(self) -> None:

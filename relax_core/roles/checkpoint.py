@@ -29,13 +29,13 @@ class CheckpointPart:
     """The part of a checkpoint that another role adds once it is at that version too; both sides see files alone."""
 
     def __init__(self, run_dir: str, step: int, role: str) -> None:
-        self._partial, self.directory = _partial(run_dir, step), _partial(run_dir, step) / role
-        self._whole = self._partial / f"{role}.json"
+        self._partial = _partial(run_dir, step)
+        self.directory, self._whole = self._partial / role, self._partial / f"{role}.json"
 
     @property
     def wanted(self) -> bool:
         """Tell whether a checkpoint is being made and lacks it."""
-        return self._partial.is_dir() and not self._whole.exists()
+        return self._partial.is_dir() and not self.is_whole
 
     @property
     def is_whole(self) -> bool:
@@ -69,15 +69,21 @@ class Checkpoints:
     async def save(self, version: Version) -> None:
         """Begin one once the one before is whole. A full disk leaves the former ones as they were."""
         await self.over()
-        start, partial = self._context.clock.now(), _partial(self._context.run_dir, version.step)
-        with self._told(version, partial):
+        context = self._context
+        start, partial = context.clock.now(), _partial(context.run_dir, version.step)
+        with self._removed_after_errors(version, partial):
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
             async with self._lease:
                 await self._lease.train()
                 await self._trainer.call("snapshot", str(partial / "trainer"))
-            await self._parts(version)
-            await self._context.bus.checkpoint(version.step, str(partial), final=False)
+            for role in context.plan.fit_columns:  # neither they nor the actor hold a lease on devices meanwhile
+                part = CheckpointPart(context.run_dir, version.step, role)
+                with context.waiting(f"the {role}'s part of checkpoint {version.step}", role, PART_S) as wait:
+                    while not part.is_whole:
+                        context.check(wait)
+                        await context.clock.sleep(POLL_S)
+            await context.bus.checkpoint(version.step, str(partial), final=False)
         self._writing = asyncio.create_task(self._finish(version, partial, start))
         if not self._background:
             await self.over()
@@ -106,20 +112,24 @@ class Checkpoints:
 
     async def _finish(self, version: Version, partial: Path, start: float) -> None:
         """Give it its name once all of it is on disk."""
-        final = self._root / f"step-{version.step:06d}"
-        with self._told(version, partial):
+        final, context = self._root / f"step-{version.step:06d}", self._context
+        with self._removed_after_errors(version, partial):
             await self._trainer.call("saved")
-            self._write_state(partial, version)
+            state = partial / "state.json"
+            state.write_text(json.dumps({"schema": SCHEMA, "step": version.step, "incarnation": version.incarnation}))
+            _sync(state)
+            _sync(partial)
             shutil.rmtree(final, ignore_errors=True)
             os.replace(partial, final)
             _sync(self._root)
-        await self._context.bus.finalize(version.step)
-        self._prune()
-        seconds = self._context.clock.now() - start
-        await self._context.run_status.emit(CheckpointSaved(version.step, str(final), seconds))
+        await context.bus.finalize(version.step)
+        keep = context.config.checkpoint.keep
+        for old in complete(self._root)[:-keep] if keep else []:
+            shutil.rmtree(old, ignore_errors=True)
+        await context.run_status.emit(CheckpointSaved(version.step, str(final), context.clock.now() - start))
 
     @contextlib.contextmanager
-    def _told(self, version: Version, partial: Path) -> Iterator[None]:
+    def _removed_after_errors(self, version: Version, partial: Path) -> Iterator[None]:
         """Remove a half-written checkpoint after an error, which tells a person what to do."""
         try:
             yield
@@ -131,52 +141,29 @@ class Checkpoints:
             place = self._root / f"step-{version.step:06d}"
             raise InfrastructureError(f"checkpoint {place}: {why}{then}") from error
 
-    async def _parts(self, version: Version) -> None:
-        """Wait for the parts of roles that follow; neither they nor the actor hold a lease on devices meanwhile."""
-        for role in self._context.plan.fit_columns:
-            part = CheckpointPart(self._context.run_dir, version.step, role)
-            with self._context.waiting(f"the {role}'s part of checkpoint {version.step}", role, PART_S) as wait:
-                while not part.is_whole:
-                    self._context.check(wait)
-                    await self._context.clock.sleep(POLL_S)
 
-    def _write_state(self, directory: Path, version: Version) -> None:
-        state = {"schema": SCHEMA, "step": version.step, "incarnation": version.incarnation}
-        with (directory / "state.json").open("w") as file:
-            file.write(json.dumps(state))
-            file.flush()
-            os.fsync(file.fileno())
-        _sync(directory)
-
-    def _prune(self) -> None:
-        keep = self._context.config.checkpoint.keep
-        for old in complete(self._root)[:-keep] if keep else []:
-            shutil.rmtree(old, ignore_errors=True)
-
-
-def _sync(directory: Path) -> None:
-    """Make the names in a directory survive the machine."""
-    descriptor = os.open(directory, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """Make a file, or the names in a directory, survive the machine."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
+def _partial(run_dir: str, step: int) -> Path:
+    """Return the directory in which a checkpoint is made."""
+    return Path(run_dir) / "checkpoints" / f".partial-{step:06d}"
+
+
 def complete(root: Path) -> list[Path]:
-    """Finished checkpoints, oldest first."""
-    found = [path for path in root.glob("step-*") if (path / "state.json").is_file()]
-    return sorted(found, key=step_of)
+    """Find finished checkpoints, oldest first."""
+    return sorted((path for path in root.glob("step-*") if (path / "state.json").is_file()), key=step_of)
 
 
 def step_of(path: Path) -> int:
     """Return the step of a checkpoint."""
     return int(path.name.removeprefix("step-"))
-
-
-def _partial(run_dir: str, step: int) -> Path:
-    """Return the directory in which a checkpoint is made."""
-    return Path(run_dir) / "checkpoints" / f".partial-{step:06d}"
 
 
 def newest(run_dir: Path) -> Resume:

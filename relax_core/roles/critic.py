@@ -55,31 +55,27 @@ class Critic(Role):
     async def run(self, context: RunContext) -> None:
         self._context, self._skipped = context, RestartBudget(MAX_NOT_FINITE)
         self._columns = context.plan.fit_columns[self.name]
-        self._ranks = asyncio.Lock()
+        self.busy = asyncio.Lock()
         """Held while ranks work: they do one thing at a time, and a lease on devices is one task's."""
-        self._learnt = asyncio.Event()
-        self._version, self._actor = Version(self.name, context.incarnation, 0), await context.bus.version()
-        async with await RankGroup.start(context, self.name) as self._trainer:
+        self.learnt = asyncio.Event()
+        self.version, self._actor = Version(self.name, context.incarnation, 0), await context.bus.version()
+        async with await RankGroup.start(context, self.name) as self.trainer:
             self._devices = TrainerDeviceLease(context, self.name, live=False)
             await self._restore()
-            context.doing("ready", ranks=self._trainer.pids())
-            await self._learn_and_value()
-
-    async def _learn_and_value(self) -> None:
-        """Learn and value beside each other, until there is nothing left to learn."""
-        learning, valuing = (
-            asyncio.create_task(self._follow()),
-            asyncio.create_task(_ValueLoop(self, self._context).run()),
-        )
-        try:
-            await asyncio.wait([learning, valuing], return_when=asyncio.FIRST_COMPLETED)
-            if valuing.done():
-                valuing.result()  # it ends with an error, or as the run stops
-            await learning
-        finally:
-            for task in (learning, valuing):
-                task.cancel()
-            await asyncio.gather(learning, valuing, return_exceptions=True)
+            context.doing("ready", ranks=self.trainer.pids())
+            learning, valuing = (
+                asyncio.create_task(self._follow()),
+                asyncio.create_task(_ValueLoop(self, context).run()),
+            )
+            try:
+                await asyncio.wait([learning, valuing], return_when=asyncio.FIRST_COMPLETED)
+                if valuing.done():
+                    valuing.result()  # it ends with an error, or as the run stops
+                await learning
+            finally:
+                for task in (learning, valuing):
+                    task.cancel()
+                await asyncio.gather(learning, valuing, return_exceptions=True)
 
     # -- learning -----------------------------------------------------------------------------------------------
 
@@ -88,37 +84,48 @@ class Critic(Role):
         context = self._context
         while True:
             actor = await context.bus.version()
-            if actor.incarnation != self._actor.incarnation or actor.step < self._version.step:
+            if actor.incarnation != self._actor.incarnation or actor.step < self.version.step:
                 await self._go_back(actor)
-            part = CheckpointPart(context.run_dir, self._version.step, self.name)
+            part = CheckpointPart(context.run_dir, self.version.step, self.name)
             if part.wanted:
-                async with self._ranks, self._devices:
+                async with self.busy, self._devices:
                     await self._devices.train()
-                    await self._trainer.call("save", str(part.directory))
+                    await self.trainer.call("save", str(part.directory))
                 part.finish()
                 continue
-            with context.waiting(f"step {self._version.step} of the actor", "actor", POLL_S):
+            with context.waiting(f"step {self.version.step} of the actor", "actor", POLL_S):
                 claim = await context.bus.claim(self._request(), POLL_S)
             if claim is not None:
                 await self._learn(claim)
-            elif context.stopping or self._version.step >= context.config.steps:
-                states = {beat.role: beat.state for beat in await context.run_status.heartbeats()}
+            elif context.stopping or self.version.step >= context.config.steps:
+                states = {heartbeat.role: heartbeat.state for heartbeat in await context.run_status.heartbeats()}
                 if states.get("actor") in ("stopped", "failed"):
                     return
 
     def _request(self) -> ClaimRequest:
-        return ClaimRequest(FIT, self._columns, 0, step=self._version.step, follows=True)
+        return ClaimRequest(FIT, self._columns, 0, step=self.version.step, follows=True)
 
     async def _learn(self, claim: Claim) -> None:
         """Train one step; a lease of rows that is lost before the first update leaves everything as it was."""
         context, start = self._context, self._context.clock.now()
         try:
             rows = await context.bus.read(claim, self._columns)
-            async with self._ranks, self._devices:
+            async with self.busy, self._devices:
                 await self._devices.train()
                 await context.bus.verify(claim)
-                context.doing(f"learning from step {self._version.step}", step=self._version.step)
-                step = await self._train(ClaimedRows(claim, rows, zero_advantage_skips=False))
+                context.doing(f"learning from step {self.version.step}", step=self.version.step)
+                step = TrainingStep(self.version, len(claim.groups), context.config.batch.updates_per_step)
+                await self.trainer.call("begin_step", self.version)
+                for part in step.add(ClaimedRows(claim, rows, zero_advantage_skips=False)):
+                    await self.trainer.begin_update(part.denominators)
+                    if len(part.rows):
+                        await self.trainer.accumulate(part.rows, part.skipped, True)
+                    step.results.append(await self.trainer.finish_update(part.denominators))
+            if any(result.outcome is UpdateOutcome.APPLIED for result in step.results):
+                self._skipped.refill()
+            elif not self._skipped.spend():
+                times = self._skipped.spent
+                raise RelaxError(f"critic: {times} steps in a row had a NaN or infinite gradient; lower critic.lr")
         except StaleFence:
             return
         try:
@@ -127,50 +134,20 @@ class Critic(Role):
             again = await context.bus.claim(self._request(), 0.0)
             if again is not None:
                 await context.bus.acknowledge(again)
-        self._version = self._version.next()
-        self._learnt.set()
+        self.version = self.version.next()
+        self.learnt.set()
         metrics = critic_metrics(step, context.clock.now() - start)
-        await context.run_status.emit(StepMeasured(self._version.step, metrics))
-
-    async def _train(self, rows: ClaimedRows) -> TrainingStep:
-        step = TrainingStep(self._version, len(rows.claim.groups), self._context.config.batch.updates_per_step)
-        await self._trainer.call("begin_step", self._version)
-        for part in step.add(rows):
-            await self._trainer.begin_update(part.denominators)
-            if len(part.rows):
-                await self._trainer.accumulate(part.rows, part.skipped, True)
-            step.results.append(await self._trainer.finish_update(part.denominators))
-        if any(result.outcome is UpdateOutcome.APPLIED for result in step.results):
-            self._skipped.refill()
-        elif not self._skipped.spend():
-            raise RelaxError(
-                f"critic: {self._skipped.spent} steps in a row had a NaN or infinite gradient; lower critic.lr"
-            )
-        return step
-
-    # -- valuing, for the loop below ----------------------------------------------------------------------------
-
-    async def caught_up(self) -> None:
-        """Return once every committed step is learnt."""
-        while (await self._context.bus.version()).step > self._version.step:
-            self._learnt.clear()
-            with self._context.waiting("what it learns from committed steps", self.name, POLL_S):
-                await self._learnt.wait()
-
-    async def value(self, rows: RowBatch) -> Filled:
-        async with self._ranks, forward_lease(self._context, self.name):
-            self._context.doing("valuing rows", groups=len({row.group for row in rows.ids}))
-            return await self._trainer.forward(rows, ("values",)), self._version
+        await context.run_status.emit(StepMeasured(self.version.step, metrics))
 
     # -- checkpoints --------------------------------------------------------------------------------------------
 
     async def _go_back(self, actor: Version) -> None:
         """Forget steps that the actor has undone: it was restored to an earlier version."""
         incarnation = (await self._context.bus.register(self.name)).incarnation
-        learnt, self._version = self._version.step, Version(self.name, incarnation, 0)
+        learnt, self.version = self.version.step, Version(self.name, incarnation, 0)
         self._actor = actor
         await self._restore()
-        if learnt and not self._version.step:
+        if learnt and not self.version.step:
             raise InfrastructureError("critic: the actor went back to its beginning; it starts anew as well")
 
     async def _restore(self) -> None:
@@ -183,10 +160,10 @@ class Critic(Role):
             directory, step = Path(context.resume.directory), context.resume.step
         if directory is None:
             return
-        async with self._ranks, self._devices:
+        async with self.busy, self._devices:
             await self._devices.train()
-            await self._trainer.call("load", str(directory / self.name))
-        self._version = self._version._replace(step=step)
+            await self.trainer.call("load", str(directory / self.name))
+        self.version = self.version._replace(step=step)
 
 
 class _ValueLoop(ForwardLoop):
@@ -198,10 +175,18 @@ class _ValueLoop(ForwardLoop):
         self._critic = critic
 
     async def ready(self) -> None:
-        await self._critic.caught_up()
+        """Return once every committed step is learnt."""
+        critic = self._critic
+        while (await self.context.bus.version()).step > critic.version.step:
+            critic.learnt.clear()
+            with self.context.waiting("what it learns from committed steps", critic.name, POLL_S):
+                await critic.learnt.wait()
 
     async def fill(self, rows: RowBatch) -> Filled:
-        return await self._critic.value(rows)
+        critic = self._critic
+        async with critic.busy, forward_lease(self.context, critic.name):
+            self.context.doing("valuing rows", groups=len({row.group for row in rows.ids}))
+            return await critic.trainer.forward(rows, ("values",)), critic.version
 
     async def over(self) -> bool:
         return False

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop of roles that only read a model: claim rows, run them forward without gradient, write columns.
+"""Roles that fill columns of rows: claim, compute, write. `ForwardLoop` is the loop of those that only read a model.
 
-The reference role fills log-probs under the weights that the run started from. The actor_fwd role fills log-probs and the
-likeliest tokens under the newest published policy, with a copy of the weights of its own: a teacher needs likeliest tokens
-before the actor has the rows. Columns carry the version that computed them; the actor computes outdated ones anew.
+The advantages role credits samples. The reference role fills log-probs under the weights that the run started from. The
+actor_fwd role fills log-probs and the likeliest tokens under the newest published policy, with a copy of the weights of its
+own: a teacher needs likeliest tokens before the actor has the rows. Columns carry the version that computed them; the actor
+computes outdated ones anew.
 """
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -122,8 +125,42 @@ class ForwardLoop:
 
 def width_of(context: RunContext, column: str) -> int:
     """Return k of a column [tokens, k] that the run's algorithm reads."""
-    algorithm: Algorithm = context.build(context.config.learner)
+    algorithm = context.build(context.config.learner, Algorithm)
     return int(next(known.shape[0] for known in algorithm.columns() if known.name == column))
+
+
+class AdvantagesRole(Role):
+    """Credits the samples of whole groups and writes the column that the actor trains on. Stateless."""
+
+    name = "advantages"
+
+    @classmethod
+    def operations(cls) -> tuple[Operation, ...]:
+        consumes = frozenset({"tokens", "loss_mask", "rewards"})
+        return (
+            Operation("advantages.compute", cls.name, consumes, frozenset({"advantages", "returns"}), scope="group"),
+        )
+
+    async def run(self, context: RunContext) -> None:
+        # Torch takes seconds to import: do it beside the other roles' start, not on the loop at the first step.
+        credited = (await asyncio.to_thread(importlib.import_module, "relax_core.learn.groups")).credited
+        algorithm, columns = context.build(context.config.learner, Algorithm), context.plan.advantage_columns
+        groups = context.config.rollout.prompts_per_step
+        request = ClaimRequest(self.name, columns, groups, groups if context.plan.batch_statistics else 1)
+        while not context.stopping:
+            await context.pause_point()
+            with context.waiting("finished groups", "rollout", POLL_S):
+                claim = await context.bus.claim(request, POLL_S)
+            if claim is not None:
+                context.doing("crediting", groups=len(claim.groups))
+                try:
+                    rows = await context.bus.read(claim, columns)
+                    await context.bus.write(claim, credited(algorithm, rows, claim.samples, columns))
+                    await context.bus.acknowledge(claim)
+                except StaleFence:
+                    pass  # another incarnation has these rows now and will credit them
+            elif (await context.bus.version()).step >= context.config.steps:
+                return
 
 
 class Reference(Role):

@@ -35,7 +35,7 @@ class Publisher:
 
     def __init__(self, context: RunContext, trainer: RankGroup) -> None:
         self._context, self._trainer = context, trainer
-        self._transport: WeightTransport = context.build(context.config.weights.chosen)
+        self._transport = context.build(context.config.weights.chosen, WeightTransport)
         self._newest: Manifest | None = None
         self._deltas: int | None = None
         """Sent since the last full version; None where only a full one can follow."""
@@ -51,40 +51,35 @@ class Publisher:
         self._trainer, self._newest, self._deltas, self._missed = trainer, None, None, None
 
     async def publish(self, version: Version, applied: bool = False) -> Manifest:
-        """`applied`: an update with a gradient lies behind the last version, so that some bytes must have changed."""
-        settings = self._context.config.weights
-        payload, base = self._payload()
-        deltas, self._deltas = self._deltas, None  # until it is out: what fails half way is nobody's base
+        """Send a version, prove that it follows the last one, and announce it.
+
+        Adapters go on top of their base; deltas on top of what was sent last, with a full version now and then. `applied`:
+        an update with a gradient lies behind the last version, so that some bytes must have changed.
+        """
+        context, settings = self._context, self._context.config.weights
+        payload: Payload = "full"
+        base, deltas = "", self._deltas
+        self._deltas = None  # until it is out: what fails half way is nobody's base
+        if context.plan.adapters_alone:
+            payload, base = "lora", str(self._trainer.facts["base"])
+        elif settings.payload == "delta" and self._newest is not None and deltas is not None:
+            whole = deltas + 1 >= settings.full_every
+            payload, base = ("full", "") if whole else ("delta", str(self._newest.version))
         manifest = await self._trainer.publish(version, settings.chosen, self._location, payload, base)
         prove_successor(self._newest, manifest, applied=applied)
         if settings.proof == "behaviour":
-            canary = await self._canary()
-            manifest = replace(manifest, canary=canary)
-        await self._context.weights.announce(manifest, settings.chosen)
+            manifest = replace(manifest, canary=await self._canary())
+        await context.weights.announce(manifest, settings.chosen)
         if self.live:
             await self._hand_out(manifest)
         self._newest, self._deltas = manifest, 0 if payload == "full" else (deltas or 0) + 1
         self._kept.append(manifest)
-        await self._release()
+        needed = await context.weights.needed(version.model)
+        for kept in self._kept:
+            if kept.version not in needed:  # no route leads over it, and no receiver may still be reading it
+                await asyncio.to_thread(self._transport.release, kept)  # a disk or a sender may be slow to answer
+        self._kept = [kept for kept in self._kept if kept.version in needed]
         return manifest
-
-    def _payload(self) -> tuple[Payload, str]:
-        """Choose what to send, and on top of what: adapters on their base; deltas on what was sent last, a full version now and
-        then."""
-        settings = self._context.config.weights
-        if self._context.plan.adapters_alone:
-            return "lora", str(self._trainer.facts["base"])
-        if settings.payload == "full" or self._newest is None or self._deltas is None:
-            return "full", ""
-        return ("full", "") if self._deltas + 1 >= settings.full_every else ("delta", str(self._newest.version))
-
-    async def _release(self) -> None:
-        """Free what no route leads over and no receiver may still be reading."""
-        needed = await self._context.weights.needed(self._kept[-1].version.model)
-        for manifest in self._kept:
-            if manifest.version not in needed:  # a disk or a sender may be slow to answer
-                await asyncio.to_thread(self._transport.release, manifest)
-        self._kept = [manifest for manifest in self._kept if manifest.version in needed]
 
     async def serve(self) -> None:
         """Hand the newest live version to receivers that want it. Only while the trainer's weights are that version."""
@@ -111,9 +106,12 @@ class Publisher:
         self._missed = None if took >= (len(known) or engines) else manifest.version
 
     async def _transfer(self, manifest: Manifest, receivers: int) -> int:
+        """Hand a live version out; return how many receivers took all of it."""
         self._context.doing(f"handing out {manifest.version}", receivers=receivers)
         try:
-            return await self._trainer.transfer(manifest, self._context.config.weights.chosen, receivers, GATHER_S)
+            transport = self._context.config.weights.chosen
+            took: list[int] = await self._trainer.call("transfer", manifest, transport, receivers, GATHER_S)
+            return max(took)
         finally:
             await self._context.weights.handed_out(manifest.version)
 

@@ -15,6 +15,7 @@ from relax_core.api.algorithm import Output, Source
 from relax_core.api.batch import Ragged, RowBatch
 from relax_core.api.component import Chosen
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, RelaxError, WorkerDied
+from relax_core.api.family import ModelFamily
 from relax_core.api.plan import OffloadPart
 from relax_core.api.role import DeviceLease, SpanTrack, Worker, WorkerSpec
 from relax_core.api.trainer import Chunk, ChunkPlan, OptimizerSpec, Trainer, TrainerSpec, UpdateOutcome, UpdateResult
@@ -90,7 +91,7 @@ class RankGroup:
             role = role or "reference"
             if model is None and placed.path is not None:
                 model = {**_model(context, role), "path": str(placed.path)}
-        devices = [group.process_devices(rank) for rank in range(group.size)]
+        ranks, devices = range(group.size), [group.process_devices(rank) for rank in range(group.size)]
         specs = [
             WorkerSpec(f"{name}-rank-{rank}", chosen, context.config.trainer.python,
                        {"OMP_NUM_THREADS": str(group.threads), **ONE_ARENA}, devices=own, num_gpus=context.plan.num_gpus(own))
@@ -100,12 +101,11 @@ class RankGroup:
         workers = await context.workers.start(specs, START_S)
         try:
             rendezvous = await meeting_place(workers)
-            ranks = [
-                trainer_spec(context, role or name, rank, group.size, rendezvous, model) for rank in range(group.size)
-            ]
-            starts = zip(tracks, workers, ranks, strict=True)
-            facts = await start_all(*(_ask(track, worker, "start", (spec,), START_S) for track, worker, spec in starts))
-            made = cls(context.build(chosen), workers, tracks, facts[0], context.config.batch.tokens_per_micro_batch)
+            starts = [trainer_spec(context, role or name, rank, group.size, rendezvous, model) for rank in ranks]
+            calls = zip(tracks, workers, starts, strict=True)
+            facts = await start_all(*(_ask(track, worker, "start", (spec,), START_S) for track, worker, spec in calls))
+            trainer = context.build(chosen, Trainer)
+            made = cls(trainer, workers, tracks, facts[0], context.config.batch.tokens_per_micro_batch)
             made._offloads, made._whole_groups = group.offloads, context.plan.source is Source.PAIRS
             await context.devices.join(name, group.devices, made)
         except BaseException:
@@ -177,7 +177,10 @@ class RankGroup:
 
     def chunk(self, rows: RowBatch, skipped: int = 0) -> Chunk:
         """Plan the micro-batches of each rank; where groups are compared in the loss, none is split."""
-        units = whole_groups(rows) if self._whole_groups else [(index,) for index in range(len(rows))]
+        found: dict[int, list[int]] = {}
+        for index, row in enumerate(rows.ids):
+            found.setdefault(row.group if self._whole_groups else index, []).append(index)
+        units = list(found.values())
         lengths = rows.columns["tokens"].lengths
         padded = [len(unit) * max(int(lengths[index]) for index in unit) for unit in units]
         plan = self._trainer.plan(padded, len(self._workers), self._tokens_per_micro_batch)
@@ -188,7 +191,7 @@ class RankGroup:
         return Chunk(rows, ChunkPlan(micro_batches), skipped)
 
     async def forward(self, rows: RowBatch, columns: Sequence[str]) -> dict[str, Ragged]:
-        """Columns filled without gradient, in the order of `rows`; asked for by the keys of outputs."""
+        """Fill columns without gradient, in the order of `rows`; asked for by the keys of outputs."""
         parts: list[RowBatch] = await self.call("forward", self.chunk(rows), tuple(columns))
         names = [name for key in columns for name in Output.parse(key).gives]
         place = {row: (part, index) for part in parts for index, row in enumerate(part.ids)}
@@ -202,7 +205,7 @@ class RankGroup:
         await self.call("begin_update", denominators)
 
     async def accumulate(self, rows: RowBatch, skipped: int, last: bool) -> None:
-        """Forward and backward of these rows; they are kept while the update is open."""
+        """Run these rows forward and backward; they are kept while the update is open."""
         self._chunks.append(self.chunk(rows, skipped))
         await self.call("accumulate", self._chunks[-1], last)
 
@@ -211,40 +214,31 @@ class RankGroup:
     ) -> UpdateResult:
         """End the update. Gradients that were too large for fp16 are computed again, at the lower scale that the trainer
         took meanwhile; `verify` is called before weights can change again."""
-        result, overflows = await self._finish(denominators), 0
-        while result.outcome is UpdateOutcome.OVERFLOW and overflows < MAX_OVERFLOWS:
+        overflows = 0
+        while True:
+            results: list[UpdateResult] = await self.call("finish_update", denominators)
+            if len(outcomes := {result.outcome for result in results}) > 1:  # a fault of the machine
+                raise InfrastructureError(
+                    f"trainer ranks disagree on an update: {sorted(outcomes)}; resume from a checkpoint"
+                )
+            if results[0].outcome is not UpdateOutcome.OVERFLOW or overflows == MAX_OVERFLOWS:
+                break
             overflows += 1
             await self.call("begin_update", denominators)
             for chunk in self._chunks:
                 await self.call("accumulate", chunk, chunk is self._chunks[-1])
             if verify is not None:
                 await verify()
-            result = await self._finish(denominators)
-        self._chunks = []
+        self._chunks, result = [], results[0]
         if not overflows:
             return result
         return replace(result, metrics={**result.metrics, "train/overflows": (float(overflows), 1.0)})
-
-    async def _finish(self, denominators: Mapping[str, float]) -> UpdateResult:
-        """Finish the update on every rank; that they disagree is a fault of the machine."""
-        results: list[UpdateResult] = await self.call("finish_update", denominators)
-        outcomes = {result.outcome for result in results}
-        if len(outcomes) > 1:
-            raise InfrastructureError(
-                f"trainer ranks disagree on an update: {sorted(outcomes)}; resume from a checkpoint"
-            )
-        return results[0]
 
     async def publish(
         self, version: Version, transport: Chosen, location: str, payload: Payload = "full", base: str = ""
     ) -> Manifest:
         manifests: list[Manifest] = await self.call("publish", version, transport, location, payload, base)
         return manifests[0]
-
-    async def transfer(self, manifest: Manifest, transport: Chosen, receivers: int, wait_s: float) -> int:
-        """Live: hand out what was published last; how many receivers took all of it."""
-        took: list[int] = await self.call("transfer", manifest, transport, receivers, wait_s)
-        return max(took)
 
     async def give_up(self) -> None:
         """End all ranks at once."""
@@ -304,14 +298,6 @@ class TrainerDeviceLease:
         await self.release()
 
 
-def whole_groups(rows: RowBatch) -> list[tuple[int, ...]]:
-    """Indices of the rows of each group."""
-    found: dict[int, list[int]] = {}
-    for index, row in enumerate(rows.ids):
-        found.setdefault(row.group, []).append(index)
-    return [tuple(indices) for indices in found.values()]
-
-
 def _remoteness(error: BaseException) -> int:
     """Order failures from their cause on: a rank that died, one that raised, one that lost another, one that waited."""
     if isinstance(error, WorkerDied):
@@ -329,7 +315,7 @@ def trainer_spec(
     context: RunContext, role: str, rank: int, world_size: int, rendezvous: str, model: Mapping[str, Any] | None
 ) -> TrainerSpec:
     run = context.config
-    optimizer = run.optimizer
+    optimizer, samples = run.optimizer, context.plan.source is Source.ROLLOUT
     lr = (run.critic.lr if role == "critic" else None) or optimizer.lr
     return TrainerSpec(
         model=_model(context, role) if model is None else model,
@@ -341,17 +327,11 @@ def trainer_spec(
         role=role.replace("-", "_"), seed=run.seed, deterministic=run.deterministic,
         max_staleness=-1 if context.plan.max_staleness is None else context.plan.max_staleness,
         tokens_per_micro_batch=run.batch.tokens_per_micro_batch, rank=rank, world_size=world_size, rendezvous=rendezvous,
-        temperature=run.rollout.temperature if context.plan.source is Source.ROLLOUT else 1.0,
-        media=media_store(context) if run.media else "", suppress_tokens=_never_sampled(context),
+        temperature=run.rollout.temperature if samples else 1.0, media=media_store(context) if run.media else "",
+        # Tokens that hold the place of media: engines are told not to sample them either.
+        suppress_tokens=tuple(placeholders(Path(run.model.path)).values()) if samples else (),
         publish_dtype=run.engine_dtype if role in SENDS else "",
     )  # fmt: skip
-
-
-def _never_sampled(context: RunContext) -> tuple[int, ...]:
-    """Tokens that hold place for media: engines are told not to sample them either."""
-    if context.plan.source is not Source.ROLLOUT:
-        return ()
-    return tuple(placeholders(Path(context.config.model.path)).values())
 
 
 def _model(context: RunContext, role: str) -> dict[str, Any]:
@@ -363,7 +343,7 @@ def _model(context: RunContext, role: str) -> dict[str, Any]:
     if role == "critic" and context.config.critic.path is not None:
         table["path"] = str(context.config.critic.path)
     if table["freeze"]:
-        parts = context.build(context.config.family.chosen).parts(table)
+        parts = context.build(context.config.family.chosen, ModelFamily).parts(table)
         table["freeze"] = [pattern for name in table["freeze"] for pattern in parts.get(name, (name,))]
     return dict(table)
 

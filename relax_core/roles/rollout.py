@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 from asyncio import FIRST_COMPLETED
 from collections.abc import Sequence
-from typing import Any
 
-from relax_core.api.batch import ALGORITHM_INDEX, AttemptId, RowBatch
-from relax_core.api.bus import Issue, Sealed
+from relax_core.api.batch import ALGORITHM_INDEX, AttemptId
+from relax_core.api.bus import Issue
 from relax_core.api.component import Chosen
 from relax_core.api.events import RolloutMeasured, SamplesScored, WeightsPublished
 from relax_core.api.family import ROUTES
@@ -58,6 +57,7 @@ class Rollout(Role):
         self._issues: dict[asyncio.Task[None], Issue] = {}
         self._admitted = 0
         self._kept_at = -1
+        """Step at which the state of the sampler was kept last."""
         self._given_up: dict[AttemptId, int] = {}
         """Tokens of attempts that ended while they were generated; told with the next report."""
         self._trained = asyncio.Event()
@@ -69,23 +69,30 @@ class Rollout(Role):
         self._worker = worker = await RolloutWorker.open(context, engine_events(context))
         if state := await context.bus.kept("sampler"):
             worker.selection.load(state)
-
-        def under_way() -> list[dict[str, Any]]:
-            return oldest(worker.inflight.values(), context.clock.now())
-
-        context.doing("ready", engines=worker.pool.facts, held=lambda: len(self._held), under_way=under_way,
-                      judging=worker.scorer.owing, pools=worker.auxiliary_pools.facts)  # fmt: skip
+        context.doing("ready", engines=worker.pool.facts, held=lambda: len(self._held), judging=worker.scorer.owing,
+                      under_way=lambda: oldest(worker.inflight.values(), context.clock.now()),
+                      pools=worker.auxiliary_pools.facts)  # fmt: skip
         self._evaluating = asyncio.Lock()
         work = (self._admit(), self._finish(), self._attend(), self._lease_devices(), self._follow())
         loops = [asyncio.create_task(loop) for loop in work]
         try:
-            await _until_over(loops, self._failed)
+            while not loops[-1].done():  # the follower ends last; whatever fails first is raised
+                going = [task for task in loops if not task.done()]
+                await asyncio.wait([*going, self._failed], return_when=FIRST_COMPLETED)
+                for task in (*loops, self._failed):
+                    if task.done() and (error := task.exception()):
+                        raise error
         finally:
             owned = (*loops, *self._issues, *self._waves, *self._deliveries)
             for task in owned:
                 task.cancel()
             await asyncio.gather(*owned, return_exceptions=True)
             await self._worker.close()
+
+    def _note_failure(self, task: asyncio.Task[None]) -> None:
+        """Let the error of a task end the role."""
+        if not task.cancelled() and (error := task.exception()) and not self._failed.done():
+            self._failed.set_exception(error)
 
     async def _lease_devices(self) -> None:
         """Generate until somebody wants the devices, pause, go on after; do nothing where the engines have their own.
@@ -110,44 +117,34 @@ class Rollout(Role):
     # -- admit --------------------------------------------------------------------------------------------------
 
     async def _admit(self) -> None:
-        while not self._trained.is_set() and not self._context.stopping:
-            await self._context.pause_point()
-            version, room = self._worker.engines.newest(), self._worker.room(len(self._issues))
-            done = version.step >= self._context.config.steps  # nobody would train what is begun now
+        context, engines = self._context, self._worker.engines
+        while not self._trained.is_set() and not context.stopping:
+            await context.pause_point()
+            version, room = engines.newest(), self._worker.room(len(self._issues))
+            done = version.step >= context.config.steps  # nobody would train what is begun now
             if done or room <= 0:
                 await self._group_or_poll()
                 continue
-            if not self._worker.engines.serving:
-                with self._context.waiting("weights that may be sampled", "actor (it publishes)", POLL_S):
+            if not engines.serving:
+                with context.waiting("weights that may be sampled", "actor (it publishes)", POLL_S):
                     await self._group_or_poll()
                 continue
-            with self._context.waiting("leave to start groups", "actor (its version bounds staleness)", POLL_S):
-                issues = await self._context.bus.admit("rollout", version, room, POLL_S)
+            with context.waiting("leave to start groups", "actor (its version bounds staleness)", POLL_S):
+                issues = await context.bus.admit("rollout", version, room, POLL_S)
             if issues:
-                self._context.doing("generating")
+                context.doing("generating")
             for issue in issues:
-                self._begin(issue, self._worker.engines.newest())
+                self._held.update(issue.attempts)
+                self._admitted += len(issue.attempts)
+                task = asyncio.create_task(self._generate(issue, engines.newest()))
+                self._issues[task] = issue
+                task.add_done_callback(self._issues.pop)
+                task.add_done_callback(self._note_failure)
 
     async def _group_or_poll(self) -> None:
-        await asyncio.wait([*self._issues, self._failed], timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([*self._issues, self._failed], timeout=POLL_S, return_when=FIRST_COMPLETED)
 
-    def _begin(self, issue: Issue, version: Version) -> None:
-        self._held.update(issue.attempts)
-        self._admitted += len(issue.attempts)
-        task = asyncio.create_task(self._make(issue, version))
-        self._issues[task] = issue
-        task.add_done_callback(self._group_ended)
-
-    def _group_ended(self, task: asyncio.Task[None]) -> None:
-        del self._issues[task]
-        self._note_failure(task)
-
-    def _note_failure(self, task: asyncio.Task[None]) -> None:
-        """Let the error of a task end the role."""
-        if not task.cancelled() and (error := task.exception()) and not self._failed.done():
-            self._failed.set_exception(error)
-
-    async def _make(self, issue: Issue, version: Version) -> None:
+    async def _generate(self, issue: Issue, version: Version) -> None:
         with self._context.working("generating"):
             made = await self._worker.make(issue, version)
         self._finished.put_nowait(made)
@@ -159,7 +156,11 @@ class Rollout(Role):
         room = asyncio.Semaphore(1 if self._context.config.deterministic else DELIVERIES)
         while True:
             await room.acquire()
-            delivery = asyncio.create_task(self._deliver(await self._gather_finished()))
+            groups = [await self._finished.get()]
+            for _ in range(MAX_FINISH_ITERATIONS):
+                await asyncio.sleep(0)
+                groups += [self._finished.get_nowait() for _ in range(self._finished.qsize())]
+            delivery = asyncio.create_task(self._deliver(groups))
             self._deliveries.add(delivery)
             delivery.add_done_callback(self._deliveries.discard)
             delivery.add_done_callback(self._note_failure)
@@ -167,44 +168,36 @@ class Rollout(Role):
 
     async def _deliver(self, groups: Sequence[InflightGroup]) -> None:
         """Judge groups and put their rows on the bus."""
-        with self._context.working("judging"):
-            judged = await self._worker.score(groups)
-        await self._keep_state()
+        context, worker, run = self._context, self._worker, self._context.config
+        with context.working("judging"):
+            judged = await worker.score(groups)
+        # Keep what the sampler has learned before others may train on it, so that a checkpoint has both.
+        step, state = worker.engines.newest().step, worker.selection.state()
+        if state and (step != self._kept_at or run.deterministic):
+            await context.bus.keep("sampler", state)
+            self._kept_at = step
         rejected = [attempt for one in judged if one.rejected_by for attempt in one.issue.attempts]
         if rejected:
-            await self._context.bus.drop(rejected, DropReason.FILTERED, regenerate=False)
+            await context.bus.drop(rejected, DropReason.FILTERED, regenerate=False)
             self._held.difference_update(rejected)
         kept = [sample for one in judged if not one.rejected_by for sample in one.samples]
-        plan, seen = self._context.plan, ("media",) if self._context.config.media else ()
-        batch, sealed = row_batch(kept, plan.greedy, {*plan.consumed, *seen}, self._worker.routing)
-        await self._put(self._with_algorithm(self._with_teacher(batch, groups), groups), sealed)
+        columns = {*context.plan.consumed, *(("media",) if run.media else ())}
+        batch, sealed = row_batch(kept, context.plan.greedy, columns, worker.routing)
+        if len(run.teachers) > 1 and "teacher" in context.plan.roles:  # their tasks stay here
+            batch = with_teacher(batch, {group.issue.group: group.task for group in groups}, run.teachers)
+        if len(run.algorithms) > 1:  # a row learns by the algorithm of its environment
+            algorithm_of = {group.issue.group: run.algorithm_of(group.task.environment) for group in groups}
+            batch = with_row_column(batch, ALGORITHM_INDEX, [algorithm_of[row.group] for row in batch.ids])
+        # A step frees room on the bus, so that no wait is longer than a step may take.
+        with context.waiting("room on the bus", "actor (a step frees it)", run.rollout.step_timeout_s) as wait:
+            while not await context.bus.put(batch, sealed, POLL_S):
+                context.check(wait)
+                await context.pause_point()
         self._held.difference_update(seal.attempt for seal in sealed)
         await self._audit()
         step = max(group.version.step for group in groups) + 1  # the first that may train them
-        await self._context.run_status.emit(SamplesScored(step, records(judged)))
-        await self._context.run_status.emit(RolloutMeasured(step, measures(judged)))
-
-    def _with_teacher(self, batch: RowBatch, groups: Sequence[InflightGroup]) -> RowBatch:
-        """Write into the rows which teacher is theirs, where there are several: their tasks stay here."""
-        teachers = self._context.config.teachers
-        if len(teachers) < 2 or "teacher" not in self._context.plan.roles:
-            return batch
-        return with_teacher(batch, {group.issue.group: group.task for group in groups}, teachers)
-
-    def _with_algorithm(self, batch: RowBatch, groups: Sequence[InflightGroup]) -> RowBatch:
-        """Write into the rows which algorithm learns from them, where there are several: that of their environment."""
-        if len(self._context.config.algorithms) < 2:
-            return batch
-        of = {group.issue.group: self._context.config.algorithm_of(group.task.environment) for group in groups}
-        return with_row_column(batch, ALGORITHM_INDEX, [of[row.group] for row in batch.ids])
-
-    async def _keep_state(self) -> None:
-        """Keep what the sampler has learned before others may train on it, so that a checkpoint has both."""
-        step = self._worker.engines.newest().step
-        state = self._worker.selection.state()
-        if state and (step != self._kept_at or self._context.config.deterministic):
-            await self._context.bus.keep("sampler", state)
-            self._kept_at = step
+        await context.run_status.emit(SamplesScored(step, records(judged)))
+        await context.run_status.emit(RolloutMeasured(step, measures(judged)))
 
     async def _attend(self) -> None:
         """Audit also while nothing finishes: what still runs may be what nobody waits for."""
@@ -227,64 +220,44 @@ class Rollout(Role):
                 task.cancel()
         self._held.difference_update(ended)
 
-    async def _gather_finished(self) -> list[InflightGroup]:
-        groups = [await self._finished.get()]
-        for _ in range(MAX_FINISH_ITERATIONS):
-            await asyncio.sleep(0)
-            groups += [self._finished.get_nowait() for _ in range(self._finished.qsize())]
-        return groups
-
-    async def _put(self, batch: RowBatch, sealed: Sequence[Sealed]) -> None:
-        """Put rows on the bus, waiting no longer than a step may take: a step frees room."""
-        context = self._context
-        with context.waiting(
-            "room on the bus", "actor (a step frees it)", context.config.rollout.step_timeout_s
-        ) as wait:
-            while not await context.bus.put(batch, sealed, POLL_S):
-                context.check(wait)
-                await context.pause_point()
-
     # -- follow -------------------------------------------------------------------------------------------------
 
     async def _follow(self) -> None:
-        """Evaluate at the versions that are due, and take each newer one; evaluation holds the next update back."""
-        context = self._context
-        known = self._worker.engines.newest() if self._worker.engines.serving else None
+        """Evaluate at the versions that are due, and take each newer one; evaluation holds the next update back.
+
+        It goes on when the first engine serves a version: no other one may hold it back, and the others follow.
+        """
+        context, engines = self._context, self._worker.engines
+        known = engines.newest() if engines.serving else None
         while not context.stopping:
             if known is not None:
-                await self._evaluate(known.step)
+                async with self._evaluating:
+                    with context.working("evaluating"):
+                        judged = await self._worker.evaluation.run(known.step)
+                for event in judged:
+                    await context.run_status.emit(event)
                 if known.step >= context.config.steps:
                     break
             newest = await context.weights.newest("actor", known, POLL_S)
             if newest is not None:
-                await self._update(*newest)
+                served = asyncio.Event()
+                wave = asyncio.create_task(self._spread(*newest, served))
+                self._waves.add(wave)
+                wave.add_done_callback(self._waves.discard)
+                wave.add_done_callback(self._note_failure)
+                first = asyncio.create_task(served.wait())
+                try:
+                    await asyncio.wait(
+                        {wave} if context.config.deterministic else {wave, first}, return_when=FIRST_COMPLETED
+                    )
+                finally:
+                    first.cancel()
                 known = newest[0].version
         await asyncio.gather(*self._waves)
         self._trained.set()
 
-    async def _evaluate(self, step: int) -> None:
-        async with self._evaluating:
-            with self._context.working("evaluating"):
-                judged = await self._worker.evaluation.run(step)
-        for event in judged:
-            await self._context.run_status.emit(event)
-
-    async def _update(self, manifest: Manifest, transport: Chosen) -> None:
-        """Returns when the first engine serves the version: no other one may hold it back. The others follow."""
-        served = asyncio.Event()
-        wave = asyncio.create_task(self._spread(manifest, transport, served))
-        self._waves.add(wave)
-        wave.add_done_callback(self._waves.discard)
-        wave.add_done_callback(self._note_failure)
-        first = asyncio.create_task(served.wait())
-        try:
-            await asyncio.wait(
-                {wave} if self._context.config.deterministic else {wave, first}, return_when=FIRST_COMPLETED
-            )
-        finally:
-            first.cancel()
-
     async def _spread(self, manifest: Manifest, transport: Chosen, served: asyncio.Event) -> None:
+        """Update all engines; set `served` when the first one serves the version."""
         context, start, times = self._context, self._context.clock.now(), dict(manifest.seconds)
 
         async def arrived(receipt: Receipt) -> None:
@@ -298,13 +271,3 @@ class Rollout(Role):
         await context.run_status.emit(
             WeightsPublished(manifest.version, seconds, manifest.size_bytes, receivers, times)
         )
-
-
-async def _until_over(loops: list[asyncio.Task[None]], failed: asyncio.Future[None]) -> None:
-    """Until the last loop (the follower) ends; whatever fails first is raised."""
-    while not loops[-1].done():
-        going = [task for task in loops if not task.done()]
-        await asyncio.wait([*going, failed], return_when=asyncio.FIRST_COMPLETED)
-        for task in (*loops, failed):
-            if task.done() and (error := task.exception()):
-                raise error

@@ -1,31 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The source role: puts rows of a dataset on the bus, a step or two ahead of the actor. Stateless.
-
-The place in the data is the number of the group, which the ledger keeps: a resumed run goes on with the same rows.
-"""
+"""Rows that somebody wrote beforehand: the source role puts them on the bus, and held-out ones evaluate the policy."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
 
-from relax_core.api.batch import AttemptId
+import numpy as np
+
+from relax_core.api.algorithm import Algorithm, Source
+from relax_core.api.batch import AttemptId, Ragged, RowBatch
 from relax_core.api.bus import Issue, Sealed
-from relax_core.api.events import Logged
+from relax_core.api.errors import ConfigError
+from relax_core.api.events import EvalFinished, Logged
 from relax_core.api.plan import Operation
 from relax_core.api.role import Role
 from relax_core.api.source import Sampler
 from relax_core.api.trajectory import Outcome
 from relax_core.config.run_config import RunContext
-from relax_core.data.dataset import Example, open_training, row_batch
+from relax_core.data.dataset import Example, HeldOut, open_held_out, open_training, row_batch
 from relax_core.data.media_pipeline import opened_media_pipeline
 from relax_core.data.placeholders import MediaRefused
+from relax_core.roles.rank_group import RankGroup
+from relax_core.sampling.evaluation import is_due
 
 POLL_S = 1.0
+REFERENCE = "ref_log_probs"
 
 
 class RowSource(Role):
-    """Hands out rows that were written beforehand."""
+    """Hands out rows of a dataset, a step or two ahead of the actor. Stateless.
+
+    The place in the data is the number of the group, which the ledger keeps: a resumed run goes on with the same rows.
+    """
 
     name = "source"
 
@@ -36,43 +45,40 @@ class RowSource(Role):
 
     async def run(self, context: RunContext) -> None:
         self._context, self._admitted = context, 0
-        self._sampler: Sampler = context.build(context.config.sampler.chosen)
+        self._sampler = context.build(context.config.sampler.chosen, Sampler)
         self._dataset, self._train = await asyncio.to_thread(
             open_training, context.config, context.build, context.plan.source
         )
         for remark in self._dataset.remarks(self._train):
             await context.run_status.emit(Logged("info", self.name, remark))
-        async with opened_media_pipeline(context, self._dataset.family) as pipeline:  # without media it has no process
-            self._media = pipeline
-            await self._hand_out()
-
-    async def _hand_out(self) -> None:
-        context = self._context
-        context.doing("ready", rows=len(self._train))
-        while not context.stopping:
-            await context.pause_point()
-            if issues := await self._admit():
-                await self._put(issues)
-            elif (await context.bus.version()).step >= context.config.steps:
-                return
-
-    async def _admit(self) -> tuple[Issue, ...]:
-        """Admit groups that a step will have a place for. Rows are as new as any version: none of them sampled anything."""
-        context = self._context
-        newest = (await context.bus.version())._replace(step=context.config.steps)
-        with context.waiting("leave to hand out rows", "actor (a step makes room)", POLL_S):
-            issues = await context.bus.admit(self.name, newest, context.config.rollout.prompts_per_step, POLL_S)
-        self._admitted += sum(len(issue.attempts) for issue in issues)
-        return issues
+        async with opened_media_pipeline(context, self._dataset.family) as self._media:  # without media, no process
+            context.doing("ready", rows=len(self._train))
+            while not context.stopping:
+                await context.pause_point()
+                # Rows are as new as any version: none of them sampled anything.
+                newest = (await context.bus.version())._replace(step=context.config.steps)
+                with context.waiting("leave to hand out rows", "actor (a step makes room)", POLL_S):
+                    issues = await context.bus.admit(self.name, newest, context.config.rollout.prompts_per_step, POLL_S)
+                self._admitted += sum(len(issue.attempts) for issue in issues)
+                if issues:
+                    await self._put(issues)
+                elif (await context.bus.version()).step >= context.config.steps:
+                    return
 
     async def _put(self, issues: Sequence[Issue]) -> None:
         context = self._context
         held = frozenset(attempt for issue in issues for attempt in issue.attempts)
         await context.bus.report_held(self.name, held, self._admitted)
         context.doing("handing out rows", groups=len(issues))
-        places = {issue.group: self._index(issue.group) for issue in issues}
-        examples = {attempt: found for issue in issues
-                    for attempt, found in await self._examples(issue, places[issue.group])}  # fmt: skip
+        run, count = context.config, len(self._train)
+        places: dict[int, int] = {}
+        examples: dict[AttemptId, Example] = {}
+        for issue in issues:
+            group = issue.group
+            places[group] = self._train[
+                self._sampler.pick(group, count, run.seed) if run.data.shuffle else group % count
+            ]
+            examples |= await self._examples(issue, places[group])
         version = await context.bus.version()
         sealed = [
             # No weights are in them, so that no rollback makes them worthless.
@@ -90,7 +96,7 @@ class RowSource(Role):
                 await context.pause_point()
         await context.bus.report_held(self.name, frozenset(), self._admitted)
 
-    async def _examples(self, issue: Issue, index: int) -> list[tuple[AttemptId, Example]]:
+    async def _examples(self, issue: Issue, index: int) -> dict[AttemptId, Example]:
         """Read one example, or the two of a pair, in the order of the attempts; none where a medium can't be read."""
         try:
             hold = None
@@ -98,14 +104,94 @@ class RowSource(Role):
                 await self._media.prepare(self._dataset.messages(index))
                 hold = self._media.fill_placeholders
             found = await asyncio.to_thread(self._dataset.examples, index, hold)
+            return dict(zip(issue.attempts, found, strict=True))
         except MediaRefused as refused:
             await self._context.run_status.emit(
                 Logged("warning", self.name, f"{self._dataset.where(index)}: {refused}")
             )
-            return []
-        return list(zip(issue.attempts, found, strict=True))
+            return {}
 
-    def _index(self, group: int) -> int:
-        """Return the row of the data that a group is."""
-        run, count = self._context.config, len(self._train)
-        return self._train[self._sampler.pick(group, count, run.seed) if run.data.shuffle else group % count]
+
+class HeldOutEval:
+    """Evaluation of the held-out sets by the algorithm's own loss, between steps, through the trainer's forward.
+
+    It is for given answers as a rollout's evaluation is for sampled ones, and never changes training. The reference's
+    log-probs of held-out rows are those of the model that the run starts with; they are kept beside the run's files.
+    """
+
+    def __init__(self, context: RunContext, algorithm: Algorithm, sets: dict[str, RowBatch]) -> None:
+        self._context, self._algorithm, self._sets = context, algorithm, sets
+        self._reads_reference = any(column.name == REFERENCE for column in algorithm.columns())
+
+    @classmethod
+    async def open(cls, context: RunContext) -> Self:
+        """Read the sets; there are none where samples are judged, or where nothing is."""
+        algorithm = context.build(context.config.algorithm.chosen, Algorithm)
+        if context.plan.source is Source.ROLLOUT:
+            return cls(context, algorithm, {})
+        margins = "margins" in context.plan.trained_columns
+        found = await asyncio.to_thread(open_held_out, context.config, context.build, context.plan.source)
+        return cls(context, algorithm, {held.name: await _rows_of(context, held, margins) for held in found})
+
+    def due(self, step: int) -> bool:
+        """Tell whether to evaluate: also before the first step, where the starting model is the reference."""
+        return bool(self._sets) and (is_due(self._context.config, step) or (step == 0 and self._reads_reference))
+
+    async def run(self, trainer: RankGroup, step: int) -> None:
+        """Evaluate every set, while the trainer holds its devices."""
+        for name in self._sets:
+            self._context.doing(f"judging {name}", step=step)
+            rows = self._sets[name]
+            filled = await trainer.forward(rows, sorted(output.key for output in self._algorithm.outputs()))
+            if self._reads_reference and REFERENCE not in rows.columns:
+                reference = self._start(name, filled["log_probs"] if step == 0 else None)
+                rows = self._sets[name] = rows.with_columns({REFERENCE: reference})
+            rows = rows.with_columns(filled)
+            if is_due(self._context.config, step):
+                metrics = await asyncio.to_thread(_measures, self._algorithm, rows)
+                loss, count = metrics.pop("loss"), len({row.group for row in rows.ids})
+                await self._context.run_status.emit(EvalFinished(step, name, loss, count, 0.0, metrics, measure="loss"))
+
+    def _start(self, name: str, now: Ragged | None) -> Ragged:
+        """Return the log-probs that the run started with, given now or kept since. Raises ConfigError for a new set."""
+        path, tokens = Path(self._context.run_dir) / "held-out" / f"{name}.npy", self._sets[name].columns["tokens"]
+        if now is not None:
+            path.parent.mkdir(exist_ok=True)
+            np.save(path, now.values)
+            return now
+        kept = np.load(path) if path.exists() else np.zeros(0, np.float32)
+        if len(kept) != len(tokens.values):
+            fix = "its reference is the model of the first step: resume with the sets that the run began with"
+            raise ConfigError("eval.sets", name, fix)
+        return Ragged(kept, tokens.lengths)
+
+
+async def _rows_of(context: RunContext, held: HeldOut, margins: bool) -> RowBatch:
+    """Make the rows of a set, their media put into the run's store. Raises ConfigError where one can't be read."""
+    if not context.config.media:
+        return held.rows(margins)
+    dataset = held.dataset
+    async with opened_media_pipeline(context, dataset.family) as pipeline:
+        try:
+            for index in held.indices:
+                await pipeline.prepare(dataset.messages(index))
+            return held.rows(margins, pipeline.fill_placeholders)
+        except MediaRefused as refused:
+            raise ConfigError("eval.sets", f"{held.name}: {refused}", "repair it, or leave such rows out") from refused
+
+
+def _measures(algorithm: Algorithm, rows: RowBatch) -> dict[str, float]:
+    """Compute the loss of all rows as one batch, and its metrics by the last part of their names."""
+    import torch
+
+    from relax_core import learn
+
+    batch = learn.PackedBatch(rows, dtype=torch.float64)
+    outputs: dict[str, Any] = {name: batch.column(name) for out in algorithm.outputs() for name in out.gives}
+    counts = learn.count(rows)
+    with torch.no_grad():
+        loss = algorithm.loss(batch, learn.Outputs(outputs))
+        denominators = learn.Denominators(counts)
+        total = sum(float(term) for term in learn.reduce(loss, batch, denominators).values())
+    told = {name.rpartition("/")[2]: learn.mean((float(s), float(n))) for name, (s, n) in loss.metrics.items()}
+    return {**told, "loss": total * denominators.rescale(counts)}

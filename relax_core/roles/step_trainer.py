@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trainer's work on one step: claim, read, train, verify the row leases, update. It commits and publishes nothing."""
+"""The trainer's work on one step: claim, read, train, verify the row leases, update. It commits and publishes nothing.
+
+A plugin's role that trains a model of its own uses it as the actor does.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,14 @@ from math import ceil
 
 from relax_core.api.algorithm import Algorithm
 from relax_core.api.bus import Claim, ClaimRequest
-from relax_core.api.errors import StaleFence
+from relax_core.api.errors import RelaxError, StaleFence
+from relax_core.api.events import Logged
 from relax_core.api.trainer import UpdateOutcome, UpdateResult
 from relax_core.api.weights import Version
 from relax_core.config.run_config import RunContext
 from relax_core.roles.rank_group import RankGroup, TrainerDeviceLease
-from relax_core.roles.recovery import NonFinitePolicy
 from relax_core.roles.step import ClaimedRows, StepPart, StepTimes, TrainingStep
+from relax_core.rpc.waiting import RestartBudget
 
 POLL_S = 1.0
 RENEW_S = 60.0
@@ -52,50 +56,50 @@ class StepTrainer:
     ) -> None:  # fmt: skip
         """`meanwhile` is called again and again while rows are waited for and the weights are those of the step's start."""
         self._context, self._trainer, self._task, self._meanwhile = context, trainer, task, meanwhile
-        self._algorithm: Algorithm = context.build(context.config.learner)
-        self._skips = self._algorithm.zero_advantage_skips
+        self._algorithm = context.build(context.config.learner, Algorithm)
         self._lease = lease
         self._claimed: Claim | None = None
         """Not part of the step yet: its rows wait for the devices."""
         self._non_finite = non_finite or NonFinitePolicy(context, task)
         self._deadline = 0.0
         """Of the step."""
-        wanted, group_size = context.config.rollout.prompts_per_step, context.plan.group_size
-        ranks = context.plan.groups[task].size
-        self._wanted = wanted
-        self._least = max(ceil(wanted / MAX_CHUNKS), ceil(ranks / group_size)) if context.plan.streams else wanted
+        self._wanted = self._least = context.config.rollout.prompts_per_step
+        if context.plan.streams:
+            ranks = context.plan.groups[task].size
+            self._least = max(ceil(self._wanted / MAX_CHUNKS), ceil(ranks / context.plan.group_size))
 
     async def step(self, version: Version, times: StepTimes) -> TrainingStep | None:
         """Train a step under row leases that hold until its updates are done; None where the run was told to stop before.
 
         A lease that is lost before the first update costs the work on the step, which is then begun anew.
         """
-        lost, self._deadline = 0, self._context.clock.now() + self._context.config.rollout.step_timeout_s
+        context, lost = self._context, 0
+        self._deadline = context.clock.now() + context.config.rollout.step_timeout_s
         while True:
-            step = TrainingStep(
-                version, self._wanted, self._context.config.batch.updates_per_step, self._context.plan.streams
-            )
+            step = TrainingStep(version, self._wanted, context.config.batch.updates_per_step, context.plan.streams)
             try:
                 async with self._renewing(step):
-                    whole = await self._train(step, times)
+                    if await self._train(step, times):
+                        return step
             except StaleFence:
                 lost += 1
                 if step.results or lost > MAX_LOST:
                     raise
-                whole = False
-            if whole:
-                return step
-            await self._give_back(step)
+            if step.claims:  # nothing of them was trained
+                await self._trainer.call("abort_update")
+            for claim in step.claims:
+                await context.bus.release(claim)
             await self._lease.release()
-            if self._context.stopping:
+            if context.stopping:
                 return None
 
     async def _train(self, step: TrainingStep, times: StepTimes) -> bool:
         """Train all groups of the step as they come; False where the run was told to stop before they were there."""
+        context = self._context
         while step.left:
             claim = await self._claim(step)
             times.mark("wait_rows")
-            if claim is None and (self._context.stopping or not step.claims):
+            if claim is None and (context.stopping or not step.claims):
                 return False
             self._claimed = claim  # its row leases are renewed while the devices are waited for
             try:
@@ -104,19 +108,35 @@ class StepTrainer:
                 self._claimed = None
             if self._lease.shared:
                 times.mark("wait_turn")
-            await self._work(step, claim)
+            context.doing(f"training step {step.version.step}", step=step.version.step)
+            if not step.claims:
+                await self._trainer.call("begin_step", step.version)
+            parts = step.close() if claim is None else step.add(await self._read(claim, step.version))
+            for part in parts:
+                await self._train_part(step, part)
             times.mark("train")
         return True
 
     async def _claim(self, step: TrainingStep) -> Claim | None:
-        """Claim the next groups; past the deadline those that are ready, and none where some came before.
+        """Claim groups as soon as there are enough of them; past the deadline those that are ready.
 
-        Where not one is ready, the groups that keep the step waiting are let go; those begun instead have as long.
+        Return None where the step is closed short: some groups came before. Where not one is ready, the groups that keep
+        the step waiting are let go; those begun instead have as long.
         """
         context, reason, empty = self._context, f"{step.left} groups for step {step.version.step}", 0
         while True:
             with context.waiting(reason, context.plan.owed_rows, self._deadline - context.clock.now()) as wait:
-                claim = await self._claim_in_time(step)
+                claim, late = None, False
+                while claim is None and not late and not context.stopping:
+                    if not step.results and self._meanwhile is not None:
+                        await self._meanwhile()
+                    late = context.clock.now() > self._deadline
+                    request = ClaimRequest(
+                        self._task, context.plan.trained_columns, step.left, min_groups=1 if late else self._least,
+                        trains=True, step=step.version.step, overdue=late,
+                    )  # fmt: skip
+                    wait_s = POLL_S if not late else 0.0 if step.claims else LAST_CALL_S
+                    claim = await context.bus.claim(request, wait_s)
                 if claim is not None or step.claims or context.stopping:
                     return claim
                 empty += 1
@@ -124,51 +144,29 @@ class StepTrainer:
                     context.check(wait, LATE)
             self._deadline = context.clock.now() + context.config.rollout.step_timeout_s
 
-    async def _claim_in_time(self, step: TrainingStep) -> Claim | None:
-        """Claim groups as soon as there are enough of them; whatever is ready once the deadline has passed."""
-        context = self._context
-        while not context.stopping:
-            if not step.results and self._meanwhile is not None:
-                await self._meanwhile()
-            late = context.clock.now() > self._deadline
-            request = ClaimRequest(
-                self._task, context.plan.trained_columns, step.left, min_groups=1 if late else self._least, trains=True,
-                step=step.version.step, overdue=late,
-            )  # fmt: skip
-            claim = await context.bus.claim(request, POLL_S if not late else 0.0 if step.claims else LAST_CALL_S)
-            if claim is not None or late:
-                return claim
-        return None
-
-    async def _work(self, step: TrainingStep, claim: Claim | None) -> None:
-        """Train what these rows make possible; without a claim the step is closed short."""
-        self._context.doing(f"training step {step.version.step}", step=step.version.step)
-        if not step.claims:
-            await self._trainer.call("begin_step", step.version)
-        for part in step.close() if claim is None else step.add(await self._read(claim, step.version)):
-            await self._update(step, part)
-
     async def _read(self, claim: Claim, version: Version) -> ClaimedRows:
         """Read rows, with the starting policy's log-probs where several updates a step need them before the first one.
 
         Log-probs that another role computed under other weights are computed anew.
         """
-        rows = ClaimedRows(claim, await self._context.bus.read(claim, self._context.plan.trained_columns), self._skips)
-        if self._context.plan.needs_old_log_probs and (outdated := rows.outdated("old_log_probs", version)):
-            self._context.doing(f"log-probs at the start of step {version.step}", rows=len(outdated))
-            again = self._context.config.model.routing_replay == "recompute"
+        context, algorithm = self._context, self._algorithm
+        columns = await context.bus.read(claim, context.plan.trained_columns)
+        rows = ClaimedRows(claim, columns, algorithm.zero_advantage_skips)
+        if context.plan.needs_old_log_probs and (outdated := rows.outdated("old_log_probs", version)):
+            context.doing(f"log-probs at the start of step {version.step}", rows=len(outdated))
+            again = context.config.model.routing_replay == "recompute"
             asks = ("log_probs", "routed_experts") if again else ("log_probs",)
-            columns = await self._trainer.forward(rows.take(outdated), asks)
-            rows.fill("old_log_probs", outdated, columns["log_probs"])
+            filled = await self._trainer.forward(rows.take(outdated), asks)
+            rows.fill("old_log_probs", outdated, filled["log_probs"])
             if again:  # the updates visit the experts that the policy of the step's start visited
-                rows.fill("routed_experts", outdated, columns["routed_experts"])
-        if self._algorithm.prepared():
+                rows.fill("routed_experts", outdated, filled["routed_experts"])
+        if algorithm.prepared():
             learn = await asyncio.to_thread(importlib.import_module, "relax_core.learn.packed")  # it loads torch
-            rows.rows = rows.rows.with_columns(learn.prepared_columns(self._algorithm, rows.rows))
+            rows.rows = rows.rows.with_columns(learn.prepared_columns(algorithm, rows.rows))
         return rows
 
-    async def _update(self, step: TrainingStep, part: StepPart) -> None:
-        """Train this part of an update; the leases of all rows are looked at right before weights change.
+    async def _train_part(self, step: TrainingStep, part: StepPart) -> None:
+        """Train this part of an update; the leases of all rows are verified right before weights change.
 
         While only those who follow learn, the policy stays as it is and its rows count as trained.
         """
@@ -193,7 +191,16 @@ class StepTrainer:
     @contextlib.asynccontextmanager
     async def _renewing(self, step: TrainingStep) -> AsyncIterator[None]:
         """Renew the row leases of a step, however long its rows are waited for and trained."""
-        renewal = asyncio.create_task(self._renew(step))
+
+        async def renew() -> None:
+            with contextlib.suppress(StaleFence):  # the look before the update says so
+                while True:
+                    await self._context.clock.sleep(RENEW_S)
+                    await self._verify(step)
+                    if self._claimed is not None:
+                        await self._context.bus.verify(self._claimed)
+
+        renewal = asyncio.create_task(renew())
         try:
             yield
         finally:
@@ -202,17 +209,42 @@ class StepTrainer:
         if isinstance(ended, Exception):
             raise ended
 
-    async def _renew(self, step: TrainingStep) -> None:
-        with contextlib.suppress(StaleFence):  # the look before the update says so
-            while True:
-                await self._context.clock.sleep(RENEW_S)
-                await self._verify(step)
-                if self._claimed is not None:
-                    await self._context.bus.verify(self._claimed)
 
-    async def _give_back(self, step: TrainingStep) -> None:
-        """Release the rows of a step of which nothing was trained."""
-        if step.claims:
-            await self._trainer.call("abort_update")
-        for claim in step.claims:
-            await self._context.bus.release(claim)
+MAX_SKIPPED = 5
+"""Updates in a row that may be skipped before the run stops: more would only spend rows."""
+ADVICE = "lower optimizer.lr or look at the rewards of the last steps in samples/"
+
+
+class RollbackRequired(RelaxError):
+    """Restart the trainer from its last checkpoint: its weights are not worth going on with."""
+
+
+class NonFinitePolicy:
+    """The policy of one trained role on updates whose loss or gradient is NaN or infinite (`optimizer.not_finite`).
+
+    The trainer has not applied such an update. A rollback to the last checkpoint trains the same rows again, so a step that
+    comes out the same a second time is skipped.
+    """
+
+    def __init__(self, context: RunContext, role: str) -> None:
+        self._context, self._role = context, role
+        self._skipped = RestartBudget(MAX_SKIPPED)
+        self._rolled_back: set[int] = set()
+
+    async def check(self, result: UpdateResult, version: Version) -> UpdateResult:
+        """Return the result of an update of the step at `version`. Raises RollbackRequired, or RelaxError to stop the run."""
+        if result.outcome is UpdateOutcome.APPLIED:
+            self._skipped.refill()
+            return result
+        rule = self._context.config.optimizer.not_finite
+        what = f"{self._role}: an update of step {version.step + 1} had a NaN or infinite loss or gradient"
+        if rule == "stop":
+            raise RelaxError(f"{what}, and optimizer.not_finite is stop; {ADVICE}")
+        if rule == "roll-back" and version.step not in self._rolled_back:
+            self._rolled_back.add(version.step)
+            raise RollbackRequired(what)
+        if not self._skipped.spend():
+            raise RelaxError(f"{what}, as {MAX_SKIPPED} before it had in a row; {ADVICE}")
+        facts = {"step": version.step + 1, "grad_norm": result.grad_norm, "in_a_row": self._skipped.spent}
+        await self._context.run_status.emit(Logged("warning", self._role, f"{what}: it is skipped", facts))
+        return result

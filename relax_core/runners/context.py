@@ -16,10 +16,10 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, overload
 
 from relax_core.api.bus import Bus
-from relax_core.api.component import Chosen
+from relax_core.api.component import Chosen, Configurable, ContractT
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, PluginError, RelaxError
 from relax_core.api.events import RoleFailed, RoleRecovered
 from relax_core.api.role import (
@@ -101,8 +101,14 @@ class RoleContext:
         )
         self.devices: DeviceLeases = self._leases
 
-    def build(self, chosen: Chosen) -> Any:
-        return self._catalogue.build(chosen)
+    @overload
+    def build(self, chosen: Chosen) -> Configurable: ...
+
+    @overload
+    def build(self, chosen: Chosen, contract: type[ContractT]) -> ContractT: ...
+
+    def build(self, chosen: Chosen, contract: type[Any] = Configurable) -> Any:
+        return self._catalogue.build(chosen, contract)
 
     @contextmanager
     def waiting(self, reason: str, owed_by: str, deadline_s: float, holds: bool = False) -> Iterator[Wait]:

@@ -16,6 +16,7 @@ from relax_core.api.bus import Issue
 from relax_core.api.errors import ConfigError
 from relax_core.api.events import Logged
 from relax_core.api.family import ModelFamily, Rendered
+from relax_core.api.source import Filter, Sampler
 from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.api.weights import Version
@@ -67,7 +68,7 @@ class RolloutWorker:
     async def open(cls, context: RunContext, report: Report) -> Self:
         """Open everything; what was opened is closed again when a later part fails."""
         run = context.config
-        family: ModelFamily = context.build(run.family.chosen)
+        family = context.build(run.family.chosen, ModelFamily)
         family.open(run.model.model_dump(mode="json"))
         tasks, train, sets = open_tasks(context, family)
         for remark in tasks.remarks(train):
@@ -84,8 +85,10 @@ class RolloutWorker:
         }
         pool = make_pool(context, await context.bus.version(), report, tuple(family.placeholders.values()))
         media = make_media_pipeline(context, family, run.rollout.media_store_mb << 20)
-        sampler = context.build(run.sampler.chosen) if run.data.shuffle else Shuffle(ShuffleOptions(shuffle=False))
-        filters = {choice.name: context.build(choice.chosen) for choice in run.filters}
+        sampler = (
+            context.build(run.sampler.chosen, Sampler) if run.data.shuffle else Shuffle(ShuffleOptions(shuffle=False))
+        )
+        filters = {choice.name: context.build(choice.chosen, Filter) for choice in run.filters}
         refill_limit = run.rollout.refill_limit * run.rollout.prompts_per_step
         selection = Selection(sampler, filters, tasks, train, run.seed, refill_limit)
         made = cls(context, family, pool, environments, scorer, tasks, selection, sets, media, pools)

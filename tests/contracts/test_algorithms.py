@@ -39,7 +39,7 @@ from relax_core.api import (
     top_k,
 )
 from relax_core.learn import clipped_surrogate
-from relax_core.learn.aggregation import Denominators, reduce
+from relax_core.learn.counts import Denominators, reduce
 from relax_core.learn.groups import Grouping
 from relax_core.learn.packed import Outputs, PackedBatch
 

@@ -41,8 +41,7 @@ from relax_core.api import (
     routed_experts,
 )
 from relax_core.api.weights import Payload
-from relax_core.learn.aggregation import Denominators, reduce
-from relax_core.learn.counts import count
+from relax_core.learn.counts import Denominators, count, reduce
 from relax_core.learn.packed import Outputs, PackedBatch
 from relax_core.learn.plan import plan_micro_batches
 

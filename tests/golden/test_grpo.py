@@ -45,14 +45,12 @@ def run(rows, options, temperature=1.0, dtype=torch.float64, parts=None, max_log
         batch = learn.PackedBatch(batch_of(rows, numpy_dtype, part), dtype=dtype)
         packed = torch.cat([logits[i] for i in part])
         trained = batch.loss_mask.nonzero().squeeze(1)
-        log_probs, entropy = learn.score_tokens(
-            packed[trained], lambda x: x, batch.tokens[trained], vocab_size=packed.shape[1], temperature=temperature,
-            entropy=bool(options.get("entropy_coef")), max_logits=max_logits,
+        scored = learn.score_distribution(
+            packed[trained], lambda x: x, batch.tokens[trained], learn.Wanted(bool(options.get("entropy_coef"))),
+            vocab_size=packed.shape[1], temperature=temperature, max_logits=max_logits,
         )  # fmt: skip
-        empty = log_probs.new_zeros(len(batch.tokens))
-        values = {"log_probs": empty.index_put((trained,), log_probs)}
-        if entropy is not None:
-            values["entropy"] = empty.index_put((trained,), entropy)
+        empty = scored["log_probs"].new_zeros(len(batch.tokens))
+        values = {name: empty.index_put((trained,), value) for name, value in scored.items()}
         loss = sum(learn.reduce(algorithm.loss(batch, learn.Outputs(values)), batch, denominators).values())
         loss.backward()
         total += loss.detach()

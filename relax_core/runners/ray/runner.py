@@ -73,7 +73,7 @@ class RayRunner:
         self._store = await asked(self._hub.open.remote(launch), "hub", "open", OPEN_S)
         self._client = RpcClient(self._hub, "hub")
         self.bus = cast(Bus, BusClient(self._client, self._store))
-        self.run_status = self._client.service(RunStatus, "run_status")  # type: ignore[type-abstract]
+        self.run_status = self._client.service(RunStatus, "run_status")
         await asyncio.to_thread(self._deploy, launch)
         await asked(self._hub.gathered.remote(), "runner", "every role's process to start", OPEN_S)
 

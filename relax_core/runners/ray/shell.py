@@ -130,9 +130,9 @@ class RoleShell:
         role = cast(Role, catalogue.build(Chosen("role", self._role)))
         client = RpcClient(hub, "hub")
         bus = cast(Bus, BusClient(client, joined.store))
-        weights = client.service(WeightService, "weights")  # type: ignore[type-abstract]
-        run_status = client.service(RunStatus, "run_status")  # type: ignore[type-abstract]
-        devices = client.service(DeviceService, "devices")  # type: ignore[type-abstract]
+        weights = client.service(WeightService, "weights")
+        run_status = client.service(RunStatus, "run_status")
+        devices = client.service(DeviceService, "devices")
         children = LocalWorkers(launch.plugin_files, launch.resolved, Path(launch.run_dir) / "logs", self._clock)
 
         def context(incarnation: int) -> RoleContext:

@@ -55,7 +55,7 @@ def test_parts_are_frozen_by_the_names_that_the_family_gives_them() -> None:
     model = ModelTable(path=Path("model"), lora=Lora(), freeze=("vision", "lm_head"))
     family = SimpleNamespace(parts=lambda table: {"vision": ("visual.*", "merger")})
     run = SimpleNamespace(model=model, family=SimpleNamespace(chosen="the family"))
-    context: Any = SimpleNamespace(config=run, build={"the family": family}.__getitem__)
+    context: Any = SimpleNamespace(config=run, build=lambda chosen, contract: {"the family": family}[chosen])
     assert _model(context, "actor")["freeze"] == ["visual.*", "merger", "lm_head"]
 
 

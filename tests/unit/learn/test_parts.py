@@ -139,11 +139,12 @@ def test_scores_are_of_the_tempered_distribution(temperature):
     logits, ids = torch.randn(6, 9, dtype=torch.float64), torch.arange(6)
     distribution = torch.distributions.Categorical(logits=logits / temperature)
     for max_logits in (2**25, 20):
-        log_probs, entropy = learn.score_tokens(
-            logits, lambda x: x, ids, vocab_size=9, temperature=temperature, entropy=True, max_logits=max_logits
-        )
-        assert torch.allclose(log_probs, distribution.log_prob(ids))
-        assert entropy is not None and torch.allclose(entropy, distribution.entropy())
+        scored = learn.score_distribution(
+            logits, lambda x: x, ids, learn.Wanted(entropy=True), vocab_size=9, temperature=temperature,
+            max_logits=max_logits,
+        )  # fmt: skip
+        assert torch.allclose(scored["log_probs"], distribution.log_prob(ids))
+        assert torch.allclose(scored["entropy"], distribution.entropy())
 
 
 def test_logits_larger_than_the_bound_never_exist_at_once():
@@ -155,5 +156,7 @@ def test_logits_larger_than_the_bound_never_exist_at_once():
         return features
 
     logits = torch.randn(50, 9, requires_grad=True)
-    learn.score_tokens(logits, head, torch.zeros(50, dtype=torch.long), vocab_size=9, max_logits=40)[0].sum().backward()
+    ids = torch.zeros(50, dtype=torch.long)
+    scored = learn.score_distribution(logits, head, ids, learn.Wanted(), vocab_size=9, max_logits=40)
+    scored["log_probs"].sum().backward()
     assert widest <= 40

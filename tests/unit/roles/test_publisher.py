@@ -77,7 +77,7 @@ def stage(directory: Path, transport: Disk | None = None, alone: bool = False, *
     context: Any = SimpleNamespace(
         config=SimpleNamespace(weights=SimpleNamespace(**keys), rollout=SimpleNamespace(temperature=0.7)),
         plan=SimpleNamespace(adapters_alone=alone), run_id="a", run_dir=str(directory), weights=service,
-        build=lambda chosen: transport or Disk(),
+        build=lambda chosen, contract: transport or Disk(),
     )  # fmt: skip
     group: Any = trainer
     return Stage(Publisher(context, group), trainer, service, directory)

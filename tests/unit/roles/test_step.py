@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
@@ -14,7 +16,7 @@ from relax_core.api.trainer import UpdateOutcome, UpdateResult
 from relax_core.api.trajectory import Outcome
 from relax_core.api.weights import Version
 from relax_core.learn.counts import count
-from relax_core.roles.step import ClaimedRows, StepTimes, TrainingStep, masked, moved, step_metrics
+from relax_core.roles.step import ClaimedRows, StepTimes, TrainingStep, step_metrics
 
 NOW = Version("actor", 0, 5)
 
@@ -139,11 +141,17 @@ def test_filling_replaces_only_the_rows_that_were_computed_anew() -> None:
 
 def test_tokens_that_are_too_old_are_taken_out_of_the_loss() -> None:
     rows = batch([1, 2], versions=[3, 5])
-    np.testing.assert_array_equal(masked(rows, 4).columns["loss_mask"].values, [0, 0, 0, 0, 1, 1])
-    assert masked(rows, 0) is rows
+    masked = ClaimedRows(replace(claim(rows), mask_before=4), rows).rows
+    np.testing.assert_array_equal(masked.columns["loss_mask"].values, [0, 0, 0, 0, 1, 1])
+    assert ClaimedRows(claim(rows), rows).rows is rows
 
 
 def test_only_an_applied_update_with_a_gradient_must_change_the_weights() -> None:
+    def moved(result: UpdateResult) -> bool:
+        step = TrainingStep(NOW, 1)
+        step.results.append(result)
+        return step.moved
+
     assert moved(UpdateResult(UpdateOutcome.APPLIED, grad_norm=1.0, lr=0.1))
     assert not moved(UpdateResult(UpdateOutcome.APPLIED, grad_norm=0.0, lr=0.1))
     assert not moved(UpdateResult(UpdateOutcome.APPLIED, grad_norm=1.0, lr=0.0))

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from relax_core import learn
 from relax_core.api import Groups, LossBatch, PolicyOutputs, Scope
-from relax_core.learn.aggregation import Aggregation
+from relax_core.learn.counts import Aggregation
 from relax_core.learn.policy_gradient import PolicyGradient, PolicyGradientOptions, Surrogate
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from relax_core import learn
 from relax_core.api import Groups, LossBatch, PolicyOutputs
-from relax_core.learn.aggregation import Aggregation
+from relax_core.learn.counts import Aggregation
 from relax_core.learn.policy_gradient import PolicyGradient, PolicyGradientOptions, Surrogate
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from relax_core import learn
 from relax_core.api import Algorithm, Loss, LossBatch, Options, PolicyOutputs, Source
-from relax_core.learn.aggregation import DENOMINATOR
+from relax_core.learn.counts import DENOMINATOR
 
 
 class SFTOptions(Options):

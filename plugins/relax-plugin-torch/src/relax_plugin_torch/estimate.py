@@ -292,12 +292,12 @@ def _scored(model: PreTrainedModel, spec: TrainerSpec, options: TorchOptions, fe
     if model.config.num_labels == SCALAR:
         with torch.autocast("cpu", enabled=False):
             return torch.nn.functional.linear(features.float(), model.score.weight.float()).squeeze(-1)
-    log_probs, _ = learn.score_tokens(
-        features, model.get_output_embeddings(), torch.zeros(len(features), dtype=torch.long),
+    scored = learn.score_distribution(
+        features, model.get_output_embeddings(), torch.zeros(len(features), dtype=torch.long), learn.Wanted(),
         vocab_size=model.config.get_text_config().vocab_size, temperature=spec.temperature,
         max_logits=options.logits_mb * 2**18,
     )  # fmt: skip
-    return log_probs
+    return scored["log_probs"]
 
 
 def _attention(config: PretrainedConfig, shape: Shape) -> float:

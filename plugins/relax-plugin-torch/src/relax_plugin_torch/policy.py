@@ -129,24 +129,14 @@ class Policy:
         with self._precision():
             shown = self._sight.inputs(batch, layout.ids) if self._sight.shows(batch) else {}
             features = self._features(layout, shown).index_select(0, layout.before[trained])
-            scored = self._read(features, batch.tokens[trained], wanted(outputs, batch, trained, self._vocab_size))
+            scored = learn.score_distribution(
+                features, self._head, batch.tokens[trained], wanted(outputs, batch, trained, self._vocab_size),
+                vocab_size=self._vocab_size, temperature=self._temperature, max_logits=self._max_logits,
+            )  # fmt: skip
         return {
             name: values.new_zeros(len(batch.tokens), *values.shape[1:]).index_put((trained,), values)
             for name, values in scored.items()
         }
-
-    def _read(self, features: Tensor, ids: Tensor, asked: learn.Wanted) -> dict[str, Tensor]:
-        """Through the head; a token's own log-prob alone has a cheaper way."""
-        if asked.top_k or asked.at:
-            return learn.score_distribution(
-                features, self._head, ids, asked, vocab_size=self._vocab_size, temperature=self._temperature,
-                max_logits=self._max_logits,
-            )  # fmt: skip
-        log_probs, entropies = learn.score_tokens(
-            features, self._head, ids, vocab_size=self._vocab_size, temperature=self._temperature, entropy=asked.entropy,
-            max_logits=self._max_logits,
-        )  # fmt: skip
-        return {"log_probs": log_probs} if entropies is None else {"log_probs": log_probs, "entropy": entropies}
 
     def _layout(self, batch: learn.PackedBatch) -> Layout:
         """The cheaper one: sharing saves tokens, but its mask pays attention for the whole square of a group."""

@@ -19,9 +19,9 @@ SpanKind = Literal["work", "overhead", "wait"]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of time that one lane (a role, an engine, a rank) spent on one thing; between its spans it was idle."""
+    """A stretch of time that one track (a role, an engine, a rank) spent on one thing; between its spans it was idle."""
 
-    lane: str
+    track: str
     kind: SpanKind
     """work is what the step is for; overhead moves weights, saves, wakes; wait has an owner."""
     name: str

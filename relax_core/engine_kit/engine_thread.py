@@ -199,7 +199,7 @@ class EngineThread(ABC, Generic[OpenRequestT]):
         """End these open requests, and `_hold` a delta that says so for each."""
 
     def _idle(self) -> bool:
-        """Whether there is nothing to do until a command comes."""
+        """Tell whether there is nothing to do until a command comes."""
         return self._stopping or self.paused or bool(self.asleep) or not self._open
 
     def _close(self) -> None:

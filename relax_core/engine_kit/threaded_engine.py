@@ -44,7 +44,7 @@ class ThreadedEngine(Engine[OptionsT], Generic[ThreadT, OptionsT]):
     build: Callable[[Chosen], Configurable] | None = None
     """Makes a weight transport; set by the worker's host before `start`."""
     scoring_samples: ClassVar[bool] = False
-    """Whether a token is sampled behind every sequence that is scored, which needs room in the context."""
+    """Set where a token is sampled behind every sequence that is scored, which needs room in the context."""
 
     def __init__(self, options: OptionsT | None = None) -> None:
         super().__init__(options)

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The registry of metric keys, `group/name[_unit]`: stable, one line of documentation each.
+"""Metrics of a run: the registry of keys, how several reports of one step combine, and the totals in `summary.json`.
 
-It documents and says how several reports of one step combine; it computes nothing. `<...>` in a key stands for a name.
-Keys that are not here (a plugin's, under a group of its own) pass as they are and combine as means.
+Keys are `group/name[_unit]`, stable, with one line of documentation each; `<...>` in a key stands for a name. Keys that are
+not here (a plugin's, under a group of its own) pass as they are and combine as means.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from relax_core.api.events import EvalFinished
 
 Combine = Literal["mean", "max", "sum", "last"]
 WEIGHT = "samples/scored"
@@ -24,7 +27,7 @@ class Metric:
     key: str
     help: str
     combine: Combine = "mean"
-    """How two reports for the same step combine."""
+    """Rule by which two reports for the same step combine."""
 
     def matches(self, key: str) -> bool:
         parts = re.split(r"(<[^>]+>)", self.key)
@@ -70,11 +73,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("lag/max", "Largest lag of a trained token", "max"),
     Metric("lag/p50", "Median lag of trained tokens"),
     Metric("lag/share_<lag>", "Share of trained tokens with this lag, 0 to 4"),
-    Metric(
-        "lag/samples/<lag>",
-        "Samples of the step whose lag (of their oldest trained token) is this; 16 is 16 or more",
-        "sum",
-    ),
+    Metric("lag/samples/<lag>", "Samples of the step whose lag (of their oldest trained token) is this; 16 is 16 or "
+           "more", "sum"),
     Metric("time/step_s", "From the last step's commit to this one's", "last"),
     Metric("time/rollout_s", "Generating and judging"),
     Metric("time/train_s", "Forward, backward and update", "last"),
@@ -82,37 +82,24 @@ METRICS: tuple[Metric, ...] = (
     Metric("time/wait_turn_s", "The actor waited for devices that it shares", "last"),
     Metric("time/critic_s", "The critic learnt from the step, with its wait for devices that it shares", "last"),
     Metric("time/publish_s", "Publishing the new weights", "last"),
-    Metric(
-        "time/<role>/busy_s",
-        "The role worked. One whose work goes on beside its waits (rollout) counts as busy then",
-        "last",
-    ),
+    Metric("time/<role>/busy_s", "The role worked. One whose work goes on beside its waits (rollout) counts as busy "
+           "then", "last"),
     Metric("time/<role>/wait_s", "It waited, and did nothing else", "last"),
     Metric("time/<role>/wait/<debtor>_s", "Of that, by whoever owed it", "last"),
     Metric("time/<role>/idle_s", "It did neither; busy, wait and idle are the whole step", "last"),
-    Metric(
-        "time/bubble_fraction",
-        "Share of the step's device time in which a device did no work of the step: no forward, backward or "
-        "update on a trainer's, no running request on an engine's. Moving weights, saving, sleeping and waking are no work",
-        "last",
-    ),
+    Metric("time/bubble_fraction", "Share of the step's device time in which a device did no work of the step: no "
+           "forward, backward or update on a trainer's, no running request on an engine's. Moving weights, saving, "
+           "sleeping and waking are no work", "last"),
     Metric("time/bubble_fraction/<role>", "The same over the devices of one role: `actor`, `rollout`", "last"),
     Metric("time/generate_s", "Seconds in which an engine ran requests, summed over the engines' devices", "last"),
-    Metric(
-        "time/publish/<part>_s",
-        "Of the last publish that was answered: `gather`, `hash`, `write` by the sender, `wire`, `load`, "
-        "`proof` by its slowest receiver",
-        "last",
-    ),
+    Metric("time/publish/<part>_s", "Of the last publish that was answered: `gather`, `hash`, `write` by the sender, "
+           "`wire`, `load`, `proof` by its slowest receiver", "last"),
     Metric("time/<part>_s", "Another part of the step, by name"),
     Metric("tokens/generated", "Tokens sampled since the last report", "sum"),
     Metric("tokens/trained", "Tokens with a loss in the step", "sum"),
     Metric("tokens/per_s", "Sampled tokens a second of the step", "last"),
-    Metric(
-        "tokens/per_busy_s",
-        "Sampled tokens a second of `time/generate_s`: how fast one device generates while it does",
-        "last",
-    ),
+    Metric("tokens/per_busy_s", "Sampled tokens a second of `time/generate_s`: how fast one device generates while "
+           "it does", "last"),
     Metric("samples/scored", "Samples judged since the last report", "sum"),
     Metric("samples/filtered/<filter>", "Of those, samples of groups that this filter dropped", "sum"),
     Metric("samples/issued", "Attempts issued so far", "last"),
@@ -136,60 +123,39 @@ METRICS: tuple[Metric, ...] = (
     Metric("policy/importance_clipped", "Share of tokens whose weight was truncated or masked"),
     Metric("policy/sequence_masked", "Share of tokens in sequences that were left out as too far off-policy"),
     Metric("policy/<name>", "A further number of the algorithm"),
-    Metric(
-        "distill/kl",
-        "KL from the policy to its teacher, a token; of sampled tokens alone an estimate, which may be below 0",
-    ),
+    Metric("distill/kl", "KL from the policy to its teacher, a token; of sampled tokens alone an estimate, which may "
+           "be below 0"),
     Metric("distill/agreement", "Probability that both give to the same tokens: 1 less their total variation, a token"),
     Metric("distill/divergence", "The divergence that is trained, a token, before its weight"),
-    Metric(
-        "routing/replayed", "Share of the tokens that were fed whose routes were replayed; others went their own way"
-    ),
+    Metric("routing/replayed", "Share of the tokens that were fed whose routes were replayed; others went their own "
+           "way"),
     Metric("routing/differs", "Share of those that the trainer would have sent to other experts in some layer"),
     Metric("train/loss", "Loss as reduced by the trainer", "last"),
     Metric("train/loss/<term>", "One term of it", "last"),
     Metric("train/grad_norm", "Gradient norm before clipping", "last"),
     Metric("train/lr", "Learning rate", "last"),
-    Metric(
-        "train/rollout_log_prob_diff",
-        "Mean |engine - trainer| log-prob on the same tokens, at the step's start",
-        "last",
-    ),
+    Metric("train/rollout_log_prob_diff", "Mean |engine - trainer| log-prob on the same tokens, at the step's start",
+           "last"),
     Metric("train/rollout_log_prob_diff_max", "The largest", "max"),
-    Metric(
-        "train/rollout_log_prob_diff_p99",
-        "99 % of tokens are at most this far apart, by counts in buckets that are 4 % wide",
-        "last",
-    ),
-    Metric(
-        "train/rollout_log_prob_diff_lag0",
-        "The same mean over tokens without lag: engine against trainer, without learning between",
-        "last",
-    ),
+    Metric("train/rollout_log_prob_diff_p99", "99 % of tokens are at most this far apart, by counts in buckets that "
+           "are 4 % wide", "last"),
+    Metric("train/rollout_log_prob_diff_lag0", "The same mean over tokens without lag: engine against trainer, "
+           "without learning between", "last"),
     Metric("train/rollout_log_prob_diff_lag0_max", "The largest of those", "max"),
     Metric("train/rollout_log_prob_diff_lag0_p99", "Their 99 %", "last"),
-    Metric(
-        "train/rollout_kl",
-        "KL of engine to trainer a token, estimated as exp(d) - 1 - d with d = trainer - engine (k3)",
-        "last",
-    ),
+    Metric("train/rollout_kl", "KL of engine to trainer a token, estimated as exp(d) - 1 - d with d = trainer - "
+           "engine (k3)", "last"),
     Metric("train/rollout_kl_lag0", "The same over tokens without lag", "last"),
-    Metric(
-        "train/rollout_ratio_max",
-        "Largest importance ratio trainer / engine of a token, at the step's start",
-        "max",
-    ),
+    Metric("train/rollout_ratio_max", "Largest importance ratio trainer / engine of a token, at the step's start",
+           "max"),
     Metric("train/rollout_ratio_min", "The smallest", "last"),
     Metric("train/rollout_ratio_lag0_max", "The largest over tokens without lag", "max"),
     Metric("train/rollout_ratio_lag0_min", "The smallest of those", "last"),
     Metric("train/<name>", "A further number of the trainer", "last"),
     Metric("critic/loss", "Loss of the values as reduced by the trainer", "last"),
     Metric("critic/loss/<term>", "One term of it", "last"),
-    Metric(
-        "critic/explained_variance",
-        "1 - Var(returns - values) / Var(returns), of the values that the advantages were made with; 1 is perfect",
-        "last",
-    ),
+    Metric("critic/explained_variance", "1 - Var(returns - values) / Var(returns), of the values that the advantages "
+           "were made with; 1 is perfect", "last"),
     Metric("critic/value_mean", "Mean of those values", "last"),
     Metric("critic/return_mean", "Mean of the returns", "last"),
     Metric("critic/clip_fraction", "Share of tokens whose value left the bounds around the old one", "last"),
@@ -204,7 +170,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("memory/freed_bytes", "Bytes that others really freed for the trainer's turn", "last"),
     Metric("memory/trainer_freed_bytes", "Bytes that the trainer really freed when it slept last", "last"),
     Metric("restarts/<role>", "Replacements so far", "last"),
-)
+)  # fmt: skip
 
 
 def metric(key: str) -> Metric | None:
@@ -238,6 +204,140 @@ class MeasuredMetric:
 
     def values(self) -> dict[str, float]:
         return dict(self._values)
+
+
+MEASURES = ("mean", "loss")
+"""Measures of a held-out set: mean reward, or the loss of rows that were given."""
+WINDOW = 10
+"""Steps that `reward_first` and `reward_last` are means of."""
+_DROPPED = "samples/dropped/"
+_RESTARTS = "restarts/"
+_LAGS = "lag/samples/"
+
+
+@dataclass(slots=True)
+class Totals:
+    """The totals of a run so far."""
+
+    steps: int = 0
+    latest: dict[str, float] = field(default_factory=dict)
+    """Metrics of the last step."""
+    rewards_first: list[float] = field(default_factory=list)
+    rewards_last: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    evals: dict[str, tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=dict)
+    """First and last judgement of each set."""
+    max_lag: float = 0
+    lags: Counter[int] = field(default_factory=Counter)
+    """Trained samples by lag."""
+    tokens_generated: float = 0
+    publishes: int = 0
+    restarts: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def replay(cls, records: Iterable[Mapping[str, Any]]) -> Totals:
+        """Rebuild totals from the lines of `metrics.jsonl`."""
+        totals = cls()
+        for record in records:
+            metrics = {key: value for key, value in record.items() if "/" in key and value is not None}
+            for name, measure in {tuple(key.split("/")[1:3]) for key in metrics if key.startswith("eval/")}:
+                if measure in MEASURES and f"eval/{name}/count" in metrics:
+                    totals._evaluated(name, record["step"], metrics, measure)
+            if totals.steps and record["step"] <= totals.steps:
+                totals.measured(record["step"], metrics)
+            elif any(not key.startswith("eval/") for key in metrics):
+                totals.stepped(record["step"], metrics)
+                totals.publishes = int(metrics.get("weights/publishes", 0))
+                counted = {
+                    key.removeprefix(_RESTARTS): int(metrics[key]) for key in metrics if key.startswith(_RESTARTS)
+                }
+                totals.restarts = Counter(counted)
+        return totals
+
+    def stepped(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add a committed step."""
+        self.steps = max(self.steps, step)
+        self.latest = dict(metrics)
+        reward = metrics.get("reward/mean")
+        if reward is not None:
+            self.rewards_last.append(reward)
+            if len(self.rewards_first) < WINDOW:
+                self.rewards_first.append(reward)
+        self.max_lag = max(self.max_lag, metrics.get("lag/max", 0))
+        for key in metrics:
+            if key.startswith(_LAGS):
+                self.lags[int(key.removeprefix(_LAGS))] += int(metrics[key])
+        self.tokens_generated += metrics.get("tokens/generated", 0)
+
+    def measured(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add more metrics of a step that was counted."""
+        if step == self.steps:
+            self.latest |= {key: value for key, value in metrics.items() if not key.startswith("eval/")}
+
+    def evaluated(self, event: EvalFinished) -> dict[str, float]:
+        """Add the scores of a held-out set; return its metrics under their keys."""
+        group = f"eval/{event.set_name}"
+        metrics = {f"{group}/{key}": float(value) for key, value in event.metrics.items()} | {
+            f"{group}/{event.measure}": event.mean,
+            f"{group}/count": float(event.count),
+        }
+        if event.measure == "mean":
+            metrics[f"{group}/temperature"] = event.temperature
+        self._evaluated(event.set_name, event.step, metrics, event.measure)
+        return metrics
+
+    def counters(self) -> dict[str, float]:
+        """Return what each step's record carries so that a replay finds it."""
+        counted = {"weights/publishes": float(self.publishes)}
+        return counted | {f"{_RESTARTS}{role}": float(count) for role, count in self.restarts.items()}
+
+    def summary(self) -> dict[str, Any]:
+        """Return the fields of `summary.json` that come from totals."""
+        eval_first, eval_last = next(iter(self.evals.values()), (None, None))
+        return {
+            "steps": self.steps,
+            "reward_first": _mean(self.rewards_first),
+            "reward_last": _mean(self.rewards_last),
+            "eval_first": eval_first,
+            "eval_last": eval_last,
+            "evals": {name: {"first": first, "last": last} for name, (first, last) in self.evals.items()},
+            "samples_issued": self._count("samples/issued"),
+            "samples_trained": self._count("samples/trained"),
+            "samples_dropped": self._dropped(),
+            "samples_in_flight": self._count("samples/in_flight"),
+            "max_lag": int(self.max_lag),
+            "lag_histogram": {str(lag): count for lag, count in sorted(self.lags.items())},
+            "tokens_generated": int(self.tokens_generated),
+            "weight_publishes": self.publishes,
+            "restarts": dict(self.restarts),
+        }
+
+    def _evaluated(self, name: str, step: int, metrics: Mapping[str, float], measure: str = "mean") -> None:
+        group = f"eval/{name}"
+        judged = {
+            "set": name,
+            "step": step,
+            measure: metrics[f"{group}/{measure}"],
+            "n": int(metrics.get(f"{group}/count", 0)),
+            "temperature": metrics.get(f"{group}/temperature"),
+        }
+        first = self.evals.get(name, (judged, judged))[0]
+        self.evals[name] = (first if measure in first else judged, judged)  # a later stage may judge by something else
+
+    def _count(self, key: str) -> int:
+        return int(self.latest.get(key, 0))
+
+    def _dropped(self) -> dict[str, int]:
+        by_reason = {
+            key.removeprefix(_DROPPED): int(self.latest[key]) for key in self.latest if key.startswith(_DROPPED)
+        }
+        total = self._count("samples/dropped")
+        unnamed = total - sum(by_reason.values())
+        return by_reason | ({"unnamed": unnamed} if unnamed > 0 else {})
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    numbers = list(values)
+    return sum(numbers) / len(numbers) if numbers else None
 
 
 def reference(metrics: Iterable[Metric] = METRICS) -> str:

@@ -21,11 +21,10 @@ from relax_core.api.events import Event, Sink
 from relax_core.api.role import Clock, Heartbeat, SystemClock
 from relax_core.observe.documents import status_document, status_key
 from relax_core.observe.logging import RoleLog
-from relax_core.observe.metrics import MeasuredMetric
+from relax_core.observe.metrics import MeasuredMetric, Totals
 from relax_core.observe.observers import CallbackWorker
 from relax_core.observe.run_directory import RunDirectory
 from relax_core.observe.spans import TimeAccount, Trace, Window
-from relax_core.observe.totals import Totals
 from relax_core.registry.loader import HOOKS
 
 ENDINGS = ("finished", "stopped", "failed", "interrupted")
@@ -211,7 +210,8 @@ class Recorder:
     # -- one event each
 
     def _record(self, event: Event) -> Event:
-        """Write the event's own files; return it as observers and display shall see it."""
+        """Write the event's own files, log, trace and totals; return it as observers and display shall see it."""
+        now = self._now()
         match event:
             case events.RunStarted():
                 self._start(event)
@@ -238,8 +238,30 @@ class Recorder:
                 self._log.write("warning", "rolled back", version=str(version), reason=reason)
             case events.RunFinished():
                 return events.RunFinished(event.status, self.finish(event.status, event.summary))
-            case _:
-                self._operation(event)
+            case events.WeightsPublished(version, seconds, size_bytes, receivers, times):
+                self._totals.publishes += 1
+                self._published = {f"time/publish/{part}_s": spent for part, spent in times.items()}
+                self._trace.span(
+                    f"publish {version}", "weights", now - seconds, now, bytes=size_bytes, seconds=dict(times)
+                )
+                self._log.write("info", "weights published", version=str(version), bytes=size_bytes, to=list(receivers))
+            case events.CheckpointSaved(step, path, seconds):
+                self.run_dir.sync()
+                self._trace.span(f"checkpoint {step}", "controller", now - seconds, now)
+                self._log.write("info", "checkpoint saved", step=step, path=path, seconds=seconds)
+            case events.RoleFailed(role, error, exit_code, fatal, frames):
+                self._trace.mark("failed", role, now)
+                facts = {"failed": role, "error": error, "exit_code": exit_code, "frames": frames}
+                if fatal:  # it ends the run, and whoever started that is told so by its error
+                    self._log.keep("error", "role failed", **facts)
+                else:
+                    self._log.write("warning", "role failed", **facts)
+            case events.RoleRecovered(role, seconds, detail):
+                self._totals.restarts[role] += 1
+                self._trace.span("recovery", role, now - seconds, now)
+                self._log.write("info", "role recovered", recovered=role, seconds=seconds, detail=detail)
+            case events.Logged(level, role, message, fields):
+                self._log.write(level, message, **{**fields, "from_role": role})
         return event
 
     def _start(self, event: events.RunStarted) -> None:
@@ -297,37 +319,6 @@ class Recorder:
         stage = {"stage": self._stage} if self._stage else {}
         self.run_dir.append_metrics(step, self._wall(), metrics, elapsed_s=round(self._elapsed(), 3), **stage)
         self._to_sinks(lambda sink: sink.metrics(step, dict(metrics)))
-
-    def _operation(self, event: Event) -> None:
-        """Note publishes, checkpoints and failures in the log, the trace and the totals."""
-        now = self._now()
-        match event:
-            case events.WeightsPublished(version, seconds, size_bytes, receivers, times):
-                self._totals.publishes += 1
-                self._published = {f"time/publish/{part}_s": spent for part, spent in times.items()}
-                self._trace.span(
-                    f"publish {version}", "weights", now - seconds, now, bytes=size_bytes, seconds=dict(times)
-                )
-                self._log.write("info", "weights published", version=str(version), bytes=size_bytes, to=list(receivers))
-            case events.CheckpointSaved(step, path, seconds):
-                self.run_dir.sync()
-                self._trace.span(f"checkpoint {step}", "controller", now - seconds, now)
-                self._log.write("info", "checkpoint saved", step=step, path=path, seconds=seconds)
-            case events.RoleFailed(role, error, exit_code, fatal, frames):
-                self._trace.mark("failed", role, now)
-                facts = {"failed": role, "error": error, "exit_code": exit_code, "frames": frames}
-                if fatal:  # it ends the run, and whoever started that is told so by its error
-                    self._log.keep("error", "role failed", **facts)
-                else:
-                    self._log.write("warning", "role failed", **facts)
-            case events.RoleRecovered(role, seconds, detail):
-                self._totals.restarts[role] += 1
-                self._trace.span("recovery", role, now - seconds, now)
-                self._log.write("info", "role recovered", recovered=role, seconds=seconds, detail=detail)
-            case events.Logged(level, role, message, fields):
-                self._log.write(level, message, **{**fields, "from_role": role})
-            case _:
-                self._log.write("info", type(event).__name__)
 
     # -- others
 

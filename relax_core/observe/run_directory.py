@@ -209,7 +209,7 @@ class RunDirectory:
 
 
 def runs_root(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where runs are kept: `$RELAX_RUNS`, else ./runs."""
+    """Return the directory in which runs are kept: `$RELAX_RUNS`, else ./runs."""
     return Path(environ.get("RELAX_RUNS") or "runs")
 
 

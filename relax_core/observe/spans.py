@@ -35,7 +35,7 @@ class _State:
 
 
 class SpanRecorder:
-    """Records the time of one lane; implements `api.role.SpanTrack`.
+    """Records the time of one track; implements `api.role.SpanTrack`.
 
     Invariants:
     - Spans never overlap and are in order; gaps are idle. Several things may be open at once: the span is of the one that
@@ -43,8 +43,8 @@ class SpanRecorder:
     - Every span is taken once.
     """
 
-    def __init__(self, lane: str, clock: Clock, devices: tuple[str, ...] = ()) -> None:
-        self._lane, self._clock, self._devices = lane, clock, devices
+    def __init__(self, track: str, clock: Clock, devices: tuple[str, ...] = ()) -> None:
+        self._track, self._clock, self._devices = track, clock, devices
         self._open: dict[int, _State] = {}
         self._base: _State | None = None
         self._by_sections = False
@@ -55,7 +55,7 @@ class SpanRecorder:
 
     @property
     def working(self) -> bool:
-        """Whether some section of work is open."""
+        """Tell whether some section of work is open."""
         return any(state.kind == "work" for state in self._open.values())
 
     def rest(self, work: str, kind: SpanKind = "work") -> None:
@@ -73,7 +73,7 @@ class SpanRecorder:
 
     @contextmanager
     def section(self, what: str) -> Iterator[None]:
-        """Open one of several pieces of work side by side: outside of them the lane does nothing of its own."""
+        """Open one of several pieces of work side by side: outside of them the track does nothing of its own."""
         self._by_sections = True
         with self.span("work", what):
             yield
@@ -122,11 +122,11 @@ class SpanRecorder:
         last = self._spans[-1] if self._spans else None
         if last and last.end == start and _State(last.kind, last.name, last.owed_by) == state:
             start = self._spans.pop().start
-        self._spans.append(Span(self._lane, state.kind, state.name, start, end, state.owed_by, self._devices))
+        self._spans.append(Span(self._track, state.kind, state.name, start, end, state.owed_by, self._devices))
 
 
 class Unwatched:
-    """The lane of a worker whose time nobody records."""
+    """The track of a worker whose time nobody records."""
 
     def span(self, kind: SpanKind, name: str, owed_by: str = "") -> AbstractContextManager[None]:
         return nullcontext()
@@ -155,7 +155,7 @@ class Window:
 
 
 class TimeAccount:
-    """Where each step's time went, by spans of roles and devices: busy, waiting (for whom), idle, bubble.
+    """Accounts for each step's time by spans of roles and devices: busy, waiting (for whom), idle, bubble.
 
     Invariants:
     - A step's window lies between two commits, on the hub's clock; windows never overlap.
@@ -167,9 +167,9 @@ class TimeAccount:
         self._latest = 0.0
         self._roles: set[str] = set()
         self._spans: dict[str, deque[Span]] = defaultdict(deque)
-        """By lane, in order."""
+        """By track, in order."""
         self._role_of: dict[str, str] = {}
-        """Role that a lane works for."""
+        """Role that a track works for."""
         self._owing: dict[str, set[str]] = defaultdict(set)
         self._devices: dict[str, set[str]] = defaultdict(set)
         """By role. A device is known from its first span on, such as the load of the model."""
@@ -181,11 +181,11 @@ class TimeAccount:
         self._until[event.role] = float("inf") if event.over else event.until
         self._latest = max(self._latest, event.until)
         for span in event.spans:
-            self._spans[span.lane].append(span)
-            self._role_of[span.lane] = event.role
+            self._spans[span.track].append(span)
+            self._role_of[span.track] = event.role
             self._devices[event.role].update(span.devices)
             if span.kind == "wait":
-                self._owing[span.lane].add(debtor(span.owed_by))
+                self._owing[span.track].add(debtor(span.owed_by))
 
     def step(self, step: int, at: float, step_s: float) -> Window:
         """Close the window of a committed step; the first one's is as long as the step says."""
@@ -216,7 +216,7 @@ class TimeAccount:
         self._last_end = None
 
     def _of_role(self, role: str, window: Window) -> dict[str, float]:
-        """Account a role's own lane; its devices count in the bubbles."""
+        """Account a role's own track; its devices count in the bubbles."""
         spans = list(clipped(self._spans.get(role, ()), window))
         busy = sum(span.end - span.start for span in spans if span.kind != "wait")
         owed = dict.fromkeys(sorted(self._owing[role]), 0.0)
@@ -232,7 +232,7 @@ class TimeAccount:
         }
 
     def _bubbles(self, window: Window) -> dict[str, float]:
-        """Compute shares of device time without work. A device that two lanes share works while either does."""
+        """Compute shares of device time without work. A device that two tracks share works while either does."""
         if window.seconds <= 0:
             return {}
         worked = self._worked(window)
@@ -250,8 +250,8 @@ class TimeAccount:
     def _worked(self, window: Window, of: str = "") -> dict[str, float]:
         """Return seconds of work by device; `of` one role, or all."""
         intervals: dict[str, list[tuple[float, float]]] = defaultdict(list)
-        for lane, spans in self._spans.items():
-            if of in ("", self._role_of[lane]):
+        for track, spans in self._spans.items():
+            if of in ("", self._role_of[track]):
                 for span in clipped(spans, window):
                     for device in span.devices if span.kind == "work" else ():
                         intervals[device].append((span.start, span.end))
@@ -280,54 +280,54 @@ def clipped(spans: Iterable[Span], window: Window) -> Iterator[Span]:
 
 MAX_EVENTS = 100_000
 PROCESSES = ("run", "roles", "devices")
-"""Lanes are grouped as Chrome's processes, in this order."""
+"""Tracks are grouped as Chrome's processes, in this order."""
 _COLOURS = {"wait": "grey", "overhead": "yellow"}
 
 
 class Trace:
-    """Spans of roles, engines and ranks as Chrome trace events, a lane each; `document` is `trace.json` for Perfetto.
+    """Spans of roles, engines and ranks as Chrome trace events, a track each; `document` is `trace.json` for Perfetto.
 
-    Invariants: spans on one lane never overlap, as viewers draw no two there; the oldest events go beyond `max_events`.
+    Invariants: spans on one track never overlap, as viewers draw no two there; the oldest events go beyond `max_events`.
     """
 
     def __init__(self, origin: float, max_events: int = MAX_EVENTS) -> None:
         self._origin = origin
         self._events: deque[dict[str, Any]] = deque(maxlen=max_events)
-        self._lanes: dict[tuple[str, str], int] = {}
+        self._tracks: dict[tuple[str, str], int] = {}
         self._last: dict[str, tuple[tuple[str, str, float], dict[str, Any]]] = {}
-        """Last event of each lane, and what it did, for whom it waited, until when."""
+        """Last event of each track, and what it did, for whom it waited, until when."""
         self._ends: dict[tuple[str, str], float] = {}
-        """End of the last span, by lane of the run."""
+        """End of the last span, by track of the run."""
         self._steps: list[tuple[float, int]] = []
         """(end, number) of every step, in order."""
 
-    def span(self, name: str, lane: str, start: float, end: float, process: str = "run", **arguments: Any) -> None:
-        """Add something that lasted, on the lane or the first beside it where nothing lasts longer than `start`."""
-        lanes = chain((lane,), (f"{lane} {number}" for number in count(2)))
-        lane = next(name for name in lanes if self._at(self._ends.get((process, name), start)) <= self._at(start))
-        self._ends[process, lane] = max(end, self._ends.get((process, lane), end))
-        self._add("X", name, process, lane, start, dur=max(self._at(end) - self._at(start), 0), args=arguments)
+    def span(self, name: str, track: str, start: float, end: float, process: str = "run", **arguments: Any) -> None:
+        """Add something that lasted, on the track or the first beside it where nothing lasts longer than `start`."""
+        tracks = chain((track,), (f"{track} {number}" for number in count(2)))
+        track = next(name for name in tracks if self._at(self._ends.get((process, name), start)) <= self._at(start))
+        self._ends[process, track] = max(end, self._ends.get((process, track), end))
+        self._add("X", name, process, track, start, dur=max(self._at(end) - self._at(start), 0), args=arguments)
 
-    def mark(self, name: str, lane: str, at: float) -> None:
+    def mark(self, name: str, track: str, at: float) -> None:
         """Add something that happened."""
-        self._add("i", name, "run", lane, at, s="t")
+        self._add("i", name, "run", track, at, s="t")
 
     def add(self, spans: Iterable[Span]) -> None:
-        """Add what lanes did."""
+        """Add what tracks did."""
         for span in spans:
             wait = span.kind == "wait"
             arguments = {"kind": span.kind, **({"owed_by": span.owed_by} if span.owed_by else {})}
             extra = {"cname": _COLOURS[span.kind]} if span.kind in _COLOURS else {}
             name = f"waits for {span.name}" if wait else span.name
             process = "devices" if span.devices else "roles"
-            before = self._last.get(span.lane)
+            before = self._last.get(span.track)
             if before is not None and before[0] == (name, span.owed_by, span.start):
                 event = before[1]  # it came in parts, with the heartbeats
                 event["dur"] = self._at(span.end) - event["ts"]
             else:
                 duration = max(self._at(span.end) - self._at(span.start), 0)
-                event = self._add("X", name, process, span.lane, span.start, dur=duration, args=arguments, **extra)
-            self._last[span.lane] = (name, span.owed_by, span.end), event
+                event = self._add("X", name, process, span.track, span.start, dur=duration, args=arguments, **extra)
+            self._last[span.track] = (name, span.owed_by, span.end), event
 
     def step(self, step: int, start: float, end: float, counters: Mapping[str, Mapping[str, float]]) -> None:
         """Add a committed step; spans that began within it carry its number. Counters are drawn as curves."""
@@ -342,7 +342,7 @@ class Trace:
         return {"displayTimeUnit": "ms", "traceEvents": [*self._names(), *events]}
 
     def _names(self) -> list[dict[str, Any]]:
-        used = {process for process, _ in self._lanes}
+        used = {process for process, _ in self._tracks}
         processes = [
             {"name": name, "ph": "M", "pid": at, "args": {key: value}}
             for at, process in enumerate(PROCESSES, start=1)
@@ -350,8 +350,14 @@ class Trace:
             for name, key, value in (("process_name", "name", process), ("process_sort_index", "sort_index", at))
         ]
         threads = [
-            {"name": "thread_name", "ph": "M", "pid": PROCESSES.index(process) + 1, "tid": lane, "args": {"name": name}}
-            for (process, name), lane in self._lanes.items()
+            {
+                "name": "thread_name",
+                "ph": "M",
+                "pid": PROCESSES.index(process) + 1,
+                "tid": track,
+                "args": {"name": name},
+            }
+            for (process, name), track in self._tracks.items()
         ]
         return [*processes, *threads]
 
@@ -364,10 +370,10 @@ class Trace:
             return event
         return {**event, "args": {**event["args"], "step": self._steps[at][1]}}
 
-    def _add(self, phase: str, name: str, process: str, lane: str, at: float, **more: Any) -> dict[str, Any]:
+    def _add(self, phase: str, name: str, process: str, track: str, at: float, **more: Any) -> dict[str, Any]:
         event = {
             "name": name, "cat": "relax", "ph": phase, "pid": PROCESSES.index(process) + 1,
-            "tid": self._lanes.setdefault((process, lane), len(self._lanes) + 1), "ts": self._at(at), **more,
+            "tid": self._tracks.setdefault((process, track), len(self._tracks) + 1), "ts": self._at(at), **more,
         }  # fmt: skip
         self._events.append(event)
         return event

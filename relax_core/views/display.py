@@ -118,11 +118,6 @@ class LiveDisplay:
         of = f"/{self._steps}" if self._steps else ""
         return "  ".join([f"step {step}{of}", *self._numbers()])
 
-    @property
-    def _has_curve(self) -> int:
-        """1 where the first number, the reward, is shown with its curve already."""
-        return int(bool(self._rewards) and "reward/mean" in self._metrics)
-
     def _numbers(self) -> list[str]:
         shown = {
             "reward": _number(self._metrics, "reward/mean", ".3f"),
@@ -142,7 +137,10 @@ class LiveDisplay:
         """Return what rich draws, made from a copy of the numbers."""
         with self._lock:
             rewards, beats, note = list(self._rewards), self._beats, self._note
-            rows = [self._progress(), Text("   ".join(self._numbers()[self._has_curve :]))]
+            numbers = self._numbers()
+            if rewards and "reward/mean" in self._metrics:  # the reward, the first of them, is shown with its curve
+                numbers = numbers[1:]
+            rows = [self._progress(), Text("   ".join(numbers))]
         if rewards:
             rows.insert(1, Text.assemble("reward ", (sparkline(rewards), "cyan"), f" {rewards[-1]:.3f}"))
         if beats:
@@ -155,23 +153,14 @@ class LiveDisplay:
     def _progress(self) -> Any:
         line = Table.grid(padding=(0, 1))
         of = f"/{self._steps}" if self._steps else ""
-        left = self._eta()
+        done, left = self._step - self._first, 0.0
+        if self._steps and self._first_done is not None and done > 0:
+            left = (self._clock.now() - self._first_done) / done * max(self._steps - self._step, 0)
         bar = ProgressBar(total=self._steps, completed=self._step, width=WIDTH) if self._steps else Text("")
         elapsed = seconds(self._clock.now() - self._started)
-        line.add_row(
-            Text(self._name, style="bold"),
-            bar,
-            f"step {self._step}{of}",
-            elapsed,
-            f"eta {seconds(left)}" if left else "",
-        )
+        eta = f"eta {seconds(left)}" if left else ""
+        line.add_row(Text(self._name, style="bold"), bar, f"step {self._step}{of}", elapsed, eta)
         return line
-
-    def _eta(self) -> float | None:
-        done = self._step - self._first
-        if not self._steps or self._first_done is None or done <= 0:
-            return None
-        return (self._clock.now() - self._first_done) / done * max(self._steps - self._step, 0)
 
     def _roles(self, beats: Sequence[Heartbeat]) -> Table:
         table = Table.grid(padding=(0, 2))
@@ -183,14 +172,14 @@ class LiveDisplay:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Numbers as a line of bars, lowest to highest."""
+    """Draw numbers as a line of bars, lowest to highest."""
     low, high = min(values), max(values)
     width = (high - low) or 1.0
     return "".join(_BARS[round((value - low) / width * (len(_BARS) - 1))] for value in values)
 
 
 def _owes(beats: Sequence[Heartbeat], now: float) -> str:
-    """The chain of waits in one line."""
+    """Describe the chain of waits in one line."""
     links = chain([asdict(beat) for beat in beats], now)
     if len(links) < 2:
         return ""

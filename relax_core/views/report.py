@@ -17,7 +17,7 @@ from markupsafe import Markup
 from relax_core.observe.documents import disk_errors, write_text
 from relax_core.observe.metrics import metric
 from relax_core.views import charts
-from relax_core.views.run import Metrics, RunHealth, RunView, health
+from relax_core.views.run import Metrics, RunHealth, RunView, health, mean
 from relax_core.views.transcript import MEDIA_CSS, Transcript, medium_figure, transcript
 from relax_core.views.why import log_prob_difference, mismatch_warning, seconds
 
@@ -88,7 +88,7 @@ def _subtitle(run: RunView, state: RunHealth, metrics: Metrics) -> str:
 
 def _cards(summary: Mapping[str, Any], metrics: Metrics) -> Iterator[tuple[str, str]]:
     reward = metrics.column("reward/mean")
-    first, last = summary.get("reward_first", _mean(reward[:10])), summary.get("reward_last", _mean(reward[-10:]))
+    first, last = summary.get("reward_first", mean(reward[:10])), summary.get("reward_last", mean(reward[-10:]))
     if first is not None and last is not None:
         yield "reward, first and last 10 steps", f"{first:.3f} → {last:.3f}"
     for name, points in _evals(metrics).items():
@@ -269,7 +269,3 @@ def _origin(run: RunView) -> Iterator[tuple[str, str]]:
 def _last(metrics: Metrics) -> dict[str, Any]:
     """The last step's metrics; an evaluation after it has no account."""
     return next((record for record in reversed(metrics) if "samples/issued" in record), {})
-
-
-def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None

@@ -38,15 +38,15 @@ class Metrics(list[dict[str, Any]]):
         return cls(steps[step] for step in sorted(steps))
 
     def column(self, key: str) -> list[float]:
-        """The values of one key, in order of steps; steps without it are left out."""
+        """Return the values of one key, in order of steps; steps without it are left out."""
         return [value for _, value in self.points(key)]
 
     def points(self, key: str) -> list[tuple[int, float]]:
-        """(step, value) of one key."""
+        """Return (step, value) of one key."""
         return [(record["step"], record[key]) for record in self if record.get(key) is not None]
 
     def names(self) -> list[str]:
-        """All keys that some step has."""
+        """Return all keys that some step has."""
         return sorted({key for record in self for key in record if key != "step"})
 
 
@@ -74,7 +74,7 @@ class RunView:
             raise ConfigError(str(source), f"text that is not TOML ({error})", "restore the file") from error
 
     def summary(self) -> dict[str, Any]:
-        """How the run ended; empty while it goes."""
+        """Return how the run ended; empty while it goes."""
         return self._directory.read("summary") or {}
 
     def status(self) -> dict[str, Any]:
@@ -144,15 +144,11 @@ def health(run: RunView, wall: float) -> RunHealth:
     state = str(status.get("state", "running"))
     if state in ENDINGS:
         return RunHealth(state, age, str(summary.get("error") or ""))
-    if _gone(status):
+    if status.get("host") == host_mark() and not psutil.pid_exists(int(status.get("pid", 0))):
         return RunHealth("lost", age, f"its process {status['pid']} is gone; continue with `relax resume {run.name}`")
     if age > STALE_S:
         return RunHealth("silent", age, f"process {status.get('pid')} may hang, or is on another machine")
     return RunHealth(state, age)
-
-
-def _gone(status: dict[str, Any]) -> bool:
-    return status.get("host") == host_mark() and not psutil.pid_exists(int(status.get("pid", 0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,12 +184,12 @@ def listed(run: RunView, wall: float) -> Listed:
         state=state.state,
         step=int(final.get("steps", status.get("step", 0))),
         steps=status.get("steps"),
-        reward_first=final.get("reward_first") if final else _mean(rewards[:10]),
-        reward_last=final.get("reward_last") if final else _mean(rewards[-10:]),
+        reward_first=final.get("reward_first") if final else mean(rewards[:10]),
+        reward_last=final.get("reward_last") if final else mean(rewards[-10:]),
         eval_last=evaluated.get("mean"),
         wall_seconds=final.get("wall_seconds"),
     )
 
 
-def _mean(values: list[float]) -> float | None:
+def mean(values: list[float]) -> float | None:
     return sum(values) / len(values) if values else None

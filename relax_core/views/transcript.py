@@ -34,7 +34,7 @@ class Transcript:
 
 
 def transcript(sample: Mapping[str, Any]) -> Transcript:
-    """From a record of `samples/step-*.jsonl.zst`."""
+    """Choose the parts of a record of `samples/step-*.jsonl.zst`."""
     reward = sample.get("reward")
     # Only a judged sample has a reward; the outcome says why there is none.
     shown = f"{reward:.3g}" if isinstance(reward, (int, float)) else str(sample.get("outcome") or "no reward")

@@ -32,13 +32,13 @@ class Link:
     who: str
     says: str
     for_s: float | None = None
-    """How long it has been at that."""
+    """Seconds that it has been at that."""
     left_s: float | None = None
-    """Until its deadline, where it has one."""
+    """Seconds until its deadline, where it has one."""
 
 
 def chain(roles: Sequence[Mapping[str, Any]], now: float) -> tuple[Link, ...]:
-    """From the pace-maker on; the last one is who owes it. `now` is on the clock of the waits."""
+    """Follow the waits from the role that sets the pace to who owes them. `now` is on the clock of the waits."""
     known = {role["role"]: role for role in roles if role.get("state") not in ("stopped", "failed")}
     links: list[Link] = []
     at = PACE if PACE in known else next(iter(known), "")
@@ -93,8 +93,9 @@ def _parts(name: str, role: Mapping[str, Any], age: float) -> Iterator[Link]:
     if group["at"] == "engines" and (engine := _slowest(engines)):
         yield Link(engine, engine_says(engines[engine]), engines[engine].get("silent_s", 0.0) + age)
     elif group["at"] == "rewards" and (judging := facts.get("judging")):
-        names, owed = _rewards(judging)
-        yield Link(names, f"owe{'s' * (len(judging['rewards']) == 1)} {owed} verdicts", judging["for_s"] + age)
+        owed = judging["rewards"]
+        names = f"reward{'s' * (len(owed) > 1)} {', '.join(sorted(owed))}"
+        yield Link(names, f"owe{'s' * (len(owed) == 1)} {sum(owed.values())} verdicts", judging["for_s"] + age)
         yield from _asked(facts.get("pools") or {}, age)
     elif group["at"] == "environments":
         yield Link("environments", f"have {group['missing']} of its samples")
@@ -121,14 +122,14 @@ def _loading(name: str, role: Mapping[str, Any], engines: Mapping[str, Mapping[s
 
 
 def group_says(group: Mapping[str, Any]) -> str:
-    """One group under way, in words."""
+    """Describe one group under way."""
     missing, samples = group["missing"], group["samples"]
     lacks = f"lacks {missing} of {samples} samples" if missing else f"waits with its {samples} samples"
     return f"group {group['group']} under way, which {lacks}, at the {group['at']}"
 
 
 def engine_says(engine: Mapping[str, Any]) -> str:
-    """One engine, in words."""
+    """Describe one engine."""
     if engine.get("loading"):
         return f"(version {engine['version']}) loads {engine['loading']}"
     if engine.get("paused"):
@@ -146,11 +147,6 @@ def _slowest(engines: Mapping[str, Mapping[str, Any]]) -> str:
     return next((name for name in engines if not engines[name].get("serving") or engines[name].get("paused")), "")
 
 
-def _rewards(judging: Mapping[str, Any]) -> tuple[str, int]:
-    owed = judging["rewards"]
-    return f"reward{'s' * (len(owed) > 1)} {', '.join(sorted(owed))}", sum(owed.values())
-
-
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """One wait, in seconds before and after now."""
@@ -162,7 +158,7 @@ class Waiting:
     for_s: float
     left_s: float
     polls: bool = False
-    """It asks again and again, so that its deadline is none."""
+    """Set where it asks again and again, so that its deadline is none."""
 
     def sentence(self) -> str:
         who = self.owner if self.owner in ("", self.role) else f"{self.role} ({self.owner})"
@@ -219,12 +215,12 @@ def why(status: Mapping[str, Any], health: RunHealth, wall: float) -> WhyAnswer:
 
 
 def link_says(link: Link) -> str:
-    """One link of the chain, with its age."""
+    """Describe one link of the chain, with its age."""
     return f"{link.who} {link.says}" + (f": {so_far(link.for_s, link.left_s)}" if link.for_s is not None else "")
 
 
 def so_far(for_s: float, left_s: float | None) -> str:
-    """How long it has lasted, and until when it may."""
+    """Say how long it has lasted, and until when it may."""
     if left_s is None:
         return f"{seconds(for_s)} so far"
     left = f"{seconds(left_s)} left" if left_s >= 0 else f"its deadline passed {seconds(-left_s)} ago"
@@ -251,20 +247,10 @@ def _headline(health: RunHealth, status: Mapping[str, Any], waits: tuple[Waiting
 
 
 def _waits(roles: Any, now: float) -> Iterator[Waiting]:
-    found = [
-        Waiting(
-            role["role"],
-            wait["owner"],
-            wait["reason"],
-            wait["owed_by"],
-            now - wait["since"],
-            wait["deadline"] - now,
-            wait.get("polls", False),
-        )
-        for role in roles
-        for wait in role.get("waits", ())
-    ]
-    return iter(sorted(found, key=lambda wait: -wait.for_s))
+    found = [(role, wait) for role in roles for wait in role.get("waits", ())]
+    for role, wait in sorted(found, key=lambda one: float(one[1]["since"])):
+        for_s, left_s, polls = now - wait["since"], wait["deadline"] - now, wait.get("polls", False)
+        yield Waiting(role["role"], wait["owner"], wait["reason"], wait["owed_by"], for_s, left_s, polls)
 
 
 def _details(role: Mapping[str, Any], now: float) -> Iterator[str]:

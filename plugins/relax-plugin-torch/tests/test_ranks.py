@@ -112,7 +112,7 @@ def test_a_checkpoint_continues_on_another_number_of_ranks(folder, tmp_path, bef
 
 
 class Quiet:
-    """A lane that nobody watches."""
+    """A track that nobody watches."""
 
     def span(self, kind, name, owed_by=""):
         return nullcontext()

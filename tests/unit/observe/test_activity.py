@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one lane does: spans that meet, never overlap, and are told once."""
+"""What one track does: spans that meet, never overlap, and are told once."""
 
 from contextlib import ExitStack
 
@@ -18,8 +18,8 @@ class HandClock:
         self.at += seconds
 
 
-def lane(clock, devices=()):
-    return SpanRecorder("lane", clock, devices)
+def track(clock, devices=()):
+    return SpanRecorder("track", clock, devices)
 
 
 def told(activity):
@@ -28,7 +28,7 @@ def told(activity):
 
 def test_a_role_is_busy_with_what_it_does_except_while_it_waits():
     clock = HandClock()
-    role = lane(clock)
+    role = track(clock)
     role.rest("training")
     clock.at += 2
     with role.span("wait", "rows", "rollout"):
@@ -40,7 +40,7 @@ def test_a_role_is_busy_with_what_it_does_except_while_it_waits():
 
 def test_sections_side_by_side_are_one_time_of_work_and_outside_of_them_a_role_is_idle():
     clock = HandClock()
-    role = lane(clock)
+    role = track(clock)
     role.rest("ready")
     with ExitStack() as waits:
         waits.enter_context(role.span("wait", "leave", "actor"))
@@ -57,7 +57,7 @@ def test_sections_side_by_side_are_one_time_of_work_and_outside_of_them_a_role_i
 
 def test_an_engine_that_loads_weights_while_it_generates_works():
     clock = HandClock()
-    engine = lane(clock, ("gpu:0",))
+    engine = track(clock, ("gpu:0",))
     with engine.span("overhead", "loading"):
         clock.at += 1
         engine.say("generating")
@@ -69,7 +69,7 @@ def test_an_engine_that_loads_weights_while_it_generates_works():
 
 def test_what_is_too_short_to_tell_belongs_to_what_came_before():
     clock = HandClock()
-    role = lane(clock)
+    role = track(clock)
     role.rest("training")
     clock.at += 1
     with role.span("wait", "a moment"):
@@ -82,7 +82,7 @@ def test_what_is_too_short_to_tell_belongs_to_what_came_before():
 @given(st.lists(st.tuples(st.sampled_from(["open", "close", "say", "rest", "take"]), st.floats(0, 2)), max_size=40))
 def test_spans_are_in_order_and_never_overlap(moves):
     clock = HandClock()
-    role, spans, opened = lane(clock), [], []
+    role, spans, opened = track(clock), [], []
     for number, (move, seconds) in enumerate(moves):
         if move == "open":
             opened.append(role.span(("work", "overhead", "wait")[number % 3], str(number)))
@@ -103,7 +103,7 @@ def test_spans_are_in_order_and_never_overlap(moves):
 
 def test_a_wait_that_holds_all_work_is_no_work_though_sections_are_open():
     clock = HandClock()
-    role = lane(clock)
+    role = track(clock)
     with role.section("generating"):
         clock.at += 1
         with role.span("wait", "the devices", "actor", holds=True):

@@ -299,9 +299,9 @@ def test_failures_publishes_and_checkpoints_are_logged_and_traced(run_dir, clock
     ]  # fmt: skip
     assert log(run_dir)[-1]["level_"] == "odd" and log(run_dir)[-1]["from_role"] == "actor"
     trace = run_dir.read("trace")["traceEvents"]
-    lanes = {event["args"]["name"]: event["tid"] for event in trace if event["name"] == "thread_name"}
+    tracks = {event["args"]["name"]: event["tid"] for event in trace if event["name"] == "thread_name"}
     (train,) = [event for event in trace if event["name"] == "train"]
-    assert train["tid"] == lanes["actor"] and (train["ph"], train["ts"], train["dur"]) == ("X", 0, 2_000_000)
+    assert train["tid"] == tracks["actor"] and (train["ph"], train["ts"], train["dur"]) == ("X", 0, 2_000_000)
 
 
 def test_a_terminal_that_went_away_does_not_stop_the_run(run_dir, clock):

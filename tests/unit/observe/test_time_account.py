@@ -7,12 +7,12 @@ from relax_core.api.events import Span, TimeSpent
 from relax_core.observe.spans import PATIENCE_S, TimeAccount, debtor
 
 
-def work(lane, start, end, *devices):
-    return Span(lane, "work", "work", start, end, "", devices)
+def work(track, start, end, *devices):
+    return Span(track, "work", "work", start, end, "", devices)
 
 
-def wait(lane, start, end, owed_by):
-    return Span(lane, "wait", "something", start, end, owed_by)
+def wait(track, start, end, owed_by):
+    return Span(track, "wait", "something", start, end, owed_by)
 
 
 def test_a_step_is_told_by_role_and_by_debtor_when_everybody_has_spoken():

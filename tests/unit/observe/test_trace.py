@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trace that Perfetto opens: named lanes, whole spans, steps as arguments, counters."""
+"""The trace that Perfetto opens: named tracks, whole spans, steps as arguments, counters."""
 
 from relax_core.api.events import Span
 from relax_core.observe.spans import Trace
@@ -19,8 +19,8 @@ def test_lanes_have_names_and_stand_in_their_process():
     )
     events = trace.document()["traceEvents"]
     names = {event["args"]["name"]: event["pid"] for event in events if event["name"] == "process_name"}
-    lanes = {event["args"]["name"]: event["pid"] for event in events if event["name"] == "thread_name"}
-    assert lanes == {"actor": names["roles"], "rank-0": names["devices"]}
+    tracks = {event["args"]["name"]: event["pid"] for event in events if event["name"] == "thread_name"}
+    assert tracks == {"actor": names["roles"], "rank-0": names["devices"]}
 
 
 def test_what_beats_told_in_parts_is_one_span():
@@ -50,5 +50,5 @@ def test_what_lasts_at_the_same_time_stands_on_lanes_beside_each_other():
         trace.span(f"publish {version}", "weights", start, end)
     events = trace.document()["traceEvents"]
     names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    lanes = {event["name"]: names[event["tid"]] for event in events if event["ph"] == "X"}
-    assert list(lanes.values()) == ["weights", "weights 2", "weights 3", "weights"]
+    tracks = {event["name"]: names[event["tid"]] for event in events if event["ph"] == "X"}
+    assert list(tracks.values()) == ["weights", "weights 2", "weights 3", "weights"]

@@ -16,14 +16,14 @@ from typing import Any, NoReturn
 from relax_core.api.errors import InfrastructureError
 
 DETECTION = ("nms", "qnms")
-"""Of torchvision, whose wheels are linked against CUDA and then declare nothing."""
+"""Operators of torchvision, whose wheels are linked against CUDA and then declare nothing."""
 KERNELS = (
     "fused_sigmoid_mul_cpu", "fused_qk_gemma_rmsnorm_cpu", "fused_qk_gemma_rmsnorm_with_gate_cpu",
     "fused_qkvzba_split_reshape_cat_contiguous_cpu", "fused_gdn_gating_cpu", "fused_sigmoid_gating_delta_rule_update_cpu",
 )  # fmt: skip
-"""Of sgl_kernel, which has no build for CPUs."""
+"""Names of sgl_kernel, which has no build for CPUs."""
 _declared: list[Any] = []
-"""What torch forgets when nobody holds it."""
+"""Objects that torch forgets when nobody holds them."""
 
 
 def install(gpu: bool) -> None:

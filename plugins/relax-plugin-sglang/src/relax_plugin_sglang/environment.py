@@ -22,7 +22,7 @@ ON_CPU: Mapping[str, str] = {
 
 
 def on_gpu() -> bool:
-    """Whether this machine has NVIDIA GPUs, by their device files."""
+    """Tell whether this machine has NVIDIA GPUs, by their device files."""
     return Path("/dev/nvidiactl").exists()
 
 

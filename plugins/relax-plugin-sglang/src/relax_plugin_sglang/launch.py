@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the engine's spec and options to a scheduler of SGLang's in this process: what its launcher does, without processes."""
+"""Makes a scheduler of SGLang's in this process from the engine's spec and options, as its launcher does in processes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def launch(spec: EngineSpec, options: SglangOptions) -> SteppedScheduler:
 
 
 def replays(spec: EngineSpec) -> bool:
-    """Whether the trainer will ask which experts tokens visited: a record of that costs host memory for every cached token."""
+    """Tell whether the trainer will ask which experts tokens visited; a record costs host memory for every cached token."""
     return spec.model.get("routing_replay") == "rollout"
 
 

@@ -36,9 +36,9 @@ from relax_plugin_sglang.options import SglangOptions
 from relax_plugin_sglang.sampler import Row
 
 BUCKET_BYTES = 256 << 20
-"""Of weights that go to SGLang at once."""
+"""Size of the weights that go to SGLang at once."""
 SHARED_TOKENS = 64
-"""Of prompts that are long enough to wait an iteration for another's keys and values."""
+"""Length of prompts that wait an iteration for another's keys and values."""
 ALL_SPARSE = ("qwen2_moe", "qwen3_moe")
 _FINISHES: Mapping[str, FinishReason] = {"stop": "stop", "length": "length"}
 
@@ -50,14 +50,14 @@ class Sglang:
         _check_layers(spec)
         self._scheduler = launch(spec, options)
         self._inside: dict[str, str] = {}
-        """Of requests: their name inside SGLang, which aborts all names that begin alike."""
+        """Name of each request inside SGLang, which aborts all names that begin alike."""
         self._scores: dict[str, tuple[tuple[int, ...], float]] = {}
         self._numbers = itertools.count()
         self._shares = options.prefix_cache and not spec.kv_across_versions
         self._waiting: dict[tuple[int, ...], list[GenerateRequest]] = {}
         """By prompt, of which one request computes keys and values now: others that will find them."""
         self._prompts: dict[str, tuple[int, ...]] = {}
-        """Of those requests that compute theirs, by name."""
+        """Prompts of those requests that compute theirs, by name."""
         config = self._scheduler.model_config
         self.max_context: int = min(spec.max_context, self._scheduler.max_req_len - 1)
         self.vocab_size: int = config.vocab_size
@@ -228,7 +228,7 @@ def _check_layers(spec: EngineSpec) -> None:
 
 
 class _Routes(NamedTuple):
-    """How choices travel: of which layers, in which dtype."""
+    """Layers whose choices travel, and in which dtype."""
 
     layers: list[int]
     dtype: str

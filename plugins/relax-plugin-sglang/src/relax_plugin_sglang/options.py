@@ -10,7 +10,7 @@ from pydantic import Field, PositiveInt, field_validator
 from relax_core.api.options import Options
 
 PARALLEL = frozenset({"tp_size", "pp_size", "dp_size", "ep_size", "nnodes"})
-"""Of SGLang's arguments: its scheduler runs in the engine's process, and others of its ranks would be missing."""
+"""Arguments of SGLang that must be 1: its scheduler runs in the engine's process, and other ranks would be missing."""
 
 
 class SglangOptions(Options):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How tokens are drawn inside SGLang: by the request's seed and the token's place, with the log-prob of what was drawn from.
+"""Draws tokens inside SGLang by the request's seed and the token's place, with the log-prob of what was drawn from.
 
 SGLang's own sampler returns log-probs before top_k and top_p, and has seeds in its deterministic mode only.
 """
@@ -27,7 +27,7 @@ class Row:
     sent: int = 0
     """Tokens told so far."""
     log_prob: float = 0.0
-    """Of the last token that was drawn."""
+    """Log-prob of the last token that was drawn."""
     top: tuple[tuple[int, float], ...] = ()
 
 

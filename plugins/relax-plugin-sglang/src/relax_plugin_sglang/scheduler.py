@@ -20,7 +20,7 @@ from relax_plugin_sglang.sampler import DrawingSampler, Row
 
 
 class _Unheard:
-    """Where SGLang would send what other processes wait for: there are none."""
+    """Takes the place of a socket to other processes: there are none."""
 
     def send_output(self, *_: Any) -> None:
         pass
@@ -80,7 +80,7 @@ class SteppedScheduler(Scheduler):
         return super().run_batch(batch, *args, **kwargs)
 
     def step(self) -> None:
-        """One turn of its loop: a batch that is due, run and processed."""
+        """Run one iteration of its loop: a batch that is due is run and processed."""
         plan = self.get_next_batch_to_run(running_batch=self.running_batch, last_batch=self.last_batch)
         self.running_batch, batch = plan.running_batch, plan.batch_to_run
         self.cur_batch_for_debug = batch

@@ -75,7 +75,7 @@ class Batch:
         self._routes: np.ndarray | None = None
         """[rows, window, layers, top_k] of the position before each fresh token, where somebody asks for them."""
         self._prompt_routes: dict[str, np.ndarray] = {}
-        """Of the positions before those, until they are told."""
+        """Routes of the positions before those, until they are told."""
         self._history = torch.zeros(0, 0, dtype=torch.long)
         self._last = torch.zeros(0, dtype=torch.long)
         self._cache: RowsCache | None = None
@@ -117,7 +117,7 @@ class Batch:
 
     @property
     def full(self) -> bool:
-        """Whether some row has no room for another token before it is flushed."""
+        """Tell whether some row has no room for another token before it is flushed."""
         return bool((self._rows["fresh"] >= self._window).any())
 
     def step(self, model: CausalModel) -> None:
@@ -273,7 +273,7 @@ class Batch:
         self._history, self._last = self._history[:left], self._last[:left]
 
     def cheap_to_merge(self, other: Batch) -> bool:
-        """Whether one rectangle around both wastes little."""
+        """Tell whether one rectangle around both wastes little."""
         mine, theirs = len(self) * self.length, len(other) * other.length
         around = (len(self) + len(other)) * max(self.length, other.length)
         return around <= 1.5 * (mine + theirs) + 4096

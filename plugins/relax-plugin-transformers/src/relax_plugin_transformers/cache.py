@@ -26,7 +26,7 @@ class Extent:
         self.first = 0
         """First row of those now in the model's hands."""
         self.rows = 0
-        """How many these are."""
+        """Number of these rows."""
         self.length = 0
         """Columns written."""
 

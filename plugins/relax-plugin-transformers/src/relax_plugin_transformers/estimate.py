@@ -20,7 +20,7 @@ from relax_plugin_transformers.options import TransformersOptions
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _ROUND, _AHEAD = 16, 64
-"""As the cache reserves columns."""
+"""Multiple in which the cache reserves columns, and columns reserved ahead."""
 _CDF_ELEMENTS = 1 << 24
 """Doubles that a draw sums at a time."""
 
@@ -43,7 +43,7 @@ class _Model:
     head: int
     vocab: int
     bytes: int
-    """Of a number."""
+    """Size of a number."""
 
     @classmethod
     def of(cls, config: Mapping[str, Any], number: int) -> _Model:
@@ -138,7 +138,7 @@ def _moments(model: _Model, options: TransformersOptions, work: Workload, rows: 
 
 
 def _decoding(model: _Model, work: Workload, rows: int, reserved: int, columns: int) -> Iterator[Parts]:
-    """From the first step to the last."""
+    """Yield the memory in use from the first step to the last."""
     needed = work.row_tokens - 1
     while columns < needed:
         old, columns = columns, _rounded(columns * 3 // 2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a model folder to a module that can decode; every way a folder can be broken is a ConfigError.
+"""Loads a model folder as a module that can decode; every way a folder can be broken is a ConfigError.
 
 `transformers` fills missing tensors with random numbers and only warns: here that is refused.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Hugging Face causal model, seen as: right-aligned rows of tokens in, float32 logits out.
+"""A Hugging Face causal model: right-aligned rows of tokens in, float32 logits out.
 
 Knows masks, positions and how to split work so that memory stays bounded; not requests and not sampling.
 """
@@ -20,7 +20,7 @@ from relax_core.media.store import MediaStore
 from relax_plugin_transformers.cache import RowsCache
 
 Shown = tuple[ProcessedMedia, ...]
-"""What one row shows."""
+"""Media that one row shows."""
 _LOGIT_ELEMENTS = 1 << 25
 """float32 logits of one scoring pass: 128 MB."""
 
@@ -38,7 +38,7 @@ class CausalModel:
         self._media, self._inputs = media, MediaInputs(module)
         self._holds = self._inputs.holds
         self._cuts = "logits_to_keep" in inspect.signature(module.forward).parameters
-        """Whether the model computes the logits of its last columns only, where it is asked to."""
+        """Set where the model can compute the logits of its last columns only."""
         windowed = any(kind != "full_attention" for kind in self._kinds)
         windowed |= bool(getattr(config, "sliding_window", None)) and not hasattr(config, "layer_types")
         self.routes = RouteWatch(module)
@@ -54,7 +54,7 @@ class CausalModel:
         return tuple(self._media.get(key) for key in keys) if self._media is not None else ()
 
     def misplaced(self, tokens: Sequence[int], keys: Sequence[str]) -> str:
-        """Why tokens and media don't fit together; empty: they do."""
+        """Say why tokens and media don't fit together; empty where they do."""
         return conserved(tokens, self.media_of(keys), self._holds) if keys or self._holds else ""
 
     def forward(
@@ -75,7 +75,7 @@ class CausalModel:
     def _look(
         self, tokens: torch.Tensor, start: torch.Tensor | None, cache: RowsCache, keep: int, shown: Sequence[Shown]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `forward` of whole rows with media; and how far their positions are ahead of columns behind them [rows]."""
+        """Run `forward` over whole rows with media; return how far positions are ahead of columns behind them [rows], too."""
         columns = torch.arange(tokens.shape[1], device=self.device)
         valid = columns >= (0 if start is None else start[:, None])
         inputs, jumps = self._inputs.of(tokens, valid.expand(tokens.shape), shown)

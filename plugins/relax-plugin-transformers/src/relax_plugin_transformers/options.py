@@ -14,7 +14,7 @@ class TransformersOptions(Options):
     """`[engine] name = "transformers"`."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the model runs; `auto` takes a GPU where torch sees one."""
+    """Device of the model; `auto` takes a GPU where torch sees one."""
     attention: Literal["sdpa", "eager"] = "sdpa"
     """Attention implementation of transformers."""
     max_batch_rows: int = Field(default=256, ge=1)

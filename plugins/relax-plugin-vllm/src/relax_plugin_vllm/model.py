@@ -44,9 +44,9 @@ class Vllm:
     def __init__(self, spec: EngineSpec, options: VllmOptions) -> None:
         self._llm = LLMEngine.from_engine_args(EngineArgs(**_arguments(spec, options)))
         self._seeds: dict[str, tuple[str, int, int]] = {}
-        """Of requests: their name inside vLLM, their seed, and the tokens before those that they sample."""
+        """Name of each request inside vLLM, its seed, and the tokens before those that it samples."""
         self._scores: dict[str, tuple[tuple[int, ...], float]] = {}
-        """Of sequences that are scored: their tokens, and at which temperature."""
+        """Tokens and temperature of each sequence that is scored."""
         self._lies = False
         self._alone = options.tensor_parallel == options.pipeline_parallel == 1
         config = self._llm.vllm_config.model_config

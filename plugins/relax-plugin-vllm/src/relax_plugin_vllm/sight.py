@@ -113,7 +113,7 @@ def _item(one: ProcessedMedia) -> MultiModalKwargsItem:
 
 
 def _places(tokens: Sequence[int], placeholder: int, shown: Sequence[ProcessedMedia]) -> list[PlaceholderRange]:
-    """Where each image lies; as many placeholders follow one another as it has features."""
+    """Places of the images; as many placeholders follow one another as an image has features."""
     places: list[PlaceholderRange] = []
     at = 0
     for one in shown:

@@ -96,6 +96,6 @@ class ClockOffsets:
         return replace(heartbeat, at=now, sent=heartbeat.sent + shift, waits=waits, spans=spans)
 
     def _shifted(self, span: Span, shift: float) -> Span:
-        start = max(span.start + shift, self._ends.get(span.lane, span.start + shift))
-        end = self._ends[span.lane] = max(span.end + shift, start)
+        start = max(span.start + shift, self._ends.get(span.track, span.start + shift))
+        end = self._ends[span.track] = max(span.end + shift, start)
         return replace(span, start=start, end=end)

@@ -18,7 +18,7 @@ from relax_core.api.modality import ModalityProcessor, ProcessedMedia
 from relax_core.api.task import Media
 from relax_core.media.source import content_key, read_source
 from relax_core.media.store import MediaStore, write_media_file
-from relax_core.rpc.isolated_host import IsolatedHost
+from relax_core.rpc.host import IsolatedHost
 
 MAX_KNOWN = 65536
 """Contents whose keys are remembered."""

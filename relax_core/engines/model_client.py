@@ -19,7 +19,7 @@ from relax_core.api.role import Clock
 from relax_core.api.task import Message
 from relax_core.engines.pool import EnginePool, SamplingParams
 from relax_core.engines.requests import GenerateCall, cut, singly, watch_for
-from relax_core.rpc.isolated_host import ParentChannel
+from relax_core.rpc.host import ParentChannel
 from relax_core.rpc.isolated_pool import Handler
 
 CALL = "model"

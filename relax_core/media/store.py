@@ -57,7 +57,7 @@ class MediaStore:
         return self._path(key).is_file()
 
     def get(self, key: str) -> ProcessedMedia:
-        """InfrastructureError where it is not there or damaged."""
+        """Return a medium; InfrastructureError where it is not there or damaged."""
         if (kept := self._kept.get(key)) is not None:
             self._kept.move_to_end(key)
             return kept
@@ -73,14 +73,14 @@ class MediaStore:
         return sum(path.stat().st_size for path in self._directory.glob("*.media"))
 
     def size_of(self, key: str) -> int | None:
-        """Bytes of its file; None: it is not there."""
+        """Return the size of a medium's file; None where it is not there."""
         try:
             return self._path(key).stat().st_size
         except FileNotFoundError:
             return None
 
     def found(self) -> dict[str, int]:
-        """Sizes of all files, the least recently used first. What a killed process left half written is deleted."""
+        """Return the sizes of all files, the least recently used first. Delete what a killed process left half written."""
         import psutil
 
         if not self._directory.is_dir():
@@ -131,18 +131,18 @@ def _fingerprint(tensors: Mapping[str, np.ndarray]) -> str:
 
 
 def key_bytes(keys: Sequence[str]) -> np.ndarray:
-    """uint8 [keys, 16]: as the column `media` holds them."""
+    """Return keys as the column `media` holds them: uint8 [keys, 16]."""
     return np.frombuffer(bytes.fromhex("".join(keys)), np.uint8).reshape(len(keys), 16)
 
 
 def key_texts(values: np.ndarray) -> list[str]:
-    """Keys of a part of the column `media`."""
+    """Return the keys of a part of the column `media`."""
     return [value.tobytes().hex() for value in values]
 
 
 def tensors_of(media: Sequence[ProcessedMedia]) -> Mapping[str, Any]:
-    """By name, the tensors of several media one after another along the first axis, as models take them packed. Where their
-    last axes differ (sounds of unequal length) the shorter are filled up with 0, as their masks are."""
+    """Join the tensors of several media by name along the first axis, as models take them packed. Where their last axes differ
+    (sounds of unequal length) the shorter are filled up with 0, as their masks are."""
     out: dict[str, np.ndarray] = {}
     for name in dict.fromkeys(name for one in media for name in one.tensors):
         parts = [one.tensors[name] for one in media if name in one.tensors]

@@ -24,7 +24,7 @@ from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.engines.model_client import ModelRpcClient
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc import messages
-from relax_core.rpc.isolated_host import DONE, IsolatedHost
+from relax_core.rpc.host import DONE, IsolatedHost
 
 FUNCTION = "reward-function"
 """Component kind of a function passed from Python; its options hold the cloudpickle, read from the parent's pipe."""

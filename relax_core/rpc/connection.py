@@ -19,6 +19,7 @@ import struct
 import sys
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from relax_core.rpc import messages
@@ -144,20 +145,18 @@ class Connection(asyncio.BufferedProtocol):
             if kind == CALL and self._call is not None:
                 self._send(number, VALUE, await self._call(method, args))
             elif kind == STREAM and self._stream is not None:
-                await self._serve_stream(number, self._stream(method, args))
+                items = self._stream(method, args)
+                async for item in items:
+                    await self._writable.wait()
+                    if self.lost or number in self._cancelled:
+                        await items.aclose()  # type: ignore[attr-defined]
+                        return
+                    self._send(number, ITEM, item)
+                self._send(number, END, None)
             else:
                 raise ValueError(f"{method}: this end serves no such request")
         except Exception as error:
             self._send(number, FAILURE, describe(error))
-
-    async def _serve_stream(self, number: int, items: AsyncIterator[Any]) -> None:
-        async for item in items:
-            await self._writable.wait()
-            if self.lost or number in self._cancelled:
-                await items.aclose()  # type: ignore[attr-defined]
-                return
-            self._send(number, ITEM, item)
-        self._send(number, END, None)
 
     def _served(self, number: int) -> None:
         del self._serving[number]
@@ -247,10 +246,10 @@ class Connection(asyncio.BufferedProtocol):
                 start += part
             at = end
             self._received(number, kind, parts)
-        if at:
+        if at < self._filled and at:
             left = bytes(self._scratch[at : self._filled])
             self._scratch[: len(left)] = left
-            self._filled = len(left)
+        self._filled -= at
 
     def _begin_large(self, number: int, kind: int, sizes: Sequence[int], begun: memoryview) -> None:
         import numpy as np
@@ -344,18 +343,15 @@ async def connect(address: str, peer: str) -> Connection | None:
 def proxy(protocol: type[P], call: Call) -> P:
     """Make an object of `protocol` whose methods are calls of the same names."""
     made = type(f"{protocol.__name__}Proxy", (), {})()
-    for name, function in inspect.getmembers(protocol, inspect.iscoroutinefunction):
-        if not name.startswith("_"):
-            setattr(made, name, _method(name, inspect.signature(function), call))
-    return made  # type: ignore[no-any-return]
 
-
-def _method(name: str, signature: inspect.Signature, call: Call) -> Callable[..., Awaitable[Any]]:
-    async def method(*args: Any, **named: Any) -> Any:
+    async def method(name: str, signature: inspect.Signature, *args: Any, **named: Any) -> Any:
         if named:
             bound = signature.bind(None, *args, **named)
             bound.apply_defaults()
             args = bound.args[1:]
         return await call(name, args)
 
-    return method
+    for name, function in inspect.getmembers(protocol, inspect.iscoroutinefunction):
+        if not name.startswith("_"):
+            setattr(made, name, partial(method, name, inspect.signature(function)))
+    return made  # type: ignore[no-any-return]

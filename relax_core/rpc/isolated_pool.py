@@ -2,7 +2,7 @@
 """Processes that run code of authors and can be killed: rewards, environments and media processors are called through here.
 
 Items without state go to any process (`submit`); whoever needs the same process for several calls opens a `session`. The
-hosted class derives from `rpc.isolated_host.IsolatedHost`, whose `parent` calls the handlers given here.
+hosted class derives from `rpc.host.IsolatedHost`, whose `parent` calls the handlers given here.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from relax_core.api.component import Chosen
 from relax_core.api.errors import ConfigError, DeadlineExceeded, RelaxError, WorkerDied
 from relax_core.api.role import Worker, Workers, WorkerSpec
 from relax_core.rpc import messages
-from relax_core.rpc.host import Failure, describe, raised
-from relax_core.rpc.isolated_host import DONE, LATE
+from relax_core.rpc.host import DONE, LATE, Failure, describe, raised
 from relax_core.rpc.waiting import start_all
 
 START_S = 120.0
@@ -113,7 +112,7 @@ class IsolatedPool:
                 await process.kill()
 
     def fail(self, error: Exception) -> None:
-        """Nobody waits for items that can't go on."""
+        """Answer all that wait, and whoever comes later, with this error."""
         self._failed = error
         for done in tuple(self._unanswered):
             if not done.done():
@@ -170,9 +169,9 @@ class IsolatedPool:
             async with aclosing(stream) as parts:
                 async for results, must_replace in parts:
                     for number, status, value in results:
-                        failed = (
-                            ItemTimeout() if status == LATE else raised(value, worker.name) if status != DONE else None
-                        )
+                        failed: Exception | None = ItemTimeout() if status == LATE else None
+                        if status not in (DONE, LATE):
+                            failed = raised(value, worker.name)
                         left.pop(number).settle(failed, value)
                     if must_replace:
                         await process.discard(worker)
@@ -227,7 +226,7 @@ class IsolatedProcess:
         self._requests: asyncio.Task[None] | None = None
 
     async def ready(self) -> Worker:
-        """The process that can be called, started where there is none. Raises what its component's `open` raises."""
+        """Return the process that can be called, started where there is none. Raises what its component's `open` raises."""
         async with self._starting:
             if self.worker is None:
                 name = f"{self._name}.{self._started}" if self._started else self._name
@@ -247,7 +246,7 @@ class IsolatedProcess:
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
-        """All places: batches that are in the process leave it first, none enters."""
+        """Take all places: batches that are in the process leave it first, none enters."""
         taken = 0
         async with self._clearing:
             try:
@@ -307,7 +306,7 @@ class IsolatedSession:
         return result[0]
 
     async def _lost(self, error: Exception) -> Exception:
-        """The first call that finds its process silent is blamed for it; the others lost their state."""
+        """Return a call's error: the first that finds its process silent is blamed for it, the others lost their state."""
         first = await self._process.discard(self._worker)
         return ItemTimeout() if first and isinstance(error, DeadlineExceeded) else ItemCrash(f"process ended: {error}")
 

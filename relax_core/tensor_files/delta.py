@@ -64,7 +64,7 @@ def apply(array: np.ndarray, delta: bytes | memoryview) -> None:
 
 
 def _bits(array: np.ndarray) -> np.ndarray:
-    """Flat, as unsigned integers of the element's width."""
+    """View an array flat, as unsigned integers of the element's width."""
     return np.ascontiguousarray(array).reshape(-1).view(f"u{array.dtype.itemsize}")
 
 
@@ -107,7 +107,7 @@ def _apply_block(target: np.ndarray, frame: bytes | memoryview, count: int, long
 
 
 def _folded(difference: np.ndarray) -> np.ndarray:
-    """Small steps up and down become small numbers: 0, -1, 1, -2, ... -> 0, 1, 2, 3, ..."""
+    """Make small numbers of small steps up and down: 0, -1, 1, -2, ... -> 0, 1, 2, 3, ..."""
     signed = difference.view(f"i{difference.dtype.itemsize}")
     sign = (signed >> (8 * difference.dtype.itemsize - 1)).view(difference.dtype)
     folded: np.ndarray = (difference << 1) ^ sign
@@ -121,7 +121,7 @@ def _unfolded(folded: np.ndarray) -> np.ndarray:
 
 
 def _planes(values: np.ndarray) -> np.ndarray:
-    """All low bytes, then all next ones: high bytes are mostly zero, and zstd sees it."""
+    """Put all low bytes first, then all next ones: high bytes are mostly zero, and zstd sees it."""
     return np.ascontiguousarray(values.view(np.uint8).reshape(len(values), -1).T)
 
 
@@ -173,7 +173,7 @@ class DeltaBase:
         return dict(self._load())
 
     def value(self, name: str) -> np.ndarray:
-        """The tensor's bytes as of now."""
+        """Return the tensor as of now."""
         return self._arrays[name]
 
     def encode_next(self, version: Version, tensors: Tensors, watch: Stopwatch) -> Iterator[tuple[TensorInfo, bytes]]:
@@ -214,6 +214,6 @@ class DeltaBase:
 
 
 def unchanged_names(before: Manifest | None, after: Iterable[TensorInfo]) -> tuple[str, ...]:
-    """Names of tensors whose bytes are those of the manifest before."""
+    """Return the names of tensors whose bytes are those of the manifest before."""
     old = {info.name: info.fingerprint for info in before.tensors} if before is not None else {}
     return tuple(info.name for info in after if old.get(info.name) == info.fingerprint)

@@ -41,7 +41,7 @@ class MappingCache:
         self._mappings: dict[tuple[int, int], _Mapping] = {}
 
     def of(self, path: Path) -> _Mapping:
-        """The mapping of a file that is locked."""
+        """Return the mapping of a file that is locked."""
         self._mappings = {key: known for key, known in self._mappings.items() if os.fstat(known.fd).st_nlink}
         found = path.stat()
         key = (found.st_dev, found.st_ino)
@@ -71,7 +71,7 @@ class _LockedView:
 
 
 def lend(path: Path, mappings: MappingCache) -> np.ndarray:
-    """All bytes of a file for reading; nobody writes over them while the array or a view of it lives.
+    """Return all bytes of a file for reading; nobody writes over them while the array or a view of it lives.
 
     FileNotFoundError where it was released meanwhile, whatever its pages hold now.
     """
@@ -157,7 +157,7 @@ def read_or_map(path: str | Path, mapped_bytes: int) -> bytes | mmap.mmap:
 
 
 def anonymous_file(directory: str) -> IO[bytes]:
-    """In this directory, or where temporary files go."""
+    """Open a nameless file in this directory, or where temporary files go."""
     try:
         if directory:
             Path(directory).mkdir(parents=True, exist_ok=True)
@@ -191,12 +191,12 @@ REUSED_S = 10.0
 
 
 def memory_directory(run_id: str) -> Path | None:
-    """None where the machine has no memory-backed directory."""
+    """Return a run's directory in memory; None where the machine has no memory-backed directory."""
     return MEMORY / f"{PREFIX}{run_id}" if MEMORY.is_dir() else None
 
 
 def claim(directory: Path) -> None:
-    """Make it, and mark this process as the one whose death makes it worthless."""
+    """Make a directory, and mark this process as the one whose death makes it worthless."""
     directory.mkdir(parents=True, exist_ok=True)
     mark = {"pid": os.getpid(), "began": psutil.Process().create_time(), "processes": _processes()}
     (directory / OWNER).write_text(json.dumps(mark))
@@ -230,7 +230,7 @@ def _abandoned(directory: Path) -> bool:
 
 
 def _processes() -> str:
-    """Which table of processes a pid belongs to: containers have their own."""
+    """Name the table of processes that a pid belongs to: containers have their own."""
     with contextlib.suppress(OSError):
         return os.readlink("/proc/self/ns/pid")
     return ""

@@ -8,10 +8,9 @@ import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
-from relax_core.api.devices import OffloadPart
-
 from relax_core.api import Chosen, EngineSpec, Manifest, Receipt, SystemClock, Version, WorkerSpec
 from relax_core.api.engine import Capabilities
+from relax_core.api.plan import OffloadPart
 from relax_core.engines.pool import NO_LIMITS, EnginePool, SamplingParams
 from relax_core.engines.requests import Completion, GenerateCall, singly
 from relax_core.engines.router import RequestLimits

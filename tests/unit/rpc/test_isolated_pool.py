@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from relax_core.api import Chosen
-from relax_core.rpc.isolated_host import IsolatedHost
+from relax_core.rpc.host import IsolatedHost
 from relax_core.rpc.isolated_pool import IsolatedPool, ItemCrash, ItemTimeout
 from relax_core.runners.local.workers import LocalWorkers
 

@@ -71,9 +71,8 @@ class IsolatedPool:
             names[0] if names else "", component, target=target, memory_mb=memory_mb, env=dict(env or {}),
             inherit_env=None if inherit_env is None else tuple(inherit_env),
         )  # fmt: skip
-        self._workers, self._open_args, self._opened = workers, open_args, opened
         self._timeout_s, self._tries, self._max_batch, self._pack = timeout_s, tries, max_batch, pack
-        self._processes = [self._process(name) for name in names]
+        self._processes = [IsolatedProcess(name, self._spec, workers, open_args, opened) for name in names]
         self._waiting: asyncio.Queue[_Item] = asyncio.Queue()
         self._unanswered: set[asyncio.Future[Any]] = set()
         self._serving: list[asyncio.Task[None]] = []
@@ -96,20 +95,15 @@ class IsolatedPool:
         return done
 
     @asynccontextmanager
-    async def session(self, own: str = "") -> AsyncIterator[IsolatedSession]:
-        """Calls to the process with the fewest sessions, or to an `own` one of this name, which ends with the session."""
-        process = self._process(own) if own else min(self._processes, key=lambda process: process.sessions)
-        if own:
-            self._processes.append(process)
+    async def session(self) -> AsyncIterator[IsolatedSession]:
+        """Calls to one process, the one with the fewest sessions."""
+        process = min(self._processes, key=lambda process: process.sessions)
         process.sessions += 1
         self._sessions += 1
         try:
             yield IsolatedSession(process, await process.ready(), self._sessions, self._timeout_s + GRACE_S)
         finally:
             process.sessions -= 1
-            if own:
-                self._processes.remove(process)
-                await process.kill()
 
     def fail(self, error: Exception) -> None:
         """Answer all that wait, and whoever comes later, with this error."""
@@ -126,9 +120,6 @@ class IsolatedPool:
         await asyncio.gather(*(process.kill() for process in self._processes))
 
     # -- items ----------------------------------------------------------------------------------------------------
-
-    def _process(self, name: str) -> IsolatedProcess:
-        return IsolatedProcess(name, self._spec, self._workers, self._open_args, self._opened)
 
     async def _serve(self, process: IsolatedProcess) -> None:
         """Share the waiting items out among the processes."""

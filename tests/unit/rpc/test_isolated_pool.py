@@ -122,14 +122,14 @@ async def test_items_and_sessions_call_the_parent_in_order_and_waiting_is_not_th
 
 
 async def test_a_session_loses_its_state_with_its_process() -> None:
-    async with pool(count=2, timeout_s=0.1) as made, made.session() as one, made.session("own-words") as own:
+    async with pool(count=2, timeout_s=0.1) as made, made.session() as one, made.session() as other:
         silent = asyncio.create_task(one.long_call("hang"))
         with pytest.raises(ItemTimeout):
             await silent
         with pytest.raises(ItemCrash, match="replaced"):
             await one.call("told", "x")
         with pytest.raises(ItemTimeout):
-            await own.call("hang")
+            await other.call("hang")
         assert await answers(made, "a", "b") == ["A", "B"]
 
 

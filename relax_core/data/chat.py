@@ -48,7 +48,12 @@ class ChatFamily(ModelFamily[Options]):
         eos = self._tokenizer.token_to_id(files.special.get("eos_token", ""))
         ends = (self._end_of_turn, *files.end_ids, eos)
         self._stop = tuple(dict.fromkeys(number for number in ends if number is not None))
-        self._anchor = self._find_anchor()
+        self._anchor: tuple[int, str] | None = None
+        for number in self._stop:
+            token = self._tokenizer.id_to_token(number)
+            if number in self._specials and token and self.encode(token) == (number,):
+                self._anchor = number, token
+                break
         ids = self._tokenizer.get_vocab(with_added_tokens=True).values()
         self._vocab_size = max(ids, default=-1) + 1
 
@@ -66,7 +71,10 @@ class ChatFamily(ModelFamily[Options]):
     def delta(self, before: Sequence[Message], appended: Sequence[Message], last_token: int | None = None) -> Rendered:
         ids = self._after_anchor(self._template().after_turn(before, appended))
         if last_token is None or last_token in self._stop:
-            ids = self._without_end(ids, last_token)
+            # Drop the end-of-turn token that the policy sampled itself, with the white space a template puts before.
+            at = self._first_special(ids)
+            if at is not None and ids[at] in (last_token, self._end_of_turn):
+                ids = ids[at + 1 :]
         return Rendered(ids, _media(appended))
 
     def expand(self, tokens: Sequence[int], layouts: Sequence[Sequence[PlaceholderSpan]]) -> tuple[int, ...]:
@@ -112,13 +120,6 @@ class ChatFamily(ModelFamily[Options]):
             raise ConfigError("model.chat_template", "a conversation for a model without a chat template", fix)
         return template
 
-    def _without_end(self, ids: tuple[int, ...], last_token: int | None) -> tuple[int, ...]:
-        """Drop the end-of-turn token that the policy sampled itself, with the white space a template puts before."""
-        at = self._first_special(ids)
-        if at is None or ids[at] not in (last_token, self._end_of_turn):
-            return ids
-        return ids[at + 1 :]
-
     def _first_special(self, ids: tuple[int, ...]) -> int | None:
         """Position of a special token with nothing but white space before it."""
         at = next((place for place, number in enumerate(ids) if number in self._specials), None)
@@ -131,13 +132,6 @@ class ChatFamily(ModelFamily[Options]):
         number, anchor = self._anchor
         ids = self.encode(anchor + text)
         return ids[1:] if ids[:1] == (number,) else self.encode(text)
-
-    def _find_anchor(self) -> tuple[int, str] | None:
-        for number in self._stop:
-            token = self._tokenizer.id_to_token(number)
-            if number in self._specials and token and self.encode(token) == (number,):
-                return number, token
-        return None
 
     def _find_end_of_turn(self, files: ChatFiles) -> int | None:
         """The special token that the template puts after an assistant's words, whoever speaks next."""

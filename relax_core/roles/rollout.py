@@ -68,7 +68,7 @@ class Rollout(Role):
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._worker = worker = await RolloutWorker.open(context, engine_events(context))
         if state := await context.bus.kept("sampler"):
-            worker.selection.load(state)
+            worker.selection.sampler.load(state)
         context.doing("ready", engines=worker.pool.facts, held=lambda: len(self._held), judging=worker.scorer.owing,
                       under_way=lambda: oldest(worker.inflight.values(), context.clock.now()),
                       pools=worker.auxiliary_pools.facts)  # fmt: skip
@@ -172,7 +172,7 @@ class Rollout(Role):
         with context.working("judging"):
             judged = await worker.score(groups)
         # Keep what the sampler has learned before others may train on it, so that a checkpoint has both.
-        step, state = worker.engines.newest().step, worker.selection.state()
+        step, state = worker.engines.newest().step, worker.selection.sampler.state()
         if state and (step != self._kept_at or run.deterministic):
             await context.bus.keep("sampler", state)
             self._kept_at = step

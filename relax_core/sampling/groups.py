@@ -43,7 +43,7 @@ class InflightGroup:
         issued -> generating -> generated -> scoring -> scored -> put on the bus | rejected by a filter
 
     Invariants:
-    - every turn of every attempt is asked through `generator`, so that none goes on with weights older than its oldest token;
+    - every turn of every attempt is asked through `generator`, so that no weights older than its oldest token go on with it;
     - `lengths` has at every moment the tokens that would be given up with the group;
     - `trajectories` and `scores` are empty, or one for each attempt of the issue in its order.
     """
@@ -127,14 +127,19 @@ def oldest(groups: Iterable[InflightGroup], now: float) -> list[dict[str, Any]]:
 
 
 class Selection:
-    """A sampler with a memory of what it picked, and filters with counts of what they rejected."""
+    """A sampler with a memory of what it picked, and filters with counts of what they rejected.
+
+    Invariants:
+    - A group keeps its task while it is among the last `REMEMBERED`.
+    - `_in_a_row` counts the causes of rejections since a group was kept.
+    """
 
     def __init__(
         self, sampler: Sampler, filters: Mapping[str, Filter], tasks: TaskSet, train: Sequence[int], seed: int,
         refill_limit: int,
     ) -> None:  # fmt: skip
         """`train`: the tasks among `tasks` that are trained on. `refill_limit`: rejections in a row; 0: any number."""
-        self._sampler, self._filters, self._train = sampler, filters, train
+        self.sampler, self._filters, self._train = sampler, filters, train
         self._seed, self._limit = seed, refill_limit
         self._picked: OrderedDict[int, int] = OrderedDict()
         self._in_a_row: Counter[str] = Counter()
@@ -143,7 +148,7 @@ class Selection:
     def task(self, group: int) -> int:
         """Number of the group's task, the same however often it is asked."""
         if group not in self._picked:
-            self._picked[group] = self._sampler.pick(group, len(self._train), self._seed)
+            self._picked[group] = self.sampler.pick(group, len(self._train), self._seed)
             if len(self._picked) > REMEMBERED:
                 self._picked.popitem(last=False)
         return self._train[self._picked[group]]
@@ -156,7 +161,7 @@ class Selection:
         for group in groups:
             number = group.issue.group
             rewards = [scored.value for scored in group.scores if scored.outcome.judged]
-            self._sampler.learned(number, self._picked[number], rewards)
+            self.sampler.learned(number, self._picked[number], rewards)
         for group in groups:
             if group.unfit:
                 group.rejected_by, group.reason = TOO_LONG, group.unfit
@@ -176,13 +181,6 @@ class Selection:
                     f"filters: rejected the last {self._in_a_row.total()} groups ({causes}); choose tasks that suit the "
                     "policy, other filters, or a larger rollout.refill_limit"
                 )
-
-    def state(self) -> Mapping[str, Any]:
-        """State that the sampler has learned."""
-        return self._sampler.state()
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        self._sampler.load(state)
 
 
 class _TrainingTasks(Sequence[Task]):

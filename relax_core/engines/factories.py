@@ -16,10 +16,10 @@ from relax_core.api.component import Chosen
 from relax_core.api.engine import Engine, EngineSpec
 from relax_core.api.errors import ConfigError
 from relax_core.api.events import RoleFailed, RoleRecovered
-from relax_core.api.family import ModelFamily, Routing
+from relax_core.api.family import ModelFamily
 from relax_core.api.role import WorkerSpec
 from relax_core.api.weights import Version
-from relax_core.config.model_folder import bounded_context, routing, vocabulary_size
+from relax_core.config.model_folder import bounded_context, vocabulary_size
 from relax_core.config.run_config import DEFAULT_NAMES, BackendChoice, RunConfig, RunContext
 from relax_core.config.tables import EngineTable
 from relax_core.data.media_pipeline import media_store
@@ -52,11 +52,6 @@ def make_pool(context: RunContext, now: Version, report: Report, suppress: tuple
     return EnginePool(
         slots, context.clock, updates, report, now.step == 0, run.deterministic, group.offloads, suppress, limits
     )
-
-
-def replayed_routing(run: RunConfig) -> Routing | None:
-    """Describe how the model routes, where samples must say which experts they visited."""
-    return routing(run.model.path) if run.model.routing_replay == "rollout" else None
 
 
 def engine_spec(run: RunConfig, version: Version) -> EngineSpec:

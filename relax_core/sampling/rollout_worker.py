@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,19 +20,19 @@ from relax_core.api.source import Filter, Sampler
 from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.api.weights import Version
+from relax_core.config.model_folder import routing
 from relax_core.config.run_config import RunContext
-from relax_core.data.media_pipeline import MediaPipeline, make_media_pipeline, media_of
+from relax_core.data.media_pipeline import make_media_pipeline, media_of
 from relax_core.data.placeholders import MediaRefused, PromptTooLong
-from relax_core.data.tasks import TaskSet
-from relax_core.engines.factories import AuxiliaryPools, make_pool, replayed_routing
-from relax_core.engines.pool import EnginePool, SamplingParams
+from relax_core.engines.factories import AuxiliaryPools, make_pool
+from relax_core.engines.pool import SamplingParams
 from relax_core.engines.requests import GenerateAll, singly
 from relax_core.engines.supervisor import Report
 from relax_core.rewards.scorer import CircuitOpen, RewardScorer, RewardSettings
 from relax_core.rpc.waiting import start_all
 from relax_core.sampling.environments import EnvironmentPool
 from relax_core.sampling.episode import run_answers, run_episode
-from relax_core.sampling.evaluation import EvalSet, Evaluation, open_tasks
+from relax_core.sampling.evaluation import Evaluation, open_tasks
 from relax_core.sampling.groups import InflightGroup, Selection, Shuffle, ShuffleOptions
 from relax_core.sampling.session import Limits, sample_seed
 
@@ -43,61 +43,59 @@ STEPS_AHEAD = 2
 
 
 class RolloutWorker:
-    """Engines, tasks, environments and rewards of one run, opened and closed together."""
+    """Engines, tasks, environments and rewards of one run: `made -> open -> closed`, all together.
 
-    def __init__(
-        self, context: RunContext, family: ModelFamily, pool: EnginePool, environments: Mapping[str, EnvironmentPool],
-        scorer: RewardScorer, tasks: TaskSet, selection: Selection, sets: Sequence[EvalSet], media: MediaPipeline,
-        pools: AuxiliaryPools,
-    ) -> None:  # fmt: skip
-        run = context.config
-        self._limits = Limits(0)  # of the engine, once it has started
-        self._context, self._family, self.pool, self.engines = context, family, pool, pool.supervisor
-        self._default_environments = environments[run.environment.name]
-        self._environments, self.scorer, self._tasks, self.selection = environments, scorer, tasks, selection
-        self.media, self.auxiliary_pools = media, pools
-        self.routing = replayed_routing(run)
-        """Routing of the model, where the trainer replays what the rollout visited."""
-        self._sampling = SamplingParams(run.rollout.temperature, run.rollout.top_p, routing=self.routing)
-        self._greedy = SamplingParams(0.0, 1.0)
-        self.inflight: dict[Issue, InflightGroup] = {}
-        """Groups that are begun and not yet scored."""
-        self.evaluation = Evaluation(sets, run, self.samples, scorer, pool)
+    Invariants:
+    - A group is in `inflight` from its beginning until it is scored, or its making ended with an error.
+    - Media that a group needs stay in the store until the bus needs the group no more.
+    """
 
-    @classmethod
-    async def open(cls, context: RunContext, report: Report) -> Self:
-        """Open everything; what was opened is closed again when a later part fails."""
-        run = context.config
-        family = context.build(run.family.chosen, ModelFamily)
-        family.open(run.model.model_dump(mode="json"))
-        tasks, train, sets = open_tasks(context, family)
-        for remark in tasks.remarks(train):
-            await context.run_status.emit(Logged("info", "rollout", remark))
+    def __init__(self, context: RunContext, report: Report, version: Version) -> None:
+        """Make everything; nothing is started yet. `version`: the weights that the run is at."""
+        run, build, children = context.config, context.build, context.children
+        self._context, self._family = context, build(run.family.chosen, ModelFamily)
+        self._family.open(run.model.model_dump(mode="json"))
+        self._tasks, self._train, sets = open_tasks(context, self._family)
         rewards = [
             RewardSettings(r.chosen, r.weight, r.timeout_s, r.memory_mb, r.only, context.functions.get(r.name))
             for r in run.rewards
         ]
-        pools = AuxiliaryPools.from_context(context, report, teaching=False)
-        scorer = RewardScorer(rewards, context.children, context.clock, models=pools.clients)
-        environments = {
-            choice.name: EnvironmentPool(choice.chosen, context.children, build=context.build, models=pools.clients)
+        self.auxiliary_pools = pools = AuxiliaryPools.from_context(context, report, teaching=False)
+        self.scorer = RewardScorer(rewards, children, context.clock, models=pools.clients)
+        self._environments = {
+            choice.name: EnvironmentPool(choice.chosen, children, build=build, models=pools.clients)
             for choice in (run.environment, *run.environments)
         }
-        pool = make_pool(context, await context.bus.version(), report, tuple(family.placeholders.values()))
-        media = make_media_pipeline(context, family, run.rollout.media_store_mb << 20)
-        sampler = (
-            context.build(run.sampler.chosen, Sampler) if run.data.shuffle else Shuffle(ShuffleOptions(shuffle=False))
-        )
-        filters = {choice.name: context.build(choice.chosen, Filter) for choice in run.filters}
+        self._default_environments = self._environments[run.environment.name]
+        self.pool = make_pool(context, version, report, tuple(self._family.placeholders.values()))
+        self.engines = self.pool.supervisor
+        self.media = make_media_pipeline(context, self._family, run.rollout.media_store_mb << 20)
+        sampler = build(run.sampler.chosen, Sampler) if run.data.shuffle else Shuffle(ShuffleOptions(shuffle=False))
+        filters = {choice.name: build(choice.chosen, Filter) for choice in run.filters}
         refill_limit = run.rollout.refill_limit * run.rollout.prompts_per_step
-        selection = Selection(sampler, filters, tasks, train, run.seed, refill_limit)
-        made = cls(context, family, pool, environments, scorer, tasks, selection, sets, media, pools)
+        self.selection = Selection(sampler, filters, self._tasks, self._train, run.seed, refill_limit)
+        self.routing = routing(run.model.path) if run.model.routing_replay == "rollout" else None
+        """Routing of the model, where the trainer replays what the rollout visited."""
+        self._sampling = SamplingParams(run.rollout.temperature, run.rollout.top_p, routing=self.routing)
+        self._greedy = SamplingParams(0.0, 1.0)
+        self._limits = Limits(0)  # of the engine, once it has started
+        self.inflight: dict[Issue, InflightGroup] = {}
+        """Groups that are begun and not yet scored."""
+        self.evaluation = Evaluation(sets, run, self.samples, self.scorer, self.pool)
+
+    @classmethod
+    async def open(cls, context: RunContext, report: Report) -> Self:
+        """Make and start everything; what was started is closed again when a later part fails."""
+        run, made = context.config, cls(context, report, await context.bus.version())
+        for remark in made._tasks.remarks(made._train):
+            await context.run_status.emit(Logged("info", "rollout", remark))
         try:
-            starts = (one.start() for one in environments.values())
             issued: int = (await context.bus.statistics())["next_group"] if run.media else 0
+            starts = (one.start() for one in made._environments.values())
+            pool, scorer, media, pools = made.pool, made.scorer, made.media, made.auxiliary_pools
             facts: Any
             facts, *_ = await start_all(pool.start(), scorer.start(), *starts, media.start(issued), pools.start())
-            check_vocabulary(family, facts)
+            check_vocabulary(made._family, facts)
             max_context, rollout = int(facts["max_context"]), run.rollout
             if rollout.max_new_tokens >= max_context:
                 fix = f"the model's context is {max_context}"

@@ -102,7 +102,16 @@ class MediaPipeline:
     async def prepare(self, messages: Iterable[Message], owner: Hashable = None) -> None:
         """Process whatever these messages show and keep it for its owner. Raises MediaRefused with source and reason."""
         for media in media_of(messages):
-            await self._processed(media, owner)
+            name = _name(media)
+            for _ in range(TRIES):
+                known = self._known.get(name) or await self._begin(name, media)
+                await asyncio.shield(known)
+                if self._keep(self._result(media, known).key, name, owner):
+                    break
+                if self._known.get(name) is known:
+                    del self._known[name]
+            else:
+                raise _refusal(media, "it vanishes from the media store as soon as it is there")
 
     def fill_placeholders(self, rendered: Rendered, messages: Iterable[Message]) -> Rendered:
         """Give a rendering of prepared messages the tokens that their media take. Raises MediaRefused."""
@@ -139,20 +148,6 @@ class MediaPipeline:
         if isinstance(result, str):
             raise _refusal(media, result)
         return result
-
-    async def _processed(self, media: Media, owner: Hashable) -> PlaceholderTokens:
-        name = _name(media)
-        for _ in range(TRIES):
-            known = self._known.get(name)
-            if known is None:
-                known = await self._begin(name, media)
-            await asyncio.shield(known)
-            found = self._result(media, known)
-            if self._keep(found.key, name, owner):
-                return found
-            if self._known.get(name) is known:
-                del self._known[name]
-        raise _refusal(media, "it vanishes from the media store as soon as it is there")
 
     async def _begin(self, name: Any, media: Media) -> asyncio.Future[PlaceholderTokens | str]:
         """Process a medium that nobody has asked for yet; those who ask meanwhile wait for the same future."""

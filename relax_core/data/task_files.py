@@ -361,8 +361,13 @@ def _found(path: Path, split: str) -> list[Path]:
         raise ConfigError(FIELD, f"{path}: there is no such file or folder", "name a table, or a folder of them")
     by_split: dict[str, list[Path]] = {}
     for file in sorted(file for suffix in SUFFIXES for file in path.rglob(f"*{suffix}")):
-        if not file.name.startswith(("cache-", ".")):
-            by_split.setdefault(_split_of(file, path), []).append(file)
+        if file.name.startswith(("cache-", ".")):
+            continue
+        shard = _SHARD.match(file.stem)
+        split_name = shard.group(1) if shard else file.stem  # hub folders name the split in the file
+        if (file.parent / "state.json").is_file():  # a folder that `datasets` saved is one split
+            split_name = file.parent.name if file.parent != path else "all"
+        by_split.setdefault(split_name, []).append(file)
     known = ", ".join(sorted(by_split)) or "none"
     if split:
         if split not in by_split:
@@ -372,14 +377,6 @@ def _found(path: Path, split: str) -> list[Path]:
         fix = 'choose one: source = { name = "files", split = ... }' if by_split else "name a folder with tables"
         raise ConfigError(FIELD, f"{path}, which has the splits {known}", fix)
     return next(iter(by_split.values()))
-
-
-def _split_of(file: Path, root: Path) -> str:
-    """A folder `datasets` saved is one split; hub folders name it in the file."""
-    if (file.parent / "state.json").is_file():
-        return file.parent.name if file.parent != root else "all"
-    shard = _SHARD.match(file.stem)
-    return shard.group(1) if shard else file.stem
 
 
 def _heavy(leaf: Any) -> bool:

@@ -293,17 +293,12 @@ def task_set(context: RunContext, family: ModelFamily, key: str, path: str, colu
         tools_of={name: environment.tools for name, environment in environments.items()},
         media=[type(context.build(each.chosen, ModalityProcessor)).medium for each in run.media],
     )  # fmt: skip
-    if run.environments:
-        check_known(tasks, list(environments))
-    return tasks
-
-
-def check_known(tasks: TaskSet, names: Sequence[str]) -> None:
-    """Raises ConfigError for the first task whose environment the run does not have. A run of one environment plays all."""
-    for index in range(len(tasks)):
-        if (name := tasks[index].environment) and name not in names:
-            fix = f"this run has {', '.join(names)}: add it as [[environments]], or leave such tasks out of data.train"
+    for index in range(len(tasks)) if run.environments else ():  # a run of one environment plays all
+        if (name := tasks[index].environment) and name not in environments:
+            names = ", ".join(environments)
+            fix = f"this run has {names}: add it as [[environments]], or leave such tasks out of data.train"
             raise ConfigError("environments", f"{tasks.where(index)}, which names {name!r}", fix)
+    return tasks
 
 
 def _is_played(run: Any, environment: str, task: Task) -> bool:

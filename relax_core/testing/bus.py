@@ -9,7 +9,6 @@ Every bus passes it as it stands. A subclass names the component; one whose bus 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from relax_core.api.bus import Claim, Sealed
 from relax_core.api.errors import RelaxError, StaleFence
 from relax_core.api.trajectory import DropReason, Outcome
 from relax_core.api.weights import Version
-from relax_core.testing.bus_fixture import SHORT_S, START, WAIT_S, BusFixture, by_row, columns, token
+from relax_core.testing.bus_fixture import SHORT_S, START, WAIT_S, BusFixture, by_row, columns, scenario, token
 from relax_core.testing.bus_training import TrainingSuite
 
 
@@ -28,350 +27,296 @@ class BusSuite(TrainingSuite):
 
     # -- admission ------------------------------------------------------------------------------------------------
 
-    def test_admits_whole_groups_up_to_the_bound(self, on_bus: Any) -> None:
-        async def scenario(lab: BusFixture) -> None:
-            issues = [*await lab.admit(1), *await lab.admit(9)]
-            assert [issue.group for issue in issues] == [0, 1, 2, 3], "max_staleness 1: two steps' groups"
-            assert all(len(issue.attempts) == 2 and issue.retry == 0 for issue in issues)
-            assert await lab.admit(1, SHORT_S) == ()
+    @scenario()
+    async def test_admits_whole_groups_up_to_the_bound(self, lab: BusFixture) -> None:
+        issues = [*await lab.admit(1), *await lab.admit(9)]
+        assert [issue.group for issue in issues] == [0, 1, 2, 3], "max_staleness 1: two steps' groups"
+        assert all(len(issue.attempts) == 2 and issue.retry == 0 for issue in issues)
+        assert await lab.admit(1, SHORT_S) == ()
 
-        on_bus(scenario)
+    @scenario(max_staleness=0)
+    async def test_admits_nothing_to_an_engine_that_is_too_old_or_given_up(self, lab: BusFixture) -> None:
+        await lab.train()
+        assert await lab.bus.admit("rollout", START, 9, SHORT_S) == (), "max_staleness 0, one version behind"
+        other = Version("actor", 7, 1)
+        assert await lab.bus.admit("rollout", other, 9, SHORT_S) == (), "another incarnation"
 
-    def test_admits_nothing_to_an_engine_that_is_too_old_or_given_up(self, on_bus: Any) -> None:
-        async def scenario(lab: BusFixture) -> None:
-            await lab.train()
-            assert await lab.bus.admit("rollout", START, 9, SHORT_S) == (), "max_staleness 0, one version behind"
-            other = Version("actor", 7, 1)
-            assert await lab.bus.admit("rollout", other, 9, SHORT_S) == (), "another incarnation"
+    @scenario()
+    async def test_admission_waits_for_a_step_to_end(self, lab: BusFixture) -> None:
+        await lab.produce(4)
+        await lab.credit()
+        waiting = asyncio.create_task(lab.bus.admit("rollout", Version("actor", 0, 1), 1, WAIT_S))
+        claim = await lab.claim_step()
+        await lab.bus.trained([claim], 0)
+        assert [issue.group for issue in await waiting] == [4]
 
-        on_bus(scenario, max_staleness=0)
-
-    def test_admission_waits_for_a_step_to_end(self, on_bus: Any) -> None:
-        async def scenario(lab: BusFixture) -> None:
-            await lab.produce(4)
-            await lab.credit()
-            waiting = asyncio.create_task(lab.bus.admit("rollout", Version("actor", 0, 1), 1, WAIT_S))
-            claim = await lab.claim_step()
-            await lab.bus.trained([claim], 0)
-            assert [issue.group for issue in await waiting] == [4]
-
-        on_bus(scenario)
-
-    def test_admission_that_waits_goes_on_when_the_engine_takes_newer_weights(self, on_bus: Any) -> None:
-        async def scenario(lab: BusFixture) -> None:
-            await lab.train()
-            waiting = asyncio.create_task(lab.bus.admit("rollout", START, 1, WAIT_S))
-            await asyncio.sleep(0)
-            await lab.bus.serves("rollout", Version("actor", 0, 1))
-            assert [issue.group for issue in await waiting] == [2]
-
-        on_bus(scenario, max_staleness=0)
+    @scenario(max_staleness=0)
+    async def test_admission_that_waits_goes_on_when_the_engine_takes_newer_weights(self, lab: BusFixture) -> None:
+        await lab.train()
+        waiting = asyncio.create_task(lab.bus.admit("rollout", START, 1, WAIT_S))
+        await asyncio.sleep(0)
+        await lab.bus.serves("rollout", Version("actor", 0, 1))
+        assert [issue.group for issue in await waiting] == [2]
 
     # -- rows -----------------------------------------------------------------------------------------------------
 
-    def test_rows_come_back_as_they_were_put_in_claim_order(self, on_bus: Any) -> None:
-        async def scenario(lab: BusFixture) -> None:
-            first, second = await lab.admit(2)
-            await lab.put([second.attempts[1], first.attempts[1]], rows=2)
-            await lab.put([first.attempts[0], second.attempts[0]], rows=3)
-            await lab.credit()
-            claim = await lab.claim_step()
-            assert list(claim.rows) == sorted(claim.rows) and len(claim.rows) == 10
-            batch = await lab.bus.read(claim, ("tokens", "advantages"))
-            assert batch.ids == claim.rows
-            for row, tokens in zip(claim.rows, batch.columns["tokens"].rows(), strict=True):
-                assert tokens.tolist() == [token(row)] * (4 + row.sample)
-            assert batch.columns["advantages"].values.tolist() == [row.group for row in claim.rows]
+    @scenario()
+    async def test_rows_come_back_as_they_were_put_in_claim_order(self, lab: BusFixture) -> None:
+        first, second = await lab.admit(2)
+        await lab.put([second.attempts[1], first.attempts[1]], rows=2)
+        await lab.put([first.attempts[0], second.attempts[0]], rows=3)
+        await lab.credit()
+        claim = await lab.claim_step()
+        assert list(claim.rows) == sorted(claim.rows) and len(claim.rows) == 10
+        batch = await lab.bus.read(claim, ("tokens", "advantages"))
+        assert batch.ids == claim.rows
+        for row, tokens in zip(claim.rows, batch.columns["tokens"].rows(), strict=True):
+            assert tokens.tolist() == [token(row)] * (4 + row.sample)
+        assert batch.columns["advantages"].values.tolist() == [row.group for row in claim.rows]
 
-        on_bus(scenario)
+    @scenario()
+    async def test_columns_keep_their_dtype_and_shape(self, lab: BusFixture) -> None:
+        (issue,) = await lab.admit(1)
+        ids = tuple(RowId(*attempt, 0) for attempt in issue.attempts)
+        experts = np.arange(5 * 3 * 2, dtype=np.uint8).reshape(5, 3, 2)
+        wide = {
+            "experts": Ragged(experts, np.array([2, 3])),
+            "bits": Ragged(np.arange(5, dtype=np.uint16), np.array([0, 5])),
+        }
+        sealed = [Sealed(attempt, 1, Outcome.FINISHED) for attempt in issue.attempts]
+        await lab.bus.put(RowBatch(ids, {**columns(ids, 1), **wide}), sealed, WAIT_S)
+        claim = await lab.claim("any", needs=("experts",))
+        batch = await lab.bus.read(claim, ("experts", "bits"))
+        np.testing.assert_array_equal(batch.columns["experts"].values, experts)
+        assert batch.columns["bits"].values.dtype == np.uint16
+        assert batch.columns["bits"].lengths.tolist() == [0, 5]
 
-    def test_columns_keep_their_dtype_and_shape(self, on_bus: Any) -> None:
-        async def scenario(lab: BusFixture) -> None:
-            (issue,) = await lab.admit(1)
-            ids = tuple(RowId(*attempt, 0) for attempt in issue.attempts)
-            experts = np.arange(5 * 3 * 2, dtype=np.uint8).reshape(5, 3, 2)
-            wide = {
-                "experts": Ragged(experts, np.array([2, 3])),
-                "bits": Ragged(np.arange(5, dtype=np.uint16), np.array([0, 5])),
-            }
-            sealed = [Sealed(attempt, 1, Outcome.FINISHED) for attempt in issue.attempts]
-            await lab.bus.put(RowBatch(ids, {**columns(ids, 1), **wide}), sealed, WAIT_S)
-            claim = await lab.claim("any", needs=("experts",))
-            batch = await lab.bus.read(claim, ("experts", "bits"))
-            np.testing.assert_array_equal(batch.columns["experts"].values, experts)
-            assert batch.columns["bits"].values.dtype == np.uint16
-            assert batch.columns["bits"].lengths.tolist() == [0, 5]
+    @scenario()
+    async def test_a_part_of_every_row_is_read_by_tokens_and_layers(self, lab: BusFixture) -> None:
+        claim, experts = await _with_experts(lab)
+        rows = list(Ragged(experts, np.array([2, 0, 3, 2])).rows())
+        for part in (Cut((1, 3)), Cut(layers=(1, 3)), Cut((0, 2), (2, 3)), Cut((5, 9)), Cut()):
+            batch = await lab.bus.read_slice(claim, ("experts",), part)
+            tokens, layers = slice(*part.tokens or (None,)), slice(*part.layers or (None,))
+            for found, row in zip(batch.columns["experts"].rows(), rows, strict=True):
+                np.testing.assert_array_equal(found, row[tokens, layers])
+        assert batch.ids == claim.rows and batch.columns["experts"].values.dtype == np.uint8
 
-        on_bus(scenario)
+    @scenario()
+    async def test_a_part_that_can_not_be_is_refused(self, lab: BusFixture) -> None:
+        claim, _ = await _with_experts(lab)
+        for columns_, part, said in (
+            (("experts",), Cut((3, 1)), "tokens"),
+            (("experts",), Cut(layers=(-1, 2)), "layers"),
+            (("tokens",), Cut(layers=(0, 1)), "layers"),
+        ):
+            with pytest.raises(RelaxError, match=said):
+                await lab.bus.read_slice(claim, columns_, part)
 
-    def test_a_part_of_every_row_is_read_by_tokens_and_layers(self, on_bus: Any) -> None:
-        async def scenario(lab: BusFixture) -> None:
-            claim, experts = await _with_experts(lab)
-            rows = list(Ragged(experts, np.array([2, 0, 3, 2])).rows())
-            for part in (Cut((1, 3)), Cut(layers=(1, 3)), Cut((0, 2), (2, 3)), Cut((5, 9)), Cut()):
-                batch = await lab.bus.read_slice(claim, ("experts",), part)
-                tokens, layers = slice(*part.tokens or (None,)), slice(*part.layers or (None,))
-                for found, row in zip(batch.columns["experts"].rows(), rows, strict=True):
-                    np.testing.assert_array_equal(found, row[tokens, layers])
-            assert batch.ids == claim.rows and batch.columns["experts"].values.dtype == np.uint8
+    @scenario()
+    async def test_a_group_is_claimed_only_when_all_its_samples_are_sealed(self, lab: BusFixture) -> None:
+        (issue,) = await lab.admit(1)
+        await lab.put(issue.attempts[:1])
+        assert await lab.nothing_for("advantages")
+        waiting = asyncio.create_task(lab.claim())
+        await lab.put(issue.attempts[1:])
+        claim = await waiting
+        assert claim.groups == (issue.group,) and set(claim.samples) == set(issue.attempts)
 
-        on_bus(scenario)
+    @scenario()
+    async def test_a_sample_without_rows_is_a_member_all_the_same(self, lab: BusFixture) -> None:
+        (issue,) = await lab.admit(1)
+        await lab.put(issue.attempts[:1])
+        await lab.put(issue.attempts[1:], rows=0)
+        await lab.credit()
+        claim = await lab.claim_step()
+        assert set(claim.samples) == set(issue.attempts) and len(claim.rows) == 1
+        await lab.bus.trained([claim], 0)
+        account = await lab.bus.account()
+        assert (account.trained, account.trained_without_gradient) == (2, 1)
 
-    def test_a_part_that_can_not_be_is_refused(self, on_bus: Any) -> None:
-        async def scenario(lab: BusFixture) -> None:
-            claim, _ = await _with_experts(lab)
-            for columns_, part, said in (
-                (("experts",), Cut((3, 1)), "tokens"),
-                (("experts",), Cut(layers=(-1, 2)), "layers"),
-                (("tokens",), Cut(layers=(0, 1)), "layers"),
-            ):
-                with pytest.raises(RelaxError, match=said):
-                    await lab.bus.read_slice(claim, columns_, part)
+    @scenario()
+    async def test_a_put_that_is_not_whole_is_refused_and_stores_nothing(self, lab: BusFixture) -> None:
+        (issue,) = await lab.admit(1)
+        ids = (RowId(*issue.attempts[0], 0),)
+        with pytest.raises(RelaxError, match="rows"):
+            await lab.bus.put(RowBatch(ids, columns(ids, 1)), [Sealed(issue.attempts[0], 2, Outcome.FINISHED)], WAIT_S)
+        assert (await lab.bus.statistics())["rows"] == 0
+        assert await lab.problem() == ""
 
-        on_bus(scenario)
+    @scenario()
+    async def test_a_producer_keeps_its_state_with_the_ledger(self, lab: BusFixture) -> None:
+        assert await lab.bus.kept("sampler") is None
+        for seen in (1, 2):
+            await lab.bus.keep("sampler", {"seen": seen, "rates": {"7": 0.1}})
+        assert await lab.bus.kept("sampler") == {"seen": 2, "rates": {"7": 0.1}}
 
-    def test_a_group_is_claimed_only_when_all_its_samples_are_sealed(self, on_bus: Any) -> None:
-        async def scenario(lab: BusFixture) -> None:
-            (issue,) = await lab.admit(1)
-            await lab.put(issue.attempts[:1])
-            assert await lab.nothing_for("advantages")
-            waiting = asyncio.create_task(lab.claim())
-            await lab.put(issue.attempts[1:])
-            claim = await waiting
-            assert claim.groups == (issue.group,) and set(claim.samples) == set(issue.attempts)
+    @scenario()
+    async def test_a_repeated_put_changes_nothing(self, lab: BusFixture) -> None:
+        (issue,) = await lab.admit(1)
+        for _ in range(2):
+            assert await lab.put(issue.attempts)
+        assert (await lab.bus.statistics())["rows"] == 2
+        assert await lab.problem() == ""
 
-        on_bus(scenario)
+    @scenario(max_rows=4)
+    async def test_a_producer_without_credit_waits_and_goes_on(self, lab: BusFixture) -> None:
+        issues = await lab.admit(4)
+        for issue in issues[:2]:
+            assert await lab.put(issue.attempts)
+        assert not await lab.put(issues[2].attempts, wait_s=SHORT_S), "four rows are all there is"
+        waiting = asyncio.create_task(lab.put(issues[2].attempts))
+        await lab.credit()
+        claim = await lab.claim_step()
+        await lab.bus.trained([claim], 0)
+        assert await waiting
+        assert await lab.problem() == ""
 
-    def test_a_sample_without_rows_is_a_member_all_the_same(self, on_bus: Any) -> None:
-        async def scenario(lab: BusFixture) -> None:
-            (issue,) = await lab.admit(1)
-            await lab.put(issue.attempts[:1])
-            await lab.put(issue.attempts[1:], rows=0)
-            await lab.credit()
-            claim = await lab.claim_step()
-            assert set(claim.samples) == set(issue.attempts) and len(claim.rows) == 1
-            await lab.bus.trained([claim], 0)
-            account = await lab.bus.account()
-            assert (account.trained, account.trained_without_gradient) == (2, 1)
-
-        on_bus(scenario)
-
-    def test_a_put_that_is_not_whole_is_refused_and_stores_nothing(self, on_bus: Any) -> None:
-        async def scenario(lab: BusFixture) -> None:
-            (issue,) = await lab.admit(1)
-            ids = (RowId(*issue.attempts[0], 0),)
-            with pytest.raises(RelaxError, match="rows"):
-                await lab.bus.put(
-                    RowBatch(ids, columns(ids, 1)), [Sealed(issue.attempts[0], 2, Outcome.FINISHED)], WAIT_S
-                )
-            assert (await lab.bus.statistics())["rows"] == 0
-            assert await lab.problem() == ""
-
-        on_bus(scenario)
-
-    def test_a_producer_keeps_its_state_with_the_ledger(self, on_bus: Any) -> None:
-        async def scenario(lab: BusFixture) -> None:
-            assert await lab.bus.kept("sampler") is None
-            for seen in (1, 2):
-                await lab.bus.keep("sampler", {"seen": seen, "rates": {"7": 0.1}})
-            assert await lab.bus.kept("sampler") == {"seen": 2, "rates": {"7": 0.1}}
-
-        on_bus(scenario)
-
-    def test_a_repeated_put_changes_nothing(self, on_bus: Any) -> None:
-        async def scenario(lab: BusFixture) -> None:
-            (issue,) = await lab.admit(1)
-            for _ in range(2):
-                assert await lab.put(issue.attempts)
-            assert (await lab.bus.statistics())["rows"] == 2
-            assert await lab.problem() == ""
-
-        on_bus(scenario)
-
-    def test_a_producer_without_credit_waits_and_goes_on(self, on_bus: Any) -> None:
-        async def scenario(lab: BusFixture) -> None:
-            issues = await lab.admit(4)
-            for issue in issues[:2]:
-                assert await lab.put(issue.attempts)
-            assert not await lab.put(issues[2].attempts, wait_s=SHORT_S), "four rows are all there is"
-            waiting = asyncio.create_task(lab.put(issues[2].attempts))
-            await lab.credit()
-            claim = await lab.claim_step()
-            await lab.bus.trained([claim], 0)
-            assert await waiting
-            assert await lab.problem() == ""
-
-        on_bus(scenario, max_rows=4)
-
-    def test_unfinished_groups_that_fill_the_bus_can_always_be_finished(self, on_bus: Any) -> None:
-        async def scenario(lab: BusFixture) -> None:
-            issues = await lab.admit(4)
-            for sample in (0, 1):
-                for issue in issues[:2] if sample else issues:
-                    await lab.put(issue.attempts[sample : sample + 1], wait_s=SHORT_S)
-            await lab.credit()
-            assert (await lab.claim_step()).groups == (0, 1)
-
-        on_bus(scenario, max_rows=2)
+    @scenario(max_rows=2)
+    async def test_unfinished_groups_that_fill_the_bus_can_always_be_finished(self, lab: BusFixture) -> None:
+        issues = await lab.admit(4)
+        for sample in (0, 1):
+            for issue in issues[:2] if sample else issues:
+                await lab.put(issue.attempts[sample : sample + 1], wait_s=SHORT_S)
+        await lab.credit()
+        assert (await lab.claim_step()).groups == (0, 1)
 
     # -- ends -----------------------------------------------------------------------------------------------------
 
-    def test_a_failure_is_a_drop_and_never_a_zero(self, on_bus: Any) -> None:
-        async def scenario(lab: BusFixture) -> None:
-            (issue,) = await lab.admit(1)
-            await lab.put(issue.attempts[:1])
-            await lab.fail(issue.attempts[1])
-            claim = await lab.claim()
-            assert set(claim.samples) == {issue.attempts[0]}
-            assert (await lab.bus.account()).dropped == {DropReason.FAILED: 1}
-            assert await lab.problem() == ""
+    @scenario()
+    async def test_a_failure_is_a_drop_and_never_a_zero(self, lab: BusFixture) -> None:
+        (issue,) = await lab.admit(1)
+        await lab.put(issue.attempts[:1])
+        await lab.fail(issue.attempts[1])
+        claim = await lab.claim()
+        assert set(claim.samples) == {issue.attempts[0]}
+        assert (await lab.bus.account()).dropped == {DropReason.FAILED: 1}
+        assert await lab.problem() == ""
 
-        on_bus(scenario)
+    @scenario(min_valid=2)
+    async def test_a_group_with_too_few_valid_samples_is_dropped_and_replaced(self, lab: BusFixture) -> None:
+        issues = await lab.admit(4)
+        await lab.put(issues[0].attempts[:1])
+        await lab.fail(issues[0].attempts[1])
+        account = await lab.bus.account()
+        assert account.dropped == {DropReason.FAILED: 1, DropReason.TOO_FEW_VALID: 1}
+        assert [issue.group for issue in await lab.admit(4)] == [4], "the place is free again"
+        assert await lab.problem() == ""
 
-    def test_a_group_with_too_few_valid_samples_is_dropped_and_replaced(self, on_bus: Any) -> None:
-        async def scenario(lab: BusFixture) -> None:
-            issues = await lab.admit(4)
-            await lab.put(issues[0].attempts[:1])
-            await lab.fail(issues[0].attempts[1])
-            account = await lab.bus.account()
-            assert account.dropped == {DropReason.FAILED: 1, DropReason.TOO_FEW_VALID: 1}
-            assert [issue.group for issue in await lab.admit(4)] == [4], "the place is free again"
-            assert await lab.problem() == ""
+    @scenario()
+    async def test_regenerating_issues_the_group_again_before_new_ones(self, lab: BusFixture) -> None:
+        issue, _ = await lab.admit(2)
+        await lab.put(issue.attempts[:1])
+        await lab.bus.drop(issue.attempts[1:], DropReason.FILTERED, regenerate=True)
+        lab.held.difference_update(issue.attempts)
+        again, new = await lab.admit(2)
+        assert (again.group, again.retry, new.group) == (issue.group, 1, 2)
+        assert not set(again.attempts) & set(issue.attempts)
+        account = await lab.bus.account()
+        assert account.dropped == {DropReason.FILTERED: 1, DropReason.REGENERATED: 1}
+        assert await lab.problem() == ""
 
-        on_bus(scenario, min_valid=2)
-
-    def test_regenerating_issues_the_group_again_before_new_ones(self, on_bus: Any) -> None:
-        async def scenario(lab: BusFixture) -> None:
-            issue, _ = await lab.admit(2)
-            await lab.put(issue.attempts[:1])
-            await lab.bus.drop(issue.attempts[1:], DropReason.FILTERED, regenerate=True)
-            lab.held.difference_update(issue.attempts)
-            again, new = await lab.admit(2)
-            assert (again.group, again.retry, new.group) == (issue.group, 1, 2)
-            assert not set(again.attempts) & set(issue.attempts)
-            account = await lab.bus.account()
-            assert account.dropped == {DropReason.FILTERED: 1, DropReason.REGENERATED: 1}
-            assert await lab.problem() == ""
-
-        on_bus(scenario)
-
-    def test_what_comes_in_for_an_ended_sample_is_ignored(self, on_bus: Any) -> None:
-        async def scenario(lab: BusFixture) -> None:
-            (issue,) = await lab.admit(1)
-            await lab.bus.drop(issue.attempts, DropReason.FILTERED)
-            gone = await lab.bus.report_held("rollout", frozenset(lab.held), lab.admitted)
-            assert gone == frozenset(issue.attempts), "the holder learns what to abort"
-            assert await lab.put(issue.attempts)
-            assert (await lab.bus.statistics())["rows"] == 0
-            assert await lab.problem() == ""
-
-        on_bus(scenario)
+    @scenario()
+    async def test_what_comes_in_for_an_ended_sample_is_ignored(self, lab: BusFixture) -> None:
+        (issue,) = await lab.admit(1)
+        await lab.bus.drop(issue.attempts, DropReason.FILTERED)
+        gone = await lab.bus.report_held("rollout", frozenset(lab.held), lab.admitted)
+        assert gone == frozenset(issue.attempts), "the holder learns what to abort"
+        assert await lab.put(issue.attempts)
+        assert (await lab.bus.statistics())["rows"] == 0
+        assert await lab.problem() == ""
 
     # -- leases ---------------------------------------------------------------------------------------------------
 
-    def test_each_task_gets_every_group_once(self, on_bus: Any) -> None:
-        async def scenario(lab: BusFixture) -> None:
-            await lab.produce(2)
-            groups: dict[str, list[int]] = {"one": [], "two": []}
-            for task in ("one", "two", "one", "two"):
-                claim = await lab.claim(task)
-                groups[task] += claim.groups
-            assert groups == {"one": [0, 1], "two": [0, 1]}
-            assert await lab.nothing_for("one")
+    @scenario()
+    async def test_each_task_gets_every_group_once(self, lab: BusFixture) -> None:
+        await lab.produce(2)
+        groups: dict[str, list[int]] = {"one": [], "two": []}
+        for task in ("one", "two", "one", "two"):
+            claim = await lab.claim(task)
+            groups[task] += claim.groups
+        assert groups == {"one": [0, 1], "two": [0, 1]}
+        assert await lab.nothing_for("one")
 
-        on_bus(scenario)
+    @scenario()
+    async def test_released_rows_go_to_the_next_claim(self, lab: BusFixture) -> None:
+        await lab.produce(1)
+        first = await lab.claim("one")
+        await lab.bus.release(first)
+        await lab.bus.release(first)
+        second = await lab.claim("one")
+        assert second.rows == first.rows and second.fence != first.fence
 
-    def test_released_rows_go_to_the_next_claim(self, on_bus: Any) -> None:
-        async def scenario(lab: BusFixture) -> None:
-            await lab.produce(1)
-            first = await lab.claim("one")
-            await lab.bus.release(first)
-            await lab.bus.release(first)
-            second = await lab.claim("one")
-            assert second.rows == first.rows and second.fence != first.fence
+    @scenario(lease_s=0.2)
+    async def test_an_expired_lease_gives_its_rows_to_the_next_claim_and_fences_the_old_holder(
+        self, lab: BusFixture
+    ) -> None:
+        await lab.produce(1)
+        old = await lab.claim()
+        new = await lab.claim()
+        assert new.rows == old.rows
+        await _fenced(lab, old)
 
-        on_bus(scenario)
+    @scenario()
+    async def test_a_role_that_registers_again_fences_its_former_self(self, lab: BusFixture) -> None:
+        await lab.produce(2)
+        await lab.credit()
+        first = await lab.bus.register("actor")
+        old = await lab.claim_step()
+        second = await lab.bus.register("actor")
+        assert second.incarnation > first.incarnation
+        await _fenced(lab, old)
+        with pytest.raises(StaleFence):
+            await lab.bus.trained([old], 0)
+        new = await lab.claim_step()
+        assert new.rows == old.rows
+        assert await lab.problem() == ""
 
-    def test_an_expired_lease_gives_its_rows_to_the_next_claim_and_fences_the_old_holder(self, on_bus: Any) -> None:
-        async def scenario(lab: BusFixture) -> None:
-            await lab.produce(1)
-            old = await lab.claim()
-            new = await lab.claim()
-            assert new.rows == old.rows
-            await _fenced(lab, old)
+    @scenario()
+    async def test_what_a_dead_producer_was_making_is_issued_again_as_the_same_work(self, lab: BusFixture) -> None:
+        await lab.bus.register("rollout")
+        done, lost = await lab.admit(2)
+        await lab.put(done.attempts)
+        registration = await lab.bus.register("rollout")
+        assert registration.reissued == 1
+        lab.held.clear()
+        lab.admitted = 0
+        (again,) = await lab.admit(1)
+        assert (again.group, again.retry) == (lost.group, lost.retry)
+        assert not set(again.attempts) & set(lost.attempts)
+        assert await lab.problem() == ""
 
-        on_bus(scenario, lease_s=0.2)
+    @scenario()
+    async def test_a_repeated_acknowledgement_is_harmless(self, lab: BusFixture) -> None:
+        await lab.produce(1)
+        claim = await lab.claim()
+        for _ in range(2):
+            await lab.bus.acknowledge(claim)
+        assert await lab.nothing_for("advantages")
 
-    def test_a_role_that_registers_again_fences_its_former_self(self, on_bus: Any) -> None:
-        async def scenario(lab: BusFixture) -> None:
-            await lab.produce(2)
-            await lab.credit()
-            first = await lab.bus.register("actor")
-            old = await lab.claim_step()
-            second = await lab.bus.register("actor")
-            assert second.incarnation > first.incarnation
-            await _fenced(lab, old)
-            with pytest.raises(StaleFence):
-                await lab.bus.trained([old], 0)
-            new = await lab.claim_step()
-            assert new.rows == old.rows
-            assert await lab.problem() == ""
+    @scenario()
+    async def test_a_write_of_another_number_of_rows_is_refused(self, lab: BusFixture) -> None:
+        await lab.produce(1)
+        claim = await lab.claim()
+        with pytest.raises(RelaxError, match="advantages"):
+            await lab.bus.write(claim, {"advantages": by_row(claim.rows[:1])})
 
-        on_bus(scenario)
-
-    def test_what_a_dead_producer_was_making_is_issued_again_as_the_same_work(self, on_bus: Any) -> None:
-        async def scenario(lab: BusFixture) -> None:
-            await lab.bus.register("rollout")
-            done, lost = await lab.admit(2)
-            await lab.put(done.attempts)
-            registration = await lab.bus.register("rollout")
-            assert registration.reissued == 1
-            lab.held.clear()
-            lab.admitted = 0
-            (again,) = await lab.admit(1)
-            assert (again.group, again.retry) == (lost.group, lost.retry)
-            assert not set(again.attempts) & set(lost.attempts)
-            assert await lab.problem() == ""
-
-        on_bus(scenario)
-
-    def test_a_repeated_acknowledgement_is_harmless(self, on_bus: Any) -> None:
-        async def scenario(lab: BusFixture) -> None:
-            await lab.produce(1)
-            claim = await lab.claim()
-            for _ in range(2):
-                await lab.bus.acknowledge(claim)
-            assert await lab.nothing_for("advantages")
-
-        on_bus(scenario)
-
-    def test_a_write_of_another_number_of_rows_is_refused(self, on_bus: Any) -> None:
-        async def scenario(lab: BusFixture) -> None:
-            await lab.produce(1)
-            claim = await lab.claim()
-            with pytest.raises(RelaxError, match="advantages"):
-                await lab.bus.write(claim, {"advantages": by_row(claim.rows[:1])})
-
-        on_bus(scenario)
-
-    def test_a_column_of_former_weights_is_made_again(self, on_bus: Any) -> None:
-        async def scenario(lab: BusFixture) -> None:
-            await lab.produce(4)
-            await lab.credit()
-            ahead = await lab.claim("actor_fwd", 4)
-            await lab.bus.write(ahead, {"old_log_probs": by_row(ahead.rows)}, START)
-            await lab.bus.acknowledge(ahead)
-            claim = await lab.claim_step()
-            version = await lab.bus.trained([claim], 0)
-            assert await lab.step_waits(), "what is left has old_log_probs of the last version"
-            again = await lab.claim("actor_fwd", 4)
-            assert again.groups == (2, 3)
-            await lab.bus.write(again, {"old_log_probs": by_row(again.rows)}, version)
-            last = await lab.claim_step()
-            assert last.groups == (2, 3)
-            assert last.versions == {"old_log_probs": {2: version, 3: version}}, "a claim tells who made a column"
-
-        on_bus(scenario, columns=("tokens", "advantages", "old_log_probs"))
+    @scenario(columns=("tokens", "advantages", "old_log_probs"))
+    async def test_a_column_of_former_weights_is_made_again(self, lab: BusFixture) -> None:
+        await lab.produce(4)
+        await lab.credit()
+        ahead = await lab.claim("actor_fwd", 4)
+        await lab.bus.write(ahead, {"old_log_probs": by_row(ahead.rows)}, START)
+        await lab.bus.acknowledge(ahead)
+        claim = await lab.claim_step()
+        version = await lab.bus.trained([claim], 0)
+        assert await lab.step_waits(), "what is left has old_log_probs of the last version"
+        again = await lab.claim("actor_fwd", 4)
+        assert again.groups == (2, 3)
+        await lab.bus.write(again, {"old_log_probs": by_row(again.rows)}, version)
+        last = await lab.claim_step()
+        assert last.groups == (2, 3)
+        assert last.versions == {"old_log_probs": {2: version, 3: version}}, "a claim tells who made a column"
 
 
 async def _with_experts(lab: BusFixture) -> tuple[Claim, np.ndarray]:

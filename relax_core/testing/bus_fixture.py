@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run around a bus, for its conformance suite: a producer, a role that credits, a trainer. Rows say whose they are."""
+"""A run around a bus, for its conformance suite: a producer, a role that credits, a trainer. Rows name their sample."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class BusFixture:
     admitted: int = 0
 
     async def admit(self, limit: int = 2, wait_s: float = WAIT_S) -> tuple[Issue, ...]:
-        """Groups that an engine with the newest weights may start."""
+        """Admit groups that an engine with the newest weights may start."""
         issues = await self.bus.admit("rollout", await self.bus.version(), limit, wait_s)
         self.admitted += sum(len(issue.attempts) for issue in issues)
         self.held.update(attempt for issue in issues for attempt in issue.attempts)
@@ -57,23 +57,23 @@ class BusFixture:
         return stored
 
     async def fail(self, attempt: AttemptId, outcome: Outcome = Outcome.REWARD_TIMEOUT) -> None:
-        """A sample ended without a verdict."""
+        """End a sample without a verdict."""
         await self.bus.put(RowBatch((), columns((), 1)), [Sealed(attempt, 0, outcome)], WAIT_S)
         self.held.discard(attempt)
 
     async def produce(self, groups: int = 2) -> tuple[Issue, ...]:
-        """So many whole groups on the bus, group by group."""
+        """Put so many whole groups on the bus, group by group."""
         issues = await self.admit(groups)
         for issue in issues:
             await self.put(issue.attempts)
         return issues
 
     async def claim(self, task: str = "advantages", groups: int = 1, needs: Sequence[str] = FIRST) -> Claim:
-        """Rows that must be there for a task."""
-        return _found(await self.bus.claim(ClaimRequest(task, tuple(needs), groups), WAIT_S))
+        """Claim rows that must be there for a task."""
+        return await self._claimed(ClaimRequest(task, tuple(needs), groups))
 
     async def nothing_for(self, task: str) -> bool:
-        """Whether a task gets no rows now."""
+        """Tell whether a task gets no rows now."""
         return await self.bus.claim(ClaimRequest(task, FIRST, 1), SHORT_S) is None
 
     async def credit(self) -> Claim:
@@ -84,11 +84,16 @@ class BusFixture:
         return claim
 
     async def claim_step(self, overdue: bool = False) -> Claim:
-        """The actor's groups for its next step, which must be there."""
-        return _found(await self.bus.claim(await self.step_request(overdue), WAIT_S))
+        """Claim the actor's groups for its next step, which must be there."""
+        return await self._claimed(await self.step_request(overdue))
+
+    async def _claimed(self, request: ClaimRequest) -> Claim:
+        claim = await self.bus.claim(request, WAIT_S)
+        assert claim is not None, f"rows that are ready were not handed out within {WAIT_S:g} s"
+        return claim
 
     async def step_waits(self) -> bool:
-        """Whether the actor gets nothing for its next step now."""
+        """Tell whether the actor gets nothing for its next step now."""
         return await self.bus.claim(await self.step_request(False), SHORT_S) is None
 
     async def step_request(self, overdue: bool) -> ClaimRequest:
@@ -97,7 +102,7 @@ class BusFixture:
         return ClaimRequest("actor", FIRST, 2, 1, trains=True, step=step, overdue=overdue)
 
     async def train(self) -> Claim:
-        """One whole step, from admission to its commit."""
+        """Train one whole step, from admission to its commit."""
         await self.produce()
         await self.credit()
         claim = await self.claim_step()
@@ -114,13 +119,8 @@ class BusFixture:
         return account.problem
 
 
-def _found(claim: Claim | None) -> Claim:
-    assert claim is not None, f"rows that are ready were not handed out within {WAIT_S:g} s"
-    return claim
-
-
 def run_on(opens: Open, directory: str, scenario: Scenario, version: Version, settings: dict[str, Any]) -> Any:
-    """A scenario on a bus that is opened over a directory, and closed after it."""
+    """Run a scenario on a bus that is opened over a directory, and closed after it."""
 
     async def main() -> Any:
         bus = await opens(dataclasses.replace(SETTINGS, **settings), directory, version)
@@ -132,8 +132,21 @@ def run_on(opens: Open, directory: str, scenario: Scenario, version: Version, se
     return asyncio.run(main())
 
 
+def scenario(**settings: Any) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
+    """Make a test of a coroutine `(self, lab)`, which runs on a bus that is opened with these settings."""
+
+    def decorated(work: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+        def test(self: Any, on_bus: Any) -> None:  # its own signature, by which pytest finds the fixture
+            on_bus(lambda lab: work(self, lab), **settings)
+
+        test.__name__, test.__qualname__, test.__module__ = work.__name__, work.__qualname__, work.__module__
+        return test
+
+    return decorated
+
+
 def columns(ids: Sequence[RowId], tokens: int) -> dict[str, Ragged]:
-    """Token values name their row; lengths differ from row to row."""
+    """Make columns whose token values name their row; lengths differ from row to row."""
     lengths = np.array([tokens + row.sample for row in ids], np.int64)
     values = [np.full(tokens + row.sample, token(row), np.int32) for row in ids]
     return {"tokens": Ragged(np.concatenate([np.zeros(0, np.int32), *values]), lengths), "rewards": by_row(ids)}
@@ -144,5 +157,5 @@ def token(row: RowId) -> int:
 
 
 def by_row(ids: Sequence[RowId]) -> Ragged:
-    """One number a row: its group."""
+    """Make one number a row: its group."""
     return Ragged(np.array([row.group for row in ids], np.float32), np.ones(len(ids), np.int64))

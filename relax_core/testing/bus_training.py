@@ -18,7 +18,7 @@ from relax_core.api.errors import StaleFence
 from relax_core.api.trajectory import DropReason
 from relax_core.api.weights import Version
 from relax_core.bus.service import open_bus
-from relax_core.testing.bus_fixture import FIRST, SHORT_S, START, BusFixture, Open, Scenario, run_on
+from relax_core.testing.bus_fixture import FIRST, SHORT_S, START, BusFixture, Open, Scenario, run_on, scenario
 from relax_core.testing.suite import Suite
 
 
@@ -49,84 +49,74 @@ class TrainingSuite(Suite):
 
     # -- training -------------------------------------------------------------------------------------------------
 
-    def test_a_step_is_committed_once(self, on_bus: Any) -> None:
-        async def scenario(lab: BusFixture) -> None:
-            claim = await lab.train()
-            assert await lab.bus.trained([claim], 0) == Version("actor", 0, 1), "a repeat is harmless"
-            account = await lab.bus.account()
-            assert (account.trained, account.in_flight) == (4, 0)
-            with pytest.raises(StaleFence):
-                await lab.bus.verify(claim)
-            with pytest.raises(StaleFence):
-                await lab.bus.claim(ClaimRequest("actor", FIRST, 1, trains=True, step=0), SHORT_S)
+    @scenario()
+    async def test_a_step_is_committed_once(self, lab: BusFixture) -> None:
+        claim = await lab.train()
+        assert await lab.bus.trained([claim], 0) == Version("actor", 0, 1), "a repeat is harmless"
+        account = await lab.bus.account()
+        assert (account.trained, account.in_flight) == (4, 0)
+        with pytest.raises(StaleFence):
+            await lab.bus.verify(claim)
+        with pytest.raises(StaleFence):
+            await lab.bus.claim(ClaimRequest("actor", FIRST, 1, trains=True, step=0), SHORT_S)
 
-        on_bus(scenario)
+    @scenario()
+    async def test_the_next_step_waits_for_the_groups_that_would_expire(self, lab: BusFixture) -> None:
+        issues = await lab.admit(4)
+        for issue in issues[:2]:
+            await lab.put(issue.attempts)
+        await lab.credit()
+        await lab.bus.trained([await lab.claim_step()], 0)
+        await lab.produce(2)
+        await lab.credit()
+        assert await lab.step_waits(), "two older groups need both places"
+        late = await lab.claim_step(overdue=True)
+        assert late.groups == (4, 5), "after the deadline it takes what is ready"
+        await lab.bus.trained([late], 1)
+        assert (await lab.bus.account()).dropped == {DropReason.DEADLINE: 4}
+        lab.held.clear()
+        assert await lab.problem() == ""
 
-    def test_the_next_step_waits_for_the_groups_that_would_expire(self, on_bus: Any) -> None:
-        async def scenario(lab: BusFixture) -> None:
-            issues = await lab.admit(4)
-            for issue in issues[:2]:
-                await lab.put(issue.attempts)
-            await lab.credit()
-            await lab.bus.trained([await lab.claim_step()], 0)
-            await lab.produce(2)
-            await lab.credit()
-            assert await lab.step_waits(), "two older groups need both places"
-            late = await lab.claim_step(overdue=True)
-            assert late.groups == (4, 5), "after the deadline it takes what is ready"
-            await lab.bus.trained([late], 1)
-            assert (await lab.bus.account()).dropped == {DropReason.DEADLINE: 4}
-            lab.held.clear()
-            assert await lab.problem() == ""
+    @scenario(max_staleness=0)
+    async def test_a_step_closed_short_drops_what_no_longer_fits(self, lab: BusFixture) -> None:
+        issues = await lab.admit(2)
+        await lab.put(issues[0].attempts)
+        await lab.credit()
+        await lab.bus.trained([await lab.claim_step(overdue=True)], 0)
+        assert (await lab.bus.account()).dropped == {DropReason.DEADLINE: 2}
+        gone = await lab.bus.report_held("rollout", frozenset(lab.held), lab.admitted)
+        assert gone == frozenset(issues[1].attempts)
 
-        on_bus(scenario)
+    @scenario(max_staleness=0, spare_groups=1)
+    async def test_spares_replace_the_slow_and_are_not_waited_for(self, lab: BusFixture) -> None:
+        _slow, *quick = await lab.admit(9)
+        assert len(quick) == 2
+        for issue in quick:
+            await lab.put(issue.attempts)
+        await lab.credit()
+        claim = await lab.claim_step()
+        assert claim.groups == (1, 2)
+        await lab.bus.trained([claim], 0)
+        assert (await lab.bus.account()).dropped == {DropReason.SPARE: 2}
 
-    def test_a_step_closed_short_drops_what_no_longer_fits(self, on_bus: Any) -> None:
-        async def scenario(lab: BusFixture) -> None:
-            issues = await lab.admit(2)
+    @scenario(late="mask")
+    async def test_masking_waits_for_nobody_and_says_which_tokens_are_too_old(self, lab: BusFixture) -> None:
+        slow = await lab.admit(1)
+        for step in range(2):
+            issues = await lab.admit(1)
             await lab.put(issues[0].attempts)
             await lab.credit()
-            await lab.bus.trained([await lab.claim_step(overdue=True)], 0)
-            assert (await lab.bus.account()).dropped == {DropReason.DEADLINE: 2}
-            gone = await lab.bus.report_held("rollout", frozenset(lab.held), lab.admitted)
-            assert gone == frozenset(issues[1].attempts)
-
-        on_bus(scenario, max_staleness=0)
-
-    def test_spares_replace_the_slow_and_are_not_waited_for(self, on_bus: Any) -> None:
-        async def scenario(lab: BusFixture) -> None:
-            _slow, *quick = await lab.admit(9)
-            assert len(quick) == 2
-            for issue in quick:
-                await lab.put(issue.attempts)
-            await lab.credit()
             claim = await lab.claim_step()
-            assert claim.groups == (1, 2)
-            await lab.bus.trained([claim], 0)
-            assert (await lab.bus.account()).dropped == {DropReason.SPARE: 2}
-
-        on_bus(scenario, max_staleness=0, spare_groups=1)
-
-    def test_masking_waits_for_nobody_and_says_which_tokens_are_too_old(self, on_bus: Any) -> None:
-        async def scenario(lab: BusFixture) -> None:
-            slow = await lab.admit(1)
-            for step in range(2):
-                issues = await lab.admit(1)
-                await lab.put(issues[0].attempts)
-                await lab.credit()
-                claim = await lab.claim_step()
-                assert claim.mask_before == 0
-                await lab.bus.trained([claim], step)
-            await lab.put(slow[0].attempts, step=0)
-            await lab.credit()
-            late = await lab.claim_step()
-            assert late.groups == (slow[0].group,) and late.mask_before == 1
-            assert await lab.problem() == ""
-
-        on_bus(scenario, late="mask")
+            assert claim.mask_before == 0
+            await lab.bus.trained([claim], step)
+        await lab.put(slow[0].attempts, step=0)
+        await lab.credit()
+        late = await lab.claim_step()
+        assert late.groups == (slow[0].group,) and late.mask_before == 1
+        assert await lab.problem() == ""
 
     def test_dropping_ends_the_expired_at_once_and_regenerating_issues_them_again(self, on_bus: Any) -> None:
-        async def scenario(lab: BusFixture) -> list[int]:
+        async def checked(lab: BusFixture) -> list[int]:
             slow, quick = await lab.admit(2)
             await lab.put(quick.attempts)
             await lab.credit()
@@ -136,11 +126,11 @@ class TrainingSuite(Suite):
             lab.held.clear()
             return [issue.group for issue in await lab.admit(2)]
 
-        assert on_bus(scenario, max_staleness=0, late="regenerate") == [0, 2]
+        assert on_bus(checked, max_staleness=0, late="regenerate") == [0, 2]
 
     @pytest.mark.parametrize("late", ["wait", "mask", "drop", "regenerate"])
     def test_a_step_that_waited_in_vain_lets_go_of_what_keeps_it(self, on_bus: Any, late: str) -> None:
-        async def scenario(lab: BusFixture) -> None:
+        async def checked(lab: BusFixture) -> None:
             stuck = await lab.admit(4)
             assert await lab.bus.let_go(0) == (0, 1), "a step's worth, the oldest"
             gone = await lab.bus.report_held("rollout", frozenset(lab.held), lab.admitted)
@@ -154,10 +144,10 @@ class TrainingSuite(Suite):
             assert await lab.bus.let_go(0) == (2, 3), "what the step has is not ended"
             assert await lab.problem() == ""
 
-        on_bus(scenario, late=late)
+        on_bus(checked, late=late)
 
     def test_a_task_that_is_late_again_and_again_is_issued_no_more(self, on_bus: Any) -> None:
-        async def scenario(lab: BusFixture) -> list[tuple[int, int]]:
+        async def checked(lab: BusFixture) -> list[tuple[int, int]]:
             tries = []
             for step in range(6):
                 slow, *_ = issues = await lab.admit(2)
@@ -168,43 +158,39 @@ class TrainingSuite(Suite):
                 lab.held.clear()
             return tries
 
-        tries = on_bus(scenario, late="regenerate", max_staleness=0)
+        tries = on_bus(checked, late="regenerate", max_staleness=0)
         assert tries[:4] == [(0, 0), (0, 1), (0, 2), (0, 3)] and 0 not in dict(tries[4:])
 
-    def test_a_step_that_is_overdue_is_prepared_with_what_is_ready(self, on_bus: Any) -> None:
-        async def scenario(lab: BusFixture) -> None:
-            await lab.produce(1)
-            request = ClaimRequest("advantages", FIRST, 2, min_groups=2)
-            assert await lab.bus.claim(request, SHORT_S) is None
-            assert await lab.bus.claim(await lab.step_request(True), SHORT_S) is None
-            claim = await lab.bus.claim(request, SHORT_S)
-            assert claim is not None and claim.groups == (0,)
-
-        on_bus(scenario)
+    @scenario()
+    async def test_a_step_that_is_overdue_is_prepared_with_what_is_ready(self, lab: BusFixture) -> None:
+        await lab.produce(1)
+        request = ClaimRequest("advantages", FIRST, 2, min_groups=2)
+        assert await lab.bus.claim(request, SHORT_S) is None
+        assert await lab.bus.claim(await lab.step_request(True), SHORT_S) is None
+        claim = await lab.bus.claim(request, SHORT_S)
+        assert claim is not None and claim.groups == (0,)
 
     # -- lineage and persistence ------------------------------------------------------------------------------------
 
-    def test_a_rollback_returns_what_the_surviving_weights_sampled(self, on_bus: Any) -> None:
-        async def scenario(lab: BusFixture) -> None:
-            await lab.produce(4)
-            await lab.credit()
-            for step in (0, 1):
-                await lab.bus.trained([await lab.claim_step()], step)
-            await lab.produce(2)
-            await lab.credit()
-            version = await lab.bus.rollback(0)
-            assert version == Version("actor", 1, 0)
-            account = await lab.bus.account()
-            assert (account.trained, account.in_flight, account.dropped) == (0, 8, {DropReason.ABANDONED: 4})
-            back = await lab.claim_step()
-            assert back.groups == (0, 1), "in the order that was recorded"
-            assert (await lab.bus.read(back, ("advantages",))).columns["advantages"].values.tolist() == [0, 0, 1, 1]
-            assert await lab.problem() == ""
-
-        on_bus(scenario)
+    @scenario()
+    async def test_a_rollback_returns_what_the_surviving_weights_sampled(self, lab: BusFixture) -> None:
+        await lab.produce(4)
+        await lab.credit()
+        for step in (0, 1):
+            await lab.bus.trained([await lab.claim_step()], step)
+        await lab.produce(2)
+        await lab.credit()
+        version = await lab.bus.rollback(0)
+        assert version == Version("actor", 1, 0)
+        account = await lab.bus.account()
+        assert (account.trained, account.in_flight, account.dropped) == (0, 8, {DropReason.ABANDONED: 4})
+        back = await lab.claim_step()
+        assert back.groups == (0, 1), "in the order that was recorded"
+        assert (await lab.bus.read(back, ("advantages",))).columns["advantages"].values.tolist() == [0, 0, 1, 1]
+        assert await lab.problem() == ""
 
     def test_a_checkpoint_is_final_and_frees_payloads(self, on_bus: Any, tmp_path: Path) -> None:
-        async def scenario(lab: BusFixture) -> None:
+        async def checked(lab: BusFixture) -> None:
             await lab.train()
             assert (await lab.bus.statistics())["kept_bytes"] > 0
             await lab.bus.checkpoint(1, str(tmp_path / "checkpoint"))
@@ -213,7 +199,7 @@ class TrainingSuite(Suite):
             await lab.bus.rollback(1)
             assert (await lab.bus.account()).trained == 4
 
-        on_bus(scenario)
+        on_bus(checked)
 
     def test_a_run_that_is_opened_again_issues_what_was_lost_as_the_same_work(
         self, on_bus: Any, tmp_path: Path

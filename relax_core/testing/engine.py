@@ -11,61 +11,35 @@ Capabilities that are not claimed are skipped, those that are claimed are held t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 
-from relax_core.api.component import Chosen
-from relax_core.api.engine import Delta, Engine
+from relax_core.api.engine import Delta
 from relax_core.api.errors import RelaxError
-from relax_core.api.weights import Version
-from relax_core.tensor_files.transport import Disk
-from relax_core.testing.engine_adapters import AdapterChecks
-from relax_core.testing.engine_deltas import DeltaChecks
 from relax_core.testing.engine_fixture import (
     CONTEXT,
+    PROMPT,
+    PROMPTS,
+    TOLERANCE,
     VOCABULARY,
     EngineFixture,
-    damaged,
+    agrees,
     gather,
-    tensors_of,
-    tiny_qwen3,
+    log_softmax,
+    plain_log_probs,
+    truncated,
     until_known,
 )
-from relax_core.testing.engine_formats import EngineFormatChecks
-from relax_core.testing.engine_in_flight import PROMPT, PROMPTS, InFlightChecks
-from relax_core.testing.engine_truth import TOLERANCE, agrees, log_softmax, plain_log_probs, truncated
-from relax_core.testing.suite import Suite
+from relax_core.testing.engine_weights import REFUSED, WeightChecks
 
-__all__ = ["PROMPT", "PROMPTS", "EngineSuite"]
-_REFUSED = (ValueError, RelaxError)
+LONG_PROMPT = tuple((place * 7 + 3) % VOCABULARY for place in range(112))
+SAMPLES = 8
 
 
-class EngineSuite(InFlightChecks, AdapterChecks, DeltaChecks, EngineFormatChecks, Suite):
+class EngineSuite(WeightChecks):
     """Subclass it in the plugin's tests."""
-
-    kind: ClassVar[str] = "engine"
-
-    @pytest.fixture(scope="class")
-    def lab(self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineFixture]:
-        suite: type[EngineSuite] = request.cls
-        if suite.generic:
-            pytest.importorskip("transformers", reason="the reference forward needs transformers")
-        first, second = (tiny_qwen3(str(tmp_path_factory.mktemp("model")), seed) for seed in (1, 2))
-        lab = EngineFixture(suite.make_engine(), first, second).start(version=Version("actor", 0, 0))
-        yield lab
-        lab.stop()
-
-    @classmethod
-    def make_engine(cls) -> Engine:
-        """An engine with its host's part done: it can build the transports the suite publishes through."""
-        engine = cls.make()
-        assert isinstance(engine, Engine)
-        engine.build = lambda chosen: Disk()  # type: ignore[attr-defined]
-        return engine
 
     # What a request gets.
 
@@ -206,12 +180,6 @@ class EngineSuite(InFlightChecks, AdapterChecks, DeltaChecks, EngineFormatChecks
         with pytest.raises(ValueError, match="floor"):
             lab.generate(lab.request(PROMPT, 2, floor=lab.version.step + 1))
 
-    def still_serves(self, lab: EngineFixture) -> None:
-        (got,) = lab.generate(lab.request(PROMPT, 2))
-        assert len(got.tokens) == 2
-        health = lab.run(lab.engine.health())
-        assert (health.ok, health.running, health.waiting) == (True, 0, 0)
-
     # Requests under way.
 
     def test_abort_ends_a_request_and_keeps_its_tokens(self, lab: EngineFixture) -> None:
@@ -270,54 +238,6 @@ class EngineSuite(InFlightChecks, AdapterChecks, DeltaChecks, EngineFormatChecks
         lab.run(leave())
         self.still_serves(lab)
 
-    # Weights.
-
-    def test_new_weights_are_in_the_next_token(self, lab: EngineFixture, renewed: Callable[[], str]) -> None:
-        other = renewed()
-        request = lab.request(PROMPT, 9, seed=1)
-        (got,) = lab.generate(request)
-        agrees(other, PROMPT, got)
-        assert got.version == got.oldest_cache == lab.version.step
-
-    def test_receipt_proves_what_the_manifest_says(self, lab: EngineFixture, renewed: Callable[[], str]) -> None:
-        renewed()
-        manifest = lab.publish()
-        receipt = lab.update(manifest)
-        assert (receipt.version, receipt.fingerprint) == (manifest.version, manifest.fingerprint)
-        assert receipt.level == lab.engine.capabilities.receipts
-
-    @pytest.mark.parametrize("fault", ["missing", "extra", "shape", "dtype", "renamed"])
-    def test_a_version_that_is_not_this_model_is_refused_whole(self, lab: EngineFixture, fault: str) -> None:
-        self.needs(lab.engine.capabilities.receives_online, "online updates")
-        self.refused(lab, lab.publish(damaged(tensors_of(lab.other), fault)))
-
-    def test_stale_bytes_are_refused_whole(self, lab: EngineFixture) -> None:
-        self.needs(lab.engine.capabilities.receives_online, "online updates")
-        stale, fresh = lab.publish(source=lab.model), lab.publish(source=lab.other)
-        self.refused(lab, replace(fresh, location=stale.location))
-
-    def test_abandoned_incarnation_older_step_and_other_model_are_refused(self, lab: EngineFixture) -> None:
-        self.needs(lab.engine.capabilities.receives_online, "online updates")
-        lab.update(lab.publish(source=lab.model, version=Version("actor", lab.version.incarnation + 1, 50)))
-        have = lab.version
-        for old in (have._replace(incarnation=have.incarnation - 1, step=99), have._replace(step=49)):
-            self.refused(lab, lab.publish(version=old))
-        self.refused(lab, lab.publish(version=Version("critic", have.incarnation, 200)))
-
-    def test_unknown_transport_is_refused(self, lab: EngineFixture) -> None:
-        self.needs(lab.engine.capabilities.receives_online, "online updates")
-        with pytest.raises(_REFUSED):
-            lab.run(lab.engine.update_weights(lab.publish(), Chosen("weight-transport", "carrier-pigeon")))
-        self.still_serves(lab)
-
-    def refused(self, lab: EngineFixture, manifest: Any) -> None:
-        before = lab.version
-        with pytest.raises(_REFUSED):
-            lab.update(manifest)
-        assert lab.version == before
-        (got,) = lab.generate(lab.request(PROMPT, 5, seed=1))
-        agrees(lab.model, PROMPT, got)
-
     # Sleep.
 
     @pytest.mark.parametrize("part", ["kv", "weights"])
@@ -337,7 +257,7 @@ class EngineSuite(InFlightChecks, AdapterChecks, DeltaChecks, EngineFormatChecks
 
     def test_unknown_part_can_not_sleep(self, lab: EngineFixture) -> None:
         self.needs(lab.engine.capabilities.sleep, "sleep")
-        with pytest.raises(_REFUSED):
+        with pytest.raises(REFUSED):
             lab.run(lab.engine.sleep(["attention"]))
         self.still_serves(lab)
 
@@ -350,3 +270,49 @@ class EngineSuite(InFlightChecks, AdapterChecks, DeltaChecks, EngineFormatChecks
         with pytest.raises(RelaxError):
             other.generate(other.request(PROMPT, 2))
         other.stop()
+
+
+class PrefixChecks:
+    """Tests that a group's samples compute their prompt once, and that an update ends that.
+
+    For engines that share caches of prompts that begin alike, and count `prompt_tokens` and `cached_tokens` in the facts
+    of `health`, used beside `EngineSuite`: `class TestMine(PrefixChecks, EngineSuite)`.
+    """
+
+    def test_samples_of_one_prompt_compute_it_once(self, lab: EngineFixture) -> None:
+        before = counted(lab)
+        results = lab.generate(*(lab.request(LONG_PROMPT, 4, seed=seed) for seed in range(SAMPLES)))
+        for got in results:
+            agrees(lab.model, LONG_PROMPT, got)
+        prompt, cached = (after - had for after, had in zip(counted(lab), before, strict=True))
+        assert prompt == SAMPLES * len(LONG_PROMPT)
+        assert cached >= 0.8 * (SAMPLES - 1) * len(LONG_PROMPT), f"{cached} of {prompt} prompt tokens were shared"
+
+    def test_samples_go_on_when_the_one_before_them_is_aborted(self, lab: EngineFixture) -> None:
+        requests = [lab.request(LONG_PROMPT, 4, seed=seed) for seed in range(4)]
+
+        async def abort_first() -> list[Delta]:
+            await lab.engine.pause()
+            running = asyncio.create_task(gather(lab.engine, requests))
+            await until_known(lab.engine, len(requests))
+            await lab.engine.abort([requests[0].id, requests[2].id])
+            await lab.engine.resume()
+            return await running
+
+        results = lab.run(abort_first())
+        assert [got.finish for got in results] == ["abort", "length", "abort", "length"]
+        for got in results[1::2]:
+            agrees(lab.model, LONG_PROMPT, got)
+
+    def test_an_update_ends_what_is_shared(self, lab: EngineFixture) -> None:
+        lab.generate(lab.request(LONG_PROMPT, 2))
+        lab.update(lab.publish(source=lab.model))
+        before = counted(lab)
+        lab.generate(lab.request(LONG_PROMPT, 2))
+        assert counted(lab)[1] == before[1]
+
+
+def counted(lab: EngineFixture) -> tuple[int, int]:
+    """Count (prompt tokens, those of them that were found) so far."""
+    facts: dict[str, Any] = dict(lab.run(lab.engine.health()).facts)
+    return int(facts["prompt_tokens"]), int(facts["cached_tokens"])

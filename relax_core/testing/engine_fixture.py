@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fixture of engine tests: tiny real models, an engine on an event loop of its own, versions to publish.
-
-It says nothing of what is right: `engine_truth` does.
+"""The fixture of engine tests: tiny real models, an engine on an event loop of its own, versions to publish; and the
+reference that it is held to, a plain forward without cache, padding or batching. Nothing here imports an engine's code.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,22 +16,170 @@ import numpy as np
 
 from relax_core.api.component import Chosen
 from relax_core.api.engine import Delta, Engine, EngineSpec, GenerateRequest
-from relax_core.api.weights import Manifest, Receipt, Version
+from relax_core.api.weights import Manifest, Payload, Receipt, Version
 from relax_core.tensor_files import safetensors_file
 from relax_core.tensor_files.transport import Disk
 
 T = TypeVar("T")
 Tensors = list[tuple[str, np.ndarray, str]]
 VOCABULARY, CONTEXT = 64, 128
+PROMPT = (5, 9, 33, 2, 17)
+PROMPTS = (PROMPT, (7,), (60, 3), (5, 9, 33, 2, 18), tuple(range(2, 40)))
+LONG = 88
+"""Tokens of requests that must still run when something happens to them."""
+TOLERANCE = 1e-4
 _DEADLINE_S = 120.0
 _KNOWN_S = 30.0
 LORA: Mapping[str, Any] = {"rank": 2, "alpha": 4.0, "targets": ("q_proj", "down_proj")}
 """`[model] lora`, for engines that take adapters."""
 DISK = Chosen("weight-transport", "disk")
+SAFETENSORS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+
+
+class EngineFixture:
+    """A started engine, two model folders of one architecture, and a place to publish from one to the other."""
+
+    def __init__(self, engine: Engine, model: str, other: str, transport: Disk | None = None) -> None:
+        self.engine, self.model, self.other = engine, model, other
+        self.location = tempfile.mkdtemp(prefix="relax-lab-")
+        self.runner = asyncio.Runner()
+        self.facts: dict[str, Any] = {}
+        self.transport = transport or Disk()
+        self._step = self._requests = 0
+
+    def start(self, dtype: str = "float32", **spec: Any) -> EngineFixture:
+        lora = {"lora": LORA} if self.engine.capabilities.lora else {}
+        chosen = EngineSpec({"path": self.model, "dtype": dtype, **lora}, CONTEXT, **spec)
+        self.facts = dict(self.run(self.engine.start(chosen), 600.0))
+        return self
+
+    def stop(self) -> None:
+        try:
+            self.run(self.engine.stop())
+        finally:
+            self.runner.close()
+            shutil.rmtree(self.location, ignore_errors=True)
+
+    def run(self, coroutine: Coroutine[Any, Any, T], deadline_s: float = _DEADLINE_S) -> T:
+        async def within() -> T:
+            async with asyncio.timeout(deadline_s):
+                return await coroutine
+
+        return self.runner.run(within())
+
+    def request(self, tokens: Sequence[int], max_new_tokens: int, **fields: Any) -> GenerateRequest:
+        self._requests += 1
+        return GenerateRequest(f"request-{self._requests}", tuple(tokens), max_new_tokens, **fields)
+
+    def generate(self, *requests: GenerateRequest) -> list[Delta]:
+        """Generate one joined delta a request, in their order."""
+        return self.run(gather(self.engine, requests))
+
+    def publish(self, tensors: Tensors | None = None, version: Version | None = None, source: str = "") -> Manifest:
+        """Publish a version of the other folder's weights, of those of `source`, or of the tensors given."""
+        return self._send(version, "full", "", tensors or tensors_of(source or self.other))
+
+    def publish_delta(self, tensors: Tensors) -> Manifest:
+        """Publish a delta on top of what was sent last."""
+        return self._send(None, "delta", str(Version("actor", self.version.incarnation, self._step)), tensors)
+
+    def publish_adapter(self, tensors: Tensors, base: str = "") -> Manifest:
+        """Publish an adapter over the engine's folder, or over another base."""
+        return self._send(None, "lora", base or str(self.facts["fingerprint"]), tensors)
+
+    def _send(self, version: Version | None, payload: Payload, base: str, tensors: Tensors) -> Manifest:
+        self._step = max(self._step + 1, version.step if version else 0)
+        chosen = version or Version("actor", self.version.incarnation, self._step)
+        return self.transport.send(chosen, payload, base, tensors, self.location)
+
+    def update(self, manifest: Manifest) -> Receipt:
+        return self.run(self.engine.update_weights(manifest, DISK))
+
+    @property
+    def version(self) -> Version:
+        return self.run(self.engine.health()).version
+
+
+async def gather(engine: Engine, requests: Sequence[GenerateRequest]) -> list[Delta]:
+    """Run requests to their end and join each one's deltas."""
+    parts: dict[str, list[Delta]] = {request.id: [] for request in requests}
+    async for deltas in engine.generate(requests):
+        for delta in deltas:
+            parts[delta.id].append(delta)
+    return [joined(parts[request.id]) for request in requests]
+
+
+def joined(parts: Sequence[Delta]) -> Delta:
+    """Join the deltas of one request; checks that exactly the last one finishes."""
+    assert parts, "the request ended without a delta"
+    assert [bool(part.finish) for part in parts] == [False] * (len(parts) - 1) + [True]
+    tokens = tuple(token for part in parts for token in part.tokens)
+    log_probs = tuple(value for part in parts for value in part.log_probs)
+    assert len(tokens) == len(log_probs)
+    last = parts[-1]
+    top = tuple(item for part in parts for item in part.top)
+    oldest = min(part.oldest_cache for part in parts)
+    return Delta(last.id, tokens, log_probs, last.version, oldest, last.finish, last.error, top=top)
+
+
+async def until_known(engine: Engine, count: int, running: asyncio.Task[Any] | None = None) -> None:
+    """Wait until the engine holds so many requests, or all of them have ended already."""
+    async with asyncio.timeout(_KNOWN_S):
+        while True:
+            health = await engine.health()
+            if health.running + health.waiting == count or (running is not None and running.done()):
+                return
+            await asyncio.sleep(0.001)
+
+
+# -- the reference ------------------------------------------------------------------------------------------------------
+
+
+def plain_log_probs(directory: str, tokens: Sequence[int]) -> np.ndarray:
+    """Compute log-probs [tokens, vocabulary] after each token, one sequence, float32."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
+    model.eval()
+    with torch.no_grad():
+        logits: np.ndarray = model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0].numpy()
+    return log_softmax(logits)
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
+
+
+def agrees(
+    model: str, prompt: tuple[int, ...], got: Delta, how: Callable[[np.ndarray], np.ndarray] | None = None
+) -> np.ndarray:
+    """Assert that log-probs are those of a plain forward; returns its log-probs after each token."""
+    plain = plain_log_probs(model, (*prompt, *got.tokens))
+    rows = plain[len(prompt) - 1 : -1]
+    rows = rows if how is None else how(rows)
+    want = rows[np.arange(len(got.tokens)), list(got.tokens)]
+    np.testing.assert_allclose(got.log_probs, want, atol=TOLERANCE, rtol=0)
+    return plain
+
+
+def truncated(plain: np.ndarray, top_k: int, top_p: float) -> np.ndarray:
+    """Compute the distribution after top_k, then top_p, row by row in plain loops."""
+    out = np.full_like(plain, -np.inf)
+    for row, log_probs in enumerate(plain):
+        kept = (-log_probs).argsort(kind="stable")[:top_k]
+        probs = np.exp(log_probs[kept]) / np.exp(log_probs[kept]).sum()
+        count = int(np.searchsorted(probs.cumsum(), top_p)) + 1
+        out[row, kept[:count]] = np.log(probs[:count] / probs[:count].sum())
+    return out
+
+
+# -- models and weights -------------------------------------------------------------------------------------------------
 
 
 def tiny_qwen3(directory: str, seed: int) -> str:
-    """A Qwen3 of 60 thousand parameters with peaked, varied distributions, saved as a Hugging Face folder."""
+    """Save a Qwen3 of 60 thousand parameters with peaked, varied distributions as a Hugging Face folder."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -53,80 +200,32 @@ def tensors_of(directory: str) -> Tensors:
     return [(name, array, dtypes[name]) for name, array in tensors.items()]
 
 
-class EngineFixture:
-    """A started engine, two model folders of one architecture, and a place to publish from one to the other."""
+def folder_with(model: str, arrays: Mapping[str, Any], folder: Path) -> str:
+    """Copy a model folder and put float32 weights into the copy."""
+    import torch
+    from safetensors.torch import save_file
 
-    def __init__(self, engine: Engine, model: str, other: str, transport: Disk | None = None) -> None:
-        self.engine, self.model, self.other = engine, model, other
-        self.location = tempfile.mkdtemp(prefix="relax-lab-")
-        self.runner = asyncio.Runner()
-        self.facts: dict[str, Any] = {}
-        self._transport = transport or Disk()
-        self._step = 0
-        self._requests = 0
-
-    def start(self, dtype: str = "float32", **spec: Any) -> EngineFixture:
-        lora = {"lora": LORA} if self.engine.capabilities.lora else {}
-        chosen = EngineSpec({"path": self.model, "dtype": dtype, **lora}, CONTEXT, **spec)
-        self.facts = dict(self.run(self.engine.start(chosen), 600.0))
-        return self
-
-    def stop(self) -> None:
-        try:
-            self.run(self.engine.stop())
-        finally:
-            self.runner.close()
-            shutil.rmtree(self.location, ignore_errors=True)
-
-    def run(self, coroutine: Coroutine[Any, Any, T], deadline_s: float = _DEADLINE_S) -> T:
-        return self.runner.run(_within(coroutine, deadline_s))
-
-    def request(self, tokens: Sequence[int], max_new_tokens: int, **fields: Any) -> GenerateRequest:
-        self._requests += 1
-        return GenerateRequest(f"request-{self._requests}", tuple(tokens), max_new_tokens, **fields)
-
-    def generate(self, *requests: GenerateRequest) -> list[Delta]:
-        """One joined delta a request, in their order."""
-        return self.run(gather(self.engine, requests))
-
-    def publish(self, tensors: Tensors | None = None, version: Version | None = None, source: str = "") -> Manifest:
-        """A version of the other folder's weights, or of the tensors given."""
-        self._step = max(self._step + 1, version.step if version else 0)
-        chosen = version or Version("actor", self.version.incarnation, self._step)
-        return self._transport.send(chosen, "full", "", tensors or tensors_of(source or self.other), self.location)
-
-    def update(self, manifest: Manifest) -> Receipt:
-        return self.run(self.engine.update_weights(manifest, DISK))
-
-    @property
-    def version(self) -> Version:
-        return self.run(self.engine.health()).version
+    shutil.copytree(model, folder)
+    whole = {name: torch.as_tensor(np.array(array, np.float32)) for name, array in arrays.items()}
+    save_file(whole, folder / "model.safetensors", {"format": "pt"})
+    return str(folder)
 
 
-async def gather(engine: Engine, requests: Sequence[GenerateRequest]) -> list[Delta]:
-    """Run requests to their end and join each one's deltas."""
-    parts: dict[str, list[Delta]] = {request.id: [] for request in requests}
-    async for deltas in engine.generate(requests):
-        for delta in deltas:
-            parts[delta.id].append(delta)
-    return [joined(parts[request.id]) for request in requests]
+def rounded(tensors: Tensors, dtype: str) -> Tensors:
+    """Round float32 tensors once, to even, to another format."""
+    import torch
 
-
-def joined(parts: Sequence[Delta]) -> Delta:
-    """Deltas of one request as one; checks that exactly the last one finishes."""
-    assert parts, "the request ended without a delta"
-    assert [bool(part.finish) for part in parts] == [False] * (len(parts) - 1) + [True]
-    tokens = tuple(token for part in parts for token in part.tokens)
-    log_probs = tuple(value for part in parts for value in part.log_probs)
-    assert len(tokens) == len(log_probs)
-    last = parts[-1]
-    top = tuple(item for part in parts for item in part.top)
-    oldest = min(part.oldest_cache for part in parts)
-    return Delta(last.id, tokens, log_probs, last.version, oldest, last.finish, last.error, top=top)
+    kind = getattr(torch, dtype)
+    made: Tensors = []
+    for name, array, _ in tensors:
+        value = torch.from_numpy(np.array(array)).to(kind)
+        bits = value.view(torch.uint16) if dtype == "bfloat16" else value
+        made.append((name, bits.numpy(), SAFETENSORS[dtype]))
+    return made
 
 
 def damaged(tensors: Tensors, fault: str) -> Tensors:
-    """The same weights with one thing wrong."""
+    """Give the same weights with one thing wrong."""
     (name, array, dtype), *rest = tensors
     wrong: dict[str, Tensors] = {
         "missing": [],
@@ -138,16 +237,37 @@ def damaged(tensors: Tensors, fault: str) -> Tensors:
     return [*wrong[fault], *rest]
 
 
-async def until_known(engine: Engine, count: int, running: asyncio.Task[Any] | None = None) -> None:
-    """Wait until the engine holds so many requests, or all of them have ended already."""
-    async with asyncio.timeout(_KNOWN_S):
-        while True:
-            health = await engine.health()
-            if health.running + health.waiting == count or (running is not None and running.done()):
-                return
-            await asyncio.sleep(0.001)
+def moved(tensors: Tensors, seed: int) -> Tensors:
+    """Change some elements of some tensors."""
+    random = np.random.default_rng(seed)
+    changed = [np.array(array) for _, array, _ in tensors]
+    for array in changed[::3]:
+        array[random.random(array.shape) < 0.1] *= np.float32(1.1)
+    return [(name, array, dtype) for (name, _, dtype), array in zip(tensors, changed, strict=True)]
 
 
-async def _within(coroutine: Coroutine[Any, Any, T], deadline_s: float) -> T:
-    async with asyncio.timeout(deadline_s):
-        return await coroutine
+def adapter(model: str, seed: int) -> Tensors:
+    """Make pairs for all modules that the engine was told of (`LORA`)."""
+    random, rank = np.random.default_rng(seed), LORA["rank"]
+    pairs: Tensors = []
+    for name, array, _ in tensors_of(model):
+        module = name.removesuffix(".weight")
+        if module.rpartition(".")[2] in LORA["targets"]:
+            rows, columns = array.shape
+            for side, shape in (("A", (rank, columns)), ("B", (rows, rank))):
+                low = random.normal(0, 0.3, shape).astype(np.float32)
+                pairs.append((f"base_model.model.{module}.lora_{side}.weight", low, "F32"))
+    return pairs
+
+
+def merged(model: str, pairs: Tensors, folder: Path) -> str:
+    """Merge an adapter into a model in float64, and save it as a folder."""
+    parts = {name.removeprefix("base_model.model."): array.astype(np.float64) for name, array, _ in pairs}
+    whole: dict[str, np.ndarray] = {}
+    for name, array, _ in tensors_of(model):
+        module = name.removesuffix(".weight")
+        whole[name] = array.astype(np.float64)
+        if f"{module}.lora_A.weight" in parts:
+            low = parts[f"{module}.lora_B.weight"] @ parts[f"{module}.lora_A.weight"]
+            whole[name] = whole[name] + LORA["alpha"] / LORA["rank"] * low
+    return folder_with(model, whole, folder)

@@ -25,7 +25,9 @@ from relax_core.api.weights import Version
 from relax_core.learn.counts import count
 from relax_core.testing.suite import Suite
 from relax_core.testing.trainer_fixture import VOCAB, InMemory, Reinforce, make_rows, with_values
-from relax_core.testing.trainer_formats import TrainerFormatChecks
+
+FORMATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+"""Number formats, and how safetensors calls them."""
 
 
 def tiny_model(
@@ -46,7 +48,7 @@ def tiny_model(
     return str(directory)
 
 
-class TrainerSuite(TrainerFormatChecks, Suite):
+class TrainerSuite(Suite):
     """The conformance suite of trainers: checks of a step, a publish and a checkpoint."""
 
     kind: ClassVar[str] = "trainer"
@@ -312,6 +314,24 @@ class TrainerSuite(TrainerFormatChecks, Suite):
         assert (whole.payload, whole.base) == ("full", "")
         assert (delta.payload, delta.base) == ("delta", "actor@0.0")
         assert delta.tensors == whole.tensors
+
+    @pytest.mark.parametrize("engines", list(FORMATS))
+    def test_weights_go_out_in_the_engines_format(self, folder: str, engines: str) -> None:
+        with self.running(folder, publish_dtype=engines) as trainer:
+            self.step(trainer, 0, make_rows())
+            manifest = trainer.publish(Version("actor", 0, 1), self.transport, "")
+        assert {info.dtype for info in manifest.tensors} == {FORMATS[engines]}
+        if engines == self.dtype:
+            with self.running(folder) as trainer:
+                self.step(trainer, 0, make_rows())
+                assert self.fingerprint(trainer, 1) == manifest.fingerprint
+
+    def test_a_step_does_not_depend_on_the_engines_format(self, folder: str) -> None:
+        results = []
+        for engines in FORMATS:
+            with self.running(folder, publish_dtype=engines) as trainer:
+                results.append(self.step(trainer, 0, make_rows()))
+        assert all(result == results[0] for result in results)
 
     def test_a_model_folder_that_is_not_there_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(RelaxError, match="nowhere"):

@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 from relax_plugin_sglang.engine import SglangEngine
 
 from relax_core.api.engine import Engine
-from relax_core.testing.engine import EngineSuite
+from relax_core.testing.engine import EngineSuite, PrefixChecks
 from relax_core.testing.engine_hosted import HostedEngine
-from relax_core.testing.engine_prefixes import PrefixChecks
 
 
 class TestSglang(PrefixChecks, EngineSuite):

@@ -16,10 +16,8 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausal
 from relax_core.api.engine import Delta, EngineSpec
 from relax_core.api.errors import ConfigError
 from relax_core.api.weights import Version
-from relax_core.testing.engine_fixture import CONTEXT, DISK, VOCABULARY, EngineFixture
+from relax_core.testing.engine_fixture import CONTEXT, DISK, LONG, PROMPT, PROMPTS, VOCABULARY, EngineFixture, agrees
 from relax_core.testing.engine_hosted import HostedEngine
-from relax_core.testing.engine_in_flight import LONG, PROMPT, PROMPTS
-from relax_core.testing.engine_truth import agrees
 
 EXPERTS, TOP_K = 8, 2
 

@@ -12,9 +12,7 @@ from relax_plugin_transformers.engine import TransformersEngine
 
 from relax_core.api.weights import Version
 from relax_core.tensor_files.transport import Disk
-from relax_core.testing.engine import PROMPTS
-from relax_core.testing.engine_fixture import CONTEXT, VOCABULARY, EngineFixture
-from relax_core.testing.engine_truth import agrees
+from relax_core.testing.engine_fixture import CONTEXT, PROMPTS, VOCABULARY, EngineFixture, agrees
 
 SIZE = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -12,8 +12,7 @@ from relax_core.api.role import WorkerSpec
 from relax_core.api.weights import Version
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.tensor_files.transport import Disk
-from relax_core.testing.engine import PROMPT
-from relax_core.testing.engine_fixture import CONTEXT, DISK, tensors_of, tiny_qwen3
+from relax_core.testing.engine_fixture import CONTEXT, DISK, PROMPT, tensors_of, tiny_qwen3
 
 SPEC = WorkerSpec("engine-0", Chosen("engine", "transformers", {"deltas_every": 2, "device": "cpu"}))
 

@@ -20,17 +20,18 @@ from relax_core.api.engine import EngineSpec
 from relax_core.api.errors import ConfigError, InfrastructureError
 from relax_core.api.weights import Manifest, Version
 from relax_core.tensor_files.transport import Disk
-from relax_core.testing.engine import PROMPT, PROMPTS
 from relax_core.testing.engine_fixture import (
     CONTEXT,
+    PROMPT,
+    PROMPTS,
     EngineFixture,
+    agrees,
     gather,
     joined,
     tensors_of,
     tiny_qwen3,
     until_known,
 )
-from relax_core.testing.engine_truth import agrees
 
 
 @pytest.fixture(scope="module")

@@ -19,9 +19,7 @@ from relax_core.engines.requests import Completion, GenerateCall
 from relax_core.engines.slot import EngineSlot
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.tensor_files.transport import Disk
-from relax_core.testing.engine import PROMPTS
-from relax_core.testing.engine_fixture import CONTEXT, DISK, tensors_of, tiny_qwen3
-from relax_core.testing.engine_truth import agrees
+from relax_core.testing.engine_fixture import CONTEXT, DISK, PROMPTS, agrees, tensors_of, tiny_qwen3
 
 ENGINE = Chosen("engine", "transformers", {"deltas_every": 2, "device": "cpu"})
 LONG = 80

@@ -13,9 +13,7 @@ from relax_core.api.engine import Delta
 from relax_core.api.family import Routing
 from relax_core.engines.requests import Routes
 from relax_core.tensor_files.transport import Disk
-from relax_core.testing.engine import PROMPTS
-from relax_core.testing.engine_fixture import EngineFixture, tiny_qwen3
-from relax_core.testing.engine_truth import agrees
+from relax_core.testing.engine_fixture import PROMPTS, EngineFixture, agrees, tiny_qwen3
 from relax_core.testing.moe import EXPERTS, LAYERS, TOP_K, plain_routes, routed, tiny_moe
 
 ROUTING = Routing(LAYERS, TOP_K, EXPERTS)

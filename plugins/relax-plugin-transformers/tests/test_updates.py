@@ -21,9 +21,16 @@ from relax_core.engines.slot import EngineSlot
 from relax_core.engines.supervisor import WeightUpdater
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.tensor_files.transport import Disk
-from relax_core.testing.engine import PROMPT
-from relax_core.testing.engine_fixture import CONTEXT, EngineFixture, Tensors, tensors_of, tiny_qwen3
-from relax_core.testing.engine_truth import log_softmax, plain_log_probs
+from relax_core.testing.engine_fixture import (
+    CONTEXT,
+    PROMPT,
+    EngineFixture,
+    Tensors,
+    log_softmax,
+    plain_log_probs,
+    tensors_of,
+    tiny_qwen3,
+)
 from relax_core.weights.registry import WeightRegistry
 
 RANK, ALPHA = 2, 8.0
@@ -53,7 +60,7 @@ def at(step: int) -> Version:
 
 
 def send(lab: EngineFixture, step: int, tensors: Tensors, payload: Payload = "full", base: str = "") -> Manifest:
-    return lab._transport.send(at(step), payload, base, tensors, lab.location)
+    return lab.transport.send(at(step), payload, base, tensors, lab.location)
 
 
 def moved(tensors: Tensors, seed: int) -> Tensors:
@@ -192,7 +199,7 @@ def test_a_delta_over_an_adapter_is_refused_and_a_whole_model_ends_it(lab: Engin
     lab.update(send(lab, 1, first))
     whole = send(lab, 1, first)
     lab.update(send(lab, 2, adapter(1, lab=lab), "lora", whole.fingerprint))
-    lab._transport = Disk()
+    lab.transport = Disk()
     send(lab, 2, first)
     with pytest.raises(ValueError, match="an adapter lies over"):
         lab.update(send(lab, 3, moved(first, 1), "delta", str(at(2))))

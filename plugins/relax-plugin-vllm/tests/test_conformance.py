@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 
 from relax_plugin_vllm.environment import on_gpu
 
-from relax_core.testing.engine import EngineSuite
-from relax_core.testing.engine_prefixes import PrefixChecks
+from relax_core.testing.engine import EngineSuite, PrefixChecks
 
 
 class TestVllm(PrefixChecks, EngineSuite):

@@ -22,8 +22,7 @@ from relax_core.api.weights import Version
 from relax_core.learn.huggingface import MediaInputs
 from relax_core.media.store import MediaStore
 from relax_core.tensor_files.transport import Disk
-from relax_core.testing.engine_fixture import EngineFixture, tiny_qwen3
-from relax_core.testing.engine_truth import TOLERANCE, log_softmax
+from relax_core.testing.engine_fixture import TOLERANCE, EngineFixture, log_softmax, tiny_qwen3
 
 PATCH_VALUES = 3 * 2 * tiny.PATCH**2
 NEVER = (tiny.IMAGE, tiny.VIDEO)

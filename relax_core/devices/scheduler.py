@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Literal, Protocol, TypeVar, get_args
+from typing import Literal, TypeVar, get_args
 
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.plan import OffloadPart
@@ -269,38 +269,12 @@ class DeviceScheduler:
         return command
 
 
-class DeviceService(Protocol):
-    """The calls of a role's client, in this process or through the hub. Each is safe to repeat after a lost answer."""
+class DeviceService:
+    """The scheduler with a clock and an inbox for each owner, which roles call here or through the hub.
 
-    async def enter(self, owner: str) -> None:
-        """Begin to call; one that was there before under this name is gone."""
-        ...
-
-    async def join(self, owner: str, name: str, devices: frozenset[str]) -> None: ...
-
-    async def leave(self, owner: str, name: str) -> None: ...
-
-    async def acquire(self, request: DeviceRequest) -> str:
-        """Queue a request; the answer names who is in the way."""
-        ...
-
-    async def change_phase(self, request: DeviceRequest) -> str:
-        """Go on in another phase; the answer names who has yet to offload or onload."""
-        ...
-
-    async def release(self, owner: str, lease_id: str) -> None: ...
-
-    async def done(self, owner: str, number: int, freed_bytes: int) -> None:
-        """Note that a member of the owner did what a command said."""
-        ...
-
-    async def poll(self, owner: str, after: int, wait_s: float) -> tuple[DeviceCommand, ...]:
-        """Commands after number `after`; waits up to `wait_s` for one. Shows that the owner lives."""
-        ...
-
-
-class LocalDeviceService:
-    """The scheduler with a clock and an inbox for each owner. It looks at deadlines while somebody polls: who waits does."""
+    Invariants: each call is safe to repeat after a lost answer; deadlines are looked at while somebody polls, as whoever
+    waits does.
+    """
 
     def __init__(self, clock: Clock, silence_s: float = SILENCE_S) -> None:
         self._clock, self._scheduler = clock, DeviceScheduler(silence_s)
@@ -309,6 +283,7 @@ class LocalDeviceService:
         self._changes = TimedCondition(clock, self._scheduler.next_at)
 
     async def enter(self, owner: str) -> None:
+        """Begin to call; one that was there before under this name is gone."""
         self._scheduler.forget([owner], self._clock.now())
         self._inboxes[owner] = []
         self._do(self._scheduler.seen, owner)
@@ -321,10 +296,12 @@ class LocalDeviceService:
         self._do(self._scheduler.leave, owner, name)
 
     async def acquire(self, request: DeviceRequest) -> str:
+        """Queue a request; the answer names who is in the way."""
         self._check(request.owner)
         return self._do(self._scheduler.acquire, request)
 
     async def change_phase(self, request: DeviceRequest) -> str:
+        """Go on in another phase; the answer names who has yet to offload or onload."""
         self._check(request.owner)
         return self._do(self._scheduler.change_phase, request)
 
@@ -332,10 +309,13 @@ class LocalDeviceService:
         self._do(self._scheduler.release, owner, lease_id)
 
     async def done(self, owner: str, number: int, freed_bytes: int) -> None:
+        """Note that a member of the owner did what a command said."""
         self._check(owner)
         self._do(self._scheduler.done, owner, number, freed_bytes)
 
     async def poll(self, owner: str, after: int, wait_s: float) -> tuple[DeviceCommand, ...]:
+        """Give commands after number `after`; wait up to `wait_s` for one. Shows that the owner lives."""
+
         def unread(now: float) -> tuple[DeviceCommand, ...] | None:
             self._check(owner)
             self._do(self._scheduler.seen, owner)

@@ -37,7 +37,7 @@ from relax_core.api.role import (
 )
 from relax_core.config.compose import parse_config
 from relax_core.devices.client import DeviceLeaseClient
-from relax_core.devices.scheduler import DeviceService, LocalDeviceService, owner_of
+from relax_core.devices.scheduler import DeviceService, owner_of
 from relax_core.observe.spans import SpanRecorder
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.host import announce
@@ -97,7 +97,7 @@ class RoleContext:
         self._stopping = False
         owner = owner_of(role, incarnation)
         self._leases = DeviceLeaseClient(
-            devices or LocalDeviceService(clock), owner, self.plan.shared, partial(self.waiting, holds=True)
+            devices or DeviceService(clock), owner, self.plan.shared, partial(self.waiting, holds=True)
         )
         self.devices: DeviceLeases = self._leases
 

@@ -13,7 +13,7 @@ from relax_core.api import DeadlineExceeded, DeviceLeases, InfrastructureError, 
 from relax_core.api.plan import OffloadPart
 from relax_core.api.role import SystemClock
 from relax_core.devices.client import DeviceLeaseClient
-from relax_core.devices.scheduler import LocalDeviceService
+from relax_core.devices.scheduler import DeviceService
 
 
 class Body:
@@ -55,7 +55,7 @@ def unseen(reason: str, owed_by: str, deadline_s: float) -> Iterator[None]:
 @asynccontextmanager
 async def colocated() -> AsyncIterator[tuple[DeviceLeases, DeviceLeases, Body, Body]]:
     """Both sides, and what is offloaded."""
-    service = LocalDeviceService(SystemClock())
+    service = DeviceService(SystemClock())
     engines, trainers = (DeviceLeaseClient(service, role, DEVICES, unseen) for role in ("rollout", "actor"))
     engine, trainer = Body("weights", "kv"), Body("weights", "optimizer", "gradients")
     await engines.join("engine", DEVICES, engine)
@@ -97,7 +97,7 @@ async def test_waits_for_devices_name_roles_and_members() -> None:
         debtors.append(owed_by)
         yield
 
-    service = LocalDeviceService(SystemClock())
+    service = DeviceService(SystemClock())
     client = DeviceLeaseClient(service, "actor#1", DEVICES, seen)
     await client.join("actor", DEVICES, Body("weights", "optimizer", "gradients"))
     try:
@@ -111,7 +111,7 @@ async def test_waits_for_devices_name_roles_and_members() -> None:
 
 
 async def test_of_two_who_enter_one_may_be_cancelled() -> None:
-    class Slow(LocalDeviceService):
+    class Slow(DeviceService):
         async def enter(self, owner: str) -> None:
             await asyncio.sleep(0.05)
             await super().enter(owner)
@@ -147,7 +147,7 @@ async def test_who_leaves_or_fails_to_offload_blocks_nobody() -> None:
 
 async def test_who_is_silent_for_too_long_loses_its_lease_and_learns_it() -> None:
     clock = Hand()
-    service = LocalDeviceService(clock)
+    service = DeviceService(clock)
     first, second = (DeviceLeaseClient(service, role, DEVICES, unseen) for role in ("rollout", "actor"))
     async with first.acquire(DEVICES, "generate", {}, 5.0) as lease:
         clock.shows += 100.0  # its loop stood still

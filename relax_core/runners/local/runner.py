@@ -13,7 +13,7 @@ from relax_core.api.bus import Bus, BusComponent
 from relax_core.api.component import Chosen
 from relax_core.api.role import Clock, Role, RunStatus, SystemClock, Workers
 from relax_core.bus.service import open_bus
-from relax_core.devices.scheduler import LocalDeviceService
+from relax_core.devices.scheduler import DeviceService
 from relax_core.registry.catalogue import Catalogue
 from relax_core.runners.context import RoleContext, run_role
 from relax_core.runners.launch import Launch, RoleEnd, bus_settings, launch_component, starting_version
@@ -38,7 +38,7 @@ class LocalRunner:
         self._catalogue, self._clock = catalogue, clock or SystemClock()
         self.run_status: RunStatus = RunStatusService(self._clock)
         self._weights = WeightRegistry(self._clock)
-        self._devices = LocalDeviceService(self._clock)
+        self._devices = DeviceService(self._clock)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ended: asyncio.Queue[RoleEnd] = asyncio.Queue()
         self._workers: RunWorkers | None = None

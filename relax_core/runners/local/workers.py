@@ -232,7 +232,12 @@ class LocalWorkers:
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=ours)
-                await process.tell(self._certified(spec))
+                own = {
+                    "component": spec.component, "target": spec.target, "memory_mb": spec.memory_mb,
+                    "own_interpreter": bool(spec.python),
+                }  # fmt: skip
+                body = messages.encode({**own, **self._certificate})  # who it is, and which plugins it must have
+                await process.tell(struct.pack("<I", len(body)) + body)
                 await connection.greet()
         except BaseException as error:
             connection.close()
@@ -266,15 +271,6 @@ class LocalWorkers:
         finally:
             if log is not None:
                 os.close(log)
-
-    def _certified(self, spec: WorkerSpec) -> bytes:
-        """The birth certificate: who it is, what it hosts, which plugins it must have."""
-        own = {
-            "component": spec.component, "target": spec.target, "memory_mb": spec.memory_mb,
-            "own_interpreter": bool(spec.python),
-        }  # fmt: skip
-        body = messages.encode({**own, **self._certificate})
-        return struct.pack("<I", len(body)) + body
 
     def _log(self, spec: WorkerSpec) -> int | None:
         if self._log_dir is None:

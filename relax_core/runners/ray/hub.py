@@ -20,7 +20,7 @@ from relax_core.api.events import RoleFailed
 from relax_core.api.role import Role, SystemClock
 from relax_core.api.weights import Version
 from relax_core.bus.service import open_bus
-from relax_core.devices.scheduler import LocalDeviceService
+from relax_core.devices.scheduler import DeviceService
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc.host import Failure
 from relax_core.rpc.waiting import RestartBudget
@@ -79,7 +79,7 @@ class Hub(RpcActor):
         self._launch, self._gpus = launch, GpuPlacement.request(launch.plan)
         self._store = await self._open_bus(component, bus_settings(launch), launch.run_dir, starting_version(launch))
         self._clock = SystemClock()
-        self._run_status, self._devices = RunStatusService(self._clock), LocalDeviceService(self._clock)
+        self._run_status, self._devices = RunStatusService(self._clock), DeviceService(self._clock)
         self._services |= {
             "run_status": self._run_status,
             "weights": WeightRegistry(self._clock),

@@ -25,7 +25,7 @@ from relax_core.bus.service import open_bus
 from relax_core.bus.store import InProcessBus
 from relax_core.config.compose import compose
 from relax_core.control.planner import plan
-from relax_core.devices.scheduler import LocalDeviceService
+from relax_core.devices.scheduler import DeviceService
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc import messages
 from relax_core.rpc.host import Host
@@ -205,7 +205,7 @@ class Theatre:
         launch, clock = self.launch, self.clock
         self.bus = await open_bus(InProcessBus(), bus_settings(launch), launch.run_dir, Version("actor", 0, 0), clock)
         self.run_status, weights, self.workers = Audience(clock), WeightRegistry(clock), Puppeteer(self.catalogue)
-        devices = LocalDeviceService(clock)
+        devices = DeviceService(clock)
 
         def context(role: str) -> Callable[[int], RoleContext]:
             return lambda incarnation: RoleContext(

@@ -16,7 +16,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from relax_core.api.engine import Delta, FinishReason, GenerateRequest
 from relax_core.engines.engine_state import EngineState, EngineStatus, PrefixAffinity
 from relax_core.engines.requests import PendingRequest
-from relax_core.engines.router import AbortRequest, Action, CompleteRequest, Dispatch, Quarantine, RequestLimits, Router
+from relax_core.engines.router import (
+    MAX_ABORTS,
+    AbortRequest,
+    Action,
+    CompleteRequest,
+    Dispatch,
+    Quarantine,
+    RequestLimits,
+    Router,
+)
 
 VOCABULARY, CONTEXT = 1000, 64
 LIMITS = RequestLimits(timeout_s=50.0, per_engine=3, backlog=4, silence_s=20.0)
@@ -342,6 +351,44 @@ def test_weights_that_are_loading_are_no_silence_and_a_rollback_s_older_step_is_
     router.on_loading("a", 3)
     assert router.tick(40.0) == []
     assert router.on_deltas("a", 0, [honest(given.batch[0].continuation(), 2, 3)], 41.0) == []
+
+
+def test_tokens_that_came_are_no_work_any_more() -> None:
+    router = Router(("a",), LIMITS)
+    router.on_proved("a", 0, 0, 0.0)
+    router.submit([PendingRequest(request("1", 0, 5))], 0.0)
+    (given,) = router.dispatch(0.0)
+    assert router.engines["a"].pending_tokens == 5
+    router.on_deltas("a", 0, [honest(given.batch[0].continuation(), 2, 0)], 1.0)
+    assert router.engines["a"].pending_tokens == 3
+    router.on_deltas("a", 0, [honest(given.batch[0].continuation(), 3, 0, "length")], 2.0)
+    assert router.engines["a"].pending_tokens == 0
+
+
+def test_a_request_waits_for_an_engine_that_is_no_older_than_its_tokens() -> None:
+    router = Router(("old", "new"), LIMITS)
+    router.on_proved("old", 0, 3, 0.0)
+    router.submit([PendingRequest(request("1", 0, 5, floor=4))], 0.0)
+    assert router.dispatch(0.0) == []
+    router.on_proved("new", 0, 4, 1.0)
+    assert [given.engine for given in router.dispatch(1.0)] == ["new"]
+
+
+def test_engines_end_a_request_unasked_so_often_and_preempted_ones_do_not_count() -> None:
+    router = Router(("a",), LIMITS)
+    router.on_proved("a", 0, 0, 0.0)
+    router.submit([PendingRequest(request("1", 0, 5))], 0.0)
+    for number in range(2 * MAX_ABORTS):
+        (given,) = router.dispatch(0.0)
+        if preempted := number % 2 == 0:
+            assert router.preempt("a") == ["1"]
+        ended = router.on_deltas("a", 0, [honest(given.batch[0].continuation(), 0, 0, "abort")], 0.0)
+        assert ended == [], (number, preempted)
+    (given,) = router.dispatch(0.0)
+    (answer,) = router.on_deltas("a", 0, [honest(given.batch[0].continuation(), 0, 0, "abort")], 0.0)
+    assert isinstance(answer, CompleteRequest)
+    assert answer.request.finish == "abort"
+    assert not router.has_open
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ MADE = "<!-- Made by docs/generate.py from the code; edit that. -->\n\n"
 
 
 def configuration() -> str:
-    from relax_core.config.reference import reference
+    from relax_core.config.documentation import reference
     from relax_core.registry.catalogue import Catalogue
 
     return reference(Catalogue.load(environ={**os.environ, "RELAX_PLUGINS": ",".join(BOX)}))

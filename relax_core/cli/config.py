@@ -19,7 +19,6 @@ from relax_core.cli.terminal import AsJson, split
 if TYPE_CHECKING:
     from relax_core.config.compose import Composed
     from relax_core.config.documentation import Explained
-    from relax_core.registry.catalogue import Catalogue
 
 Arguments = Annotated[list[str], typer.Argument(metavar="FILES... [KEY=VALUE]...", help="TOML files, then overrides.")]
 NO_FILE = {"model": {"path": ""}, "data": {"train": ""}}
@@ -32,9 +31,9 @@ verbs = typer.Typer(help="Show, explain and describe configurations.", no_args_i
 @verbs.command("show")
 def show(arguments: Arguments, as_json: AsJson = False) -> None:
     """Print the resolved configuration as TOML, each value that was set with its place."""
-    from relax_core.config.toml_text import to_toml
+    from relax_core.config.run_config import to_toml
 
-    composed, _ = composed_from(arguments)
+    composed = composed_from(arguments)
     if as_json:
         print(json.dumps(composed.config.dump(), indent=2))
         return
@@ -57,14 +56,14 @@ def explain(
 
     from relax_core.config.documentation import explain as explained_key
 
-    explained = explained_key(key, *composed_from(arguments or [], checked=False))
+    explained = explained_key(key, composed_from(arguments or [], checked=False))
     print(json.dumps(asdict(explained), indent=2) if as_json else _in_words(explained))
 
 
 @verbs.command("schema")
 def schema() -> None:
     """Print the JSON schema of a configuration for editors, with the options of what is installed."""
-    from relax_core.config.reference import schema as whole_schema
+    from relax_core.config.documentation import schema as whole_schema
     from relax_core.registry.catalogue import Catalogue
 
     document, notes = whole_schema(Catalogue.load())
@@ -73,16 +72,16 @@ def schema() -> None:
     print(json.dumps(document, indent=2))
 
 
-def composed_from(arguments: list[str], *, checked: bool = True) -> tuple[Composed, Catalogue]:
+def composed_from(arguments: list[str], *, checked: bool = True) -> Composed:
     """Files and overrides of a command line, composed without a look at the disk; notices go to stderr."""
-    from relax_core.config.compose import load
+    from relax_core.config.compose import compose
 
     files, overrides = split(arguments)
     base = None if files or checked else NO_FILE
-    composed, catalogue = load(files, overrides, base, checked=checked, on_disk=False)
+    composed = compose(files, overrides, base=base, checked=checked, on_disk=False)
     for notice in composed.notices:
         print(f"relax: {notice}", file=sys.stderr)
-    return composed, catalogue
+    return composed
 
 
 def init(
@@ -93,12 +92,17 @@ def init(
 ) -> None:
     """Write a commented configuration for a model and a task file."""
     from relax_core.api.errors import ConfigError
-    from relax_core.config.documentation import relative, starter
+    from relax_core.config.documentation import starter
+
+    def relative(path: Path) -> str:
+        """Write a path as it stands in a file in the folder of OUT; absolute where it lies elsewhere."""
+        path, home = path.absolute(), out.parent.absolute()
+        return str(path.relative_to(home)) if path.is_relative_to(home) else str(path)
 
     for option, path, what in (("--model", model, "folder of a model"), ("--data", data, "task file")):
         if not path.exists():
             raise ConfigError(option, f"{path}, which does not exist", f"name the {what}")
-    text = starter(relative(model, out.parent), relative(data, out.parent), reward, out.stem)
+    text = starter(relative(model), relative(data), reward, out.stem)
     try:
         with out.open("x", encoding="utf-8") as file:
             file.write(text)
@@ -111,7 +115,7 @@ def init(
 
 
 def _in_words(explained: Explained) -> str:
-    from relax_core.config.toml_text import literal
+    from relax_core.config.run_config import literal
 
     value = "nothing" if explained.value is None else literal(explained.value)
     lines = [f"{explained.key} = {value}", f"from:    {explained.origin}", f"type:    {explained.type}"]

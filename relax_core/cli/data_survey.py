@@ -22,7 +22,7 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.family import ModelFamily
 from relax_core.api.source import BadRow, TaskSource
 from relax_core.api.task import Media, Task
-from relax_core.config import RunConfig, load
+from relax_core.config import RunConfig, compose
 from relax_core.config.model_folder import model_context
 from relax_core.data.dataset import Dataset
 from relax_core.data.media_pipeline import MediaPipeline, media_of
@@ -236,11 +236,9 @@ def data_files(file: Path, model: Path | None) -> Iterator[DataFile]:
         read = Processors(choices, kinds, {"path": str(model)}, family) if family else None
         yield _opened(str(file), {}, _source_for(file, catalogue), family, {"media": kinds}, processors=read)
         return
-    composed, catalogue = load(
-        [file], [f"model.path={json.dumps(str(model.absolute()))}"] if model else [], checked=False
-    )
+    composed = compose([file], [f"model.path={json.dumps(str(model.absolute()))}"] if model else [], checked=False)
     for config in [stage.config for stage in composed.stages] or [composed.config]:
-        yield from _of_config(config, catalogue)
+        yield from _of_config(config, composed.catalogue)
 
 
 def _of_config(config: RunConfig, catalogue: Catalogue) -> Iterator[DataFile]:

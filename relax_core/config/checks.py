@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Combinations that can't work, found before anything starts. Each check is one function from configuration to errors.
+"""Combinations that can't work and files that can't be used, found before anything starts.
 
-They read class attributes of components (`min_group_size`, `max_staleness`, `gives_reward`) and call no plugin code.
+Checks of combinations read class attributes of components (`min_group_size`, `max_staleness`, `gives_reward`) and call no
+plugin code. Checks of files look at folders, vocabularies and tokenizers alone.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TypeAlias, cast
 
 from relax_core.api.algorithm import Algorithm, Source
@@ -17,245 +20,129 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.modality import ModalityProcessor
 from relax_core.api.trainer import Trainer
 from relax_core.api.weights import WeightTransport
+from relax_core.config.model_folder import folder_errors, model_context, vocabulary_size
 from relax_core.config.run_config import RunConfig
 from relax_core.config.tables import CriticTable, RankPlacement
 from relax_core.registry.catalogue import Catalogue
 
 Errors: TypeAlias = Iterator[ConfigError]
-Check: TypeAlias = Callable[[RunConfig, Catalogue], Errors]
+TEACHER_COLUMNS = frozenset(
+    {"teacher_log_probs", "teacher_top_k_ids", "teacher_top_k_log_probs", "teacher_log_probs_at", "student_top_k_ids"}
+)
+"""Columns that nobody fills without a teacher."""
 
 
 def combination_errors(config: RunConfig, catalogue: Catalogue) -> list[ConfigError]:
-    """Return the errors that all checks find."""
-    return [error for check in CHECKS for error in check(config, catalogue)]
+    """Find every combination that can't work."""
+    found = {one.name: cast(type[Algorithm], catalogue.target("algorithm", one.name)) for one in config.algorithms}
+    return [
+        *_sampling_errors(config, found),
+        *_environment_errors(config, catalogue, found),
+        *_engine_errors(config, catalogue, samples(config, catalogue)),
+        *_pool_errors(config),
+        *_batch_errors(config, samples(config, catalogue)),
+        *_reward_errors(config, catalogue, found),
+        *_placement_errors(config, found[config.algorithm.name]),
+    ]
 
 
-def group_size(config: RunConfig, catalogue: Catalogue) -> Errors:
-    """Some algorithms compare samples of one task."""
-    if not samples(config, catalogue):
-        return
-    for name, algorithm in _algorithms(config, catalogue):
-        if config.rollout.group_size < algorithm.min_group_size:
-            fix = f"{name} compares the samples of a task: set {algorithm.min_group_size} or more"
-            yield ConfigError("rollout.group_size", config.rollout.group_size, fix)
+def samples(config: RunConfig, catalogue: Catalogue) -> bool:
+    """Whether the run generates what it trains on."""
+    return cast(type[Algorithm], catalogue.target("algorithm", config.algorithm.name)).source is Source.ROLLOUT
 
 
-def staleness_of_algorithm(config: RunConfig, catalogue: Catalogue) -> Errors:
-    """An algorithm may be right only near the policy."""
-    for name, algorithm in _algorithms(config, catalogue) if samples(config, catalogue) else ():
-        most = algorithm.max_staleness
-        if most is not None and (config.staleness is None or config.staleness > most):
-            fix = f"{name} is right up to {most}: set max_staleness = {most}"
-            yield ConfigError("max_staleness", config.max_staleness, fix)
+def _sampling_errors(config: RunConfig, algorithms: dict[str, type[Algorithm]]) -> Errors:
+    """Refuse groups that are too small to be compared, and samples that are older than an algorithm is right for."""
+    if algorithms[config.algorithm.name].source is Source.ROLLOUT:
+        for name, algorithm in algorithms.items():
+            if config.rollout.group_size < algorithm.min_group_size:
+                fix = f"{name} compares the samples of a task: set {algorithm.min_group_size} or more"
+                yield ConfigError("rollout.group_size", config.rollout.group_size, fix)
+        for name, algorithm in algorithms.items():
+            most = algorithm.max_staleness
+            if most is not None and (config.staleness is None or config.staleness > most):
+                fix = f"{name} is right up to {most}: set max_staleness = {most}"
+                yield ConfigError("max_staleness", config.max_staleness, fix)
+    if config.deterministic and config.max_staleness != 0:
+        yield ConfigError("max_staleness", config.max_staleness, "deterministic = true needs max_staleness = 0")
 
 
-def environments(config: RunConfig, catalogue: Catalogue) -> Errors:
-    """Tasks find theirs by its name, and their algorithms must need the same of the run."""
+def _environment_errors(config: RunConfig, catalogue: Catalogue, algorithms: dict[str, type[Algorithm]]) -> Errors:
+    """Refuse environments that tasks can't tell apart, and algorithms of theirs that need something else of the run."""
     names = [config.environment.name, *(one.name for one in config.environments)]
-    first = _algorithm(config, catalogue)
+    first = algorithms[config.algorithm.name]
     for at, one in enumerate(config.environments):
         if one.name in names[: at + 1]:
             fix = "tasks name theirs, so each is there once: leave it out, or write its options where it is"
             yield ConfigError(f"environments.{at}.name", repr(one.name), fix)
         if one.learner is None:
             continue
-        key, own = (
-            f"environments.{at}.algorithm",
-            cast(type[Algorithm], catalogue.target("algorithm", one.learner.name)),
-        )
-        got, of_run = f"{one.learner.name} beside {config.algorithm.name}", first.source is Source.ROLLOUT
-        if not of_run or own.source is not Source.ROLLOUT:
-            yield ConfigError(
-                key, got, "only one of them learns from samples of environments: choose both so, or leave it out"
-            )
+        own, fix = algorithms[one.learner.name], ""
+        if first.source is not Source.ROLLOUT or own.source is not Source.ROLLOUT:
+            fix = "only one of them learns from samples of environments: choose both so, or leave it out"
         elif set(own.fits) != set(first.fits):
-            yield ConfigError(key, got, "only one of them trains a critic, which values all rows: choose both alike")
+            fix = "only one of them trains a critic, which values all rows: choose both alike"
         elif own.greedy_baseline != first.greedy_baseline:
-            yield ConfigError(key, got, "only one of them has a greedy sample in each group: choose both alike")
+            fix = "only one of them has a greedy sample in each group: choose both alike"
+        if fix:
+            got = f"{one.learner.name} beside {config.algorithm.name}"
+            yield ConfigError(f"environments.{at}.algorithm", got, fix)
 
 
-def determinism(config: RunConfig, catalogue: Catalogue) -> Errors:
-    """Determinism leaves no room for samples of older weights."""
-    if config.deterministic and config.max_staleness != 0:
-        yield ConfigError("max_staleness", config.max_staleness, "deterministic = true needs max_staleness = 0")
-
-
-def kept_caches(config: RunConfig, catalogue: Catalogue) -> Errors:
-    """A cache that outlives an update makes tokens older than the weights that sample them."""
-    if not config.rollout.kv_across_versions:
-        return
-    if config.max_staleness == 0:
+def _engine_errors(config: RunConfig, catalogue: Catalogue, generated: bool) -> Errors:
+    """Refuse what the engine can't do: caches that outlive an update, this transport and proof of weights, these media."""
+    name, weights, proof = config.engine.name, config.weights, config.weights.proof
+    engine = cast(type[Engine], catalogue.target("engine", name))
+    can, transport = (
+        engine.capabilities,
+        cast(type[WeightTransport], catalogue.target("weight-transport", weights.name)),
+    )
+    if config.rollout.kv_across_versions and config.max_staleness == 0:
         fix = "tokens would be a version older than max_staleness = 0 allows: set max_staleness = 1 or more, or leave it out"
         yield ConfigError("rollout.kv_across_versions", True, fix)
-    engine = cast(type[Engine], catalogue.target("engine", config.engine.name))
-    if not engine.capabilities.keeps_kv_across_versions:
-        fix = f"engine {config.engine.name} computes its caches again after an update: set it to false"
+    if config.rollout.kv_across_versions and not can.keeps_kv_across_versions:
+        fix = f"engine {name} computes its caches again after an update: set it to false"
         yield ConfigError("rollout.kv_across_versions", True, fix)
-
-
-def weight_transport(config: RunConfig, catalogue: Catalogue) -> Errors:
-    """Sender, transport and engine must speak of the same thing."""
-    weights, engine = config.weights, cast(type[Engine], catalogue.target("engine", config.engine.name))
-    transport = cast(type[WeightTransport], catalogue.target("weight-transport", weights.name))
-    able = sorted(engine.capabilities.transports)
+    able = sorted(can.transports)
     if weights.name.rpartition(":")[2] not in able:
-        fix = f"engine {config.engine.name} takes {', '.join(able) or 'no weights while it runs'}"
+        fix = f"engine {name} takes {', '.join(able) or 'no weights while it runs'}"
         yield ConfigError("weights.name", weights.name, fix)
     if weights.payload not in transport.payloads:
         fix = f"{weights.name} moves {', '.join(sorted(transport.payloads))}"
         yield ConfigError("weights.payload", weights.payload, fix)
-    if weights.payload == "delta" and not engine.capabilities.delta:
-        yield ConfigError(
-            "weights.payload", "delta", f'engine {config.engine.name} loads full versions only: use "full"'
-        )
+    if weights.payload == "delta" and not can.delta:
+        yield ConfigError("weights.payload", "delta", f'engine {name} loads full versions only: use "full"')
     elif weights.payload == "delta" and (switch := switched_off(engine, "delta", config.engine.chosen.options)):
-        fix = f'engine {config.engine.name} keeps nothing to put deltas on: write engine.{switch} = true, or use "full"'
+        fix = f'engine {name} keeps nothing to put deltas on: write engine.{switch} = true, or use "full"'
         yield ConfigError("weights.payload", "delta", fix)
-
-
-def live_weights(config: RunConfig, catalogue: Catalogue) -> Errors:
-    """A live transport works while the trainer does: it must lend itself to it."""
-    transport = cast(type[WeightTransport], catalogue.target("weight-transport", config.weights.name))
     trainer = cast(type[Trainer], catalogue.target("trainer", config.trainer.name))
-    if transport.live and trainer.transfer is Trainer.transfer:
+    if transport.live and trainer.transfer is Trainer.transfer:  # a live transport works while the trainer does
         fix = (
             f'trainer {config.trainer.name} hands out no live weights: use a stored transport, such as "shared-memory"'
         )
-        yield ConfigError("weights.name", config.weights.name, fix)
-
-
-def weight_proof(config: RunConfig, catalogue: Catalogue) -> Errors:
-    """An engine proves no more than it can tell; a canary is scored by it."""
-    proof = config.weights.proof
-    can = cast(type[Engine], catalogue.target("engine", config.engine.name)).capabilities
+        yield ConfigError("weights.name", weights.name, fix)
     if proof == "behaviour" and not can.score:
-        fix = f'engine {config.engine.name} scores no given tokens: use "auto"'
-        yield ConfigError("weights.proof", proof, fix)
+        yield ConfigError("weights.proof", proof, f'engine {name} scores no given tokens: use "auto"')
     if proof == "resident" and can.receipts == "wire":
-        fix = f'engine {config.engine.name} can\'t tell what lies in its memory: use "auto"'
-        yield ConfigError("weights.proof", proof, fix)
-
-
-def media(config: RunConfig, catalogue: Catalogue) -> Errors:
-    """One processor a kind of medium, and an engine that takes it, where one samples."""
-    generated = samples(config, catalogue)
-    can = cast(type[Engine], catalogue.target("engine", config.engine.name)).capabilities.media
+        yield ConfigError("weights.proof", proof, f'engine {name} can\'t tell what lies in its memory: use "auto"')
     by_kind: dict[str, str] = {}
     for at, choice in enumerate(config.media):
         kind = cast(type[ModalityProcessor], catalogue.target("modality-processor", choice.name)).medium
         if kind in by_kind:
             yield ConfigError(f"media.{at}.name", choice.name, f"{by_kind[kind]} reads {kind} already: leave one out")
-        if generated and kind not in can:
-            takes = ", ".join(sorted(can)) or "text only"
-            fix = (
-                f"engine {config.engine.name} takes {takes}: use {_engines_that_take(kind, catalogue)}, or leave it out"
-            )
+        if generated and kind not in can.media:
+            engines = {
+                known: cast(type[Engine], catalogue.target("engine", known)) for known in catalogue.names("engine")
+            }
+            others = " or ".join(known for known, other in engines.items() if kind in other.capabilities.media)
+            takes = ", ".join(sorted(can.media)) or "text only"
+            fix = f"engine {name} takes {takes}: use {others or 'another'}, or leave it out"
             yield ConfigError(f"media.{at}.name", choice.name, fix)
         by_kind[kind] = choice.name
 
 
-def _engines_that_take(kind: str, catalogue: Catalogue) -> str:
-    kinds = {name: cast(type[Engine], catalogue.target("engine", name)) for name in catalogue.names("engine")}
-    return " or ".join(name for name, engine in kinds.items() if kind in engine.capabilities.media) or "another"
-
-
-def updates(config: RunConfig, catalogue: Catalogue) -> Errors:
-    """Groups are never split over updates."""
-    if config.batch.updates_per_step > config.rollout.prompts_per_step:
-        most = config.rollout.prompts_per_step
-        fix = f"a step has rollout.prompts_per_step = {most} groups: set {most} or less"
-        yield ConfigError("batch.updates_per_step", config.batch.updates_per_step, fix)
-
-
-def micro_batches(config: RunConfig, catalogue: Catalogue) -> Errors:
-    """One holds the longest row that is sure to come, and there is a row for each rank."""
-    budget, rollout = config.batch.tokens_per_micro_batch, config.rollout
-    if not samples(config, catalogue):
-        return
-    longest = rollout.max_new_tokens + (config.data.max_prompt_tokens or 1)
-    if 0 < budget < longest:
-        fix = f"a row has up to {longest} tokens (rollout.max_new_tokens and a prompt): set that or more, or 0"
-        yield ConfigError("batch.tokens_per_micro_batch", budget, fix)
-    ranks, rows = (
-        config.placement.actor.ranks,
-        rollout.prompts_per_step * rollout.group_size // config.batch.updates_per_step,
-    )
-    if ranks > rows > 0:
-        fix = f"an update has {rows} rows, and a rank without any has nothing to do: set {rows} or less"
-        yield ConfigError("placement.actor.ranks", ranks, fix)
-
-
-def rewards(config: RunConfig, catalogue: Catalogue) -> Errors:
-    """Someone has to judge the samples."""
-    silent = [
-        one.name
-        for one in (config.environment, *config.environments)
-        if not cast(type[Environment], catalogue.target("environment", one.name)).gives_reward
-    ]
-    judged = config.rewards or not silent or not any(own.reads_rewards for _, own in _algorithms(config, catalogue))
-    if _algorithm(config, catalogue).source is Source.ROLLOUT and not judged:
-        names = ", ".join(catalogue.names("reward")) or "none is installed"
-        fix = f'environment {silent[0]} gives no reward: write rewards = ["NAME"] ({names})'
-        yield ConfigError("rewards", "nothing", fix)
-
-
-def reward_weights(config: RunConfig, catalogue: Catalogue) -> Errors:
-    """Weights that are all 0 train on nothing."""
-    if config.rewards and all(reward.weight == 0 for reward in config.rewards):
-        yield ConfigError("rewards.0.weight", 0.0, "every weight is 0: give one reward another weight")
-
-
-def evaluation(config: RunConfig, catalogue: Catalogue) -> Errors:
-    """Names are metric keys, and greedy samples are all alike."""
-    for name, count in Counter(known.name for known in config.eval.sets).items():
-        if count > 1:
-            yield ConfigError("eval.sets", f"{count} sets named {name!r}", "give each its own name")
-    default = config.eval.temperature
-    plans = [("eval", default, config.eval.samples)]
-    for index, known in enumerate(config.eval.sets):
-        temperature = default if known.temperature is None else known.temperature
-        plans.append((f"eval.sets.{index}", temperature, known.samples or config.eval.samples))
-    for key, temperature, samples in plans[1:] or plans:
-        if temperature == 0 and samples > 1:
-            yield ConfigError(
-                f"{key}.samples", samples, "temperature 0 gives the same sample each time: set samples = 1"
-            )
-
-
-def token_budget(config: RunConfig, catalogue: Catalogue) -> Errors:
-    """A sample's budget holds its first turn."""
-    budget, rollout = config.rollout.token_budget, config.rollout
-    if budget is not None and budget < rollout.max_new_tokens:
-        fix = f"set at least rollout.max_new_tokens = {rollout.max_new_tokens}"
-        yield ConfigError("rollout.token_budget", budget, fix)
-
-
-def forward_placement(config: RunConfig, catalogue: Catalogue) -> Errors:
-    """Others share with the actor; and what the actor does itself needs no ranks of its own."""
-    placement = config.placement
-    if placement.actor.share not in ("", "own"):
-        fix = 'the others share with the actor: leave it out, or set placement.rollout.share = "actor"'
-        yield ConfigError("placement.actor.share", repr(placement.actor.share), fix)
-        return
-    own = placement.actor_fwd != RankPlacement(share=placement.actor_fwd.share)
-    if own and placement.home("actor_fwd") == "actor" and not config.teachers:  # a teacher may need its own pass
-        fix = 'on the actor\'s devices the actor does this itself: leave it out, or set share = "own"'
-        yield ConfigError("placement.actor_fwd", "ranks of its own", fix)
-
-
-def critic_of_algorithm(config: RunConfig, catalogue: Catalogue) -> Errors:
-    """Refuse settings of a critic where the algorithm trains none, since they would have no effect."""
-    if "critic" in _algorithm(config, catalogue).fits:
-        return
-    fix = f"{config.algorithm.name} trains no critic: leave it out, or choose an algorithm that does, such as ppo"
-    if config.critic != CriticTable():
-        yield ConfigError("critic", ", ".join(sorted(config.critic.model_fields_set)), fix)
-    if config.placement.critic != RankPlacement():
-        yield ConfigError("placement.critic", "ranks of its own", fix)
-
-
-def pool_errors(config: RunConfig, catalogue: Catalogue) -> Iterator[ConfigError]:
-    """Two pools of one name, and teachers with no model or with two."""
+def _pool_errors(config: RunConfig) -> Errors:
+    """Refuse two pools of one name, and teachers with no model or with two."""
     names = [pool.name for pool in config.engines]
     for at, name in enumerate(names):
         if name in names[:at]:
@@ -278,45 +165,186 @@ def no_pool(config: RunConfig) -> str:
     return f"the pools of [[engines]] are {names}" if names else "add it: [[engines]] with name and path"
 
 
-def holdout_errors(config: RunConfig, num_tasks: int) -> list[ConfigError]:
-    """For whoever has read the data: a hold-out must leave something to train on."""
-    if config.eval.sets or not config.eval.every or config.eval.size < num_tasks:
-        return []
-    fix = f"{config.data.train} has {num_tasks} tasks: hold out fewer, name [[eval.sets]], or set eval.every = 0"
-    return [ConfigError("eval.size", config.eval.size, fix)]
+def _batch_errors(config: RunConfig, generated: bool) -> Errors:
+    """Refuse updates without a whole group each, micro-batches that a row does not fit into, and ranks without a row."""
+    rollout, batch, ranks = config.rollout, config.batch, config.placement.actor.ranks
+    if batch.updates_per_step > rollout.prompts_per_step:
+        most = rollout.prompts_per_step
+        fix = f"a step has rollout.prompts_per_step = {most} groups: set {most} or less"
+        yield ConfigError("batch.updates_per_step", batch.updates_per_step, fix)
+    if not generated:
+        return
+    longest = rollout.max_new_tokens + (config.data.max_prompt_tokens or 1)
+    if 0 < batch.tokens_per_micro_batch < longest:
+        fix = f"a row has up to {longest} tokens (rollout.max_new_tokens and a prompt): set that or more, or 0"
+        yield ConfigError("batch.tokens_per_micro_batch", batch.tokens_per_micro_batch, fix)
+    rows = rollout.prompts_per_step * rollout.group_size // batch.updates_per_step
+    if ranks > rows > 0:
+        fix = f"an update has {rows} rows, and a rank without any has nothing to do: set {rows} or less"
+        yield ConfigError("placement.actor.ranks", ranks, fix)
 
 
-CHECKS: tuple[Check, ...] = (
-    group_size,
-    staleness_of_algorithm,
-    environments,
-    determinism,
-    kept_caches,
-    weight_transport,
-    live_weights,
-    weight_proof,
-    media,
-    pool_errors,
-    updates,
-    micro_batches,
-    rewards,
-    reward_weights,
-    evaluation,
-    token_budget,
-    forward_placement,
-    critic_of_algorithm,
-)
+def _reward_errors(config: RunConfig, catalogue: Catalogue, algorithms: dict[str, type[Algorithm]]) -> Errors:
+    """Refuse samples that nobody judges, and evaluations that tell nothing or can't be told apart."""
+    environments = [config.environment.name, *(one.name for one in config.environments)]
+    targets = {name: cast(type[Environment], catalogue.target("environment", name)) for name in environments}
+    silent = [name for name in environments if not targets[name].gives_reward]
+    judged = config.rewards or not silent or not any(own.reads_rewards for own in algorithms.values())
+    if algorithms[config.algorithm.name].source is Source.ROLLOUT and not judged:
+        names = ", ".join(catalogue.names("reward")) or "none is installed"
+        fix = f'environment {silent[0]} gives no reward: write rewards = ["NAME"] ({names})'
+        yield ConfigError("rewards", "nothing", fix)
+    if config.rewards and all(reward.weight == 0 for reward in config.rewards):
+        yield ConfigError("rewards.0.weight", 0.0, "every weight is 0: give one reward another weight")
+    own = config.eval
+    for name, count in Counter(known.name for known in own.sets).items():
+        if count > 1:
+            yield ConfigError("eval.sets", f"{count} sets named {name!r}", "give each its own name")
+    plans = [] if own.sets else [("eval", own.temperature, own.samples)]
+    for index, known in enumerate(own.sets):
+        temperature = own.temperature if known.temperature is None else known.temperature
+        plans.append((f"eval.sets.{index}", temperature, known.samples or own.samples))
+    for key, temperature, number in plans:
+        if temperature == 0 and number > 1:
+            fix = "temperature 0 gives the same sample each time: set samples = 1"
+            yield ConfigError(f"{key}.samples", number, fix)
 
 
-def samples(config: RunConfig, catalogue: Catalogue) -> bool:
-    """Whether the run generates what it trains on."""
-    return _algorithm(config, catalogue).source is Source.ROLLOUT
+def _placement_errors(config: RunConfig, algorithm: type[Algorithm]) -> Errors:
+    """Refuse budgets below a turn, devices that are shared the wrong way round, and settings that have no effect."""
+    budget, placement = config.rollout.token_budget, config.placement
+    if budget is not None and budget < config.rollout.max_new_tokens:
+        fix = f"set at least rollout.max_new_tokens = {config.rollout.max_new_tokens}"
+        yield ConfigError("rollout.token_budget", budget, fix)
+    if placement.actor.share not in ("", "own"):
+        fix = 'the others share with the actor: leave it out, or set placement.rollout.share = "actor"'
+        yield ConfigError("placement.actor.share", repr(placement.actor.share), fix)
+    elif (
+        placement.actor_fwd != RankPlacement(share=placement.actor_fwd.share)
+        and placement.home("actor_fwd") == "actor"
+        and not config.teachers  # a teacher may need its own pass
+    ):
+        fix = 'on the actor\'s devices the actor does this itself: leave it out, or set share = "own"'
+        yield ConfigError("placement.actor_fwd", "ranks of its own", fix)
+    if "critic" not in algorithm.fits:
+        fix = f"{config.algorithm.name} trains no critic: leave it out, or choose an algorithm that does, such as ppo"
+        if config.critic != CriticTable():
+            yield ConfigError("critic", ", ".join(sorted(config.critic.model_fields_set)), fix)
+        if placement.critic != RankPlacement():
+            yield ConfigError("placement.critic", "ranks of its own", fix)
 
 
-def _algorithms(config: RunConfig, catalogue: Catalogue) -> list[tuple[str, type[Algorithm]]]:
-    """The run's and those of its environments, by name."""
-    return [(one.name, cast(type[Algorithm], catalogue.target("algorithm", one.name))) for one in config.algorithms]
+def file_errors(config: RunConfig, catalogue: Catalogue) -> list[ConfigError]:
+    """Find everything that is missing or broken, and what a run that samples has too long for the model."""
+    own = config.critic.path  # a critic of its own reads the policy's tokens
+    critic = _other_vocabulary(config, own, "critic.path", "name a model with that vocabulary") if own else ()
+    return [
+        *_model_errors(config),
+        *critic,
+        *_path_errors(config),
+        *(_context_errors(config) if samples(config, catalogue) else ()),
+        *_pool_file_errors(config),
+        *_teacher_errors(config, catalogue),
+    ]
 
 
-def _algorithm(config: RunConfig, catalogue: Catalogue) -> type[Algorithm]:
-    return cast(type[Algorithm], catalogue.target("algorithm", config.algorithm.name))
+def _model_errors(config: RunConfig) -> Errors:
+    folder, key = config.model.path, "model.path"
+    yield from folder_errors(folder, key)
+    home, field = (config.model.tokenizer, "model.tokenizer") if config.model.tokenizer else (folder, key)
+    if folder.is_dir() and not (home / "tokenizer.json").is_file():
+        fix = "save it there with transformers, or name another folder as model.tokenizer"
+        yield ConfigError(field, f"{home} without tokenizer.json", fix)
+
+
+def _path_errors(config: RunConfig) -> Errors:
+    sets = [(f"eval.sets.{index}.path", known.path) for index, known in enumerate(config.eval.sets)]
+    for key, path in [("data.train", config.data.train), *sets]:
+        if not path.exists():
+            yield ConfigError(key, f"{path}, which does not exist", "name a task file")
+    for key, choice in (("engine.python", config.engine), ("trainer.python", config.trainer)):
+        if choice.python and not Path(choice.python).is_file():
+            yield ConfigError(key, f"{choice.python}, which does not exist", "name a Python interpreter")
+
+
+def _context_errors(config: RunConfig) -> Errors:
+    context = model_context(config.model.path)
+    if context is None:
+        return
+    new, prompt, budget = config.rollout.max_new_tokens, config.data.max_prompt_tokens, config.rollout.token_budget
+    holds = f"the model's context is {context} tokens"
+    if prompt is not None and new + prompt > context:
+        got = f"{new}, with data.max_prompt_tokens = {prompt} together {new + prompt}"
+        yield ConfigError("rollout.max_new_tokens", got, f"{holds}: lower one of them")
+    elif new >= context:
+        yield ConfigError("rollout.max_new_tokens", new, f"{holds}, and a prompt needs some of them: set less")
+    if budget is not None and budget > context:
+        yield ConfigError("rollout.token_budget", budget, f"{holds}: set {context} or less")
+
+
+def _pool_file_errors(config: RunConfig) -> Errors:
+    for at, pool in enumerate(config.engines):
+        key = f"engines.{at}"
+        yield from folder_errors(pool.path, f"{key}.path")
+        python = config.backend_of(pool).python
+        if pool.engine and python and not Path(python).is_file():
+            yield ConfigError(f"{key}.engine.python", f"{python}, which does not exist", "name a Python interpreter")
+        if pool.tokenizer is not None and not (pool.tokenizer / "tokenizer.json").is_file():
+            yield ConfigError(f"{key}.tokenizer", f"{pool.tokenizer} without tokenizer.json", "save it there")
+        context = model_context(pool.path)
+        if context is not None and pool.max_context > context:
+            fix = f"the model of the pool has a context of {context} tokens: set that or less"
+            yield ConfigError(f"{key}.max_context", pool.max_context, fix)
+
+
+def _teacher_errors(config: RunConfig, catalogue: Catalogue) -> Errors:
+    """Refuse teachers that can't teach this policy; say nothing of teachers that the algorithm does not ask."""
+    if not config.teachers:
+        return
+    algorithm = cast(Algorithm, catalogue.build(config.learner))
+    if not any(column.name in TEACHER_COLUMNS for column in algorithm.columns() | algorithm.advantage_columns()):
+        return
+    home = config.model.tokenizer or config.model.path
+    for at, teacher in enumerate(config.teachers):
+        key = f"teachers.{at}.{'engine' if teacher.engine else 'path'}"
+        pool = config.pool(teacher.engine) if teacher.engine else None
+        folder = pool.path if pool else teacher.path
+        if folder is None:
+            continue
+        wrong = list(_other_vocabulary(config, folder, key, "name a teacher with that vocabulary"))
+        yield from wrong
+        if wrong or not (config.model.path / "config.json").is_file():
+            continue
+        if not (folder / "tokenizer.json").is_file():
+            fix = f"save the tokenizer it was trained with there, so that it can be compared with that of {home}"
+            yield ConfigError(key, f"{folder} without tokenizer.json", fix)
+        elif (home / "tokenizer.json").is_file():
+            mine, theirs = _tokens(home), _tokens(folder)
+            for token in sorted(mine.keys() | theirs.keys()):
+                if mine.get(token) != theirs.get(token):
+                    got = f"has {theirs.get(token)} for {token!r} instead of {mine.get(token)}"
+                    fix = f"ids must mean the same to both: name a teacher with the tokenizer of {home}"
+                    yield ConfigError(key, f"{folder}, whose tokenizer {got}", fix)
+                    break
+
+
+def _other_vocabulary(config: RunConfig, folder: Path, key: str, fix: str) -> Errors:
+    """Look at the folder itself first, then at the size of its vocabulary beside the policy's."""
+    missing = list(folder_errors(folder, key))
+    yield from missing
+    if missing or not (config.model.path / "config.json").is_file():
+        return
+    own, other = vocabulary_size(config.model.path), vocabulary_size(folder)
+    if own != other:
+        fix = f"the policy has {own}, and ids must mean the same to both: {fix}"
+        yield ConfigError(key, f"{folder} with a vocabulary of {other}", fix)
+
+
+def _tokens(folder: Path) -> dict[str, int]:
+    """Read every token and its id."""
+    content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    vocabulary = (content.get("model") or {}).get("vocab") or {}
+    if isinstance(vocabulary, list):  # unigram: [token, score] in order of ids
+        vocabulary = {entry[0]: index for index, entry in enumerate(vocabulary)}
+    added = {token["content"]: token["id"] for token in content.get("added_tokens") or ()}
+    return {**{str(token): int(index) for token, index in vocabulary.items()}, **added}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, time
@@ -21,12 +21,10 @@ from pydantic import BaseModel, ValidationError
 from relax_core.api.component import BY_TABLE, Chosen, Kind
 from relax_core.api.errors import ConfigError, PluginError, RelaxError
 from relax_core.api.options import Secret
-from relax_core.config.checks import combination_errors
-from relax_core.config.file_checks import file_errors
+from relax_core.config.checks import combination_errors, file_errors
 from relax_core.config.layers import (
     COMMAND_LINE,
     DEFAULT,
-    KeyPath,
     Leaf,
     Node,
     Origin,
@@ -40,7 +38,6 @@ from relax_core.config.layers import (
     plugins_of,
     read_layer,
     read_layers,
-    resolve_paths,
     with_origins,
 )
 from relax_core.config.problems import ConfigProblems, refuse, unknown_key, validation_errors
@@ -53,7 +50,6 @@ from relax_core.config.run_config import (
     Core,
     EnvironmentChoice,
     RunConfig,
-    core_keys,
     keys_model,
     table_keys,
     top_level_keys,
@@ -81,6 +77,8 @@ class Composed:
 
     config: RunConfig
     """That of the first stage, where there are several."""
+    catalogue: Catalogue
+    """The components that it was composed with."""
     tree: Tree
     """All layers merged, each value with its origin; stages are not in it."""
     notices: tuple[str, ...] = ()
@@ -93,56 +91,45 @@ class Composed:
         return origin_at(self.tree, key)
 
 
-def load(
-    files: Sequence[Source],
-    overrides: Sequence[str] = (),
-    base: Mapping[str, Any] | None = None,
-    *,
-    checked: bool = True,
-    on_disk: bool = True,
-) -> tuple[Composed, Catalogue]:
-    """Compose with the catalogue of what is installed and of the files that `plugins` names."""
-    tree, notices = read_layers([base or {}, *files], overrides, Path.cwd())
-    catalogue = Catalogue.load(plugins_of(tree))
-    return _composed(tree, notices, catalogue, checked, on_disk), catalogue
-
-
 def compose(
     files: Sequence[Source],
-    overrides: Sequence[str],
-    catalogue: Catalogue,
+    overrides: Sequence[str] = (),
+    catalogue: Catalogue | None = None,
     base: Mapping[str, Any] | None = None,
     *,
     checked: bool = True,
     on_disk: bool = True,
+    passed: Callable[[Catalogue], None] = lambda catalogue: None,
 ) -> Composed:
     """Defaults < base < files left to right (paths, or mappings from Python) < overrides `a.b.c=VALUE`.
 
+    Without a catalogue, that of what is installed and of the files that `plugins` names; `passed` adds to it.
     Raises ConfigError or ConfigProblems. `checked`: refuse combinations that can't work; `on_disk`: look at the
     model folder and the task files too.
     """
     tree, notices = read_layers([base or {}, *files], overrides, Path.cwd())
-    return _composed(tree, notices, catalogue, checked, on_disk)
+    if catalogue is None:
+        catalogue = Catalogue.load(plugins_of(tree))
+        passed(catalogue)
+    rest, layers = _split_stages(tree)
+    stages = []
+    for at, layer in enumerate(layers or [{}]):
+        with naming_stage(at if layers else None):
+            whole = cast(Tree, merge(rest, {key: item for key, item in layer.items() if key != "name"}, notices))
+            config = resolve(whole, catalogue)
+            problems = combination_errors(config, catalogue) if checked else []
+            problems += file_errors(config, catalogue) if checked and on_disk else []
+            refuse(problems, whole)
+        # A stage is called by its own name, else by that of its algorithm, else by its number.
+        algorithm = layer.get("algorithm")
+        named = layer.get("name") or (algorithm.get("name") if isinstance(algorithm, dict) else None)
+        stages.append(Stage(str(named.value) if isinstance(named, Leaf) else f"stage-{at}", config))
+    return Composed(stages[0].config, catalogue, rest, tuple(notices), tuple(stages) if layers else ())
 
 
 def parse_config(data: Mapping[str, Any], catalogue: Catalogue) -> RunConfig:
     """Take plain data as `RunConfig.dump` gives it; every option is validated by its component's model."""
     return resolve(read_layer(data, Path.cwd()), catalogue)
-
-
-def _composed(tree: Tree, notices: list[str], catalogue: Catalogue, checked: bool, on_disk: bool) -> Composed:
-    rest, layers = _split_stages(tree)
-    stages = []
-    for at, layer in enumerate(layers or [{}]):
-        own = {key: item for key, item in layer.items() if key != "name"}
-        with naming_stage(at if layers else None):
-            whole = cast(Tree, merge(rest, own, notices))
-            config = resolve(whole, catalogue)
-            problems = combination_errors(config, catalogue) if checked else []
-            problems += file_errors(config, catalogue) if checked and on_disk else []
-            refuse(problems, whole)
-        stages.append(Stage(_stage_name(layer, at), config))
-    return Composed(stages[0].config, rest, tuple(notices), tuple(stages) if layers else ())
 
 
 def resolve(tree: Tree, catalogue: Catalogue) -> RunConfig:
@@ -160,9 +147,9 @@ def resolve(tree: Tree, catalogue: Catalogue) -> RunConfig:
                 own = _component(BY_TABLE["engine"], f"engines.{at}.engine", chosen, catalogue, problems)
                 engines[at] = pool.model_copy(update={"engine": own.dump()}) if own else pool
         core = core.model_copy(update={"engines": tuple(engines)}) if engines else core
-    components: dict[str, tuple[Choice, ...]] = {}
+    choices: dict[str, Any] = {}
     for table, kind in BY_TABLE.items():
-        components[table] = ()
+        choices[table] = () if kind.many else None
         node = tree.get(table)
         if node is None or (isinstance(node, Leaf) and node.value in ([], {}, ())):
             continue
@@ -172,11 +159,11 @@ def resolve(tree: Tree, catalogue: Catalogue) -> RunConfig:
             continue
         entries = {f"{table}.{at}": item for at, item in enumerate(node)} if isinstance(node, list) else {table: node}
         found = [_component(kind, key, entry, catalogue, problems) for key, entry in entries.items()]
-        components[table] = tuple(choice for choice in found if choice)
+        choices[table] = tuple(choice for choice in found if choice) if kind.many else found[0]
     refuse((problem for problem in problems if isinstance(problem, ConfigError)), tree)
     if problems:
         raise problems[0]
-    return RunConfig.model_construct(**dict(cast(Core, core)), components=components)
+    return RunConfig.model_construct(**dict(cast(Core, core)), **choices)
 
 
 def _with_defaults(tree: Tree) -> Tree:
@@ -213,7 +200,7 @@ def _component(kind: Kind, key: str, node: Node, catalogue: Catalogue, problems:
         fix = f"name one of {', '.join(catalogue.names(kind.name)) or 'the installed components: there are none'}"
         problems.append(ConfigError(f"{key}.name", "nothing" if name is None else repr(name), fix))
         return None
-    of_core = core_keys(kind.table)
+    of_core = tuple(keys_model(kind.table).model_fields)
     try:
         model = catalogue.target(kind.name, name).options_model()
         if taken := sorted(model.model_fields.keys() & {"name", *of_core}):
@@ -248,9 +235,8 @@ def _component(kind: Kind, key: str, node: Node, catalogue: Catalogue, problems:
 def _validated(
     model: type[ModelT], node: Tree, prefix: str, problems: list[RelaxError], also: tuple[str, ...] = ()
 ) -> ModelT | None:
-    data = plain(resolve_paths(node, model))
     try:
-        return model.model_validate_json(json.dumps(data, default=_json_value), strict=True)
+        return model.model_validate_json(json.dumps(plain(node, model), default=_json_value), strict=True)
     except ValidationError as error:
         problems += validation_errors(error, model, prefix, also)
         return None
@@ -274,6 +260,12 @@ def _split_stages(tree: Tree) -> tuple[Tree, list[Tree]]:
 
     A stage trains what the one before it exported, so only the first one's model is named. Raises ConfigError.
     """
+
+    def has(node: Node | None, path: Sequence[str]) -> bool:
+        for part in path:
+            node = node.get(part) if isinstance(node, dict) else None
+        return node is not None
+
     rest, node = {key: item for key, item in tree.items() if key != STAGES}, tree.get(STAGES, [])
     if isinstance(node, Leaf) and node.value in ([], {}, ()):
         node = []
@@ -281,7 +273,10 @@ def _split_stages(tree: Tree) -> tuple[Tree, list[Tree]]:
         raise ConfigError(STAGES, "something that is no array of tables", "write [[stages]] before the keys of each")
     layers: list[Tree] = []
     for at, stage in enumerate(cast(list[Tree], node)):
-        layer = {key: _written_out(key, item) for key, item in stage.items()}
+        layer = dict(stage)
+        for key, item in stage.items():
+            if isinstance(item, Leaf):  # a short form
+                layer[key] = with_origins(expand((key,), item.value), item.origin, (key,))
         for key in OF_THE_RUN:
             if key in layer:
                 raise ConfigError(f"{STAGES}[{at}].{key}", "a key of the whole run", "write it outside of [[stages]]")
@@ -291,31 +286,11 @@ def _split_stages(tree: Tree) -> tuple[Tree, list[Tree]]:
             raise ConfigError(f"{STAGES}[{at}].model.path", "a model", fix)
         layers.append(layer)
     for path, leaf in leaves(rest) if layers else ():
-        if leaf.origin.source == COMMAND_LINE and all(_has(layer, path) for layer in layers):
+        if leaf.origin.source == COMMAND_LINE and all(has(layer, path) for layer in layers):
             key = ".".join(path)  # every stage sets it for itself, so that the override would change nothing
             fix = f"every stage has its own: write {STAGES}.0.{key}=... for the first one"
             raise ConfigError(key, repr(leaf.value), fix)
     return rest, layers
-
-
-def _written_out(key: str, node: Node) -> Node:
-    if not isinstance(node, Leaf):
-        return node
-    return with_origins(expand((key,), node.value), lambda _: node.origin, (key,))
-
-
-def _has(tree: Tree, path: KeyPath) -> bool:
-    node: Node | None = tree
-    for part in path:
-        node = node.get(part) if isinstance(node, dict) else None
-    return node is not None
-
-
-def _stage_name(stage: Tree, at: int) -> str:
-    """Return the stage's own name, else that of its algorithm, else one made of its number."""
-    algorithm = stage.get("algorithm")
-    leaf = stage.get("name") or (algorithm.get("name") if isinstance(algorithm, dict) else None)
-    return str(leaf.value) if isinstance(leaf, Leaf) else f"stage-{at}"
 
 
 @contextmanager

@@ -1,28 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documentation made from the models: fields in words, one key explained, and the starter file of `relax init`."""
+"""Documentation made from the models: fields in words, one key explained, the reference as Markdown, the JSON schema, and
+the starter file of `relax init`. A component that can't be imported here is left out and named in the notes."""
 
 from __future__ import annotations
 
 import inspect
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from relax_core.api.component import BY_TABLE
-from relax_core.api.errors import ConfigError
+from relax_core.api.component import BY_TABLE, Kind
+from relax_core.api.errors import ConfigError, RelaxError
 from relax_core.api.options import Options, Secret
 from relax_core.config.annotation import annotation_of, is_table, is_tables, models_in
 from relax_core.config.compose import Composed
 from relax_core.config.problems import unknown_key
-from relax_core.config.run_config import DEFAULT_NAMES, Core, core_tables, keys_model, table_keys, top_level_keys
-from relax_core.config.toml_text import literal
+from relax_core.config.run_config import (
+    DEFAULT_NAMES,
+    Core,
+    core_tables,
+    keys_model,
+    literal,
+    table_keys,
+    top_level_keys,
+)
 from relax_core.registry.catalogue import Catalogue
 
 WORDS = {int: "integer", float: "number", str: "text", bool: "true or false", Path: "path", Secret: "secret"}
@@ -36,6 +44,7 @@ IMPORTANT = {
 }
 """Keys that a starter file sets, by table."""
 WIDTH = 100
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,16 +157,17 @@ class Explained:
     """The component that reads it, in its own words."""
 
 
-def explain(key: str, composed: Composed, catalogue: Catalogue) -> Explained:
-    """Raises ConfigError for a key that nobody reads."""
-    path = key.split(".")
+def explain(key: str, composed: Composed) -> Explained:
+    """Explain a key of a configuration. Raises ConfigError for a key that nobody reads."""
+    path, catalogue = key.split("."), composed.catalogue
     value, origin = _value(composed.config.dump(), path), str(composed.origin_of(key))
     kind = BY_TABLE.get(path[0])
     if kind is None:
         return _documented(key, path, Core, value, origin, "")
     rest = path[1 + kind.many :]
     index = int(path[1]) if kind.many and len(path) > 1 and path[1].isdecimal() else 0
-    choices = composed.config.components[path[0]]
+    chosen = getattr(composed.config, path[0])
+    choices = chosen if kind.many else (chosen,) if chosen else ()
     if index >= len(choices):
         many = "s" if kind.many else ""
         return Explained(key, value, origin, "table", "", f"The {kind.name}{many}, by name; nothing is chosen.")
@@ -211,60 +221,134 @@ def _value(data: Any, path: list[str]) -> Any:
 def starter(model: str, data: str, reward: str, name: str) -> str:
     """A commented TOML; `model` and `data` are paths relative to where it will stand."""
     given: dict[str, dict[str, Any]] = {"model": {"path": model}, "data": {"train": data}, "run": {"name": name}}
-    docs = list(core_documentation())
-    return "\n".join(_file(docs, given, reward)) + "\n"
+    lines = [
+        "# A Relax run. `relax config explain KEY THIS_FILE` says more about a key; a commented line shows the default."
+    ]
 
+    def comment(text: str) -> None:
+        lines.extend(f"# {line}" for line in textwrap.wrap(text, WIDTH))
 
-def relative(path: Path, home: Path) -> str:
-    """As it is written in a file in `home`; absolute where it lies elsewhere."""
-    path, home = path.absolute(), home.absolute()
-    return str(path.relative_to(home)) if path.is_relative_to(home) else str(path)
-
-
-def _file(docs: list[TableDoc], given: Mapping[str, Mapping[str, Any]], reward: str) -> Iterator[str]:
-    yield "# A Relax run. `relax config explain KEY THIS_FILE` says more about a key; a commented line shows the default."
-    for doc in docs:
-        yield ""
-        if doc.name.count(".") or doc.many:
-            yield from _nested(doc)
+    for doc in core_documentation():
+        lines.append("")
+        if doc.name.count(".") or doc.many:  # a table within a table: all of it as comments
+            comment(doc.text)
+            lines.append(f"# [[{doc.name}]]" if doc.many else f"# [{doc.name}]")
+            lines += [f"#   {field.name} = {field.default or '...'}  # {field.text}" for field in doc.fields]
             continue
         if doc.name:
-            yield from _comment(doc.text)
-            yield f"[{doc.name}]"
+            comment(doc.text)
+            lines.append(f"[{doc.name}]")
         for field in doc.fields:
-            yield from _field(field, doc.name, given.get(doc.name, {}))
+            comment(field.text)
+            own = given.get(doc.name, {})
+            value = literal(own[field.name]) if field.name in own else field.default or f"...  # {field.type}"
+            shown = field.name in own or field.name in IMPORTANT.get(doc.name, ())
+            lines.append(f"{'' if shown else '# '}{field.name} = {value}")
         if not doc.name:
-            yield from _components(reward)
+            lines.append("")
+            comment("Components by name; `relax plugins list` shows what is installed. A table sets options too.")
+            for table in ("algorithm", "engine", "trainer", "environment"):
+                lines.append(f"{'' if table == 'algorithm' else '# '}{table} = {literal(DEFAULT_NAMES[table])}")
+            lines.append(f"rewards = [{literal(reward)}]")
+    return "\n".join(lines) + "\n"
 
 
-def _field(field: FieldDoc, table: str, given: Mapping[str, Any]) -> Iterator[str]:
-    yield from _comment(field.text)
-    default = field.default or f"...  # {field.type}"
-    if field.name in given:
-        yield f"{field.name} = {literal(given[field.name])}"
-    elif field.name in IMPORTANT.get(table, ()):
-        yield f"{field.name} = {default}"
-    else:
-        yield f"# {field.name} = {default}"
+def reference(catalogue: Catalogue | None = None) -> str:
+    """The whole page; without a catalogue, the core's part of it."""
+    return "\n".join(_page(catalogue)).rstrip() + "\n"
 
 
-def _nested(doc: TableDoc) -> Iterator[str]:
-    """A table within a table: all of it as comments."""
-    yield from _comment(doc.text)
-    yield f"# [[{doc.name}]]" if doc.many else f"# [{doc.name}]"
-    for field in doc.fields:
-        yield f"#   {field.name} = {field.default or '...'}  # {field.text}"
+def _page(catalogue: Catalogue | None) -> Iterator[str]:
+    yield "# Configuration reference"
+    for doc in core_documentation():
+        yield from _section(doc, "##" if doc.name.count(".") == 0 else "###")
+    for table, kind in BY_TABLE.items():
+        yield from _section(component_documentation(table), "##")
+        for name in catalogue.names(kind.name) if catalogue else ():
+            found = cast(Catalogue, catalogue).find(kind.name, name)
+            yield from ("", f"### `{name}`", "", f"{found.component.help}. From `{found.distribution}`.")
+            try:
+                model = cast(Catalogue, catalogue).target(kind.name, name).options_model()
+            except RelaxError as error:
+                yield from ("", f"Its options are not known here: {error}.")
+                continue
+            docs = list(table_docs(name, model))
+            if text := summary(model):
+                yield from ("", text)
+            yield from _rows(docs[0].fields)
+            for doc in docs[1:]:
+                yield from _section(doc, "####")
 
 
-def _components(reward: str) -> Iterator[str]:
-    yield ""
-    yield from _comment("Components by name; `relax plugins list` shows what is installed. A table sets options too.")
-    for table in ("algorithm", "engine", "trainer", "environment"):
-        bare = f"{table} = {literal(DEFAULT_NAMES[table])}"
-        yield bare if table == "algorithm" else f"# {bare}"
-    yield f"rewards = [{literal(reward)}]"
+def _section(doc: TableDoc, level: str) -> Iterator[str]:
+    brackets = f"[[{doc.name}]]" if doc.many else f"[{doc.name}]"
+    yield from ("", f"{level} `{brackets}`" if doc.name else f"{level} Top level")
+    if doc.text:
+        yield from ("", doc.text)
+    yield from _rows(doc.fields)
 
 
-def _comment(text: str) -> Iterator[str]:
-    for line in textwrap.wrap(text, WIDTH):
-        yield f"# {line}"
+def _rows(fields: Sequence[FieldDoc]) -> Iterator[str]:
+    if not fields:
+        return
+    yield from ("", "| key | type | default | |", "|---|---|---|---|")
+    for field in fields:
+        default = "required" if field.required else f"`{field.default}`" if field.default else ""
+        yield f"| `{field.name}` | {_cell(field.type)} | {_cell(default)} | {_cell(field.text)} |"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def schema(catalogue: Catalogue) -> tuple[dict[str, Any], list[str]]:
+    """The schema, and a note for every component that is not in it."""
+    notes: list[str] = []
+    definitions: dict[str, Any] = {}
+    core = _inlined(Core, "core", definitions)
+    properties: dict[str, Any] = core["properties"]
+    mode = properties["placement"]
+    properties["placement"] = {"anyOf": [{"type": "string", "enum": ["colocate", "hybrid", "async"]}, mode]}
+    for table, kind in BY_TABLE.items():
+        properties[table] = _table(kind, catalogue, definitions, notes)
+    definitions["core.EngineTable"]["properties"]["engine"] = properties["engine"]
+    core["required"] = [key for key in core.get("required", []) if key in ("model", "data")]
+    return {"$schema": DIALECT, **core, "title": "Relax run configuration", "$defs": definitions}, notes
+
+
+def _table(kind: Kind, catalogue: Catalogue, definitions: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    forms: list[dict[str, Any]] = []
+    names: list[str] = []
+    for name in catalogue.names(kind.name):
+        try:
+            form = _schema_component(kind, name, catalogue, definitions)
+        except RelaxError as error:
+            notes.append(f"{kind.name} {name} is left out: {error}")
+            continue
+        forms.append(form)
+        names.append(name)
+    one = {"anyOf": [{"type": "string", "enum": names}, *forms]} if names else {"type": ["string", "object"]}
+    return {"type": "array", "items": one} if kind.many else one
+
+
+def _schema_component(kind: Kind, name: str, catalogue: Catalogue, definitions: dict[str, Any]) -> dict[str, Any]:
+    model = catalogue.target(kind.name, name).options_model()
+    options = _inlined(model, f"{kind.name}.{name}", definitions)
+    keys = _inlined(keys_model(kind.table), f"{kind.table}.keys", definitions)
+    chosen = {"name": {"const": name, "description": catalogue.find(kind.name, name).component.help}}
+    needed = [] if DEFAULT_NAMES.get(kind.table) == name else ["name"]
+    return {
+        "type": "object",
+        "title": name,
+        "properties": {**chosen, **keys.get("properties", {}), **options.get("properties", {})},
+        "required": [*needed, *options.get("required", [])],
+        "additionalProperties": False,
+    }
+
+
+def _inlined(model: Any, prefix: str, definitions: dict[str, Any]) -> dict[str, Any]:
+    """The model's schema, its definitions moved to the root under a prefix."""
+    own: dict[str, Any] = model.model_json_schema(ref_template=f"#/$defs/{prefix}.{{model}}")
+    moved: Mapping[str, Any] = own.pop("$defs", {})
+    definitions.update({f"{prefix}.{name}": definition for name, definition in moved.items()})
+    return own

@@ -17,7 +17,6 @@ from relax_core.api.component import BY_TABLE
 from relax_core.api.errors import ConfigError
 from relax_core.config.annotation import annotation_of, holds_path, holds_secret, holds_text, models_in
 from relax_core.config.run_config import OUTLIVE_NAME
-from relax_core.config.toml_text import key_lines
 
 KeyPath: TypeAlias = tuple[str, ...]
 Source: TypeAlias = "Path | str | Mapping[str, Any]"
@@ -62,9 +61,14 @@ def read_layers(sources: Sequence[Source], overrides: Sequence[str], directory: 
     for source in sources:
         tree = cast(Tree, merge(tree, read_layer(source, directory), notices))
     origin = Origin(COMMAND_LINE, directory=directory)
+
+    def chooses(path: KeyPath) -> bool:
+        kind, named = BY_TABLE.get(path[0]), path[:-1] if path[-1] == "name" else path
+        return kind is not None and len(named) <= 1 + kind.many
+
     # Choices of components go first, so that the order of the arguments does not matter.
-    for override in sorted(map(parse_override, overrides), key=lambda override: not override.chooses):
-        tree = cast(Tree, _place(tree, override.path, (), override.value, origin, notices))
+    for path, value in sorted(map(parse_override, overrides), key=lambda override: not chooses(override[0])):
+        tree = cast(Tree, _place(tree, path, (), value, origin, notices))
     return tree, notices
 
 
@@ -102,13 +106,6 @@ def _text(source: Path | str) -> str:
         raise ConfigError(str(source), "bytes that are not UTF-8", "save it as UTF-8 text") from error
 
 
-def plugin_files(
-    sources: Sequence[Source], overrides: Sequence[str] = (), base: Mapping[str, Any] | None = None
-) -> tuple[str, ...]:
-    """Absolute paths of the files that `plugins` names: the catalogue has to know them before options can be checked."""
-    return plugins_of(read_layers([base or {}, *sources], overrides, Path.cwd())[0])
-
-
 def plugins_of(tree: Tree) -> tuple[str, ...]:
     """Absolute paths of the files that `plugins` of this tree names."""
     leaf = tree.get("plugins")
@@ -141,7 +138,7 @@ def expand(path: KeyPath, value: Any) -> Any:
     return {"name": value} if chooses and isinstance(value, str) else value
 
 
-def with_origins(value: Any, locate: Callable[[KeyPath], Origin], path: KeyPath = ()) -> Node:
+def with_origins(value: Any, locate: Origin | Callable[[KeyPath], Origin], path: KeyPath = ()) -> Node:
     """Give every leaf of plain data its origin. A None is a key that was not written."""
     if isinstance(value, Mapping) and (value or not path):
         items = {str(key): item for key, item in value.items() if item is not None}
@@ -149,16 +146,33 @@ def with_origins(value: Any, locate: Callable[[KeyPath], Origin], path: KeyPath 
     is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
     if is_list and value and all(isinstance(item, Mapping) for item in value):
         return [with_origins(item, locate, (*path, str(index))) for index, item in enumerate(value)]
-    return Leaf(value, locate(path))
+    return Leaf(value, locate if isinstance(locate, Origin) else locate(path))
 
 
-def plain(node: Node) -> Any:
-    """Strip the origins off."""
-    if isinstance(node, Leaf):
-        return node.value
+def plain(node: Node, annotation: Any = None) -> Any:
+    """Strip the origins off, and make paths absolute: each is relative to the file it was written in, those of the command
+    line to its directory.
+
+    The annotation says what is a path. Where it allows text too, text with a `{` or a line break is no path.
+    """
     if isinstance(node, list):
-        return [plain(item) for item in node]
-    return {key: plain(item) for key, item in node.items()}
+        return [plain(item, annotation) for item in node]
+    if isinstance(node, dict):
+        models = models_in(annotation)
+        fields = {name: annotation_of(field) for model in models for name, field in model.model_fields.items()}
+        return {key: plain(item, fields.get(key) if models else annotation) for key, item in node.items()}
+    value = node.value
+    if annotation is None:
+        return value
+    if isinstance(value, list | tuple):
+        return [plain(Leaf(item, node.origin), annotation) for item in value]
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if isinstance(text, str):
+        if holds_secret(annotation) and text.startswith("file:"):
+            return f"file:{_absolute(text.removeprefix('file:'), node.origin)}"
+        if holds_path(annotation) and not (holds_text(annotation) and ("{" in text or "\n" in text)):
+            return _absolute(text, node.origin)
+    return text
 
 
 def leaves(node: Node, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Leaf]]:
@@ -216,23 +230,8 @@ def _without_replaced(lower: Tree, upper: Tree, notices: list[str], path: KeyPat
     return kept
 
 
-@dataclass(frozen=True, slots=True)
-class Override:
-    """A key of the command line and its value."""
-
-    path: KeyPath
-    value: Any
-
-    @property
-    def chooses(self) -> bool:
-        """Whether it may choose a component."""
-        kind = BY_TABLE.get(self.path[0])
-        named = self.path[:-1] if self.path[-1] == "name" else self.path
-        return kind is not None and len(named) <= 1 + kind.many
-
-
-def parse_override(text: str) -> Override:
-    """Parse `a.b.c=VALUE`: VALUE is TOML where it parses, else text; a number in the key indexes an array.
+def parse_override(text: str) -> tuple[KeyPath, Any]:
+    """Parse `a.b.c=VALUE` into path and value: VALUE is TOML where it parses, else text; a number in the key indexes an array.
 
     Raises ConfigError for what is not `key=value`.
     """
@@ -245,13 +244,13 @@ def parse_override(text: str) -> Override:
         parsed = tomllib.loads(f"value = {value}")
     except tomllib.TOMLDecodeError:
         parsed = {}
-    return Override(path, parsed["value"] if parsed.keys() == {"value"} else value)
+    return path, parsed["value"] if parsed.keys() == {"value"} else value
 
 
 def _place(node: Node | None, rest: KeyPath, path: KeyPath, value: Any, origin: Origin, notices: list[str]) -> Node:
     """Put a value at `rest` below the node that stands at `path`."""
     if not rest:
-        return merge(node, with_origins(expand(path, value), lambda _: origin, path), notices, path)
+        return merge(node, with_origins(expand(path, value), origin, path), notices, path)
     head, here = rest[0], (*path, rest[0])
     if isinstance(node, list) or (isinstance(node, Leaf) and isinstance(node.value, list | tuple)):
         return _place_item(node, rest, path, value, origin, notices)
@@ -285,36 +284,57 @@ def _place_item(
     return [*items[:index], new, *items[index + 1 :]]
 
 
-def resolve_paths(node: Node, annotation: Any) -> Node:
-    """Make paths absolute: each is relative to the file it was written in, those of the command line to its directory.
-
-    The annotation says what is a path. Where it allows text too, text with a `{` or a line break is no path.
-    """
-    if isinstance(node, list):
-        return [resolve_paths(item, annotation) for item in node]
-    if isinstance(node, Leaf):
-        return Leaf(_absolute_value(node.value, annotation, node.origin), node.origin)
-    models = models_in(annotation)
-    if not models:
-        return {key: resolve_paths(item, annotation) for key, item in node.items()}
-    fields = {name: annotation_of(field) for model in models for name, field in model.model_fields.items()}
-    return {key: resolve_paths(item, fields[key]) if key in fields else item for key, item in node.items()}
-
-
-def _absolute_value(value: Any, annotation: Any, origin: Origin) -> Any:
-    if isinstance(value, list | tuple):
-        return [_absolute_value(item, annotation, origin) for item in value]
-    if isinstance(value, os.PathLike):
-        value = os.fspath(value)
-    if not isinstance(value, str):
-        return value
-    if holds_secret(annotation) and value.startswith("file:"):
-        return f"file:{_absolute(value.removeprefix('file:'), origin)}"
-    if not holds_path(annotation) or (holds_text(annotation) and ("{" in value or "\n" in value)):
-        return value
-    return _absolute(value, origin)
-
-
 def _absolute(path: str, origin: Origin) -> str:
     """Links stay links: an interpreter of a virtual environment is found by its own path."""
     return os.path.abspath(origin.directory / Path(path).expanduser()) if path else path
+
+
+def key_lines(text: str) -> dict[KeyPath, int]:
+    """Find the line of every table header and key of valid TOML; indices of arrays count as keys.
+
+    The text is cut into statements, each the fewest lines that parse.
+    """
+    found: dict[KeyPath, int] = {}
+    sizes: dict[KeyPath, int] = {}
+    table: KeyPath = ()
+    start, pending = 1, ""
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not pending:
+            start = number
+        pending = f"{pending}\n{line}" if pending else line
+        try:
+            data = tomllib.loads(pending)
+        except tomllib.TOMLDecodeError:
+            continue
+        header = pending.lstrip()
+        pending = ""
+        if header.startswith("["):
+            table = _header_path(data, sizes, opens=header.startswith("[["))
+            found.setdefault(table, start)
+        else:
+            found.update({(*table, *path): start for path in _key_paths(data)})
+    return found
+
+
+def _header_path(node: Any, sizes: dict[KeyPath, int], *, opens: bool) -> KeyPath:
+    """Path of a parsed header, with the index in each array of tables on it; `opens` starts a new table of the last."""
+    path: KeyPath = ()
+    while node:
+        if isinstance(node, list):
+            node = node[0]
+            continue
+        key, node = next(iter(node.items()))
+        path = (*path, key)
+        if opens and node == [{}]:
+            sizes[path] = sizes.get(path, 0) + 1
+        if path in sizes:
+            path = (*path, str(sizes[path] - 1))
+    return path
+
+
+def _key_paths(value: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
+    if path:
+        yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from _key_paths(item, (*path, str(key)))

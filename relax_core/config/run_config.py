@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`RunConfig`: one run's whole configuration, resolved: typed core tables and chosen components.
+"""`RunConfig`, one run's whole configuration, resolved: typed core tables and chosen components; and the same as TOML.
 
-`dump` gives plain data and `compose.parse_config` takes it back exactly: roles in other processes get it so.
+`dump` gives plain data and `compose.parse_config` takes it back exactly: roles in other processes get it so. The standard
+library parses TOML but does not write it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
@@ -200,20 +203,48 @@ class Core(Options):
 
 
 class RunConfig(Core):
-    """One run's whole configuration, resolved: the core's tables and, by table, the chosen components."""
+    """One run's whole configuration, resolved: the core's tables, and for each component table what was chosen."""
 
-    components: Mapping[str, tuple[Choice, ...]] = Field(default={}, repr=False)
-    """Chosen components of every table; tables of one component hold one or, where nothing is chosen, none."""
+    algorithm: Choice
+    """What learns from the rows."""
+    rewards: tuple[RewardChoice, ...] = ()
+    """Judges of samples."""
+    environment: Choice
+    """What answers the policy."""
+    media: tuple[MediaChoice, ...] = ()
+    """Processors of images, videos and sounds."""
+    engine: BackendChoice
+    """What samples from the policy."""
+    trainer: BackendChoice
+    """What trains the policy."""
+    family: Choice
+    """How the model writes its text."""
+    source: Choice
+    """Reader of task files."""
+    sampler: Choice
+    """Order of tasks."""
+    filters: tuple[Choice, ...] = ()
+    """Reasons to drop finished groups."""
+    sinks: tuple[Choice, ...] = ()
+    """Receivers of metrics."""
+    bus: Choice
+    """Where payloads of rows are kept."""
+    weights: WeightChoice
+    """Transport of published weights."""
+    scaling: Choice | None = None
+    """Policy for the number of engines."""
+    environments: tuple[EnvironmentChoice, ...] = ()
+    """Further ones, for tasks that name them."""
 
     def dump(self) -> dict[str, Any]:
         """Give plain data, every default written out; secrets stay references, and None is left out."""
-        data = self.model_dump(mode="json", exclude={"components"}, exclude_none=True)
-        for table, choices in self.components.items():
-            dumped = [choice.dump() for choice in choices]
-            if BY_TABLE[table].many:
-                data[table] = dumped
-            elif dumped:
-                data[table] = dumped[0]
+        data = self.model_dump(mode="json", exclude=set(BY_TABLE), exclude_none=True)
+        for table, kind in BY_TABLE.items():
+            chosen = getattr(self, table)
+            if kind.many:
+                data[table] = [choice.dump() for choice in chosen]
+            elif chosen is not None:
+                data[table] = chosen.dump()
         return data
 
     @property
@@ -225,14 +256,6 @@ class RunConfig(Core):
     def engine_dtype(self) -> str:
         """The engines' number format, in which weights are published."""
         return self.rollout.dtype or self.model.dtype
-
-    @property
-    def algorithm(self) -> Choice:
-        return self.components["algorithm"][0]
-
-    @property
-    def engine(self) -> BackendChoice:
-        return cast(BackendChoice, self.components["engine"][0])
 
     def pool(self, name: str) -> EngineTable | None:
         """The pool of this name; None where there is none."""
@@ -247,24 +270,12 @@ class RunConfig(Core):
         return BackendChoice(chosen=Chosen("engine", name, options), python=python)
 
     @property
-    def trainer(self) -> BackendChoice:
-        return cast(BackendChoice, self.components["trainer"][0])
-
-    @property
-    def environment(self) -> Choice:
-        return self.components["environment"][0]
-
-    @property
-    def environments(self) -> tuple[EnvironmentChoice, ...]:
-        """Further ones, for tasks that name them."""
-        return cast(tuple[EnvironmentChoice, ...], self.components.get("environments", ()))
-
-    @property
     def algorithms(self) -> tuple[Chosen, ...]:
         """The run's algorithm and those of environments; each once."""
-        own = [environment.learner for environment in self.environments]
         found = [self.algorithm.chosen]
-        found += [one for at, one in enumerate(own) if one and one not in (*found, *own[:at])]
+        for environment in self.environments:
+            if environment.learner and environment.learner not in found:
+                found.append(environment.learner)
         return tuple(found)
 
     @property
@@ -277,42 +288,6 @@ class RunConfig(Core):
         """Index in `algorithms` of the one that learns from tasks that name this environment."""
         own = next((one.learner for one in self.environments if one.name == environment), None)
         return 0 if own is None else self.algorithms.index(own)
-
-    @property
-    def family(self) -> Choice:
-        return self.components["family"][0]
-
-    @property
-    def source(self) -> Choice:
-        return self.components["source"][0]
-
-    @property
-    def sampler(self) -> Choice:
-        return self.components["sampler"][0]
-
-    @property
-    def bus(self) -> Choice:
-        return self.components["bus"][0]
-
-    @property
-    def weights(self) -> WeightChoice:
-        return cast(WeightChoice, self.components["weights"][0])
-
-    @property
-    def rewards(self) -> tuple[RewardChoice, ...]:
-        return cast(tuple[RewardChoice, ...], self.components["rewards"])
-
-    @property
-    def media(self) -> tuple[MediaChoice, ...]:
-        return cast(tuple[MediaChoice, ...], self.components["media"])
-
-    @property
-    def filters(self) -> tuple[Choice, ...]:
-        return self.components["filters"]
-
-    @property
-    def sinks(self) -> tuple[Choice, ...]:
-        return self.components["sinks"]
 
 
 RunContext: TypeAlias = Context[RunConfig]
@@ -332,16 +307,57 @@ def top_level_keys() -> tuple[str, ...]:
 
 
 def keys_model(table: str) -> type[Options]:
-    """The model of the core's own keys of a component table."""
+    """The model of the core's own keys of a component table; `name` is not among them."""
     return COMPONENT_TABLES[table][0] if table in COMPONENT_TABLES else Options
-
-
-def core_keys(table: str) -> tuple[str, ...]:
-    """The core's own keys of a component table; `name` is not among them."""
-    return tuple(keys_model(table).model_fields)
 
 
 def table_keys() -> dict[str, list[str]]:
     """Every table with the keys that the core knows in it."""
     known = {name: list(model.model_fields) for name, model in core_tables().items()}
-    return {**known, **{table: ["name", *core_keys(table)] for table in BY_TABLE}}
+    return {**known, **{table: ["name", *keys_model(table).model_fields] for table in BY_TABLE}}
+
+
+def to_toml(config: RunConfig, comment: Callable[[str], str] = lambda key: "") -> str:
+    """Write the whole configuration as TOML that parses back to it; `comment` may add a remark to a key."""
+
+    def lines(table: Mapping[str, Any], header: str, prefix: str) -> Iterator[str]:
+        """Write the assignments of a table, then the tables in it: of the document all, else arrays such as `[[eval.sets]]`."""
+        nested = {
+            key: item for key, item in table.items()
+            if (isinstance(item, list) and item and all(isinstance(one, Mapping) for one in item))
+            or (isinstance(item, Mapping) and not header)
+        }  # fmt: skip
+        for key, value in table.items():
+            if key not in nested:
+                remark = comment(f"{prefix}{key}")
+                yield f"{toml_key(key)} = {literal(value)}" + (f"  # {remark}" if remark else "")
+        for key, value in nested.items():
+            name = f"{header}.{toml_key(key)}" if header else toml_key(key)
+            if isinstance(value, Mapping):
+                yield from ("", f"[{name}]", *lines(value, name, f"{prefix}{key}."))
+            else:
+                for at, item in enumerate(value):
+                    yield from ("", f"[[{name}]]", *lines(item, name, f"{prefix}{key}.{at}."))
+
+    return "\n".join(lines(config.dump(), "", "")) + "\n"
+
+
+def toml_key(key: str) -> str:
+    """Write a key, bare where TOML allows it."""
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else literal(key)
+
+
+def literal(value: Any) -> str:
+    """Write one value as TOML on one line."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, float):
+        return re.sub(r"e([+-])0+", r"e\1", repr(value))
+    if isinstance(value, Mapping):
+        items = ", ".join(f"{toml_key(str(key))} = {literal(item)}" for key, item in value.items() if item is not None)
+        return f"{{ {items} }}" if items else "{}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(literal(item) for item in value)}]"
+    return str(value)

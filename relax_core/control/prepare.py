@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from importlib import resources
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -30,9 +31,8 @@ from relax_core.api.errors import ConfigError, RelaxError
 from relax_core.api.options import revealed
 from relax_core.api.plan import Plan
 from relax_core.config.compose import Composed, Stage, compose, naming_stage
-from relax_core.config.layers import Source, plugin_files
-from relax_core.config.run_config import RunConfig
-from relax_core.config.toml_text import to_toml
+from relax_core.config.layers import Source
+from relax_core.config.run_config import RunConfig, to_toml
 from relax_core.control.memory_check import check_fits
 from relax_core.control.planner import plan
 from relax_core.control.stages import StageDirectory, check_order, document, lay_out, stage_directories
@@ -182,10 +182,8 @@ def plan_run(
     if not (isinstance(first, Mapping) or Path(first).suffix or Path(first).exists()):
         recipe = find_recipe(str(first))
     layers = sources if recipe is None else [tomllib.loads(recipe.toml()), *sources[1:]]
-    catalogue = Catalogue.load(plugin_files(layers, overrides))
-    announce(functions or {}, catalogue)
-    composed = compose(layers, overrides, catalogue, on_disk=recipe is None)
-    return PlannedRun(composed, catalogue, _plan_stages(composed, catalogue), recipe)
+    composed = compose(layers, overrides, on_disk=recipe is None, passed=partial(announce, functions or {}))
+    return PlannedRun(composed, composed.catalogue, _plan_stages(composed, composed.catalogue), recipe)
 
 
 def _plan_stages(composed: Composed, catalogue: Catalogue) -> tuple[PlannedStage, ...]:

@@ -19,8 +19,7 @@ from typing import Any
 from relax_core.api.algorithm import Algorithm, Output
 from relax_core.api.errors import ConfigError
 from relax_core.config.compose import Stage
-from relax_core.config.run_config import RunConfig
-from relax_core.config.toml_text import literal, to_toml, toml_key
+from relax_core.config.run_config import RunConfig, literal, to_toml, toml_key
 from relax_core.registry.catalogue import Catalogue
 from relax_core.roles.checkpoint import complete
 

@@ -22,7 +22,7 @@ from relax_core.api.trajectory import Trajectory
 from relax_core.api.weights import Version
 from relax_core.bus.service import open_bus
 from relax_core.bus.store import InProcessBus
-from relax_core.config.layers import Source, parse_override, plugin_files
+from relax_core.config.layers import Source, parse_override, plugins_of, read_layers
 from relax_core.control.prepare import make_launch, plan_run
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.scorer import RewardScorer, RewardSettings
@@ -81,8 +81,8 @@ async def reward_trial(name: str, options: Sequence[str], data: Path, plugins: S
     """Score each row of `data` and give its record: JSON lines with `prompt`, `response` and what the reward reads."""
     beside = data.parent / "config.toml"  # of the run whose folder a failing sample lies in; it names the plugin files
     if not plugins and beside.is_file():
-        plugins = plugin_files([beside])
-    chosen = Chosen("reward", name, {".".join(o.path): o.value for o in map(parse_override, options)})
+        plugins = plugins_of(read_layers([beside], (), Path.cwd())[0])
+    chosen = Chosen("reward", name, {".".join(path): value for path, value in map(parse_override, options)})
     Catalogue.load(plugins).build(chosen)
     workers = LocalWorkers(plugins)
     scorer = RewardScorer([RewardSettings(chosen)], workers, SystemClock())

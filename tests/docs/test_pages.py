@@ -18,7 +18,7 @@ import pytest
 import typer.main
 
 from relax_core.cli.main import app
-from relax_core.config.compose import load
+from relax_core.config.compose import compose
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -92,7 +92,7 @@ def test_toml_is_a_configuration_with_its_keys_checked(
     for snippet in snippets(page, "toml"):
         if not snippet.file:
             (tmp_path / "shown.toml").write_text(snippet.code)
-            composed, _ = load([tmp_path / "shown.toml"], base=BASE, on_disk=False)
+            composed = compose([tmp_path / "shown.toml"], base=BASE, on_disk=False)
             assert composed.config.steps
 
 

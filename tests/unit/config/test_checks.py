@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from relax_core.api.errors import ConfigError
-from relax_core.config.checks import holdout_errors
 from relax_core.config.compose import compose
 from relax_core.config.problems import ConfigProblems
 from relax_core.registry.catalogue import Catalogue
@@ -80,12 +79,6 @@ def test_all_combinations_are_told_at_once(folder: Path, catalogue: Catalogue) -
     with pytest.raises(ConfigProblems) as caught:
         compose(["my.toml"], ["rollout.group_size=1", "rollout.token_budget=8", "data.train=absent"], catalogue)
     assert len(caught.value.errors) == 3
-
-
-def test_a_hold_out_leaves_something_to_train_on(folder: Path, catalogue: Catalogue) -> None:
-    config = compose(["my.toml"], ["eval.size=8"], catalogue).config
-    assert [error.field for error in holdout_errors(config, 8)] == ["eval.size"]
-    assert holdout_errors(config, 9) == []
 
 
 def refused(catalogue: Catalogue, *overrides: str) -> str:

@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 from relax_core.api.errors import ConfigError, PluginError
 from relax_core.cli.main import app
 from relax_core.config.compose import compose
-from relax_core.config.documentation import explain, starter
-from relax_core.config.reference import reference, schema
+from relax_core.config.documentation import explain, reference, schema, starter
 from relax_core.config.run_config import RunConfig, core_tables, table_keys, top_level_keys
 from relax_core.registry.catalogue import Catalogue
 
@@ -119,7 +118,7 @@ def test_the_reference_lists_every_key_of_core_and_components(catalogue: Catalog
 )
 def test_a_key_is_explained(folder: Path, catalogue: Catalogue, key: str, value: Any, origin: str, words: str) -> None:
     composed = compose(["my.toml"], ["seed=5", "run.env.LEVEL=a"], catalogue)
-    explained = explain(key, composed, catalogue)
+    explained = explain(key, composed)
     assert (explained.origin, value is None or explained.value == value) == (origin, True)
     assert words in explained.text
 
@@ -127,7 +126,7 @@ def test_a_key_is_explained(folder: Path, catalogue: Catalogue, key: str, value:
 @pytest.mark.parametrize("key", ["rollout.group_siz", "rolout", "algorithm.clip", "rewards.0.wheight", "rollout.a.b"])
 def test_a_key_that_nobody_reads_is_not_explained(folder: Path, catalogue: Catalogue, key: str) -> None:
     with pytest.raises(ConfigError, match="unknown key"):
-        explain(key, compose(["my.toml"], [], catalogue), catalogue)
+        explain(key, compose(["my.toml"], [], catalogue))
 
 
 def test_show_prints_toml_or_one_json_document_on_stdout(folder: Path, cli: Any) -> None:

@@ -10,8 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from relax_core.api.errors import ConfigError
 from relax_core.config.compose import compose
-from relax_core.config.layers import Origin, merge, plain, plugin_files, with_origins
-from relax_core.config.toml_text import key_lines
+from relax_core.config.layers import Origin, key_lines, merge, plain, plugins_of, read_layers, with_origins
 from relax_core.registry.catalogue import Catalogue
 
 scalars = st.one_of(st.integers(), st.text(max_size=3), st.lists(st.integers(), max_size=2))
@@ -129,7 +128,7 @@ def test_an_override_that_leads_nowhere_is_refused(folder: Path, catalogue: Cata
 def test_values_are_toml_else_text(text: str, value: object) -> None:
     from relax_core.config.layers import parse_override
 
-    assert parse_override(f"run.notes={text}").value == value
+    assert parse_override(f"run.notes={text}") == (("run", "notes"), value)
 
 
 def test_paths_are_relative_to_the_file_they_stand_in(folder: Path, catalogue: Catalogue) -> None:
@@ -146,7 +145,7 @@ def test_paths_are_relative_to_the_file_they_stand_in(folder: Path, catalogue: C
     assert config.engine.chosen.options["cache"] == str(other / "kernels")
     assert config.plugins == (other / "mine.py",)
     assert config.notify.urls[0].reference == f"file:{folder / 'key'}"
-    assert plugin_files(["my.toml", other / "c.toml"]) == (str(other / "mine.py"),)
+    assert plugins_of(read_layers(["my.toml", other / "c.toml"], (), folder)[0]) == (str(other / "mine.py"),)
 
 
 def test_a_template_written_out_is_no_path(folder: Path, catalogue: Catalogue) -> None:

@@ -15,8 +15,7 @@ from relax_core.api.errors import ConfigError, PluginError
 from relax_core.api.options import Secret
 from relax_core.config.compose import compose, parse_config
 from relax_core.config.problems import ConfigProblems
-from relax_core.config.run_config import RunConfig, table_keys, top_level_keys
-from relax_core.config.toml_text import to_toml
+from relax_core.config.run_config import RunConfig, table_keys, to_toml, top_level_keys
 from relax_core.registry.catalogue import Catalogue
 
 words = st.text(max_size=6)

@@ -56,11 +56,14 @@ def show(
 ) -> None:
     """Show one rendered prompt, token by token, with its ids, answer and other columns, and what is known of its media."""
     from relax_core.cli.data_survey import data_files
+    from relax_core.observe.documents import write_text
+    from relax_core.views.transcript import task_page
 
     shown = _shown(next(iter(data_files(file, model))), index)
     previews = [one.pop("preview", None) for one in shown["media"]]
     if html is not None:
-        _write_page(html, shown, previews)
+        write_text(html, task_page(shown, previews))
+        typer.echo(str(html), err=True)
     if as_json:
         typer.echo(json.dumps({"schema": 1, **shown}, ensure_ascii=False))
     else:
@@ -142,14 +145,6 @@ def _trained(family: Any, written: Any) -> Iterator[str]:
     for token, mask in zip(written.tokens, written.mask, strict=True):
         if mask:
             yield family.decode((token,), skip_special=False)
-
-
-def _write_page(path: Path, shown: dict[str, Any], previews: list[bytes | None]) -> None:
-    from relax_core.observe.documents import write_text
-    from relax_core.views.transcript import task_page
-
-    write_text(path, task_page(shown, previews))
-    typer.echo(str(path), err=True)
 
 
 def _print_shown(shown: dict[str, Any]) -> None:

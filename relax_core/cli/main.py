@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import typer
 
-from relax_core.cli import config, data, plan, plugins, runs, train, trial
+from relax_core.cli import config, data, plan, plugins, runs
 from relax_core.cli.terminal import Interrupted, fail
 
 app = typer.Typer(
@@ -21,9 +21,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("train")(train.train)
-app.command("resume")(train.resume)
-app.command("try")(trial.try_)
+app.command("train")(runs.train)
+app.command("resume")(runs.resume)
+app.command("try")(plan.try_)
 app.command("graph")(plan.graph)
 app.command("plan")(plan.plan)
 app.command("doctor", help="Check the machine, the installation and a configuration.")(plan.doctor)
@@ -33,7 +33,7 @@ app.command("runs", help="List runs: state, steps, reward.")(runs.runs)
 app.command("status", help="Show a run's progress and its live roles.")(runs.status)
 app.command("why", help="Say who waits for what, and who owes it.")(runs.why)
 app.command("report", help="Write a run's report again and print its path.")(runs.report)
-app.add_typer(trial.verbs, name="bench")
+app.add_typer(plan.verbs, name="bench")
 app.add_typer(config.verbs, name="config")
 app.add_typer(data.verbs, name="data")
 app.add_typer(plugins.verbs, name="plugins")

@@ -166,8 +166,8 @@ def _catalogue(name: str) -> tuple[Catalogue, tuple[str, ...]]:
 def _one(catalogue: Catalogue, name: str, kind: str) -> tuple[str, str]:
     """Find the one component that a name means; an error says which there are."""
     from relax_core.api.errors import ConfigError
+    from relax_core.registry.catalogue import missing_anywhere
     from relax_core.registry.check import components_named
-    from relax_core.registry.suggestions import missing_anywhere
 
     if kind:
         return kind, name
@@ -182,8 +182,8 @@ def _one(catalogue: Catalogue, name: str, kind: str) -> tuple[str, str]:
 
 def _chosen(catalogue: Catalogue, name: str) -> list[Record]:
     """Choose the plugins to check; for a component, its plugin with only that component."""
+    from relax_core.registry.catalogue import missing_anywhere
     from relax_core.registry.check import records_named
-    from relax_core.registry.suggestions import missing_anywhere
 
     if not name or (records := records_named(catalogue, name)):
         return list(catalogue.records) if not name else records

@@ -55,7 +55,7 @@ from relax_core.config.run_config import (
     top_level_keys,
 )
 from relax_core.registry.catalogue import Catalogue
-from relax_core.registry.frames import plugin_frames, said
+from relax_core.registry.error_text import plugin_frames, said
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 STAGES = "stages"

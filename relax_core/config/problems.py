@@ -14,7 +14,7 @@ from relax_core.api.options import LITERAL
 from relax_core.config.annotation import annotation_at, holds_secret, models_in
 from relax_core.config.layers import DEFAULT, Node, origin_at
 from relax_core.config.run_config import table_keys
-from relax_core.registry.suggestions import did_you_mean, nearest
+from relax_core.registry.error_text import did_you_mean, nearest
 
 
 class ConfigProblems(ConfigError):

@@ -2,7 +2,7 @@
 """Plugins: found by metadata, loaded one at a time, looked up by kind and name. See `catalogue.py`."""
 
 from relax_core.registry.catalogue import Catalogue, Found
-from relax_core.registry.frames import plugin_frames
+from relax_core.registry.error_text import plugin_frames
 from relax_core.registry.handshake import PluginState, Record, ResolvedPlugin
 
 __all__ = ["Catalogue", "Found", "Record", "ResolvedPlugin", "PluginState", "plugin_frames"]

@@ -24,8 +24,8 @@ from xml.etree import ElementTree
 from relax_core.api.component import KINDS, Component, Configurable
 from relax_core.api.errors import RelaxError
 from relax_core.registry.catalogue import Catalogue, known_kind
-from relax_core.registry.contract import import_target
 from relax_core.registry.handshake import PluginState, Record
+from relax_core.registry.loader import import_target
 
 if TYPE_CHECKING:
     from relax_core.api.options import Options

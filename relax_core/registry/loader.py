@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Discovery: installed plugins by their metadata and single files, imported one at a time and asked what they offer.
+"""Discovery: installed plugins by their metadata and single files, imported one at a time and asked what they offer; and the
+contract between a component class and its kind.
 
 A failure becomes the record's own, never the caller's; only a file that the configuration names raises. Pluggy checks
 hook signatures; its bulk loader is not used, because it drops the second distribution of one name in silence and lets
@@ -22,17 +23,66 @@ from email.parser import HeaderParser
 from importlib.metadata import Distribution, entry_points
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
 import pluggy
 
 from relax_core.api import events, hooks
-from relax_core.api.component import BY_HOOK, KINDS, Component, Configurable
+from relax_core.api.component import BY_HOOK, KINDS, Component, Configurable, Kind
 from relax_core.api.errors import ConfigError, PluginError
-from relax_core.registry.contract import missing_methods
-from relax_core.registry.frames import plugin_frames, said
+from relax_core.registry.error_text import did_you_mean, plugin_frames, said
 from relax_core.registry.handshake import Offered, PluginState, Record, api_range, refusal
-from relax_core.registry.suggestions import did_you_mean
+
+if TYPE_CHECKING:
+    from relax_core.api.options import Options
+
+
+def missing_methods(cls: type) -> list[str]:
+    """List methods that the base asks for and the class did not write."""
+    return [name for name in dir(cls) if getattr(getattr(cls, name, None), "__isabstractmethod__", False)]
+
+
+def import_target(target: str) -> object:
+    """Import the object that `package.module:Name` names."""
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def contract_violation(kind: Kind, target: object) -> str:
+    """Say why this is no component of the kind; empty where it is one."""
+    base = import_target(kind.base)
+    if not isinstance(target, type):
+        return f"its target is {type(target).__name__}, not a class; name a subclass of {kind.base}"
+    if not isinstance(base, type) or not issubclass(base, Configurable):
+        raise TypeError(f"the table of kinds names {base!r}, which is no Configurable")
+    root = next(cls for cls in base.__mro__ if "kind" in vars(cls))  # rewards have several bases with one root
+    if not issubclass(target, root):
+        return f"{target.__name__} is no {kind.name}; derive it from {kind.base}"
+    if missing := missing_methods(target):
+        return f"{target.__name__} does not define {', '.join(missing)}; write what {kind.base} asks for"
+    return ""
+
+
+def build_options(model: type[Options], options: Mapping[str, Any], field: str) -> Options:
+    """Build options from plain data; a ConfigError names `field.key`, what it got and the nearest that exists."""
+    from pydantic import ValidationError
+
+    try:
+        return model.model_validate(dict(options))
+    except ValidationError as failed:
+        first, *rest = failed.errors(include_url=False)
+        if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
+            fix = f"there is no such option; {did_you_mean(str(first['loc'][0]), model.model_fields)}"
+        elif first["type"] == "missing":
+            fix = "give it a value"
+        else:
+            message = first["msg"].removeprefix("Value error, ")
+            fix = message[:1].lower() + message[1:]
+        path = ".".join([field, *(str(part) for part in first["loc"])])
+        got = "nothing" if first["type"] == "missing" else repr(first["input"])
+        raise ConfigError(path, got, fix + (f" (and {len(rest)} more)" if rest else "")) from None
+
 
 KEBAB = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -79,7 +129,11 @@ class Loader:
 
     def adopt(self, record: Record, module: ModuleType) -> Record:
         """Register an imported module and collect its components; raises what is wrong with it."""
-        check_marks(module)
+        for name, value in vars(module).items():  # named like a hook and none: it would be ignored in silence
+            if not name.startswith("relax_") or not callable(value) or getattr(value, _MARK, None):
+                continue
+            if getattr(value, "__module__", "") == module.__name__:
+                raise ValueError(f"{name} is not marked; put @hook (relax_core.api) above it or rename it")
         self.manager.register(module, name=f"{record.distribution}:{record.module}")
         try:
             offered = tuple(self._offered(module))
@@ -99,15 +153,6 @@ class Loader:
                 own = [impl for impl in caller.get_hookimpls() if impl.plugin is module]
                 for impl in own:
                     yield from (Offered(kind.name, item) for item in checked(caller.name, impl.function()))
-
-
-def check_marks(module: ModuleType) -> None:
-    """Refuse functions that are named like hooks and are none: they would be ignored in silence."""
-    for name, value in vars(module).items():
-        if not name.startswith("relax_") or not callable(value) or getattr(value, _MARK, None):
-            continue
-        if getattr(value, "__module__", "") == module.__name__:
-            raise ValueError(f"{name} is not marked; put @hook (relax_core.api) above it or rename it")
 
 
 def checked(hook: str, offered: object) -> list[Component]:

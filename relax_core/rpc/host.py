@@ -25,7 +25,7 @@ from typing import Any, Protocol, TypeAlias
 from relax_core.api import errors
 from relax_core.api.component import Chosen, Configurable
 from relax_core.api.errors import ConfigError, PluginError, RelaxError
-from relax_core.registry.frames import plugin_frames
+from relax_core.registry.error_text import plugin_frames
 from relax_core.rpc import messages
 
 TRACEBACKS = "RELAX_TRACEBACKS"

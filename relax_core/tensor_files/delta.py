@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 import zstandard
 
-from relax_core.api.weights import (  # fmt: skip
+from relax_core.api.weights import (
     Manifest,
     Resident,
     TensorInfo,

@@ -10,7 +10,7 @@ from typing import Any
 
 import cloudpickle
 
-from relax_core.registry.frames import innermost, plugin_frames, said
+from relax_core.registry.error_text import innermost, plugin_frames, said
 from relax_core.testing.suite import READY
 
 

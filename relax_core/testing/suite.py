@@ -32,8 +32,8 @@ from relax_core.api.component import KINDS, Configurable
 from relax_core.api.errors import ConfigError
 from relax_core.registry import Catalogue
 from relax_core.registry.check import heavy_imports
-from relax_core.registry.contract import build_options, contract_violation
 from relax_core.registry.handshake import find_module
+from relax_core.registry.loader import build_options, contract_violation
 
 START_S = 180.0
 """For imports, before the exercise's own deadline begins: heavy libraries load slowly on a busy machine."""

@@ -6,7 +6,7 @@ import pytest
 from relax_core.api import Chosen, ConfigError, InfrastructureError, Options, PluginError, Reward
 from relax_core.api.events import RunFinished, StepFinished
 from relax_core.registry import Catalogue, ResolvedPlugin
-from relax_core.registry.suggestions import KNOWN
+from relax_core.registry.catalogue import KNOWN
 
 
 def load(*files: str) -> Catalogue:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of a traceback that belongs to a plugin: what its author needs to see, without the core's own frames."""
+"""Texts of errors: the frames of a traceback that belong to a plugin, without the core's own, and names that are near one."""
 
 from __future__ import annotations
 
 import os
 import sysconfig
 import traceback
+from collections.abc import Iterable
 
 import relax_core
 
@@ -38,6 +39,21 @@ def innermost(error: BaseException) -> str:
 def said(error: BaseException) -> str:
     """Type and message of an error in one line."""
     return f"{type(error).__name__}: {error}".rstrip(": ").replace("\n", " ")
+
+
+def nearest(name: str, known: Iterable[str]) -> list[str]:
+    """Find at most three known names that are close to this one, nearest first."""
+    from difflib import get_close_matches
+
+    return get_close_matches(name, list(known), n=3, cutoff=0.6)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Say `did you mean 'x'?` where something is near, else all there is."""
+    names = sorted(known)
+    if close := nearest(name, names):
+        return f"did you mean {' or '.join(repr(n) for n in close)}?"
+    return f"known are {', '.join(names)}" if names else "there is none"
 
 
 def _foreign(filename: str) -> bool:

@@ -132,35 +132,28 @@ class LossBatch(Protocol):
     @property
     def loss_mask(self) -> Tensor:
         """[tokens] bool."""
-        ...
 
     @property
     def advantages(self) -> Tensor:
         """[tokens]; a per-sample advantage is already broadcast."""
-        ...
 
     @property
     def num_rows(self) -> int: ...
 
     def column(self, name: str) -> Tensor:
         """A column by name: [tokens, *shape] or [rows, *shape]."""
-        ...
 
     def sequence_sum(self, values: Tensor) -> Tensor:
         """Masked sum over each row: [tokens] -> [rows]; right under packing and context parallelism."""
-        ...
 
     def sequence_mean(self, values: Tensor) -> Tensor:
         """Masked mean over each row: [tokens] -> [rows]; 0 for a row without trained tokens."""
-        ...
 
     def broadcast(self, values: Tensor) -> Tensor:
         """[rows] -> [tokens]."""
-        ...
 
     def pair(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """[rows] -> ([pairs] chosen, [pairs] rejected), where the source is pairs."""
-        ...
 
 
 class PolicyOutputs(Protocol):
@@ -172,7 +165,6 @@ class PolicyOutputs(Protocol):
 
     def output(self, name: str) -> Tensor:
         """Any requested output by name: `entropy`, `values`, `top_k_ids`, `log_probs_at:<column>`, ..."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,30 +75,30 @@ class Ragged:
         import numpy as np
 
         chosen = np.asarray(indices, dtype=np.int64)
-        lengths = np.asarray(self.lengths)[chosen]
-        shift = self.offsets()[:-1][chosen] - (np.cumsum(lengths) - lengths)
-        return Ragged(self.values[np.repeat(shift, lengths) + np.arange(lengths.sum())], lengths)
+        return self._gathered(self.offsets()[:-1][chosen], np.asarray(self.lengths)[chosen])
 
     def cut(self, part: Cut) -> Ragged:
         """The part of every row; a view where layers alone are cut."""
+        import numpy as np
+
         values = self.values
         if part.layers is not None:
             if values.ndim < 2:
-                raise RelaxError(
-                    f"bus: slice: got layers of a column of shape {list(values.shape)}; it has none, leave them out"
-                )
+                shape = list(values.shape)
+                raise RelaxError(f"bus: slice: got layers of a column of shape {shape}; it has none, leave them out")
             values = values[:, slice(*part.layers)]
-        return (
-            Ragged(values, self.lengths) if part.tokens is None else Ragged(values, self.lengths)._tokens(*part.tokens)
-        )
-
-    def _tokens(self, start: int, stop: int) -> Ragged:
-        import numpy as np
-
-        known = np.asarray(self.lengths)
+        if part.tokens is None:
+            return Ragged(values, self.lengths)
+        known, (start, stop) = np.asarray(self.lengths), part.tokens
         first = np.minimum(max(0, start), known)
         lengths = np.maximum(np.minimum(max(0, stop), known) - first, 0)
-        shift = self.offsets()[:-1] + first - (np.cumsum(lengths) - lengths)
+        return Ragged(values, self.lengths)._gathered(self.offsets()[:-1] + first, lengths)
+
+    def _gathered(self, starts: np.ndarray, lengths: np.ndarray) -> Ragged:
+        """Copy a stretch of values for each row."""
+        import numpy as np
+
+        shift = starts - (np.cumsum(lengths) - lengths)
         return Ragged(self.values[np.repeat(shift, lengths) + np.arange(lengths.sum())], lengths)
 
     @staticmethod

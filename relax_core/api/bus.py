@@ -145,19 +145,15 @@ class Bus(Protocol):
 
         Not safe to repeat: a holder that lost the answer registers again.
         """
-        ...
 
     async def serves(self, holder: str, version: Version) -> None:
         """The holder's oldest engine is at `version` now; an admission that waits is decided by it."""
-        ...
 
     async def put(self, batch: RowBatch, sealed: Sequence[Sealed], wait_s: float) -> bool:
         """Rows of finished samples with their first columns. False after `wait_s` without credit: nothing was stored."""
-        ...
 
     async def drop(self, attempts: Sequence[AttemptId], reason: DropReason, regenerate: bool = False) -> None:
         """End attempts; `regenerate` issues their groups again."""
-        ...
 
     async def claim(self, request: ClaimRequest, wait_s: float) -> Claim | None: ...
 
@@ -167,39 +163,30 @@ class Bus(Protocol):
         Among the groups that come first those that are not finished are ended whole, as the `late` rule says; others
         take their places. Returns their numbers; empty where it is not they who are late.
         """
-        ...
 
     async def read(self, claim: Claim, columns: Sequence[str]) -> RowBatch:
         """Columns of the claimed rows, in claim order. Raises StaleFence."""
-        ...
 
     async def read_slice(self, claim: Claim, columns: Sequence[str], part: Cut) -> RowBatch:
         """`read`, of each row only this part: what is left out is not sent. For columns that are large."""
-        ...
 
     async def write(self, claim: Claim, columns: Mapping[str, Ragged], version: Version | None = None) -> None:
         """Fill derived columns of the claimed rows. Raises StaleFence; nothing is written then."""
-        ...
 
     async def verify(self, claim: Claim) -> None:
         """Raise StaleFence unless the lease is still this holder's: the actor's check before the optimizer step."""
-        ...
 
     async def acknowledge(self, claim: Claim) -> None:
         """The consumer is done with the rows (not for claims that train)."""
-        ...
 
     async def release(self, claim: Claim) -> None:
         """Give the rows back; another claim gets them."""
-        ...
 
     async def trained(self, claims: Sequence[Claim], step: int, without_gradient: Sequence[RowId] = ()) -> Version:
         """The step's optimizer update was applied: commit its samples; returns the new version, step + 1."""
-        ...
 
     async def version(self) -> Version:
         """The actor's current version: completed steps."""
-        ...
 
     async def report_held(
         self,
@@ -213,31 +200,25 @@ class Bus(Protocol):
         An attempt stays in the count until its put or drop has returned. Returns those of them that have ended
         meanwhile: abort them, and tell in `given_up` of a later report how many tokens each had.
         """
-        ...
 
     async def rollback(self, step: int) -> Version:
         """The trainer was restored at version `step`: what came later is undone, under a new incarnation."""
-        ...
 
     async def account(self) -> Account: ...
 
     async def checkpoint(self, step: int, directory: str, final: bool = True) -> None:
         """Copy the ledger into a checkpoint of version `step`. Where it is `final`, what was trained to get there is, too, and
         its payloads go; else `finalize` says so later."""
-        ...
 
     async def finalize(self, step: int) -> None:
         """The checkpoint of version `step` is whole: nothing brings back what was trained to get there."""
-        ...
 
     async def keep(self, name: str, value: Mapping[str, Any]) -> None:
         """A producer's own state, JSON, kept with the ledger as of the current version instead of what it kept before."""
-        ...
 
     async def kept(self, name: str) -> Mapping[str, Any] | None:
         """Return the value kept last under this name; in a run that continues at a version, the one kept before that
         version."""
-        ...
 
     async def statistics(self) -> Mapping[str, Any]:
         """Rows, bytes, groups by state, lag histogram, drops by reason and length: for metrics and `relax why`.
@@ -246,7 +227,6 @@ class Bus(Protocol):
         `lag_histogram`: trained samples by lag. `dropped_lengths`: by reason, ended samples by the power of two at or
         above their sampled tokens; -1: nobody told. `trained_lengths`: the same of trained samples.
         """
-        ...
 
     async def close(self) -> None: ...
 
@@ -259,22 +239,18 @@ class PayloadStore(Protocol):
 
     async def put(self, key: int, columns: Mapping[str, Ragged]) -> None:
         """Once a key."""
-        ...
 
     async def get(
         self, keys: Sequence[int], columns: Sequence[str], part: Cut | None = None
     ) -> Mapping[int, Mapping[str, Ragged]]:
         """Return, for each block, those of the columns that it has, cut to a part of every row where `part` is
         given."""
-        ...
 
     async def free(self, keys: Sequence[int]) -> None:
         """Forget blocks; unknown keys are none."""
-        ...
 
     async def close(self) -> None:
         """By the process that opened it: its payloads are gone."""
-        ...
 
 
 class BusComponent(Configurable[OptionsT], Generic[OptionsT]):

@@ -228,7 +228,6 @@ class ModelClient(Protocol):
         stop: tuple[str, ...] = (), timeout_s: float = 0.0,
     ) -> Generated:  # fmt: skip
         """Continue a prompt; temperature 0 is greedy. Of the same seed and prompt the same, where the engine has seeds."""
-        ...
 
     async def score(
         self, prompt: Prompt, completions: Sequence[str | Sequence[int]], *, temperature: float = 1.0,
@@ -236,7 +235,6 @@ class ModelClient(Protocol):
     ) -> tuple[tuple[float, ...], ...]:  # fmt: skip
         """Return for each completion the log-probs of its tokens behind the prompt, computed from logits / temperature.
         The very first token of an empty prompt has 0."""
-        ...
 
 
 NO_ENGINES: Mapping[str, ModelClient] = MappingProxyType({})

@@ -62,23 +62,18 @@ class Session(Protocol):
 
     async def generate(self, max_new_tokens: int | None = None, stop: tuple[str, ...] = ()) -> Action:
         """Let the policy take a turn at this branch."""
-        ...
 
     def observe(self, observation: Observation | str) -> None:
         """Append what the environment says; its tokens are masked from the loss."""
-        ...
 
     def fork(self) -> Session:
         """A branch that shares all tokens so far; each branch becomes a row."""
-        ...
 
     def restart(self, prompt: str | tuple[Message, ...]) -> Session:
         """A new root of the same sample: compaction or a sub-agent."""
-        ...
 
     def reward(self, value: float) -> None:
         """Credit the sample, for this branch's newest turn."""
-        ...
 
 
 class Environment(Configurable[OptionsT], Generic[OptionsT]):

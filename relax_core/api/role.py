@@ -34,11 +34,9 @@ class Offloadable(Protocol):
 
     async def offload(self, parts: Sequence[OffloadPart]) -> int:
         """Free parts; return the bytes that were really freed."""
-        ...
 
     async def onload(self, parts: Sequence[OffloadPart]) -> None:
         """Undo `offload`."""
-        ...
 
 
 class DeviceLease(Protocol):
@@ -51,15 +49,12 @@ class DeviceLease(Protocol):
     @property
     def freed_bytes(self) -> int:
         """Bytes that other members freed for it; 0 where none had to be offloaded."""
-        ...
 
     async def change_phase(self, phase: Phase, holders: Mapping[str, Sequence[OffloadPart]], deadline_s: float) -> None:
         """Go on with these parts onloaded instead, without anybody coming between. Raises DeadlineExceeded."""
-        ...
 
     async def wanted(self) -> None:
         """Return when somebody else waits for the devices: come to a safe point and release them. Never where nobody shares."""
-        ...
 
 
 class DeviceLeases(Protocol):
@@ -67,17 +62,14 @@ class DeviceLeases(Protocol):
 
     async def join(self, name: str, devices: frozenset[str], member: Offloadable) -> None:
         """Make known that a member lives on these devices; it starts with all of its parts onloaded."""
-        ...
 
     async def leave(self, name: str) -> None:
         """Make known that a member is gone from its devices."""
-        ...
 
     def acquire(
         self, devices: frozenset[str], phase: Phase, holders: Mapping[str, Sequence[OffloadPart]], deadline_s: float
     ) -> AbstractAsyncContextManager[DeviceLease]:
         """Hold the devices with these holders' parts onloaded and everything else offloaded. Raises DeadlineExceeded."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,26 +107,21 @@ class Worker(Protocol):
 
     async def free_port(self, address: str) -> int:
         """A port of its machine, at this address of it, that was free a moment ago."""
-        ...
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
         """Await one method. Its plain error comes back as the same built-in type, or PluginError with its frames.
 
         Raises WorkerDied when the process ended, DeadlineExceeded after `timeout_s` (the call may still run).
         """
-        ...
 
     def stream(self, method: str, *args: Any, timeout_s: float) -> AsyncIterator[Any]:
         """Items of an async-iterating method; `timeout_s` bounds the silence between items."""
-        ...
 
     async def stop(self, timeout_s: float = 5.0) -> None:
         """Let it end, then kill it with its children."""
-        ...
 
     async def kill(self) -> None:
         """SIGKILL it with its children, now."""
-        ...
 
 
 class Workers(Protocol):
@@ -142,7 +129,6 @@ class Workers(Protocol):
 
     async def start(self, specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[Worker, ...]:
         """All of them, or none: on a failure what was started is killed and the error raised."""
-        ...
 
 
 RoleState = Literal["starting", "busy", "waiting", "paused", "stopped", "failed"]
@@ -198,17 +184,14 @@ class RunStatus(Protocol):
 
     async def emit(self, event: Event) -> None:
         """Send an event to the controller, which passes it to the run directory, sinks, observers and display."""
-        ...
 
     async def events(self, after: int, wait_s: float) -> tuple[tuple[int, Event], ...]:
         """Numbered events after `after`; waits up to `wait_s` for one."""
-        ...
 
     async def command(self, role: str, name: CommandName, argument: str = "") -> None: ...
 
     async def commands(self, role: str, after: int, wait_s: float) -> tuple[Command, ...]:
         """Commands for a role after number `after`."""
-        ...
 
 
 class Clock(Protocol):
@@ -236,7 +219,6 @@ class WeightService(Protocol):
 
     async def newest(self, model: str, after: Version | None, wait_s: float) -> tuple[Manifest, Chosen] | None:
         """The newest version later than `after`; None after `wait_s`."""
-        ...
 
     async def route(
         self,
@@ -251,35 +233,27 @@ class WeightService(Protocol):
         full version, or deltas on top of what it has, or a full one and deltas. Return nothing where no version newer
         than `after` (or `have`) that it can load came within `wait_s`. Versions given to a receiver are kept for it
         until it proves the last of them, or for `within_s`."""
-        ...
 
     async def needed(self, model: str) -> frozenset[Version]:
         """Versions that are on a route, or that a receiver was given and may still be reading."""
-        ...
 
     async def handed_out(self, version: Version) -> None:
         """live: the transfer is over; who comes now must want it. Announcing it again opens the door again."""
-        ...
 
     async def want(self, receiver: str, model: str) -> None:
         """A receiver stands at the door: the newest version is live, or no route leads there from what it has."""
-        ...
 
     async def wanted(self, model: str) -> tuple[str, ...]:
         """Receivers at the door since the newest version was handed out; the publisher serves them between steps."""
-        ...
 
     async def receipt(self, receipt: Receipt) -> None:
         """A receiver's proof. Raises InfrastructureError where its fingerprint is not the manifest's."""
-        ...
 
     async def receivers(self, model: str) -> Mapping[str, Version]:
         """Return the version that each receiver last proved."""
-        ...
 
     async def forget(self, receiver: str, model: str) -> None:
         """Forget a receiver that died or is not to be trusted: its proof no longer counts."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,11 +271,9 @@ class SpanTrack(Protocol):
 
     def span(self, kind: SpanKind, name: str, owed_by: str = "") -> AbstractContextManager[None]:
         """From entry to exit; where several overlap, work goes before overhead, and that before a wait."""
-        ...
 
     def say(self, work: str) -> None:
         """Say what the worker does from now on; the empty string means nothing."""
-        ...
 
 
 ConfigT_co = TypeVar("ConfigT_co", covariant=True)
@@ -333,7 +305,6 @@ class Context(Protocol[ConfigT_co]):
     @property
     def config(self) -> ConfigT_co:
         """The resolved configuration of the run."""
-        ...
 
     @overload
     def build(self, chosen: Chosen) -> Configurable: ...
@@ -348,29 +319,23 @@ class Context(Protocol[ConfigT_co]):
     ) -> AbstractContextManager[Wait]:
         """Say what is waited for, by whom it is owed and until when; `relax why` prints it. `holds`: what else the role
         has begun stands still meanwhile, and its time is the wait's."""
-        ...
 
     def working(self, what: str) -> AbstractContextManager[None]:
         """Work beside others of the same role, which goes on whatever its loops wait for. A role that says so is idle
         where it neither works nor waits; one that never does is busy whenever it does not wait."""
-        ...
 
     def track(self, name: str, devices: tuple[str, ...] = ()) -> SpanTrack:
         """The account of a worker's time: an engine's, a rank's. Asked again, it goes on."""
-        ...
 
     def check(self, wait: Wait, fix: str = "") -> None:
         """Raise DeadlineExceeded when a wait ran out; `fix` says what a person may do about it."""
-        ...
 
     def doing(self, what: str, **facts: Any) -> None:
         """Say what the work loop does now; the next heartbeat carries it. A fact that is a function is asked at each
         heartbeat."""
-        ...
 
     async def pause_point(self) -> None:
         """Return at once, or hold here while the run is paused."""
-        ...
 
     @property
     def stopping(self) -> bool: ...

@@ -11,8 +11,6 @@ from typing import Annotated, Any, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from relax_core.api.options import Secret
-
 
 @dataclass(frozen=True, slots=True)
 class Located:
@@ -47,14 +45,6 @@ def models_in(annotation: Any) -> tuple[type[BaseModel], ...]:
 
 def holds_path(annotation: Any) -> bool:
     return any(isinstance(kind, type) and issubclass(kind, Path) for kind in types_in(annotation))
-
-
-def holds_text(annotation: Any) -> bool:
-    return str in types_in(annotation)
-
-
-def holds_secret(annotation: Any) -> bool:
-    return Secret in types_in(annotation)
 
 
 def is_table(annotation: Any) -> bool:

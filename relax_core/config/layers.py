@@ -15,7 +15,8 @@ from typing import Any, TypeAlias, cast
 
 from relax_core.api.component import BY_TABLE
 from relax_core.api.errors import ConfigError
-from relax_core.config.annotation import annotation_of, holds_path, holds_secret, holds_text, models_in
+from relax_core.api.options import Secret
+from relax_core.config.annotation import annotation_of, holds_path, models_in, types_in
 from relax_core.config.run_config import OUTLIVE_NAME
 
 KeyPath: TypeAlias = tuple[str, ...]
@@ -168,9 +169,9 @@ def plain(node: Node, annotation: Any = None) -> Any:
         return [plain(Leaf(item, node.origin), annotation) for item in value]
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if isinstance(text, str):
-        if holds_secret(annotation) and text.startswith("file:"):
+        if Secret in types_in(annotation) and text.startswith("file:"):
             return f"file:{_absolute(text.removeprefix('file:'), node.origin)}"
-        if holds_path(annotation) and not (holds_text(annotation) and ("{" in text or "\n" in text)):
+        if holds_path(annotation) and not (str in types_in(annotation) and ("{" in text or "\n" in text)):
             return _absolute(text, node.origin)
     return text
 

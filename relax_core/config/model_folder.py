@@ -22,15 +22,9 @@ CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length")
 
 def model_context(folder: Path) -> int | None:
     """Longest sequence of the model; None where its `config.json` does not say or can't be read."""
-    try:
-        config = _read(folder)
-    except (OSError, ValueError):
-        return None
-    for known in (config, config.get("text_config") or {}):
-        for key in CONTEXT_KEYS:
-            if isinstance(known.get(key), int):
-                return int(known[key])
-    return None
+    config = _known(folder)
+    parts = (config, config.get("text_config") or {})
+    return next((int(part[key]) for part in parts for key in CONTEXT_KEYS if isinstance(part.get(key), int)), None)
 
 
 def bounded_context(folder: Path) -> int:
@@ -40,36 +34,24 @@ def bounded_context(folder: Path) -> int:
 
 def routing(folder: Path) -> Routing | None:
     """How the model routes; None where it has no routers, or its `config.json` can't be read."""
-    try:
-        return Routing.of(_read(folder))
-    except (OSError, ValueError):
-        return None
+    return Routing.of(_known(folder))
 
 
 def model_type(folder: Path) -> str:
     """As `config.json` names it; empty where it does not, or can't be read."""
-    try:
-        return str(_read(folder).get("model_type") or "")
-    except (OSError, ValueError):
-        return ""
+    return str(_known(folder).get("model_type") or "")
 
 
 def vocabulary_size(folder: Path) -> int | None:
     """Ids of the model, by its `config.json`; None where that does not say or can't be read."""
-    try:
-        config = _read(folder)
-    except (OSError, ValueError):
-        return None
+    config = _known(folder)
     size = config.get("vocab_size", (config.get("text_config") or {}).get("vocab_size"))
     return size if isinstance(size, int) else None
 
 
 def placeholders(folder: Path) -> dict[str, int]:
     """By kind of medium, the id of the tokens that hold its place; empty where `config.json` names none or can't be read."""
-    try:
-        config = _read(folder)
-    except (OSError, ValueError):
-        return {}
+    config = _known(folder)
     part = config.get("thinker_config")
     known = part if isinstance(part, dict) else config
     ids = {kind: known.get(f"{kind}_token_id") for kind in get_args(MediaKind)}
@@ -119,3 +101,11 @@ def _read(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ValueError("it is not a JSON object")
     return config
+
+
+def _known(folder: Path) -> dict[str, Any]:
+    """The content of `config.json`, nothing where it can't be read."""
+    try:
+        return _read(folder)
+    except (OSError, ValueError):
+        return {}

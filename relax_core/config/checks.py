@@ -35,14 +35,16 @@ TEACHER_COLUMNS = frozenset(
 def combination_errors(config: RunConfig, catalogue: Catalogue) -> list[ConfigError]:
     """Find every combination that can't work."""
     found = {one.name: cast(type[Algorithm], catalogue.target("algorithm", one.name)) for one in config.algorithms}
+    own = found[config.algorithm.name]
+    generated = own.source is Source.ROLLOUT
     return [
-        *_sampling_errors(config, found),
-        *_environment_errors(config, catalogue, found),
-        *_engine_errors(config, catalogue, samples(config, catalogue)),
+        *_sampling_errors(config, found, generated),
+        *_environment_errors(config, found),
+        *_engine_errors(config, catalogue, generated),
         *_pool_errors(config),
-        *_batch_errors(config, samples(config, catalogue)),
-        *_reward_errors(config, catalogue, found),
-        *_placement_errors(config, found[config.algorithm.name]),
+        *_batch_errors(config, generated),
+        *_reward_errors(config, catalogue, found, generated),
+        *_placement_errors(config, own),
     ]
 
 
@@ -51,9 +53,9 @@ def samples(config: RunConfig, catalogue: Catalogue) -> bool:
     return cast(type[Algorithm], catalogue.target("algorithm", config.algorithm.name)).source is Source.ROLLOUT
 
 
-def _sampling_errors(config: RunConfig, algorithms: dict[str, type[Algorithm]]) -> Errors:
+def _sampling_errors(config: RunConfig, algorithms: dict[str, type[Algorithm]], generated: bool) -> Errors:
     """Refuse groups that are too small to be compared, and samples that are older than an algorithm is right for."""
-    if algorithms[config.algorithm.name].source is Source.ROLLOUT:
+    if generated:
         for name, algorithm in algorithms.items():
             if config.rollout.group_size < algorithm.min_group_size:
                 fix = f"{name} compares the samples of a task: set {algorithm.min_group_size} or more"
@@ -67,7 +69,7 @@ def _sampling_errors(config: RunConfig, algorithms: dict[str, type[Algorithm]]) 
         yield ConfigError("max_staleness", config.max_staleness, "deterministic = true needs max_staleness = 0")
 
 
-def _environment_errors(config: RunConfig, catalogue: Catalogue, algorithms: dict[str, type[Algorithm]]) -> Errors:
+def _environment_errors(config: RunConfig, algorithms: dict[str, type[Algorithm]]) -> Errors:
     """Refuse environments that tasks can't tell apart, and algorithms of theirs that need something else of the run."""
     names = [config.environment.name, *(one.name for one in config.environments)]
     first = algorithms[config.algorithm.name]
@@ -184,13 +186,15 @@ def _batch_errors(config: RunConfig, generated: bool) -> Errors:
         yield ConfigError("placement.actor.ranks", ranks, fix)
 
 
-def _reward_errors(config: RunConfig, catalogue: Catalogue, algorithms: dict[str, type[Algorithm]]) -> Errors:
+def _reward_errors(
+    config: RunConfig, catalogue: Catalogue, algorithms: dict[str, type[Algorithm]], generated: bool
+) -> Errors:
     """Refuse samples that nobody judges, and evaluations that tell nothing or can't be told apart."""
     environments = [config.environment.name, *(one.name for one in config.environments)]
     targets = {name: cast(type[Environment], catalogue.target("environment", name)) for name in environments}
     silent = [name for name in environments if not targets[name].gives_reward]
     judged = config.rewards or not silent or not any(own.reads_rewards for own in algorithms.values())
-    if algorithms[config.algorithm.name].source is Source.ROLLOUT and not judged:
+    if generated and not judged:
         names = ", ".join(catalogue.names("reward")) or "none is installed"
         fix = f'environment {silent[0]} gives no reward: write rewards = ["NAME"] ({names})'
         yield ConfigError("rewards", "nothing", fix)
@@ -236,11 +240,7 @@ def _placement_errors(config: RunConfig, algorithm: type[Algorithm]) -> Errors:
 
 def file_errors(config: RunConfig, catalogue: Catalogue) -> list[ConfigError]:
     """Find everything that is missing or broken, and what a run that samples has too long for the model."""
-    own = config.critic.path  # a critic of its own reads the policy's tokens
-    critic = _other_vocabulary(config, own, "critic.path", "name a model with that vocabulary") if own else ()
     return [
-        *_model_errors(config),
-        *critic,
         *_path_errors(config),
         *(_context_errors(config) if samples(config, catalogue) else ()),
         *_pool_file_errors(config),
@@ -248,16 +248,16 @@ def file_errors(config: RunConfig, catalogue: Catalogue) -> list[ConfigError]:
     ]
 
 
-def _model_errors(config: RunConfig) -> Errors:
-    folder, key = config.model.path, "model.path"
-    yield from folder_errors(folder, key)
-    home, field = (config.model.tokenizer, "model.tokenizer") if config.model.tokenizer else (folder, key)
+def _path_errors(config: RunConfig) -> Errors:
+    """Refuse folders of models, task files and interpreters that are missing or broken."""
+    folder = config.model.path
+    yield from folder_errors(folder, "model.path")
+    home, field = (config.model.tokenizer, "model.tokenizer") if config.model.tokenizer else (folder, "model.path")
     if folder.is_dir() and not (home / "tokenizer.json").is_file():
         fix = "save it there with transformers, or name another folder as model.tokenizer"
         yield ConfigError(field, f"{home} without tokenizer.json", fix)
-
-
-def _path_errors(config: RunConfig) -> Errors:
+    if config.critic.path:  # a critic of its own reads the policy's tokens
+        yield from _other_vocabulary(config, config.critic.path, "critic.path", "name a model with that vocabulary")
     sets = [(f"eval.sets.{index}.path", known.path) for index, known in enumerate(config.eval.sets)]
     for key, path in [("data.train", config.data.train), *sets]:
         if not path.exists():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Task files as `relax data` sees them: named alone or by a configuration, and read past their bad rows.
 
-The media of task files as `relax data` sees them: decoded by the run's processors in killable processes, and not kept.
+Their media are decoded by the run's processors in killable processes, and not kept.
 """
 
 from __future__ import annotations
@@ -95,7 +95,9 @@ async def survey_media(found: DataFile, result: Survey) -> None:
                 if len(known) > REMEMBERED:
                     known.popitem(last=False)
                 if isinstance(told, str):
-                    result.refuse(row, bad(found.source.where(row), one, number, told))
+                    medium = f"{one.kind} {shown(one.source)}: {told}"
+                    place = f"medium {number} of the prompt"
+                    result.refuse(row, BadRow(found.source.where(row), medium, place, _fix(told)))
                     break
                 result.count_medium(one.kind, told)
                 tokens += told["tokens"] - 1
@@ -120,12 +122,6 @@ async def facts(found: DataFile, task: Task) -> list[dict[str, Any]]:
 
 def shown_by(task: Task) -> Iterator[Media]:
     yield from () if isinstance(task.prompt, str) else media_of(task.prompt)
-
-
-def bad(where: str, media: Media, number: int, reason: str) -> BadRow:
-    """A row with a medium that can't be read."""
-    what = f"{media.kind} {shown(media.source)}"
-    return BadRow(where, f"{what}: {reason}", f"medium {number} of the prompt", _fix(reason))
 
 
 def _fix(reason: str) -> str:
@@ -259,34 +255,26 @@ def survey(found: DataFile, media: bool = False) -> Survey:
     """Read every row, and where asked decode all that they show."""
     result = Survey(found.path, list(found.source.problems()))
     for row in range(len(found.source)):
-        _count_columns(found.source, row, result.columns)
-        _examine(found, row, result)
+        task = found.source[row]
+        result.columns["prompt"] += 1
+        result.columns["answer"] += task.answer is not None
+        result.columns.update(name for name, value in task.metadata.items() if value is not None)
+        try:
+            rendered = found.tasks.examine(row) if found.tasks else None
+        except ConfigError as error:
+            result.bad.append(BadRow(found.source.where(row), str(error), error.field, str(error.fix)))
+            continue
+        if rendered or not found.tasks:
+            result.rows[row] = len(rendered.tokens) if rendered else 0
+            result.usable += 1
+        else:
+            result.skipped += 1
     if media:
         if found.processors is None:
             fix = "name the folder whose config.json tells how media become tokens: --model DIR"
             raise ConfigError("--media", "no model folder", fix)
         asyncio.run(survey_media(found, result))
     return result
-
-
-def _examine(found: DataFile, row: int, result: Survey) -> None:
-    try:
-        rendered = found.tasks.examine(row) if found.tasks else None
-    except ConfigError as error:
-        result.bad.append(BadRow(found.source.where(row), str(error), error.field, str(error.fix)))
-        return
-    if rendered or not found.tasks:
-        result.rows[row] = len(rendered.tokens) if rendered else 0
-        result.usable += 1
-    else:
-        result.skipped += 1
-
-
-def _count_columns(source: TaskSource, row: int, columns: Counter[str]) -> None:
-    task = source[row]
-    columns["prompt"] += 1
-    columns["answer"] += task.answer is not None
-    columns.update(name for name, value in task.metadata.items() if value is not None)
 
 
 def _opened(

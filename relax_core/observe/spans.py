@@ -197,7 +197,11 @@ class TimeAccount:
 
     def take(self, finish: bool = False) -> Iterator[tuple[Window, dict[str, float]]]:
         """Yield the steps whose time is wholly known; with `finish` all."""
-        while self._windows and (finish or self._is_known(self._windows[0].end)):
+        while self._windows:
+            end = self._windows[0].end
+            known = bool(self._until) and (min(self._until.values()) >= end or self._latest >= end + PATIENCE_S)
+            if not (finish or known):
+                return
             window = self._windows.popleft()
             metrics: dict[str, float] = {}
             for role in sorted(self._roles):
@@ -206,9 +210,6 @@ class TimeAccount:
             for spans in self._spans.values():
                 while spans and spans[0].end <= window.end:
                     spans.popleft()
-
-    def _is_known(self, end: float) -> bool:
-        return bool(self._until) and (min(self._until.values()) >= end or self._latest >= end + PATIENCE_S)
 
     def rewind(self) -> None:
         """Forget open windows: the run goes back."""

@@ -119,12 +119,15 @@ class LiveDisplay:
         return "  ".join([f"step {step}{of}", *self._numbers()])
 
     def _numbers(self) -> list[str]:
+        lag = _number(self._metrics, "lag/mean", ".2f")
+        if lag:
+            lag += f" (max {self._metrics.get('lag/max', self._metrics['lag/mean']):.0f})"
         shown = {
             "reward": _number(self._metrics, "reward/mean", ".3f"),
             "loss": "" if "reward/mean" in self._metrics else _number(self._metrics, "train/loss", ".4f"),
             "accuracy": _number(self._metrics, "pairs/accuracy", ".2f"),
             **{f"eval/{name}": f"{mean:.3f}" for name, mean in self._evals.items()},
-            "lag": _lag(self._metrics),
+            "lag": lag,
             "mismatch": _number(self._metrics, MEAN, ".1e"),
             "samples/s": _number(self._metrics, "samples/per_s", ".1f"),
             "tokens/s": _number(self._metrics, "tokens/per_s", ",.0f"),
@@ -199,9 +202,3 @@ def _doing(beat: Heartbeat, now: float) -> str:
 
 def _number(metrics: Mapping[str, float], key: str, form: str) -> str:
     return format(metrics[key], form) if key in metrics else ""
-
-
-def _lag(metrics: Mapping[str, float]) -> str:
-    if "lag/mean" not in metrics:
-        return ""
-    return f"{metrics['lag/mean']:.2f} (max {metrics.get('lag/max', metrics['lag/mean']):.0f})"

@@ -112,12 +112,9 @@ def _cards(summary: Mapping[str, Any], metrics: Metrics) -> Iterator[tuple[str, 
 
 
 def _evals(metrics: Metrics) -> dict[str, list[tuple[int, float]]]:
-    names = [key[len("eval/") : -len("/mean")] for key in metrics.names() if _is_eval(key)]
+    keys = [key for key in metrics.names() if key.startswith("eval/") and key.count("/") == 2]
+    names = [key[len("eval/") : -len("/mean")] for key in keys if key.endswith(("/mean", "/loss"))]
     return {name: metrics.points(f"eval/{name}/mean") or metrics.points(f"eval/{name}/loss") for name in names}
-
-
-def _is_eval(key: str) -> bool:
-    return key.startswith("eval/") and key.endswith(("/mean", "/loss")) and key.count("/") == 2
 
 
 def _eval_rows(summary: Mapping[str, Any], metrics: Metrics) -> Iterator[tuple[str, ...]]:
@@ -178,14 +175,11 @@ def _lengths(summary: Mapping[str, Any]) -> Iterator[tuple[str, Markup]]:
     if not dropped:
         return
     for what, told in (("trained", summary.get("trained_lengths") or {}), *sorted(dropped.items())):
-        bins = {_bin(int(length)): float(told[length]) for length in sorted(told, key=int)}
+        # Lengths are powers of two, as the bus counts them; -1 is what was given up before its length was known.
+        named = {-1: "unknown", 0: "0"}
+        bins = {named.get(length, f"≤ {length:,}"): float(told[str(length)]) for length in sorted(map(int, told))}
         if bins:
             yield what, Markup(charts.bars(bins, f"lengths: {what}").svg())
-
-
-def _bin(length: int) -> str:
-    """A power of two, as the bus counts; -1 is what was given up before its length was known."""
-    return "unknown" if length < 0 else "0" if length == 0 else f"≤ {length:,}"
 
 
 def _time_spent(metrics: Metrics) -> dict[str, dict[str, float]]:

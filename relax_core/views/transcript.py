@@ -61,17 +61,14 @@ def _turns(sample: Mapping[str, Any]) -> Iterator[tuple[str, str, Media]]:
 def _said(sample: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The conversation where there is one, else the prompt."""
     prompt = sample.get("prompt")
-    messages: Any = sample.get("messages") or (prompt if _is_chat(prompt) else ())
+    several = isinstance(prompt, Sequence) and not isinstance(prompt, str)
+    is_chat = several and all(isinstance(turn, Mapping) and "role" in turn for turn in prompt or ())
+    messages: Any = sample.get("messages") or (prompt if is_chat else ())
     turns = [turn for turn in messages if isinstance(turn, Mapping)]
     if not turns and prompt is not None:
         yield "prompt", prompt
     for turn in turns:
         yield str(turn.get("role", "")), turn.get("content")
-
-
-def _is_chat(prompt: Any) -> bool:
-    several = isinstance(prompt, Sequence) and not isinstance(prompt, str)
-    return several and all(isinstance(turn, Mapping) and "role" in turn for turn in prompt)
 
 
 def _text(content: Any) -> str:

@@ -124,12 +124,21 @@ class Batch:
         """Sample one more token for every row."""
         if self._cache is None:
             model.routes.watch(False)
-            self._cache = self._refill(model)
+            media = [member.request.media for member in self.members]
+            self._cache, _, _ = model.prefill(self._history, self._rows["start"], self.length + _AHEAD, media)
         model.routes.watch(self._routed)
-        self._trim()
+        dead = int(self._rows["start"].min())
+        if dead >= max(_TRIM, self.length // 2):
+            self._cache.shift(-dead, len(self))
+            self._history = self._history[:, dead:].clone()
+            self._rows["start"] -= dead
+            self._changed()
         self._cache.reserve(len(self), self.length + 1, len(self))
-        starts, jumps = self._starts_on(model.device), self._jumps_on(model.device)
-        logits = model.forward(self._last[:, None], starts, self._cache, keep=1, jumps=jumps)
+        if self._starts is None and self._rows["start"].any():
+            self._starts = torch.from_numpy(self._rows["start"].copy()).to(model.device)
+        if self._jumps is None and self._rows["jump"].any():
+            self._jumps = torch.from_numpy(self._rows["jump"].copy()).to(model.device)
+        logits = model.forward(self._last[:, None], self._starts, self._cache, keep=1, jumps=self._jumps)
         self._history = torch.cat([self._history, self._last[:, None]], dim=1)
         if self._routes is not None and model.routes.on:
             self._routes[np.arange(len(self)), self._rows["fresh"]] = model.routes.take()[:, 0]
@@ -153,30 +162,6 @@ class Batch:
         if before is not None:
             return before.tobytes() + told, 0
         return told, int(self._rows["position"][row]) - int(self._rows["fresh"][row]) - 1
-
-    def _refill(self, model: CausalModel) -> RowsCache:
-        """The cache again, under the weights of now."""
-        media = [member.request.media for member in self.members]
-        cache, _, _ = model.prefill(self._history, self._rows["start"], self.length + _AHEAD, media)
-        return cache
-
-    def _trim(self) -> None:
-        dead = int(self._rows["start"].min())
-        if dead >= max(_TRIM, self.length // 2) and self._cache is not None:
-            self._cache.shift(-dead, len(self))
-            self._history = self._history[:, dead:].clone()
-            self._rows["start"] -= dead
-            self._changed()
-
-    def _starts_on(self, device: torch.device) -> torch.Tensor | None:
-        if self._starts is None and self._rows["start"].any():
-            self._starts = torch.from_numpy(self._rows["start"].copy()).to(device)
-        return self._starts
-
-    def _jumps_on(self, device: torch.device) -> torch.Tensor | None:
-        if self._jumps is None and self._rows["jump"].any():
-            self._jumps = torch.from_numpy(self._rows["jump"].copy()).to(device)
-        return self._jumps
 
     def _draw(self, logits: torch.Tensor, model: CausalModel) -> None:
         if self._rules is None:
@@ -282,7 +267,10 @@ class Batch:
         """Take over the rows of another batch; both have a cache or neither."""
         longer = other.length - self.length
         if longer > 0:
-            self._shift(longer)
+            if self._cache is not None:
+                self._cache.shift(longer, len(self))
+            self._history = torch.nn.functional.pad(self._history, (longer, 0))
+            self._rows["start"] += longer
         gap = self.length - other.length
         other._rows["start"] += gap
         if self._cache is not None and other._cache is not None:
@@ -310,12 +298,6 @@ class Batch:
                 for rows, routes in ((len(self), self._routes), (len(other), other._routes))
             )
             self._routes = np.concatenate([mine, theirs])
-
-    def _shift(self, by: int) -> None:
-        if self._cache is not None:
-            self._cache.shift(by, len(self))
-        self._history = torch.nn.functional.pad(self._history, (by, 0))
-        self._rows["start"] += by
 
     def drop_cache(self) -> int:
         """Forget keys and values; the next step recomputes them. Returns the bytes freed."""

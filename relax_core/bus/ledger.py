@@ -33,7 +33,7 @@ MAX_UNFINISHED = 1 << 16
 
 
 class AttemptState(StrEnum):
-    """Where an attempt is; the last two are its end."""
+    """State of an attempt; the last two are its end."""
 
     ISSUED = "issued"
     RUNNING = "running"

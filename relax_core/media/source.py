@@ -38,7 +38,13 @@ def read_source(source: str, max_bytes: int = MAX_BYTES) -> bytes:
     """Return the bytes. ValueError names what is wrong with the source: none there, no regular file, too many."""
     scheme, separator, rest = source.partition("://")
     if source.startswith("data:"):
-        data = _data_uri(source)
+        head, comma, body = source.partition(",")
+        if not comma:
+            raise ValueError("a data-URI without a comma before its data")
+        try:
+            data = base64.b64decode(body, validate=True) if head.endswith(";base64") else unquote_to_bytes(body)
+        except binascii.Error as error:
+            raise ValueError(f"a data-URI whose base64 is broken ({error})") from error
     elif source.startswith(SCHEME):
         cell = EmbeddedMedia.parse(source)
         value = cell_value(cell)
@@ -87,16 +93,6 @@ def content_key(data: bytes, *facts: Any) -> str:
     return digest.hexdigest()
 
 
-def _data_uri(source: str) -> bytes:
-    head, comma, body = source.partition(",")
-    if not comma:
-        raise ValueError("a data-URI without a comma before its data")
-    try:
-        return base64.b64decode(body, validate=True) if head.endswith(";base64") else unquote_to_bytes(body)
-    except binascii.Error as error:
-        raise ValueError(f"a data-URI whose base64 is broken ({error})") from error
-
-
 @dataclass(frozen=True, slots=True)
 class EmbeddedMedia:
     """A medium inside a row. `row` counts from 0 in a table, and is where the line begins, in bytes, in JSON lines."""
@@ -130,7 +126,13 @@ def cell_value(cell: EmbeddedMedia) -> Any:
     """Return the value of the cell as Python has it. ValueError where it can't be read."""
     try:
         if not _is_table(cell.file):
-            return _inside(_line(cell), cell.at)
+            with Path(cell.file).open("rb") as file:
+                file.seek(cell.row)
+                try:
+                    line = json.loads(file.readline(MAX_LINE))
+                except (ValueError, RecursionError) as error:
+                    raise ValueError(f"{cell.file} was changed: no row begins at byte {cell.row}") from error
+            return _inside(line, cell.at)
         import pyarrow as pa
 
         try:
@@ -208,15 +210,6 @@ def _inside(value: Any, at: tuple[str | int, ...]) -> Any:
         except (LookupError, TypeError) as error:
             raise ValueError(f"nothing at {step!r}; the file was changed") from error
     return value
-
-
-def _line(cell: EmbeddedMedia) -> Any:
-    with Path(cell.file).open("rb") as file:
-        file.seek(cell.row)
-        try:
-            return json.loads(file.readline(MAX_LINE))
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{cell.file} was changed: no row begins at byte {cell.row}") from error
 
 
 def _table_cell(cell: EmbeddedMedia, column: str) -> Any:

@@ -82,7 +82,7 @@ class Connection(asyncio.BufferedProtocol):
         return await self._request(CALL, [method, list(args)])
 
     async def stream(self, method: str, args: Sequence[Any]) -> AsyncGenerator[Any, None]:
-        """Items of a stream; the peer ends it when nobody reads it any more."""
+        """Yield the items of a stream; the peer ends it when nobody reads it any more."""
         answers: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
         number = self._begin(STREAM, [method, list(args)], lambda *answer: answers.put_nowait(answer))
         kind = ITEM

@@ -156,7 +156,7 @@ class IsolatedHost:
         raise NotImplementedError
 
     def unpack(self, payload: Any) -> Sequence[Any]:
-        """Items as the parent's `pack` put them on the wire."""
+        """Return the items that the parent's `pack` put on the wire."""
         return payload  # type: ignore[no-any-return]
 
     def handle(self, item: Any) -> Any:

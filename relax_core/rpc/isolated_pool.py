@@ -96,7 +96,7 @@ class IsolatedPool:
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[IsolatedSession]:
-        """Calls to one process, the one with the fewest sessions."""
+        """Open calls to one process, the one with the fewest sessions."""
         process = min(self._processes, key=lambda process: process.sessions)
         process.sessions += 1
         self._sessions += 1

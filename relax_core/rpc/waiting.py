@@ -55,18 +55,14 @@ class TimedCondition:
                 return None
             at = self._next_at()
             wake_at = min(deadline, at) if at is not None and at > now else deadline
-            await self._notified(max(wake_at - now, EARLY_S))
-
-    async def _notified(self, seconds: float) -> None:
-        """Return after the next notification, or when the time has passed."""
-        notified: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.add(notified)
-        sleeper = asyncio.ensure_future(self._clock.sleep(seconds))
-        try:
-            await asyncio.wait((notified, sleeper), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            self._waiters.discard(notified)
-            sleeper.cancel()
+            notified: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.add(notified)
+            sleeper = asyncio.ensure_future(self._clock.sleep(max(wake_at - now, EARLY_S)))
+            try:
+                await asyncio.wait((notified, sleeper), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                self._waiters.discard(notified)
+                sleeper.cancel()
 
 
 async def start_all(*starts: Coroutine[Any, Any, T]) -> list[T]:
@@ -101,7 +97,7 @@ class RestartBudget:
 
     @property
     def spent(self) -> int:
-        """Failures that count at present, the last one included."""
+        """Number of failures that count at present, the last one included."""
         return len(self._failures)
 
     def spend(self, now: float = 0.0) -> bool:

@@ -72,7 +72,7 @@ class Stopwatch:
 
 
 class SeekableFile(Protocol):
-    """As much of a file as writing one needs."""
+    """Methods of a file that writing one needs."""
 
     def seek(self, at: int, /) -> int: ...
 

@@ -41,7 +41,7 @@ class BlockFolder:
 
     @classmethod
     def make(cls, memory: Path = MEMORY) -> Self | None:
-        """This process's own, swept by a later run if it is killed; None where there is no memory-backed directory."""
+        """Make this process's own, swept by a later run if it is killed; None where there is no memory-backed directory."""
         if not memory.is_dir() or not os.access(memory, os.W_OK):
             return None
         sweep_abandoned(memory)

@@ -83,7 +83,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A receiver that hung up or fell silent; it knows itself."""
+        """Say nothing of a receiver that hung up or fell silent; it knows itself."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -121,7 +121,7 @@ class _Handler(BaseHTTPRequestHandler):
         return "relax"
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (the base's name)
-        """Paths are secrets."""
+        """Log nothing: paths are secrets."""
 
 
 def _reachable(host: str) -> str:
@@ -138,7 +138,7 @@ Host = Annotated[str, AfterValidator(_reachable)]
 
 
 class HttpOptions(Options):
-    """How versions are served. It is for networks whose hosts trust each other: what travels is not encrypted."""
+    """Options of serving versions, for networks whose hosts trust each other: what travels is not encrypted."""
 
     host: Host = "127.0.0.1"
     """Address of the sender's host that receivers reach; the default serves one host."""

@@ -17,7 +17,7 @@ from relax_core.api.weights import Manifest
 
 
 def on_gpu() -> str:
-    """Which GPU this process works on; empty where it works on none."""
+    """Name the GPU that this process works on; empty where it works on none."""
     import torch
 
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
@@ -33,7 +33,7 @@ class Pair:
 
     @classmethod
     def connect(cls, store: Any, rank: int, backend: str, host: str, timeout_s: float) -> Self | None:
-        """None where the other side does not come in time."""
+        """Join the other side; None where it does not come in time."""
         try:
             if backend == "nccl":
                 return cls(_nccl(store, rank, timeout_s), rank, "cuda")
@@ -78,7 +78,7 @@ class Sending:
         self._work, self._tensor = work, tensor
 
     def done(self, timeout_s: float) -> bool:
-        """Whether the other side takes it in time."""
+        """Tell whether the other side takes it in time."""
         try:
             self._work.wait(timedelta(seconds=timeout_s))
         except RuntimeError:

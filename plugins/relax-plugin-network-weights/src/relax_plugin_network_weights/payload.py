@@ -57,14 +57,14 @@ class StoredDelta:
         self._file.flush()
 
     def read(self, chunk_bytes: int) -> Iterator[np.ndarray]:
-        """The delta's bytes in order."""
+        """Yield the delta's bytes in order."""
         self._file.seek(0)
         while chunk := self._file.read(chunk_bytes):
             yield np.frombuffer(chunk, np.uint8)
 
 
 def whole(manifest: Manifest, tensors: Tensors) -> Iterator[np.ndarray]:
-    """The sender's bytes of a full version or an adapter: exactly what the manifest says."""
+    """Yield the sender's bytes of a full version or an adapter: exactly what the manifest says."""
     given = iter(tensors)
     for info in manifest.tensors:
         name, array, dtype = next(given, ("nothing", np.empty(0, np.uint8), ""))
@@ -74,7 +74,7 @@ def whole(manifest: Manifest, tensors: Tensors) -> Iterator[np.ndarray]:
 
 
 def buckets(arrays: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
-    """Views of two alternating buffers: one may be on its way while the other is filled."""
+    """Yield views of two alternating buffers: one may be on its way while the other is filled."""
     filling, resting = np.empty(size, np.uint8), np.empty(size, np.uint8)
     used = 0
     for data in arrays:
@@ -92,7 +92,7 @@ def buckets(arrays: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
 def arrive(
     manifest: Manifest, source: PayloadSource, resident: Resident | None
 ) -> Iterator[tuple[TensorInfo, np.ndarray]]:
-    """Whole tensors, each checked; of a full version all in the same memory, which the next one overwrites."""
+    """Yield whole tensors, each checked; of a full version all in the same memory, which the next one overwrites."""
     is_delta = manifest.payload == "delta"
     lengths = [info.size_bytes for info in manifest.sent]
     if is_delta:

@@ -3,12 +3,12 @@
 
 import pytest
 import torch
-from relax_plugin_torch import attention
-from relax_plugin_torch.attention import FLASH, choose_attention
-from relax_plugin_torch.compiling import compile_blocks
+from relax_plugin_torch import setup
+from relax_plugin_torch.blocks import compile_blocks
 from relax_plugin_torch.layout import by_row, one_line
 from relax_plugin_torch.model import load_model
 from relax_plugin_torch.policy import Policy
+from relax_plugin_torch.setup import FLASH, choose_attention
 
 from relax_core.api import ConfigError
 from relax_core.learn import PackedBatch
@@ -39,7 +39,7 @@ def policy_of(folder):
 def test_flash_attention_is_taken_where_everything_allows_it(
     monkeypatch, device, dtype, deterministic, installed, chosen
 ):
-    monkeypatch.setattr(attention, "_installed", lambda: installed)
+    monkeypatch.setattr(setup, "_installed", lambda: installed)
     assert choose_attention("auto", device, dtype, deterministic) == chosen
 
 
@@ -47,7 +47,7 @@ def test_flash_attention_is_taken_where_everything_allows_it(
     (CPU, LOW, True, "it needs a GPU"), (GPU, torch.float32, True, r"model\.dtype"), (GPU, LOW, False, "package flash-attn"),
 ])  # fmt: skip
 def test_flash_attention_where_it_does_not_run_is_refused(monkeypatch, device, dtype, installed, reason):
-    monkeypatch.setattr(attention, "_installed", lambda: installed)
+    monkeypatch.setattr(setup, "_installed", lambda: installed)
     with pytest.raises(ConfigError, match=rf"trainer\.attention: got 'flash_attention_2'.*{reason}"):
         choose_attention(FLASH, device, dtype, False)
 

@@ -4,9 +4,9 @@
 import numpy as np
 import pytest
 import torch
-from relax_plugin_torch.loss_scale import LossScale
-from relax_plugin_torch.precision import bfloat16_lacks, choose_format
+from relax_plugin_torch.setup import bfloat16_lacks, choose_format
 from relax_plugin_torch.trainer import TorchTrainer
+from relax_plugin_torch.update import LossScale
 
 from relax_core.api import Chosen, ConfigError, OptimizerSpec, TrainerSpec, UpdateOutcome, Version
 from relax_core.learn.counts import count

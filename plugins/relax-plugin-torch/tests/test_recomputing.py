@@ -5,12 +5,11 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from relax_plugin_torch.attention import choose_attention
-from relax_plugin_torch.compiling import compile_blocks
+from relax_plugin_torch.blocks import compile_blocks, recompute_blocks
 from relax_plugin_torch.layout import by_row
 from relax_plugin_torch.model import load_model
 from relax_plugin_torch.policy import Policy
-from relax_plugin_torch.recomputing import recompute_blocks
+from relax_plugin_torch.setup import choose_attention
 from relax_plugin_torch.trainer import TorchTrainer
 from transformers import GPT2Config, GPT2LMHeadModel
 

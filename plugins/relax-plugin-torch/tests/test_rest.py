@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from relax_plugin_torch.offloading import Offload
+from relax_plugin_torch.offloading import Offload, Rest, check_offload
 from relax_plugin_torch.optimizer import _made
-from relax_plugin_torch.rest import Rest, check_offload
 from relax_plugin_torch.sharding import local, shard, whole
 from relax_plugin_torch.trainer import TorchTrainer
 from transformers import AutoConfig, AutoModelForCausalLM

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from relax_plugin_torch.blocks import recompute_blocks
 from relax_plugin_torch.layout import PrefixTree, by_row, one_line
 from relax_plugin_torch.policy import Policy
-from relax_plugin_torch.recomputing import recompute_blocks
 from relax_plugin_torch.routes import Routes, beside
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel

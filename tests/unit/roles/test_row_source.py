@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from relax_core.api import Context, Role
 from relax_core.api.errors import ConfigError
-from relax_core.api.events import WeightsPublished
+from relax_core.api.events import StepFinished, WeightsPublished
+from relax_core.roles import RankGroup, StepTimes, StepTrainer, TrainerDeviceLease
 from tests.unit.roles.theatre import Theatre
 
 
@@ -49,3 +51,30 @@ def test_a_file_without_what_is_trained_ends_the_run_by_name(tmp_path: Path) -> 
     with pytest.raises(ExceptionGroup) as raised:
         play.play()
     assert raised.group_contains(ConfigError, match=r"written\.jsonl:1 without 'completion'")
+
+
+class PluginActor(Role):
+    """A trained role as a plugin writes it, from what `relax_core.roles` exports alone."""
+
+    name, stateless = "actor", False
+
+    async def run(self, context: Context) -> None:
+        async with await RankGroup.start(context, self.name) as ranks:
+            lease = TrainerDeviceLease(context, self.name, live=False)
+            trainer, version = StepTrainer(context, ranks, self.name, lease), await context.bus.version()
+            while version.step < context.config.steps:
+                async with lease:
+                    step = await trainer.step(version, StepTimes(context.clock))
+                    assert step is not None
+                    version = await context.bus.trained(step.claims, version.step, step.without_gradient)
+                await context.run_status.emit(StepFinished(version.step, {"updates": float(len(step.results))}))
+
+
+@pytest.mark.parametrize("placement", ["colocate", "async"])
+def test_a_role_of_a_plugin_trains_steps_with_the_public_step_trainer(tmp_path: Path, placement: str) -> None:
+    play = theatre(tmp_path, "sft", steps=4, placement=placement, batch={"updates_per_step": 2})
+    play.plugin_roles["actor"] = PluginActor()
+    played = play.play()
+    assert [step.step for step in played.steps] == [1, 2, 3, 4] and set(played.metric("updates")) == {2.0}
+    assert played.account.balanced and played.account.trained == 4 * 4 == played.account.issued
+    assert len(played.of("actor-rank", "finish_update")) == 4 * 2

@@ -19,7 +19,7 @@ from relax_core.api.bus import Account
 from relax_core.api.component import Chosen
 from relax_core.api.errors import DeadlineExceeded, WorkerDied
 from relax_core.api.events import Event, StepFinished
-from relax_core.api.role import WorkerSpec
+from relax_core.api.role import Role, WorkerSpec
 from relax_core.api.weights import Version
 from relax_core.bus.service import open_bus
 from relax_core.bus.store import InProcessBus
@@ -196,6 +196,8 @@ class Theatre:
         self.config = compose(layers, (), self.catalogue, on_disk=False).config
         self.launch = Launch("play", str(folder), self.config.dump(), plan(self.config, self.catalogue), plugins)
         self.clock = VirtualClock()
+        self.plugin_roles: dict[str, Role] = {}
+        """Roles that take the place of the core's of their name."""
 
     def play(self, *happenings: Happening, at_most_s: float = 1e5) -> Performance:
         """All roles to their end while the happenings take place; raises what a role raised."""
@@ -222,7 +224,8 @@ class Theatre:
                 devices,
             )
 
-        roles = [self.catalogue.build(Chosen("role", name)) for name in launch.plan.roles]
+        built = {name: self.catalogue.build(Chosen("role", name), Role) for name in launch.plan.roles}
+        roles = list((built | self.plugin_roles).values())
         self.roles = {role.name: role for role in roles}
         around = [asyncio.create_task(happening(self)) for happening in happenings]
         try:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -17,9 +18,8 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor, nn
 
-from relax_core.api import TrainerSpec
-from relax_plugin_torch.adapter_places import modules_to_save, refuse_tied, targets
-from relax_plugin_torch.freezing import freeze, hold_frozen_in, named
+from relax_core.api import ConfigError, TrainerSpec
+from relax_plugin_torch.freezing import found, freeze, frozen_in, hold_frozen_in, named
 from relax_plugin_torch.model import fingerprint, named_tensors
 from relax_plugin_torch.setup import TRAINED_ROLES
 
@@ -60,7 +60,7 @@ class LoraTable:
 
     @property
     def plain(self) -> bool:
-        """Whether pairs A and B are all of it, so that it can travel without the base."""
+        """Tell whether pairs A and B are all of it, so that it can travel without the base."""
         return not self.dora and not self.modules_to_save
 
 
@@ -74,9 +74,11 @@ class Adapters:
         self.modules = targets(model, self.table.targets)
         whole = modules_to_save(model, self.table.modules_to_save, self.modules)
         refuse_tied(model, self.modules, whole)
+        from peft import inject_adapter_in_model
+
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(seed)
-            _inject(_peft_config(self.table, self.modules), model)
+            inject_adapter_in_model(_peft_config(self.table, self.modules), model, _NAME)
         self._names = frozenset(name for name, parameter in model.named_parameters() if parameter.requires_grad)
         for part in whole:
             part.requires_grad_(True)
@@ -184,12 +186,6 @@ def settle(model: PreTrainedModel, spec: TrainerSpec, publishes: torch.dtype, fr
     return adapters
 
 
-def _inject(config: LoraConfig, model: PreTrainedModel) -> None:
-    from peft import inject_adapter_in_model
-
-    inject_adapter_in_model(config, model, _NAME)
-
-
 def _peft_config(table: LoraTable, modules: tuple[str, ...]) -> LoraConfig:
     from peft import LoraConfig
 
@@ -207,3 +203,100 @@ def _plain(name: str) -> str:
 def _peft_name(name: str) -> str:
     name = re.sub(rf"\.lora_magnitude_vector\.{_NAME}\.weight$", ".lora_magnitude_vector", name)
     return _PEFT + _plain(name.replace(f".{_NAME}.", "."))
+
+
+FIELD = "model.lora"
+
+
+def targets(model: PreTrainedModel, patterns: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of the linear layers that are meant; by default all that are trained in the decoder, not its head."""
+    linear = {module: name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    if not patterns:
+        inside = model.get_decoder().modules()
+        names = [linear[module] for module in inside if module in linear and module.weight.requires_grad]
+        if not names:
+            raise ConfigError(FIELD, type(model).__name__, "its decoder has no linear layer to train; leave lora out")
+        return tuple(names)
+    meant: dict[str, None] = {}
+    for pattern in patterns:
+        parts = [part for _, part in found(model, pattern, f"{FIELD}.targets") if isinstance(part, nn.Module)]
+        layers = [(linear[m], m) for part in parts for m in part.modules() if m in linear]
+        if not layers:
+            raise ConfigError(f"{FIELD}.targets", repr(pattern), "there is no linear layer in it; name one that has")
+        _refuse_frozen(frozen_in(layers), f"{FIELD}.targets", pattern)
+        meant |= dict.fromkeys(name for name, _ in layers)
+    return tuple(meant)
+
+
+def modules_to_save(model: PreTrainedModel, patterns: tuple[str, ...], adapted: tuple[str, ...]) -> list[nn.Module]:
+    """Modules that are trained whole beside the adapters."""
+    field, modules = f"{FIELD}.modules_to_save", []
+    layers = {id(model.get_submodule(name)): name for name in adapted}
+    for pattern in patterns:
+        parts = found(model, pattern, field)
+        _refuse_frozen(frozen_in(parts), field, pattern)
+        for name, part in parts:
+            if not isinstance(part, nn.Module):
+                raise ConfigError(field, name, "that is a parameter; name the module that it belongs to")
+            if both := [layers[id(module)] for module in part.modules() if id(module) in layers]:
+                fix = f"{both[0]} gets an adapter; name in model.lora.targets the modules that shall"
+                raise ConfigError(field, repr(pattern), fix)
+            modules.append(part)
+    return modules
+
+
+def _refuse_frozen(frozen: list[str], field: str, got: str) -> None:
+    if frozen:
+        raise ConfigError(field, repr(got), f"model.freeze keeps {frozen[0]} as it is; name it in one of the two")
+
+
+def refuse_tied(model: PreTrainedModel, modules: tuple[str, ...], whole: list[nn.Module]) -> None:
+    """Refuse a weight in two places: it can't have an adapter in one of them, and peft would save it under one name only."""
+    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings()
+    if head is None or head.weight is not embedding:
+        return
+    saved = any(parameter is embedding for part in whole for parameter in part.parameters())
+    field = "modules_to_save" if saved else "targets"
+    if saved or any(model.get_submodule(name) is head for name in modules):
+        fix = "the head's weight is the input embedding's too and would come apart; leave it out"
+        raise ConfigError(f"{FIELD}.{field}", "the head or the embedding", fix)
+
+
+_PRIME = 1_000_003
+
+
+class Dropout:
+    """The dropout of the adapters in one rank's model: on only while an update accumulates, so that scoring is of the policy
+    that is published.
+
+    The draw depends on the update, the rank and the chunk alone: ranks that get different micro-batches keep the same
+    global random state, and a continued run draws what the first one did.
+    """
+
+    def __init__(self, model: nn.Module, rank: int, device: torch.device, adapters: Adapters | None) -> None:
+        wanted = adapters is not None and adapters.table.dropout > 0
+        self._layers = [module for module in model.modules() if wanted and hasattr(module, "lora_dropout")]
+        self._rank, self._devices = rank, [device] if device.type == "cuda" else []
+        self._draw = self._chunk = 0
+
+    def begin(self) -> None:
+        """Begin an update: the same draw on every rank."""
+        if self._layers:
+            self._draw, self._chunk = int(torch.randint(2**31, ())), 0
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Drop out in the computation of one chunk."""
+        if not self._layers:
+            yield
+            return
+        self._chunk += 1
+        with torch.random.fork_rng(devices=self._devices):
+            torch.manual_seed(((self._draw * _PRIME + self._rank) * _PRIME + self._chunk) % 2**63)
+            for layer in self._layers:  # peft's layers look at their own mode too, not only at their dropout's
+                layer.train(True)
+            try:
+                yield
+            finally:
+                for layer in self._layers:
+                    layer.train(False)

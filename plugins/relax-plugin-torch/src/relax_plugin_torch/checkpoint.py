@@ -7,23 +7,26 @@ is the first rank's: everyone continues with it. `state.json` says how many file
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import random
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
 from relax_core.api import ConfigError, InfrastructureError
-from relax_plugin_torch.atomic import replace
 from relax_plugin_torch.model import own_tensors
 from relax_plugin_torch.optimizer import joined, parts
-from relax_plugin_torch.random_state import random_state, restore_random_state
 from relax_plugin_torch.shards import Piece, Stored, copied, file_name, read_into, stored, write
 
 if TYPE_CHECKING:
@@ -31,7 +34,6 @@ if TYPE_CHECKING:
 
     from relax_plugin_torch.adapters import Adapters
     from relax_plugin_torch.ranks import Ranks
-
 
 SCHEMA = 2
 _STATE = "state.json"
@@ -61,7 +63,7 @@ class Snapshot:
         return cls(copied(tensors, ranks.first), json.dumps({**more, **state}) if ranks.first else "", ranks.rank)
 
     def write(self, directory: Path) -> None:
-        """On disk when it returns. Raises OSError."""
+        """Write it; it is on disk at the end. Raises OSError."""
         directory.mkdir(parents=True, exist_ok=True)
         write(self.pieces, directory / file_name(self.rank))
         if self.state:
@@ -90,7 +92,7 @@ def save_checkpoint(snapshot: Snapshot, directory: str, ranks: Ranks) -> None:
 
 
 def unwritten(directory: str, why: str) -> InfrastructureError:
-    """A checkpoint that could not be written."""
+    """Make the error of a checkpoint or a folder that could not be written."""
     return InfrastructureError(f"{directory}: can't be written ({why}); free some room")
 
 
@@ -112,7 +114,9 @@ def load_checkpoint(
     path = Path(directory)
     state, found = _look(path)
     own = _kept(model, adapters)
-    _check_optimizer(directory, state.get("optimizer", kind), kind)
+    if (saved := state.get("optimizer", kind)) != kind:
+        fix = f"it holds the state of {saved} and this run has {kind}; set trainer.optimizer = {saved}"
+        raise ConfigError(_FIELD, directory, fix)
     _check_base(directory, state.get("base", ""), adapters)
     have = {name.removeprefix(_WEIGHTS): one.shape for name, one in found.items() if name.startswith(_WEIGHTS)}
     want = {name: tuple(tensor.shape) for name, tensor in own.items()}
@@ -122,12 +126,25 @@ def load_checkpoint(
             _FIELD, directory, f"it is of another architecture ({', '.join(differing[:3])} differ); use its own model"
         )
     moments = {name.removeprefix(_MOMENTS): one for name, one in found.items() if name.startswith(_MOMENTS)}
-    room = _room(model, moments)
+    parameters, room = dict(model.named_parameters()), {}
+    for name, one in moments.items():  # shared out as their parameters are where they have their shape
+        parameter = parameters[name.rpartition("/")[0]]
+        if tuple(parameter.shape) == one.shape:
+            room[name] = torch.zeros_like(parameter, dtype=one.dtype, requires_grad=False)
+        else:
+            room[name] = torch.zeros(one.shape, dtype=one.dtype, device=parameter.device)
     try:
         read_into(_named(_WEIGHTS, own) | _named(_MOMENTS, room), path)
     except (OSError, RuntimeError, SafetensorError) as error:
         raise ConfigError(_FIELD, path, f"it can't be read ({error}); resume from another checkpoint") from error
-    _restore_moments(model, optimizer, room)
+    optimizer.state.clear()
+    plain_parts: dict[tuple[str, str], dict[str, Tensor]] = {}
+    for key, value in room.items():
+        name, _, rest = key.rpartition("/")
+        moment, _, part = rest.partition(".")
+        plain_parts.setdefault((name, moment), {})[part] = value
+    for (name, moment), plain in plain_parts.items():
+        optimizer.state[parameters[name]][moment] = joined(plain, moment)
     restore_random_state(state["random"])
     return state
 
@@ -139,12 +156,6 @@ def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _kept(model: PreTrainedModel, adapters: Adapters | None) -> dict[str, Tensor]:
     own = own_tensors(model)
     return own if adapters is None else adapters.kept(own)
-
-
-def _check_optimizer(directory: str, saved: str, kind: str) -> None:
-    if saved != kind:
-        fix = f"it holds the state of {saved} and this run has {kind}; set trainer.optimizer = {saved}"
-        raise ConfigError(_FIELD, directory, fix)
 
 
 def _check_base(directory: str, saved: str, adapters: Adapters | None) -> None:
@@ -185,27 +196,90 @@ def _moments(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> dict[s
     }
 
 
-def _room(model: PreTrainedModel, moments: Mapping[str, Stored]) -> dict[str, Tensor]:
-    """For moments that will be read: shared out as their parameters are where they have their shape."""
-    parameters, room = dict(model.named_parameters()), {}
-    for name, one in moments.items():
-        own = parameters[name.rpartition("/")[0]]
-        alike = tuple(own.shape) == one.shape
-        room[name] = (
-            torch.zeros_like(own, dtype=one.dtype, requires_grad=False)
-            if alike
-            else torch.zeros(one.shape, dtype=one.dtype, device=own.device)
-        )
-    return room
+class Writing:
+    """The writing of one rank's checkpoints, in a thread beside the work. One at a time; `over` raises what went wrong."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._last: Future[None] | None = None
+        self._directory = ""
+
+    def write(self, snapshot: Snapshot, directory: str) -> None:
+        """Begin with it. The one before must be over."""
+        self._last, self._directory = self._thread.submit(snapshot.write, Path(directory)), directory
+
+    async def over(self) -> None:
+        """Wait until it is on disk. Raises InfrastructureError where it can't be."""
+        if self._last is None:
+            return
+        try:
+            await asyncio.wrap_future(self._last)
+        except OSError as error:
+            raise unwritten(self._directory, error.strerror or str(error)) from error
+
+    def stop(self) -> None:
+        """Stop without waiting: a write that is half-way ends in its own time, and nobody counts on it."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-def _restore_moments(model: PreTrainedModel, optimizer: torch.optim.Optimizer, moments: dict[str, Tensor]) -> None:
-    parameters = dict(model.named_parameters())
-    optimizer.state.clear()
-    found: dict[tuple[str, str], dict[str, Tensor]] = {}
-    for key, value in moments.items():
-        name, _, rest = key.rpartition("/")
-        moment, _, part = rest.partition(".")
-        found.setdefault((name, moment), {})[part] = value
-    for (name, moment), plain in found.items():
-        optimizer.state[parameters[name]][moment] = joined(plain, moment)
+def seed_all(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def random_state() -> dict[str, Any]:
+    """Collect every global random state as plain data, so that a checkpoint needs no pickle."""
+    version, keys, gauss = random.getstate()
+    name, numpy_keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "python": [version, list(keys), gauss],
+        "numpy": [name, np.asarray(numpy_keys).tolist(), position, has_gauss, cached],
+        "torch": torch.get_rng_state().numpy().tobytes().hex(),
+        "cuda": [state.numpy().tobytes().hex() for state in torch.cuda.get_rng_state_all()]
+        if torch.cuda.is_initialized()
+        else [],
+    }
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    version, keys, gauss = state["python"]
+    random.setstate((version, tuple(keys), gauss))
+    name, numpy_keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((name, np.array(numpy_keys, dtype=np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(_bytes(state["torch"]))
+    if state["cuda"] and torch.cuda.is_initialized():
+        torch.cuda.set_rng_state_all([_bytes(one) for one in state["cuda"]])
+
+
+def _bytes(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
+
+
+@contextmanager
+def new_directory(directory: str) -> Iterator[Path]:
+    """Yield a directory to write in; it takes the place of `directory` whole or not at all, flushed to disk."""
+    final = Path(directory)
+    unfinished = final.with_name(f".{final.name}.{os.getpid()}.tmp")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        unfinished.mkdir(parents=True)
+        yield unfinished
+        for path in unfinished.rglob("*"):
+            if path.is_file():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+        replace(unfinished, final)
+    except (OSError, SafetensorError) as error:  # safetensors fails with its own type
+        raise unwritten(directory, getattr(error, "strerror", None) or str(error)) from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def replace(unfinished: Path, final: Path) -> None:
+    """Put a finished directory in the place of `final`."""
+    before = final.with_name(f".{final.name}.{os.getpid()}.old")
+    if final.exists():
+        final.rename(before)
+    unfinished.rename(final)
+    shutil.rmtree(before, ignore_errors=True)

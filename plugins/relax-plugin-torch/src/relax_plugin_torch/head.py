@@ -17,9 +17,8 @@ from torch.nn.functional import linear
 
 from relax_core import learn
 from relax_core.api import Algorithm, ConfigError, Output, TrainerSpec
-from relax_plugin_torch.folder import FIELD, check_folder
 from relax_plugin_torch.layout import Layout, whole_rows
-from relax_plugin_torch.model import check_complete, first_line
+from relax_plugin_torch.model import FIELD, check_complete, check_folder, first_line
 from relax_plugin_torch.policy import Policy
 
 if TYPE_CHECKING:

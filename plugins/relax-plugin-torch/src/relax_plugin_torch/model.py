@@ -13,17 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from relax_core.api import ConfigError, TensorInfo
+from relax_core.api import ConfigError, RowBatch, TensorInfo
 from relax_core.api.weights import combined_fingerprint, tensor_fingerprint
 from relax_core.learn.huggingface import parts_of
-from relax_plugin_torch.folder import FIELD, TOKENIZER_FILES, check_folder, has_towers
 from relax_plugin_torch.sharding import gathered, local
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from relax_plugin_torch.adapters import Adapters
-
 
 SAFETENSORS = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
@@ -138,3 +136,75 @@ def export_folder(
     for name in TOKENIZER_FILES:
         if (Path(source) / name).is_file():
             shutil.copyfile(Path(source) / name, directory / name)
+
+
+FIELD = "model.path"
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt",
+    "merges.txt", "tokenizer.model", "spiece.model", "chat_template.jinja", "chat_template.json", "preprocessor_config.json",
+    "processor_config.json",
+)  # fmt: skip
+_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def check_folder(path: str) -> Path:
+    """The folder, or ConfigError naming what is missing in it."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise ConfigError(FIELD, path, "there is no such folder; name a local Hugging Face model folder")
+    config = _json(folder, "config.json")
+    if "model_type" not in config:
+        raise ConfigError(FIELD, path, "its config.json has no model_type; name a Hugging Face model folder")
+    if config.get("thinker_config"):
+        fix = "save `.thinker` of what transformers loads from it as a folder of its own, with tokenizer and processor"
+        raise ConfigError(FIELD, f"{path} with a talker beside the thinker", fix)
+    missing = [name for name in _weight_files(folder) if not (folder / name).is_file()]
+    if missing:
+        raise ConfigError(FIELD, path, f"it lacks {', '.join(missing)}; save the model with safetensors weights")
+    return folder
+
+
+def has_towers(config: Mapping[str, Any]) -> bool:
+    """Whether a `config.json` is of a model that sees or hears."""
+    return any(config.get(name) for name in ("vision_config", "audio_config"))
+
+
+def _weight_files(folder: Path) -> list[str]:
+    if not (folder / _INDEX).is_file():
+        return [_WEIGHTS]
+    shards = _json(folder, _INDEX).get("weight_map")
+    if not isinstance(shards, dict):
+        raise ConfigError(FIELD, folder, f"its {_INDEX} has no weight_map; save the model again")
+    return sorted(set(shards.values()))
+
+
+def _json(folder: Path, name: str) -> dict[str, Any]:
+    try:
+        value = json.loads((folder / name).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(FIELD, folder, f"it has no {name}; name a Hugging Face model folder") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(FIELD, folder, f"its {name} is not readable JSON ({error}); save the model again") from error
+    if not isinstance(value, dict):
+        raise ConfigError(FIELD, folder, f"its {name} holds no JSON object; save the model again")
+    return value
+
+
+def check_rows(rows: RowBatch, vocab_size: int, max_context: int) -> None:
+    """Raise ValueError for an empty row, one longer than the model's context, or a token it does not have."""
+    column = rows.columns["tokens"]
+    if not len(column):
+        return
+    length = np.asarray(column.lengths)
+    for row in (int(length.argmin()), int(length.argmax())):
+        if not 0 < length[row] <= (max_context or length[row]):
+            raise ValueError(
+                f"row {tuple(rows.ids[row])}: got {length[row]} tokens; the model reads 1 to {max_context}"
+            )
+    wrong = (column.values < 0) | (column.values >= vocab_size)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        row = int(np.searchsorted(column.offsets(), at, side="right")) - 1
+        raise ValueError(
+            f"row {tuple(rows.ids[row])}: got token {int(column.values[at])}; the model has 0 to {vocab_size - 1}"
+        )

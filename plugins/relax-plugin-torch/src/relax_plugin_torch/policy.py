@@ -17,10 +17,9 @@ from torch import Tensor
 
 from relax_core import learn
 from relax_core.api import LOG_PROBS, Output, Ragged, RowBatch, RowId
-from relax_plugin_torch.asked import wanted
-from relax_plugin_torch.attention import FLASH
 from relax_plugin_torch.layout import Layout, PrefixTree, by_row, one_line
 from relax_plugin_torch.routes import Routes, beside
+from relax_plugin_torch.setup import FLASH
 from relax_plugin_torch.sight import Sight
 
 if TYPE_CHECKING:
@@ -115,7 +114,7 @@ class Policy:
         self._enter = enter
 
     def attend(self) -> Tensor:
-        """0, computed: a rank without rows meets the others in every block, forward and backward of the result."""
+        """Compute 0: a rank without rows meets the others in every block, forward and backward of the result."""
         row = RowBatch((RowId(0, 0, 0, 0),), {
             "tokens": Ragged.of([np.zeros(2, np.int32)]), "loss_mask": Ragged.of([np.array([0, 1], np.uint8)]),
         })  # fmt: skip
@@ -139,7 +138,7 @@ class Policy:
         }
 
     def _layout(self, batch: learn.PackedBatch) -> Layout:
-        """The cheaper one: sharing saves tokens, but its mask pays attention for the whole square of a group."""
+        """Choose the cheaper layout: sharing saves tokens, but its mask pays attention for the whole square of a group."""
         if self._lines_up and not self._sight.shows(batch):
             return one_line(batch)
         plain = by_row(batch)
@@ -213,3 +212,26 @@ def _family(vocab_size: int) -> RowBatch:
     masks = [np.array([0] + [1] * (len(row) - 1), np.uint8) for row in tokens]
     ids = tuple(RowId(int(index > 2), index, 0, 0) for index in range(len(tokens)))
     return RowBatch(ids, {"tokens": Ragged.of(arrays), "loss_mask": Ragged.of(masks)})
+
+
+def wanted(outputs: Collection[Output], batch: learn.PackedBatch, trained: Tensor, vocab_size: int) -> learn.Wanted:
+    """Return what the outputs want of the batch's trained positions. Raises ValueError for a k or an id beyond the
+    vocabulary."""
+    top = max((output.k for output in outputs if output.name == "top_k"), default=0)
+    if top > vocab_size:
+        raise ValueError(f"top_k:{top}: got more than the {vocab_size} tokens of the model; ask for fewer")
+    columns = sorted(output.ids for output in outputs if output.name == "log_probs_at")
+    at = {name: _ids(name, batch, trained, vocab_size) for name in columns}
+    return learn.Wanted(any(output.name == "entropy" for output in outputs), top, at)
+
+
+def _ids(name: str, batch: learn.PackedBatch, trained: Tensor, vocab_size: int) -> Tensor:
+    """[trained, k]"""
+    ids = batch.column(name)[trained].long()
+    if ids.dim() != 2:
+        raise ValueError(f"log_probs_at:{name}: got ids of shape {list(ids.shape)}; the column must be [tokens, k]")
+    if ids.numel() and not bool(((ids >= 0) & (ids < vocab_size)).all()):
+        raise ValueError(
+            f"log_probs_at:{name}: got ids from {int(ids.min())} to {int(ids.max())}; the model has 0 to {vocab_size - 1}"
+        )
+    return ids

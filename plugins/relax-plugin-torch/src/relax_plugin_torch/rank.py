@@ -29,32 +29,34 @@ from relax_core.api import (
 )
 from relax_core.api.weights import Payload
 from relax_core.learn.packed import columns_of
-from relax_plugin_torch.adapters import FOLDER, settle
-from relax_plugin_torch.atomic import new_directory
-from relax_plugin_torch.attention import choose_attention
-from relax_plugin_torch.checkpoint import Snapshot, load_checkpoint, save_checkpoint
-from relax_plugin_torch.compiling import compile_blocks
-from relax_plugin_torch.dropout import Dropout
+from relax_plugin_torch.adapters import FOLDER, Dropout, settle
+from relax_plugin_torch.blocks import compile_blocks, recompute_blocks
+from relax_plugin_torch.checkpoint import Snapshot, Writing, load_checkpoint, new_directory, save_checkpoint, seed_all
 from relax_plugin_torch.head import ScalarPolicy, load_scalar_model, scalars
-from relax_plugin_torch.loss_scale import LossScale
-from relax_plugin_torch.model import export_folder, fingerprint, load_model, own_tensors, whole_tensors
+from relax_plugin_torch.model import check_rows, export_folder, fingerprint, load_model, own_tensors, whole_tensors
+from relax_plugin_torch.offloading import Rest, check_offload
 from relax_plugin_torch.optimizer import advance, check_whole, make_optimizer
 from relax_plugin_torch.policy import Policy
-from relax_plugin_torch.precision import choose_format, frozen_format, publish_format, rounded
-from relax_plugin_torch.progress import Progress
 from relax_plugin_torch.publication import Publication
-from relax_plugin_torch.random_state import seed_all
 from relax_plugin_torch.ranks import Ranks, met
-from relax_plugin_torch.recomputing import recompute_blocks
-from relax_plugin_torch.rest import Rest, check_offload
 from relax_plugin_torch.routes import OUTPUT, Routes
-from relax_plugin_torch.rows import check_rows
-from relax_plugin_torch.setup import HEAD_OUTPUTS, TRAINED_ROLES, check_outputs, check_spec, choose_device, set_up
+from relax_plugin_torch.setup import (
+    HEAD_OUTPUTS,
+    TRAINED_ROLES,
+    check_outputs,
+    check_spec,
+    choose_attention,
+    choose_device,
+    choose_format,
+    frozen_format,
+    publish_format,
+    rounded,
+    set_up,
+)
 from relax_plugin_torch.sharding import alike, gathered, local, shard, shared_out, suits, whole
 from relax_plugin_torch.sight import Sight, check_team_sees, check_text, towers
 from relax_plugin_torch.tensor_parallel import Team, check_team
-from relax_plugin_torch.update import Update
-from relax_plugin_torch.writing import Writing
+from relax_plugin_torch.update import LossScale, Progress, Update
 
 if TYPE_CHECKING:
     from relax_plugin_torch.trainer import TorchOptions
@@ -300,13 +302,13 @@ class Rank:
     def publish(
         self, version: Version, transport: Chosen, location: str, payload: Payload = "full", base: str = ""
     ) -> Manifest:
-        self.progress.check_publish(version)
+        self.progress.check(version, "publish")
         self._rest.need("weights")
         return self._publication.send(version, transport, location, payload, base)
 
     @met
     def transfer(self, manifest: Manifest, transport: Chosen, receivers: int, wait_s: float) -> int:
-        self.progress.check_transfer(manifest.version)
+        self.progress.check(manifest.version, "transfer")
         self._rest.need("weights")
         return self._publication.transfer(manifest, transport, receivers, wait_s)
 

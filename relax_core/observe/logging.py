@@ -1,22 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """The log: JSON lines in `logs/<role>.jsonl`, and readable lines on stderr from a chosen level. Secrets reach neither.
 
-A log that can't be written is said once on stderr and never stops a run. Secrets are passed in as values when they are
-resolved; nothing is looked up here.
+Loggers are made here and passed on; structlog's global configuration is left alone. A log that can't be written is said
+once on stderr and never stops a run. Secrets are passed in as values when they are resolved; nothing is looked up here.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
+
+import structlog
+from structlog.typing import EventDict, WrappedLogger
 
 from relax_core.api.errors import InfrastructureError
 from relax_core.observe.documents import AppendOnlyFile, encode, whole_lines
@@ -71,21 +74,19 @@ class Redactor:
 
 
 LEVELS = {"trace": 5, "debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
-_UTC_NOW = partial(datetime.now, UTC)
 _OWN = ("schema", "time", "level", "role", "event")
+Now = Callable[[], datetime]
+
+
+def _utc() -> datetime:
+    return datetime.now(UTC)
 
 
 class RoleLog:
-    """The log of one role, or of the controller: a file, and stderr from a chosen level. Threads may share it."""
+    """The log of one role (or of the controller): a file, stderr, and a structlog logger in front of both."""
 
     def __init__(
-        self,
-        directory: Path,
-        role: str,
-        *,
-        level: str = "warning",
-        redactor: Redactor | None = None,
-        now: Callable[[], datetime] = _UTC_NOW,
+        self, directory: Path, role: str, *, level: str = "warning", redactor: Redactor | None = None, now: Now = _utc
     ) -> None:
         self.role, self._now = role, now
         self.path = directory / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', role)}.jsonl"
@@ -94,6 +95,11 @@ class RoleLog:
         self._journal: AppendOnlyFile | None = None
         self._broken = False
         self._one_at_a_time = threading.Lock()
+        self.logger: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
+            self,
+            processors=[structlog.processors.add_log_level, structlog.processors.format_exc_info, self._finish],
+            wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
+        )
 
     def write(self, level: str, message: str, /, **fields: Any) -> None:
         """Write one record, also for a `Logged` event of another process."""
@@ -113,20 +119,33 @@ class RoleLog:
         }
         clean: dict[str, Any] = self._redactor.value(record)
         with self._one_at_a_time:
-            try:
-                if self._journal is None:
-                    self._journal = AppendOnlyFile(self.path, whole_lines)
-                self._journal.append((encode(clean) + "\n").encode("utf-8", errors="backslashreplace"))
-            except InfrastructureError as error:
-                if not self._broken:
-                    _say(f"relax: the log is not written: {error}")
-                self._broken = True
+            self._to_file(encode(clean))
         return clean
 
     def close(self) -> None:
         if self._journal is not None:
             self._journal.close()
             self._journal = None
+
+    def _finish(self, _logger: WrappedLogger, _method: str, event: EventDict) -> tuple[tuple[str], dict[str, Any]]:
+        # structlog calls the wrapped logger's method with what the last processor returns.
+        level, message = str(event.pop("level", "info")), str(event.pop("event", ""))
+        return (message,), {"level": level, **event}
+
+    def _take(self, message: str, /, *, level: str = "info", **fields: Any) -> None:
+        self.write(level, message, **fields)
+
+    debug = info = warning = error = critical = msg = _take
+
+    def _to_file(self, line: str) -> None:
+        try:
+            if self._journal is None:
+                self._journal = AppendOnlyFile(self.path, whole_lines)
+            self._journal.append((line + "\n").encode("utf-8", errors="backslashreplace"))
+        except InfrastructureError as error:
+            if not self._broken:
+                _say(f"relax: the log is not written: {error}")
+            self._broken = True
 
 
 def _say(line: str) -> None:

@@ -20,8 +20,8 @@ def records(path):
 
 def test_the_file_has_every_line_and_stderr_those_of_the_level(tmp_path, capsys):
     log = RoleLog(tmp_path, "actor", level="warning", now=now)
-    log.write("info", "step done", step=3)
-    log.write("warning", "slow", seconds=2.5)
+    log.logger.info("step done", step=3)
+    log.logger.warning("slow", seconds=2.5)
     log.close()
     assert [(line["level"], line["event"], line["role"]) for line in records(tmp_path / "actor.jsonl")] == [
         ("info", "step done", "actor"),
@@ -32,12 +32,23 @@ def test_the_file_has_every_line_and_stderr_those_of_the_level(tmp_path, capsys)
     assert captured.err == "12:30:00 warning actor: slow  seconds=2.5\n" and captured.out == ""
 
 
+def test_an_exception_brings_its_frames(tmp_path):
+    log = RoleLog(tmp_path, "actor", level="critical")
+    try:
+        raise ValueError("odd")
+    except ValueError:
+        log.logger.exception("failed")
+    (record,) = records(tmp_path / "actor.jsonl")
+    assert record["level"] == "error" and "ValueError: odd" in record["exception"]
+
+
 def test_secrets_reach_neither_file_nor_stderr(tmp_path, capsys):
     log = RoleLog(tmp_path, "actor", level="debug", redactor=Redactor([SECRET]))
-    headers = {"Authorization": "abc"}
-    log.write("warning", f"login with {SECRET}", url=f"https://user:{SECRET}@host/x", headers=headers)
-    log.write("info", "push", url="https://me:hunter2hunter2@host/x", note="Bearer abcdef123456", key="hf_" + "a" * 30)
-    log.write("info", "numbers stay", tokens=512, token="t0p", max_tokens=3)
+    log.logger.bind(url=f"https://user:{SECRET}@host/x").warning(
+        f"login with {SECRET}", headers={"Authorization": "abc"}
+    )
+    log.logger.info("push", url="https://me:hunter2hunter2@host/x", note="Bearer abcdef123456", key="hf_" + "a" * 30)
+    log.logger.info("numbers stay", tokens=512, token="t0p", max_tokens=3)
     log.close()
     written = (tmp_path / "actor.jsonl").read_text() + capsys.readouterr().err
     for secret in (SECRET, "hunter2hunter2", "abcdef123456", "hf_aaa", "t0p", '"abc"'):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SPDX = "# SPDX-License-Identifier: Apache-2.0"
-DANGLING = re.compile(r"(What|Whose|Who|Of|To|It|They|Its|Their)\b")
+DANGLING = re.compile(r"(What|Whose|Who|Of|To|It|They|Its|Their|Where|Which|Whether|How|That|Those)\b")
 """First words of a docstring that say something about a thing that is not named."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Documented = ast.Module | ast.ClassDef | Function

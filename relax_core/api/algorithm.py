@@ -25,7 +25,7 @@ Name = Literal["log_probs", "entropy", "values", "top_k", "log_probs_at", "rewar
 
 
 class Source(StrEnum):
-    """Where rows come from; the planner builds no rollout for the last two."""
+    """Origin of the rows; the planner builds no rollout for the last two."""
 
     ROLLOUT = "rollout"
     DATASET = "dataset"

@@ -261,4 +261,4 @@ class ScalingPolicy(Configurable[OptionsT], Generic[OptionsT]):
 
     @abstractmethod
     def engines(self, history: tuple[Load, ...]) -> int:
-        """How many engines there should be now."""
+        """Return the number of engines that there should be now."""

@@ -122,5 +122,5 @@ class Environment(Configurable[OptionsT], Generic[OptionsT]):
 
     @classmethod
     def drives(cls) -> bool:
-        """Whether the class wrote `run` (and so branches by itself)."""
+        """Tell whether the class wrote `run`, and so branches by itself."""
         return cls.run is not Environment.run

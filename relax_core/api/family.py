@@ -154,7 +154,7 @@ def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int:
 
 
 def _routes(config: Mapping[str, Any], layer: int) -> bool:
-    """Whether this layer has experts: families say so in one of three ways, and else all have."""
+    """Tell whether this layer has experts: families say so in one of three ways, and else all have."""
     if layer in (config.get("mlp_only_layers") or ()) or layer < (config.get("first_k_dense_replace") or 0):
         return False
     kinds = config.get("mlp_layer_types")

@@ -42,15 +42,15 @@ def relax_task_sources() -> Components: """Readers of task files."""  # type: ig
 @hookspec
 def relax_samplers() -> Components: """Order of tasks."""  # type: ignore[empty-body]
 @hookspec
-def relax_filters() -> Components: """Which groups are kept."""  # type: ignore[empty-body]
+def relax_filters() -> Components: """Register the rules by which groups are kept."""  # type: ignore[empty-body]
 @hookspec
-def relax_sinks() -> Components: """Where metrics go."""  # type: ignore[empty-body]
+def relax_sinks() -> Components: """Register places that metrics go to."""  # type: ignore[empty-body]
 @hookspec
-def relax_buses() -> Components: """How rows travel."""  # type: ignore[empty-body]
+def relax_buses() -> Components: """Register ways in which rows travel."""  # type: ignore[empty-body]
 @hookspec
-def relax_weight_transports() -> Components: """How weights travel."""  # type: ignore[empty-body]
+def relax_weight_transports() -> Components: """Register ways in which weights travel."""  # type: ignore[empty-body]
 @hookspec
-def relax_scaling_policies() -> Components: """How many engines."""  # type: ignore[empty-body]
+def relax_scaling_policies() -> Components: """Register rules for the number of engines."""  # type: ignore[empty-body]
 @hookspec
 def relax_roles() -> Components: """Further roles of the graph."""  # type: ignore[empty-body]
 

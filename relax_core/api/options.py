@@ -51,7 +51,7 @@ def revealed(value: Any) -> Iterator[str]:
 
 
 class Secret:
-    """Where a credential is, never what it is."""
+    """A credential by its place, never by its value."""
 
     __slots__ = ("reference",)
 

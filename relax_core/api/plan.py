@@ -19,7 +19,7 @@ OffloadPart = Literal["weights", "kv", "optimizer", "gradients"]
 
 
 class Reads(StrEnum):
-    """Which weights an operation reads."""
+    """The weights that an operation reads."""
 
     NONE = "none"
     STEP_START = "step-start"
@@ -143,7 +143,7 @@ class Plan:
 
     @property
     def device_sets(self) -> Counter[tuple[str, ...]]:
-        """How many processes have the same devices, for all devices that somebody has."""
+        """Count the processes that have the same devices, for all devices that somebody has."""
         groups = {group.name: group for group in self.groups.values()}.values()
         return Counter(group.process_devices(number) for group in groups for number in range(group.size))
 

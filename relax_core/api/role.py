@@ -176,7 +176,7 @@ class Command:
 
 
 class RunStatus(Protocol):
-    """Where roles report and take commands; one a run."""
+    """The place where roles report and take commands; one a run."""
 
     async def heartbeat(self, heartbeat: Heartbeat) -> None: ...
 
@@ -258,7 +258,7 @@ class WeightService(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Where a run continues: a complete checkpoint."""
+    """A point to continue a run from: a complete checkpoint."""
 
     step: int
     directory: str

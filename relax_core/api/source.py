@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where tasks come from, in which order, and which finished groups are kept."""
+"""Contracts of task sources, of their order, and of the choice of finished groups that are kept."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TaskSource(Configurable[OptionsT], Generic[OptionsT]):
     def __getitem__(self, index: int) -> Task: ...
 
     def where(self, index: int) -> str:
-        """Where a person finds this task: `file:line`, or its id."""
+        """Name the place where a person finds this task: `file:line`, or its id."""
         return f"task {self[index].id}"
 
     def problems(self) -> Iterator[BadRow]:
@@ -54,7 +54,7 @@ class TaskSource(Configurable[OptionsT], Generic[OptionsT]):
 
 
 class Sampler(Configurable[OptionsT], Generic[OptionsT]):
-    """Which task a group gets: a function of the seed and the group's issue number, or stateful (curricula)."""
+    """Chooses the task of a group: a function of the seed and the group's issue number, or stateful (curricula)."""
 
     kind: ClassVar[str] = "sampler"
 

@@ -63,7 +63,7 @@ class TrainerSpec:
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlan:
-    """How a chunk is split: `micro_batches[rank]` lists row indices of each micro-batch. Planned once, in the shell."""
+    """Split of a chunk: `micro_batches[rank]` lists row indices of each micro-batch. Planned once, in the shell."""
 
     micro_batches: tuple[tuple[tuple[int, ...], ...], ...]
 
@@ -163,7 +163,7 @@ class Trainer(Configurable[OptionsT], Generic[OptionsT]):
         counts. `base`: what a delta is on top of."""
 
     def transfer(self, manifest: Manifest, transport: Chosen, receivers: int, wait_s: float) -> int:
-        """Where the transport is live: give what was published last to its receivers; all ranks call."""
+        """Give what was published last to the receivers of a live transport; all ranks call."""
         raise NotImplementedError
 
     def load_published(self, manifest: Manifest, transport: Chosen) -> None:

@@ -31,7 +31,7 @@ class Version(NamedTuple):
         return self._replace(step=self.step + 1)
 
     def supersedes(self, other: Version) -> bool:
-        """Whether a receiver that has `other` may load this one: same model, same or newer incarnation."""
+        """Tell whether a receiver that has `other` may load this one: same model, same or newer incarnation."""
         return self.model == other.model and self[1:] >= other[1:] and self.incarnation >= other.incarnation
 
 

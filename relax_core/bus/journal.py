@@ -185,7 +185,7 @@ class LedgerJournal:
 
     @property
     def behind(self) -> bool:
-        """Whether facts wait for a commit, new ones or those of one that failed."""
+        """True while facts wait for a commit, new ones or those of one that failed."""
         return bool(self._added or self._waiting)
 
     def commit(self) -> None:

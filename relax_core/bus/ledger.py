@@ -103,7 +103,7 @@ class Group:
 
     @property
     def rows_kept(self) -> bool:
-        """Whether its rows are still stored, or it never had any."""
+        """True where its rows are still stored, or it never had any."""
         return bool(self.rows) or not any(m.sealed and m.sealed.num_rows for m in self.valid)
 
     def has(self, columns: frozenset[str]) -> bool:

@@ -316,14 +316,14 @@ def _source_for(file: Path, catalogue: Catalogue) -> TaskSource:
 
 
 def _dataset_settings(config: RunConfig) -> dict[str, Any]:
-    """How the configured run would take rows that were written beforehand."""
+    """Read from the configuration how a run would take rows that were written beforehand."""
     data = config.data
     return {"system_prompt": data.system_prompt, "max_row_tokens": data.max_row_tokens or model_context(config.model.path),
             "too_long": data.too_long, "train_on": data.train_on}  # fmt: skip
 
 
 def _settings(config: RunConfig, catalogue: Catalogue) -> dict[str, Any]:
-    """How the configured run would take its tasks."""
+    """Read from the configuration how a run would take its tasks."""
     data = config.data
     environments = {
         choice.name: cast(Any, catalogue.target("environment", choice.name))

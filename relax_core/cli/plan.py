@@ -217,7 +217,7 @@ def mismatch(
     formats: Annotated[str, typer.Option(help="Of --compare: which formats, with commas between.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """How far its engine's log-probs are from its trainer's, on the same tokens and weights: |difference|, and KL."""
+    """Measure how far its engine's log-probs are from its trainer's, on the same tokens and weights: |difference|, and KL."""
     from relax_core.diagnostics.mismatch import FORMATS, mismatch as measure
 
     chosen = tuple(name.strip() for name in formats.split(",") if name.strip())

@@ -48,12 +48,12 @@ def holds_path(annotation: Any) -> bool:
 
 
 def is_table(annotation: Any) -> bool:
-    """Whether the field is one model, and so a table of the configuration."""
+    """Tell whether the field is one model, and so a table of the configuration."""
     return bool(models_in(annotation)) and not is_tables(annotation)
 
 
 def is_tables(annotation: Any) -> bool:
-    """Whether the field is several models, and so an array of tables."""
+    """Tell whether the field is several models, and so an array of tables."""
     return bool(models_in(annotation)) and get_origin(annotation) in (tuple, list)
 
 

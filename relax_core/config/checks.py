@@ -49,7 +49,7 @@ def combination_errors(config: RunConfig, catalogue: Catalogue) -> list[ConfigEr
 
 
 def samples(config: RunConfig, catalogue: Catalogue) -> bool:
-    """Whether the run generates what it trains on."""
+    """Tell whether the run generates what it trains on."""
     return cast(type[Algorithm], catalogue.target("algorithm", config.algorithm.name)).source is Source.ROLLOUT
 
 

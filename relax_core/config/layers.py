@@ -214,7 +214,7 @@ def merge(lower: Node | None, upper: Node, notices: list[str], path: KeyPath = (
 
 
 def is_component(path: KeyPath) -> bool:
-    """Whether the table at this path chooses a component."""
+    """Tell whether the table at this path chooses a component."""
     kind = BY_TABLE.get(path[0]) if path else None
     return kind is not None and len(path) == (2 if kind.many else 1)
 

@@ -33,7 +33,7 @@ def bounded_context(folder: Path) -> int:
 
 
 def routing(folder: Path) -> Routing | None:
-    """How the model routes; None where it has no routers, or its `config.json` can't be read."""
+    """Read the model's routing; None where it has no routers, or its `config.json` can't be read."""
     return Routing.of(_known(folder))
 
 

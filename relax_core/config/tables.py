@@ -149,7 +149,7 @@ class EngineTable(Options):
 
 
 class RolloutTable(Options):
-    """How samples are generated."""
+    """Generation of samples."""
 
     prompts_per_step: PositiveInt = 32
     """Tasks in one step; each becomes a group. From a dataset: rows, or pairs, in one step."""
@@ -222,7 +222,7 @@ class CriticTable(Options):
 
 
 class BatchTable(Options):
-    """How a step's samples become optimizer updates."""
+    """The way from a step's samples to optimizer updates."""
 
     updates_per_step: PositiveInt = 1
     """Optimizer updates a step; more than 1 trains later ones on a policy that has moved since sampling."""
@@ -268,7 +268,7 @@ class EvalTable(Options):
 
 
 class EnginePlacement(Options):
-    """Where the engines run."""
+    """Devices of the engines."""
 
     engines: PositiveInt = 1
     """Engine processes."""
@@ -287,7 +287,7 @@ class EnginePlacement(Options):
 
 
 class RankPlacement(Options):
-    """Where the ranks of a training role run."""
+    """Devices of the ranks of a training role."""
 
     ranks: PositiveInt = 1
     """Processes."""
@@ -300,7 +300,7 @@ class RankPlacement(Options):
 
 
 class RolePlacement(RankPlacement):
-    """Where the ranks of a plugin's role run, and with which model."""
+    """Devices of the ranks of a plugin's role, and their model."""
 
     path: Path | None = None
     """Folder of the role's model; absent: the run's."""

@@ -53,7 +53,7 @@ class RoleEnd:
 
 
 class Runner(Protocol):
-    """Where roles run."""
+    """A place that roles run in."""
 
     run_status: RunStatus
     bus: Bus

@@ -29,7 +29,7 @@ class TrainingSuite(Suite):
 
     @classmethod
     def opens(cls, component: BusComponent) -> Open:
-        """How the bus of a component is opened; another way where its roles are in other processes."""
+        """Open the bus of a component; in another way where its roles are in other processes."""
         return partial(open_bus, component)
 
     @classmethod

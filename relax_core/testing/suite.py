@@ -134,7 +134,7 @@ class Suite:
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """How it ended: a value, or an error."""
+    """An end: a value, or an error."""
 
     value: Any = None
     error: str = ""

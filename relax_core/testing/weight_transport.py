@@ -77,7 +77,7 @@ class WeightTransportSuite(Suite):
 
     @pytest.fixture
     def location(self, tmp_path: Path) -> Iterator[str]:
-        """Where it may write; override for transports that need another place."""
+        """Name where it may write; override for transports that need another place."""
         if not self.build().same_host or not Path("/dev/shm").is_dir():
             yield str(tmp_path)
             return

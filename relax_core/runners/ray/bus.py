@@ -38,7 +38,7 @@ BY_REFERENCE_BYTES = 1 << 20
 
 
 class RayBusOptions(Options):
-    """How payloads are kept."""
+    """Keeping of payloads."""
 
     storages: PositiveInt = 1
     """Storage actors; more of them share the reading."""

@@ -29,5 +29,5 @@ def settle() -> None:
 
 
 def joins() -> bool:
-    """Whether a cluster is named that others started."""
+    """Tell whether a cluster is named that others started."""
     return bool(os.environ.get("RAY_ADDRESS"))

@@ -47,7 +47,7 @@ class DistillationOptions(PolicyGradientOptions):
 
     @property
     def samples(self) -> bool:
-        """Whether what is learnt depends on which token was sampled."""
+        """True where what is learnt depends on which token was sampled."""
         return self.mode == "advantage" or self.tokens == "sampled" or self.reward_coef > 0
 
     @model_validator(mode="after")

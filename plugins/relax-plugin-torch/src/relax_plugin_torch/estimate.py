@@ -168,7 +168,7 @@ def _traced(
 
 
 def _layers_alike(spec: TrainerSpec) -> bool:
-    """Whether no layer is named by its number, to be frozen or to have adapters."""
+    """Tell whether no layer is named by its number, to be frozen or to have adapters."""
     lora = spec.model.get("lora") or {}
     patterns = (spec.model.get("freeze"), lora.get("targets"), lora.get("modules_to_save"))
     return not any(character.isdigit() for names in patterns for name in names or () for character in name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How packed rows lie in the rectangle that a model reads, and which of its features predicts each token.
+"""Layout of packed rows in the rectangle that a model reads, and the feature of it that predicts each token.
 
 `by_row`: a row a line, padded on the right. Attention is causal, so no real token looks at padding and no mask is needed.
 `PrefixTree`: a group a line, and a prefix that rows have in common (their prompt) stands there once; a mask lets every

@@ -165,7 +165,7 @@ def check_folder(path: str) -> Path:
 
 
 def has_towers(config: Mapping[str, Any]) -> bool:
-    """Whether a `config.json` is of a model that sees or hears."""
+    """Tell whether a `config.json` is of a model that sees or hears."""
     return any(config.get(name) for name in ("vision_config", "audio_config"))
 
 

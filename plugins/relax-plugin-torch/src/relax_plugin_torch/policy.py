@@ -64,7 +64,7 @@ class Flops:
         return self.attention * width > self.weights
 
     def favour_tree(self, plain: Rectangle, tree: Rectangle) -> bool:
-        """Whether rows as a tree cost less than each on its own line."""
+        """Tell whether rows as a tree cost less than each on its own line."""
         if self.mostly_attention(plain.width) or tree.lines * tree.width**2 > _MAX_MASK:
             return False
         return self._cost(plain, plain.width // 2) > self._cost(tree, tree.width)
@@ -185,7 +185,7 @@ class Policy:
 
     @torch.no_grad()
     def _sees_by_mask(self) -> bool:
-        """Whether a mask alone decides what a token sees: full attention in every layer, and two small trees agree."""
+        """Tell whether a mask alone decides what a token sees: full attention in every layer, and two small trees agree."""
         config = self.model.config.get_text_config()
         kinds = getattr(config, "layer_types", None)
         windowed = getattr(config, "sliding_window", None) and kinds is None

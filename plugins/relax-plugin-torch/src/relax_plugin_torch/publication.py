@@ -45,7 +45,7 @@ class Publication:
         return self._transport(transport).send(version, payload, base, arrays, location)
 
     def transfer(self, manifest: Manifest, transport: Chosen, receivers: int, wait_s: float) -> int:
-        """How many receivers took all of it; 0 on ranks that do not send."""
+        """Send it; return the number of receivers that took all of it, 0 on ranks that do not send."""
         arrays = self._arrays(manifest.payload, manifest.base)
         if arrays is None:
             return 0
@@ -109,7 +109,7 @@ class Publication:
         self._torn, self._loaded = "", manifest.version
 
     def _own(self, manifest: Manifest) -> dict[str, torch.Tensor]:
-        """Where it goes: an adapter into the adapters, everything else below them."""
+        """Choose the model it goes into: an adapter into the adapters, everything else below them."""
         if manifest.payload != "lora":
             return named_tensors(self._model, self._adapters)
         adapters = self._own_adapters(manifest.base)

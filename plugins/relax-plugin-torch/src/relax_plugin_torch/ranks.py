@@ -117,7 +117,7 @@ def met(method: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[M, P], R
 
 
 def _store(spec: TrainerSpec, timeout: timedelta) -> dist.TCPStore:
-    """Where ranks find each other; torch alone would listen on every interface of the machine."""
+    """Make the store where ranks find each other; torch alone would listen on every interface of the machine."""
     host, _, port = spec.rendezvous.rpartition(":")
     if not (host and port.isdigit()):
         raise ConfigError("rendezvous", repr(spec.rendezvous), "several ranks meet at host:port")

@@ -27,7 +27,7 @@ Scores = dict[str, Tensor]
 
 
 def suits(model: nn.Module, device: torch.device) -> bool:
-    """Whether `auto` shards: where whole copies of all state would take half of a GPU."""
+    """Tell whether `auto` shards: where whole copies of all state would take half of a GPU."""
     if device.type != "cuda":
         return False
     state = STATE_BYTES * sum(parameter.numel() for parameter in model.parameters())
@@ -69,7 +69,7 @@ def shard(
 
 
 def shared_out(tensor: Tensor) -> bool:
-    """Whether ranks hold shares of it."""
+    """Tell whether ranks hold shares of it."""
     from torch.distributed.tensor import DTensor
 
     return isinstance(tensor, DTensor)

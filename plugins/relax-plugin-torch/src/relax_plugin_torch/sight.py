@@ -71,7 +71,7 @@ class Sight:
         return self._inputs.of(ids, valid, shown)[0]
 
     def shows(self, batch: learn.PackedBatch) -> bool:
-        """Whether a row has media."""
+        """Tell whether a row has media."""
         column = batch.rows.columns.get(COLUMN)
         return column is not None and len(column.values) > 0
 

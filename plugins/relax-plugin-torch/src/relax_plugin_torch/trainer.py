@@ -36,7 +36,7 @@ TOKENS_PER_MICRO_BATCH = 2048
 
 
 class TorchOptions(Options):
-    """How the trainer works; what defines the experiment is in the core tables."""
+    """Settings of the trainer's work; what defines the experiment is in the core tables."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model lives; `auto` is the first GPU, or the CPU where there is none."""

@@ -54,7 +54,7 @@ class ActorServers:
             raise
 
     async def dead(self) -> str:
-        """Which server is gone; nothing while all are there, or Ray cannot tell."""
+        """Name the server that is gone; empty while all are there, or Ray cannot tell."""
         try:
             async with asyncio.timeout(LOOK_S):
                 await asyncio.gather(*(actor.__ray_ready__.remote() for actor in self._actors))

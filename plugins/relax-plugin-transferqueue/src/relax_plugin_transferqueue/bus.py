@@ -14,7 +14,7 @@ from relax_core.api.options import Options
 
 
 class TransferQueueOptions(Options):
-    """How the package keeps payloads."""
+    """Keeping of payloads by the package."""
 
     units: PositiveInt = 1
     """Storage servers; on a Ray cluster they are spread over its nodes."""
@@ -44,6 +44,6 @@ class TransferQueueBus(BusComponent[TransferQueueOptions]):
 
 
 def _on_cluster() -> bool:
-    """Whether Ray was started or joined here; it is not imported to find out."""
+    """Tell whether Ray was started or joined here; it is not imported to find out."""
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())

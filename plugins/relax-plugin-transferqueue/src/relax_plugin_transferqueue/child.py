@@ -46,7 +46,7 @@ class ChildServers:
         return cls(process, json.loads(line))
 
     async def dead(self) -> str:
-        """Which server is gone; nothing while all are there."""
+        """Name the server that is gone; empty while all are there."""
         code = self._process.poll()
         return "" if code is None else f"its servers' process ended with {code}"
 

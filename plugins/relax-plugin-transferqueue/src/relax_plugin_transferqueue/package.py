@@ -66,7 +66,7 @@ def connect(name: str, controller: dict[str, Any], units: list[dict[str, Any]]) 
 
 
 def describe(server: Any) -> dict[str, Any]:
-    """Where a server is, as plain data."""
+    """Describe the place of a server as plain data."""
     info = server.get_zmq_server_info()
     return {"role": info.role.value, "id": info.id, "ip": info.ip, "ports": dict(info.ports)}
 

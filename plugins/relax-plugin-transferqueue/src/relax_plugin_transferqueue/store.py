@@ -23,7 +23,7 @@ FIX = "`relax resume` the run"
 
 
 class Servers(Protocol):
-    """Where the package's servers are."""
+    """Addresses of the package's servers."""
 
     shared: bool
     controller: dict[str, Any]

@@ -25,8 +25,8 @@ from relax_core.api.task import Media, Task
 from relax_core.config import RunConfig, compose
 from relax_core.config.model_folder import model_context
 from relax_core.data.dataset import Dataset
-from relax_core.data.media_pipeline import MediaPipeline, media_of
-from relax_core.data.placeholders import MediaRefused
+from relax_core.data.media_pipeline import MediaPipeline
+from relax_core.data.placeholders import MediaRefused, media_of
 from relax_core.data.task_row import MEDIA_KINDS
 from relax_core.data.tasks import ColumnNeed, TaskSet
 from relax_core.media.source import shown

@@ -21,7 +21,7 @@ from relax_core.api.options import Options
 from relax_core.api.task import Message, ToolCall
 from relax_core.config.model_folder import model_type
 from relax_core.data.chat_template import ChatFiles, ChatTemplate, parse_calls
-from relax_core.data.placeholders import PARTS, reader
+from relax_core.data.placeholders import PARTS, media_of, reader
 
 
 class ChatFamily(ModelFamily[Options]):
@@ -161,5 +161,4 @@ def _opening(files: ChatFiles) -> tuple[int, ...]:
 
 
 def _media(messages: Sequence[Message]) -> tuple[str, ...]:
-    parts = (part for message in messages if not isinstance(message.content, str) for part in message.content)
-    return tuple(part.media.reference for part in parts if part.media)
+    return tuple(media.reference for media in media_of(messages))

@@ -22,7 +22,7 @@ from relax_core.api.modality import PlaceholderSpan
 from relax_core.api.role import Workers
 from relax_core.api.task import Media, Message
 from relax_core.config.run_config import RunContext
-from relax_core.data.placeholders import MediaRefused, PlaceholderTokens, expand_placeholders
+from relax_core.data.placeholders import MediaRefused, PlaceholderTokens, expand_placeholders, media_of
 from relax_core.media.source import shown
 from relax_core.media.store import MediaStore
 from relax_core.rpc.isolated_pool import IsolatedPool, ItemCrash, ItemTimeout
@@ -291,12 +291,6 @@ class MediaBudget:
             self._total -= self._sizes.pop(key)
             gone.append(key)
         return gone
-
-
-def media_of(messages: Iterable[Message]) -> list[Media]:
-    """List all media that messages show, in order."""
-    parts = (part for message in messages if not isinstance(message.content, str) for part in message.content)
-    return [part.media for part in parts if part.media is not None]
 
 
 def _refusal(media: Media, why: str) -> MediaRefused:

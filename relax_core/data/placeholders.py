@@ -7,12 +7,13 @@ a placeholder never reaches a model. A model type that is not named here has not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.modality import PlaceholderSpan
+from relax_core.api.task import Media, Message
 
 
 class MediaRefused(Exception):
@@ -30,6 +31,12 @@ class PlaceholderTokens:
     kind: str
     key: str
     layout: tuple[PlaceholderSpan, ...]
+
+
+def media_of(messages: Iterable[Message]) -> list[Media]:
+    """List all media that messages show, in order."""
+    parts = (part for message in messages if not isinstance(message.content, str) for part in message.content)
+    return [part.media for part in parts if part.media is not None]
 
 
 def expand_placeholders(rendered: Rendered, media: Sequence[PlaceholderTokens], family: ModelFamily[Any]) -> Rendered:

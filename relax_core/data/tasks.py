@@ -28,8 +28,7 @@ from relax_core.api.task import Message, Task
 from relax_core.config.model_folder import bounded_context
 from relax_core.config.run_config import RunContext
 from relax_core.config.tables import TeacherTable
-from relax_core.data.media_pipeline import media_of
-from relax_core.data.placeholders import misplaced
+from relax_core.data.placeholders import media_of, misplaced
 from relax_core.media.source import shown
 
 HOLD_OUT = "held-out"

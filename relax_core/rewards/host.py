@@ -21,7 +21,7 @@ from relax_core.api.errors import ConfigError, DeadlineExceeded, InfrastructureE
 from relax_core.api.reward import BatchReward, GroupReward, Reward, Score
 from relax_core.api.task import Task
 from relax_core.api.trajectory import Outcome, Trajectory
-from relax_core.engines.model_client import ModelRpcClient
+from relax_core.engines.model_rpc import ModelRpcClient
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc import messages
 from relax_core.rpc.host import DONE, IsolatedHost

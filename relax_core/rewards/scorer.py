@@ -23,7 +23,7 @@ from relax_core.api.role import Clock, Workers
 from relax_core.api.task import Task
 from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.data.tasks import applies
-from relax_core.engines.model_client import model_handlers
+from relax_core.engines.model_rpc import model_handlers
 from relax_core.rewards.host import ENGINE_OUTCOMES, FUNCTION, RewardResult, Unit, pack_units
 from relax_core.rpc.isolated_pool import Handler, IsolatedPool, ItemCrash, ItemTimeout
 from relax_core.rpc.waiting import start_all

@@ -22,7 +22,7 @@ from relax_core.api.errors import RelaxError
 from relax_core.api.role import Workers
 from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Outcome
-from relax_core.engines.model_client import ModelRpcClient, model_handlers
+from relax_core.engines.model_rpc import ModelRpcClient, model_handlers
 from relax_core.rpc.host import IsolatedHost, ParentChannel
 from relax_core.rpc.isolated_pool import Handler, IsolatedPool, IsolatedSession, ItemCrash, ItemTimeout
 from relax_core.sampling.episode import (

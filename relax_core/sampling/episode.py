@@ -12,16 +12,18 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import nullcontext, suppress
-from typing import ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from relax_core.api.environment import Action, Environment, Observation, Step
 from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.options import Options
 from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Outcome, Trajectory
-from relax_core.data.media_pipeline import MediaPipeline
 from relax_core.engines.requests import Generate, GenerateAll, GenerateCall, singly
 from relax_core.sampling.session import ENGINE_FAILS, Branch, Limits, Sample, SessionEnded, state_of
+
+if TYPE_CHECKING:  # environments in processes of their own have no use for the pipeline
+    from relax_core.data.media_pipeline import MediaPipeline
 
 T = TypeVar("T")
 StepResult = tuple[Step, tuple[Message, ...]]

@@ -22,8 +22,8 @@ from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.api.weights import Version
 from relax_core.config.model_folder import routing
 from relax_core.config.run_config import RunContext
-from relax_core.data.media_pipeline import make_media_pipeline, media_of
-from relax_core.data.placeholders import MediaRefused, PromptTooLong
+from relax_core.data.media_pipeline import make_media_pipeline
+from relax_core.data.placeholders import MediaRefused, PromptTooLong, media_of
 from relax_core.engines.factories import AuxiliaryPools, make_pool
 from relax_core.engines.pool import SamplingParams
 from relax_core.engines.requests import GenerateAll, singly

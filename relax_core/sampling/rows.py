@@ -20,7 +20,7 @@ from relax_core.api.family import Routing
 from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Path, Trajectory
 from relax_core.config.tables import TeacherTable
-from relax_core.data.media_pipeline import media_of
+from relax_core.data.placeholders import media_of
 from relax_core.data.tasks import teachers_of
 from relax_core.engines.requests import route_columns
 from relax_core.media.source import shown

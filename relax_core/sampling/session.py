@@ -14,16 +14,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from relax_core.api.environment import Action, Observation, Tool
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.task import Message, ToolCall
 from relax_core.api.trajectory import Node, Outcome, Trajectory
-from relax_core.data.media_pipeline import MediaPipeline, media_of
-from relax_core.data.placeholders import MediaRefused
+from relax_core.data.placeholders import MediaRefused, media_of
 from relax_core.engines.requests import Completion, Generate, GenerateCall, Routes, cut, filled, watch_for
+
+if TYPE_CHECKING:  # environments in processes of their own have no use for the pipeline
+    from relax_core.data.media_pipeline import MediaPipeline
 
 ENGINE_FAILS = (InfrastructureError, ValueError)
 """Errors that `generate` raises where an engine fails, or refuses."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from relax_core.api.task import Message
-from relax_core.data.media_pipeline import media_of
+from relax_core.data.placeholders import media_of
 from relax_core.data.task_row import COLUMNS, MediaOrigin, RowError, row_task
 from relax_core.media.source import read_source
 

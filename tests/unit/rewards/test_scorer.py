@@ -211,7 +211,7 @@ async def test_an_exception_is_an_outcome_with_the_authors_file_and_line(plugin:
     assert f"{plugin}:{line}" in bad.error
     assert "return undefined_name" in bad.frames
     assert "rewards/host" not in bad.frames
-    assert "isolated_host" not in bad.frames
+    assert "rpc/host" not in bad.frames
 
 
 @pytest.mark.parametrize("word", ["spin", "lock"])

@@ -25,7 +25,7 @@ from relax_core.observe.run_directory import RunDirectory
 from relax_core.registry.catalogue import Catalogue
 from relax_core.runners.launch import Launch, RoleEnd
 from relax_core.runners.run_status import RunStatusService
-from tests.unit.roles.virtual_time import VirtualClock, play
+from tests.unit.roles.virtual_time import VirtualClock, run_virtual
 
 Life = Callable[["ScriptedRunner"], Coroutine[Any, Any, None]]
 Lives = dict[str, Life]
@@ -99,7 +99,7 @@ def conducted(
         assert runner.closed == 1
         return prepared.directory.read("summary") or {}, raised, asyncio.get_running_loop().time()
 
-    return play(scene(), 1e4)
+    return run_virtual(scene(), 1e4)
 
 
 def _prepared(folder: Path) -> Prepared:

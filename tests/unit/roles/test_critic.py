@@ -7,77 +7,77 @@ from pathlib import Path
 import pytest
 
 from relax_core.api.events import CheckpointSaved, RoleRecovered, StepMeasured
-from tests.unit.roles.theatre import Theatre
+from tests.unit.roles.simulated_run import SimulatedRun
 
 MODES = pytest.mark.parametrize("mode", ["colocate", "hybrid", "async"])
 
 
-def learnt(performance):
+def learnt(outcome):
     """Rows that each step of the critic was trained on, by step, in the order they were told."""
-    return [(event.step, event.metrics["critic/loss"]) for event in performance.events
+    return [(event.step, event.metrics["critic/loss"]) for event in outcome.events
             if isinstance(event, StepMeasured)]  # fmt: skip
 
 
 @MODES
 def test_the_critic_learns_once_from_each_step_of_the_actor(tmp_path, mode):
-    performance = Theatre(tmp_path, algorithm="ppo", placement=mode, steps=8).play()
-    assert [step for step, _ in learnt(performance)] == list(range(1, 9))
-    assert {rows for _, rows in learnt(performance)} == {16.0}
-    assert performance.account.balanced and performance.account.trained == 8 * 16
+    outcome = SimulatedRun(tmp_path, algorithm="ppo", placement=mode, steps=8).run()
+    assert [step for step, _ in learnt(outcome)] == list(range(1, 9))
+    assert {rows for _, rows in learnt(outcome)} == {16.0}
+    assert outcome.account.balanced and outcome.account.trained == 8 * 16
 
 
 def test_values_are_of_the_steps_start_where_nothing_is_stale(tmp_path):
-    theatre = Theatre(tmp_path, algorithm="ppo", placement="hybrid", max_staleness=0, steps=6)
-    performance = theatre.play()
-    told = [event.metrics["critic/value_mean"] for event in performance.events if isinstance(event, StepMeasured)]
+    simulation = SimulatedRun(tmp_path, algorithm="ppo", placement="hybrid", max_staleness=0, steps=6)
+    outcome = simulation.run()
+    told = [event.metrics["critic/value_mean"] for event in outcome.events if isinstance(event, StepMeasured)]
     assert told == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
 
 
 @MODES
 def test_ranks_of_the_critic_work_only_in_turns_with_neighbours(tmp_path, mode):
-    performance = Theatre(tmp_path, algorithm="ppo", placement=mode, steps=6).play()
-    own = performance.of("critic-rank", "accumulate") + performance.of("critic-rank", "forward")
-    others = performance.of("actor-rank", "accumulate")
+    outcome = SimulatedRun(tmp_path, algorithm="ppo", placement=mode, steps=6).run()
+    own = outcome.of("critic-rank", "accumulate") + outcome.of("critic-rank", "forward")
+    others = outcome.of("actor-rank", "accumulate")
     meets = any(one.overlaps(other) for one in own for other in others)
     assert own and meets == (mode == "async")
 
 
 def test_several_updates_a_step_are_the_critics_too(tmp_path):
-    performance = Theatre(tmp_path, algorithm="ppo", steps=3, batch={"updates_per_step": 2}).play()
-    assert learnt(performance) == [(1, 8.0), (2, 8.0), (3, 8.0)]
-    assert len(performance.of("critic-rank", "finish_update")) == 6
+    outcome = SimulatedRun(tmp_path, algorithm="ppo", steps=3, batch={"updates_per_step": 2}).run()
+    assert learnt(outcome) == [(1, 8.0), (2, 8.0), (3, 8.0)]
+    assert len(outcome.of("critic-rank", "finish_update")) == 6
 
 
 def test_a_warm_up_trains_the_critic_alone(tmp_path):
-    performance = Theatre(tmp_path, algorithm="ppo", steps=5, critic={"warmup_steps": 3}).play()
-    assert performance.metric("train/grad_norm") == [0.0, 0.0, 0.0, 1.0, 1.0]
-    assert [step for step, _ in learnt(performance)] == [1, 2, 3, 4, 5]
-    assert performance.account.trained == 5 * 16
+    outcome = SimulatedRun(tmp_path, algorithm="ppo", steps=5, critic={"warmup_steps": 3}).run()
+    assert outcome.metric("train/grad_norm") == [0.0, 0.0, 0.0, 1.0, 1.0]
+    assert [step for step, _ in learnt(outcome)] == [1, 2, 3, 4, 5]
+    assert outcome.account.trained == 5 * 16
 
 
 @MODES
 @pytest.mark.parametrize("every", [0, 3])
 def test_a_killed_critic_learns_again_what_no_checkpoint_holds(tmp_path, mode, every):
-    theatre = Theatre(tmp_path, algorithm="ppo", placement=mode, steps=9, checkpoint={"every": every})
+    simulation = SimulatedRun(tmp_path, algorithm="ppo", placement=mode, steps=9, checkpoint={"every": every})
 
     async def kill(stage):
         while not [event for event in stage.run_status.heard if isinstance(event, StepMeasured) and event.step == 5]:
             await stage.clock.sleep(0.05)
         await stage.workers.alive["critic-rank-0"].kill()
 
-    performance = theatre.play(kill)
-    again = [step for step, _ in learnt(performance)]
+    outcome = simulation.run(kill)
+    again = [step for step, _ in learnt(outcome)]
     start = 3 if every else 0
     assert again == [1, 2, 3, 4, 5, *range(start + 1, 10)]
-    assert [event.role for event in performance.events if isinstance(event, RoleRecovered)] == ["critic"]
-    assert performance.account.balanced and performance.account.trained == 9 * 16
-    assert len({step.step for step in performance.steps}) == len(performance.steps) == 9
+    assert [event.role for event in outcome.events if isinstance(event, RoleRecovered)] == ["critic"]
+    assert outcome.account.balanced and outcome.account.trained == 9 * 16
+    assert len({step.step for step in outcome.steps}) == len(outcome.steps) == 9
 
 
 @MODES
 def test_a_checkpoint_holds_actor_and_critic_of_one_step(tmp_path, mode):
-    performance = Theatre(tmp_path, algorithm="ppo", placement=mode, steps=7, checkpoint={"every": 3}).play()
-    saved = [Path(event.path) for event in performance.events if isinstance(event, CheckpointSaved)]
+    outcome = SimulatedRun(tmp_path, algorithm="ppo", placement=mode, steps=7, checkpoint={"every": 3}).run()
+    saved = [Path(event.path) for event in outcome.events if isinstance(event, CheckpointSaved)]
     assert [path.name for path in saved] == ["step-000003", "step-000006", "step-000007"]
     for path in saved[-2:]:
         steps = [int((path / part / "step").read_text()) for part in ("trainer", "critic")]
@@ -85,7 +85,7 @@ def test_a_checkpoint_holds_actor_and_critic_of_one_step(tmp_path, mode):
 
 
 def test_a_stopped_run_has_both_in_its_last_checkpoint(tmp_path):
-    theatre = Theatre(tmp_path, algorithm="ppo", placement="async", steps=100)
+    simulation = SimulatedRun(tmp_path, algorithm="ppo", placement="async", steps=100)
 
     async def stop(stage):
         await stage.clock.sleep(20.0)
@@ -93,31 +93,31 @@ def test_a_stopped_run_has_both_in_its_last_checkpoint(tmp_path):
             await stage.run_status.command(role, "stop")
         await asyncio.Event().wait()
 
-    performance = theatre.play(stop)
-    saved = [event for event in performance.events if isinstance(event, CheckpointSaved)]
-    step = performance.steps[-1].step
+    outcome = simulation.run(stop)
+    saved = [event for event in outcome.events if isinstance(event, CheckpointSaved)]
+    step = outcome.steps[-1].step
     assert [event.step for event in saved] == [step]
     assert int((Path(saved[0].path) / "critic" / "step").read_text()) == step < 100
 
 
 def test_nothing_stays_on_the_bus_that_checkpoints_hold(tmp_path):
-    theatre = Theatre(tmp_path, algorithm="ppo", steps=6, checkpoint={"every": 2})
-    theatre.play()
-    assert not theatre.bus.queue.ledger.provisional and not theatre.bus.queue.table.rows
+    simulation = SimulatedRun(tmp_path, algorithm="ppo", steps=6, checkpoint={"every": 2})
+    simulation.run()
+    assert not simulation.bus.queue.ledger.provisional and not simulation.bus.queue.table.rows
 
 
 @MODES
 @pytest.mark.parametrize("every", [0, 3])
 def test_the_critic_goes_back_with_the_actor(tmp_path, mode, every):
-    theatre = Theatre(tmp_path, algorithm="ppo", placement=mode, steps=9, checkpoint={"every": every})
+    simulation = SimulatedRun(tmp_path, algorithm="ppo", placement=mode, steps=9, checkpoint={"every": every})
 
     async def kill(stage):
         while not [event for event in stage.run_status.heard if isinstance(event, StepMeasured) and event.step == 5]:
             await stage.clock.sleep(0.05)
         await stage.workers.alive["actor-rank-0"].kill()
 
-    performance = theatre.play(kill)
-    start, again = 3 if every else 0, [step for step, _ in learnt(performance)]
+    outcome = simulation.run(kill)
+    start, again = 3 if every else 0, [step for step, _ in learnt(outcome)]
     back = again.index(start + 1, 5) if start + 1 in again[5:] else len(again)
     assert again[:back] == list(range(1, back + 1)) and again[back:] == list(range(start + 1, 10))
-    assert performance.account.balanced and performance.account.trained == 9 * 16
+    assert outcome.account.balanced and outcome.account.trained == 9 * 16

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two environments with an algorithm each, through all roles: groups are played, credited and labelled by their task's."""
+"""Two environments with an algorithm each, through all roles: groups are outcome, credited and labelled by their task's."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from relax_core.api.errors import ConfigError
-from tests.unit.roles import theatre
-from tests.unit.roles.theatre import Theatre
+from tests.unit.roles import simulation
+from tests.unit.roles.simulated_run import SimulatedRun
 
 GAMES = '''
 """An environment of two turns that names its states, and pays the first one."""
@@ -29,13 +29,13 @@ class Twice(Environment[Options]):
 TASKS = 8
 
 
-def staged(folder: Path, other: str = "twice", **more: object) -> Theatre:
+def staged(folder: Path, other: str = "twice", **more: object) -> SimulatedRun:
     """Every second task is of the other environment."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = [{"prompt": f"p{n}", "environment": other if n % 2 else ""} for n in range(TASKS)]
     (folder / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "twice.py").write_text(GAMES)
-    return Theatre(
+    return SimulatedRun(
         folder, [str(folder / "twice.py")], data={"train": str(folder / "own.jsonl")}, steps=4,
         environments=[{"name": "twice", "algorithm": "gigpo"}],
         rollout={"prompts_per_step": 4, "group_size": 4, "max_new_tokens": 8, "max_turns": 2}, **more,
@@ -45,16 +45,16 @@ def staged(folder: Path, other: str = "twice", **more: object) -> Theatre:
 @pytest.mark.parametrize("placement", ["colocate", "async"])
 def test_rows_have_the_algorithm_of_their_task_s_environment(tmp_path, monkeypatch, placement) -> None:
     seen = []
-    call = theatre.Puppet.call
+    call = simulation.SimulatedWorker.call
 
     async def listening(self, method, *args, timeout_s):
         if method == "accumulate":
             seen.append(args[0].rows)
         return await call(self, method, *args, timeout_s=timeout_s)
 
-    monkeypatch.setattr(theatre.Puppet, "call", listening)
-    played = staged(tmp_path, placement=placement).play()
-    assert played.account.balanced and played.account.trained == 4 * 16
+    monkeypatch.setattr(simulation.SimulatedWorker, "call", listening)
+    outcome = staged(tmp_path, placement=placement).run()
+    assert outcome.account.balanced and outcome.account.trained == 4 * 16
     turned = set()
     for rows in seen:
         assert not {"turns", "states", "step_rewards"} & rows.columns.keys(), "only crediting reads them"
@@ -69,7 +69,7 @@ def test_rows_have_the_algorithm_of_their_task_s_environment(tmp_path, monkeypat
 
 def test_a_task_of_an_environment_that_the_run_has_not_is_refused_before_the_first_step(tmp_path) -> None:
     with pytest.raises((ConfigError, ExceptionGroup)) as raised:
-        staged(tmp_path, "thrice").play()
+        staged(tmp_path, "thrice").run()
     assert (
         raised.group_contains(ConfigError, match="environments.*'thrice'")
         if isinstance(raised.value, ExceptionGroup)

@@ -9,50 +9,48 @@ import pytest
 
 from relax_core.api.errors import RelaxError
 from relax_core.api.events import Logged, RolledBack
-from tests.unit.roles.theatre import Performance, Theatre
+from tests.unit.roles.simulated_run import RunOutcome, SimulatedRun
 
 STEPS = 6
 
 
-def played(folder: Path, rule: str, *steps: int) -> Performance:
-    trainer = {"name": "puppet-trainer", "not_finite": list(steps)}
+def simulated(folder: Path, rule: str, *steps: int) -> RunOutcome:
+    trainer = {"name": "scripted-trainer", "not_finite": list(steps)}
     optimizer = {"lr": 0.1, "not_finite": rule}
-    return Theatre(folder, steps=STEPS, trainer=trainer, optimizer=optimizer, checkpoint={"every": 2}).play()
+    return SimulatedRun(folder, steps=STEPS, trainer=trainer, optimizer=optimizer, checkpoint={"every": 2}).run()
 
 
-def skipped(performance: Performance) -> list[int]:
-    return [step.step for step in performance.steps if step.metrics["train/skipped_updates"]]
+def skipped(outcome: RunOutcome) -> list[int]:
+    return [step.step for step in outcome.steps if step.metrics["train/skipped_updates"]]
 
 
-def told(performance: Performance) -> list[int]:
-    return [
-        event.fields["step"] for event in performance.events if isinstance(event, Logged) and "NaN" in event.message
-    ]
+def told(outcome: RunOutcome) -> list[int]:
+    return [event.fields["step"] for event in outcome.events if isinstance(event, Logged) and "NaN" in event.message]
 
 
 def test_it_is_skipped_counted_and_told(tmp_path: Path) -> None:
-    performance = played(tmp_path, "skip", 2, 4)
-    assert skipped(performance) == told(performance) == [2, 4]
-    assert performance.account.balanced and performance.steps[-1].step == STEPS
+    outcome = simulated(tmp_path, "skip", 2, 4)
+    assert skipped(outcome) == told(outcome) == [2, 4]
+    assert outcome.account.balanced and outcome.steps[-1].step == STEPS
 
 
 def test_the_trainer_goes_back_once_and_then_skips_it(tmp_path: Path) -> None:
-    performance = played(tmp_path, "roll-back", 4)
-    (back,) = [event for event in performance.events if isinstance(event, RolledBack)]
+    outcome = simulated(tmp_path, "roll-back", 4)
+    (back,) = [event for event in outcome.events if isinstance(event, RolledBack)]
     assert (back.version.step, back.version.incarnation) == (2, 1) and "step 4" in back.reason
-    assert [step.step for step in performance.steps] == [1, 2, 3, 3, 4, 5, 6]
-    assert skipped(performance) == told(performance) == [4]
-    assert performance.account.balanced and performance.account.trained == STEPS * 16
+    assert [step.step for step in outcome.steps] == [1, 2, 3, 3, 4, 5, 6]
+    assert skipped(outcome) == told(outcome) == [4]
+    assert outcome.account.balanced and outcome.account.trained == STEPS * 16
 
 
 def test_it_stops_the_run(tmp_path: Path) -> None:
     with pytest.raises(ExceptionGroup) as caught:
-        played(tmp_path, "stop", 3)
+        simulated(tmp_path, "stop", 3)
     (error,) = [error for error in caught.value.exceptions if isinstance(error, RelaxError)]
     assert "step 3" in str(error) and "optimizer.not_finite is stop" in str(error)
 
 
 def test_one_after_another_stops_the_run_too(tmp_path: Path) -> None:
     with pytest.raises(ExceptionGroup) as caught:
-        played(tmp_path, "skip", *range(1, 7))
+        simulated(tmp_path, "skip", *range(1, 7))
     assert "5 before it had in a row" in str(caught.value.exceptions[0])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.roles.theatre import Span, Theatre
+from tests.unit.roles.simulated_run import SimulatedRun, Span
 
 STEPS = 6
 REFERENCE = {"algorithm": {"name": "grpo", "kl_coef": 0.1}}
@@ -33,6 +33,8 @@ def gaps(spans: Iterable[Span]) -> list[tuple[float, float]]:
 def test_at_every_moment_of_a_run_somebody_works(
     tmp_path: Path, placement: Any, roles: dict[str, Any], staleness: int
 ) -> None:
-    played = Theatre(tmp_path, steps=STEPS, placement=placement, max_staleness=staleness, **roles).play(at_most_s=1e3)
-    assert len(played.steps) == STEPS
-    assert gaps(span for span in played.spans if span.end > span.start) == []
+    outcome = SimulatedRun(tmp_path, steps=STEPS, placement=placement, max_staleness=staleness, **roles).run(
+        at_most_s=1e3
+    )
+    assert len(outcome.steps) == STEPS
+    assert gaps(span for span in outcome.spans if span.end > span.start) == []

@@ -12,20 +12,20 @@ import pytest
 
 from relax_core.api.events import RoleFailed, RoleRecovered, WeightsPublished
 from relax_core.roles.publisher import GATHER_S
-from tests.unit.roles.theatre import Performance, Theatre
+from tests.unit.roles.simulated_run import RunOutcome, SimulatedRun
 
 STEPS, SAMPLES = 12, 16
 LIVE: dict[str, Any] = {
-    "steps": STEPS, "weights": "puppet-live-transport", "trainer": "puppet-live-trainer", "engine": "puppet-live-engine",
+    "steps": STEPS, "weights": "scripted-live-transport", "trainer": "scripted-live-trainer", "engine": "scripted-live-engine",
 }  # fmt: skip
 TWO = {"mode": "hybrid", "rollout": {"engines": 2}}
 
 
-def whole(played: Performance, staleness: int) -> None:
-    assert [step.step for step in played.steps] == list(range(1, STEPS + 1))
-    assert all(0 <= lag <= staleness for lag in played.metric("lag/max"))
-    assert played.account.trained == STEPS * SAMPLES
-    assert played.account.balanced, played.account.problem
+def whole(outcome: RunOutcome, staleness: int) -> None:
+    assert [step.step for step in outcome.steps] == list(range(1, STEPS + 1))
+    assert all(0 <= lag <= staleness for lag in outcome.metric("lag/max"))
+    assert outcome.account.trained == STEPS * SAMPLES
+    assert outcome.account.balanced, outcome.account.problem
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
@@ -33,9 +33,9 @@ def whole(played: Performance, staleness: int) -> None:
 def test_every_engine_has_every_version_from_the_trainers_memory(
     tmp_path: Path, staleness: int, placement: Any
 ) -> None:
-    played = Theatre(tmp_path, **LIVE, placement=placement, max_staleness=staleness).play()
-    whole(played, staleness)
-    published = [event for event in played.events if isinstance(event, WeightsPublished)]
+    outcome = SimulatedRun(tmp_path, **LIVE, placement=placement, max_staleness=staleness).run()
+    whole(outcome, staleness)
+    published = [event for event in outcome.events if isinstance(event, WeightsPublished)]
     assert [event.version.step for event in published] == list(range(1, STEPS + 1))
 
 
@@ -47,48 +47,48 @@ def test_engines_that_die_at_any_time_are_served_while_the_actor_waits_for_rows(
     """Also the only one: then the actor waits for its rows, and it for the actor's weights."""
     random, engines = Random(seed), 1 + seed % 2
 
-    async def deaths(theatre: Theatre) -> None:
+    async def deaths(simulation: SimulatedRun) -> None:
         while True:
             await asyncio.sleep(random.uniform(0.0, 9.0))
-            await theatre.workers.alive[f"engine-{random.randrange(engines)}"].kill()
+            await simulation.workers.alive[f"engine-{random.randrange(engines)}"].kill()
 
     placement = {"mode": "hybrid", "rollout": {"engines": engines}}
-    played = Theatre(tmp_path, **LIVE, placement=placement, max_staleness=staleness).play(deaths, at_most_s=2e3)
-    whole(played, staleness)
-    assert any(isinstance(event, RoleRecovered) for event in played.events)
-    assert not any(event.fatal for event in played.events if isinstance(event, RoleFailed))
+    outcome = SimulatedRun(tmp_path, **LIVE, placement=placement, max_staleness=staleness).run(deaths, at_most_s=2e3)
+    whole(outcome, staleness)
+    assert any(isinstance(event, RoleRecovered) for event in outcome.events)
+    assert not any(event.fatal for event in outcome.events if isinstance(event, RoleFailed))
 
 
 def test_an_engine_that_dies_while_the_weights_come_is_replaced_and_served_alone(tmp_path: Path) -> None:
-    played = Theatre(tmp_path, **LIVE, placement=TWO, max_staleness=1).play(_kill_in_update, at_most_s=2e3)
-    whole(played, 1)
-    assert any(isinstance(event, RoleFailed) for event in played.events)
+    outcome = SimulatedRun(tmp_path, **LIVE, placement=TWO, max_staleness=1).run(_kill_in_update, at_most_s=2e3)
+    whole(outcome, 1)
+    assert any(isinstance(event, RoleFailed) for event in outcome.events)
 
 
 def test_a_receiver_that_hangs_is_waited_for_once(tmp_path: Path) -> None:
-    async def hang(theatre: Theatre) -> None:
-        while not theatre.workers.spans or theatre.workers.spans[-1].method != "finish_update":
+    async def hang(simulation: SimulatedRun) -> None:
+        while not simulation.workers.spans or simulation.workers.spans[-1].method != "finish_update":
             await asyncio.sleep(0.01)
-        theatre.workers.alive["engine-1"].hang()
+        simulation.workers.alive["engine-1"].hang()
 
     two = {"mode": "hybrid", "rollout": {"engines": 2, "silence_s": 6.0}}
-    played = Theatre(tmp_path, **LIVE, placement=two, max_staleness=2).play(hang, at_most_s=2e3)
-    whole(played, 2)
-    assert any(isinstance(event, RoleRecovered) for event in played.events)
-    back = [span.end for span in played.of("engine-1", "start")][-1]
-    handed = [span for span in played.of("actor-rank", "transfer") if span.start < back]
+    outcome = SimulatedRun(tmp_path, **LIVE, placement=two, max_staleness=2).run(hang, at_most_s=2e3)
+    whole(outcome, 2)
+    assert any(isinstance(event, RoleRecovered) for event in outcome.events)
+    back = [span.end for span in outcome.of("engine-1", "start")][-1]
+    handed = [span for span in outcome.of("actor-rank", "transfer") if span.start < back]
     assert [span.end - span.start > GATHER_S for span in handed].count(True) == 1
     assert handed[-1].end - handed[-1].start < GATHER_S and len(handed) > 3
-    late = [span for span in played.of("actor-rank", "transfer") if span.start > back]
+    late = [span for span in outcome.of("actor-rank", "transfer") if span.start > back]
     assert all(span.end - span.start < GATHER_S for span in late)
 
 
-async def _kill_in_update(theatre: Theatre) -> None:
-    meeting = theatre.catalogue.target("trainer", "puppet-live-trainer").transfer.__globals__["MEETING"]
+async def _kill_in_update(simulation: SimulatedRun) -> None:
+    meeting = simulation.catalogue.target("trainer", "scripted-live-trainer").transfer.__globals__["MEETING"]
     for _ in range(3):
         while not any(meeting.values()):
             await asyncio.sleep(0.01)
-        await theatre.workers.alive["engine-1"].kill()
+        await simulation.workers.alive["engine-1"].kill()
         await asyncio.sleep(5.0)
 
 
@@ -98,6 +98,6 @@ def test_a_forward_role_of_its_own_takes_live_weights_too(tmp_path: Path) -> Non
         "batch": {"updates_per_step": 2},
         "algorithm": {"name": "grpo", "correction": "truncate"},
     }
-    played = Theatre(tmp_path, **LIVE, max_staleness=1, **several).play(at_most_s=2e3)
-    whole(played, 1)
-    assert len(played.of("actor-fwd", "load_published")) >= STEPS // 3
+    outcome = SimulatedRun(tmp_path, **LIVE, max_staleness=1, **several).run(at_most_s=2e3)
+    whole(outcome, 1)
+    assert len(outcome.of("actor-fwd", "load_published")) >= STEPS // 3

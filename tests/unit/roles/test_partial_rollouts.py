@@ -14,10 +14,10 @@ import pytest
 from relax_core.api.bus import Sealed
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.events import SamplesScored
-from tests.unit.roles.test_schedule import SAMPLES, Theatre, stragglers, whole
+from tests.unit.roles.test_schedule import SAMPLES, SimulatedRun, stragglers, whole
 
 STEPS, K = 20, 2
-KINDS = {"puppet-engine": False, "puppet-letting-engine": False, "puppet-keeping-engine": True}
+KINDS = {"scripted-engine": False, "scripted-letting-engine": False, "scripted-keeping-engine": True}
 
 
 def long(engine: str, **settings: Any) -> dict[str, Any]:
@@ -31,9 +31,9 @@ def long(engine: str, **settings: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def seals(theatre: Theatre, seen: list[Sealed]) -> None:
+async def seals(simulation: SimulatedRun, seen: list[Sealed]) -> None:
     """Keep what is told of every sample."""
-    queue = theatre.bus.queue
+    queue = simulation.bus.queue
     put = queue.put
 
     def telling(key: Any, ids: Any, columns: Any, size: Any, sealed: Any) -> None:
@@ -52,13 +52,13 @@ def spread(seen: list[Sealed]) -> int:
 @pytest.mark.parametrize("engine", KINDS)
 def test_samples_longer_than_a_step_mix_versions_within_the_bound(tmp_path: Path, engine: str) -> None:
     seen: list[Sealed] = []
-    theatre = Theatre(tmp_path, **long(engine))
-    played = theatre.play(lambda t: seals(t, seen))
-    whole(played, STEPS, K)
-    assert played.account.trained == STEPS * SAMPLES
-    assert not any(played.metric("samples/dropped"))
+    simulation = SimulatedRun(tmp_path, **long(engine))
+    outcome = simulation.run(lambda t: seals(t, seen))
+    whole(outcome, STEPS, K)
+    assert outcome.account.trained == STEPS * SAMPLES
+    assert not any(outcome.metric("samples/dropped"))
     assert spread(seen) > STEPS
-    told = theatre.bus.queue.statistics()
+    told = simulation.bus.queue.statistics()
     assert sum(told["lag_histogram"].values()) == STEPS * SAMPLES
     assert max(told["lag_histogram"]) == K
 
@@ -67,57 +67,57 @@ def test_samples_longer_than_a_step_mix_versions_within_the_bound(tmp_path: Path
 def test_deaths_and_pauses_with_partial_samples_lose_nothing(tmp_path: Path, engine: str) -> None:
     random = Random(1)
 
-    async def deaths(theatre: Theatre) -> None:
+    async def deaths(simulation: SimulatedRun) -> None:
         while True:
             await asyncio.sleep(random.uniform(2.0, 12.0))
-            await theatre.workers.alive[f"engine-{random.randrange(2)}"].kill()
+            await simulation.workers.alive[f"engine-{random.randrange(2)}"].kill()
 
-    async def pauses(theatre: Theatre) -> None:
+    async def pauses(simulation: SimulatedRun) -> None:
         while True:
             await asyncio.sleep(random.uniform(1.0, 6.0))
-            pool = theatre.roles["rollout"]._worker.pool
+            pool = simulation.roles["rollout"]._worker.pool
             await pool.supervisor.pause()
             await asyncio.sleep(random.uniform(0.0, 3.0))  # a publish may land meanwhile
             await pool.supervisor.resume()
 
     seen: list[Sealed] = []
-    played = Theatre(tmp_path, **long(engine)).play(deaths, pauses, lambda t: seals(t, seen))
-    whole(played, STEPS, K)
-    assert played.account.trained == STEPS * SAMPLES
-    assert not any(played.metric("samples/dropped"))
+    outcome = SimulatedRun(tmp_path, **long(engine)).run(deaths, pauses, lambda t: seals(t, seen))
+    whole(outcome, STEPS, K)
+    assert outcome.account.trained == STEPS * SAMPLES
+    assert not any(outcome.metric("samples/dropped"))
     assert spread(seen) > 0
 
 
 def test_a_rollout_that_is_restarted_begins_what_it_carried_again(tmp_path: Path) -> None:
-    async def strike(theatre: Theatre) -> None:
+    async def strike(simulation: SimulatedRun) -> None:
         await asyncio.sleep(20.0)
-        theatre.roles["rollout"]._failed.set_exception(InfrastructureError("struck"))
+        simulation.roles["rollout"]._failed.set_exception(InfrastructureError("struck"))
 
-    played = Theatre(tmp_path, **long("puppet-engine")).play(strike)
-    whole(played, STEPS, K)
-    assert played.account.trained == STEPS * SAMPLES
-    assert set(played.account.dropped) == {"regenerated"}
+    outcome = SimulatedRun(tmp_path, **long("scripted-engine")).run(strike)
+    whole(outcome, STEPS, K)
+    assert outcome.account.trained == STEPS * SAMPLES
+    assert set(outcome.account.dropped) == {"regenerated"}
 
 
 @pytest.mark.parametrize(("rule", "reason"), [("wait", "deadline"), ("drop", "expired"), ("regenerate", "regenerated")])
 def test_the_length_of_what_was_dropped_half_done_is_told(tmp_path: Path, rule: str, reason: str) -> None:
-    theatre = Theatre(tmp_path, steps=STEPS, max_staleness=1, **stragglers(rule))
-    played = theatre.play()
-    whole(played, STEPS, 1)
-    assert all(count % 4 == 0 for count in played.account.dropped.values()), "whole groups"
-    lengths = theatre.bus.queue.statistics()["dropped_lengths"][reason]
-    assert sum(lengths.values()) == played.account.dropped[reason]
+    simulation = SimulatedRun(tmp_path, steps=STEPS, max_staleness=1, **stragglers(rule))
+    outcome = simulation.run()
+    whole(outcome, STEPS, 1)
+    assert all(count % 4 == 0 for count in outcome.account.dropped.values()), "whole groups"
+    lengths = simulation.bus.queue.statistics()["dropped_lengths"][reason]
+    assert sum(lengths.values()) == outcome.account.dropped[reason]
     assert lengths.get(-1, 0) <= 8, "but for what the end of the run left no time to tell"
     assert max(lengths) >= 32 > min(length for length in lengths if length > 0), "the long were dropped with the short"
 
 
 def test_a_slow_verdict_holds_back_only_its_own_group(tmp_path: Path) -> None:
-    slow = {"rewards": ["puppet-slow-reward"], "max_staleness": "unbounded", "algorithm": {"name": "grpo"}}
-    played = Theatre(tmp_path, steps=STEPS, **slow).play()
-    assert played.account.balanced
+    slow = {"rewards": ["scripted-slow-reward"], "max_staleness": "unbounded", "algorithm": {"name": "grpo"}}
+    outcome = SimulatedRun(tmp_path, steps=STEPS, **slow).run()
+    assert outcome.account.balanced
     scored = [
-        record["group_id"] for event in played.events if isinstance(event, SamplesScored) for record in event.samples
+        record["group_id"] for event in outcome.events if isinstance(event, SamplesScored) for record in event.samples
     ]
     assert scored != sorted(scored), "groups of a later start came first"
-    plain = Theatre(tmp_path / "plain", steps=STEPS, max_staleness="unbounded").play()
-    assert played.seconds < plain.seconds + 15.0, "verdicts are awaited beside each other"
+    plain = SimulatedRun(tmp_path / "plain", steps=STEPS, max_staleness="unbounded").run()
+    assert outcome.seconds < plain.seconds + 15.0, "verdicts are awaited beside each other"

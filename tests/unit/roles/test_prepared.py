@@ -3,24 +3,24 @@
 
 import pytest
 
-from tests.unit.roles import theatre
-from tests.unit.roles.theatre import Theatre
+from tests.unit.roles import simulation
+from tests.unit.roles.simulated_run import SimulatedRun
 
 
 @pytest.mark.parametrize("updates", [1, 2])
 def test_rows_have_what_was_prepared_of_the_whole_step(tmp_path, monkeypatch, updates):
     seen = []
-    call = theatre.Puppet.call
+    call = simulation.SimulatedWorker.call
 
     async def listening(self, method, *args, timeout_s):
         if method == "accumulate":
             seen.append(args[0].rows)
         return await call(self, method, *args, timeout_s=timeout_s)
 
-    monkeypatch.setattr(theatre.Puppet, "call", listening)
-    stage = Theatre(tmp_path, algorithm="m2po", placement="async", steps=3, batch={"updates_per_step": updates})
+    monkeypatch.setattr(simulation.SimulatedWorker, "call", listening)
+    stage = SimulatedRun(tmp_path, algorithm="m2po", placement="async", steps=3, batch={"updates_per_step": updates})
     assert not stage.launch.plan.streams and stage.launch.plan.needs_old_log_probs
-    performance = stage.play()
-    assert performance.account.trained == 3 * 16 and len(seen) == 3 * updates
+    outcome = stage.run()
+    assert outcome.account.trained == 3 * 16 and len(seen) == 3 * updates
     assert all({"old_log_probs", "trusted"} <= rows.columns.keys() for rows in seen)
     assert {value for rows in seen for value in rows.columns["trusted"].values.tolist()} <= {0.0, 1.0}

@@ -10,7 +10,7 @@ import pytest
 
 from relax_core.api.errors import WorkerDied
 from relax_core.api.events import RoleFailed, RoleRecovered, RolledBack, StepFinished
-from tests.unit.roles.theatre import Happening, Performance, Theatre
+from tests.unit.roles.simulated_run import Happening, RunOutcome, SimulatedRun
 
 STEPS, GROUPS = 8, 4
 MODES = pytest.mark.parametrize("mode", ["colocate", "hybrid", "async"])
@@ -19,59 +19,59 @@ MODES = pytest.mark.parametrize("mode", ["colocate", "hybrid", "async"])
 def kill_at(*steps: int) -> Happening:
     """The actor's rank, each time that a step is finished for the first time."""
 
-    async def happening(theatre: Theatre) -> None:
+    async def happening(simulation: SimulatedRun) -> None:
         for step in steps:
-            while not any(isinstance(e, StepFinished) and e.step >= step for e in theatre.run_status.heard):
-                await theatre.clock.sleep(0.01)
-            await theatre.workers.alive["actor-rank-0"].kill()
+            while not any(isinstance(e, StepFinished) and e.step >= step for e in simulation.run_status.heard):
+                await simulation.clock.sleep(0.01)
+            await simulation.workers.alive["actor-rank-0"].kill()
 
     return happening
 
 
-def played(folder: Path, *happenings: Happening, every: int = 2, **settings: Any) -> Performance:
-    theatre = Theatre(folder, steps=STEPS, checkpoint={"every": every}, **settings)
-    return theatre.play(*happenings)
+def simulated(folder: Path, *happenings: Happening, every: int = 2, **settings: Any) -> RunOutcome:
+    simulation = SimulatedRun(folder, steps=STEPS, checkpoint={"every": every}, **settings)
+    return simulation.run(*happenings)
 
 
-def assert_whole(performance: Performance) -> None:
+def assert_whole(outcome: RunOutcome) -> None:
     """As many samples count as trained as the steps have, and none is lost."""
-    account = performance.account
+    account = outcome.account
     assert account.balanced and account.trained == STEPS * GROUPS * 4
-    assert performance.steps[-1].step == STEPS
+    assert outcome.steps[-1].step == STEPS
 
 
 @MODES
 def test_a_trainer_that_dies_goes_on_from_its_checkpoint(tmp_path: Path, mode: str) -> None:
-    performance = played(tmp_path, kill_at(5), placement=mode)
-    assert_whole(performance)
-    events = performance.events
+    outcome = simulated(tmp_path, kill_at(5), placement=mode)
+    assert_whole(outcome)
+    events = outcome.events
     (back,) = [event for event in events if isinstance(event, RolledBack)]
     assert (back.version.step, back.version.incarnation) == (4, 1)
     assert "actor-rank-0 was killed" in back.reason
     assert [e.role for e in events if isinstance(e, RoleRecovered)] == ["actor"]
     assert [e.fatal for e in events if isinstance(e, RoleFailed)] == [False]
-    assert [s.step for s in performance.steps] == [1, 2, 3, 4, 5, 5, 6, 7, 8]
+    assert [s.step for s in outcome.steps] == [1, 2, 3, 4, 5, 5, 6, 7, 8]
 
 
 def test_without_a_checkpoint_it_begins_anew(tmp_path: Path) -> None:
-    performance = played(tmp_path, kill_at(3), every=0)
-    assert_whole(performance)
-    assert [s.step for s in performance.steps] == [1, 2, 3, *range(1, STEPS + 1)]
+    outcome = simulated(tmp_path, kill_at(3), every=0)
+    assert_whole(outcome)
+    assert [s.step for s in outcome.steps] == [1, 2, 3, *range(1, STEPS + 1)]
 
 
 def test_one_that_gets_further_may_die_again(tmp_path: Path) -> None:
-    performance = played(tmp_path, kill_at(1, 3, 4, 5, 6), every=1)
-    assert_whole(performance)
-    assert sum(isinstance(event, RolledBack) for event in performance.events) == 5
+    outcome = simulated(tmp_path, kill_at(1, 3, 4, 5, 6), every=1)
+    assert_whole(outcome)
+    assert sum(isinstance(event, RolledBack) for event in outcome.events) == 5
 
 
 def test_one_that_gets_no_further_ends_the_run(tmp_path: Path) -> None:
-    async def again_and_again(theatre: Theatre) -> None:
+    async def again_and_again(simulation: SimulatedRun) -> None:
         while True:
-            await theatre.clock.sleep(0.05)
-            if any(isinstance(event, StepFinished) and event.step >= 3 for event in theatre.run_status.heard):
-                await theatre.workers.alive["actor-rank-0"].kill()
+            await simulation.clock.sleep(0.05)
+            if any(isinstance(event, StepFinished) and event.step >= 3 for event in simulation.run_status.heard):
+                await simulation.workers.alive["actor-rank-0"].kill()
 
     with pytest.raises(ExceptionGroup) as caught:
-        played(tmp_path, again_and_again)
+        simulated(tmp_path, again_and_again)
     assert [type(error) for error in caught.value.exceptions] == [WorkerDied]

@@ -12,17 +12,17 @@ from relax_core.api import Context, Role
 from relax_core.api.errors import ConfigError
 from relax_core.api.events import StepFinished, WeightsPublished
 from relax_core.roles import RankGroup, StepTimes, StepTrainer, TrainerDeviceLease
-from tests.unit.roles.theatre import Theatre
+from tests.unit.roles.simulated_run import SimulatedRun
 
 
-def theatre(folder: Path, algorithm: str, rows: int = 16, **settings: object) -> Theatre:
+def simulation(folder: Path, algorithm: str, rows: int = 16, **settings: object) -> SimulatedRun:
     folder.mkdir(parents=True, exist_ok=True)
     data = folder / "written.jsonl"
     data.write_text("".join(
         json.dumps({"prompt": f"p{at}", "completion": "yes", "chosen": "yes", "rejected": "no"}) + "\n" for at in range(rows)
     ))  # fmt: skip
     table = {"data": {"train": str(data), "shuffle": False}, "rewards": [], **settings}
-    return Theatre(folder, algorithm=algorithm, **table)
+    return SimulatedRun(folder, algorithm=algorithm, **table)
 
 
 @pytest.mark.parametrize(("algorithm", "members"), [("sft", 1), ("dpo", 2), ("reward-model", 2)])
@@ -30,26 +30,26 @@ def theatre(folder: Path, algorithm: str, rows: int = 16, **settings: object) ->
 def test_every_step_trains_its_rows_and_the_ledger_balances(
     tmp_path: Path, algorithm: str, members: int, placement: str
 ) -> None:
-    played = theatre(tmp_path, algorithm, steps=6, placement=placement).play()
-    assert [step.step for step in played.steps] == [1, 2, 3, 4, 5, 6]
-    assert played.account.balanced and played.account.trained == 6 * 4 * members == played.account.issued
-    assert not played.account.dropped and not played.account.in_flight
-    assert not played.of("engine", "generate") and not played.of("actor", "publish")
-    assert not [event for event in played.events if isinstance(event, WeightsPublished)]
-    assert not any(key.startswith(("lag/", "reward/")) for step in played.steps for key in step.metrics)
+    outcome = simulation(tmp_path, algorithm, steps=6, placement=placement).run()
+    assert [step.step for step in outcome.steps] == [1, 2, 3, 4, 5, 6]
+    assert outcome.account.balanced and outcome.account.trained == 6 * 4 * members == outcome.account.issued
+    assert not outcome.account.dropped and not outcome.account.in_flight
+    assert not outcome.of("engine", "generate") and not outcome.of("actor", "publish")
+    assert not [event for event in outcome.events if isinstance(event, WeightsPublished)]
+    assert not any(key.startswith(("lag/", "reward/")) for step in outcome.steps for key in step.metrics)
 
 
 def test_rows_are_ready_a_step_ahead_and_no_further(tmp_path: Path) -> None:
-    played = theatre(tmp_path, "sft", steps=6).play()
-    assert max(played.metric("samples/in_flight")) == 2 * 4  # the step that is trained, and one more
-    assert max(played.metric("samples/issued")) == 24
+    outcome = simulation(tmp_path, "sft", steps=6).run()
+    assert max(outcome.metric("samples/in_flight")) == 2 * 4  # the step that is trained, and one more
+    assert max(outcome.metric("samples/issued")) == 24
 
 
 def test_a_file_without_what_is_trained_ends_the_run_by_name(tmp_path: Path) -> None:
-    play = theatre(tmp_path, "sft", steps=2)
+    run = simulation(tmp_path, "sft", steps=2)
     (tmp_path / "written.jsonl").write_text('{"prompt": "p"}\n')
     with pytest.raises(ExceptionGroup) as raised:
-        play.play()
+        run.run()
     assert raised.group_contains(ConfigError, match=r"written\.jsonl:1 without 'completion'")
 
 
@@ -72,9 +72,9 @@ class PluginActor(Role):
 
 @pytest.mark.parametrize("placement", ["colocate", "async"])
 def test_a_role_of_a_plugin_trains_steps_with_the_public_step_trainer(tmp_path: Path, placement: str) -> None:
-    play = theatre(tmp_path, "sft", steps=4, placement=placement, batch={"updates_per_step": 2})
-    play.plugin_roles["actor"] = PluginActor()
-    played = play.play()
-    assert [step.step for step in played.steps] == [1, 2, 3, 4] and set(played.metric("updates")) == {2.0}
-    assert played.account.balanced and played.account.trained == 4 * 4 == played.account.issued
-    assert len(played.of("actor-rank", "finish_update")) == 4 * 2
+    run = simulation(tmp_path, "sft", steps=4, placement=placement, batch={"updates_per_step": 2})
+    run.plugin_roles["actor"] = PluginActor()
+    outcome = run.run()
+    assert [step.step for step in outcome.steps] == [1, 2, 3, 4] and set(outcome.metric("updates")) == {2.0}
+    assert outcome.account.balanced and outcome.account.trained == 4 * 4 == outcome.account.issued
+    assert len(outcome.of("actor-rank", "finish_update")) == 4 * 2

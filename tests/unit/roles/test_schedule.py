@@ -15,36 +15,36 @@ from hypothesis import example, given, settings
 
 from relax_core.api.errors import DeadlineExceeded
 from relax_core.api.events import RoleFailed, RoleRecovered
-from tests.unit.roles.theatre import Performance, Theatre
+from tests.unit.roles.simulated_run import RunOutcome, SimulatedRun
 
 STEPS, SAMPLES = 40, 16
 
 
-def whole(played: Performance, steps: int = STEPS, staleness: int = 1) -> None:
+def whole(outcome: RunOutcome, steps: int = STEPS, staleness: int = 1) -> None:
     """What holds of every run, whatever happened in it."""
-    assert [step.step for step in played.steps] == list(range(1, steps + 1))
-    assert all(0 <= lag <= staleness for lag in played.metric("lag/max"))
-    assert set(played.metric("samples/balanced")) == {1.0}
-    for step in played.steps:
+    assert [step.step for step in outcome.steps] == list(range(1, steps + 1))
+    assert all(0 <= lag <= staleness for lag in outcome.metric("lag/max"))
+    assert set(outcome.metric("samples/balanced")) == {1.0}
+    for step in outcome.steps:
         row = step.metrics
         assert row["samples/issued"] == row["samples/trained"] + row["samples/dropped"] + row["samples/in_flight"]
-    assert played.account.balanced, played.account.problem
+    assert outcome.account.balanced, outcome.account.problem
 
 
-def overlapping(played: Performance) -> int:
+def overlapping(outcome: RunOutcome) -> int:
     """Updates during which some engine generated."""
-    generating = played.of("engine", "generate")
-    return sum(any(update.overlaps(span) for span in generating) for update in played.of("actor", "accumulate"))
+    generating = outcome.of("engine", "generate")
+    return sum(any(update.overlaps(span) for span in generating) for update in outcome.of("actor", "accumulate"))
 
 
 def test_of_whole_steps_only_staleness_lets_engines_generate_while_the_actor_trains(tmp_path: Path) -> None:
     whole_steps = {"steps": 70, "batch": {"stream": False}}
-    played = [Theatre(tmp_path / str(k), max_staleness=k, **whole_steps).play() for k in (0, 1, 2)]
-    for staleness, one in enumerate(played):
+    outcome = [SimulatedRun(tmp_path / str(k), max_staleness=k, **whole_steps).run() for k in (0, 1, 2)]
+    for staleness, one in enumerate(outcome):
         whole(one, 70, staleness)
         assert one.account.trained == 70 * SAMPLES
         assert not any(one.metric("samples/dropped"))
-    on_policy, one_behind, two_behind = played
+    on_policy, one_behind, two_behind = outcome
     assert overlapping(on_policy) == 0
     assert overlapping(one_behind) >= 68 and overlapping(two_behind) >= 67
     assert one_behind.seconds < 0.8 * on_policy.seconds
@@ -52,29 +52,29 @@ def test_of_whole_steps_only_staleness_lets_engines_generate_while_the_actor_tra
 
 def test_a_slow_publish_delays_but_never_exceeds_the_bound(tmp_path: Path) -> None:
     late = {
-        "trainer": {"name": "puppet-trainer", "publish_s": 7.0},
-        "engine": {"name": "puppet-engine", "update_s": 3.0},
+        "trainer": {"name": "scripted-trainer", "publish_s": 7.0},
+        "engine": {"name": "scripted-engine", "update_s": 3.0},
     }
-    whole(Theatre(tmp_path, steps=STEPS, max_staleness=1, **late).play())
+    whole(SimulatedRun(tmp_path, steps=STEPS, max_staleness=1, **late).run())
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_engines_that_die_at_any_time_lose_no_sample(tmp_path: Path, seed: int) -> None:
     random = Random(seed)
 
-    async def deaths(theatre: Theatre) -> None:
+    async def deaths(simulation: SimulatedRun) -> None:
         while True:
             await asyncio.sleep(random.uniform(0.0, 9.0))
-            await theatre.workers.alive[f"engine-{random.randrange(2)}"].kill()
+            await simulation.workers.alive[f"engine-{random.randrange(2)}"].kill()
 
     two = {"mode": "hybrid", "rollout": {"engines": 2}}
-    played = Theatre(tmp_path, steps=STEPS, max_staleness=1, placement=two).play(deaths)
-    whole(played)
-    assert played.account.trained == STEPS * SAMPLES
-    assert not any(played.metric("samples/dropped"))
-    failed = [event for event in played.events if isinstance(event, RoleFailed)]
+    outcome = SimulatedRun(tmp_path, steps=STEPS, max_staleness=1, placement=two).run(deaths)
+    whole(outcome)
+    assert outcome.account.trained == STEPS * SAMPLES
+    assert not any(outcome.metric("samples/dropped"))
+    failed = [event for event in outcome.events if isinstance(event, RoleFailed)]
     assert failed and not any(event.fatal for event in failed)
-    assert any(isinstance(event, RoleRecovered) for event in played.events)
+    assert any(isinstance(event, RoleRecovered) for event in outcome.events)
 
 
 ENDED = {"wait": {"deadline"}, "drop": {"expired"}, "regenerate": {"regenerated"}, "mask": {"deadline"}}
@@ -86,17 +86,17 @@ def stragglers(rule: str, tokens: int = 200, share: float = 1 / 16) -> dict[str,
         "rollout": {
             "prompts_per_step": 4, "group_size": 4, "max_new_tokens": 2 * tokens, "late": rule, "step_timeout_s": 4.0
         },
-        "engine": {"name": "puppet-engine", "straggler": tokens, "straggles": share},
+        "engine": {"name": "scripted-engine", "straggler": tokens, "straggles": share},
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("rule", ["wait", "drop", "regenerate", "mask"])
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_every_late_rule_keeps_the_bound_and_the_account(tmp_path: Path, rule: str, staleness: int) -> None:
-    played = Theatre(tmp_path, steps=STEPS, max_staleness=staleness, **stragglers(rule)).play()
-    whole(played, staleness=staleness)
-    assert played.seconds < STEPS * 7.0  # a step's deadline, a poll and the update: nobody waits for a straggler
-    reasons = {name.rpartition("/")[2] for step in played.steps for name in step.metrics if "dropped/" in name}
+    outcome = SimulatedRun(tmp_path, steps=STEPS, max_staleness=staleness, **stragglers(rule)).run()
+    whole(outcome, staleness=staleness)
+    assert outcome.seconds < STEPS * 7.0  # a step's deadline, a poll and the update: nobody waits for a straggler
+    reasons = {name.rpartition("/")[2] for step in outcome.steps for name in step.metrics if "dropped/" in name}
     assert reasons == ENDED[rule]
 
 
@@ -114,41 +114,43 @@ def test_no_straggler_however_long_keeps_a_run_from_its_end(
     algorithm = {"name": "reinforce-plus-plus" if whole_batches else "grpo"}
     late = {**stragglers(rule, tokens, share), "batch": {"stream": streams}, "algorithm": algorithm}
     with TemporaryDirectory() as folder:
-        whole(Theatre(Path(folder), steps=6, max_staleness=staleness, **late).play(), 6, staleness)
+        whole(SimulatedRun(Path(folder), steps=6, max_staleness=staleness, **late).run(), 6, staleness)
 
 
 def test_where_everything_is_too_late_the_run_ends_and_says_so(tmp_path: Path) -> None:
-    late = stragglers("drop") | {"engine": {"name": "puppet-engine", "token_s": 100.0}}
+    late = stragglers("drop") | {"engine": {"name": "scripted-engine", "token_s": 100.0}}
     with pytest.raises(BaseExceptionGroup) as failed:
-        Theatre(tmp_path, steps=4, max_staleness=1, **late).play()
+        SimulatedRun(tmp_path, steps=4, max_staleness=1, **late).run()
     assert failed.group_contains(DeadlineExceeded, match="raise rollout.step_timeout_s")
 
 
 def test_engines_stop_generating_what_was_dropped(tmp_path: Path) -> None:
-    played = Theatre(tmp_path, steps=STEPS, max_staleness=1, **stragglers("drop")).play()
-    assert played.of("engine", "abort")
-    straggling = [span for span in played.of("engine", "generate") if span.end - span.start > 200 * 0.1 - 1e-6]
+    outcome = SimulatedRun(tmp_path, steps=STEPS, max_staleness=1, **stragglers("drop")).run()
+    assert outcome.of("engine", "abort")
+    straggling = [span for span in outcome.of("engine", "generate") if span.end - span.start > 200 * 0.1 - 1e-6]
     assert not straggling
 
 
 def test_a_stateless_role_that_loses_its_workers_is_restarted_and_trains_on(tmp_path: Path) -> None:
-    async def strike(theatre: Theatre) -> None:
+    async def strike(simulation: SimulatedRun) -> None:
         await asyncio.sleep(20.0)
-        await theatre.workers.alive["reference-rank-0"].kill()
+        await simulation.workers.alive["reference-rank-0"].kill()
 
-    played = Theatre(tmp_path, steps=STEPS, max_staleness=1, algorithm={"name": "grpo", "kl_coef": 0.1}).play(strike)
-    whole(played)
-    assert [event.role for event in played.events if isinstance(event, RoleRecovered)] == ["reference"]
+    outcome = SimulatedRun(tmp_path, steps=STEPS, max_staleness=1, algorithm={"name": "grpo", "kl_coef": 0.1}).run(
+        strike
+    )
+    whole(outcome)
+    assert [event.role for event in outcome.events if isinstance(event, RoleRecovered)] == ["reference"]
 
 
 def test_a_dead_trainer_without_a_checkpoint_begins_anew(tmp_path: Path) -> None:
-    async def strike(theatre: Theatre) -> None:
+    async def strike(simulation: SimulatedRun) -> None:
         await asyncio.sleep(10.0)
-        await theatre.workers.alive["actor-rank-0"].kill()
+        await simulation.workers.alive["actor-rank-0"].kill()
 
-    played = Theatre(tmp_path, steps=STEPS, max_staleness=1).play(strike)
-    assert played.account.trained == STEPS * 16 and played.account.balanced
-    assert [event.role for event in played.events if isinstance(event, RoleRecovered)] == ["actor"]
+    outcome = SimulatedRun(tmp_path, steps=STEPS, max_staleness=1).run(strike)
+    assert outcome.account.trained == STEPS * 16 and outcome.account.balanced
+    assert [event.role for event in outcome.events if isinstance(event, RoleRecovered)] == ["actor"]
 
 
 def test_a_column_of_other_weights_is_computed_anew_by_the_actor(tmp_path: Path) -> None:
@@ -158,16 +160,16 @@ def test_a_column_of_other_weights_is_computed_anew_by_the_actor(tmp_path: Path)
         "batch": {"updates_per_step": 2},
         "algorithm": {"name": "grpo", "correction": "truncate"},
     }
-    played = Theatre(tmp_path, steps=STEPS, max_staleness=1, **several).play()
-    whole(played)
-    assert len(played.of("actor-fwd", "forward")) >= STEPS
-    assert len(played.of("actor-rank", "accumulate")) == 2 * STEPS
-    assert played.of("actor-rank", "forward")
+    outcome = SimulatedRun(tmp_path, steps=STEPS, max_staleness=1, **several).run()
+    whole(outcome)
+    assert len(outcome.of("actor-fwd", "forward")) >= STEPS
+    assert len(outcome.of("actor-rank", "accumulate")) == 2 * STEPS
+    assert outcome.of("actor-rank", "forward")
 
 
 def test_with_several_updates_and_no_forward_role_the_actor_makes_the_pass_itself(tmp_path: Path) -> None:
     several = {"batch": {"updates_per_step": 2}, "algorithm": {"name": "grpo", "correction": "truncate"}}
-    played = Theatre(tmp_path, steps=STEPS, max_staleness=1, **several).play()
-    whole(played)
-    assert len(played.of("actor-rank", "forward")) == STEPS
-    assert not played.of("actor-fwd", "forward")
+    outcome = SimulatedRun(tmp_path, steps=STEPS, max_staleness=1, **several).run()
+    whole(outcome)
+    assert len(outcome.of("actor-rank", "forward")) == STEPS
+    assert not outcome.of("actor-fwd", "forward")

@@ -12,7 +12,7 @@ import pytest
 from relax_core.api.bus import Claim
 from relax_core.api.errors import InfrastructureError, StaleFence
 from relax_core.bus.leases import Lease
-from tests.unit.roles.theatre import Performance, Theatre
+from tests.unit.roles.simulated_run import RunOutcome, SimulatedRun
 
 STEPS, SAMPLES = 12, 16
 SAME = (
@@ -25,35 +25,35 @@ SAME = (
     "lag/max",
     "samples/trained",
 )
-HALF = {"name": "puppet-engine", "straggler": 40}
+HALF = {"name": "scripted-engine", "straggler": 40}
 """A group often finishes long before another."""
 
 
-def theatre(folder: Path, stream: bool = True, **settings: Any) -> Theatre:
+def simulation(folder: Path, stream: bool = True, **settings: Any) -> SimulatedRun:
     rollout = {"prompts_per_step": 4, "group_size": 4, "max_new_tokens": 64}
-    return Theatre(folder, **{
+    return SimulatedRun(folder, **{
         "steps": STEPS, "max_staleness": 0, "engine": HALF, "rollout": rollout, "batch": {"stream": stream}, **settings,
     })  # fmt: skip
 
 
-def waiting(played: Theatre) -> Lease | None:
+def waiting(outcome: SimulatedRun) -> Lease | None:
     """The first lease of a step that still lacks groups."""
-    leases = [lease for lease in played.bus.queue.leases.out.values() if lease.trains]
+    leases = [lease for lease in outcome.bus.queue.leases.out.values() if lease.trains]
     claimed = sum(len(lease.groups) for lease in leases)
     return leases[0] if 0 < claimed < 4 else None
 
 
-def chunks(played: Performance) -> int:
-    return len(played.of("actor-rank", "accumulate"))
+def chunks(outcome: RunOutcome) -> int:
+    return len(outcome.of("actor-rank", "accumulate"))
 
 
-def updates(played: Performance) -> int:
-    return len(played.of("actor-rank", "finish_update"))
+def updates(outcome: RunOutcome) -> int:
+    return len(outcome.of("actor-rank", "finish_update"))
 
 
 def test_a_streamed_step_is_the_whole_one_sooner(tmp_path: Path) -> None:
     """Samples depend on their seeds alone, so that both runs train on the same rows."""
-    streamed, whole = theatre(tmp_path / "streamed").play(), theatre(tmp_path / "whole", stream=False).play()
+    streamed, whole = simulation(tmp_path / "streamed").run(), simulation(tmp_path / "whole", stream=False).run()
     for name in SAME:
         assert streamed.metric(name) == pytest.approx(whole.metric(name), abs=1e-6), name
     assert (chunks(whole), updates(whole), updates(streamed)) == (STEPS, STEPS, STEPS)
@@ -63,50 +63,50 @@ def test_a_streamed_step_is_the_whole_one_sooner(tmp_path: Path) -> None:
 
 
 def test_phases_of_a_streamed_step_add_up_to_it(tmp_path: Path) -> None:
-    played = theatre(tmp_path).play()
-    for step in played.steps:
+    outcome = simulation(tmp_path).run()
+    for step in outcome.steps:
         row = step.metrics
         assert row["time/step_s"] == pytest.approx(
             row["time/wait_rows_s"] + row["time/train_s"] + row["time/publish_s"]
         )
-    trained = sum(span.end - span.start for span in played.of("actor-rank", "accumulate"))
-    assert sum(played.metric("time/train_s")) == pytest.approx(trained, abs=0.1 * STEPS)
+    trained = sum(span.end - span.start for span in outcome.of("actor-rank", "accumulate"))
+    assert sum(outcome.metric("time/train_s")) == pytest.approx(trained, abs=0.1 * STEPS)
 
 
 def test_training_begins_while_the_step_is_still_being_generated(tmp_path: Path) -> None:
     for stream, overlaps in ((True, True), (False, False)):
-        played = theatre(tmp_path / str(stream), stream=stream).play()
-        generating = played.of("engine", "generate")
-        accumulating = played.of("actor-rank", "accumulate")
+        outcome = simulation(tmp_path / str(stream), stream=stream).run()
+        generating = outcome.of("engine", "generate")
+        accumulating = outcome.of("actor-rank", "accumulate")
         assert any(one.overlaps(other) for one in accumulating for other in generating) == overlaps
 
 
 def test_credit_and_reference_do_not_wait_for_the_whole_step_either(tmp_path: Path) -> None:
     """The reference works on the first groups before the last one is generated, or the actor could not."""
-    played = theatre(tmp_path, algorithm={"name": "grpo", "kl_coef": 0.1}, placement="async").play()
-    assert len(played.of("reference", "forward")) > STEPS
-    assert chunks(played) > 1.5 * STEPS
+    outcome = simulation(tmp_path, algorithm={"name": "grpo", "kl_coef": 0.1}, placement="async").run()
+    assert len(outcome.of("reference", "forward")) > STEPS
+    assert chunks(outcome) > 1.5 * STEPS
 
 
 @pytest.mark.parametrize("staleness", [1, 2])
 def test_the_bound_holds_however_early_a_group_is_claimed(tmp_path: Path, staleness: int) -> None:
-    played = theatre(tmp_path, max_staleness=staleness).play()
-    assert all(0 <= lag <= staleness for lag in played.metric("lag/max"))
-    assert played.account.trained == STEPS * SAMPLES and played.account.balanced
+    outcome = simulation(tmp_path, max_staleness=staleness).run()
+    assert all(0 <= lag <= staleness for lag in outcome.metric("lag/max"))
+    assert outcome.account.trained == STEPS * SAMPLES and outcome.account.balanced
 
 
 def test_a_lease_lost_between_chunks_costs_work_and_trains_nothing_twice(tmp_path: Path) -> None:
     lost = []
 
-    async def expiry(played: Theatre) -> None:
+    async def expiry(outcome: SimulatedRun) -> None:
         while len(lost) < 3:
             await asyncio.sleep(0.5)
-            if (lease := waiting(played)) is not None and lease.number not in lost:
+            if (lease := waiting(outcome)) is not None and lease.number not in lost:
                 lease.expires = 0.0
                 lost.append(lease.number)
                 await asyncio.sleep(9.0)
 
-    harmed, whole = theatre(tmp_path / "harmed").play(expiry), theatre(tmp_path / "whole").play()
+    harmed, whole = simulation(tmp_path / "harmed").run(expiry), simulation(tmp_path / "whole").run()
     assert len(harmed.of("actor-rank", "abort_update")) == len(lost) == 3
     assert updates(harmed) == STEPS
     assert harmed.account.trained == STEPS * SAMPLES and harmed.account.balanced
@@ -114,78 +114,78 @@ def test_a_lease_lost_between_chunks_costs_work_and_trains_nothing_twice(tmp_pat
 
 
 def test_a_lease_that_is_lost_again_and_again_ends_the_run(tmp_path: Path) -> None:
-    async def expiry(played: Theatre) -> None:
+    async def expiry(outcome: SimulatedRun) -> None:
         while True:
             await asyncio.sleep(0.1)
-            for lease in played.bus.queue.leases.out.values():
+            for lease in outcome.bus.queue.leases.out.values():
                 if lease.trains:
                     lease.expires = 0.0
 
     with pytest.raises(BaseExceptionGroup) as failed:
-        theatre(tmp_path).play(expiry, at_most_s=1e4)
+        simulation(tmp_path).run(expiry, at_most_s=1e4)
     assert failed.group_contains(StaleFence)
 
 
 def test_a_lease_that_can_not_be_renewed_is_an_error(tmp_path: Path) -> None:
     """The step was trained all the same, but a bus that answers so is not to be trusted."""
 
-    async def silence(played: Theatre) -> None:
-        verify = played.bus.verify
+    async def silence(outcome: SimulatedRun) -> None:
+        verify = outcome.bus.verify
 
         async def broken(claim: Claim) -> None:
-            if waiting(played) is not None:
+            if waiting(outcome) is not None:
                 raise InfrastructureError("no answer")
             await verify(claim)
 
-        played.bus.verify = broken  # type: ignore[method-assign]
+        outcome.bus.verify = broken  # type: ignore[method-assign]
 
     slow = {**HALF, "token_s": 10.0}
     with pytest.raises(BaseExceptionGroup) as failed:
-        theatre(tmp_path, engine=slow).play(silence)
+        simulation(tmp_path, engine=slow).run(silence)
     assert failed.group_contains(InfrastructureError, match="no answer")
 
 
 def test_a_stop_between_chunks_gives_the_rows_back(tmp_path: Path) -> None:
     told = []
 
-    async def stop(played: Theatre) -> None:
+    async def stop(outcome: SimulatedRun) -> None:
         while not told:
             await asyncio.sleep(0.5)
-            if played.bus.queue.version.step > 2 and waiting(played) is not None:
-                told.append(played.bus.queue.version.step)
+            if outcome.bus.queue.version.step > 2 and waiting(outcome) is not None:
+                told.append(outcome.bus.queue.version.step)
                 for role in ("actor", "advantages", "rollout"):
-                    await played.run_status.command(role, "stop")
+                    await outcome.run_status.command(role, "stop")
 
-    played = theatre(tmp_path).play(stop)
-    assert [step.step for step in played.steps] == list(range(1, told[0] + 1)) and 0 < told[0] < STEPS
-    assert played.of("actor-rank", "abort_update")
-    assert len(played.of("actor-rank", "begin_update")) == updates(played) + 1 == told[0] + 1
-    assert played.account.trained == told[0] * SAMPLES and played.account.balanced
+    outcome = simulation(tmp_path).run(stop)
+    assert [step.step for step in outcome.steps] == list(range(1, told[0] + 1)) and 0 < told[0] < STEPS
+    assert outcome.of("actor-rank", "abort_update")
+    assert len(outcome.of("actor-rank", "begin_update")) == updates(outcome) + 1 == told[0] + 1
+    assert outcome.account.trained == told[0] * SAMPLES and outcome.account.balanced
 
 
 def test_leases_last_as_long_as_groups_are_waited_for_and_trained(tmp_path: Path) -> None:
     """Long between a step's first group and its last, and long training: the bus takes a lease back after minutes."""
-    slow = {"engine": {"name": "puppet-engine", "token_s": 60.0, "longest": 60}, "max_staleness": 1,
-            "trainer": {"name": "puppet-trainer", "train_s": 1500.0}, "steps": 2}  # fmt: skip
+    slow = {"engine": {"name": "scripted-engine", "token_s": 60.0, "longest": 60}, "max_staleness": 1,
+            "trainer": {"name": "scripted-trainer", "train_s": 1500.0}, "steps": 2}  # fmt: skip
     rollout = {"prompts_per_step": 4, "group_size": 4, "max_new_tokens": 64, "step_timeout_s": 1e5}
-    played = theatre(tmp_path, rollout=rollout, **slow).play(at_most_s=1e6)
-    assert max(played.metric("time/wait_rows_s")) > 600 and max(played.metric("time/train_s")) > 600
-    assert not played.of("actor-rank", "abort_update")
-    assert played.account.trained == 2 * SAMPLES
+    outcome = simulation(tmp_path, rollout=rollout, **slow).run(at_most_s=1e6)
+    assert max(outcome.metric("time/wait_rows_s")) > 600 and max(outcome.metric("time/train_s")) > 600
+    assert not outcome.of("actor-rank", "abort_update")
+    assert outcome.account.trained == 2 * SAMPLES
 
 
 def test_past_its_deadline_a_streamed_step_closes_with_what_it_has(tmp_path: Path) -> None:
     rollout = {"prompts_per_step": 4, "group_size": 4, "max_new_tokens": 400, "step_timeout_s": 4.0}
-    engine = {"name": "puppet-engine", "straggler": 200}
-    played = theatre(tmp_path, rollout=rollout, engine=engine).play()
-    assert played.seconds < STEPS * 7.0
-    assert updates(played) == STEPS and chunks(played) > STEPS
-    assert played.account.trained < STEPS * SAMPLES and played.account.dropped.keys() == {"deadline"}
-    assert played.account.balanced
+    engine = {"name": "scripted-engine", "straggler": 200}
+    outcome = simulation(tmp_path, rollout=rollout, engine=engine).run()
+    assert outcome.seconds < STEPS * 7.0
+    assert updates(outcome) == STEPS and chunks(outcome) > STEPS
+    assert outcome.account.trained < STEPS * SAMPLES and outcome.account.dropped.keys() == {"deadline"}
+    assert outcome.account.balanced
 
 
 def test_chunks_are_no_smaller_than_a_fraction_of_the_step(tmp_path: Path) -> None:
     """Sixteen groups a step: each call of the trainer but the last brings two or more."""
     rollout = {"prompts_per_step": 16, "group_size": 4, "max_new_tokens": 64}
-    played = theatre(tmp_path, rollout=rollout, steps=10).play()
-    assert 10 < chunks(played) <= 10 * 8
+    outcome = simulation(tmp_path, rollout=rollout, steps=10).run()
+    assert 10 < chunks(outcome) <= 10 * 8

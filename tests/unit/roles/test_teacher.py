@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from tests.unit.roles.theatre import Performance, Theatre
+from tests.unit.roles.simulated_run import RunOutcome, SimulatedRun
 
 TRAINER = '''
 """A trainer whose forward says who it is, and an actor that checks what it is given."""
 import numpy as np
 from relax_core.api import Ragged
 from relax_core.api.algorithm import Output
-from tests.unit.roles.puppets import PuppetTrainer, TrainerOptions
+from tests.unit.roles.scripted_components import ScriptedTrainer, TrainerOptions
 
 class TeachingOptions(TrainerOptions):
     pass
 
-class TeachingTrainer(PuppetTrainer):
+class TeachingTrainer(ScriptedTrainer):
     def start(self, spec):
         if spec.role == "teacher":
             assert set(spec.model) == {"path", "dtype"}, spec.model
@@ -66,21 +66,21 @@ class TeachingTrainer(PuppetTrainer):
 BY_DOMAIN = [{"path": "/teachers/1", "only": "domain=low"}, {"path": "/teachers/2", "only": "domain=high"}]
 
 
-def theatre(folder: Path, algorithm: dict[str, Any], teachers: Any, tasks: int = 10, **more: Any) -> Theatre:
+def simulation(folder: Path, algorithm: dict[str, Any], teachers: Any, tasks: int = 10, **more: Any) -> SimulatedRun:
     """Tasks p0 to p9, in two domains."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = [{"prompt": f"p{number}", "domain": "low" if number < 5 else "high"} for number in range(tasks)]
     (folder / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "teaching.py").write_text(TRAINER.replace("WHERE", str(ord("5"))))
-    return Theatre(
+    return SimulatedRun(
         folder, [str(folder / "teaching.py")], data={"train": str(folder / "own.jsonl")}, trainer="teaching",
         algorithm={"name": "distillation", **algorithm}, teachers=teachers, steps=8, **more,
     )  # fmt: skip
 
 
-def whole(played: Performance) -> None:
-    assert [step.step for step in played.steps] == list(range(1, 9))
-    assert set(played.metric("samples/balanced")) == {1.0}
+def whole(outcome: RunOutcome) -> None:
+    assert [step.step for step in outcome.steps] == list(range(1, 9))
+    assert set(outcome.metric("samples/balanced")) == {1.0}
 
 
 SAMPLED: dict[str, Any] = {}
@@ -93,21 +93,21 @@ TEACHER = {"mode": "loss", "tokens": "teacher-top-k", "k": 3}
 def test_every_row_has_the_columns_of_its_own_teacher(
     tmp_path: Path, placement: str, algorithm: dict[str, Any]
 ) -> None:
-    played = theatre(tmp_path, algorithm, BY_DOMAIN, placement=placement).play()
-    whole(played)
-    assert played.of("teacher-0-rank-0", "forward") and played.of("teacher-1-rank-0", "forward")
-    assert bool(played.of("actor-fwd", "forward")) == (algorithm is STUDENT)
+    outcome = simulation(tmp_path, algorithm, BY_DOMAIN, placement=placement).run()
+    whole(outcome)
+    assert outcome.of("teacher-0-rank-0", "forward") and outcome.of("teacher-1-rank-0", "forward")
+    assert bool(outcome.of("actor-fwd", "forward")) == (algorithm is STUDENT)
 
 
 def test_one_teacher_scores_all_rows_without_rewards(tmp_path: Path) -> None:
     """Nobody judges, nobody is asked to."""
-    played = theatre(tmp_path, STUDENT, "/teachers/1", tasks=5, rewards=[], placement="async").play()
-    whole(played)
-    assert {span.worker for span in played.of("teacher", "forward")} == {"teacher-rank-0"}
-    assert set(played.metric("reward/mean")) == {0.0}
+    outcome = simulation(tmp_path, STUDENT, "/teachers/1", tasks=5, rewards=[], placement="async").run()
+    whole(outcome)
+    assert {span.worker for span in outcome.of("teacher", "forward")} == {"teacher-rank-0"}
+    assert set(outcome.metric("reward/mean")) == {0.0}
 
 
 def test_ranks_of_a_teacher_share_the_rows(tmp_path: Path) -> None:
     placement = {"mode": "async", "teacher": {"ranks": 2}}
-    whole(played := theatre(tmp_path, TEACHER, "/teachers/1", tasks=5, placement=placement).play())
-    assert {span.worker for span in played.of("teacher", "forward")} == {"teacher-rank-0", "teacher-rank-1"}
+    whole(outcome := simulation(tmp_path, TEACHER, "/teachers/1", tasks=5, placement=placement).run())
+    assert {span.worker for span in outcome.of("teacher", "forward")} == {"teacher-rank-0", "teacher-rank-1"}

@@ -11,8 +11,8 @@ from hypothesis import given, strategies as st
 
 from relax_core.api.errors import InfrastructureError
 from relax_core.rpc.waiting import start_all
-from tests.unit.roles.theatre import Theatre
-from tests.unit.roles.virtual_time import play
+from tests.unit.roles.simulated_run import SimulatedRun
+from tests.unit.roles.virtual_time import run_virtual
 
 
 class Starting:
@@ -39,7 +39,7 @@ class Starting:
 def test_results_come_in_order_or_nobody_runs_any_more(plan: list[tuple[int, bool]], cancel_after: int | None) -> None:
     ones = [Starting(float(seconds), fails) for seconds, fails in plan]
 
-    async def scene() -> None:
+    async def coroutine() -> None:
         starting = asyncio.ensure_future(start_all(*(one.start() for one in ones)))
         if cancel_after is not None:
             asyncio.get_running_loop().call_later(cancel_after + 0.5, starting.cancel)
@@ -52,13 +52,13 @@ def test_results_come_in_order_or_nobody_runs_any_more(plan: list[tuple[int, boo
             assert cancel_after is not None and cancel_after < max(one.seconds for one in ones)
         assert not any(one.running for one in ones)
 
-    play(scene())
+    run_virtual(coroutine())
 
 
 def test_a_rollout_whose_engine_does_not_start_leaves_no_engine_behind(tmp_path: Path) -> None:
     """Each of its lives starts both engines; the one that could is ended before the role starts anew."""
-    theatre = Theatre(tmp_path, steps=2, engine={"name": "puppet-engine", "refuses": "engine-1", "start_s": 5.0},
+    simulation = SimulatedRun(tmp_path, steps=2, engine={"name": "scripted-engine", "refuses": "engine-1", "start_s": 5.0},
                       placement={"mode": "hybrid", "rollout": {"engines": 2}})  # fmt: skip
     with pytest.raises(BaseExceptionGroup):
-        theatre.play()
-    assert theatre.workers.alive["engine-0"].dead and theatre.workers.alive["engine-1"].dead
+        simulation.run()
+    assert simulation.workers.alive["engine-0"].dead and simulation.workers.alive["engine-1"].dead

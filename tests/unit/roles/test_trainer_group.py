@@ -14,7 +14,7 @@ from relax_core.api.errors import DeadlineExceeded, InfrastructureError, WorkerD
 from relax_core.api.trainer import ChunkPlan, UpdateOutcome, UpdateResult
 from relax_core.roles.rank_group import MAX_OVERFLOWS, RankGroup, meeting_place
 from relax_core.testing.trainer import make_rows
-from tests.unit.roles.virtual_time import play
+from tests.unit.roles.virtual_time import run_virtual
 
 Answer = Callable[[], Any]
 
@@ -51,11 +51,11 @@ class Rank:
 def called(*ranks: Rank) -> list[Any]:
     group = RankGroup(None, ranks, [Quiet() for _ in ranks], {}, 0)  # type: ignore[arg-type]
 
-    async def scene() -> list[Any]:
+    async def coroutine() -> list[Any]:
         async with asyncio.timeout(60):
             return await group.call("accumulate")
 
-    return play(scene())  # type: ignore[no-any-return]
+    return run_virtual(coroutine())  # type: ignore[no-any-return]
 
 
 DIED, LOST = WorkerDied("worker rank-1 ended with status -9"), InfrastructureError("rank 0 of 2 lost another rank")
@@ -157,14 +157,14 @@ def updated(rank: Scaled) -> tuple[UpdateResult, int]:
         nonlocal verified
         verified += 1
 
-    async def scene() -> UpdateResult:
+    async def coroutine() -> UpdateResult:
         async with asyncio.timeout(60):
             await group.begin_update({"tokens": 9.0})
             await group.accumulate(make_rows(0, groups=1, size=3), 0, False)
             await group.accumulate(make_rows(1, groups=1, size=2), 0, True)
             return await group.finish_update({"tokens": 10.0}, verify)
 
-    return play(scene()), verified  # type: ignore[return-value]
+    return run_virtual(coroutine()), verified  # type: ignore[return-value]
 
 
 ALL_OF_IT = [

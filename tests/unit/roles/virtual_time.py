@@ -58,12 +58,12 @@ class VirtualClock:
         await asyncio.sleep(seconds)
 
 
-def play(scene: Coroutine[Any, Any, T], at_most_s: float = 1e6) -> T:
+def run_virtual(coroutine: Coroutine[Any, Any, T], at_most_s: float = 1e6) -> T:
     """Run to the end in virtual time; TimeoutError when that takes longer than `at_most_s` virtual seconds."""
 
     async def bounded() -> T:
         async with asyncio.timeout(at_most_s):
-            return await scene
+            return await coroutine
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(bounded())

@@ -8,7 +8,7 @@ import asyncio
 import pytest
 
 from relax_core.api.errors import DeadlineExceeded
-from tests.unit.roles.virtual_time import play
+from tests.unit.roles.virtual_time import run_virtual
 from tests.unit.runners.conftest import Backstage
 
 
@@ -27,7 +27,7 @@ def test_a_wait_shows_in_the_beat_while_it_lasts(backstage: Backstage) -> None:
         beat = context.heartbeat()
         assert (beat.state, beat.doing, beat.waits, beat.facts) == ("busy", "training", (), {"step": 7})
 
-    play(scene())
+    run_virtual(scene())
 
 
 def test_a_wait_that_ended_by_an_error_or_a_cancellation_is_no_longer_told(backstage: Backstage) -> None:
@@ -44,7 +44,7 @@ def test_a_wait_that_ended_by_an_error_or_a_cancellation_is_no_longer_told(backs
                 await waits()
         assert context.heartbeat().waits == ()
 
-    play(scene())
+    run_virtual(scene())
 
 
 def test_a_wait_that_ran_out_says_who_waited_for_what_and_who_owed_it(backstage: Backstage) -> None:
@@ -58,7 +58,7 @@ def test_a_wait_that_ran_out_says_who_waited_for_what_and_who_owed_it(backstage:
             with pytest.raises(DeadlineExceeded, match=r"actor waited 5\.5 s for 4 groups \(owed by rollout\)"):
                 context.check(wait)
 
-    play(scene())
+    run_virtual(scene())
 
 
 def test_a_pause_holds_and_a_stop_ends_it(backstage: Backstage) -> None:
@@ -86,7 +86,7 @@ def test_a_pause_holds_and_a_stop_ends_it(backstage: Backstage) -> None:
         assert context.stopping
         return passed
 
-    assert play(scene()) == [0.0, 9.5, 18.6]
+    assert run_virtual(scene()) == [0.0, 9.5, 18.6]
 
 
 def test_the_random_source_is_of_the_seed_the_role_and_its_incarnation(backstage: Backstage) -> None:
@@ -95,4 +95,4 @@ def test_the_random_source_is_of_the_seed_the_role_and_its_incarnation(backstage
         first, again, restarted = (actor(n).random.random() for n in (0, 0, 1))
         assert first == again != restarted
 
-    play(scene())
+    run_virtual(scene())

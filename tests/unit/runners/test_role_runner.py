@@ -14,7 +14,7 @@ from relax_core.api.errors import ConfigError, InfrastructureError, PluginError,
 from relax_core.api.events import RoleFailed, RoleRecovered, TimeSpent
 from relax_core.api.role import Context, Role
 from relax_core.runners.context import HEARTBEAT_S, MAX_RESTARTS, run_role
-from tests.unit.roles.virtual_time import play
+from tests.unit.roles.virtual_time import run_virtual
 from tests.unit.runners.conftest import Backstage
 
 
@@ -49,7 +49,7 @@ def run(backstage: Backstage, role: Scripted) -> tuple[list[Any], list[Any], Exc
         told = [event for _, event in await run_status.events(0, 0.0) if not isinstance(event, TimeSpent)]
         return told, list(await run_status.heartbeats()), error
 
-    return play(scene(), 1e4)
+    return run_virtual(scene(), 1e4)
 
 
 async def works_on(context: Context) -> None:
@@ -121,7 +121,7 @@ def test_it_beats_while_it_works_and_hears_commands(backstage: Backstage) -> Non
         return [*seen, *((beat.state, beat.doing) for beat in await run_status.heartbeats())]
 
     working = ("busy", "counting")
-    assert play(scene(), 60.0) == [working, ("paused", "counting"), working, ("stopped", "")]
+    assert run_virtual(scene(), 60.0) == [working, ("paused", "counting"), working, ("stopped", "")]
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -145,4 +145,4 @@ def test_a_role_cancelled_at_any_moment_ends(backstage: Backstage, after_s: floa
         await asyncio.wait({going}, timeout=30.0)
         assert going.done()
 
-    play(scene(), 100.0)
+    run_virtual(scene(), 100.0)

@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from relax_core.api.events import Logged
 from relax_core.api.role import Heartbeat
 from relax_core.runners.run_status import KEPT_EVENTS, RunStatusService
-from tests.unit.roles.virtual_time import VirtualClock, play
+from tests.unit.roles.virtual_time import VirtualClock, run_virtual
 
 
 def said(number: int) -> Logged:
@@ -35,7 +35,7 @@ def test_a_reader_gets_every_event_once_and_in_order() -> None:
         await writing
         return seen
 
-    assert play(scene(), 60.0) == [str(number) for number in range(50)]
+    assert run_virtual(scene(), 60.0) == [str(number) for number in range(50)]
 
 
 def test_an_empty_handed_reader_returns_at_its_deadline() -> None:
@@ -46,7 +46,7 @@ def test_an_empty_handed_reader_returns_at_its_deadline() -> None:
         assert await run_status.commands("actor", 0, 2.5) == ()
         return asyncio.get_running_loop().time()
 
-    assert play(scene()) == pytest.approx(5.0)
+    assert run_virtual(scene()) == pytest.approx(5.0)
 
 
 def test_a_command_reaches_its_role_at_once_and_no_other() -> None:
@@ -59,7 +59,7 @@ def test_a_command_reaches_its_role_at_once_and_no_other() -> None:
         assert (heard.name, heard.argument, nothing) == ("pause", "lunch", ())
         assert await run_status.commands("actor", heard.number, 0.0) == ()
 
-    play(scene())
+    run_virtual(scene())
 
 
 def test_only_the_last_heartbeat_of_a_role_is_kept_stamped_with_the_services_own_time() -> None:
@@ -70,7 +70,7 @@ def test_only_the_last_heartbeat_of_a_role_is_kept_stamped_with_the_services_own
         await run_status.heartbeat(Heartbeat("actor", "busy"))
         assert [(beat.state, beat.at) for beat in await run_status.heartbeats()] == [("busy", 2.0)]
 
-    play(scene())
+    run_virtual(scene())
 
 
 def test_events_that_nobody_reads_are_bounded() -> None:
@@ -81,7 +81,7 @@ def test_events_that_nobody_reads_are_bounded() -> None:
         kept = await run_status.events(0, 0.0)
         assert len(kept) == KEPT_EVENTS and kept[0][0] == 11
 
-    play(scene())
+    run_virtual(scene())
 
 
 @settings(max_examples=60, deadline=None)
@@ -113,4 +113,4 @@ def test_a_cancelled_reader_always_ends(cancel_after: int, emits: list[int], wai
         with pytest.raises(asyncio.CancelledError):
             await reading
 
-    play(scene(), 10.0)
+    run_virtual(scene(), 10.0)

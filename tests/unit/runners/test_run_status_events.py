@@ -8,7 +8,7 @@ import asyncio
 from relax_core.api.events import Logged, StepFinished, TimeSpent
 from relax_core.api.role import Heartbeat, SystemClock
 from relax_core.runners.run_status import KEPT_EVENTS, RunStatusService
-from tests.unit.roles.virtual_time import VirtualClock, play
+from tests.unit.roles.virtual_time import VirtualClock, run_virtual
 
 
 async def test_a_command_does_not_keep_readers_of_events_from_waiting() -> None:
@@ -36,4 +36,4 @@ def test_beats_bring_time_that_goes_along_and_pushes_no_event_out() -> None:
         (last,) = await run_status.events(told[-1][0], 2.0)
         assert isinstance(last[1], TimeSpent) and last[1].over and clock.now() - start == 2.0
 
-    play(scene(), 1e3)
+    run_virtual(scene(), 1e3)

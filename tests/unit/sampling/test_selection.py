@@ -15,7 +15,7 @@ from relax_core.api.weights import Version
 from relax_core.bus.service import open_bus
 from relax_core.bus.store import InProcessBus
 from relax_core.runners.launch import bus_settings
-from tests.unit.roles.theatre import Theatre
+from tests.unit.roles.simulated_run import SimulatedRun
 
 CHOOSY = '''
 # SPDX-License-Identifier: Apache-2.0
@@ -62,18 +62,18 @@ def choosy(tmp_path: Path) -> str:
     return str(path)
 
 
-def theatre(folder: Path, plugin: str, **settings: object) -> Theatre:
-    return Theatre(folder / "run", more=(plugin,), **{"steps": STEPS, **settings})
+def simulation(folder: Path, plugin: str, **settings: object) -> SimulatedRun:
+    return SimulatedRun(folder / "run", more=(plugin,), **{"steps": STEPS, **settings})
 
 
 def test_rejected_groups_are_replaced_counted_and_told(tmp_path: Path, choosy: str) -> None:
-    played = theatre(tmp_path, choosy, filters=["choosy"]).play()
-    assert played.account.trained == STEPS * SAMPLES and played.account.balanced
-    assert played.account.dropped["filtered"] >= STEPS * SAMPLES // 3
-    told = sum(e.metrics.get("samples/filtered/choosy", 0.0) for e in played.events if isinstance(e, RolloutMeasured))
-    records = [record for event in played.events if isinstance(event, SamplesScored) for record in event.samples]
+    outcome = simulation(tmp_path, choosy, filters=["choosy"]).run()
+    assert outcome.account.trained == STEPS * SAMPLES and outcome.account.balanced
+    assert outcome.account.dropped["filtered"] >= STEPS * SAMPLES // 3
+    told = sum(e.metrics.get("samples/filtered/choosy", 0.0) for e in outcome.events if isinstance(e, RolloutMeasured))
+    records = [record for event in outcome.events if isinstance(event, SamplesScored) for record in event.samples]
     filtered = [record for record in records if "filtered" in record]
-    assert told == len(filtered) == played.account.dropped["filtered"]
+    assert told == len(filtered) == outcome.account.dropped["filtered"]
     assert {record["filtered"] for record in filtered} == {"choosy: not to my taste"}
     assert all(record["group_id"] % 3 == 0 for record in filtered)
 
@@ -81,17 +81,17 @@ def test_rejected_groups_are_replaced_counted_and_told(tmp_path: Path, choosy: s
 def test_a_run_whose_groups_are_all_rejected_ends_with_the_reason(tmp_path: Path, choosy: str) -> None:
     settings = {"filters": [{"name": "choosy", "every": 1}], "rollout": {"refill_limit": 2, "prompts_per_step": 4}}
     with pytest.raises(BaseExceptionGroup) as failed:
-        theatre(tmp_path, choosy, **settings).play()
+        simulation(tmp_path, choosy, **settings).run()
     assert failed.group_contains(RelaxError, match=r"rejected the last 8 groups \(choosy \(not to my taste\): 8\)")
 
 
 def test_spare_groups_are_dropped_and_never_waited_for(tmp_path: Path, choosy: str) -> None:
-    engine = {"name": "puppet-engine", "straggler": 40}
+    engine = {"name": "scripted-engine", "straggler": 40}
     rollout = {"prompts_per_step": 4, "group_size": 4, "max_new_tokens": 64}
-    plain = theatre(tmp_path / "plain", choosy, engine=engine, max_staleness=0, rollout=rollout).play()
-    spared = theatre(
+    plain = simulation(tmp_path / "plain", choosy, engine=engine, max_staleness=0, rollout=rollout).run()
+    spared = simulation(
         tmp_path / "spare", choosy, engine=engine, max_staleness=0, rollout={**rollout, "spare_groups": 2}
-    ).play()
+    ).run()
     assert spared.account.trained == plain.account.trained == STEPS * SAMPLES
     assert spared.account.dropped.get("spare", 0) > 0 and spared.account.balanced
     assert spared.seconds < plain.seconds
@@ -99,13 +99,13 @@ def test_spare_groups_are_dropped_and_never_waited_for(tmp_path: Path, choosy: s
 
 def test_what_a_sampler_learned_is_there_when_the_run_continues(tmp_path: Path, choosy: str) -> None:
     """As of the version that it continues at: what was learned later is learned again."""
-    theatre_ = theatre(tmp_path, choosy, sampler="counting", deterministic=True, max_staleness=0)
-    groups = theatre_.play().account.trained // 4
+    simulation_ = simulation(tmp_path, choosy, sampler="counting", deterministic=True, max_staleness=0)
+    groups = simulation_.run().account.trained // 4
 
     async def seen(step: int) -> int:
-        settings = bus_settings(theatre_.launch)
+        settings = bus_settings(simulation_.launch)
         bus = await open_bus(
-            InProcessBus(), settings, theatre_.launch.run_dir, Version("actor", 0, step), SystemClock()
+            InProcessBus(), settings, simulation_.launch.run_dir, Version("actor", 0, step), SystemClock()
         )
         state = await bus.kept("sampler")
         await bus.close()

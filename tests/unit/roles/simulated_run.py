@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The real roles on the real bus, played by puppets in virtual time; what happened when is written down.
+"""The real roles on the real bus, over scripted components in virtual time; what happened when is written down.
 
 Only worker processes are replaced: each is an object of this process that may be killed at any moment.
 """
@@ -33,10 +33,10 @@ from relax_core.runners.context import RoleContext, run_role
 from relax_core.runners.launch import Launch, bus_settings
 from relax_core.runners.run_status import RunStatusService
 from relax_core.weights.registry import WeightRegistry
-from tests.unit.roles.virtual_time import VirtualClock, play
+from tests.unit.roles.virtual_time import VirtualClock, run_virtual
 
 FOR_EVER_S = 1e9
-PUPPETS = Path(__file__).with_name("puppets.py")
+SCRIPTED = Path(__file__).with_name("scripted_components.py")
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Span:
         return self.start < other.end and other.start < self.end
 
 
-class Puppet:
+class SimulatedWorker:
     """A worker of this process: its calls pass the wire format and end when it is killed."""
 
     def __init__(self, spec: WorkerSpec, host: Host, spans: list[Span]) -> None:
@@ -135,23 +135,23 @@ async def _awaited(work: Any) -> Any:
         return _OVER
 
 
-class Puppeteer:
+class SimulatedWorkers:
     """`api.Workers` of this process."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue, self.spans = catalogue, list[Span]()
-        self.alive: dict[str, Puppet] = {}
+        self.alive: dict[str, SimulatedWorker] = {}
 
-    async def start(self, specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[Puppet, ...]:
+    async def start(self, specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[SimulatedWorker, ...]:
         hosts = [Host.make(spec.component, spec.target, self._catalogue) for spec in specs]
-        made = tuple(Puppet(spec, host, self.spans) for spec, host in zip(specs, hosts, strict=True))
-        self.alive |= {puppet.name: puppet for puppet in made}
+        made = tuple(SimulatedWorker(spec, host, self.spans) for spec, host in zip(specs, hosts, strict=True))
+        self.alive |= {worker.name: worker for worker in made}
         return made
 
 
 @dataclass
-class Performance:
-    """What a run was."""
+class RunOutcome:
+    """The outcome of a run."""
 
     steps: list[StepFinished]
     events: list[Event]
@@ -167,8 +167,8 @@ class Performance:
         return [step.metrics.get(name, 0.0) for step in self.steps]
 
 
-class Audience(RunStatusService):
-    """Forgets no event, however long the play."""
+class RecordingRunStatus(RunStatusService):
+    """A run status that forgets no event."""
 
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__(clock)
@@ -179,18 +179,18 @@ class Audience(RunStatusService):
         self.heard.append(event)
 
 
-Happening = Callable[["Theatre"], Coroutine[Any, Any, None]]
+Happening = Callable[["SimulatedRun"], Coroutine[Any, Any, None]]
 
 
-class Theatre:
+class SimulatedRun:
     """One run of the roles that the plan names."""
 
     def __init__(self, folder: Path, more: Sequence[str] = (), **settings: Any) -> None:
-        """`more`: single-file plugins beside the puppets."""
+        """`more`: single-file plugins beside the scripted components."""
         folder.mkdir(parents=True, exist_ok=True)
         tasks = folder / "tasks.jsonl"
         tasks.write_text("".join(json.dumps({"prompt": f"p{number}"}) + "\n" for number in range(16)))
-        plugins = (str(PUPPETS), *more)
+        plugins = (str(SCRIPTED), *more)
         self.catalogue = Catalogue.load(list(plugins))
         layers = [_settings(folder, tasks), {"plugins": list(plugins)}, settings]
         self.config = compose(layers, (), self.catalogue, on_disk=False).config
@@ -199,14 +199,18 @@ class Theatre:
         self.plugin_roles: dict[str, Role] = {}
         """Roles that take the place of the core's of their name."""
 
-    def play(self, *happenings: Happening, at_most_s: float = 1e5) -> Performance:
+    def run(self, *happenings: Happening, at_most_s: float = 1e5) -> RunOutcome:
         """All roles to their end while the happenings take place; raises what a role raised."""
-        return play(self._perform(happenings), at_most_s)
+        return run_virtual(self._perform(happenings), at_most_s)
 
-    async def _perform(self, happenings: Sequence[Happening]) -> Performance:
+    async def _perform(self, happenings: Sequence[Happening]) -> RunOutcome:
         launch, clock = self.launch, self.clock
         self.bus = await open_bus(InProcessBus(), bus_settings(launch), launch.run_dir, Version("actor", 0, 0), clock)
-        self.run_status, weights, self.workers = Audience(clock), WeightRegistry(clock), Puppeteer(self.catalogue)
+        self.run_status, weights, self.workers = (
+            RecordingRunStatus(clock),
+            WeightRegistry(clock),
+            SimulatedWorkers(self.catalogue),
+        )
         devices = DeviceService(clock)
 
         def context(role: str) -> Callable[[int], RoleContext]:
@@ -238,16 +242,16 @@ class Theatre:
             await asyncio.gather(*around, return_exceptions=True)
         events = self.run_status.heard
         steps = [event for event in events if isinstance(event, StepFinished)]
-        performance = Performance(steps, events, self.workers.spans, await self.bus.account(), clock.now())
+        outcome = RunOutcome(steps, events, self.workers.spans, await self.bus.account(), clock.now())
         await self.bus.close()
-        return performance
+        return outcome
 
 
 def _settings(folder: Path, tasks: Path) -> dict[str, Any]:
     return {
-        "steps": 20, "plugins": [str(PUPPETS)], "model": {"path": str(folder)}, "data": {"train": str(tasks)},
-        "algorithm": "grpo", "engine": "puppet-engine", "trainer": "puppet-trainer", "weights": "puppet-transport",
-        "family": "puppet-family", "rewards": ["puppet-reward"], "placement": "hybrid",
+        "steps": 20, "plugins": [str(SCRIPTED)], "model": {"path": str(folder)}, "data": {"train": str(tasks)},
+        "algorithm": "grpo", "engine": "scripted-engine", "trainer": "scripted-trainer", "weights": "scripted-transport",
+        "family": "scripted-family", "rewards": ["scripted-reward"], "placement": "hybrid",
         "rollout": {"prompts_per_step": 4, "group_size": 4, "max_new_tokens": 8},
         "eval": {"every": 0}, "checkpoint": {"every": 0}, "optimizer": {"lr": 0.1},
     }  # fmt: skip

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A single-file plugin of actors that only pretend: an engine, a trainer, a transport and a reward whose work is time.
+"""A single-file plugin of components that only pretend: an engine, a trainer, a transport and a reward whose work is time.
 
 What a real one computes is replaced by what a test can check: a forward pass gives the step of the weights it ran on.
 """
@@ -50,18 +50,18 @@ from tests.unit.sampling.toy_policy import Letters
 END = 0
 
 
-class PuppetFamily(Letters):
+class ScriptedFamily(Letters):
     """A token a character."""
 
 
-class PuppetReward(Reward):
+class ScriptedReward(Reward):
     """One for an even number of characters: half of a group differs from the other."""
 
     async def score(self, task: Task, trajectory: Trajectory) -> float:
         return float(len(trajectory.response) % 2 == 0)
 
 
-class PuppetSlowReward(PuppetReward):
+class ScriptedSlowReward(ScriptedReward):
     """Takes long over one task."""
 
     async def score(self, task: Task, trajectory: Trajectory) -> float:
@@ -70,7 +70,7 @@ class PuppetSlowReward(PuppetReward):
         return await super().score(task, trajectory)
 
 
-class PuppetTransport(WeightTransport):
+class ScriptedTransport(WeightTransport):
     """Moves nothing."""
 
     def send(self, version: Version, payload: Any, base: str, tensors: Any, location: str) -> Manifest:
@@ -100,14 +100,14 @@ class EngineOptions(Options):
     """Share of requests that straggle, as their seed says; 1: all of some tasks."""
 
 
-class PuppetEngine(Engine[EngineOptions]):
+class ScriptedEngine(Engine[EngineOptions]):
     """Takes its time, token by token; new weights land between tokens."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
         in_flight_updates=True,
         seeds=True,
         sleep=frozenset({"weights", "kv"}),
-        transports=frozenset({"puppet-transport"}),
+        transports=frozenset({"scripted-transport"}),
     )
 
     async def start(self, spec: EngineSpec) -> Mapping[str, Any]:
@@ -181,10 +181,10 @@ class PuppetEngine(Engine[EngineOptions]):
         """Nothing to end."""
 
 
-class PuppetLettingEngine(PuppetEngine):
+class ScriptedLettingEngine(ScriptedEngine):
     """Must let everything go before it takes weights."""
 
-    capabilities: ClassVar[Capabilities] = Capabilities(seeds=True, transports=frozenset({"puppet-transport"}))
+    capabilities: ClassVar[Capabilities] = Capabilities(seeds=True, transports=frozenset({"scripted-transport"}))
 
     async def update_weights(self, manifest: Manifest, transport: Chosen) -> Receipt:
         if self._running:
@@ -192,11 +192,11 @@ class PuppetLettingEngine(PuppetEngine):
         return await super().update_weights(manifest, transport)
 
 
-class PuppetKeepingEngine(PuppetEngine):
+class ScriptedKeepingEngine(ScriptedEngine):
     """Keeps the caches of what it runs over an update."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
-        in_flight_updates=True, keeps_kv_across_versions=True, seeds=True, transports=frozenset({"puppet-transport"})
+        in_flight_updates=True, keeps_kv_across_versions=True, seeds=True, transports=frozenset({"scripted-transport"})
     )
 
     def _oldest(self, begun: int) -> int:
@@ -214,7 +214,7 @@ class TrainerOptions(Options):
     """Steps whose update is NaN, every time."""
 
 
-class PuppetTrainer(Trainer[TrainerOptions]):
+class ScriptedTrainer(Trainer[TrainerOptions]):
     """Refuses rows that a real one must refuse."""
 
     def plan(self, lengths: Sequence[int], world_size: int, tokens_per_micro_batch: int = 0) -> ChunkPlan:
@@ -316,13 +316,13 @@ MEETING: dict[Version, list[asyncio.Future[None]]] = {}
 """Engines that stand at the door, by the version that they want."""
 
 
-class PuppetLiveTransport(PuppetTransport):
+class ScriptedLiveTransport(ScriptedTransport):
     """Is had only while the trainer hands it out."""
 
     live: ClassVar[bool] = True
 
 
-class PuppetLiveTrainer(PuppetTrainer):
+class ScriptedLiveTrainer(ScriptedTrainer):
     """Hands out what it published last, and refuses once an update has changed it."""
 
     _moved = False
@@ -354,11 +354,11 @@ class PuppetLiveTrainer(PuppetTrainer):
         return len(seated)
 
     async def load_published(self, manifest: Manifest, transport: Chosen) -> None:  # type: ignore[override]
-        await stand_at_the_door(manifest)
+        await join_rendezvous(manifest)
         super().load_published(manifest, transport)
 
 
-async def stand_at_the_door(manifest: Manifest) -> None:
+async def join_rendezvous(manifest: Manifest) -> None:
     """Until it is handed out; ComeAgain where nobody does."""
     seat: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     MEETING.setdefault(manifest.version, []).append(seat)
@@ -369,13 +369,13 @@ async def stand_at_the_door(manifest: Manifest) -> None:
         raise RetryLater(f"{manifest.version}: nobody hands it out now; come again") from None
 
 
-class PuppetLiveEngine(PuppetEngine):
+class ScriptedLiveEngine(ScriptedEngine):
     """Takes what is handed out, and comes again where nobody does."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
-        in_flight_updates=True, seeds=True, transports=frozenset({"puppet-live-transport"})
+        in_flight_updates=True, seeds=True, transports=frozenset({"scripted-live-transport"})
     )
 
     async def update_weights(self, manifest: Manifest, transport: Chosen) -> Receipt:
-        await stand_at_the_door(manifest)
+        await join_rendezvous(manifest)
         return await super().update_weights(manifest, transport)

@@ -38,6 +38,8 @@ POLL_S = 0.25
 OBJECT_STORE_BYTES = 512 << 20
 """Of a cluster of our own; Ray's default is a third of the machine's memory."""
 SERVE_ACTOR = "SERVE_CONTROLLER_ACTOR"
+START_TRIES, NODE_TIMED_OUT = 2, "timed out during startup"
+"""A raylet ends when its own agent takes 15 s to start, as it may on a busy machine."""
 SERVE_TRIES, SERVE_PAUSE_S = 40, 0.5
 """While another run starts Serve on the same cluster."""
 LOGICAL_CPUS = 64
@@ -172,13 +174,19 @@ class Cluster:
         options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
         if not self.ours:
             ray.init(**options)
-        else:
+            return
+        options |= {"num_cpus": LOGICAL_CPUS, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
+        for left in reversed(range(START_TRIES)):
             self._reaper = Reaper.start()
-            ray.init(
-                **options, num_cpus=LOGICAL_CPUS, object_store_memory=OBJECT_STORE_BYTES, include_dashboard=False,
-                address="local",
-            )  # fmt: skip
-            self._reaper.started()
+            try:
+                ray.init(**options, address="local")
+            except Exception as error:
+                if NODE_TIMED_OUT not in str(error) or not left:
+                    raise
+                self._reaper.close()
+            else:
+                self._reaper.started()
+                return
 
     def _disconnect(self) -> None:
         if self._connected and ray.is_initialized():

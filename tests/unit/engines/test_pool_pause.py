@@ -133,12 +133,12 @@ async def test_pausing_twice_and_resuming_at_once_leaves_the_pool_serving() -> N
 
 async def test_a_pool_that_closes_lets_an_offload_end_and_has_nothing_to_offload_afterwards() -> None:
     async with engines(2, kind="OffloadingEngine", offload_parts=["kv", "weights"]) as (pool, _, told):
-        await pool.pause()
-        offloading = asyncio.create_task(pool.offload(["kv"]))
+        await pool.supervisor.pause()
+        offloading = asyncio.create_task(pool.supervisor.offload(["kv"]))
         await asyncio.sleep(0.1)
         assert not offloading.done()
         await pool.close()
         assert await offloading == 2
-        assert await pool.offload(["kv", "weights"]) == 0
+        assert await pool.supervisor.offload(["kv", "weights"]) == 0
         await asyncio.sleep(0.1)
         assert told == []

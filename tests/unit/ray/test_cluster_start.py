@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cluster of a run's own is started once more where Ray's node did not come up in time, and only there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+ray = pytest.importorskip("ray")
+
+from relax_core.runners.ray.runner import Cluster  # noqa: E402 (it imports Ray)
+
+
+@pytest.mark.parametrize(
+    ("errors", "tries"),
+    [(["The current node timed out during startup."], 2), (["timed out during startup"] * 2, 2), (["no room"], 1)],
+)
+def test_a_node_that_does_not_come_up_in_time_is_started_once_more(
+    monkeypatch: pytest.MonkeyPatch, errors: list[str], tries: int
+) -> None:
+    tried: list[dict[str, Any]] = []
+
+    def init(**options: Any) -> None:
+        tried.append(options)
+        if len(tried) <= len(errors):
+            raise Exception(errors[len(tried) - 1])
+
+    monkeypatch.setattr(ray, "init", init)
+    cluster = Cluster()
+    cluster.ours = True
+    try:
+        if len(errors) == 1 and tries == 2:
+            cluster._start_or_join()
+        else:
+            with pytest.raises(Exception, match=errors[-1]):
+                cluster._start_or_join()
+    finally:
+        cluster._disconnect()
+    assert len(tried) == tries
+    assert all(options["address"] == "local" for options in tried)

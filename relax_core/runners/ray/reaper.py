@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ends what Ray leaves behind when the driver is killed: its agents outlive raylet and GCS by minutes.
 
-A process beside the driver. It learns the driver's processes while Ray starts, waits until its standard input closes,
-and then kills those that are still the same processes. After a clean end there are none.
+A process beside the driver. It learns the processes that the driver starts while Ray starts, waits until its standard input
+closes, and then kills those that are still the same processes. After a clean end there are none. What the driver had
+started before is not Ray's, and is left alone.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Reaper:
     @classmethod
     def start(cls) -> Self:
         """Before Ray is started."""
-        command = [sys.executable, "-m", "relax_core.runners.ray.reaper"]
+        others = [str(child.pid) for child in psutil.Process().children()]
+        command = [sys.executable, "-m", "relax_core.runners.ray.reaper", *others]
         return cls(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True))
 
     def started(self) -> None:
@@ -50,7 +52,7 @@ class Reaper:
 
 def main() -> None:
     """Look while Ray starts, wait for the driver's end, then kill."""
-    driver = psutil.Process(os.getppid())
+    driver, others = psutil.Process(os.getppid()), {os.getpid(), *map(int, sys.argv[1:])}
     known: set[psutil.Process] = set()
     starting = True
     while True:
@@ -59,7 +61,9 @@ def main() -> None:
             break
         starting = not told
         with contextlib.suppress(psutil.NoSuchProcess):
-            known.update(child for child in driver.children(recursive=True) if child.pid != os.getpid())
+            for child in driver.children():
+                if child.pid not in others:
+                    known.update((child, *child.children(recursive=True)))
     time.sleep(LET_S)
     for process in known:
         with contextlib.suppress(psutil.NoSuchProcess):

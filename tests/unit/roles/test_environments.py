@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from relax_core.api.errors import ConfigError
-from tests.unit.roles import simulation
+from tests.unit.roles import simulated_run
 from tests.unit.roles.simulated_run import SimulatedRun
 
 GAMES = '''
@@ -45,14 +45,14 @@ def staged(folder: Path, other: str = "twice", **more: object) -> SimulatedRun:
 @pytest.mark.parametrize("placement", ["colocate", "async"])
 def test_rows_have_the_algorithm_of_their_task_s_environment(tmp_path, monkeypatch, placement) -> None:
     seen = []
-    call = simulation.SimulatedWorker.call
+    call = simulated_run.SimulatedWorker.call
 
     async def listening(self, method, *args, timeout_s):
         if method == "accumulate":
             seen.append(args[0].rows)
         return await call(self, method, *args, timeout_s=timeout_s)
 
-    monkeypatch.setattr(simulation.SimulatedWorker, "call", listening)
+    monkeypatch.setattr(simulated_run.SimulatedWorker, "call", listening)
     outcome = staged(tmp_path, placement=placement).run()
     assert outcome.account.balanced and outcome.account.trained == 4 * 16
     turned = set()

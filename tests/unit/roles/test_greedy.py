@@ -18,7 +18,7 @@ def test_the_greedy_sample_is_judged_and_not_trained(tmp_path):
 
 
 def test_the_greedy_sample_alone_is_drawn_at_temperature_0(tmp_path, monkeypatch):
-    from tests.unit.roles import simulation as stage
+    from tests.unit.roles import simulated_run as stage
 
     asked = []
     stream = stage.SimulatedWorker.stream

@@ -3,21 +3,21 @@
 
 import pytest
 
-from tests.unit.roles import simulation
+from tests.unit.roles import simulated_run
 from tests.unit.roles.simulated_run import SimulatedRun
 
 
 @pytest.mark.parametrize("updates", [1, 2])
 def test_rows_have_what_was_prepared_of_the_whole_step(tmp_path, monkeypatch, updates):
     seen = []
-    call = simulation.SimulatedWorker.call
+    call = simulated_run.SimulatedWorker.call
 
     async def listening(self, method, *args, timeout_s):
         if method == "accumulate":
             seen.append(args[0].rows)
         return await call(self, method, *args, timeout_s=timeout_s)
 
-    monkeypatch.setattr(simulation.SimulatedWorker, "call", listening)
+    monkeypatch.setattr(simulated_run.SimulatedWorker, "call", listening)
     stage = SimulatedRun(tmp_path, algorithm="m2po", placement="async", steps=3, batch={"updates_per_step": updates})
     assert not stage.launch.plan.streams and stage.launch.plan.needs_old_log_probs
     outcome = stage.run()

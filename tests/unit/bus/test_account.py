@@ -7,6 +7,7 @@ import pytest
 
 from relax_core.api.batch import AttemptId, RowId
 from relax_core.api.bus import BusSettings, ClaimRequest, Sealed
+from relax_core.api.errors import RelaxError
 from relax_core.api.trajectory import Outcome
 from relax_core.api.weights import Version
 from relax_core.bus.queue import TransferQueue
@@ -27,6 +28,15 @@ def queue():
     queue.admit("rollout", START, 1)
     assert queue.account().balanced and queue.account().in_flight == 6
     return queue
+
+
+def test_a_group_is_trained_once(queue):
+    group = queue.ledger.live[0]
+    queue.ledger.train(group, 1, frozenset())
+    trained = queue.ledger.records[:]
+    with pytest.raises(RelaxError, match="group 0 would be trained twice"):
+        queue.ledger.train(group, 2, frozenset())
+    assert queue.ledger.records == trained
 
 
 def test_a_removed_row_is_named(queue):

@@ -61,7 +61,7 @@ class TrainerSuite(Suite):
     """`[model] dtype` of all tests."""
     ranks: ClassVar[int] = 1
     """Processes; several of them are driven as one trainer."""
-    team: ClassVar[int] = 1
+    tensor_parallel: ClassVar[int] = 1
     """Ranks that compute the same rows together (tensor parallel)."""
     algorithm: ClassVar[Chosen] = Chosen("algorithm", "reinforce")
     transport: ClassVar[Chosen] = Chosen("weight-transport", "in-memory")
@@ -75,7 +75,7 @@ class TrainerSuite(Suite):
             return super().make()
         from relax_core.testing.trainer_ranks import RankedTrainer
 
-        return RankedTrainer(cls.target(), cls.options, cls.ranks, cls.team)  # type: ignore[arg-type]
+        return RankedTrainer(cls.target(), cls.options, cls.ranks, cls.tensor_parallel)  # type: ignore[arg-type]
 
     @classmethod
     def start(cls, trainer: Trainer, folder: str, **changes: Any) -> Trainer:

@@ -74,10 +74,10 @@ class RankedTrainer(Trainer[Any]):
     idle: dict[int, list[TrainerRanks]] = {}
     """Of this process, by size: a process holds one trainer at a time."""
 
-    def __init__(self, target: type[Trainer], options: Mapping[str, Any], size: int, team: int = 1) -> None:
-        """`team`: so many ranks that follow each other compute the same rows."""
+    def __init__(self, target: type[Trainer], options: Mapping[str, Any], size: int, tensor_parallel: int = 1) -> None:
+        """`tensor_parallel`: so many ranks that follow each other compute the same rows."""
         super().__init__(target.options_model()(**options))
-        self._team = team
+        self._tensor_parallel = tensor_parallel
         self._target, self._plain, self._size = target, target(self.options), size
         self._given = dict(options)
 
@@ -111,7 +111,7 @@ class RankedTrainer(Trainer[Any]):
         self._all("begin_update", dict(denominators))
 
     def accumulate(self, chunk: Chunk, last: bool) -> None:
-        self._all("accumulate", spread(chunk, self._size, self._team), last)
+        self._all("accumulate", spread(chunk, self._size, self._tensor_parallel), last)
 
     def finish_update(self, denominators: Mapping[str, float]) -> UpdateResult:
         first, *others = self._all("finish_update", dict(denominators))
@@ -123,7 +123,7 @@ class RankedTrainer(Trainer[Any]):
         self._all("abort_update")
 
     def forward(self, chunk: Chunk, columns: Sequence[str]) -> RowBatch:
-        parts: list[RowBatch] = self._all("forward", spread(chunk, self._size, self._team), tuple(columns))
+        parts: list[RowBatch] = self._all("forward", spread(chunk, self._size, self._tensor_parallel), tuple(columns))
         place = {row: (part, index) for part in parts for index, row in enumerate(part.ids)}
         rows = [place[row] for row in chunk.rows.ids]
         names = [name for key in columns for name in Output.parse(key).gives]
@@ -150,11 +150,11 @@ class RankedTrainer(Trainer[Any]):
             self.idle[self._size].append(self._ranks)
 
 
-def spread(chunk: Chunk, size: int, team: int = 1) -> Chunk:
-    """A plan for one rank, its micro-batches dealt out: some ranks get fewer rows of one, or none; those of a team the same."""
-    batches, teams = chunk.plan.micro_batches[0], size // team
-    ranks = [rank // team for rank in range(size)]
-    dealt = (tuple(batch[(own + at) % teams :: teams] for at, batch in enumerate(batches)) for own in ranks)
+def spread(chunk: Chunk, size: int, tensor_parallel: int = 1) -> Chunk:
+    """Deal out the micro-batches of a plan for one rank: some ranks get fewer rows, or none; ranks of a group the same."""
+    batches, groups = chunk.plan.micro_batches[0], size // tensor_parallel
+    ranks = [rank // tensor_parallel for rank in range(size)]
+    dealt = (tuple(batch[(own + at) % groups :: groups] for at, batch in enumerate(batches)) for own in ranks)
     return replace(chunk, plan=ChunkPlan(tuple(dealt)))
 
 

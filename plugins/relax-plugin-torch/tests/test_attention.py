@@ -81,7 +81,7 @@ def test_a_policy_with_flash_attention_lines_its_rows_up(folder):
     assert policy._layout(batch).lines == len(batch.rows)
     policy.model.config._attn_implementation = FLASH
     again = Policy.__new__(Policy)
-    again._lines_up, again._sight = policy.model.config._attn_implementation == FLASH, policy._sight
+    again._lines_up, again._row_media = policy.model.config._attn_implementation == FLASH, policy._row_media
     assert again._layout(batch).lines == 1
 
 

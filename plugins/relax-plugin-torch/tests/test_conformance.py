@@ -47,10 +47,10 @@ class TestTorchRecomputing(TrainerSuite):
 
 
 class TestTorchTensorParallel(Ranked):
-    """Two ranks, one team: the plan gives both the same rows."""
+    """Two ranks, one tensor-parallel group: the plan gives both the same rows."""
 
     options = {"tensor_parallel": 2}
-    team = 2
+    tensor_parallel = 2
     test_the_plan_holds_every_row_once_on_an_instance_not_started = None
 
     @pytest.fixture(scope="class")

@@ -145,7 +145,7 @@ def test_ranks_that_share_weights_hold_less_each(folder):
     assert "arithmetic" in shared.notes[0]
 
 
-def test_ranks_that_a_team_does_not_divide_are_refused_by_the_plan(folder):
+def test_ranks_that_the_group_size_does_not_divide_are_refused_by_the_plan(folder):
     with pytest.raises(ConfigError, match=r"trainer\.tensor_parallel: got 2 with 3 ranks; it must divide the ranks"):
         trainer_of(tensor_parallel=2).estimate(spec_of(folder, world_size=3), WORK)
 

@@ -29,7 +29,7 @@ def started(folder, ranks=1, dtype="float32", **options):
         trainer, held = TorchTrainer(TorchTrainer.options_model()()), InMemory()
         trainer.build = lambda chosen: Reinforce(chosen.options) if chosen.kind == "algorithm" else held
     else:
-        trainer = RankedTrainer(TorchTrainer, {"tensor_parallel": 2, **options}, ranks, team=2)
+        trainer = RankedTrainer(TorchTrainer, {"tensor_parallel": 2, **options}, ranks, tensor_parallel=2)
     model = {"path": folder, "dtype": dtype}
     trainer.start(TrainerSpec(model, Chosen("algorithm", "reinforce"), OptimizerSpec(1e-3, weight_decay=0.1)))
     try:
@@ -57,9 +57,9 @@ def trained(folder, path, ranks=1, **options):
     pytest.param(4, {"sharding": "none"}, marks=pytest.mark.exhaustive),
     pytest.param(4, {"sharding": "fsdp"}, marks=pytest.mark.exhaustive),
 ])  # fmt: skip
-def test_a_team_trains_as_one_rank_does(folder, tmp_path, ranks, options):
+def test_a_tensor_parallel_group_trains_as_one_rank_does(folder, tmp_path, ranks, options):
     alone, weights, scores = trained(folder, tmp_path / "one")
-    together, others, others_scores = trained(folder, tmp_path / "team", ranks, **options)
+    together, others, others_scores = trained(folder, tmp_path / "group", ranks, **options)
     for one, other in zip(alone, together, strict=True):
         assert other.grad_norm == pytest.approx(one.grad_norm, rel=TOLERANCE)
         assert other.metrics.keys() == one.metrics.keys()
@@ -70,17 +70,17 @@ def test_a_team_trains_as_one_rank_does(folder, tmp_path, ranks, options):
     np.testing.assert_allclose(others_scores, scores, atol=1e-4)
 
 
-def test_a_checkpoint_of_a_team_continues_on_one_rank(folder, tmp_path):
-    with started(folder, 2) as team:
-        train(team, 0)
-        team.save(str(tmp_path / "checkpoint"))
-        want = train(team, 1).grad_norm
+def test_a_checkpoint_of_a_tensor_parallel_group_continues_on_one_rank(folder, tmp_path):
+    with started(folder, 2) as group:
+        train(group, 0)
+        group.save(str(tmp_path / "checkpoint"))
+        want = train(group, 1).grad_norm
     with started(folder) as alone:
         alone.load(str(tmp_path / "checkpoint"))
         assert train(alone, 1).grad_norm == pytest.approx(want, rel=TOLERANCE)
 
 
-def test_ranks_of_a_team_get_the_same_rows():
+def test_ranks_of_a_group_get_the_same_rows():
     trainer = TorchTrainer(TorchTrainer.options_model()(tensor_parallel=2))
     batches = trainer.plan([3, 9, 1, 16, 4, 4, 7], 4, 16).micro_batches
     assert batches[0] == batches[1] != batches[2] == batches[3]
@@ -94,7 +94,7 @@ def test_ranks_of_a_team_get_the_same_rows():
 ])  # fmt: skip
 def test_what_can_not_be_cut_is_refused_at_start(tmp_path, changes, message):
     path = tiny_model(tmp_path, key_value_heads=changes.get("key_value_heads", 2))
-    trainer = RankedTrainer(TorchTrainer, {"tensor_parallel": 2}, changes["ranks"], team=2)
+    trainer = RankedTrainer(TorchTrainer, {"tensor_parallel": 2}, changes["ranks"], tensor_parallel=2)
     model = {"path": path, **({"lora": changes["lora"]} if "lora" in changes else {})}
     with pytest.raises(ConfigError, match=message):
         trainer.start(TrainerSpec(model, Chosen("algorithm", "reinforce"), OptimizerSpec(1e-3)))

@@ -37,7 +37,7 @@ from relax_plugin_omni.image import ImageOptions, ImageProcessor  # noqa: E402
 from relax_plugin_omni.video import VideoOptions, VideoProcessor  # noqa: E402
 from relax_plugin_torch.model import load_model  # noqa: E402
 from relax_plugin_torch.policy import Policy  # noqa: E402
-from relax_plugin_torch.sight import Sight  # noqa: E402
+from relax_plugin_torch.row_media import RowMedia  # noqa: E402
 from relax_plugin_transformers.engine import TransformersEngine  # noqa: E402
 
 from relax_contrib.recipes import families as tiny  # noqa: E402
@@ -94,9 +94,9 @@ class Model:
 
     def policy(self) -> Policy:
         model = load_model(str(self.folder), "sdpa", CPU)
-        sight = Sight(model, str(self.folder / "media"))
+        row_media = RowMedia(model, str(self.folder / "media"))
         return Policy(
-            model, temperature=1.0, autocast=None, max_logits=1 << 20, share_prefixes=True, sight=sight,
+            model, temperature=1.0, autocast=None, max_logits=1 << 20, share_prefixes=True, row_media=row_media,
             suppress=tiny.NEVER,
         )  # fmt: skip
 
@@ -171,7 +171,7 @@ async def test_engine_trainer_and_transformers_give_the_same_log_probs(model, en
     first, second = await asyncio.gather(sampled(engine, asked[::2]), sampled(engine, asked[1::2]))
     said = first | second
     policy, together = model.policy(), rows(asked, said)
-    policy._sight.check(together)
+    policy._row_media.check(together)
     batch = PackedBatch(together)
     with torch.no_grad():
         scored = policy.score(batch)["log_probs"][batch.loss_mask].numpy()
@@ -238,7 +238,7 @@ def test_marks_that_a_policy_wrote_are_text(model):
     marks = [tiny.VISION_START, tiny.AUDIO_START, tiny.VISION_END, tiny.VISION_START]
     batch = PackedBatch(rows([asked], {"0-0": (marks, [0.0] * 4)}))
     ids = batch.tokens[None, :-1]
-    positions = policy._sight.inputs(batch, ids).get("position_ids")
+    positions = policy._row_media.inputs(batch, ids).get("position_ids")
     assert torch.isfinite(policy.score(batch)["log_probs"]).all()
     assert positions is not None and torch.allclose(positions[0, 0, -6:].diff(), torch.ones(5, dtype=positions.dtype))
 
@@ -275,7 +275,7 @@ async def test_media_that_come_with_a_later_turn(model, engine):
         begin, length = spoken[one.id]
         mask[begin : begin + length] = 1
     batch = PackedBatch(together.with_columns({"loss_mask": Ragged.of(masks)}))
-    policy._sight.check(batch.rows)
+    policy._row_media.check(batch.rows)
     with torch.no_grad():
         scored = policy.score(batch)["log_probs"][batch.loss_mask].numpy()
     wanted = np.concatenate([[*said[one.id][1], *again[one.id][1]] for one in first])

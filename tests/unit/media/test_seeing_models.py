@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 from relax_plugin_omni.image import ImageOptions, ImageProcessor  # noqa: E402
 from relax_plugin_torch.model import load_model  # noqa: E402
 from relax_plugin_torch.policy import Policy  # noqa: E402
-from relax_plugin_torch.sight import Sight  # noqa: E402
+from relax_plugin_torch.row_media import RowMedia  # noqa: E402
 from relax_plugin_transformers.engine import TransformersEngine  # noqa: E402
 
 from relax_contrib.recipes import families as tiny  # noqa: E402
@@ -96,9 +96,15 @@ async def engine(folder: Path):
 
 def policy(folder: Path) -> Policy:
     model = load_model(str(folder), "sdpa", torch.device("cpu"))
-    sight = Sight(model, str(folder / "media"))
+    row_media = RowMedia(model, str(folder / "media"))
     return Policy(
-        model, temperature=1.0, autocast=None, max_logits=1 << 20, share_prefixes=True, sight=sight, suppress=NEVER
+        model,
+        temperature=1.0,
+        autocast=None,
+        max_logits=1 << 20,
+        share_prefixes=True,
+        row_media=row_media,
+        suppress=NEVER,
     )
 
 
@@ -164,7 +170,7 @@ async def test_caches_are_computed_again_with_what_was_seen(media, engine):
 
 
 def test_placeholders_and_features_are_equally_many(folder, media):
-    seeing = Sight(load_model(str(folder), "sdpa", torch.device("cpu")), str(folder / "media"))
+    seeing = RowMedia(load_model(str(folder), "sdpa", torch.device("cpu")), str(folder / "media"))
     first = requests(media)[0]
     good = rows([first], {first.id: ([11, 2], [0.0, 0.0])})
     seeing.check(good)

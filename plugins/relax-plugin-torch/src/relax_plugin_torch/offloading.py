@@ -24,7 +24,7 @@ PARTS = frozenset({"weights", "optimizer", "gradients"})
 FIELD = "trainer.offload_optimizer"
 
 
-class Rest:
+class Offloader:
     """The parts of a rank that sleep: weights and optimizer in pinned host memory, gradients gone.
 
     Invariants: while a part sleeps nobody may use it, and `need` refuses who asks; the bytes come back as they were.

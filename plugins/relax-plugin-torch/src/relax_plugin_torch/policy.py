@@ -19,8 +19,8 @@ from relax_core import learn
 from relax_core.api import LOG_PROBS, Output, Ragged, RowBatch, RowId
 from relax_plugin_torch.layout import Layout, PrefixTree, by_row, one_line
 from relax_plugin_torch.routes import Routes, beside
+from relax_plugin_torch.row_media import RowMedia
 from relax_plugin_torch.setup import FLASH
-from relax_plugin_torch.sight import Sight
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -84,7 +84,7 @@ class Policy:
         autocast: torch.dtype | None,
         max_logits: int,
         share_prefixes: bool,
-        sight: Sight | None = None,
+        row_media: RowMedia | None = None,
         suppress: tuple[int, ...] = (),
         routes: Routes | None = None,
     ) -> None:  # fmt: skip
@@ -93,7 +93,7 @@ class Policy:
         self._temperature, self._autocast, self._max_logits = temperature, autocast, max_logits
         text = model.config.get_text_config()
         self._vocab_size: int = text.vocab_size
-        self._sight = sight or Sight(model, "")
+        self._row_media = row_media or RowMedia(model, "")
         self.routes = routes
         """Where experts are replayed."""
         self._suppress = torch.tensor(suppress, dtype=torch.long, device=self.device)
@@ -126,7 +126,7 @@ class Policy:
         if self.routes is not None:
             self.routes.plan(batch, layout)
         with self._precision():
-            shown = self._sight.inputs(batch, layout.ids) if self._sight.shows(batch) else {}
+            shown = self._row_media.inputs(batch, layout.ids) if self._row_media.shows(batch) else {}
             features = self._features(layout, shown).index_select(0, layout.before[trained])
             scored = learn.score_distribution(
                 features, self._head, batch.tokens[trained], wanted(outputs, batch, trained, self._vocab_size),
@@ -139,10 +139,10 @@ class Policy:
 
     def _layout(self, batch: learn.PackedBatch) -> Layout:
         """Choose the cheaper layout: sharing saves tokens, but its mask pays attention for the whole square of a group."""
-        if self._lines_up and not self._sight.shows(batch):
+        if self._lines_up and not self._row_media.shows(batch):
             return one_line(batch)
         plain = by_row(batch)
-        if self._sight.shows(batch):
+        if self._row_media.shows(batch):
             return plain  # rows are seen whole: a shared prefix has one set of pixels, its rows have one each
         alone = len({row.group for row in batch.rows.ids}) == batch.num_rows
         if alone or not self._shares or self._flops.mostly_attention(plain.width):

@@ -34,12 +34,13 @@ from relax_plugin_torch.blocks import compile_blocks, recompute_blocks
 from relax_plugin_torch.checkpoint import Snapshot, Writing, load_checkpoint, new_directory, save_checkpoint, seed_all
 from relax_plugin_torch.head import ScalarPolicy, load_scalar_model, scalars
 from relax_plugin_torch.model import check_rows, export_folder, fingerprint, load_model, own_tensors, whole_tensors
-from relax_plugin_torch.offloading import Rest, check_offload
+from relax_plugin_torch.offloading import Offloader, check_offload
 from relax_plugin_torch.optimizer import advance, check_whole, make_optimizer
 from relax_plugin_torch.policy import Policy
 from relax_plugin_torch.publication import Publication
-from relax_plugin_torch.ranks import Ranks, met
+from relax_plugin_torch.ranks import Ranks, collective_call
 from relax_plugin_torch.routes import OUTPUT, Routes
+from relax_plugin_torch.row_media import RowMedia, check_media, check_text_only, towers
 from relax_plugin_torch.setup import (
     HEAD_OUTPUTS,
     TRAINED_ROLES,
@@ -54,8 +55,7 @@ from relax_plugin_torch.setup import (
     set_up,
 )
 from relax_plugin_torch.sharding import alike, gathered, local, shard, shared_out, suits, whole
-from relax_plugin_torch.sight import Sight, check_team_sees, check_text, towers
-from relax_plugin_torch.tensor_parallel import Team, check_team
+from relax_plugin_torch.tensor_parallel import TensorParallelGroup, check_tensor_parallel
 from relax_plugin_torch.update import LossScale, Progress, Update
 
 if TYPE_CHECKING:
@@ -82,19 +82,23 @@ class Rank:
         if options.activation_checkpointing:
             recompute_blocks(self._model, draws=self._adapters is not None and self._adapters.table.dropout > 0)
         self._choose_algorithm()
-        check_team_sees(spec, options.tensor_parallel)
-        check_team(self._model, spec.world_size, options.tensor_parallel, self._adapters is not None)
+        check_media(spec, options.tensor_parallel)
+        check_tensor_parallel(self._model, spec.world_size, options.tensor_parallel, self._adapters is not None)
         self.ranks = Ranks(spec, self._device, options.collective_timeout_s)
         with self.ranks.meeting("start"):
-            self._team = Team.of(spec.rank, spec.world_size, options.tensor_parallel, self._device)
-            self._team.cut(self._model)
+            self._tensor_group = TensorParallelGroup.of(
+                spec.rank, spec.world_size, options.tensor_parallel, self._device
+            )
+            self._tensor_group.cut(self._model)
             self._sharded = self._shard(options.sharding)
             if options.compile:
                 compile_blocks(self._model, self._policy.attend)
         self._publication = Publication(self._model, self._publishes, build, self.ranks.first, self._adapters)
         self._dropout = Dropout(self._model, spec.rank, self._device, self._adapters)
         self._make_optimizer()
-        self._rest = Rest(self._model, getattr(self, "_optimizer", None), self._device, apart=options.offload_optimizer)
+        self._offloader = Offloader(
+            self._model, getattr(self, "_optimizer", None), self._device, apart=options.offload_optimizer
+        )
         self._writing = Writing()
         seed_all(spec.seed)
 
@@ -102,18 +106,18 @@ class Rank:
         path, autocast = str(self._spec.model["path"]), rounded(self._dtype)
         attention = choose_attention(options.attention, self._device, self._dtype, self._spec.deterministic)
         if self._scalars:
-            check_text(self._spec)
+            check_text_only(self._spec)
             self._model = load_scalar_model(path, attention, self._device)
-            self._sight = Sight(self._model, self._spec.media)
+            self._row_media = RowMedia(self._model, self._spec.media)
             self._policy: Policy = ScalarPolicy(
                 self._model, self._scalars, autocast=autocast, share_prefixes=options.share_prefixes
             )
             return
         self._model = load_model(path, attention, self._device)
-        self._sight = Sight(self._model, self._spec.media)
+        self._row_media = RowMedia(self._model, self._spec.media)
         self._policy = Policy(
             self._model, temperature=self._spec.temperature, autocast=autocast, max_logits=options.logits_mb * 2**18,
-            share_prefixes=options.share_prefixes, sight=self._sight, suppress=self._spec.suppress_tokens,
+            share_prefixes=options.share_prefixes, row_media=self._row_media, suppress=self._spec.suppress_tokens,
             routes=Routes.of(self._model, self._spec, options),
         )  # fmt: skip
 
@@ -126,12 +130,12 @@ class Rank:
 
     def _shard(self, wanted: str) -> bool:
         """Alone there is nothing to share; else all ranks do the same, also where their GPUs differ."""
-        if self.ranks.size == self._team.size:
+        if self.ranks.size == self._tensor_group.size:
             return False
         if wanted == "none" or (wanted == "auto" and not any(self.ranks.tell(suits(self._model, self._device)))):
             return False
         aside = towers(self._model) if self._spec.media else []
-        self._policy.through(shard(self._model, self._device, self.ranks.size, self._team.data, aside))
+        self._policy.through(shard(self._model, self._device, self.ranks.size, self._tensor_group.data, aside))
         return True
 
     def _make_optimizer(self) -> None:
@@ -141,7 +145,7 @@ class Rank:
         check_whole(self._options.optimizer, self._sharded)
         self._optimizer = make_optimizer(self._model, self._spec.optimizer, self._options.optimizer)
 
-    @met
+    @collective_call
     def facts(self) -> dict[str, Any]:
         base = self._adapters.base if self._adapters is not None else ""
         return {
@@ -152,11 +156,11 @@ class Rank:
             "fingerprint": base or fingerprint(whole_tensors(self._model, self.ranks.first), self._publishes),
             "base": base,
             "device": str(self._device),
-            "sleeps": self._rest.able,
+            "sleeps": self._offloader.able,
             "threads": torch.get_num_threads(),
             "ranks": self.ranks.size,
             "sharding": "fsdp" if self._sharded else "none",
-            "tensor_parallel": self._team.size,
+            "tensor_parallel": self._tensor_group.size,
         }
 
     # -- updates ------------------------------------------------------------------------------------------------
@@ -166,12 +170,12 @@ class Rank:
             raise ValueError(f"begin_update: role {self._spec.role} only computes forward passes")
         if not self.progress.begun:
             raise ValueError("begin_update: no step was begun; call begin_step first")
-        self._rest.need("weights", "optimizer", "gradients")
+        self._offloader.need("weights", "optimizer", "gradients")
         self._optimizer.zero_grad(set_to_none=True)
         self._dropout.begin()
         self._update = Update(self._policy, self._algorithm, denominators, self._spec.role, self._scale.value)
 
-    @met
+    @collective_call
     def accumulate(self, chunk: Chunk) -> None:
         update = self._open_update()
         self._check_lag(chunk.rows)
@@ -184,10 +188,10 @@ class Rank:
                 else:
                     update.add(batch, step_start)
 
-    @met
+    @collective_call
     def finish_update(self, denominators: Mapping[str, float]) -> UpdateResult:
         update = self._open_update()
-        update.join(self.ranks.tell(update.share(speaks=self._team.first)))
+        update.join(self.ranks.tell(update.share(speaks=self._tensor_group.first)))
         factor = update.denominators.rescale(denominators)
         norm = self._finish_gradient(factor / self._scale.value)
         self._update = None
@@ -196,7 +200,7 @@ class Rank:
             self._optimizer.zero_grad(set_to_none=True)
             lower = update.finite and self._scale.overflowed()
             return UpdateResult(UpdateOutcome.OVERFLOW if lower else UpdateOutcome.NOT_FINITE, grad_norm=norm, lr=lr)
-        with self._rest.with_optimizer():
+        with self._offloader.with_optimizer():
             advance(self._optimizer, lr)
         self.progress.updated = True
         self._optimizer.zero_grad(set_to_none=True)
@@ -209,10 +213,10 @@ class Rank:
         for parameter in self._parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        self._team.add_up_partial()
+        self._tensor_group.add_up_partial()
         # those of shares were added up as they came
         own = [p for p in self._parameters if not (self._sharded and shared_out(p))]
-        self.ranks.add_up([local(p.grad) for p in own if p.grad is not None], self._team.data)
+        self.ranks.add_up([local(p.grad) for p in own if p.grad is not None], self._tensor_group.data)
         parts = [[self._parameters[index] for index in group] for group in alike(self._parameters)]
         gradients = [[p.grad for p in part if p.grad is not None] for part in parts]
         if factor != 1.0:
@@ -254,7 +258,7 @@ class Rank:
         share of the weights."""
         rows, config, plan = chunk.rows, self._model.config.get_text_config(), chunk.plan.micro_batches
         check_rows(rows, config.vocab_size, getattr(config, "max_position_embeddings", 0))
-        self._sight.check(rows)
+        self._row_media.check(rows)
         for turn, planned in enumerate(plan[self._spec.rank]):
             if not needed.isdisjoint(planned):
                 indices = [index for index in planned if index in wanted]
@@ -264,7 +268,7 @@ class Rank:
 
     # -- forward ------------------------------------------------------------------------------------------------
 
-    @met
+    @collective_call
     def forward(self, chunk: Chunk, columns: Sequence[str]) -> RowBatch:
         able = sorted(self._scalars or (HEAD_OUTPUTS if self._policy.routes is None else HEAD_OUTPUTS | {OUTPUT}))
         outputs = [Output.parse(key) for key in columns]
@@ -272,15 +276,15 @@ class Rank:
         if unknown:
             raise ValueError(f"forward: got columns {unknown}; this trainer fills {', '.join(able)}")
         filled = [name for output in outputs for name in output.gives]
-        self._rest.need("weights")
+        self._offloader.need("weights")
         self._publication.check_whole()
-        spread = self._sharded or self._team.size > 1
+        spread = self._sharded or self._tensor_group.size > 1
         with torch.inference_mode(not spread), torch.no_grad():  # shares that were gathered are trained later
             parts = list(self._filled(chunk, outputs))
         indices = [index for planned in chunk.plan.micro_batches[self._spec.rank] for index in planned]
         order = sorted(range(len(indices)), key=lambda place: indices[place])
         ids = tuple(chunk.rows.ids[indices[place]] for place in order)
-        if not parts or not self._team.first:
+        if not parts or not self._tensor_group.first:
             return RowBatch((), {name: Ragged.of([]) for name in filled})
         return RowBatch(ids, {name: Ragged.concatenate([part[name] for part in parts]).take(order) for name in filled})
 
@@ -298,28 +302,28 @@ class Rank:
 
     # -- weights ------------------------------------------------------------------------------------------------
 
-    @met
+    @collective_call
     def publish(
         self, version: Version, transport: Chosen, location: str, payload: Payload = "full", base: str = ""
     ) -> Manifest:
         self.progress.check(version, "publish")
-        self._rest.need("weights")
+        self._offloader.need("weights")
         return self._publication.send(version, transport, location, payload, base)
 
-    @met
+    @collective_call
     def transfer(self, manifest: Manifest, transport: Chosen, receivers: int, wait_s: float) -> int:
         self.progress.check(manifest.version, "transfer")
-        self._rest.need("weights")
+        self._offloader.need("weights")
         return self._publication.transfer(manifest, transport, receivers, wait_s)
 
-    @met
+    @collective_call
     def load_published(self, manifest: Manifest, transport: Chosen) -> None:
-        self._rest.need("weights")
+        self._offloader.need("weights")
         self._publication.load(manifest, transport)
 
     # -- checkpoints --------------------------------------------------------------------------------------------
 
-    @met
+    @collective_call
     def save(self, directory: str) -> None:
         save_checkpoint(self._copied("save"), directory, self.ranks)
 
@@ -334,22 +338,22 @@ class Rank:
         self._refuse_within_update(call)
         state = {"progress": self.progress.state(), "loss_scale": self._scale.state()}
         state["optimizer"] = self._options.optimizer
-        self._rest.need("weights")
-        with self._rest.with_optimizer():
+        self._offloader.need("weights")
+        with self._offloader.with_optimizer():
             return Snapshot.take(self._model, self._optimizer, state, self.ranks, self._adapters)
 
     def load(self, directory: str) -> None:
         self._refuse_within_update("load")
         kind = self._options.optimizer
-        self._rest.need("weights")
-        with self._rest.with_optimizer():
+        self._offloader.need("weights")
+        with self._offloader.with_optimizer():
             state = load_checkpoint(directory, self._model, self._optimizer, self._adapters, kind)
         self.progress = Progress(**state["progress"])
         self._scale.restore(state.get("loss_scale"))
 
-    @met
+    @collective_call
     def export(self, directory: str) -> None:
-        self._rest.need("weights")
+        self._offloader.need("weights")
         own, source = gathered(own_tensors(self._model), self.ranks.first), str(self._spec.model["path"])
         adapters = self._adapters
         if self.ranks.first:
@@ -370,10 +374,10 @@ class Rank:
     def sleep(self, parts: Sequence[str]) -> int:
         if self._update is not None:
             raise ValueError("sleep: an update is open; finish or abort it first")
-        return self._rest.sleep(parts)
+        return self._offloader.sleep(parts)
 
     def wake(self, parts: Sequence[str]) -> None:
-        self._rest.wake(parts)
+        self._offloader.wake(parts)
 
     def stop(self) -> None:
         self._update = None

@@ -105,7 +105,7 @@ class _Member(Protocol):
 M, P, R = TypeVar("M", bound=_Member), ParamSpec("P"), TypeVar("R")
 
 
-def met(method: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[M, P], R]:
+def collective_call(method: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[M, P], R]:
     """A method in which ranks may meet."""
 
     @functools.wraps(method)

@@ -47,7 +47,9 @@ class Routes:
             return None
         if options.tensor_parallel > 1:
             raise ConfigError(
-                FIELD, replay, "ranks of a team would have to route alike: set trainer.tensor_parallel = 1"
+                FIELD,
+                replay,
+                "ranks of a tensor-parallel group would have to route alike: set trainer.tensor_parallel = 1",
             )
         if options.compile:
             raise ConfigError(FIELD, replay, "routes change from batch to batch: leave trainer.compile out")

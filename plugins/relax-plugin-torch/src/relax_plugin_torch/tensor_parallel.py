@@ -2,7 +2,7 @@
 """Matrices in parts: ranks that follow each other compute the same rows together, each some heads and some columns of the MLP.
 
 Which matrix is cut which way is the model's own plan (transformers' `tp_plan`), carried out by torch's DTensor. Embedding
-and head stay whole, so every rank of a team has all logits of a slice of tokens, and log-probs need no exchange. What a
+and head stay whole, so every rank of a group has all logits of a slice of tokens, and log-probs need no exchange. What a
 rank sees of its own heads only (norms of queries and keys) has a gradient in parts, which is added up once an update.
 """
 
@@ -31,19 +31,19 @@ PARTIAL = "replicated_with_grad_allreduce"
 
 
 @dataclass(slots=True)
-class Team:
+class TensorParallelGroup:
     """The ranks that compute the same rows, as one of them sees them; alone it does nothing."""
 
     size: int = 1
     rank: int = 0
-    """Within the team."""
+    """Within the group."""
     mesh: DeviceMesh | None = None
-    """[data, tensor], where the team is larger than one."""
+    """[data, tensor], where the group is larger than one."""
     partial: list[nn.Module] = field(default_factory=list)
     """Those whose gradients are in parts. Sharing out weights puts other parameters into them."""
 
     @classmethod
-    def of(cls, rank: int, ranks: int, size: int, device: torch.device) -> Team:
+    def of(cls, rank: int, ranks: int, size: int, device: torch.device) -> TensorParallelGroup:
         if size == 1:
             return cls()
         from torch.distributed.device_mesh import init_device_mesh
@@ -53,12 +53,12 @@ class Team:
 
     @property
     def first(self) -> bool:
-        """The one that speaks for the team."""
+        """The rank that speaks for its group."""
         return self.rank == 0
 
     @property
     def data(self) -> DeviceMesh | None:
-        """The ranks that hold the same part, one of each team."""
+        """The ranks that hold the same part, one of each group."""
         return None if self.mesh is None else self.mesh["data"]
 
     def cut(self, model: PreTrainedModel) -> None:
@@ -75,7 +75,7 @@ class Team:
                 parallelize_module(module, self.mesh["tensor"], styles[style]())
 
     def add_up_partial(self) -> None:
-        """The gradients of what each rank saw in part, summed over the team."""
+        """The gradients of what each rank saw in part, summed over the group."""
         if self.mesh is None:
             return
         for parameter in (parameter for module in self.partial for parameter in module.parameters()):
@@ -83,7 +83,7 @@ class Team:
                 dist.all_reduce(local(parameter.grad), group=self.mesh.get_group("tensor"))
 
 
-def check_team(model: PreTrainedModel, ranks: int, size: int, adapters: bool) -> None:
+def check_tensor_parallel(model: PreTrainedModel, ranks: int, size: int, adapters: bool) -> None:
     """Refuse, before ranks meet, what can't be cut."""
     if size == 1:
         return

@@ -81,12 +81,12 @@ class TorchTrainer(Trainer[TorchOptions]):
     _rank: Rank | None = None
 
     def plan(self, lengths: Sequence[int], world_size: int, tokens_per_micro_batch: int = 0) -> ChunkPlan:
-        """Ranks of a team compute the same rows."""
-        team = self.options.tensor_parallel
-        if world_size % team:
+        """Ranks of a tensor-parallel group compute the same rows."""
+        group_size = self.options.tensor_parallel
+        if world_size % group_size:
             return plan_micro_batches(lengths, world_size, tokens_per_micro_batch or TOKENS_PER_MICRO_BATCH)
-        shared = plan_micro_batches(lengths, world_size // team, tokens_per_micro_batch or TOKENS_PER_MICRO_BATCH)
-        return ChunkPlan(tuple(part for part in shared.micro_batches for _ in range(team)))
+        shared = plan_micro_batches(lengths, world_size // group_size, tokens_per_micro_batch or TOKENS_PER_MICRO_BATCH)
+        return ChunkPlan(tuple(part for part in shared.micro_batches for _ in range(group_size)))
 
     def estimate(self, spec: TrainerSpec, work: Workload) -> Estimate:
         from relax_plugin_torch.estimate import estimate

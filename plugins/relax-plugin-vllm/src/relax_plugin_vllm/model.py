@@ -24,7 +24,7 @@ from relax_core.engine_kit.model_weights import as_tensor
 from relax_core.engine_kit.stepped_engine import StepOutput
 from relax_plugin_vllm.environment import on_gpu
 from relax_plugin_vllm.options import VllmOptions
-from relax_plugin_vllm.sight import Sight, architectures_of, arguments as seeing, written
+from relax_plugin_vllm.prompt_media import PromptMedia, architectures_of, arguments as media_arguments, written
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -56,7 +56,7 @@ class Vllm:
         self.vocab_size: int = config.get_vocab_size()
         self.dtype = str(config.dtype).removeprefix("torch.")
         self.model_type: str = config.hf_config.model_type
-        self._sight = Sight(spec.media, config.hf_config)
+        self._prompt_media = PromptMedia(spec.media, config.hf_config)
 
     def add(self, request: GenerateRequest) -> None:
         """Queue a request."""
@@ -67,7 +67,9 @@ class Vllm:
             detokenize=False, output_kind=RequestOutputKind.DELTA,
             logit_bias=dict.fromkeys(request.suppress_tokens, SUPPRESSED) or None,
         )  # fmt: skip
-        inside = str(self._llm.add_request(request.id, self._sight.prompt(request.tokens, request.media), params))
+        inside = str(
+            self._llm.add_request(request.id, self._prompt_media.prompt(request.tokens, request.media), params)
+        )
         self._seeds[request.id] = (inside, request.seed, len(request.tokens))
 
     def add_score(self, name: str, tokens: tuple[int, ...], temperature: float) -> None:
@@ -125,7 +127,7 @@ class Vllm:
     def load(self, arrays: Iterable[tuple[str, np.ndarray, str]]) -> None:
         """Replace the weights by (name, array, dtype), Hugging Face names. Where it raises, the model is half of two."""
         weights = ((name, as_tensor(array, dtype)) for name, array, dtype in arrays)
-        self._sight.outlook += 1
+        self._prompt_media.weights_epoch += 1
         self._worker.model_runner.reload_weights(weights_iterator=weights)
         if not on_gpu():
             _pack_tied(self._worker.model_runner.get_model())
@@ -141,7 +143,7 @@ class Vllm:
     def forget_caches(self, running: bool) -> None:
         """No later request meets keys and values of now; where `running`, those under way compute theirs again too."""
         self._llm.reset_prefix_cache(reset_running_requests=running)
-        if running and self._sight.sees:  # all of them begin anew, and look again
+        if running and self._prompt_media.takes_images:  # all of them begin anew, and look again
             self._llm.reset_encoder_cache()
 
     # -- memory ---------------------------------------------------------------------------------------------------
@@ -208,7 +210,7 @@ def _arguments(spec: EngineSpec, options: VllmOptions) -> dict[str, Any]:
         arguments["block_size"] = CPU_BLOCK_TOKENS
     if kv_mb is not None:
         arguments["kv_cache_memory_bytes"] = kv_mb << 20
-    return {**arguments, **seeing(architectures_of(spec.model["path"]), spec.media), **options.engine_args}
+    return {**arguments, **media_arguments(architectures_of(spec.model["path"]), spec.media), **options.engine_args}
 
 
 def _new(output: RequestOutput) -> StepOutput:

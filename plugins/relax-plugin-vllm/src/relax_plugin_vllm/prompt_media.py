@@ -37,14 +37,14 @@ _PROCESSED: Mapping[str, Any] = {
 }
 
 
-class Sight:
+class PromptMedia:
     """The media inputs of one engine; `directory` is the run's media store, empty where the run has no media."""
 
     def __init__(self, directory: str, config: Any) -> None:
         self._store = MediaStore(directory) if directory else None
         self._image: int | None = getattr(config, "image_token_id", None)
-        self.sees = self._image is not None
-        self.outlook = 0
+        self.takes_images = self._image is not None
+        self.weights_epoch = 0
         """Counts changes of the weights: what was seen under others is not met again."""
 
     def prompt(self, tokens: Sequence[int], keys: Sequence[str]) -> Any:
@@ -61,7 +61,7 @@ class Sight:
         return mm_input(
             list(tokens),
             MultiModalKwargsItems({"image": [_item(one) for one in shown]}),
-            {"image": [f"{key}-{self.outlook}" for key in keys]},
+            {"image": [f"{key}-{self.weights_epoch}" for key in keys]},
             {"image": list(_places(tokens, self._image, shown))},
         )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from relax_plugin_torch.offloading import Offload, Rest, check_offload
+from relax_plugin_torch.offloading import Offload, Offloader, check_offload
 from relax_plugin_torch.optimizer import _made
 from relax_plugin_torch.sharding import local, shard, whole
 from relax_plugin_torch.trainer import TorchTrainer
@@ -40,11 +40,11 @@ def test_gradients_are_freed_and_counted_on_a_cpu():
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
     trained(module, optimizer)
     size = sum(parameter.nbytes for parameter in module.parameters())
-    rest = Rest(module, optimizer, CPU)
-    assert rest.able == ("gradients",)
-    assert rest.sleep(["gradients"]) == size
+    offloader = Offloader(module, optimizer, CPU)
+    assert offloader.able == ("gradients",)
+    assert offloader.sleep(["gradients"]) == size
     assert all(parameter.grad is None for parameter in module.parameters())
-    assert rest.sleep(["gradients"]) == 0
+    assert offloader.sleep(["gradients"]) == 0
 
 
 def test_what_malloc_kept_of_a_step_leaves_a_cpu_rank_that_sleeps():
@@ -55,7 +55,7 @@ def test_what_malloc_kept_of_a_step_leaves_a_cpu_rank_that_sleeps():
     on_top = torch.ones(1 << 14)
     small.clear()
     before = resident()
-    Rest(model(), None, CPU).sleep(["gradients"])
+    Offloader(model(), None, CPU).sleep(["gradients"])
     assert before - resident() > 32 << 20
     assert on_top.all()
 
@@ -64,29 +64,29 @@ def test_gradients_that_somebody_else_holds_are_not_counted():
     module = model()
     trained(module, torch.optim.SGD(module.parameters(), lr=0.1))
     kept = module[0].weight.grad
-    freed = Rest(module, None, CPU).sleep(["gradients"])
+    freed = Offloader(module, None, CPU).sleep(["gradients"])
     assert freed == sum(parameter.nbytes for parameter in module.parameters()) - kept.nbytes
 
 
 def test_a_cpu_keeps_weights_and_says_so_by_the_bytes():
-    rest = Rest(model(), None, CPU)
-    assert rest.sleep(["weights", "optimizer"]) == 0
+    offloader = Offloader(model(), None, CPU)
+    assert offloader.sleep(["weights", "optimizer"]) == 0
     with pytest.raises(ValueError, match="weights: asleep"):
-        rest.need("weights")
-    rest.wake(["weights", "optimizer"])
-    rest.need("weights")
+        offloader.need("weights")
+    offloader.wake(["weights", "optimizer"])
+    offloader.need("weights")
 
 
 def test_an_unknown_part_is_refused():
     with pytest.raises(ValueError, match="got kv; this trainer has gradients, optimizer, weights"):
-        Rest(model(), None, CPU).sleep(["kv"])
+        Offloader(model(), None, CPU).sleep(["kv"])
 
 
 # -- the lower tier, shown from the CPU to the CPU: storages are emptied and filled again -------------------------------
 
 
 def lower(module, optimizer=None, apart=False):
-    return Rest(module, optimizer, CPU, lower_tier=True, apart=apart)
+    return Offloader(module, optimizer, CPU, lower_tier=True, apart=apart)
 
 
 def states(optimizer):
@@ -106,12 +106,12 @@ def test_what_sleeps_holds_no_storage_and_wakes_with_every_bit():
     tensors = [*module.parameters(), *module.buffers(), *states(optimizer)]
     before, size = [tensor.detach().clone() for tensor in tensors], held(tensors)
     gradients = sum(parameter.nbytes for parameter in module.parameters())
-    rest = lower(module, optimizer)
-    assert rest.able == ("gradients", "optimizer", "weights")
-    assert rest.sleep(["weights", "optimizer", "gradients"]) == size + gradients
+    offloader = lower(module, optimizer)
+    assert offloader.able == ("gradients", "optimizer", "weights")
+    assert offloader.sleep(["weights", "optimizer", "gradients"]) == size + gradients
     assert held(tensors) == 0
-    assert rest.sleep(["weights"]) == 0
-    rest.wake(["weights", "optimizer"])
+    assert offloader.sleep(["weights"]) == 0
+    offloader.wake(["weights", "optimizer"])
     assert held(tensors) == size
     assert all(torch.equal(tensor, was) for tensor, was in zip(tensors, before, strict=True))
 
@@ -120,13 +120,16 @@ def test_parts_sleep_and_wake_apart():
     module = model()
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
     trained(module, optimizer)
-    rest = lower(module, optimizer)
-    assert rest.sleep(["optimizer"]) == held(states(optimizer)) + 2 * sum(p.nbytes for p in module.parameters()) + 4 * 6
-    rest.need("weights", "gradients")
-    with pytest.raises(ValueError, match="optimizer: asleep"), rest.with_optimizer():
+    offloader = lower(module, optimizer)
+    assert (
+        offloader.sleep(["optimizer"])
+        == held(states(optimizer)) + 2 * sum(p.nbytes for p in module.parameters()) + 4 * 6
+    )
+    offloader.need("weights", "gradients")
+    with pytest.raises(ValueError, match="optimizer: asleep"), offloader.with_optimizer():
         raise AssertionError
-    rest.sleep(["weights"])
-    rest.wake(["weights"])
+    offloader.sleep(["weights"])
+    offloader.wake(["weights"])
     assert held(module.parameters()) and not held(states(optimizer))
 
 
@@ -136,11 +139,11 @@ def test_tied_weights_and_views_move_once():
     view = module[0].weight.detach()[3:5]
     before = view.clone()
     module.register_buffer("again", module[0].weight.detach())
-    rest = lower(module)
-    assert rest.sleep(["weights"]) == held([*module.parameters(), *module.buffers()]) + sum(
+    offloader = lower(module)
+    assert offloader.sleep(["weights"]) == held([*module.parameters(), *module.buffers()]) + sum(
         parameter.nbytes for parameter in module.parameters()
     ) + sum(buffer.nbytes for name, buffer in module.named_buffers() if name != "again")
-    rest.wake(["weights"])
+    offloader.wake(["weights"])
     assert torch.equal(view, before)
 
 
@@ -150,16 +153,16 @@ def test_training_that_slept_or_keeps_its_optimizer_apart_goes_on_the_same(kind)
     for sleeps, apart in ((False, False), (True, False), (False, True), (True, True)):
         module = model()
         optimizer = _made(kind, [{"params": list(module.parameters())}], OptimizerSpec(0.01))
-        rest = lower(module, optimizer, apart)
+        offloader = lower(module, optimizer, apart)
         for _ in range(3):
             optimizer.zero_grad()
             module(torch.ones(4, 256)).square().sum().backward()
             assert not (apart and held(states(optimizer)))
-            with rest.with_optimizer():
+            with offloader.with_optimizer():
                 optimizer.step()
             if sleeps:
-                rest.sleep(["weights", "optimizer", "gradients"])
-                rest.wake(["weights", "optimizer", "gradients"])
+                offloader.sleep(["weights", "optimizer", "gradients"])
+                offloader.wake(["weights", "optimizer", "gradients"])
         runs.append([tensor.clone() for tensor in module.state_dict().values()])
     for run in runs[1:]:
         assert all(torch.equal(one, other) for one, other in zip(runs[0], run, strict=True))
@@ -175,7 +178,7 @@ def test_shares_of_fsdp_sleep_and_train_on_the_same(tmp_path):
             shared = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tiny_model(tmp_path / str(sleeps))))
             root = shard(shared, CPU, 1)
             optimizer = torch.optim.AdamW(shared.parameters(), lr=0.1)
-            rest = lower(shared, optimizer)
+            offloader = lower(shared, optimizer)
             for _ in range(3):
                 root(lambda shared=shared: {"": shared(torch.arange(8)[None]).logits})[""].square().sum().backward()
                 optimizer.step()
@@ -183,8 +186,8 @@ def test_shares_of_fsdp_sleep_and_train_on_the_same(tmp_path):
                 if sleeps:
                     tensors = [*shared.parameters(), *shared.buffers(), *states(optimizer)]
                     size = held(tensors)
-                    assert rest.sleep(["weights", "optimizer"]) == size > 0 == held(tensors)
-                    rest.wake(["weights", "optimizer"])
+                    assert offloader.sleep(["weights", "optimizer"]) == size > 0 == held(tensors)
+                    offloader.wake(["weights", "optimizer"])
             runs.append([whole(parameter).detach().clone() for parameter in shared.parameters()])
         assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
     finally:
@@ -230,12 +233,12 @@ def test_on_a_gpu_all_parts_move_to_the_host_and_training_goes_on_the_same():
         module = model(device)
         optimizer = torch.optim.AdamW(module.parameters(), lr=0.1, fused=True)
         trained(module, optimizer)
-        rest = Rest(module, optimizer, device)
+        offloader = Offloader(module, optimizer, device)
         if sleeps:
             free = torch.cuda.mem_get_info(device)[0]
-            freed = rest.sleep(["weights", "optimizer", "gradients"])
+            freed = offloader.sleep(["weights", "optimizer", "gradients"])
             assert freed >= 3 * sum(parameter.nbytes for parameter in module.parameters())
             assert torch.cuda.mem_get_info(device)[0] >= free + freed - (2 << 20)
-            rest.wake(["weights", "optimizer", "gradients"])
+            offloader.wake(["weights", "optimizer", "gradients"])
         runs.append(trained(module, optimizer))
     assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))

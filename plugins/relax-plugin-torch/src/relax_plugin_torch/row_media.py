@@ -21,7 +21,7 @@ from relax_core.media.store import MediaStore, key_texts
 COLUMN = "media"
 
 
-class Sight:
+class RowMedia:
     """The media of one model's rows."""
 
     def __init__(self, model: Any, location: str) -> None:
@@ -85,13 +85,15 @@ def towers(model: Any) -> list[nn.Module]:
     return [module for name, module in base.named_children() if name != "language_model"]
 
 
-def check_team_sees(spec: TrainerSpec, team: int) -> None:
+def check_media(spec: TrainerSpec, group_size: int) -> None:
     """No plan of a model cuts its towers."""
-    if spec.media and team > 1:
-        raise ConfigError("trainer.tensor_parallel", f"{team} with media", 'set it to 1; sharding = "fsdp" takes media')
+    if spec.media and group_size > 1:
+        raise ConfigError(
+            "trainer.tensor_parallel", f"{group_size} with media", 'set it to 1; sharding = "fsdp" takes media'
+        )
 
 
-def check_text(spec: TrainerSpec) -> None:
+def check_text_only(spec: TrainerSpec) -> None:
     """A scalar head would value placeholders instead of what they stand for."""
     if spec.media:
         raise ConfigError("media", f"a run whose {spec.role} gives scalars", "such models see text only so far")

@@ -62,12 +62,17 @@ def resume(
     overrides: Annotated[list[str] | None, typer.Argument(help="steps, eval, sinks or placement may change.")] = None,
     as_json: SummaryJson = False,
     anyway: Anyway = False,
+    step: Annotated[
+        int | None,
+        typer.Option(help="Go on from the checkpoint of this step; else from the newest that is whole."),
+    ] = None,
 ) -> None:
-    """Continue a run from its newest checkpoint."""
+    """Continue a run from its newest checkpoint whose files are whole, or from that of --step."""
     from relax_core.control.prepare import prepare_resume
     from relax_core.observe.run_directory import find_run
 
-    _run(prepare_resume(find_run(run), [*(overrides or []), *([UNCHECKED] if anyway else [])]), as_json)
+    changes = [*(overrides or []), *([UNCHECKED] if anyway else [])]
+    _run(prepare_resume(find_run(run), changes, step), as_json)
 
 
 def _run(prepared: Prepared, as_json: bool) -> None:

@@ -41,7 +41,7 @@ from relax_core.observe.provenance import provenance
 from relax_core.observe.run_directory import RunDirectory
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.host import announce
-from relax_core.roles.checkpoint import complete, newest
+from relax_core.roles.checkpoint import choose, complete
 from relax_core.runners.launch import Launch, Runner
 
 MAY_CHANGE = frozenset({"steps", "eval", "sinks", "placement", "run", "notify", "checkpoint"})
@@ -239,10 +239,11 @@ def prepare(
     return Prepared(catalogue, directory, tuple(stages), composed.notices, runner)
 
 
-def prepare_resume(run_dir: Path, overrides: Sequence[str]) -> Prepared:
-    """Continue a run from its newest checkpoint; a stage that has none yet begins anew.
+def prepare_resume(run_dir: Path, overrides: Sequence[str], step: int | None = None) -> Prepared:
+    """Continue a run from its newest whole checkpoint, or that of `step`; a stage that has none yet begins anew.
 
-    Raises ConfigError for a change that makes it another experiment, and where nothing is left to do.
+    Later checkpoints are set aside. Raises ConfigError for a change that makes it another experiment, and where nothing
+    is left to do.
     """
     for override in overrides:
         if override.partition("=")[0].partition(".")[0] not in MAY_CHANGE:
@@ -255,7 +256,10 @@ def prepare_resume(run_dir: Path, overrides: Sequence[str]) -> Prepared:
     paths = [own.path if own else run_dir for own in left]
     planned = plan_run([paths[0] / "config.toml"], overrides)
     config, catalogue, present = planned.composed.config, planned.catalogue, left[0]
-    resume = newest(paths[0]) if present is None or complete(paths[0] / "checkpoints") else None
+    done = sum(int(account["steps"]) for own in known if (account := own.account()))
+    begun = present is None or step is not None or complete(paths[0] / "checkpoints")
+    point = choose(paths[0], step, done) if begun else None
+    resume = point.resume if point is not None else None
     if present is None and resume is not None and resume.step >= config.steps:
         raise ConfigError("steps", f"{config.steps}, which the run has reached", "resume with more: steps=N")
     check_fits(config, catalogue, planned.stages[0].plan)
@@ -264,8 +268,9 @@ def prepare_resume(run_dir: Path, overrides: Sequence[str]) -> Prepared:
         directory.write_config(to_toml(config))
     elif overrides and present is not None:
         present.write(config)
+    if point is not None:
+        point.set_aside()
     stages: list[PreparedStage] = []
-    done = sum(int(account["steps"]) for own in known if (account := own.account()))
     for own, path in zip(left, paths, strict=True):
         if stages:
             config = compose([path / "config.toml"], (), catalogue, on_disk=False).config
@@ -277,7 +282,8 @@ def prepare_resume(run_dir: Path, overrides: Sequence[str]) -> Prepared:
         stages[0] = replace(stages[0], launch=replace(stages[0].launch, resume=resume, incarnation=incarnation))
     elif present is not None:
         present.discard_work()
-    return Prepared(catalogue, directory, tuple(stages), planned.composed.notices)
+    notices = (*planned.composed.notices, *(point.notices if point is not None else ()))
+    return Prepared(catalogue, directory, tuple(stages), notices)
 
 
 def make_launch(

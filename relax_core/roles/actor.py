@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 from relax_core.api.errors import InfrastructureError, RelaxError
@@ -11,7 +12,7 @@ from relax_core.api.plan import Operation, Reads
 from relax_core.api.role import Resume, Role
 from relax_core.api.weights import Version
 from relax_core.config.run_config import RunContext
-from relax_core.roles.checkpoint import Checkpoints, complete, read_state
+from relax_core.roles.checkpoint import Checkpoints, DamagedCheckpoint, complete, read_whole
 from relax_core.roles.publisher import Publisher
 from relax_core.roles.rank_group import RankGroup, TrainerDeviceLease
 from relax_core.roles.source import HeldOutEval
@@ -127,7 +128,13 @@ class Actor(Role):
         found = complete(Path(context.run_dir) / "checkpoints")
         if not returns.spend() or (context.resume is not None and not found):
             raise error
-        began, checkpoint = context.clock.now(), read_state(found[-1]) if found else None
+        began, checkpoint = context.clock.now(), None
+        if found:
+            try:
+                checkpoint, _ = await asyncio.to_thread(read_whole, found[-1])
+            except DamagedCheckpoint as damage:  # rows up to it are freed: only a resume issues them again
+                again = f"continue from the one before with `relax resume {context.run_dir}`"
+                raise DamagedCheckpoint(f"{damage}; {again}") from error
         code = error.exit_code if isinstance(error, InfrastructureError) else 1
         await run_status.emit(RoleFailed(self.name, str(error), code, fatal=False))
         context.doing("starting its ranks again")

@@ -8,7 +8,8 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from relax_core.api.events import CheckpointSaved
 from relax_core.api.role import Resume
 from relax_core.api.weights import Version
 from relax_core.config.run_config import RunContext
+from relax_core.roles.checkpoint_files import LIST, checksums, find_damage, sync, write_list
 from relax_core.roles.rank_group import RankGroup, TrainerDeviceLease
 
 SCHEMA = 1
@@ -50,7 +52,8 @@ class CheckpointPart:
 class Checkpoints:
     """Writes checkpoints when they are due and keeps the newest few.
 
-    A checkpoint: `due -> snapshot -> parts of other roles -> ledger -> files synced -> renamed to its name | removed`.
+    A checkpoint: `due -> snapshot -> parts of other roles -> ledger -> files synced and listed -> renamed to its name |
+    removed`.
 
     Invariants: at most one is being written; training goes on meanwhile, from what was copied; a directory without
     `.partial` in its name is complete.
@@ -115,16 +118,16 @@ class Checkpoints:
         final, context = self._root / f"step-{version.step:06d}", self._context
         with self._removed_after_errors(version, partial):
             await self._trainer.call("saved")
-            state = partial / "state.json"
-            state.write_text(json.dumps({"schema": SCHEMA, "step": version.step, "incarnation": version.incarnation}))
-            _sync(state)
-            _sync(partial)
+            known = {"schema": SCHEMA, "step": version.step, "incarnation": version.incarnation, "listed": True}
+            (partial / "state.json").write_text(json.dumps(known))
+            write_list(partial, await asyncio.to_thread(checksums, partial))
             shutil.rmtree(final, ignore_errors=True)
             os.replace(partial, final)
-            _sync(self._root)
+            sync(self._root)
         await context.bus.finalize(version.step)
         keep = context.config.checkpoint.keep
         for old in complete(self._root)[:-keep] if keep else []:
+            (old / "state.json").unlink(missing_ok=True)  # killed half-way through, it is no checkpoint
             shutil.rmtree(old, ignore_errors=True)
         await context.run_status.emit(CheckpointSaved(version.step, str(final), context.clock.now() - start))
 
@@ -142,15 +145,6 @@ class Checkpoints:
             raise InfrastructureError(f"checkpoint {place}: {why}{then}") from error
 
 
-def _sync(path: Path) -> None:
-    """Make a file, or the names in a directory, survive the machine."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _partial(run_dir: str, step: int) -> Path:
     """Return the directory in which a checkpoint is made."""
     return Path(run_dir) / "checkpoints" / f".partial-{step:06d}"
@@ -166,15 +160,90 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def newest(run_dir: Path) -> Resume:
-    """Find where a run continues. ConfigError when it has no checkpoint."""
+class DamagedCheckpoint(InfrastructureError):
+    """A checkpoint whose files are not those that were written: go on from another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """The checkpoint that a run goes on from, and what a person must know about the choice."""
+
+    resume: Resume
+    notices: tuple[str, ...] = ()
+    undone: tuple[Path, ...] = ()
+    """Later checkpoints, damaged or passed over: they belong to steps that the run takes back."""
+
+    def set_aside(self) -> None:
+        """Rename the later checkpoints, so that nothing goes on from steps that are taken back. Their bytes stay."""
+        for path in self.undone:
+            kept = path.with_name(f"undone-{step_of(path):06d}")
+            shutil.rmtree(kept, ignore_errors=True)
+            os.replace(path, kept)
+            sync(path.parent)
+
+
+def choose(run_dir: Path, step: int | None = None, steps_before: int = 0) -> ResumePoint:
+    """Choose the newest checkpoint whose files are as they were written, or the one of `step`, which must be.
+
+    Steps are told as those of the run, which had `steps_before` others in the stages before. Raises ConfigError where
+    there is no such checkpoint, and DamagedCheckpoint where none is whole.
+    """
     found = complete(run_dir / "checkpoints")
     if not found:
         raise ConfigError("run", str(run_dir), "it has no complete checkpoint to resume from; start it anew")
-    return read_state(found[-1])
+    steps = ", ".join(str(step_of(path) + steps_before) for path in found)
+    if step is not None:
+        wanted = [path for path in found if step_of(path) + steps_before == step]
+        if not wanted:
+            raise ConfigError("--step", str(step), f"the run has checkpoints of these steps: {steps}")
+        try:
+            resume, notice = read_whole(wanted[0])
+        except DamagedCheckpoint as error:
+            raise DamagedCheckpoint(f"{error}; the run has checkpoints of these steps: {steps}") from error
+        later = tuple(path for path in found if step_of(path) > resume.step)
+        passed = [f"going on from step {step}; {_kept(path)}" for path in later]
+        return ResumePoint(resume, (*notice, *passed), later)
+    problems: list[str] = []
+    damaged: list[Path] = []
+    for path in reversed(found):
+        try:
+            resume, notice = read_whole(path)
+        except DamagedCheckpoint as error:
+            problems.append(str(error))
+            damaged.append(path)
+            continue
+        goes_on = f"going on from step {resume.step + steps_before} before it"
+        lines = [f"{why}; {goes_on}; {_kept(bad)}" for why, bad in zip(problems, damaged, strict=True)]
+        return ResumePoint(resume, (*lines, *notice), tuple(damaged))
+    raise DamagedCheckpoint(f"{run_dir}: none of its checkpoints is whole: {'; '.join(problems)}; restore one of them")
+
+
+def _kept(path: Path) -> str:
+    return f"checkpoint {path.name} is kept as undone-{step_of(path):06d}, which may be deleted"
+
+
+def read_whole(checkpoint: Path) -> tuple[Resume, Sequence[str]]:
+    """Read the state of a checkpoint after a check of its files, with a notice where there is nothing to check them by.
+
+    Raises DamagedCheckpoint, and ConfigError for the schema of another version.
+    """
+    try:
+        resume = read_state(checkpoint)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedCheckpoint(
+            f"checkpoint {checkpoint.name} is damaged: state.json: it can't be read ({error})"
+        ) from error
+    if (schema := resume.state.get("schema")) != SCHEMA:
+        raise ConfigError("checkpoint", f"{checkpoint} of schema {schema}", "resume with the relax that wrote it")
+    if not resume.state.get("listed") and not (checkpoint / LIST).exists():
+        why = "as an earlier version wrote it: it is used, and its bytes are not checked"
+        return resume, (f"checkpoint {checkpoint.name} has no list of its files, {why}",)
+    if damage := find_damage(checkpoint):
+        raise DamagedCheckpoint(f"checkpoint {checkpoint.name} is damaged: {damage}")
+    return resume, ()
 
 
 def read_state(checkpoint: Path) -> Resume:
     """Read the state of a complete checkpoint."""
     state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
-    return Resume(state["step"], str(checkpoint), state)
+    return Resume(int(state["step"]), str(checkpoint), state)

@@ -105,8 +105,18 @@ def test_an_asynchronous_run_goes_on_where_it_was_killed_trains_nothing_twice_an
     reached = max(int(path.name.removeprefix("step-")) for path in (run / "checkpoints").glob("step-*"))
     again = relax("resume", run, f"steps={reached}", "--json")
     assert again.code == 2 and "which the run has reached; resume with more: steps=N" in again.json["error"]
+    missing = relax("resume", run, f"steps={reached + 4}", "--step", "3", "--json")
+    assert (
+        missing.code == 2
+        and f"the run has checkpoints of these steps: {reached - 4}, {reached}" in missing.json["error"]
+    )
+    (damaged,) = (run / f"checkpoints/step-{reached:06d}/trainer").glob("shard-00001-*.safetensors")
+    with damaged.open("r+b") as file:
+        file.truncate(1000)
     resumed = relax("resume", run, f"steps={reached + 4}", "--json")
     assert resumed.code == 0, resumed.err
+    assert f"trainer/{damaged.name}: it has 1000 bytes where " in resumed.err
+    assert f"going on from step {reached - 4} before it" in resumed.err
     account = resumed.json
     assert account["steps"] == reached + 4 and account["balanced"] and account["max_lag"] <= 1
     assert account["samples_issued"] == (

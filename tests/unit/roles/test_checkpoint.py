@@ -7,6 +7,7 @@ import asyncio
 import errno
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +16,9 @@ import pytest
 
 from relax_core.api.errors import ConfigError, InfrastructureError
 from relax_core.api.events import CheckpointSaved
+from relax_core.api.role import Resume
 from relax_core.api.weights import Version
-from relax_core.roles.checkpoint import Checkpoints, complete, newest
+from relax_core.roles.checkpoint import Checkpoints, DamagedCheckpoint, choose, complete, read_whole
 
 
 class Disk:
@@ -82,6 +84,10 @@ async def saved(made: Checkpoints, version: Version) -> Path:
     return complete(made._root)[-1]
 
 
+def chosen(folder: Path) -> Resume:
+    return choose(folder).resume
+
+
 def at(step: int, incarnation: int = 0) -> Version:
     return Version("actor", incarnation, step)
 
@@ -90,9 +96,11 @@ async def test_a_finished_checkpoint_holds_everything(tmp_path: Path) -> None:
     disk = Disk()
     path = await saved(checkpoints(tmp_path, disk), at(4, 1))
     assert (disk.final, disk.told) == ([4], ["step-000004"])
-    assert sorted(os.listdir(path)) == ["ledger.db", "state.json", "trainer"]
-    assert json.loads((path / "state.json").read_text()) == {"schema": 1, "step": 4, "incarnation": 1}
-    found = newest(tmp_path)
+    assert sorted(os.listdir(path)) == ["files.json", "ledger.db", "state.json", "trainer"]
+    assert json.loads((path / "state.json").read_text()) == {"schema": 1, "step": 4, "incarnation": 1, "listed": True}
+    listed = json.loads((path / "files.json").read_text())["files"]
+    assert sorted(listed) == ["ledger.db", "state.json", "trainer/weights"] and listed["ledger.db"][0] == len("whole")
+    found = chosen(tmp_path)
     assert (found.step, found.directory, found.state["incarnation"]) == (4, str(path), 1)
 
 
@@ -103,7 +111,7 @@ async def test_a_full_disk_leaves_the_former_one_and_nothing_half(tmp_path: Path
         InfrastructureError, match=r"step-000004.*No space left on device; free space, then `relax resume"
     ):
         await checkpoints(tmp_path, Disk(who)).save(at(4))
-    assert newest(tmp_path).step == 2
+    assert chosen(tmp_path).step == 2
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000002"]
 
 
@@ -112,14 +120,14 @@ async def test_one_that_was_cut_short_is_no_checkpoint_and_makes_room_for_the_ne
         await checkpoints(tmp_path, Disk("bus", KeyboardInterrupt())).save(at(4))
     assert complete(tmp_path / "checkpoints") == []
     await checkpoints(tmp_path, Disk()).save(at(4))
-    assert newest(tmp_path).step == 4
+    assert chosen(tmp_path).step == 4
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000004"]
 
 
 async def test_the_same_step_may_be_saved_again(tmp_path: Path) -> None:
     made = checkpoints(tmp_path, Disk())
     assert await saved(made, at(4)) == await saved(made, at(4, 1))
-    assert newest(tmp_path).state["incarnation"] == 1
+    assert chosen(tmp_path).state["incarnation"] == 1
 
 
 async def test_the_newest_few_are_kept(tmp_path: Path) -> None:
@@ -127,7 +135,7 @@ async def test_the_newest_few_are_kept(tmp_path: Path) -> None:
     for step in (2, 999_999, 1_000_000, 1_000_001):
         await made.save(at(step))
     assert [path.name for path in complete(tmp_path / "checkpoints")] == ["step-1000000", "step-1000001"]
-    assert newest(tmp_path).step == 1_000_001
+    assert chosen(tmp_path).step == 1_000_001
 
 
 @pytest.mark.parametrize(("every", "due"), [(0, []), (1, [1, 2, 3, 4]), (3, [3])])
@@ -138,7 +146,7 @@ def test_they_are_due_every_few_steps(tmp_path: Path, every: int, due: list[int]
 
 def test_a_run_without_one_says_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no complete checkpoint to resume from"):
-        newest(tmp_path)
+        chosen(tmp_path)
 
 
 async def test_one_that_is_written_behind_counts_when_all_of_it_is_on_disk(tmp_path: Path) -> None:
@@ -150,10 +158,10 @@ async def test_one_that_is_written_behind_counts_when_all_of_it_is_on_disk(tmp_p
     await made.save(at(4))
     await asyncio.sleep(0)
     await made.check()
-    assert (newest(tmp_path).step, disk.final) == (2, [2])
+    assert (chosen(tmp_path).step, disk.final) == (2, [2])
     disk.lands.set()
     await made.over()
-    assert (newest(tmp_path).step, disk.final) == (4, [2, 4])
+    assert (chosen(tmp_path).step, disk.final) == (4, [2, 4])
 
 
 async def test_the_next_one_waits_for_the_one_before(tmp_path: Path) -> None:
@@ -188,4 +196,119 @@ async def test_lost_ranks_leave_the_one_before(tmp_path: Path) -> None:
     disk.lands.clear()
     await made.save(at(4))
     await made.give_up()
-    assert (newest(tmp_path).step, disk.final) == (2, [2])
+    assert (chosen(tmp_path).step, disk.final) == (2, [2])
+
+
+# -- damage ---------------------------------------------------------------------------------------------------------
+
+
+async def three(folder: Path) -> list[Path]:
+    made = checkpoints(folder, Disk(), keep=3)
+    for step in (2, 4, 6):
+        await made.save(at(step))
+    return complete(folder / "checkpoints")
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["state.json", "files.json", "ledger.db", "trainer/weights"])
+@pytest.mark.parametrize("spoil", [truncate, flip, Path.unlink])
+async def test_a_damaged_checkpoint_is_passed_over_with_a_line_that_names_the_file(
+    tmp_path: Path, name: str, spoil: Callable[[Path], None]
+) -> None:
+    *_, before, last = await three(tmp_path)
+    spoil(last / name)
+    if not (last / "state.json").exists():  # without it there is no checkpoint at all
+        assert chosen(tmp_path).step == 4
+        return
+    with pytest.raises(DamagedCheckpoint):
+        read_whole(last)
+    point = choose(tmp_path)
+    assert (point.resume.step, point.resume.directory, point.undone) == (4, str(before), (last,))
+    (line,) = point.notices
+    assert line.startswith("checkpoint step-000006 is damaged: ") and "going on from step 4 before it" in line
+    assert f"{name}: " in line or name in ("state.json", "files.json")
+
+
+async def test_the_line_says_what_is_wrong(tmp_path: Path) -> None:
+    *_, last = await three(tmp_path)
+    flip(last / "trainer/weights")
+    (line,) = choose(tmp_path).notices
+    assert "trainer/weights: its checksum is not that of the bytes that were written" in line
+    truncate(last / "trainer/weights")
+    (line,) = choose(tmp_path).notices
+    assert "trainer/weights: it has 4 bytes where 5 were written" in line
+    (last / "trainer/weights").unlink()
+    (line,) = choose(tmp_path).notices
+    assert "trainer/weights: it is missing" in line
+
+
+async def test_several_damaged_ones_lead_to_the_last_whole_one_and_are_set_aside(tmp_path: Path) -> None:
+    first, second, last = await three(tmp_path)
+    truncate(last / "ledger.db")
+    flip(second / "trainer/weights")
+    point = choose(tmp_path)
+    assert point.resume.step == 2 and len(point.notices) == 2
+    point.set_aside()
+    names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert names == {"step-000002", "undone-000004", "undone-000006"}
+    again = choose(tmp_path)
+    assert (again.resume.directory, again.notices, again.undone) == (str(first), (), ())
+
+
+async def test_where_none_is_whole_each_is_told(tmp_path: Path) -> None:
+    for path in await three(tmp_path):
+        truncate(path / "ledger.db")
+    with pytest.raises(DamagedCheckpoint, match=r"none of its checkpoints is whole.*000006.*000004.*000002.*restore"):
+        choose(tmp_path)
+
+
+async def test_a_step_may_be_chosen_and_later_ones_are_set_aside(tmp_path: Path) -> None:
+    *_, last = await three(tmp_path)
+    point = choose(tmp_path, 4)
+    assert (point.resume.step, point.undone) == (4, (last,))
+    assert "checkpoint step-000006 is kept as undone-000006, which may be deleted" in point.notices[0]
+    with pytest.raises(ConfigError, match=r"--step.*5.*these steps: 2, 4, 6"):
+        choose(tmp_path, 5)
+    with pytest.raises(ConfigError, match=r"these steps: 12, 14, 16"):
+        choose(tmp_path, 6, steps_before=10)
+    assert choose(tmp_path, 14, steps_before=10).resume.step == 4
+    truncate(last / "ledger.db")
+    with pytest.raises(DamagedCheckpoint, match=r"ledger.db: it has 4 bytes.*these steps: 2, 4, 6"):
+        choose(tmp_path, 6)
+
+
+async def test_one_of_an_earlier_version_without_a_list_is_used_with_a_notice(tmp_path: Path) -> None:
+    path = await saved(checkpoints(tmp_path, Disk()), at(4))
+    (path / "files.json").unlink()
+    (path / "state.json").write_text(json.dumps({"schema": 1, "step": 4, "incarnation": 0}))
+    point = choose(tmp_path)
+    assert point.resume.step == 4
+    assert "has no list of its files, as an earlier version wrote it: it is used" in point.notices[0]
+
+
+async def test_one_of_another_schema_is_refused_and_not_passed_over(tmp_path: Path) -> None:
+    *_, last = await three(tmp_path)
+    (last / "state.json").write_text(json.dumps({"schema": 2, "step": 6, "incarnation": 0}))
+    with pytest.raises(ConfigError, match="of schema 2; resume with the relax that wrote it"):
+        choose(tmp_path)
+
+
+async def test_one_whose_deletion_was_cut_short_is_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = checkpoints(tmp_path, Disk(), keep=1)
+    await made.save(at(2))
+    with monkeypatch.context() as patch:
+        patch.setattr("relax_core.roles.checkpoint.shutil.rmtree", lambda *_, **__: None)
+        await made.save(at(4))
+    assert (tmp_path / "checkpoints/step-000002/trainer/weights").exists()
+    assert [path.name for path in complete(tmp_path / "checkpoints")] == ["step-000004"]

@@ -10,6 +10,7 @@ import pytest
 
 from relax_core.api.errors import WorkerDied
 from relax_core.api.events import RoleFailed, RoleRecovered, RolledBack, StepFinished
+from relax_core.roles.checkpoint import DamagedCheckpoint, choose
 from tests.unit.roles.simulated_run import Happening, RunOutcome, SimulatedRun
 
 STEPS, GROUPS = 8, 4
@@ -75,3 +76,20 @@ def test_one_that_gets_no_further_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(ExceptionGroup) as caught:
         simulated(tmp_path, again_and_again)
     assert [type(error) for error in caught.value.exceptions] == [WorkerDied]
+
+
+def test_a_damaged_checkpoint_is_not_restored_and_a_resume_goes_on_before_it(tmp_path: Path) -> None:
+    """Rows of the steps up to it are freed, so only a resume can go back further."""
+
+    async def damage(simulation: SimulatedRun) -> None:
+        while not (saved := tmp_path / "checkpoints/step-000004/trainer/step").exists():
+            await simulation.clock.sleep(0.01)
+        saved.write_text("5")
+        await kill_at(5)(simulation)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        simulated(tmp_path, damage)
+    (error,) = caught.value.exceptions
+    assert isinstance(error, DamagedCheckpoint)
+    assert "trainer/step: its checksum is not" in str(error) and "`relax resume" in str(error)
+    assert choose(tmp_path).resume.step == 2

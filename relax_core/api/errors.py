@@ -48,6 +48,10 @@ class RetryLater(InfrastructureError):
     """Ask for the newest weights once more: what was handed out is over, and nothing is wrong with the receiver."""
 
 
+class SourceUnavailable(InfrastructureError, ValueError):
+    """Read the source of a medium again later: its network or disk failed, which says nothing about its content."""
+
+
 class StaleFence(RelaxError):
     """Forget the lease: another holder has it now; nothing was written."""
 

@@ -20,6 +20,10 @@ class MediaRefused(Exception):
     """A medium can't be read, or a prompt and its media don't fit together: an outcome of the samples that need it."""
 
 
+class MediaUnavailable(MediaRefused):
+    """A medium can't be read at present, for reasons that its content does not prove: it may be there when asked for again."""
+
+
 class PromptTooLong(MediaRefused):
     """A prompt has with its media more tokens than it may."""
 

@@ -17,11 +17,13 @@ import stat
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
 from urllib.parse import parse_qs, quote, unquote, unquote_to_bytes
 from urllib.request import Request, urlopen
+
+from relax_core.api.errors import SourceUnavailable
 
 SCHEME = "cell:"
 ROWS_AT_ONCE = 8
@@ -59,8 +61,10 @@ def read_source(source: str, max_bytes: int = MAX_BYTES) -> bytes:
         try:
             with urlopen(Request(source, headers={"User-Agent": "relax"}), timeout=TIMEOUT_S) as answer:
                 data = answer.read(max_bytes + 1)
-        except (OSError, URLError) as error:
-            raise ValueError(f"{source} can't be fetched ({error}); is there a network? Else name a file") from error
+        except (OSError, HTTPException) as error:
+            raise SourceUnavailable(
+                f"{source} can't be fetched ({error}); is there a network? Else name a file"
+            ) from error
     elif separator and scheme != "file":
         raise ValueError(f"a source {shown(source)!r}; give a path, an http(s) URL or a data-URI")
     else:
@@ -71,7 +75,7 @@ def read_source(source: str, max_bytes: int = MAX_BYTES) -> bytes:
             with path.open("rb") as opened:
                 data = opened.read(max_bytes + 1)
         except OSError as error:
-            raise ValueError(f"{path} can't be read ({error.strerror or error})") from error
+            raise SourceUnavailable(f"{path} can't be read ({error.strerror or error})") from error
     if len(data) > max_bytes:
         raise ValueError(f"more than {max_bytes} bytes")
     if not data:
@@ -141,7 +145,7 @@ def cell_value(cell: EmbeddedMedia) -> Any:
             raise ValueError(f"{cell.file} can't be read ({error})") from error
         return _inside(column, cell.at[1:])
     except OSError as error:
-        raise ValueError(f"{cell.file} can't be read ({error.strerror or error})") from error
+        raise SourceUnavailable(f"{cell.file} can't be read ({error.strerror or error})") from error
     except ImportError as error:
         raise ValueError(f"{cell.file} needs pyarrow: pip install relax-core[tables]") from error
 

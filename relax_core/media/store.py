@@ -3,13 +3,16 @@
 
 A medium is one safetensors file, written once and whole, that readers map into memory where it is large: rows and requests
 carry its key, never its tensors. Each file holds the fingerprint of its tensors, checked when it is opened, so that trainer and
-engine read the same bits.
+engine read the same bits. A damaged file is moved to the folder `damaged`, where nobody reads it, and where the process that
+knows the medium's source sees that it must be made again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -27,24 +30,38 @@ _KEPT_BYTES = 1 << 28
 """Of media that a reader keeps; what is dropped is read again from the directory."""
 _MAPPED_BYTES = 1 << 20
 """Smaller files are read: each that is mapped holds a descriptor, and a process may have few of them."""
+DAMAGED = "damaged"
+"""Folder of the store with a file for each medium that is to be made again, under its key."""
+RESTORE_S = 15.0
+"""Longest wait of an engine or a trainer for a medium that is made again; an engine that is silent for longer is replaced."""
+_LOOK_S = 0.05
 
 
 class MediaStore:
-    """One process's view of the directory."""
+    """One process's view of the directory.
 
-    def __init__(self, directory: str | Path, keep_bytes: int = _KEPT_BYTES) -> None:
-        self._directory, self._keep_bytes = Path(directory), keep_bytes
+    A file: `absent -> whole -> absent` (evicted), or `whole -> damaged -> whole` (made again from its source).
+
+    Invariants:
+    - A file has its name only when all its bytes are on the disk.
+    - Tensors whose fingerprint is not the one that was written are never returned.
+    """
+
+    def __init__(self, directory: str | Path, keep_bytes: int = _KEPT_BYTES, restore_s: float = 0.0) -> None:
+        """`restore_s`: longest wait for a medium that is missing or damaged, while a `MediaPipeline` makes it again."""
+        self._directory, self._keep_bytes, self._restore_s = Path(directory), keep_bytes, restore_s
         self._kept: OrderedDict[str, ProcessedMedia] = OrderedDict()
         self._kept_bytes = 0
 
     def put(self, media: ProcessedMedia) -> None:
-        """Keep a medium, unless its key is there: the same key is the same bits. InfrastructureError where it can't be
-        written."""
+        """Keep a medium, unless its key is there and whole: the same key is the same bits. InfrastructureError where it can't
+        be written."""
         path = self._path(media.key)
         try:
             os.utime(path)  # it is used again
+            self._read(media.key)
             return
-        except OSError:  # it is not there, and writing tells if it can't be
+        except (OSError, InfrastructureError):  # it is not there or damaged, and writing tells if it can't be
             pass
         facts = {
             "fingerprint": _fingerprint(media.tensors),
@@ -57,11 +74,20 @@ class MediaStore:
         return self._path(key).is_file()
 
     def get(self, key: str) -> ProcessedMedia:
-        """Return a medium; InfrastructureError where it is not there or damaged."""
+        """Return a medium; InfrastructureError where it is not there or damaged, and was not made again in time."""
         if (kept := self._kept.get(key)) is not None:
             self._kept.move_to_end(key)
             return kept
-        media = self._read(key)
+        try:
+            media = self._read(key)
+        except InfrastructureError:
+            self.set_aside(key)
+            until = time.monotonic() + self._restore_s
+            while key not in self:
+                if time.monotonic() >= until:
+                    raise
+                time.sleep(_LOOK_S)
+            media = self._read(key)
         self._kept[key] = media
         self._kept_bytes += media.size_bytes
         while self._kept_bytes > self._keep_bytes and len(self._kept) > 1:
@@ -94,6 +120,28 @@ class MediaStore:
                 path.unlink(missing_ok=True)
         return {key: size for _, key, size in sorted(files)}
 
+    def set_aside(self, key: str) -> None:
+        """Move a medium's file to where nobody reads it, and ask for it to be made again, also where the file is lost."""
+        path, aside = self._path(key), self._directory / DAMAGED / key
+        with contextlib.suppress(OSError):  # a directory that can't be written to keeps it: it is still never returned
+            aside.parent.mkdir(exist_ok=True)
+            try:
+                path.replace(aside)
+            except FileNotFoundError:
+                aside.touch()
+
+    def damaged(self) -> list[str]:
+        """Return the keys of media that are to be made again."""
+        try:
+            return [name for name in os.listdir(self._directory / DAMAGED) if name.isalnum()]
+        except OSError:
+            return []
+
+    def clear_damaged(self, key: str) -> None:
+        """Delete what is left of a damaged medium: it is there again, or nobody here knows its source."""
+        with contextlib.suppress(OSError):
+            (self._directory / DAMAGED / key).unlink()
+
     def remove(self, key: str) -> None:
         """Delete its file: who has it mapped can read on, nobody else can open it."""
         self._path(key).unlink(missing_ok=True)
@@ -116,10 +164,10 @@ class MediaStore:
 
 
 def write_media_file(path: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Write a file of these parts, or none. InfrastructureError where it can't be written."""
+    """Write a file of these parts to the disk, or none. InfrastructureError where it can't be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, path.with_suffix(f".{os.getpid()}"), parts)
+        write_whole(path, path.with_suffix(f".{os.getpid()}"), parts, durable=True)
     except OSError as error:
         fix = "free space there (rollout.media_store_mb bounds the store), then `relax resume` the run"
         raise InfrastructureError(f"media store: {path} can't be written ({error.strerror or error}); {fix}") from error

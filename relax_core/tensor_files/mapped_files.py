@@ -132,12 +132,24 @@ class Overwritten:
             os.close(self._lock)
 
 
-def write_whole(path: Path, partial: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Write a file of these parts: it appears whole, or not at all and nothing half written (`partial`) stays."""
+def write_whole(path: Path, partial: Path, parts: Iterable[bytes | memoryview], durable: bool = False) -> None:
+    """Write a file of these parts: it appears whole, or not at all and nothing half written (`partial`) stays.
+
+    A `durable` file is on the disk when this returns, so that a power cut leaves it whole too; files in memory need it not.
+    """
     try:
         with partial.open("wb") as file:
             file.writelines(parts)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         partial.rename(path)
+        if durable:
+            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
     except BaseException:
         with contextlib.suppress(OSError):  # the first error is the one to tell
             partial.unlink(missing_ok=True)

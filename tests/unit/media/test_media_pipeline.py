@@ -15,14 +15,15 @@ import pytest
 from relax_core.api import Chosen, Media, Message, Rendered
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.task import Part
-from relax_core.data.media_pipeline import MediaPipeline
+from relax_core.data.media_pipeline import ATTEMPTS, BACKOFF_S, HOLD_OFF_S, RESTORE_POLL_S, MediaPipeline
 from relax_core.data.placeholders import MediaRefused
 from relax_core.media.store import MediaStore
 from relax_core.runners.local.workers import LocalWorkers
+from tests.unit.media.test_media_store import DAMAGES
 from tests.unit.sampling.toy_policy import Letters
 
 PROCESSOR = '''
-import os, time
+import os, resource, time
 import numpy as np
 from relax_core.api import ModalityProcessor, Options, ProcessedMedia
 from relax_core.media.source import content_key
@@ -48,6 +49,8 @@ class Words(ModalityProcessor[WordsOptions]):
             time.sleep(1000)
         if data == b"exit":
             os._exit(3)
+        if data == b"full":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (16, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
         if data == b"bad":
             raise ValueError("a medium of bad bytes")
         if data == b"fault":
@@ -63,6 +66,23 @@ class Words(ModalityProcessor[WordsOptions]):
 HOLE = 0x2588
 
 
+class FastClock:
+    """A clock whose sleeps end at once, and add up."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.slept: list[float] = []
+
+    def now(self) -> float:
+        return self.seconds
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds != RESTORE_POLL_S:
+            self.seconds += seconds
+            self.slept.append(seconds)
+        await asyncio.sleep(0.001)
+
+
 class Shown(Letters):
     """Letters, and a block where an image is."""
 
@@ -71,9 +91,14 @@ class Shown(Letters):
 
 @asynccontextmanager
 async def pipeline(
-    tmp_path: Path, limit_bytes: int | None = None, known_groups: int = 0, **keys: Any
+    tmp_path: Path,
+    limit_bytes: int | None = None,
+    known_groups: int = 0,
+    clock: Any = None,
+    script: str = PROCESSOR,
+    **keys: Any,
 ) -> AsyncIterator[tuple[MediaPipeline, Path]]:
-    (tmp_path / "words.py").write_text(PROCESSOR)
+    (tmp_path / "words.py").write_text(script)
     log = tmp_path / "log"
     log.touch()
     children = LocalWorkers([str(tmp_path / "words.py")])
@@ -81,7 +106,7 @@ async def pipeline(
         chosen=Chosen("modality-processor", "words", {"log": str(log)}), name="words",
         **{"timeout_s": 30.0, "memory_mb": 3000, "max_mb": 1, **keys},
     )  # fmt: skip
-    made = MediaPipeline([choice], children, str(tmp_path / "media"), {}, Shown(), limit_bytes)
+    made = MediaPipeline([choice], children, str(tmp_path / "media"), {}, Shown(), limit_bytes, clock or FastClock())
     try:
         await made.start(known_groups)
         yield made, log
@@ -137,7 +162,8 @@ async def test_what_breaks_is_refused_by_name_and_the_others_go_on(tmp_path):
                 with pytest.raises(MediaRefused, match=reason):
                     await made.prepare([said(f"data:,{word}")])
             await made.prepare([said(f"data:,fine{word}")])
-        assert [log.read_text().split().count(word) for word in reasons] == [1] * 5
+        counts = [log.read_text().split().count(word) for word in reasons]
+        assert counts == [1, *[ATTEMPTS] * 4], "only the content of a medium proves that it can't be read"
         with pytest.raises(MediaRefused, match="No such file"):
             await made.prepare([said(str(tmp_path / "none"))])
         with pytest.raises(MediaRefused, match="more than 1048576 bytes"):
@@ -165,3 +191,88 @@ async def test_a_store_that_can_not_be_written_is_no_fault_of_the_medium(tmp_pat
         assert (
             len(made.fill_placeholders(rendered([said(str(tmp_path / "a"))]), [said(str(tmp_path / "a"))]).media) == 1
         )
+
+
+async def test_a_failure_that_the_content_does_not_prove_is_tried_again_and_then_held_off(tmp_path):
+    source, clock = tmp_path / "a", FastClock()
+    messages = [said(f"file://{source}")]
+    async with pipeline(tmp_path, clock=clock) as (made, log):
+        for hold_off_s in (HOLD_OFF_S, 2 * HOLD_OFF_S):
+            with pytest.raises(MediaRefused, match=rf"No such file.*tried {ATTEMPTS} times"):
+                await made.prepare(messages)
+            assert clock.slept == [BACKOFF_S, 2 * BACKOFF_S], "attempts are bounded, and further and further apart"
+            with pytest.raises(MediaRefused, match=rf"No such file.*tried again in {hold_off_s:.0f} s"):
+                await made.prepare(messages)
+            clock.seconds += hold_off_s
+            clock.slept.clear()
+        source.write_bytes(b"abc")
+        await made.prepare(messages)
+        assert log.read_text().split() == ["abc"] and not made._outages
+
+
+async def test_a_process_that_somebody_killed_costs_no_sample(tmp_path):
+    flag = tmp_path / "flag"
+    script = PROCESSOR.replace('if data == b"exit":', f'if data == b"exit" and not os.path.exists({str(flag)!r}):')
+    script = script.replace("os._exit(3)", f"open({str(flag)!r}, 'w').close(); os.kill(os.getpid(), 9)")
+    async with pipeline(tmp_path, script=script) as (made, log):
+        await asyncio.gather(*(made.prepare([said("data:,exit")]) for _ in range(4)))
+        assert flag.exists() and log.read_text().split() == ["exit"] * 2
+
+
+async def test_one_who_goes_leaves_the_others_their_medium(tmp_path):
+    async with pipeline(tmp_path) as (made, _):
+        first, *others = (asyncio.create_task(made.prepare([said("data:,abc")])) for _ in range(3))
+        while not made._known:
+            await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.gather(*others)
+        assert first.cancelled()
+
+
+async def test_a_full_disk_is_told_to_all_who_asked_and_leaves_nothing_half_written(tmp_path):
+    async with pipeline(tmp_path) as (made, _):
+        asked = (made.prepare([said("data:,full")]) for _ in range(3))
+        for error in await asyncio.gather(*asked, return_exceptions=True):
+            assert isinstance(error, InfrastructureError) and "can't be written (File too large); free space" in str(
+                error
+            )
+        assert list((tmp_path / "media").iterdir()) == [] and not made._known
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+async def test_a_damaged_medium_is_made_again_from_its_source_while_its_reader_waits(tmp_path, damage):
+    messages = [said("data:,abcd")]
+    async with pipeline(tmp_path, limit_bytes=1 << 20) as (made, log):
+        await made.prepare(messages, 0)
+        (key,) = made.fill_placeholders(rendered(messages), messages).media
+        path = tmp_path / "media" / f"{key}.media"
+        path.write_bytes(damage(path.read_bytes()))
+        got = await asyncio.to_thread(MediaStore(tmp_path / "media", restore_s=30.0).get, key)
+        assert got.tensors["x"].tobytes() == b"abcd" and log.read_text().split() == ["abcd"] * 2
+        while MediaStore(tmp_path / "media").damaged():
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+async def test_the_next_run_does_not_take_over_a_damaged_medium(tmp_path, damage):
+    messages = [said("data:,abcd")]
+    async with pipeline(tmp_path) as (made, _):
+        await made.prepare(messages)
+        (key,) = made.fill_placeholders(rendered(messages), messages).media
+    path = tmp_path / "media" / f"{key}.media"
+    path.write_bytes(damage(path.read_bytes()))
+    async with pipeline(tmp_path) as (made, _):
+        await made.prepare(messages)
+    assert MediaStore(tmp_path / "media").get(key).tensors["x"].tobytes() == b"abcd"
+
+
+@pytest.mark.parametrize("lose", [Path.unlink, lambda path: path.write_bytes(b"")])
+async def test_a_medium_whose_file_was_lost_or_cut_off_is_made_again_for_the_next_group(tmp_path, lose):
+    messages = [said("data:,abcd")]
+    async with pipeline(tmp_path, limit_bytes=1 << 20) as (made, log):
+        await made.prepare(messages, 0)
+        (key,) = made.fill_placeholders(rendered(messages), messages).media
+        lose(tmp_path / "media" / f"{key}.media")
+        await made.prepare(messages, 1)
+        assert MediaStore(tmp_path / "media").get(key).tensors["x"].tobytes() == b"abcd"
+        assert log.read_text().split() == ["abcd"] * 2

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The media store: what is put is what is got, by whoever has the directory; damage is found."""
 
+import os
 import resource
+import shutil
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -115,3 +120,93 @@ def test_a_medium_that_no_space_is_left_for_is_told_and_nothing_half_stays(tmp_p
     assert list(tmp_path.iterdir()) == []
     store.put(medium)
     assert KEY in MediaStore(tmp_path)
+
+
+def test_damage_is_never_read_again_and_is_written_anew(tmp_path):
+    store, medium = MediaStore(tmp_path), ProcessedMedia(KEY, {"x": np.arange(9)}, 1)
+    for damage in DAMAGES.values():
+        store.put(medium)
+        path = tmp_path / f"{KEY}.media"
+        path.write_bytes(damage(path.read_bytes()))
+        with pytest.raises(InfrastructureError, match="can't be read"):
+            MediaStore(tmp_path).get(KEY)
+        assert KEY not in store and store.damaged() == [KEY]
+        store.put(medium)
+        assert MediaStore(tmp_path).get(KEY).tensors["x"].tolist() == list(range(9))
+        path.write_bytes(damage(path.read_bytes()))
+        MediaStore(tmp_path).put(medium)
+        assert MediaStore(tmp_path).get(KEY).tensors["x"].tolist() == list(range(9))
+        store.clear_damaged(KEY)
+        path.unlink()
+
+
+def _calls(monkeypatch, at=None):
+    """Note the calls that make a file durable, and kill this process before the one at this place."""
+    done = []
+
+    def noted(name, call, target):
+        def own(*args):
+            if len(done) == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            done.append((name, target(*args)))
+            return call(*args)
+
+        monkeypatch.setattr(os, name, own)
+
+    def of(file):
+        return os.readlink(f"/proc/self/fd/{file}") if isinstance(file, int) else str(file)
+
+    noted("fsync", os.fsync, of)
+    noted("rename", os.rename, lambda source, target, **_: of(target))
+    return done
+
+
+def test_a_medium_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    done = _calls(monkeypatch)
+    MediaStore(tmp_path).put(ProcessedMedia(KEY, {"x": np.zeros(1000)}, 1))
+    partial, path = tmp_path / f"{KEY}.{os.getpid()}", tmp_path / f"{KEY}.media"
+    assert done == [("fsync", str(partial)), ("rename", str(path)), ("fsync", str(tmp_path))]
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_a_writer_that_is_killed_at_any_point_leaves_a_whole_file_or_none(tmp_path, monkeypatch, at):
+    medium = ProcessedMedia(KEY, {"x": np.arange(1000)}, 1)
+    child = os.fork()
+    if not child:
+        _calls(monkeypatch, at)
+        MediaStore(tmp_path).put(medium)
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    store = MediaStore(tmp_path)
+    assert list(store.found()) == ([KEY] if at == 2 else [])
+    assert {path.suffix for path in tmp_path.iterdir()} <= {".media"}
+    store.put(medium)
+    assert store.get(KEY).tensors["x"].tolist() == list(range(1000))
+
+
+FULL = """
+import pathlib, sys, numpy as np
+from relax_core.api.errors import InfrastructureError
+from relax_core.api.modality import ProcessedMedia
+from relax_core.media.store import MediaStore
+folder = pathlib.Path(sys.argv[1])
+store, medium = MediaStore(folder), ProcessedMedia("ab" * 16, {"x": np.zeros(100_000, np.uint8)}, 1)
+try:
+    store.put(medium)
+except InfrastructureError as error:
+    print(error)
+print([path.name for path in folder.iterdir()], len(store.found()))
+"""
+
+
+def test_a_disk_that_is_full_is_told_and_nothing_half_stays(tmp_path):
+    mount = ["unshare", "-rm", "sh", "-c"]
+    small = f"mount -t tmpfs -o size=64k none {tmp_path}"
+    if not shutil.which("unshare") or subprocess.run([*mount, small], check=False, capture_output=True).returncode:
+        pytest.skip("this machine lets nobody mount a small disk; the limit on a file's size shows the same elsewhere")
+    done = subprocess.run(
+        [*mount, f'{small} && exec "$0" "$@"', sys.executable, "-c", FULL, str(tmp_path)],
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert "can't be written (No space left on device); free space there" in done.stdout
+    assert done.stdout.endswith("[] 0\n")

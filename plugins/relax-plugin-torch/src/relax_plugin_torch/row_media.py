@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from relax_core import learn
 from relax_core.api import ConfigError, ProcessedMedia, RowBatch, TrainerSpec
 from relax_core.learn.huggingface import MediaInputs, conserved
-from relax_core.media.store import MediaStore, key_texts
+from relax_core.media.store import RESTORE_S, MediaStore, key_texts
 
 COLUMN = "media"
 
@@ -27,7 +27,7 @@ class RowMedia:
     def __init__(self, model: Any, location: str) -> None:
         self._inputs = MediaInputs(model)
         self._holds = self._inputs.holds
-        self._store = MediaStore(location) if location else None
+        self._store = MediaStore(location, restore_s=RESTORE_S) if location else None
 
     def of(self, rows: RowBatch) -> list[list[ProcessedMedia]]:
         """Return the media of each row. ValueError where rows show media and this run has no store of them."""

@@ -18,7 +18,7 @@ from relax_core.api.plan import Estimate, Workload
 from relax_core.api.weights import PLAIN, Manifest, Resident as ValueOf, combined_fingerprint
 from relax_core.engine_kit.model_weights import StagedAdapter
 from relax_core.engine_kit.threaded_engine import Arriving, ThreadedEngine
-from relax_core.media.store import MediaStore
+from relax_core.media.store import RESTORE_S, MediaStore
 from relax_plugin_transformers.estimate import estimate
 from relax_plugin_transformers.loading import context_limit, load_model, read_config
 from relax_plugin_transformers.options import TransformersOptions
@@ -64,7 +64,7 @@ class TransformersEngine(ThreadedEngine["Decoder", TransformersOptions]):
         self._weights = Resident(module)
         self._adapters, self._known = Adapters(self._weights), self._weights.infos()
         self._base = combined_fingerprint(self._known.values())
-        store = MediaStore(spec.media) if spec.media else None
+        store = MediaStore(spec.media, restore_s=RESTORE_S) if spec.media else None
         model = CausalModel(module, self.options.max_prefill_tokens, store)
         self._vocab_size = model.vocab_size
         self._thread = Decoder(

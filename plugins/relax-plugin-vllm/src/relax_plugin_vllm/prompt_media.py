@@ -21,7 +21,7 @@ from vllm.multimodal.processing import BaseDummyInputsBuilder, BaseMultiModalPro
 from relax_core.api.errors import ConfigError
 from relax_core.api.modality import ProcessedMedia
 from relax_core.learn.huggingface import conserved
-from relax_core.media.store import MediaStore
+from relax_core.media.store import RESTORE_S, MediaStore
 from relax_plugin_vllm.cpu_stand_ins import imported
 from relax_plugin_vllm.environment import on_gpu
 
@@ -41,7 +41,7 @@ class PromptMedia:
     """The media inputs of one engine; `directory` is the run's media store, empty where the run has no media."""
 
     def __init__(self, directory: str, config: Any) -> None:
-        self._store = MediaStore(directory) if directory else None
+        self._store = MediaStore(directory, restore_s=RESTORE_S) if directory else None
         self._image: int | None = getattr(config, "image_token_id", None)
         self.takes_images = self._image is not None
         self.weights_epoch = 0

@@ -21,7 +21,7 @@ from relax_core.api.modality import ModalityProcessor
 from relax_core.api.trainer import Trainer
 from relax_core.api.weights import WeightTransport
 from relax_core.config.model_folder import folder_errors, model_context, vocabulary_size
-from relax_core.config.run_config import RunConfig
+from relax_core.config.run_config import EnvironmentKeys, RunConfig
 from relax_core.config.tables import CriticTable, RankPlacement
 from relax_core.registry.catalogue import Catalogue
 
@@ -39,7 +39,7 @@ def combination_errors(config: RunConfig, catalogue: Catalogue) -> list[ConfigEr
     generated = own.source is Source.ROLLOUT
     return [
         *_sampling_errors(config, found, generated),
-        *_environment_errors(config, found),
+        *_environment_errors(config, catalogue, found),
         *_engine_errors(config, catalogue, generated),
         *_pool_errors(config),
         *_batch_errors(config, generated),
@@ -69,8 +69,22 @@ def _sampling_errors(config: RunConfig, algorithms: dict[str, type[Algorithm]], 
         yield ConfigError("max_staleness", config.max_staleness, "deterministic = true needs max_staleness = 0")
 
 
-def _environment_errors(config: RunConfig, algorithms: dict[str, type[Algorithm]]) -> Errors:
-    """Refuse environments that tasks can't tell apart, and algorithms of theirs that need something else of the run."""
+def _environment_errors(config: RunConfig, catalogue: Catalogue, algorithms: dict[str, type[Algorithm]]) -> Errors:
+    """Refuse environments that tasks can't tell apart, processes for those that have none, and algorithms of theirs that
+    need something else of the run."""
+    tables = {
+        "environment": config.environment,
+        **{f"environments.{at}": one for at, one in enumerate(config.environments)},
+    }
+    for key, choice in tables.items():
+        if (
+            choice.isolation == "auto"
+            and cast(type[Environment], catalogue.target("environment", choice.name)).in_process
+        ):
+            for name in ("workers", "memory_mb", "retries"):
+                if getattr(choice, name) != EnvironmentKeys.model_fields[name].default:
+                    fix = f'{choice.name} runs in the rollout\'s own process: leave it out, or set {key}.isolation = "shared"'
+                    yield ConfigError(f"{key}.{name}", getattr(choice, name), fix)
     names = [config.environment.name, *(one.name for one in config.environments)]
     first = algorithms[config.algorithm.name]
     for at, one in enumerate(config.environments):

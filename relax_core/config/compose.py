@@ -48,7 +48,7 @@ from relax_core.config.run_config import (
     RUNNER_BUS,
     Choice,
     Core,
-    EnvironmentChoice,
+    FurtherEnvironmentChoice,
     RunConfig,
     keys_model,
     table_keys,
@@ -226,7 +226,7 @@ def _component(kind: Kind, key: str, node: Node, catalogue: Catalogue, problems:
     chosen = Chosen(kind.name, name, valid.model_dump(mode="json", exclude_none=True))
     _, form = COMPONENT_TABLES.get(kind.table, (None, Choice))
     choice = form(chosen=chosen, **dict(own))
-    if isinstance(choice, EnvironmentChoice) and choice.algorithm:
+    if isinstance(choice, FurtherEnvironmentChoice) and choice.algorithm:
         learner = _component(BY_TABLE["algorithm"], f"{key}.algorithm", entry["algorithm"], catalogue, problems)
         return learner and choice.model_copy(update={"algorithm": learner.dump()})
     return choice

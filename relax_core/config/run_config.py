@@ -119,13 +119,36 @@ class MediaChoice(MediaKeys, Choice):
 
 
 class EnvironmentKeys(Options):
-    """The core's keys of a further environment."""
+    """The core's keys of an environment."""
+
+    isolation: Literal["auto", "shared", "sample"] = "auto"
+    """`shared`: killable processes, each with many samples at once; `sample`: processes with one sample at a time, so that
+    none feels another; `auto`: in the rollout's own process where the class declares that it can't block or crash
+    (`in_process`), else `shared`."""
+    workers: PositiveInt = 1
+    """Processes. With `isolation = "sample"` no more samples than that are played at once."""
+    timeout_s: PositiveFloat = 60.0
+    """Longest time of one call of an instance (of `run`: between two turns of the policy); then the outcome of its sample
+    is `environment_timeout`."""
+    memory_mb: NonNegativeInt = 0
+    """Memory limit of each process; 0: none."""
+    retries: PositiveInt = 2
+    """Times that a sample is played again after its process ended or fell silent, in the end alone in a process: only
+    what breaks one that no other sample was in has the outcome of that."""
+
+
+class FurtherEnvironmentKeys(EnvironmentKeys):
+    """The core's keys of an environment beside the run's first."""
 
     algorithm: dict[str, Any] = {}
     """What learns from tasks of this environment: a name, or a table with a name and its options. Empty: the run's."""
 
 
 class EnvironmentChoice(EnvironmentKeys, Choice):
+    """An environment."""
+
+
+class FurtherEnvironmentChoice(FurtherEnvironmentKeys, EnvironmentChoice):
     """An environment for the tasks that name it."""
 
     @property
@@ -136,7 +159,8 @@ class EnvironmentChoice(EnvironmentKeys, Choice):
 
 
 COMPONENT_TABLES: dict[str, tuple[type[Options], type[Choice]]] = {
-    "environments": (EnvironmentKeys, EnvironmentChoice),
+    "environment": (EnvironmentKeys, EnvironmentChoice),
+    "environments": (FurtherEnvironmentKeys, FurtherEnvironmentChoice),
     "engine": (BackendKeys, BackendChoice),
     "trainer": (BackendKeys, BackendChoice),
     "rewards": (RewardKeys, RewardChoice),
@@ -144,7 +168,7 @@ COMPONENT_TABLES: dict[str, tuple[type[Options], type[Choice]]] = {
     "weights": (WeightKeys, WeightChoice),
 }
 """Component tables with keys of the core: the model of these keys, and the resolved form."""
-OUTLIVE_NAME = frozenset({"weight", "timeout_s", "memory_mb", "only", *WeightKeys.model_fields})
+OUTLIVE_NAME = frozenset({"weight", "only", "memory_mb", *EnvironmentKeys.model_fields, *WeightKeys.model_fields})
 """Core keys that say nothing about the component, and so stay when another one is chosen."""
 DEFAULT_NAMES = {
     "engine": "transformers",
@@ -209,7 +233,7 @@ class RunConfig(Core):
     """What learns from the rows."""
     rewards: tuple[RewardChoice, ...] = ()
     """Judges of samples."""
-    environment: Choice
+    environment: EnvironmentChoice
     """What answers the policy."""
     media: tuple[MediaChoice, ...] = ()
     """Processors of images, videos and sounds."""
@@ -233,7 +257,7 @@ class RunConfig(Core):
     """Transport of published weights."""
     scaling: Choice | None = None
     """Policy for the number of engines."""
-    environments: tuple[EnvironmentChoice, ...] = ()
+    environments: tuple[FurtherEnvironmentChoice, ...] = ()
     """Further ones, for tasks that name them."""
 
     def dump(self) -> dict[str, Any]:

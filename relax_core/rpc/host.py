@@ -34,6 +34,7 @@ FLUSH_S = 0.02
 """Longest time that a finished result waits for others before it is sent."""
 HEARTBEAT_S = 0.5
 """Interval at which a process shows that its event loop is alive while it waits for its parent, or runs a long call."""
+LOOP_CHECK_S = 0.1
 DONE, FAILED, LATE = "done", "failed", "late"
 Result: TypeAlias = list[Any]
 """[number of the item, DONE with its value | FAILED with a Failure | LATE with None]."""
@@ -147,6 +148,7 @@ class IsolatedHost:
 
     def __init__(self) -> None:
         self.parent = ParentChannel()
+        self.blocked = BlockedTime()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="isolated")
 
     # -- for subclasses -------------------------------------------------------------------------------------------
@@ -191,13 +193,15 @@ class IsolatedHost:
                 if replace:
                     return
 
-    async def long_call(self, method: str, *args: Any) -> AsyncIterator[Any]:
-        """Run a coroutine method without a deadline: yield heartbeats (None) until its result stands in a list."""
+    async def long_call(self, heartbeat_s: float, method: str, *args: Any) -> AsyncIterator[tuple[float, list[Any]]]:
+        """Run a coroutine method without a deadline: yield heartbeats until its result stands in the list; each with the
+        seconds in which the event loop stood still so far."""
         work = asyncio.ensure_future(getattr(self, method)(*args))
         try:
-            while not work.done():
-                await asyncio.wait({work}, timeout=HEARTBEAT_S)
-                yield [work.result()] if work.done() and not work.cancelled() else None
+            with self.blocked.watched() as blocked_s:
+                while not work.done():
+                    await asyncio.wait({work}, timeout=heartbeat_s)
+                    yield blocked_s(), [work.result()] if work.done() and not work.cancelled() else []
         finally:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
@@ -326,6 +330,43 @@ class ParentChannel:
             future.set_exception(raised(failure, "parent"))
         else:
             future.set_result(value)
+
+
+class BlockedTime:
+    """Seconds in which an event loop stood still: a deadline that passed meanwhile tells nothing about who was late.
+
+    Invariants:
+    - A timer goes round while somebody watches, and at no other time.
+    """
+
+    def __init__(self) -> None:
+        self._total_s, self._watchers, self._due = 0.0, 0, 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    @contextmanager
+    def watched(self) -> Iterator[Callable[[], float]]:
+        """Give a function that tells for how long the loop stood still since then."""
+        self._watchers += 1
+        if self._timer is None:
+            self._go_round()
+        before = self._total_s
+        try:
+            yield lambda: self._total_s + self._late_s() - before
+        finally:
+            self._watchers -= 1
+            if not self._watchers and self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    def _go_round(self) -> None:
+        if self._timer is not None:
+            self._total_s += self._late_s()
+        loop = asyncio.get_running_loop()
+        self._due = loop.time() + LOOP_CHECK_S
+        self._timer = loop.call_at(self._due, self._go_round)
+
+    def _late_s(self) -> float:
+        return max(asyncio.get_running_loop().time() - self._due, 0.0)
 
 
 class _PausableDeadline:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -18,7 +19,7 @@ from relax_core.api.component import Chosen
 from relax_core.api.errors import ConfigError, DeadlineExceeded, RelaxError, WorkerDied
 from relax_core.api.role import Worker, Workers, WorkerSpec
 from relax_core.rpc import messages
-from relax_core.rpc.host import DONE, LATE, Failure, describe, raised
+from relax_core.rpc.host import DONE, HEARTBEAT_S, LATE, Failure, describe, raised
 from relax_core.rpc.waiting import start_all
 
 START_S = 120.0
@@ -30,6 +31,8 @@ UNBOUNDED_S = 1e9
 SIDE_BY_SIDE = 64
 """Batches at once in a process whose items are awaitable: a slow item keeps only its own batch waiting."""
 MAX_BATCH = 1024
+MIN_SPARE = 4
+"""Sessions that may be alone in a process at once, beside the pool's own processes, where the pool has fewer."""
 
 Handler: TypeAlias = Callable[..., Any]
 """Answers calls of the child; it may return an awaitable."""
@@ -45,6 +48,17 @@ class ItemCrash(Exception):
     """The process ended on this item, or with this session's state; the message says how."""
 
 
+class SessionLost(Exception):
+    """The session's process ended or fell silent after other sessions had used it too: nobody can be blamed. Begin again.
+
+    `suspect`: one of its own calls was under way, so that it may have been the one; begin again alone.
+    """
+
+    def __init__(self, message: str, suspect: bool) -> None:
+        super().__init__(message)
+        self.suspect = suspect
+
+
 class IsolatedPool:
     """Killable processes of one hosted class.
 
@@ -57,6 +71,8 @@ class IsolatedPool:
     - A deadline that was exceeded alone is the item's. A process may be killed from outside, so a crash is the item's only
       after `tries` processes ended on it.
     - A session keeps its process; when that is killed, the session's calls raise, and no state moves to the next process.
+    - A session is blamed only for a process that no other session was in; one that is `alone` has a process of its own, new at
+      its start and killed at its end.
     - After `fail` every waiting and later item raises that error; after `stop` no process is left.
     """
 
@@ -64,15 +80,24 @@ class IsolatedPool:
         self, names: Sequence[str], component: Chosen, target: str, workers: Workers, *, timeout_s: float,
         open_args: Sequence[Any] = (), opened: Opened = lambda result: {}, memory_mb: int = 0,
         env: Mapping[str, str] | None = None, inherit_env: Sequence[str] | None = None, tries: int = 2,
-        max_batch: int = MAX_BATCH, pack: Callable[[list[Any]], Any] = list,
+        max_batch: int = MAX_BATCH, pack: Callable[[list[Any]], Any] = list, one_session_each: bool = False,
     ) -> None:  # fmt: skip
-        """`names`: a process each. `inherit_env`: the only variables of this process that they see; None: all."""
+        """`names`: a process each. `inherit_env`: the only variables of this process that they see; None: all.
+        `one_session_each`: a process has one session at a time; others wait for it."""
         self._spec = WorkerSpec(
             names[0] if names else "", component, target=target, memory_mb=memory_mb, env=dict(env or {}),
             inherit_env=None if inherit_env is None else tuple(inherit_env),
         )  # fmt: skip
         self._timeout_s, self._tries, self._max_batch, self._pack = timeout_s, tries, max_batch, pack
         self._processes = [IsolatedProcess(name, self._spec, workers, open_args, opened) for name in names]
+        self._places: AbstractAsyncContextManager[Any] = (
+            asyncio.Semaphore(len(names)) if one_session_each else nullcontext()
+        )
+        self._spare = [
+            IsolatedProcess(f"{self._spec.name}-alone-{number}", self._spec, workers, open_args, opened)
+            for number in range(max(len(names), MIN_SPARE) if names else 0)
+        ]
+        self._spare_places = asyncio.Semaphore(len(self._spare))
         self._waiting: asyncio.Queue[_Item] = asyncio.Queue()
         self._unanswered: set[asyncio.Future[Any]] = set()
         self._serving: list[asyncio.Task[None]] = []
@@ -95,15 +120,20 @@ class IsolatedPool:
         return done
 
     @asynccontextmanager
-    async def session(self) -> AsyncIterator[IsolatedSession]:
-        """Open calls to one process, the one with the fewest sessions."""
-        process = min(self._processes, key=lambda process: process.sessions)
-        process.sessions += 1
-        self._sessions += 1
-        try:
-            yield IsolatedSession(process, await process.ready(), self._sessions, self._timeout_s + GRACE_S)
-        finally:
-            process.sessions -= 1
+    async def session(self, alone: bool = False) -> AsyncIterator[IsolatedSession]:
+        """Open calls to one process: the one with the fewest sessions, or a new one that nobody else gets (`alone`)."""
+        processes = self._spare if alone else self._processes
+        async with self._spare_places if alone else self._places:
+            process = min(processes, key=lambda process: process.sessions)
+            process.sessions += 1
+            self._sessions += 1
+            number = self._sessions  # before others begin, while the process starts
+            try:
+                yield IsolatedSession(process, await process.ready(), number, self._timeout_s)
+            finally:
+                process.sessions -= 1
+                if alone:
+                    await process.kill()
 
     def fail(self, error: Exception) -> None:
         """Answer all that wait, and whoever comes later, with this error."""
@@ -117,7 +147,7 @@ class IsolatedPool:
         for serving in self._serving:
             serving.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
-        await asyncio.gather(*(process.kill() for process in self._processes))
+        await asyncio.gather(*(process.kill() for process in (*self._processes, *self._spare)))
 
     # -- items ----------------------------------------------------------------------------------------------------
 
@@ -209,6 +239,8 @@ class IsolatedProcess:
         self._name, self._spec, self._workers, self._open_args, self._opened = name, spec, workers, open_args, opened
         self.worker: Worker | None = None
         self.sessions = 0
+        self.users: set[int] = set()
+        """Numbers of all sessions that the present worker ever had."""
         self.width = 1
         self.places = asyncio.Semaphore(1)
         self._started = 0
@@ -231,7 +263,7 @@ class IsolatedProcess:
                     raise
                 if concurrent and self.width == 1:
                     self.width, self.places = SIDE_BY_SIDE, asyncio.Semaphore(SIDE_BY_SIDE)
-                self.worker = worker
+                self.worker, self.users = worker, set()
                 self._requests = asyncio.create_task(_answer_requests(worker, handlers)) if handlers else None
             return self.worker
 
@@ -266,40 +298,78 @@ class IsolatedProcess:
 
 
 class IsolatedSession:
-    """Calls to one process about one `number`: the state that they share is lost with the process, and never moved."""
+    """Calls to one process about one `number`: the state that they share is lost with the process, and never moved.
 
-    def __init__(self, process: IsolatedProcess, worker: Worker, number: int, silence_s: float) -> None:
+    Calls raise ItemTimeout or ItemCrash where the process broke and no other session was ever in it, else SessionLost.
+    """
+
+    def __init__(self, process: IsolatedProcess, worker: Worker, number: int, timeout_s: float) -> None:
         self.number = number
-        self._process, self._worker, self._silence_s = process, worker, silence_s
+        self._process, self._worker, self._timeout_s = process, worker, timeout_s
+        self._silence_s = timeout_s + GRACE_S
+        self._users = process.users
+        self._users.add(number)
+        self._heard: deque[tuple[float, float]] = deque()
+        """Heartbeats of a long call in the last `timeout_s`: when, and for how long the loop had stood still until then."""
+
+    @property
+    def alone(self) -> bool:
+        """True while no other session has been in the process, so that whatever happens in it is this one's."""
+        return len(self._users) == 1
 
     async def call(self, method: str, *args: Any) -> Any:
-        """Call a public method of the host with the session's number; silence kills the process. Raises ItemTimeout,
-        ItemCrash, or what the method raises."""
+        """Call a public method of the host with the session's number; silence kills the process."""
         if self._process.worker is not self._worker:
-            raise ItemCrash("process was replaced")
+            raise self._broken("process was replaced", suspect=False)
+        left_s = self._silence_s - (asyncio.get_running_loop().time() - self._heard[-1][0] if self._heard else 0.0)
         try:
-            return await self._worker.call(method, self.number, *args, timeout_s=self._silence_s)
+            return await self._worker.call(method, self.number, *args, timeout_s=max(left_s, HEARTBEAT_S))
         except (DeadlineExceeded, WorkerDied) as error:
             raise await self._lost(error) from error
 
     async def long_call(self, method: str, *args: Any) -> Any:
         """Call a coroutine method of the host that may take any time, as long as its event loop lives."""
-        stream: Any = self._worker.stream("long_call", method, self.number, *args, timeout_s=self._silence_s)
-        result: Sequence[Any] | None = None
+        heartbeat_s = min(HEARTBEAT_S, self._timeout_s / 10)
+        now = asyncio.get_running_loop().time
+        stream: Any = self._worker.stream(
+            "long_call", heartbeat_s, method, self.number, *args, timeout_s=self._silence_s
+        )
+        self._heard.append((now(), 0.0))
+        results: Sequence[Any] = ()
         try:
             async with aclosing(stream) as parts:
-                async for part in parts:
-                    result = part
+                async for blocked_s, answer in parts:
+                    results = answer
+                    self._heard.append((now(), blocked_s))
+                    while now() - self._heard[0][0] > self._timeout_s:
+                        self._heard.popleft()
         except (DeadlineExceeded, WorkerDied) as error:
             raise await self._lost(error) from error
-        if result is None:
-            raise ItemCrash(f"{method} was cancelled")
-        return result[0]
+        self._heard.clear()
+        if not results:
+            raise self._broken(f"{method} was cancelled", suspect=False)
+        return results[0]
+
+    def blocked_s(self) -> float:
+        """Tell for how long, of the last `timeout_s`, the process's event loop stood still in a long call that goes on."""
+        if not self._heard:
+            return 0.0
+        (_, before), (heard_at, blocked_s) = self._heard[0], self._heard[-1]
+        silent_s = asyncio.get_running_loop().time() - heard_at - 2 * min(HEARTBEAT_S, self._timeout_s / 10)
+        return blocked_s - before + max(silent_s, 0.0)
+
+    async def discard(self) -> None:
+        """Kill a process that can't be trusted, with the state of all its sessions."""
+        await self._process.discard(self._worker)
 
     async def _lost(self, error: Exception) -> Exception:
-        """Return a call's error: the first that finds its process silent is blamed for it, the others lost their state."""
-        first = await self._process.discard(self._worker)
-        return ItemTimeout() if first and isinstance(error, DeadlineExceeded) else ItemCrash(f"process ended: {error}")
+        await self.discard()
+        if isinstance(error, DeadlineExceeded) and self.alone:
+            return ItemTimeout()
+        return self._broken(f"process ended: {error}", suspect=True)
+
+    def _broken(self, message: str, suspect: bool) -> Exception:
+        return ItemCrash(message) if self.alone else SessionLost(f"{message}; other samples were in it", suspect)
 
 
 async def _answer_requests(worker: Worker, handlers: Mapping[str, Handler]) -> None:

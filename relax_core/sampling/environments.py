@@ -3,8 +3,8 @@
 else in a killable process, many instances each. `EnvironmentHost` is the other end, in that process.
 
 Errors and deadlines of an instance travel as data, so that they cost its sample only. A call that a process does not answer
-kills it: that sample timed out, the process's other samples lost their environment, which is their outcome; the next sample
-gets a new process.
+kills it. All its samples are then played again: those that may have been the cause each alone in a process, where the cause
+shows itself, so that no sample has the outcome of another.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from relax_core.api.environment import Action, Environment, Observation
 from relax_core.api.errors import RelaxError
 from relax_core.api.role import Workers
 from relax_core.api.task import Message, Task
-from relax_core.api.trajectory import Outcome
+from relax_core.api.trajectory import Outcome, Trajectory
+from relax_core.config.run_config import EnvironmentChoice
 from relax_core.engines.model_rpc import ModelRpcClient, model_handlers
 from relax_core.rpc.host import IsolatedHost, ParentChannel
-from relax_core.rpc.isolated_pool import Handler, IsolatedPool, IsolatedSession, ItemCrash, ItemTimeout
+from relax_core.rpc.isolated_pool import Handler, IsolatedPool, IsolatedSession, ItemCrash, ItemTimeout, SessionLost
 from relax_core.sampling.episode import (
     EnvironmentFailed,
     EnvironmentHandle,
@@ -42,6 +43,13 @@ from relax_core.sampling.session import Branch, SessionEnded, state_of
 
 SESSION = "session"
 """The parent's handler of what driving environments ask of their samples."""
+DOUBT = 0.1
+"""Share of a deadline: a call that was late while its event loop stood still for longer may be a victim of another."""
+
+
+BLOCKED, OUT_OF_MEMORY = "blocked", "out of memory"
+"""Doubts that a failure is its own sample's: the event loop stood still; the process was at its memory limit."""
+ENVIRONMENT_OUTCOMES = (Outcome.ENVIRONMENT_ERROR, Outcome.ENVIRONMENT_TIMEOUT)
 
 
 class EnvironmentPool:
@@ -49,21 +57,26 @@ class EnvironmentPool:
 
     Invariants:
     - A handle is closed when its sample ends, whatever happened.
+    - What breaks a process is the outcome of a sample that was alone in it: others are played again, `retries` times.
     - `_driven` holds the samples whose environment drives them now, by the number of their session.
     """
 
     def __init__(
-        self, chosen: Chosen, workers: Workers, num_workers: int = 1, timeout_s: float = 60.0, *,
-        build: Callable[[Chosen], Any], models: Mapping[str, ModelClient] | None = None,
+        self, choice: EnvironmentChoice, workers: Workers, *, build: Callable[[Chosen], Any],
+        models: Mapping[str, ModelClient] | None = None,
     ) -> None:  # fmt: skip
-        self._name, self._timeout_s, self._models = chosen.name, timeout_s, models or {}
-        self._prototype: Environment = build(chosen)
+        self._name, self._timeout_s, self._retries, self._models = (
+            choice.name, choice.timeout_s, choice.retries, models or {},
+        )  # fmt: skip
+        self._prototype: Environment = build(choice.chosen)
+        self._in_process = self._prototype.in_process and choice.isolation == "auto"
         self._shared: object = None
         self._driven: dict[int, _DrivenSample] = {}
-        names = [f"environment-{chosen.name}-{number}" for number in range(num_workers)]
+        names = [f"environment-{choice.name}-{number}" for number in range(choice.workers)]
         self._processes = IsolatedPool(
-            [] if self._prototype.in_process else names, chosen, "relax_core.sampling.environments:EnvironmentHost",
-            workers, timeout_s=timeout_s, opened=self._handlers,
+            [] if self._in_process else names, choice.chosen, "relax_core.sampling.environments:EnvironmentHost",
+            workers, timeout_s=choice.timeout_s, opened=self._handlers, memory_mb=choice.memory_mb,
+            one_session_each=choice.isolation == "sample",
         )  # fmt: skip
 
     @property
@@ -73,25 +86,38 @@ class EnvironmentPool:
 
     async def start(self) -> None:
         """Run the shared set-up of every process; an error of the author's `open` comes out here."""
-        if self._prototype.in_process:
+        if self._in_process:
             self._shared = await type(self._prototype).open(self._prototype.options)
         await self._processes.start()
 
     async def stop(self) -> None:
         await self._processes.stop()
 
+    async def play(self, episode: Callable[[EnvironmentHandle], Awaitable[Trajectory]]) -> Trajectory:
+        """Play one sample in an instance of its own; from the start again where that lost its process, in the end alone in a
+        new one."""
+        again, alone = self._retries, False
+        while True:
+            async with self.instance(alone) as environment:
+                trajectory = await episode(environment)
+            lost = environment.lost
+            if lost is None or not again or trajectory.outcome not in ENVIRONMENT_OUTCOMES:
+                return trajectory
+            again -= 1
+            alone = lost.suspect or not again
+
     @asynccontextmanager
-    async def instance(self) -> AsyncIterator[EnvironmentHandle]:
-        """An environment for one sample; closed at the end, whatever happened."""
+    async def instance(self, alone: bool = False) -> AsyncIterator[EnvironmentHandle]:
+        """An environment for one sample, `alone` in its process or not; closed at the end, whatever happened."""
         async with AsyncExitStack() as stack:
             handle: EnvironmentHandle
-            if self._prototype.in_process:
+            if self._in_process:
                 instance = type(self._prototype)(self._prototype.options)
                 instance.shared = self._shared
                 instance.engines = {name: self._models[name] for name in instance.needs_engines}
                 handle = InProcess(instance, 0.0 if getattr(instance, "never_waits", False) else self._timeout_s)
             else:
-                session = await stack.enter_async_context(self._processes.session())
+                session = await stack.enter_async_context(self._processes.session(alone))
                 handle = RemoteEnvironment(session, self._prototype, self._timeout_s, self._driven)
             stack.push_async_callback(handle.close)
             yield handle
@@ -128,6 +154,10 @@ class RemoteEnvironment(EnvironmentHandle):
         sample = self._driven[self._session.number] = _DrivenSample(session)
         try:
             await guarded(self._drive(sample, task, seed), self._timeout_s, "run", session)
+        except EnvironmentFailed as failure:
+            if failure.outcome is Outcome.ENVIRONMENT_TIMEOUT:
+                self._doubt(self._session.blocked_s() > DOUBT * self._timeout_s)
+            raise
         finally:
             del self._driven[self._session.number]
             await sample.end()
@@ -152,14 +182,24 @@ class RemoteEnvironment(EnvironmentHandle):
 
     async def _outcome(self, method: str, answer: Any) -> Any:
         try:
-            outcome, result = await answer
+            outcome, result, doubt = await answer
         except ItemTimeout as error:
             raise EnvironmentFailed(Outcome.ENVIRONMENT_TIMEOUT, late_text(method, self._timeout_s)) from error
-        except ItemCrash as error:
+        except (ItemCrash, SessionLost) as error:
+            # A process may be killed from outside, so that one which ended is no proof even where the sample was alone.
+            self.lost = error if isinstance(error, SessionLost) else SessionLost(str(error), suspect=True)
             raise EnvironmentFailed(Outcome.ENVIRONMENT_ERROR, f"{method}: the environment's {error}") from error
         if outcome:
+            self._doubt(bool(doubt))
+            if doubt == OUT_OF_MEMORY:  # at its limit it would fail the next step too, of whichever sample
+                await self._session.discard()
             raise EnvironmentFailed(Outcome(outcome), result)
         return result
+
+    def _doubt(self, doubt: bool) -> None:
+        """Note that what failed may be another sample's fault, unless none was ever in the process."""
+        if doubt and not self._session.alone:
+            self.lost = SessionLost("other samples may have caused it", suspect=True)
 
 
 class _DrivenSample:
@@ -222,11 +262,11 @@ class EnvironmentHost(IsolatedHost):
         try:
             instance = self._make(number)
         except Exception as error:
-            return ["environment_error", error_text("making it", error)]
-        return await _outcome(guarded(reset(instance, task, seed), timeout_s, "reset"))
+            return _failed("making it", error)
+        return await self._outcome(reset(instance, task, seed), timeout_s, "reset")
 
     async def step(self, number: int, action: Action, timeout_s: float) -> list[Any]:
-        return await _outcome(guarded(step(self._instances[number], action), timeout_s, "step"))
+        return await self._outcome(step(self._instances[number], action), timeout_s, "step")
 
     async def run(self, number: int, task: Task, seed: int) -> list[Any]:
         """Let an instance drive its sample; the parent has done all that it asked for when this returns."""
@@ -236,11 +276,11 @@ class EnvironmentHost(IsolatedHost):
         try:
             instance = self._make(number)
             await instance.run(task, seed, RemoteSession(self.parent, number, instance))
-            ended = ["", None]
+            ended = ["", None, ""]
         except SessionEnded:
-            ended = ["", None]
+            ended = ["", None, ""]
         except Exception as error:
-            ended = ["environment_error", error_text("run", error)]
+            ended = _failed("run", error)
         await self.parent.call(SESSION, number, "end", 0)
         return ended
 
@@ -249,7 +289,18 @@ class EnvironmentHost(IsolatedHost):
         if running := self._running.pop(number, None):
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-        return ["", None] if instance is None else await _outcome(guarded(instance.close(), timeout_s, "close"))
+        return ["", None, ""] if instance is None else await self._outcome(instance.close(), timeout_s, "close")
+
+    async def _outcome(self, work: Awaitable[Any], timeout_s: float, method: str) -> list[Any]:
+        """[outcome, message, doubt] of a failure, or ['', result, '']."""
+        with self.blocked.watched() as blocked_s:
+            try:
+                return ["", await guarded(work, timeout_s, method), ""]
+            except EnvironmentFailed as failure:
+                if isinstance(failure.__cause__, MemoryError):
+                    return _failed(method, failure.__cause__)
+                late = failure.outcome is Outcome.ENVIRONMENT_TIMEOUT and blocked_s() > DOUBT * timeout_s
+                return [failure.outcome.value, str(failure), BLOCKED if late else ""]
 
     def _make(self, number: int) -> Environment:
         instance = type(self._prototype)(self._prototype.options)
@@ -297,9 +348,7 @@ class RemoteSession:
         self._parent.notify(SESSION, self._number, request, self._branch, *args)
 
 
-async def _outcome(work: Awaitable[Any]) -> list[Any]:
-    """[outcome, message] of a failure, or ['', result]."""
-    try:
-        return ["", await work]
-    except EnvironmentFailed as failure:
-        return [failure.outcome.value, str(failure)]
+def _failed(method: str, error: BaseException) -> list[Any]:
+    """[outcome, message, doubt] of an author's exception."""
+    doubt = OUT_OF_MEMORY if isinstance(error, MemoryError) else ""
+    return [Outcome.ENVIRONMENT_ERROR.value, error_text(method, error), doubt]

@@ -20,6 +20,7 @@ from relax_core.api.options import Options
 from relax_core.api.task import Message, Task
 from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.engines.requests import Generate, GenerateAll, GenerateCall, singly
+from relax_core.rpc.isolated_pool import SessionLost
 from relax_core.sampling.session import ENGINE_FAILS, Branch, Limits, Sample, SessionEnded, state_of
 
 if TYPE_CHECKING:  # environments in processes of their own have no use for the pipeline
@@ -123,6 +124,8 @@ class EnvironmentHandle(ABC):
         self.tools, self.drives = tuple(environment.tools), environment.drives()
         self.format_observation = environment.format_observation
         self._environment, self._timeout_s, self._closed = environment, timeout_s, False
+        self.lost: SessionLost | None = None
+        """Set where what failed may not be this sample's: its process broke."""
 
     @abstractmethod
     async def reset(self, task: Task, seed: int) -> ResetResult: ...

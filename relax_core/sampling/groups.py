@@ -82,8 +82,9 @@ class InflightGroup:
         return zip(self.issue.attempts, self.trajectories, self.scores, strict=True)
 
     def generator(self, attempts: Sequence[AttemptId], generate: GenerateAll) -> GenerateAll:
-        """Wrap `generate` for attempts of the group: a call each, as often as they take turns."""
-        lengths = [self._turns.setdefault(attempt, []) for attempt in attempts]
+        """Wrap `generate` for attempts of the group that begin, or begin again: a call each, as often as they take turns."""
+        lengths: list[list[int]] = [[] for _ in attempts]
+        self._turns.update(zip(attempts, lengths, strict=True))
 
         async def counted(calls: Sequence[GenerateCall]) -> Sequence[Completion]:
             # Before the first token, the floor is the step of the engines when the group was admitted.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,7 +31,7 @@ from relax_core.engines.supervisor import Report
 from relax_core.rewards.scorer import CircuitOpen, RewardScorer, RewardSettings
 from relax_core.rpc.waiting import start_all
 from relax_core.sampling.environments import EnvironmentPool
-from relax_core.sampling.episode import run_answers, run_episode
+from relax_core.sampling.episode import EnvironmentHandle, run_answers, run_episode
 from relax_core.sampling.evaluation import Evaluation, open_tasks
 from relax_core.sampling.groups import InflightGroup, Selection, Shuffle, ShuffleOptions
 from relax_core.sampling.session import Limits, sample_seed
@@ -63,7 +63,7 @@ class RolloutWorker:
         self.auxiliary_pools = pools = AuxiliaryPools.from_context(context, report, teaching=False)
         self.scorer = RewardScorer(rewards, children, context.clock, models=pools.clients)
         self._environments = {
-            choice.name: EnvironmentPool(choice.chosen, children, build=build, models=pools.clients)
+            choice.name: EnvironmentPool(choice, children, build=build, models=pools.clients)
             for choice in (run.environment, *run.environments)
         }
         self._default_environments = self._environments[run.environment.name]
@@ -172,11 +172,13 @@ class RolloutWorker:
                 return await run_answers(task, prompt, seeds, self._family, generate, self._limits, ended)
 
             async def episode(place: int, seed: int) -> Trajectory:
-                generate = singly(generator([place]))
-                async with environments.instance() as environment:
-                    trajectory = await run_episode(
+                def begin(environment: EnvironmentHandle) -> Awaitable[Trajectory]:
+                    generate = singly(generator([place]))
+                    return run_episode(
                         task, prompt, seed, environment, self._family, generate, self._limits, self.media, owner
                     )
+
+                trajectory = await environments.play(begin)
                 ended()
                 return trajectory
 

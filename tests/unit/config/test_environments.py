@@ -87,6 +87,21 @@ def test_an_environment_is_there_once(layer, installed) -> None:
             composed(layer, installed, environments=environments)
 
 
+def test_an_environment_s_processes_are_options_of_its_table(layer, installed) -> None:
+    own = {"isolation": "sample", "workers": 3, "timeout_s": 5.0, "memory_mb": 512, "retries": 1}
+    config = composed(layer, installed, environment={"name": "guess-number", "size": 4, **own})
+    assert {name: getattr(config.environment, name) for name in own} == own
+    assert config.environment.chosen.options["size"] == 4
+    assert parse_config(config.dump(), installed) == config
+    assert composed(layer, installed, environments=[game(**own)]).environments[0].memory_mb == 512
+
+
+def test_processes_of_an_environment_that_has_none_are_refused(layer, installed) -> None:
+    for key, value in (("workers", 2), ("memory_mb", 512)):
+        with pytest.raises(ConfigError, match=rf'environments\.0\.{key}.*isolation = "shared"'):
+            composed(layer, installed, environments=[game(**{key: value})])
+
+
 def test_the_plan_reads_what_any_of_them_reads(layer, installed) -> None:
     config = composed(layer, installed, environments=[game({"name": "gigpo", "kl_coef": 0.1})])
     made = plan(config, installed, on_gpus=False)

@@ -17,6 +17,7 @@ import pytest
 
 from relax_core.api import Chosen, ConfigError, InfrastructureError, Message, Outcome, SystemClock, Task, Trajectory
 from relax_core.api.errors import DeadlineExceeded, PluginError
+from relax_core.config.run_config import EnvironmentChoice
 from relax_core.config.tables import EngineTable
 from relax_core.engines.factories import AuxiliaryPools
 from relax_core.engines.model_client import PoolModelClient
@@ -175,7 +176,8 @@ async def test_an_environment_in_a_process_of_its_own_asks_too(plugin: str) -> N
     catalogue, children = Catalogue.load([plugin]), LocalWorkers([plugin])
     async with engines(1) as (pool, _, _):
         models = {"judge": client_of(pool)}
-        environments = EnvironmentPool(Chosen("environment", "hinting"), children, build=catalogue.build, models=models)
+        choice = EnvironmentChoice(chosen=Chosen("environment", "hinting"))
+        environments = EnvironmentPool(choice, children, build=catalogue.build, models=models)
         try:
             await environments.start()
             async with environments.instance() as handle:

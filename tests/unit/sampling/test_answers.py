@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from relax_core.api import Action, Chosen, InfrastructureError, Message, Outcome, Step, Task
+from relax_core.config.run_config import EnvironmentChoice
 from relax_core.engines.pool import SamplingParams
 from relax_core.engines.requests import Completion, GenerateCall, PendingRequest
 from relax_core.runners.local.workers import LocalWorkers
@@ -79,8 +80,8 @@ class Praised(SingleTurn):
 
 @pytest.mark.parametrize(("environment", "once"), [(SingleTurn, True), (Praised, False)])
 def test_only_the_built_in_environment_is_left_out(environment: type[SingleTurn], once: bool) -> None:
-    chosen = Chosen("environment", "single-turn")
-    pool = EnvironmentPool(chosen, LocalWorkers(), build=lambda _: environment())
+    choice = EnvironmentChoice(chosen=Chosen("environment", "single-turn"))
+    pool = EnvironmentPool(choice, LocalWorkers(), build=lambda _: environment())
     assert pool.answers_once is once
 
 

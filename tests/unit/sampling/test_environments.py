@@ -11,17 +11,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from relax_core.api import Chosen, Message, Outcome, Task, Trajectory
+from relax_core.config.run_config import EnvironmentChoice
 from relax_core.engines.requests import Completion, GenerateCall
 from relax_core.registry.catalogue import Catalogue
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.environments import EnvironmentPool
 from relax_core.sampling.episode import Limits
 from relax_core.sampling.session import state_key
-from tests.unit.sampling.toy_policy import Script, completion, play, texts
+from tests.unit.sampling.toy_policy import END, Script, completion, play, texts
 
 ENVIRONMENTS = '''
 import asyncio, os, time
@@ -54,6 +54,12 @@ class Wild(Environment[WildOptions]):
             time.sleep(1000)
         if word == "exit":
             os._exit(3)
+        if word == "eat":
+            self.eaten = bytearray(8 << 30)
+        if word == "wait":
+            await asyncio.sleep(0.5)
+        if word == "busy":
+            time.sleep(0.9)
         if word == "odd":
             return Step("", True, info={"what": object()})
         return Step(Observation(f"{word}!", state="on"), word == "bye", 0.5, {"pid": self.shared["pid"]})
@@ -67,6 +73,12 @@ class Wild(Environment[WildOptions]):
         return (Message("tool", text),)
 
 
+class Tame(Wild):
+    """Declares that it can't block or crash."""
+
+    in_process = True
+
+
 class Agent(Environment[WildOptions]):
     """Branches, as the task says."""
 
@@ -78,6 +90,10 @@ class Agent(Environment[WildOptions]):
             await asyncio.sleep(1000)
         if task.answer == "block":
             time.sleep(1000)
+        if task.answer == "exit":
+            os._exit(3)
+        if task.answer == "long":
+            await asyncio.sleep(0.4)
         other = session.fork()
         session.observe("left")
         other.observe(Observation("right", state="start"))
@@ -101,7 +117,7 @@ async def pooled(
     children = LocalWorkers([str(plugin)])
     chosen = Chosen("environment", name, {"log": str(folder / "closed.log")})
     build = Catalogue.load([str(plugin)]).build
-    pool = EnvironmentPool(chosen, children, timeout_s=timeout_s, build=build, **settings)
+    pool = EnvironmentPool(EnvironmentChoice(chosen=chosen, timeout_s=timeout_s, **settings), children, build=build)
     try:
         await pool.start()
         yield pool
@@ -111,8 +127,18 @@ async def pooled(
 
 
 async def played(pool: EnvironmentPool, policy: Any, task: Task | None = None, seed: int = 7) -> Trajectory:
-    async with pool.instance() as environment:
-        return await play(environment, policy, task, Limits(100, 8), seed)
+    async with asyncio.timeout(60):
+        return await pool.play(lambda environment: play(environment, policy, task, Limits(100, 8), seed))
+
+
+def says(*lines: str) -> Any:
+    """A policy that says its lines in order, again in each play."""
+
+    async def generate(call: GenerateCall) -> Completion:
+        await asyncio.sleep(0)
+        return completion(lines[call.tokens.count(END)])
+
+    return generate
 
 
 def closes(folder: Path) -> int:
@@ -154,45 +180,72 @@ async def test_an_instance_that_waits_for_ever_times_out_and_is_closed(tmp_path:
     assert closes(tmp_path) == 2
 
 
-async def test_a_blocked_process_is_killed_and_the_next_sample_gets_another(tmp_path: Path) -> None:
-    async with pooled(tmp_path, timeout_s=0.3) as pool:
-        before = await played(pool, Script("bye"))
-        bad = await played(pool, Script("block"))
-        after = await played(pool, Script("bye"))
-    assert bad.outcome is Outcome.ENVIRONMENT_TIMEOUT
-    assert after.outcome is Outcome.FINISHED
-    assert before.info["pid"] != after.info["pid"]
-    assert not psutil.pid_exists(before.info["pid"])
+@pytest.mark.parametrize(
+    ("word", "outcome", "settings"),
+    [
+        ("exit", Outcome.ENVIRONMENT_ERROR, {}),
+        ("block", Outcome.ENVIRONMENT_TIMEOUT, {"timeout_s": 1.0}),
+        ("eat", Outcome.ENVIRONMENT_ERROR, {"memory_mb": 2048}),
+        ("block", Outcome.ENVIRONMENT_TIMEOUT, {"isolation": "sample", "workers": 2, "timeout_s": 1.0}),
+    ],
+)
+async def test_who_breaks_a_process_has_that_outcome_and_the_samples_beside_it_are_played_to_their_end(
+    tmp_path: Path, word: str, outcome: Outcome, settings: dict[str, Any]
+) -> None:
+    """The others are in the middle of a step, or wait for the policy, when it happens."""
+    async with pooled(tmp_path, **settings) as pool:
+        bad, *good = await asyncio.gather(
+            played(pool, says("a", word)), *(played(pool, says("wait", "wait", "bye")) for _ in range(2)),
+        )  # fmt: skip
+    assert bad.outcome is outcome and not bad.outcome.judged
+    assert [(one.outcome, one.step_rewards) for one in good] == [(Outcome.FINISHED, (0.5, 0.5, 0.5))] * 2
 
 
-async def test_a_process_that_ends_takes_the_environments_of_its_samples_and_no_others(tmp_path: Path) -> None:
-    gate = asyncio.Event()
+async def test_a_sample_that_was_late_since_another_kept_the_process_busy_is_played_again(tmp_path: Path) -> None:
+    async with pooled(tmp_path, timeout_s=1.0) as pool:
+        busy, *others = await asyncio.gather(
+            played(pool, says("busy", "bye")), *(played(pool, says("wait", "bye")) for _ in range(2))
+        )
+    assert [one.outcome for one in (busy, *others)] == [Outcome.FINISHED] * 3
 
-    async def patient(call: GenerateCall) -> Completion:
-        await gate.wait()
+
+@pytest.mark.parametrize(("answer", "outcome"), [
+    ("block", Outcome.ENVIRONMENT_TIMEOUT), ("hang", Outcome.ENVIRONMENT_TIMEOUT), ("exit", Outcome.ENVIRONMENT_ERROR),
+])  # fmt: skip
+async def test_an_agent_that_breaks_its_process_costs_no_other_agent_its_sample(
+    tmp_path: Path, answer: str, outcome: Outcome
+) -> None:
+    def task(answer: str) -> Task:
+        return Task("t", (Message("user", "go"),), answer)
+
+    async def slowly(call: GenerateCall) -> Completion:
+        await asyncio.sleep(0.3)
         return completion("a")
 
-    async with pooled(tmp_path, num_workers=2) as pool:
-        shared = asyncio.ensure_future(played(pool, patient))
-        await asyncio.sleep(0)
-        apart = asyncio.ensure_future(played(pool, Script("a", "bye")))
-        await asyncio.sleep(0)
-        fatal = await played(pool, Script("exit"))
-        gate.set()
-        victim, unhurt = await asyncio.gather(shared, apart)
-    assert fatal.outcome is Outcome.ENVIRONMENT_ERROR
-    assert victim.outcome is Outcome.ENVIRONMENT_ERROR
-    assert unhurt.outcome is Outcome.FINISHED
+    async with pooled(tmp_path, "agent", timeout_s=1.0) as pool:
+        good = [asyncio.create_task(played(pool, slowly, task("long"))) for _ in range(2)]
+        bad = await played(pool, says("a"), task(answer))
+        assert bad.outcome is outcome
+        assert [(await one).outcome for one in good] == [Outcome.FINISHED] * 2
+
+
+async def test_an_environment_that_may_run_in_the_role_s_process_is_kept_out_of_it_where_the_table_says_so(
+    tmp_path: Path,
+) -> None:
+    async with pooled(tmp_path, "tame") as pool:
+        inside = await played(pool, says("bye"))
+    async with pooled(tmp_path, "tame", isolation="shared") as pool:
+        apart = await played(pool, says("bye"))
+    assert inside.info["pid"] == os.getpid() != apart.info["pid"]
 
 
 async def test_a_process_killed_from_outside_is_replaced(tmp_path: Path) -> None:
     async with pooled(tmp_path) as pool:
         before = await played(pool, Script("bye"))
         os.kill(before.info["pid"], signal.SIGKILL)
-        lost = await played(pool, Script("bye"))
-        after = await played(pool, Script("bye"))
-    assert lost.outcome is Outcome.ENVIRONMENT_ERROR
+        after = await played(pool, says("bye"))
     assert after.outcome is Outcome.FINISHED
+    assert before.info["pid"] != after.info["pid"]
 
 
 async def test_an_agent_branches_from_its_own_process(tmp_path: Path) -> None:

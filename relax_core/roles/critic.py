@@ -18,6 +18,7 @@ from relax_core.config.run_config import RunContext
 from relax_core.roles.checkpoint import CheckpointPart, complete, step_of
 from relax_core.roles.forward import INPUTS, Filled, ForwardColumns, ForwardLoop, forward_lease
 from relax_core.roles.rank_group import RankGroup, TrainerDeviceLease
+from relax_core.roles.row_leases import renewed
 from relax_core.roles.step import ClaimedRows, TrainingStep, critic_metrics
 from relax_core.rpc.waiting import RestartBudget
 
@@ -109,8 +110,8 @@ class Critic(Role):
         """Train one step; a lease of rows that is lost before the first update leaves everything as it was."""
         context, start = self._context, self._context.clock.now()
         try:
-            rows = await context.bus.read(claim, self._columns)
-            async with self.busy, self._devices:
+            async with renewed(context, self.name, lambda: (claim,)), self.busy, self._devices:
+                rows = await context.bus.read(claim, self._columns)
                 await self._devices.train()
                 await context.bus.verify(claim)
                 context.doing(f"learning from step {self.version.step}", step=self.version.step)
@@ -130,7 +131,7 @@ class Critic(Role):
             return
         try:
             await context.bus.acknowledge(claim)
-        except StaleFence:  # training took longer than the lease: acknowledge by another one on the same rows
+        except StaleFence:  # it was lost while weights changed: acknowledge by another one on the same rows
             again = await context.bus.claim(self._request(), 0.0)
             if again is not None:
                 await context.bus.acknowledge(again)

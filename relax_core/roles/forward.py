@@ -10,6 +10,7 @@ computes outdated ones anew.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -25,9 +26,13 @@ from relax_core.api.plan import Operation, Reads
 from relax_core.api.role import DeviceLease, Role
 from relax_core.api.weights import Version
 from relax_core.config.run_config import RunContext
-from relax_core.roles.rank_group import LEASE_S, RankGroup
+from relax_core.roles.rank_group import CALL_S, LEASE_S, RankGroup
+from relax_core.roles.row_leases import renewed
 
 POLL_S = 1.0
+MIN_TURNS = 2
+"""Waits for devices, each with a computation after it, that the deadline of one claim allows: a critic learns before it
+values, and each of several teachers has its own."""
 INPUTS = ("tokens", "loss_mask")
 Filled = tuple[Mapping[str, Ragged], Version | None]
 """Columns, and the weights that computed them; None for fixed ones."""
@@ -63,9 +68,10 @@ class ForwardLoop:
 
     A claim: `claimed -> read -> filled under a device lease -> written -> acknowledged | lost to another incarnation`.
 
-    Invariants: no lease on devices is held while rows are waited for. Where the engines share the devices, whole steps are
-    claimed, since only those are worth an interruption; past half of a step's deadline whatever is ready is claimed, since
-    the actor closes its step short at the deadline.
+    Invariants: no lease on devices is held while rows are waited for. The row lease is renewed however long devices are waited
+    for and computed on; work on one claim that never ends ends the role, which gives the rows back. Where the engines share
+    the devices, whole steps are claimed, since only those are worth an interruption; past half of a step's deadline whatever
+    is ready is claimed, since the actor closes its step short at the deadline.
     """
 
     def __init__(
@@ -80,6 +86,7 @@ class ForwardLoop:
         self._most = context.config.rollout.prompts_per_step
         interrupts = any("rollout" in context.plan.neighbours(group) for group in groups or (role,))
         self._least = self._most if whole_steps or interrupts else 1
+        self._limit_s = max(MIN_TURNS, len(groups)) * (LEASE_S + CALL_S)
 
     async def run(self) -> None:
         context, last = self.context, self.context.clock.now()
@@ -93,13 +100,12 @@ class ForwardLoop:
                 if await self.over():
                     return
                 continue
-            await self.ready()
-            try:
-                columns, version = await self.fill(await context.bus.read(claim, self._inputs))
-                await context.bus.write(claim, columns, version)
-                await context.bus.acknowledge(claim)
-            except StaleFence:
-                pass  # another incarnation has these rows now and will fill them
+            with contextlib.suppress(StaleFence):  # another incarnation has these rows now and will fill them
+                async with renewed(context, self.role, lambda claim=claim: (claim,), self._limit_s):  # type: ignore[misc]
+                    await self.ready()
+                    columns, version = await self.fill(await context.bus.read(claim, self._inputs))
+                    await context.bus.write(claim, columns, version)
+                    await context.bus.acknowledge(claim)
             last = context.clock.now()
 
     async def ready(self) -> None:

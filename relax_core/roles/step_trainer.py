@@ -7,9 +7,9 @@ A plugin's role that trains a model of its own uses it as the actor does.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from math import ceil
 
 from relax_core.api.algorithm import Algorithm
@@ -20,12 +20,11 @@ from relax_core.api.trainer import UpdateOutcome, UpdateResult
 from relax_core.api.weights import Version
 from relax_core.config.run_config import RunContext
 from relax_core.roles.rank_group import RankGroup, TrainerDeviceLease
+from relax_core.roles.row_leases import renewed
 from relax_core.roles.step import ClaimedRows, StepPart, StepTimes, TrainingStep
 from relax_core.rpc.waiting import RestartBudget
 
 POLL_S = 1.0
-RENEW_S = 60.0
-"""Between renewals of a step's leases, far below the time after which the bus takes them back."""
 MAX_CHUNKS = 8
 """Of a streamed step: each costs a call of every rank and a micro-batch that is not full."""
 MAX_LOST = 3
@@ -59,7 +58,7 @@ class StepTrainer:
         self._algorithm = context.build(context.config.learner, Algorithm)
         self._lease = lease
         self._claimed: Claim | None = None
-        """Not part of the step yet: its rows wait for the devices."""
+        """Not part of the step yet: its rows wait for the devices, or for log-probs of the step's start."""
         self._non_finite = non_finite or NonFinitePolicy(context, task)
         self._deadline = 0.0
         """Of the step."""
@@ -78,7 +77,7 @@ class StepTrainer:
         while True:
             step = TrainingStep(version, self._wanted, context.config.batch.updates_per_step, context.plan.streams)
             try:
-                async with self._renewing(step):
+                async with renewed(context, self._task, partial(self._held, step)):
                     if await self._train(step, times):
                         return step
             except StaleFence:
@@ -101,17 +100,17 @@ class StepTrainer:
             times.mark("wait_rows")
             if claim is None and (context.stopping or not step.claims):
                 return False
-            self._claimed = claim  # its row leases are renewed while the devices are waited for
+            self._claimed = claim  # its row leases are renewed while it waits for the devices and is prepared
             try:
                 await self._lease.train()
+                if self._lease.shared:
+                    times.mark("wait_turn")
+                context.doing(f"training step {step.version.step}", step=step.version.step)
+                if not step.claims:
+                    await self._trainer.call("begin_step", step.version)
+                parts = step.close() if claim is None else step.add(await self._read(claim, step.version))
             finally:
                 self._claimed = None
-            if self._lease.shared:
-                times.mark("wait_turn")
-            context.doing(f"training step {step.version.step}", step=step.version.step)
-            if not step.claims:
-                await self._trainer.call("begin_step", step.version)
-            parts = step.close() if claim is None else step.add(await self._read(claim, step.version))
             for part in parts:
                 await self._train_part(step, part)
             times.mark("train")
@@ -184,30 +183,12 @@ class StepTrainer:
             result = await self._trainer.finish_update(part.denominators, lambda: self._verify(step))
             step.results.append(await self._non_finite.check(result, step.version))
 
+    def _held(self, step: TrainingStep) -> list[Claim]:
+        return [*step.claims, *([self._claimed] if self._claimed is not None else [])]
+
     async def _verify(self, step: TrainingStep) -> None:
         for claim in step.claims:
             await self._context.bus.verify(claim)
-
-    @contextlib.asynccontextmanager
-    async def _renewing(self, step: TrainingStep) -> AsyncIterator[None]:
-        """Renew the row leases of a step, however long its rows are waited for and trained."""
-
-        async def renew() -> None:
-            with contextlib.suppress(StaleFence):  # the look before the update says so
-                while True:
-                    await self._context.clock.sleep(RENEW_S)
-                    await self._verify(step)
-                    if self._claimed is not None:
-                        await self._context.bus.verify(self._claimed)
-
-        renewal = asyncio.create_task(renew())
-        try:
-            yield
-        finally:
-            renewal.cancel()
-            (ended,) = await asyncio.gather(renewal, return_exceptions=True)
-        if isinstance(ended, Exception):
-            raise ended
 
 
 MAX_SKIPPED = 5

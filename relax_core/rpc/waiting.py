@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waiting for a change until a deadline, starting several things together, and counting failures in a row.
+"""Waiting for a change until a deadline, running several things together, and counting failures in a row.
 
 Every service of a run (bus, weights, run status, device leases) waits through `TimedCondition`, so that each wait has a
 deadline on the clock that its service was given.
@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from relax_core.api.role import Clock
@@ -78,6 +79,25 @@ async def start_all(*starts: Coroutine[Any, Any, T]) -> list[T]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
+
+
+@asynccontextmanager
+async def attended(*attendants: Coroutine[Any, Any, object]) -> AsyncIterator[None]:
+    """Run attendants beside the body; they are cancelled and awaited at its end.
+
+    An attendant that raises ends the body at once, and its error is the one that is raised.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(attendant) for attendant in attendants]
+            try:
+                yield
+            finally:
+                for task in tasks:
+                    task.cancel()
+    except BaseExceptionGroup as failed:
+        first = failed.exceptions[0]
+        raise first from first.__cause__
 
 
 class RestartBudget:

@@ -196,6 +196,7 @@ class SimulatedRun:
         self.config = compose(layers, (), self.catalogue, on_disk=False).config
         self.launch = Launch("play", str(folder), self.config.dump(), plan(self.config, self.catalogue), plugins)
         self.clock = VirtualClock()
+        self.bus_settings = bus_settings(self.launch)
         self.plugin_roles: dict[str, Role] = {}
         """Roles that take the place of the core's of their name."""
 
@@ -205,7 +206,7 @@ class SimulatedRun:
 
     async def _perform(self, happenings: Sequence[Happening]) -> RunOutcome:
         launch, clock = self.launch, self.clock
-        self.bus = await open_bus(InProcessBus(), bus_settings(launch), launch.run_dir, Version("actor", 0, 0), clock)
+        self.bus = await open_bus(InProcessBus(), self.bus_settings, launch.run_dir, Version("actor", 0, 0), clock)
         self.run_status, weights, self.workers = (
             RecordingRunStatus(clock),
             WeightRegistry(clock),

@@ -41,7 +41,7 @@ from relax_core.devices.scheduler import DeviceService, owner_of
 from relax_core.observe.spans import SpanRecorder
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.host import announce
-from relax_core.rpc.waiting import RestartBudget
+from relax_core.rpc.waiting import RestartBudget, attended
 from relax_core.runners.launch import Launch
 
 AGAIN_S = 0.5
@@ -211,15 +211,12 @@ async def run_role(role: Role, make_context: Callable[[int], RoleContext], witho
 
 
 async def _run_attended(role: Role, context: RoleContext, lost_at: float | None) -> None:
-    """Run the role beside its heartbeat and its listener for commands."""
-    attendants = [asyncio.create_task(_send_heartbeats(context, lost_at)), asyncio.create_task(_take_commands(context))]
+    """Run the role beside its heartbeat and its listener for commands; an error of theirs ends it."""
     try:
-        await role.run(context)
-        await context.run_status.heartbeat(_last_heartbeat(context, "stopped"))
+        async with attended(_send_heartbeats(context, lost_at), _take_commands(context)):
+            await role.run(context)
+            await context.run_status.heartbeat(_last_heartbeat(context, "stopped"))
     finally:
-        for attendant in attendants:
-            attendant.cancel()
-        await asyncio.gather(*attendants, return_exceptions=True)
         await context.close()
 
 

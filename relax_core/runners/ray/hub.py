@@ -22,7 +22,7 @@ from relax_core.api.weights import Version
 from relax_core.bus.service import open_bus
 from relax_core.devices.scheduler import DeviceService
 from relax_core.registry.catalogue import Catalogue
-from relax_core.rpc.host import Failure
+from relax_core.rpc.host import Failure, describe
 from relax_core.rpc.waiting import RestartBudget
 from relax_core.runners.context import MAX_RESTARTS
 from relax_core.runners.launch import Launch, bus_settings, launch_component, starting_version
@@ -119,7 +119,7 @@ class Hub(RpcActor):
         now = self._clock.now()
         since = self._replicas.enter(role, pid, now)
         self._entered.set()
-        self._own(self._watch(role, replica, pid))
+        self._own(role, self._watch(role, replica, pid))
         return HubService(self._launch, self._store, self._gpus, None if since is None else now - since)
 
     async def gathered(self) -> None:
@@ -159,7 +159,7 @@ class Hub(RpcActor):
         if loss.fatal:
             await self.end_role(role, Failure(WorkerDied.__name__, loss.reason))
         else:
-            self._own(self._await_successor(role, now))
+            self._own(role, self._await_successor(role, now))
 
     async def _await_successor(self, role: str, lost_at: float) -> None:
         """End the run where nobody takes the role over in time."""
@@ -168,8 +168,16 @@ class Hub(RpcActor):
             reason = f"role {role}: its process died and Serve started no other within {TAKEOVER_S:.0f} s"
             await self.end_role(role, Failure(WorkerDied.__name__, reason))
 
-    def _own(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
+    def _own(self, role: str, work: Coroutine[Any, Any, None]) -> None:
+        """Look after a role beside the calls; where that fails the role ends with the error, since nobody else looks."""
+
+        async def attend() -> None:
+            try:
+                await work
+            except Exception as error:
+                await self.end_role(role, describe(error))
+
+        task = asyncio.create_task(attend())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

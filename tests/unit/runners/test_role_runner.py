@@ -124,6 +124,46 @@ def test_it_beats_while_it_works_and_hears_commands(backstage: Backstage) -> Non
     assert run_virtual(scene(), 60.0) == [working, ("paused", "counting"), working, ("stopped", "")]
 
 
+@pytest.mark.parametrize("loop", ["heartbeat", "commands"])
+@pytest.mark.parametrize("stateless", [False, True])
+def test_an_error_of_its_heartbeats_or_its_commands_ends_a_role_at_once(
+    backstage: Backstage, monkeypatch: pytest.MonkeyPatch, loop: str, stateless: bool
+) -> None:
+    async def scene() -> tuple[float, list[Any], Exception | None, list[int]]:
+        run_status, make = await backstage("advantages")
+        real, cut_at = getattr(run_status, loop), 5.0
+
+        async def cut(*args: Any) -> Any:
+            if cut_at <= asyncio.get_running_loop().time() < cut_at + 1.0:
+                raise WorkerDied("hub died during heartbeat")
+            return await real(*args)
+
+        monkeypatch.setattr(run_status, loop, cut)
+        cancelled = []
+
+        async def works_long(context: Context) -> None:
+            try:
+                await asyncio.sleep(100.0)
+            except asyncio.CancelledError:
+                cancelled.append(asyncio.get_running_loop().time())
+                await asyncio.sleep(2.0)  # it stops its workers
+                raise
+
+        role, error = Scripted(works_long, works_on, stateless=stateless), None
+        try:
+            await run_role(role, make)
+        except Exception as raised:
+            error = raised
+        told = [event for _, event in await run_status.events(0, 0.0) if isinstance(event, RoleFailed)]
+        return cancelled[0], told, error, role.lives
+
+    cancelled_at, (failed,), error, lives = run_virtual(scene(), 1e3)
+    assert 5.0 <= cancelled_at <= 11.0, "a poll for commands lasts five seconds"
+    assert (failed.error, failed.fatal) == ("hub died during heartbeat", not stateless)
+    assert (error is None, lives) == ((True, [1, 2]) if stateless else (False, [1]))
+    assert error is None or (isinstance(error, WorkerDied) and error.args == ("hub died during heartbeat",))
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(after_s=st.floats(0.0, 3.0), turns=st.integers(0, 20))
 def test_a_role_cancelled_at_any_moment_ends(backstage: Backstage, after_s: float, turns: int) -> None:

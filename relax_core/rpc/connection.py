@@ -155,6 +155,10 @@ class Connection(asyncio.BufferedProtocol):
                 self._send(number, END, None)
             else:
                 raise ValueError(f"{method}: this end serves no such request")
+        except asyncio.CancelledError:
+            if self.lost or getattr(asyncio.current_task(), "cancelling", int)():
+                raise
+            self._send(number, FAILURE, Failure("InfrastructureError", "the call was cancelled by what it called"))
         except Exception as error:
             self._send(number, FAILURE, describe(error))
 

@@ -17,14 +17,14 @@ import traceback
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from relax_core.api import errors
 from relax_core.api.component import Chosen, Configurable
-from relax_core.api.errors import ConfigError, PluginError, RelaxError
+from relax_core.api.errors import ConfigError, DeadlineExceeded, PluginError, RelaxError
 from relax_core.registry.error_text import plugin_frames
 from relax_core.rpc import messages
 
@@ -35,6 +35,10 @@ FLUSH_S = 0.02
 HEARTBEAT_S = 0.5
 """Interval at which a process shows that its event loop is alive while it waits for its parent, or runs a long call."""
 LOOP_CHECK_S = 0.1
+PARENT_SILENCE_S = 90.0
+"""Longest time that a call to the parent waits without a word that it is being worked on."""
+SILENCE_CHECKS = 6
+"""A loop that stood still misses one check at most, and then hears what the parent said meanwhile."""
 DONE, FAILED, LATE = "done", "failed", "late"
 Result: TypeAlias = list[Any]
 """[number of the item, DONE with its value | FAILED with a Failure | LATE with None]."""
@@ -104,7 +108,16 @@ def free_port(address: str) -> int:
 
 
 def describe(error: BaseException) -> Failure:
-    """Turn an exception into data; frames are the plugin's own, or all where none of it ran."""
+    """Turn an exception into data, whatever it is; frames are the plugin's own, or all where none of it ran."""
+    try:
+        message, frames, fields = _described(error)
+    except Exception as other:  # the author's exception has a faulty __str__
+        message, frames, fields = f"its text can't be told: {other!r}", "", ()
+    plain = [text.encode("utf-8", "backslashreplace").decode() for text in (message, frames, *fields)]
+    return Failure(type(error).__name__, plain[0], plain[1], tuple(plain[2:]))
+
+
+def _described(error: BaseException) -> tuple[str, str, tuple[str, ...]]:
     if os.environ.get(TRACEBACKS) and not isinstance(error, RelaxError):
         traceback.print_exception(error)
     frames = plugin_frames(error) or "".join(traceback.format_exception(error)[1:])
@@ -113,7 +126,7 @@ def describe(error: BaseException) -> Failure:
         fields = (error.field, str(error.got), error.fix)
     if isinstance(error, PluginError):
         frames = error.frames or frames
-    return Failure(type(error).__name__, str(error), frames, fields)
+    return str(error), frames, fields
 
 
 def raised(failure: Failure, worker: str) -> Exception:
@@ -210,6 +223,9 @@ class IsolatedHost:
         async for requests in self.parent.requests():
             yield requests
 
+    async def still_working(self, number: int) -> None:
+        self.parent.still_working(number)
+
     async def answered(self, number: int, failure: Failure | None, value: Any) -> None:
         self.parent.answered(number, failure, value)
 
@@ -281,12 +297,15 @@ class ParentChannel:
     Invariants:
     - The parent begins requests in the order in which they were made.
     - A call ends with its answer, the parent's error, or the process; arguments that can't travel are the caller's TypeError.
+    - It waits as long as the parent says that it works on the call, and ends with DeadlineExceeded `silence_s` after the last
+      word.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, silence_s: float = PARENT_SILENCE_S) -> None:
+        self._silence_s = silence_s
         self._news = asyncio.Event()
         self._requests: list[list[Any]] = []
-        self._open: dict[int, asyncio.Future[Any]] = {}
+        self._open: dict[int, _PendingCall] = {}
         self._calls = 0
 
     @property
@@ -304,13 +323,16 @@ class ParentChannel:
         number = self._calls
         self._requests.append([number, method, messages.encode(args)])
         self._news.set()
-        future = self._open[number] = asyncio.get_running_loop().create_future()
+        pending = self._open[number] = _PendingCall(asyncio.get_running_loop().create_future())
         pausable = _pausable.get()
         try:
-            if pausable is None:
-                return await future
-            with pausable.paused():
-                return await future
+            with pausable.paused() if pausable is not None else nullcontext():
+                while not pending.answer.done() and pending.unheard < SILENCE_CHECKS:
+                    pending.unheard += 1
+                    await asyncio.wait({pending.answer}, timeout=self._silence_s / SILENCE_CHECKS)
+                if not pending.answer.done():
+                    raise DeadlineExceeded("a call to the parent", f"an answer of {method}", self._silence_s)
+                return pending.answer.result()
         finally:
             self._open.pop(number, None)
 
@@ -322,14 +344,26 @@ class ParentChannel:
             requests, self._requests = self._requests, []
             yield requests
 
+    def still_working(self, number: int) -> None:
+        """Let a call wait on: the parent works on it."""
+        if number in self._open:
+            self._open[number].unheard = 0
+
     def answered(self, number: int, failure: Failure | None, value: Any) -> None:
-        future = self._open.pop(number, None)
-        if future is None or future.done():
+        pending = self._open.pop(number, None)
+        if pending is None or pending.answer.done():
             return
         if failure is not None:
-            future.set_exception(raised(failure, "parent"))
+            pending.answer.set_exception(raised(failure, "parent"))
         else:
-            future.set_result(value)
+            pending.answer.set_result(value)
+
+
+@dataclass(slots=True, eq=False)
+class _PendingCall:
+    answer: asyncio.Future[Any]
+    unheard: int = 0
+    """Checks since the parent was last heard about it."""
 
 
 class BlockedTime:

@@ -26,6 +26,8 @@ START_S = 120.0
 GRACE_S = 2.0
 """Added to an item's or call's own deadline before silence of the process counts: the way there and back."""
 ANSWER_S = 60.0
+STILL_WORKING_S = 15.0
+"""Interval at which a child is told that its call is being worked on; it gives up when it hears nothing for much longer."""
 UNBOUNDED_S = 1e9
 """Silence of the request stream: whether a process lives is seen by those who wait for its work."""
 SIDE_BY_SIDE = 64
@@ -392,15 +394,32 @@ async def _answer_requests(worker: Worker, handlers: Mapping[str, Handler]) -> N
 
 
 async def _answer(worker: Worker, handlers: Mapping[str, Handler], number: int, method: str, packed: bytes) -> None:
-    failure: Failure | None = None
-    value = None
-    try:
+    """Answer one call, with an error where that is what came of it; the child hears meanwhile that it is worked on."""
+
+    async def work() -> Any:
         if method not in handlers:
             raise ConfigError("call to the parent", repr(method), f"it has {', '.join(handlers)}")
         answer = handlers[method](*messages.decode(packed))
-        value = await answer if inspect.isawaitable(answer) else answer
-    except Exception as error:
-        failure = describe(error)
-    if number:
-        with suppress(WorkerDied, DeadlineExceeded):
-            await worker.call("answered", number, failure, value, timeout_s=ANSWER_S)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    working = asyncio.ensure_future(work())
+    try:
+        while not (await asyncio.wait({working}, timeout=STILL_WORKING_S if number else None))[0]:
+            with suppress(WorkerDied, DeadlineExceeded):
+                await worker.call("still_working", number, timeout_s=ANSWER_S)
+    finally:
+        working.cancel()  # nobody waits for it any more
+    if working.cancelled():
+        failure: Failure | None = Failure("InfrastructureError", f"{method} was cancelled by the run")
+    else:
+        error = working.exception()
+        failure = None if error is None else describe(error)
+    if not number:
+        return
+    with suppress(WorkerDied, DeadlineExceeded):
+        try:
+            await worker.call("answered", number, failure, None if failure else working.result(), timeout_s=ANSWER_S)
+        except (WorkerDied, DeadlineExceeded):
+            raise
+        except Exception as error:  # such as an answer that can't travel
+            await worker.call("answered", number, describe(error), None, timeout_s=ANSWER_S)

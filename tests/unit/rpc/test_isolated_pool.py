@@ -13,7 +13,9 @@ import psutil
 import pytest
 
 from relax_core.api import Chosen
-from relax_core.rpc.host import IsolatedHost
+from relax_core.api.errors import DeadlineExceeded
+from relax_core.rpc import isolated_pool, messages
+from relax_core.rpc.host import IsolatedHost, ParentChannel
 from relax_core.rpc.isolated_pool import IsolatedPool, ItemCrash, ItemTimeout
 from relax_core.runners.local.workers import LocalWorkers
 
@@ -119,6 +121,62 @@ async def test_items_and_sessions_call_the_parent_in_order_and_waiting_is_not_th
             assert await session.call("told", "x") == (session.number, 1)
             assert await session.long_call("told", "y") == (session.number, 2)
     assert [word for _, word in told] == ["x", "y"]
+
+
+class Untold(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("can't be described")
+
+
+async def test_an_answer_of_the_parent_that_fails_on_its_way_is_an_error_and_no_wait_for_ever() -> None:
+    """It can't travel, its error has no text, or whoever makes it is cancelled."""
+
+    async def ask(item: str) -> Any:
+        if item == "odd":
+            return object()
+        if item == "cancelled":
+            raise asyncio.CancelledError
+        if item == "untold":
+            raise Untold
+        return item
+
+    async with pool("AskingWords", opened=lambda pid: {"ask": ask}) as made:
+        async with asyncio.timeout(20):
+            *failed, well = await answers(made, "odd", "cancelled", "untold", "well")
+    assert all(isinstance(error, Exception) for error in failed) and well == "well"
+    assert "can't travel" in str(failed[0]) and "cancelled" in str(failed[1]) and "Untold" in str(failed[2])
+
+
+async def test_a_call_to_the_parent_waits_as_long_as_the_parent_works_on_it_and_no_longer() -> None:
+    channel = ParentChannel(silence_s=0.3)
+    requests = channel.requests()
+    waiting = asyncio.create_task(channel.call("ask", "x"))
+    ((number, method, _),) = await anext(requests)
+    for _ in range(5):
+        await asyncio.sleep(0.1)
+        channel.still_working(number)
+    assert not waiting.done()
+    with pytest.raises(DeadlineExceeded, match="parent.*ask"):
+        await asyncio.wait_for(waiting, 10)
+    assert method == "ask" and not channel.waiting
+
+
+async def test_the_parent_says_that_it_works_on_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolated_pool, "STILL_WORKING_S", 0.05)
+    told: list[str] = []
+
+    async def ask(item: str) -> str:
+        while len(told) < 3:
+            await asyncio.sleep(0.01)
+        return item
+
+    async def listening(worker: Any, method: str, *args: Any, timeout_s: float) -> Any:
+        told.append(method)
+
+    async with asyncio.timeout(20):
+        worker = type("Listening", (), {"call": listening})()
+        await isolated_pool._answer(worker, {"ask": ask}, 7, "ask", messages.encode(("x",)))
+    assert told[:3] == ["still_working"] * 3 and told[-1] == "answered"
 
 
 async def test_a_session_loses_its_state_with_its_process() -> None:

@@ -286,6 +286,8 @@ class Context(Protocol[ConfigT_co]):
     """Operations by role, worker groups and their devices."""
     run_id: str
     run_dir: str
+    epoch: int
+    """Number of this start of the run, from 1; drafts of files carry it in their names."""
     bus: Bus
     weights: WeightService
     run_status: RunStatus
@@ -326,6 +328,10 @@ class Context(Protocol[ConfigT_co]):
 
     def track(self, name: str, devices: tuple[str, ...] = ()) -> SpanTrack:
         """The account of a worker's time: an engine's, a rank's. Asked again, it goes on."""
+
+    def changing_files(self) -> AbstractContextManager[None]:
+        """Let files of the run appear, change or go within the block, which must be short. InfrastructureError where the
+        run was started again since: its files belong to other processes."""
 
     def check(self, wait: Wait, fix: str = "") -> None:
         """Raise DeadlineExceeded when a wait ran out; `fix` says what a person may do about it."""

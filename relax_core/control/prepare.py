@@ -36,12 +36,13 @@ from relax_core.config.run_config import RunConfig, to_toml
 from relax_core.control.memory_check import check_fits
 from relax_core.control.planner import plan
 from relax_core.control.stages import StageDirectory, check_order, document, lay_out, stage_directories
+from relax_core.observe.epoch import RunEpoch
 from relax_core.observe.logging import Redactor
 from relax_core.observe.provenance import provenance
 from relax_core.observe.run_directory import RunDirectory
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.host import announce
-from relax_core.roles.checkpoint import choose, complete
+from relax_core.roles.checkpoint import choose, complete, discard_partial
 from relax_core.runners.launch import Launch, Runner
 
 MAY_CHANGE = frozenset({"steps", "eval", "sinks", "placement", "run", "notify", "checkpoint"})
@@ -223,12 +224,13 @@ def prepare(
         for at, stage in enumerate(planned.stages):  # later ones train what the first exports: the shape is the same
             with naming_stage(at if composed.stages else None):
                 check_fits(stage.config, catalogue, stage.plan)
+        epoch = RunEpoch.begin(directory.path)
         stages: list[PreparedStage] = []
         laid: Sequence[tuple[StageDirectory | None, RunConfig]] = [(None, composed.config)]
         if composed.stages:
             laid = lay_out(directory.path, composed.stages)
         for (own, config), stage in zip(laid, planned.stages, strict=True):
-            launch = make_launch(config, stage.plan, catalogue, own.path if own else directory.path, functions)
+            launch = make_launch(config, stage.plan, catalogue, own.path if own else directory.path, functions, epoch)
             done = stages[-1].first_step + stages[-1].config.steps if stages else 0
             stages.append(PreparedStage(config, launch, own, done))
     except BaseException:
@@ -268,6 +270,9 @@ def prepare_resume(run_dir: Path, overrides: Sequence[str], step: int | None = N
         directory.write_config(to_toml(config))
     elif overrides and present is not None:
         present.write(config)
+    epoch = RunEpoch.begin(directory.path)
+    for path in paths:
+        discard_partial(path)
     if point is not None:
         point.set_aside()
     stages: list[PreparedStage] = []
@@ -275,7 +280,7 @@ def prepare_resume(run_dir: Path, overrides: Sequence[str], step: int | None = N
         if stages:
             config = compose([path / "config.toml"], (), catalogue, on_disk=False).config
         own_plan = plan(config, catalogue) if stages else planned.stages[0].plan
-        stages.append(PreparedStage(config, make_launch(config, own_plan, catalogue, path), own, done))
+        stages.append(PreparedStage(config, make_launch(config, own_plan, catalogue, path, epoch=epoch), own, done))
         done += config.steps
     if resume is not None:
         incarnation = int(resume.state["incarnation"]) + 1
@@ -287,18 +292,20 @@ def prepare_resume(run_dir: Path, overrides: Sequence[str], step: int | None = N
 
 
 def make_launch(
-    config: RunConfig, plan: Plan, catalogue: Catalogue, directory: Path, functions: Mapping[str, bytes] | None = None
-) -> Launch:
-    """Put a run into plain data. Its id names what it owns outside its directory, and is the same when it is resumed."""
+    config: RunConfig, plan: Plan, catalogue: Catalogue, directory: Path, functions: Mapping[str, bytes] | None = None,
+    epoch: RunEpoch | None = None,
+) -> Launch:  # fmt: skip
+    """Put a run into plain data. Its id names what it owns outside its directory, and is another one at each start."""
     place = f"{platform.node()}:{directory.resolve()}"
     return Launch(
-        run_id=f"{directory.name}-{hashlib.sha256(place.encode()).hexdigest()[:6]}",
+        run_id=f"{directory.name}-{hashlib.sha256(place.encode()).hexdigest()[:6]}-{epoch.number if epoch else 0}",
         run_dir=str(directory),
         config=config.dump(),
         plan=plan,
         plugin_files=tuple(str(path) for path in config.plugins),
         resolved=tuple(tuple(plugin) for plugin in catalogue.resolved()),
         functions=functions or {},
+        epoch=epoch,
     )
 
 

@@ -103,6 +103,8 @@ class Actor(Role):
         await self._checkpoints.over()
         if version.step >= context.config.steps:
             context.doing("exporting")
+            with context.changing_files():
+                pass  # the export takes long: only whether the run is still this start's is asked here
             async with self._lease:
                 await self._lease.train()
                 await self._trainer.call("export", f"{context.run_dir}/export")

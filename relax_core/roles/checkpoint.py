@@ -22,6 +22,7 @@ from relax_core.roles.checkpoint_files import LIST, checksums, find_damage, sync
 from relax_core.roles.rank_group import RankGroup, TrainerDeviceLease
 
 SCHEMA = 1
+PARTIAL = ".partial-"
 PART_S = 900.0
 """For a role that has the last step still to learn."""
 POLL_S = 0.1
@@ -30,8 +31,8 @@ POLL_S = 0.1
 class CheckpointPart:
     """The part of a checkpoint that another role adds once it is at that version too; both sides see files alone."""
 
-    def __init__(self, run_dir: str, step: int, role: str) -> None:
-        self._partial = _partial(run_dir, step)
+    def __init__(self, context: RunContext, step: int, role: str) -> None:
+        self._partial = _partial(context, step)
         self.directory, self._whole = self._partial / role, self._partial / f"{role}.json"
 
     @property
@@ -73,15 +74,16 @@ class Checkpoints:
         """Begin one once the one before is whole. A full disk leaves the former ones as they were."""
         await self.over()
         context = self._context
-        start, partial = context.clock.now(), _partial(context.run_dir, version.step)
+        start, partial = context.clock.now(), _partial(context, version.step)
         with self._removed_after_errors(version, partial):
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
+            with context.changing_files():
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir(parents=True)
             async with self._lease:
                 await self._lease.train()
                 await self._trainer.call("snapshot", str(partial / "trainer"))
             for role in context.plan.fit_columns:  # neither they nor the actor hold a lease on devices meanwhile
-                part = CheckpointPart(context.run_dir, version.step, role)
+                part = CheckpointPart(context, version.step, role)
                 with context.waiting(f"the {role}'s part of checkpoint {version.step}", role, PART_S) as wait:
                     while not part.is_whole:
                         context.check(wait)
@@ -121,14 +123,16 @@ class Checkpoints:
             known = {"schema": SCHEMA, "step": version.step, "incarnation": version.incarnation, "listed": True}
             (partial / "state.json").write_text(json.dumps(known))
             write_list(partial, await asyncio.to_thread(checksums, partial))
-            shutil.rmtree(final, ignore_errors=True)
-            os.replace(partial, final)
-            sync(self._root)
+            with context.changing_files():
+                shutil.rmtree(final, ignore_errors=True)
+                os.replace(partial, final)
+                sync(self._root)
         await context.bus.finalize(version.step)
         keep = context.config.checkpoint.keep
-        for old in complete(self._root)[:-keep] if keep else []:
-            (old / "state.json").unlink(missing_ok=True)  # killed half-way through, it is no checkpoint
-            shutil.rmtree(old, ignore_errors=True)
+        with context.changing_files():
+            for old in complete(self._root)[:-keep] if keep else []:
+                (old / "state.json").unlink(missing_ok=True)  # killed half-way through, it is no checkpoint
+                shutil.rmtree(old, ignore_errors=True)
         await context.run_status.emit(CheckpointSaved(version.step, str(final), context.clock.now() - start))
 
     @contextlib.contextmanager
@@ -145,9 +149,15 @@ class Checkpoints:
             raise InfrastructureError(f"checkpoint {place}: {why}{then}") from error
 
 
-def _partial(run_dir: str, step: int) -> Path:
-    """Return the directory in which a checkpoint is made."""
-    return Path(run_dir) / "checkpoints" / f".partial-{step:06d}"
+def _partial(context: RunContext, step: int) -> Path:
+    """Return the directory in which a checkpoint is made: this start's own, which no process of an earlier one writes in."""
+    return Path(context.run_dir) / "checkpoints" / f"{PARTIAL}{step:06d}-{context.epoch}"
+
+
+def discard_partial(run_dir: Path) -> None:
+    """Remove what earlier starts of a run left half-written; the caller has begun its next epoch."""
+    for left in (run_dir / "checkpoints").glob(f"{PARTIAL}*"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def complete(root: Path) -> list[Path]:

@@ -87,7 +87,7 @@ class Critic(Role):
             actor = await context.bus.version()
             if actor.incarnation != self._actor.incarnation or actor.step < self.version.step:
                 await self._go_back(actor)
-            part = CheckpointPart(context.run_dir, self.version.step, self.name)
+            part = CheckpointPart(context, self.version.step, self.name)
             if part.wanted:
                 async with self.busy, self._devices:
                     await self._devices.train()

@@ -12,7 +12,7 @@ import gc
 import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from random import Random
@@ -73,6 +73,7 @@ class RoleContext:
         workers: Workers, children: Workers, clock: Clock, incarnation: int, devices: DeviceService | None = None,
     ) -> None:  # fmt: skip
         self.role, self.plan, self.run_id, self.run_dir = role, launch.plan, launch.run_id, launch.run_dir
+        self._run_epoch, self.epoch = launch.epoch, launch.epoch.number if launch.epoch is not None else 0
         announce(launch.functions, catalogue)
         self.functions = launch.functions
         self.config = parse_config(launch.config, catalogue)
@@ -129,6 +130,9 @@ class RoleContext:
 
     def track(self, name: str, devices: tuple[str, ...] = ()) -> SpanRecorder:
         return self._tracks.setdefault(name, SpanRecorder(name, self.clock, devices))
+
+    def changing_files(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._run_epoch is None else self._run_epoch.hold()
 
     def check(self, wait: Wait, fix: str = "") -> None:
         """Raise when a wait ran out."""

@@ -16,7 +16,10 @@ from relax_core.api.component import Chosen
 from relax_core.api.plan import Plan
 from relax_core.api.role import Resume, RunStatus
 from relax_core.api.weights import Version
+from relax_core.observe.epoch import RunEpoch
 from relax_core.rpc import messages
+
+messages.register(RunEpoch)
 
 
 @messages.register
@@ -34,6 +37,8 @@ class Launch:
     """Plugins as the driver has them; a worker refuses to start on a difference."""
     incarnation: int = 0
     resume: Resume | None = None
+    epoch: RunEpoch | None = None
+    """This start of the run; None: nobody else ever starts in its directory."""
     functions: Mapping[str, bytes] = field(default_factory=dict)
     """Rewards passed as Python functions, by name, as cloudpickle; they reach only children of this process tree."""
 

@@ -8,6 +8,7 @@ import errno
 import json
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,8 @@ from relax_core.api.errors import ConfigError, InfrastructureError
 from relax_core.api.events import CheckpointSaved
 from relax_core.api.role import Resume
 from relax_core.api.weights import Version
-from relax_core.roles.checkpoint import Checkpoints, DamagedCheckpoint, choose, complete, read_whole
+from relax_core.observe.epoch import RunEpoch
+from relax_core.roles.checkpoint import Checkpoints, DamagedCheckpoint, choose, complete, discard_partial, read_whole
 
 
 class Disk:
@@ -72,10 +74,15 @@ class Disk:
         path.write_text("whole")
 
 
-def checkpoints(folder: Path, disk: Disk, every: int = 2, keep: int = 2, background: bool = False) -> Checkpoints:
+def checkpoints(
+    folder: Path, disk: Disk, every: int = 2, keep: int = 2, background: bool = False, epoch: RunEpoch | None = None
+) -> Checkpoints:
     run: Any = SimpleNamespace(checkpoint=SimpleNamespace(every=every, keep=keep, background=background))
     plan = SimpleNamespace(fit_columns={})
-    context: Any = SimpleNamespace(config=run, run_dir=str(folder), bus=disk, plan=plan, clock=disk, run_status=disk)
+    context: Any = SimpleNamespace(
+        config=run, run_dir=str(folder), bus=disk, plan=plan, clock=disk, run_status=disk,
+        epoch=epoch.number if epoch else 0, changing_files=epoch.hold if epoch else nullcontext,
+    )  # fmt: skip
     return Checkpoints(context, disk, disk)  # type: ignore[arg-type]
 
 
@@ -197,6 +204,45 @@ async def test_lost_ranks_leave_the_one_before(tmp_path: Path) -> None:
     await made.save(at(4))
     await made.give_up()
     assert (chosen(tmp_path).step, disk.final) == (2, [2])
+
+
+# -- an earlier start of the run ------------------------------------------------------------------------------------
+
+
+async def test_a_checkpoint_of_an_earlier_start_never_appears(tmp_path: Path) -> None:
+    stopped = Disk()
+    earlier = checkpoints(tmp_path, stopped, background=True, epoch=RunEpoch.begin(tmp_path))
+    await earlier.save(at(2))
+    await earlier.over()
+    stopped.lands.clear()
+    await earlier.save(at(4))
+    await asyncio.sleep(0)
+    resumed = checkpoints(tmp_path, Disk(), epoch=RunEpoch.begin(tmp_path))
+    await resumed.save(at(4, 1))
+    stopped.lands.set()
+    with pytest.raises(InfrastructureError, match=r"started again \(start 2\); this process belongs to start 1"):
+        await earlier.over()
+    assert chosen(tmp_path).state["incarnation"] == 1
+    assert stopped.final == [2], "the ledger is told of nothing either"
+
+
+async def test_an_earlier_start_begins_no_checkpoint_and_deletes_none(tmp_path: Path) -> None:
+    earlier = checkpoints(tmp_path, Disk(), keep=1, epoch=RunEpoch.begin(tmp_path))
+    await earlier.save(at(2))
+    resumed = checkpoints(tmp_path, Disk(), keep=5, epoch=RunEpoch.begin(tmp_path))
+    await resumed.save(at(4))
+    with pytest.raises(InfrastructureError, match="started again"):
+        await earlier.save(at(6))
+    assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == ["step-000002", "step-000004"]
+
+
+async def test_a_start_removes_what_earlier_ones_left_half_written(tmp_path: Path) -> None:
+    await checkpoints(tmp_path, Disk()).save(at(2))
+    with pytest.raises(KeyboardInterrupt):
+        await checkpoints(tmp_path, Disk("bus", KeyboardInterrupt()), epoch=RunEpoch.begin(tmp_path)).save(at(4))
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 2
+    discard_partial(tmp_path)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000002"]
 
 
 # -- damage ---------------------------------------------------------------------------------------------------------

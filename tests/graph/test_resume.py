@@ -115,6 +115,7 @@ def test_an_asynchronous_run_goes_on_where_it_was_killed_trains_nothing_twice_an
         file.truncate(1000)
     resumed = relax("resume", run, f"steps={reached + 4}", "--json")
     assert resumed.code == 0, resumed.err
+    assert int((run / ".epoch").read_text()) == 2, "refused resumes began nothing"
     assert f"trainer/{damaged.name}: it has 1000 bytes where " in resumed.err
     assert f"going on from step {reached - 4} before it" in resumed.err
     account = resumed.json

@@ -141,6 +141,13 @@ class RolledBack:
 
 
 @dataclass(frozen=True, slots=True)
+class EventsDropped:
+    """Events that nobody read in time were dropped: the files of the run lack them. The run status tells so in their place."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class RunFinished:
     status: str
     summary: Mapping[str, Any]
@@ -158,7 +165,8 @@ class Logged:
 
 Event = (
     RunStarted | SamplesScored | StepFinished | StepMeasured | TimeSpent | RolloutMeasured | WeightsPublished
-    | CheckpointSaved | EvalFinished | RoleFailed | RoleRecovered | RolledBack | RunFinished | Logged
+    | CheckpointSaved | EvalFinished | RoleFailed | RoleRecovered | RolledBack | EventsDropped | RunFinished
+    | Logged
 )  # fmt: skip
 
 

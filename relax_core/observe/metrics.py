@@ -52,6 +52,7 @@ GROUPS = {
     "bus": "Rows between roles.",
     "memory": "Of devices that several worker groups share.",
     "restarts": "Roles and workers that were replaced; running totals.",
+    "events": "The record of the run itself.",
 }
 
 METRICS: tuple[Metric, ...] = (
@@ -170,6 +171,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("memory/freed_bytes", "Bytes that others really freed for the trainer's turn", "last"),
     Metric("memory/trainer_freed_bytes", "Bytes that the trainer really freed when it slept last", "last"),
     Metric("restarts/<role>", "Replacements so far", "last"),
+    Metric("events/dropped", "Events so far that nobody wrote in time: files of the run lack them", "last"),
 )  # fmt: skip
 
 
@@ -212,6 +214,7 @@ WINDOW = 10
 """Steps that `reward_first` and `reward_last` are means of."""
 _DROPPED = "samples/dropped/"
 _RESTARTS = "restarts/"
+_EVENTS_DROPPED = "events/dropped"
 _LAGS = "lag/samples/"
 
 
@@ -232,6 +235,7 @@ class Totals:
     tokens_generated: float = 0
     publishes: int = 0
     restarts: Counter[str] = field(default_factory=Counter)
+    events_dropped: int = 0
 
     @classmethod
     def replay(cls, records: Iterable[Mapping[str, Any]]) -> Totals:
@@ -251,6 +255,7 @@ class Totals:
                     key.removeprefix(_RESTARTS): int(metrics[key]) for key in metrics if key.startswith(_RESTARTS)
                 }
                 totals.restarts = Counter(counted)
+                totals.events_dropped = int(metrics.get(_EVENTS_DROPPED, 0))
         return totals
 
     def stepped(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -288,6 +293,8 @@ class Totals:
     def counters(self) -> dict[str, float]:
         """Return what each step's record carries so that a replay finds it."""
         counted = {"weights/publishes": float(self.publishes)}
+        if self.events_dropped:
+            counted[_EVENTS_DROPPED] = float(self.events_dropped)
         return counted | {f"{_RESTARTS}{role}": float(count) for role, count in self.restarts.items()}
 
     def summary(self) -> dict[str, Any]:
@@ -309,6 +316,7 @@ class Totals:
             "tokens_generated": int(self.tokens_generated),
             "weight_publishes": self.publishes,
             "restarts": dict(self.restarts),
+            "events_dropped": self.events_dropped,
         }
 
     def _evaluated(self, name: str, step: int, metrics: Mapping[str, float], measure: str = "mean") -> None:

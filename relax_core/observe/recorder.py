@@ -162,6 +162,7 @@ class Recorder:
         before = self._totals
         self._totals = Totals.replay(self.run_dir.metrics())
         self._totals.publishes, self._totals.restarts = before.publishes, before.restarts
+        self._totals.events_dropped = before.events_dropped
         self._tokens_before = min(self._tokens_before, self._totals.tokens_generated)
         self._measured.clear()
         self._time.rewind()
@@ -236,6 +237,9 @@ class Recorder:
                 self.rewind(version.step)
                 self._facts["step"] = version.step
                 self._log.write("warning", "rolled back", version=str(version), reason=reason)
+            case events.EventsDropped(count):
+                self._totals.events_dropped += count
+                self._log.write("warning", "events were dropped before they were written", count=count)
             case events.RunFinished():
                 return events.RunFinished(event.status, self.finish(event.status, event.summary))
             case events.WeightsPublished(version, seconds, size_bytes, receivers, times):
@@ -349,7 +353,8 @@ class Recorder:
 
     def _write_status(self) -> None:
         self._status_key, self._status_at = status_key(self._beats), self._clock.now()
-        self.run_dir.write("status", status_document(self._beats, self._now(), self._wall(), self._facts))
+        lost = {"events_dropped": dropped} if (dropped := self._totals.events_dropped) else {}
+        self.run_dir.write("status", status_document(self._beats, self._now(), self._wall(), self._facts | lost))
 
     def _elapsed(self) -> float:
         return self._elapsed_before + self._clock.now() - self._opened

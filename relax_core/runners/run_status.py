@@ -11,16 +11,24 @@ from dataclasses import replace
 from heapq import merge
 from operator import itemgetter
 
-from relax_core.api.events import Event, Span, StepFinished, TimeSpent
+from relax_core.api.events import Event, EventsDropped, Span, StepFinished, TimeSpent
 from relax_core.api.role import Clock, Command, CommandName, Heartbeat
 from relax_core.rpc.waiting import TimedCondition
 
 KEPT_EVENTS = 4096
-"""More than any controller lags behind; older ones are in the run directory."""
+"""More than a controller at work lags behind; older ones are in the run directory."""
+FULL_S = 60.0
+"""Time that an emitter waits for the controller while so many are unread; then the oldest is dropped, and counted."""
 
 
 class RunStatusService:
-    """Implements `api.role.RunStatus`."""
+    """Implements `api.role.RunStatus`.
+
+    Invariants:
+    - An event that was not read is dropped only after its emitter's successors have waited for a reader, and every drop is
+      counted: an `EventsDropped` stands where the last one stood.
+    - A heartbeat never waits; the time that it brings is dropped, and counted, where nobody reads.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -29,6 +37,10 @@ class RunStatusService:
         self._events: deque[tuple[int, Event]] = deque(maxlen=KEPT_EVENTS)
         self._spent: deque[tuple[int, Event]] = deque(maxlen=KEPT_EVENTS)
         """Beside the others: every heartbeat brings one, which pushes no other out and wakes no reader: it goes along."""
+        self._dropped: tuple[int, EventsDropped] | None = None
+        """Number of the last dropped event, and how many were since a reader was told."""
+        self._read = 0
+        """Number of the last event that a reader has seen."""
         self._commands: dict[str, list[Command]] = {}
         self._numbers = 0
         self._changes = TimedCondition(clock)
@@ -46,16 +58,28 @@ class RunStatusService:
     async def emit(self, event: Event) -> None:
         if isinstance(event, StepFinished):
             event = replace(event, at=self._clock.now())
+        await self._changes.wait_for(lambda _: None if self._full(self._events) else True, FULL_S)
         self._append(self._events, event)
         self._changes.notify()
 
+    def _full(self, kept: deque[tuple[int, Event]]) -> bool:
+        """Tell whether one more would push out an event that nobody has read."""
+        return len(kept) == KEPT_EVENTS and kept[0][0] > self._read
+
     def _append(self, kept: deque[tuple[int, Event]], event: Event) -> None:
+        if self._full(kept):
+            number, told = self._dropped or (0, EventsDropped(0))
+            untold = told.count if number > self._read else 0
+            self._dropped = max(number, kept[0][0]), EventsDropped(untold + 1)
         self._numbers += 1
         kept.append((self._numbers, event))
 
     async def events(self, after: int, wait_s: float) -> tuple[tuple[int, Event], ...]:
         # Not `_numbers`, which commands raise too: a reader would never wait, nor let anyone else go on.
-        kinds = (self._events, self._spent)
+        if after > self._read:
+            self._read = after
+            self._changes.notify()  # emitters may wait for room
+        kinds = (self._events, self._spent, [self._dropped] if self._dropped is not None else [])
         await self._changes.wait_for(lambda _: (bool(self._events) and self._events[-1][0] > after) or None, wait_s)
         return tuple(merge(*([each for each in kind if each[0] > after] for kind in kinds), key=itemgetter(0)))
 

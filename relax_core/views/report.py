@@ -109,6 +109,8 @@ def _cards(summary: Mapping[str, Any], metrics: Metrics) -> Iterator[tuple[str, 
     restarts = summary.get("restarts") or {}
     if restarts:
         yield "restarts", ", ".join(f"{role} {count}" for role, count in restarts.items())
+    if dropped := summary.get("events_dropped"):
+        yield "events that are missing here", f"{dropped:,}"
 
 
 def _evals(metrics: Metrics) -> dict[str, list[tuple[int, float]]]:

@@ -205,12 +205,16 @@ def why(status: Mapping[str, Any], health: RunHealth, wall: float) -> WhyAnswer:
     if not health.ended and health.state not in ("lost", "silent"):  # those are told as they were at their last word
         now += max(wall - float(status.get("written_at", wall)), 0.0)
     waits = tuple(_waits(roles, now))
+    dropped = status.get("events_dropped")
+    lost = (f"{dropped:,} events were dropped before they were written: files of the run lack them",) if dropped else ()
     if health.ended:
         after = f": {health.detail}" if health.detail else ""
         headline = f"the run has ended: {health.state} after step {status.get('step', '?')}{after}"
-        return WhyAnswer(headline, waits, tuple(_busy(role) for role in roles if role.get("state") == "failed"))
+        return WhyAnswer(
+            headline, waits, tuple(_busy(role) for role in roles if role.get("state") == "failed"), details=lost
+        )
     busy = tuple(_busy(role) for role in roles if not role.get("waits"))
-    details = tuple(line for role in roles for line in _details(role, now))
+    details = (*(line for role in roles for line in _details(role, now)), *lost)
     return WhyAnswer(_headline(health, status, waits), waits, busy, _ring(roles, waits), chain(roles, now), details)
 
 

@@ -10,6 +10,7 @@ from relax_core.api.errors import PluginError, RelaxError
 from relax_core.api.events import (
     CheckpointSaved,
     EvalFinished,
+    EventsDropped,
     Logged,
     RoleFailed,
     RoleRecovered,
@@ -187,6 +188,22 @@ def test_going_back_to_a_checkpoint_forgets_later_steps_but_not_restarts(run_dir
     run.rewind(1)
     assert [line["step"] for line in run_dir.metrics()] == [1]
     assert (run.summary()["steps"], run.summary()["restarts"]) == (1, {"actor": 1})
+
+
+def test_events_that_were_dropped_are_counted_in_log_metrics_status_and_summary(run_dir, clock):
+    run = recorder(run_dir, clock)
+    run.write(StepFinished(1, {"reward/mean": 0.5}))
+    run.handle(7, EventsDropped(7))
+    run.handle(9, EventsDropped(2))
+    run.write(StepFinished(2, {"reward/mean": 0.5}))
+    run.heartbeats((Heartbeat("actor", "busy"),))
+    first, second = run_dir.metrics()
+    assert "events/dropped" not in first and second["events/dropped"] == 9.0
+    assert [line["count"] for line in log(run_dir) if "dropped" in line["event"]] == [7, 2]
+    assert run_dir.read("status")["events_dropped"] == run.summary()["events_dropped"] == 9
+    assert recorder(run_dir, clock).summary()["events_dropped"] == 9, "also where the run is resumed"
+    run.rewind(1)
+    assert run.summary()["events_dropped"] == 9
 
 
 def test_a_sink_that_raises_three_times_is_off_and_the_others_go_on(run_dir, clock):

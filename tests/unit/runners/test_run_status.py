@@ -8,9 +8,9 @@ import asyncio
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from relax_core.api.events import Logged
+from relax_core.api.events import Event, EventsDropped, Logged
 from relax_core.api.role import Heartbeat
-from relax_core.runners.run_status import KEPT_EVENTS, RunStatusService
+from relax_core.runners.run_status import FULL_S, KEPT_EVENTS, RunStatusService
 from tests.unit.roles.virtual_time import VirtualClock, run_virtual
 
 
@@ -78,10 +78,58 @@ def test_events_that_nobody_reads_are_bounded() -> None:
         run_status = RunStatusService(VirtualClock())
         for number in range(KEPT_EVENTS + 10):
             await run_status.emit(said(number))
-        kept = await run_status.events(0, 0.0)
+        (lost_at, lost), *kept = await run_status.events(0, 0.0)
         assert len(kept) == KEPT_EVENTS and kept[0][0] == 11
+        assert (lost_at, lost) == (10, EventsDropped(10)), "and how many are lost is told in their place"
 
     run_virtual(scene())
+
+
+def test_a_full_buffer_holds_emitters_until_it_is_read_and_nothing_is_lost() -> None:
+    async def scene() -> None:
+        run_status, total, got = RunStatusService(VirtualClock()), KEPT_EVENTS + 500, list[tuple[int, Event]]()
+        emitting = asyncio.create_task(emit_all(run_status, total))
+        await asyncio.sleep(FULL_S / 2)
+        assert not emitting.done()
+        while not emitting.done() or len(got) < total:
+            got += await run_status.events(got[-1][0] if got else 0, 1.0)
+        assert [event for _, event in got] == [said(number) for number in range(total)]
+        assert [number for number, _ in got] == sorted({number for number, _ in got})
+
+    run_virtual(scene(), 100.0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    bursts=st.lists(st.integers(0, 2500), min_size=2, max_size=6), reads=st.lists(st.booleans(), min_size=6, max_size=6)
+)
+def test_every_event_is_read_once_or_counted_as_dropped(bursts: list[int], reads: list[bool]) -> None:
+    """A reader that pauses for longer than emitters wait misses events, and is told how many each time."""
+
+    async def scene() -> None:
+        run_status, got, total = RunStatusService(VirtualClock()), list[tuple[int, Event]](), 0
+        tasks = []
+        for burst, read in zip(bursts, reads, strict=False):
+            for _ in range(burst // 100):  # of several emitters, each held for itself
+                tasks.append(asyncio.create_task(emit_all(run_status, 100, total)))
+                total += 100
+            await asyncio.sleep(FULL_S + 1.0)
+            if read:
+                got += await run_status.events(got[-1][0] if got else 0, 0.0)
+        while not all(task.done() for task in tasks):
+            got += await run_status.events(got[-1][0] if got else 0, 1.0)
+        got += await run_status.events(got[-1][0] if got else 0, 0.0)
+        lost = sum(event.count for _, event in got if isinstance(event, EventsDropped))
+        told = [event for _, event in got if not isinstance(event, EventsDropped)]
+        assert len(told) == len({event.message for event in told if isinstance(event, Logged)}) == total - lost
+        assert [number for number, _ in got] == sorted({number for number, _ in got})
+
+    run_virtual(scene(), 1e6)
+
+
+async def emit_all(run_status: RunStatusService, count: int, first: int = 0) -> None:
+    for number in range(first, first + count):
+        await run_status.emit(said(number))
 
 
 @settings(max_examples=60, deadline=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 
-from relax_core.api.events import Logged, StepFinished, TimeSpent
+from relax_core.api.events import EventsDropped, Logged, StepFinished, TimeSpent
 from relax_core.api.role import Heartbeat, SystemClock
 from relax_core.runners.run_status import KEPT_EVENTS, RunStatusService
 from tests.unit.roles.virtual_time import VirtualClock, run_virtual
@@ -29,7 +29,8 @@ def test_beats_bring_time_that_goes_along_and_pushes_no_event_out() -> None:
         for beat in range(KEPT_EVENTS + 10):
             await run_status.heartbeat(Heartbeat("actor", "busy", sent=1.0 + beat))
         told = await run_status.events(0, 0.0)
-        assert isinstance(told[0][1], StepFinished) and len(told) == 1 + KEPT_EVENTS
+        assert isinstance(told[0][1], StepFinished) and told[1][1] == EventsDropped(10)
+        assert len(told) == 2 + KEPT_EVENTS
         assert [number for number, _ in told] == sorted(number for number, _ in told)
         start = clock.now()
         await run_status.heartbeat(Heartbeat("actor", "stopped", sent=1e6))

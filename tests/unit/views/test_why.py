@@ -36,6 +36,14 @@ def test_a_wait_says_who_owes_it_since_when_and_until_when():
     assert answer.culprit == "rollout"
 
 
+def test_events_that_were_dropped_are_said_of_a_run_that_goes_on_and_of_one_that_ended():
+    said = status(Heartbeat("actor", "busy", doing="training")) | {"events_dropped": 12}
+    for state in (RUNNING, RunHealth("finished")):
+        assert any(
+            "12 events were dropped before they were written" in line for line in why(said, state, 5000.0).lines()
+        )
+
+
 def test_a_deadline_that_passed_is_said_and_the_longest_wait_comes_first():
     said = status(
         Heartbeat("rollout", "waiting", waits=(wait("engine-1", "weights policy@0.7", "actor", 99.0, 400.0),)),

@@ -346,6 +346,9 @@ class Context(Protocol[ConfigT_co]):
     @property
     def stopping(self) -> bool: ...
 
+    def take_checkpoint_request(self) -> bool:
+        """Tell, once, that somebody has asked for a checkpoint."""
+
 
 class Role(Configurable[OptionsT], Generic[OptionsT]):
     """A role's logic."""

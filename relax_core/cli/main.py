@@ -23,6 +23,7 @@ app = typer.Typer(
 )
 app.command("train")(runs.train)
 app.command("resume")(runs.resume)
+app.command("checkpoint")(runs.checkpoint)
 app.command("try")(plan.try_)
 app.command("graph")(plan.graph)
 app.command("plan")(plan.plan)
@@ -47,6 +48,7 @@ def main() -> NoReturn:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
+    signal.signal(signal.SIGUSR1, lambda *_: None)  # a run that is up saves at it; before and after it ends nothing
     try:
         if sys.argv[1:3] == ["plugins", "list"]:
             # Typer converts every value through pydantic, whose import takes longer than all of this verb.

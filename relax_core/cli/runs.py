@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`relax train | resume`, and `relax runs | status | why | report`: a run started or continued, and runs that are written
-down, those that still go included. All decisions are in `control`.
+"""`relax train | resume | checkpoint`, and `relax runs | status | why | report`: a run started, saved or continued, and
+runs that are written down, those that still go included. All decisions are in `control`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from relax_core.views.run import Listed
 
 
+CHECKPOINT_POLL_S = 0.2
 UNCHECKED = "placement.check_memory=false"
 Arguments = Annotated[
     list[str], typer.Argument(help="TOML files or a recipe, then overrides such as optimizer.lr=1e-5.")
@@ -124,7 +125,7 @@ def _stopped(summary: dict[str, Any], path: Path) -> str:
     step = resumable_step(path)
     if step is None:
         return f"relax: {summary['status']} before there was a checkpoint; start it anew"
-    busy = f"; {' and '.join(summary['busy'])} did not finish in time" if summary.get("busy") else ""
+    busy = f"; {' and '.join(summary['busy'])} did not finish in checkpoint.grace_s" if summary.get("busy") else ""
     again = f" (done: {summary['steps']}; the later ones are repeated)" if summary.get("steps", step) > step else ""
     return (
         f"relax: {summary['status']} with a checkpoint of step {step}{again}{busy}; continue with: relax resume {path}"
@@ -134,6 +135,42 @@ def _stopped(summary: dict[str, Any], path: Path) -> str:
 Run = Annotated[
     str | None, typer.Argument(metavar="RUN", help="A run directory, or a name under ./runs; else the latest.")
 ]
+
+
+def checkpoint(
+    run: Run = None,
+    wait_s: Annotated[float, typer.Option(help="How long to wait for it.", min=0.0)] = 3600.0,
+    json: AsJson = False,
+) -> None:
+    """Ask a live run for a checkpoint once its step under way is done, and wait until it is whole.
+
+    SIGUSR1 to the process of the run asks for the same. Who may write the run directory may ask.
+    """
+    from relax_core.api.errors import ConfigError, InfrastructureError
+    from relax_core.control.stages import resumable_step
+    from relax_core.observe.run_directory import RunDirectory
+    from relax_core.views.run import health, open_run
+
+    view = open_run(run)
+    wanted, deadline = max(int(view.status().get("step", 0)), 1), time.monotonic() + wait_s
+    found, asked = resumable_step(view.path) or 0, False
+    while found < wanted:
+        state = health(view, time.time())
+        if state.ended or state.state == "lost":
+            fix = f"it has {f'a checkpoint of step {found}' if found else 'no checkpoint'}, and none can be added"
+            raise ConfigError("run", f"{view.name}, which is {state.state}", fix)
+        if not asked:
+            RunDirectory.open(view.path).request_checkpoint()
+            asked = True
+        if time.monotonic() > deadline:
+            later = f"it is made once the step under way is done; `relax why {view.name}` says what that waits for"
+            raise InfrastructureError(f"{view.name}: no checkpoint of step {wanted} within {wait_s:.0f} s; {later}")
+        time.sleep(CHECKPOINT_POLL_S)
+        found = resumable_step(view.path) or 0
+    if json:
+        print_json({"schema": "relax.checkpoint/1", "run": view.name, "step": found, "requested": asked})
+    else:
+        typer.echo(f"{view.name}: checkpoint of step {found}{'' if asked else ', which is the newest step'}")
 
 
 def runs(json: AsJson = False) -> None:

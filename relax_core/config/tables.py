@@ -346,12 +346,17 @@ class CheckpointTable(Options):
     """Checkpoints, which a run continues from: how often they are written and how many are kept."""
 
     every: NonNegativeInt = 50
-    """Steps between checkpoints, and one at the end or at Ctrl-C; 0: only those."""
+    """Steps between checkpoints, and one at the end, at Ctrl-C, at SIGTERM and at `relax checkpoint`; 0: only those."""
     keep: PositiveInt = 2
     """Checkpoints kept; older ones are deleted."""
     background: bool = True
     """Write them while training goes on, from a copy in the host's memory; false: training waits until they are on disk.
     With a critic it always waits."""
+    grace_s: PositiveFloat = 60.0
+    """Seconds that a stop (Ctrl-C) gives to end the step under way and to save; a second Ctrl-C ends the run at once."""
+    preemption_grace_s: PositiveFloat = 600.0
+    """The same for SIGTERM, by which a scheduler announces that it takes the machine back. Whatever it then kills has its
+    last whole checkpoint, so this may be longer than the notice."""
 
 
 class RunTable(Options):

@@ -25,21 +25,21 @@ from relax_core.tensor_files.mapped_files import sweep
 WATCH_S = 0.25
 HISTOGRAMS = ("dropped_lengths", "trained_lengths")
 """Statistics of the bus that the summary keeps. They begin anew with a resumed run."""
-GRACE_S = 8.0
-"""Seconds that roles may take to save and stop before they are ended."""
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STATELESS_GRACE_S = 8.0
+"""Seconds to stop for roles that lose nothing when they are ended; those with state have `[checkpoint] grace_s`."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 def run(prepared: Prepared, display: Display | None = None, *, signals: bool = True) -> dict[str, Any]:
     """Run what was prepared to its end in a new event loop; return the summary or raise what made it fail.
 
-    A run that was ended by a second signal has the status `interrupted`.
+    A run that was ended by a second Ctrl-C has the status `interrupted`.
     """
     runner = prepared.runner.result() if prepared.runner else make_runner(prepared.config, prepared.catalogue)
 
     async def supervise() -> dict[str, Any]:
         controller = RunController(prepared, runner, display)
-        with _stop_on_signals(controller) if signals else contextlib.nullcontext():
+        with _obey_signals(controller) if signals else contextlib.nullcontext():
             return await controller.run()
 
     with asyncio.Runner(loop_factory=runner.loop_factory) as loop, contextlib.suppress(asyncio.CancelledError):
@@ -48,26 +48,29 @@ def run(prepared: Prepared, display: Display | None = None, *, signals: bool = T
 
 
 @contextlib.contextmanager
-def _stop_on_signals(controller: RunController) -> Iterator[None]:
-    """Ask for a stop on Ctrl-C or SIGTERM; end at once on a second one."""
+def _obey_signals(controller: RunController) -> Iterator[None]:
+    """Save at SIGUSR1, stop at Ctrl-C, stop with the longer grace at SIGTERM; end at once when Ctrl-C follows a stop.
+
+    Schedulers repeat SIGTERM as they please, so a second one ends nothing.
+    """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
-    received: list[str] = []
 
-    def receive(name: str) -> None:
-        received.append(name)
-        if len(received) == 1:
-            controller.stop(name)
-        else:
+    def receive(number: signal.Signals) -> None:
+        if number is signal.SIGUSR1:
+            controller.checkpoint()
+        elif number is signal.SIGINT and controller.stopping:
             task.cancel()
+        else:
+            controller.stop(number.name, preempted=number is signal.SIGTERM)
 
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    for number in STOP_SIGNALS:
-        loop.add_signal_handler(number, receive, number.name)
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number in SIGNALS:
+        loop.add_signal_handler(number, receive, number)
     try:
         yield
     finally:
-        for number in STOP_SIGNALS:
+        for number in SIGNALS:
             loop.remove_signal_handler(number)
             signal.signal(number, before[number])
 
@@ -77,10 +80,10 @@ class RunController:
 
     Each stage goes through
 
-        preparing -> starting -> running -> stopping -> finished | stopped | failed | interrupted
+        preparing -> starting -> running -> stopping -> finished | stopped | preempted | failed | interrupted
 
-    where a stop leads from any of the first three to `stopped`, an error to `failed`, and roles with state that do not
-    stop within GRACE_S to `interrupted`.
+    where a stop leads from any of the first three to `stopped`, a preemption to `preempted`, an error to `failed`, and
+    roles with state that do not stop within their grace to `interrupted`.
 
     Invariants:
     - A stage begins only when the one before it has finished.
@@ -96,6 +99,7 @@ class RunController:
         self._prepared, self._runner, self._display = prepared, runner, display
         self._clock = clock or SystemClock()
         self._stop_reason = ""
+        self._preempted = self._checkpoint_asked = False
         self._stop_asked = asyncio.Event()
         self._last_event = 0
         self._running: set[str] = set()
@@ -104,10 +108,19 @@ class RunController:
             {key: of[key] for key in of if key != "steps"} for of in finished
         )  # the recorder counts steps
 
-    def stop(self, reason: str = "stopped") -> None:
-        """Ask the run to end with a checkpoint; from any callback of the loop."""
+    def stop(self, reason: str = "stopped", preempted: bool = False) -> None:
+        """Ask the run to end with a checkpoint; from any callback of the loop. A preemption has the longer grace."""
         self._stop_reason = self._stop_reason or reason
+        self._preempted |= preempted
         self._stop_asked.set()
+
+    @property
+    def stopping(self) -> bool:
+        return self._stop_asked.is_set()
+
+    def checkpoint(self) -> None:
+        """Ask for a checkpoint once the step under way is done; from any callback of the loop."""
+        self._checkpoint_asked = True
 
     async def run(self) -> dict[str, Any]:
         """Run every stage and return the run's summary. Raises what made it fail, after writing it down."""
@@ -158,11 +171,12 @@ class RunController:
             account = await self._account()
             recorder.write(RunFinished("failed", {**total([self._former, account]), "error": str(error)}))
             raise
-        status, account = "stopped", {}
+        ended = "preempted" if self._preempted else "stopped"
+        status, account = ended, {}
         if ready:
             await self._record_events(recorder)
             account = await self._account()
-            status = "interrupted" if busy else "stopped" if self._stop_reason else "finished"
+            status = "interrupted" if busy else ended if self._stop_reason else "finished"
         if stage is stages[-1] or status != "finished":
             recorder.write(RunFinished(status, total([self._former, account]) | ({"busy": busy} if busy else {})))
         return status == "finished", account
@@ -191,26 +205,35 @@ class RunController:
         return not starting
 
     async def _watch(self, stage: PreparedStage, recorder: Recorder) -> list[str]:
-        """Record events until every role has returned; a stop is passed on to them, and they have GRACE_S for it.
+        """Record events until every role has returned; requests and a stop are passed on to them.
+
+        A stop gives roles with state the grace of the configuration, others STATELESS_GRACE_S where they are the last.
 
         Returns the roles that were still saving when that time was over. Those without state lose nothing that a
         resume does not make anew, and are not named.
         """
         stop_sent_at: float | None = None
         polled_at = float("-inf")
+        table, target = stage.config.checkpoint, self._prepared.catalogue.target
+        stateful = {role for role in self._running if not cast(type[Role], target("role", role)).stateless}
         while self._running:
             await self._record_events(recorder, WATCH_S)
             if self._clock.now() - polled_at >= WATCH_S:  # events come faster, and each poll costs calls
                 polled_at = self._clock.now()
                 await self._poll_roles(recorder)
+                if self._prepared.directory.take_checkpoint_request() or self._checkpoint_asked:
+                    self._checkpoint_asked = False
+                    for role in stateful:
+                        await self._runner.run_status.command(role, "checkpoint")
             if self._stop_reason and stop_sent_at is None:
                 stop_sent_at = self._clock.now()
                 for role in stage.launch.plan.roles:
                     await self._runner.run_status.command(role, "stop", self._stop_reason)
-            if stop_sent_at is not None and self._clock.now() - stop_sent_at > GRACE_S:
-                break
-        target = self._prepared.catalogue.target
-        return sorted(role for role in self._running if not cast(type[Role], target("role", role)).stateless)
+            if stop_sent_at is not None:
+                grace_s = table.preemption_grace_s if self._preempted else table.grace_s
+                if self._clock.now() - stop_sent_at > (grace_s if stateful & self._running else STATELESS_GRACE_S):
+                    break
+        return sorted(stateful & self._running)
 
     async def _poll_roles(self, recorder: Recorder) -> tuple[Heartbeat, ...]:
         """Show the roles' heartbeats and take note of roles that ended. Raises the error that a role ended with."""

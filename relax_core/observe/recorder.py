@@ -27,7 +27,7 @@ from relax_core.observe.run_directory import RunDirectory
 from relax_core.observe.spans import TimeAccount, Trace, Window
 from relax_core.registry.loader import HOOKS
 
-ENDINGS = ("finished", "stopped", "failed", "interrupted")
+ENDINGS = ("finished", "stopped", "preempted", "failed", "interrupted")
 SHOWN_SAMPLES = 4
 """Transcripts of a step that sinks get."""
 STATUS_EVERY_S = 5.0
@@ -46,7 +46,8 @@ class Display(Protocol):
 class Recorder:
     """The one consumer of a run's events. Use as a context manager: leaving it writes how the run ended.
 
-    Life cycle: `starting -> running -> finished | stopped | failed | interrupted`; stages of one run begin with `enter`.
+    Life cycle: `starting -> running -> finished | stopped | preempted | failed | interrupted`; stages of one run begin
+    with `enter`.
 
     Invariants:
     - Events of a stage are written once each, in the order of their numbers.

@@ -41,6 +41,8 @@ LETTERS = "abcdefghijkmnopqrstuvwxyz"
 TRIES = 200
 RESERVE_BYTES = 64 * 1024
 """Kept aside so that a run that fills its disk can still write how it ended."""
+CHECKPOINT_REQUEST = ".checkpoint-request"
+"""Made by whoever may write the run directory, which is all the permission that a request needs."""
 _SAMPLES = re.compile(r"step-(\d+)\.jsonl\.zst$")
 
 
@@ -90,6 +92,7 @@ class RunDirectory:
             _reserve(run.path)
             # It goes on, so how it ended no longer holds.
             (run.path / "summary.json").unlink(missing_ok=True)
+            (run.path / CHECKPOINT_REQUEST).unlink(missing_ok=True)
         return run
 
     @classmethod
@@ -176,6 +179,19 @@ class RunDirectory:
         metrics = self.path / "metrics.jsonl"
         if metrics.exists():
             rewrite_lines(metrics, lambda record: record.get("step", 0) <= step)
+
+    def request_checkpoint(self) -> None:
+        """Ask the run's own process for a checkpoint, from any other one, also on another machine."""
+        with disk_errors(self.path):
+            (self.path / CHECKPOINT_REQUEST).touch()
+
+    def take_checkpoint_request(self) -> bool:
+        """Tell, once, that somebody has asked for a checkpoint."""
+        try:
+            (self.path / CHECKPOINT_REQUEST).unlink()
+        except OSError:  # there is none, or the file system is out of reach for now
+            return False
+        return True
 
     def sync(self) -> None:
         """Make what was appended survive a crash of the machine; called when a checkpoint is complete."""

@@ -90,7 +90,7 @@ class Actor(Role):
                     returns.refill()
                 await self._evaluate(version.step)
                 await self._checkpoints.check()
-                if self._checkpoints.due(version.step):
+                if context.take_checkpoint_request() or self._checkpoints.due(version.step):
                     await self._checkpoints.save(version)
                     saved = version.step
             except (RollbackRequired, InfrastructureError) as error:

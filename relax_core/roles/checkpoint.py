@@ -51,7 +51,7 @@ class CheckpointPart:
 
 
 class Checkpoints:
-    """Writes checkpoints when they are due and keeps the newest few.
+    """Writes checkpoints when they are due or asked for, and keeps the newest few.
 
     A checkpoint: `due -> snapshot -> parts of other roles -> ledger -> files synced and listed -> renamed to its name |
     removed`.

@@ -95,7 +95,7 @@ class RoleContext:
         self._tracks: dict[str, SpanRecorder] = {}
         self._going = asyncio.Event()
         self._going.set()
-        self._stopping = False
+        self._stopping = self._checkpoint_requested = False
         owner = owner_of(role, incarnation)
         self._leases = DeviceLeaseClient(
             devices or DeviceService(clock), owner, self.plan.shared, partial(self.waiting, holds=True)
@@ -153,6 +153,10 @@ class RoleContext:
     def stopping(self) -> bool:
         return self._stopping
 
+    def take_checkpoint_request(self) -> bool:
+        requested, self._checkpoint_requested = self._checkpoint_requested, False
+        return requested
+
     # -- for the role's runner ----------------------------------------------------------------------------------
 
     def heartbeat(self) -> Heartbeat:
@@ -180,6 +184,8 @@ class RoleContext:
             self._going.clear()
         elif command == "continue":
             self._going.set()
+        elif command == "checkpoint":
+            self._checkpoint_requested = True
 
 
 async def run_role(role: Role, make_context: Callable[[int], RoleContext], without_s: float | None = None) -> None:

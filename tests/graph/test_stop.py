@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.graph.conftest import Relax, command, environment, survivors
@@ -71,19 +72,30 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Under]]:
     assert survivors(tmp_path) == []
 
 
-def test_sigterm_in_mid_run_saves_a_checkpoint_and_says_how_to_go_on(
+def test_checkpoints_on_demand_and_a_preemption_notice_to_every_process_of_a_run(
     start: Callable[..., Under], relax: Relax, tiny: Path
 ) -> None:
-    under = start("train", tiny / "recipe.toml", *LONG)
+    """A scheduler sends SIGTERM to all processes of a job: none of them may end before the run has saved."""
+    under = start("train", tiny / "recipe.toml", *LONG, "checkpoint.keep=9")
+    found = (under.run / "checkpoints").glob
+    under.until(lambda: under.steps() >= 1)
+    under.process.send_signal(signal.SIGUSR1)
+    under.until(lambda: any(found("step-*/state.json")))
+    asked = relax("checkpoint", under.run, "--json")
+    assert asked.code == 0, asked.err
+    assert (under.run / f"checkpoints/step-{asked.json['step']:06d}/files.json").exists() and asked.json["requested"]
     under.until(lambda: under.steps() >= 3)
-    under.process.send_signal(signal.SIGTERM)
+    for process in (*psutil.Process(under.process.pid).children(recursive=True), under.process):
+        process.send_signal(signal.SIGTERM)
     code, document, err = under.ended()
-    assert code == 130
-    assert document["status"] == "stopped" and document["steps"] >= 3 and document["balanced"]
-    assert [path.name for path in (under.run / "checkpoints").iterdir()] == [f"step-{document['steps']:06d}"]
-    assert f"stopped with a checkpoint of step {document['steps']}; continue with: relax resume {under.run}" in err
+    assert code == 130, err
+    assert document["status"] == "preempted" and document["steps"] >= 3 and document["balanced"]
+    assert (under.run / f"checkpoints/step-{document['steps']:06d}").is_dir()
+    ended = relax("checkpoint", under.run, "--wait-s", "0")
+    assert f"checkpoint of step {document['steps']}, which is the newest step" in ended.out
+    assert f"preempted with a checkpoint of step {document['steps']}; continue with: relax resume {under.run}" in err
     assert "Traceback" not in err
-    assert "stopped" in relax("status", under.run).out
+    assert "preempted" in relax("status", under.run).out
 
 
 def test_ctrl_c_reaches_the_whole_terminal_and_still_saves(start: Callable[..., Under], tiny: Path) -> None:

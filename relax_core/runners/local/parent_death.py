@@ -17,7 +17,18 @@ import threading
 def end_with_parent() -> None:
     """From now on, kill this process and whatever it forked when standard input closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when we end
+    # A scheduler may send these to every process of a job, and the parent needs us to save. What we start decides for
+    # itself: a handler does not outlive exec, as SIG_IGN would, and after a fork it is taken back.
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda *_: None)
+        signal.siginterrupt(number, False)
+    os.register_at_fork(after_in_child=_restore_signals)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _restore_signals() -> None:
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _end_with_parent() -> None:

@@ -29,6 +29,7 @@ from tests.unit.roles.virtual_time import VirtualClock, run_virtual
 
 Life = Callable[["ScriptedRunner"], Coroutine[Any, Any, None]]
 Lives = dict[str, Life]
+GRACES = {"grace_s": 30.0, "preemption_grace_s": 300.0}
 
 
 class ScriptedRunner:
@@ -81,7 +82,12 @@ async def deaf(runner: ScriptedRunner) -> None:
 
 
 def conducted(
-    folder: Path, lives: Lives, start: Exception | None = None, stop_after_s: float | None = None
+    folder: Path,
+    lives: Lives,
+    start: Exception | None = None,
+    stop_after_s: float | None = None,
+    preempt_after_s: float | None = None,
+    ask_after_s: float | None = None,
 ) -> tuple[dict[str, Any], Exception | None, float]:
     """The run's summary file, what was raised, and how long it took."""
 
@@ -91,6 +97,11 @@ def conducted(
         controller = RunController(prepared, runner, clock=VirtualClock())  # type: ignore[arg-type]
         if stop_after_s is not None:
             asyncio.get_running_loop().call_later(stop_after_s, controller.stop, "SIGINT")
+        if preempt_after_s is not None:
+            asyncio.get_running_loop().call_later(preempt_after_s, controller.stop, "SIGTERM", True)
+        if ask_after_s is not None:
+            asyncio.get_running_loop().call_later(ask_after_s, controller.checkpoint)
+            asyncio.get_running_loop().call_later(2 * ask_after_s, prepared.directory.request_checkpoint)
         raised = None
         try:
             await controller.run()
@@ -105,7 +116,7 @@ def conducted(
 def _prepared(folder: Path) -> Prepared:
     catalogue = Catalogue.load()
     layer = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}, "algorithm": "grpo", "engine": "transformers",
-             "trainer": "torch", "rewards": ["exact"]}  # fmt: skip
+             "trainer": "torch", "rewards": ["exact"], "checkpoint": GRACES}  # fmt: skip
     config = compose([layer], (), catalogue, on_disk=False).config
     directory = RunDirectory.create(folder / "run", "run", datetime(2026, 1, 1), Random(0))
     launch = Launch("run", str(directory.path), config.dump(), plan(config, catalogue))
@@ -144,11 +155,65 @@ def test_a_stop_is_told_to_every_role_and_is_no_failure(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("role", "status"), [("actor", "interrupted"), ("rollout", "stopped")])
 def test_roles_that_do_not_stop_in_time_are_ended(tmp_path: Path, role: str, status: str) -> None:
-    """Only of one with state is something lost."""
+    """Only of one with state is something lost, and so only it has the long grace."""
     summary, raised, seconds = conducted(tmp_path, {role: deaf}, stop_after_s=2.0)
     assert (summary["status"], raised) == (status, None)
-    assert seconds < 2.0 + run.GRACE_S + 2.0
+    grace_s = GRACES["grace_s"] if role == "actor" else run.STATELESS_GRACE_S
+    assert 2.0 + grace_s <= seconds < 2.0 + grace_s + 2.0
     assert summary.get("busy", []) == ([role] if status == "interrupted" else [])
+
+
+def saves_for(seconds: float) -> Life:
+    """Ends so long after it was told to stop."""
+
+    async def saves(runner: ScriptedRunner) -> None:
+        await runner.run_status.commands("actor", 0, 1e6)
+        await asyncio.sleep(seconds)
+
+    return saves
+
+
+def test_a_checkpoint_that_takes_longer_than_other_roles_may_is_waited_for(tmp_path: Path) -> None:
+    summary, raised, seconds = conducted(tmp_path, {"actor": saves_for(25.0)}, stop_after_s=2.0)
+    assert (summary["status"], raised) == ("stopped", None) and 27.0 <= seconds < 29.0
+
+
+def test_a_preempted_run_has_the_longer_grace_and_says_what_it_is(tmp_path: Path) -> None:
+    summary, raised, seconds = conducted(tmp_path, {"actor": saves_for(250.0)}, preempt_after_s=2.0)
+    assert (summary["status"], raised) == ("preempted", None) and 252.0 <= seconds < 254.0
+
+
+def test_a_preemption_during_a_stop_lengthens_its_grace(tmp_path: Path) -> None:
+    lives = {"actor": saves_for(200.0)}
+    summary, _, seconds = conducted(tmp_path, lives, stop_after_s=2.0, preempt_after_s=12.0)
+    assert summary["status"] == "preempted" and 202.0 <= seconds < 204.0
+
+
+def test_one_that_does_not_save_within_the_notice_is_interrupted(tmp_path: Path) -> None:
+    summary, _, seconds = conducted(tmp_path, {"actor": deaf}, preempt_after_s=2.0)
+    assert (summary["status"], summary["busy"]) == ("interrupted", ["actor"]) and 302.0 <= seconds < 304.0
+
+
+def test_requests_for_a_checkpoint_reach_the_roles_with_state_once_each(tmp_path: Path) -> None:
+    """By a signal of the process first, then by a file of the run directory."""
+    heard: list[tuple[str, str]] = []
+
+    def listener(role: str) -> Life:
+        async def listens(runner: ScriptedRunner) -> None:
+            last = 0
+            while True:
+                for command in await runner.run_status.commands(role, last, 100.0):
+                    last = command.number
+                    heard.append((role, command.name))
+                    if command.name == "stop":
+                        return
+
+        return listens
+
+    lives = {role: listener(role) for role in ("rollout", "advantages", "actor")}
+    conducted(tmp_path, lives, stop_after_s=10.0, ask_after_s=3.0)
+    assert [each for each in heard if each[1] == "checkpoint"] == [("actor", "checkpoint")] * 2
+    assert not (tmp_path / "run" / ".checkpoint-request").exists()
 
 
 def test_a_role_that_fails_ends_the_others_and_the_run_with_its_reason(tmp_path: Path) -> None:

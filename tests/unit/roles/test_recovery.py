@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from relax_core.api.errors import WorkerDied
-from relax_core.api.events import RoleFailed, RoleRecovered, RolledBack, StepFinished
+from relax_core.api.events import CheckpointSaved, RoleFailed, RoleRecovered, RolledBack, StepFinished
 from relax_core.roles.checkpoint import DamagedCheckpoint, choose
 from tests.unit.roles.simulated_run import Happening, RunOutcome, SimulatedRun
 
@@ -76,6 +76,18 @@ def test_one_that_gets_no_further_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(ExceptionGroup) as caught:
         simulated(tmp_path, again_and_again)
     assert [type(error) for error in caught.value.exceptions] == [WorkerDied]
+
+
+def test_a_checkpoint_that_was_asked_for_is_made_after_the_step_and_only_once(tmp_path: Path) -> None:
+    async def ask(simulation: SimulatedRun) -> None:
+        while not any(isinstance(event, StepFinished) and event.step == 3 for event in simulation.run_status.heard):
+            await simulation.clock.sleep(0.01)
+        await simulation.run_status.command("actor", "checkpoint")
+
+    outcome = simulated(tmp_path, ask, every=0)
+    asked, last = [event.step for event in outcome.events if isinstance(event, CheckpointSaved)]
+    assert 3 <= asked <= 5 and last == STEPS
+    assert_whole(outcome)
 
 
 def test_a_damaged_checkpoint_is_not_restored_and_a_resume_goes_on_before_it(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -34,6 +35,14 @@ class Hosted:
     def grandchild(self) -> int:
         return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid
 
+    def forked(self) -> int:
+        """Return the process id of a forked child that is up."""
+        here, there = multiprocessing.Pipe()
+        child = multiprocessing.get_context("fork").Process(target=_say_and_sleep, args=(there,), daemon=True)
+        child.start()
+        assert here.poll(30.0)
+        return child.pid or 0
+
     def take_memory(self, megabytes: int) -> int:
         return len(bytearray(megabytes << 20))
 
@@ -55,6 +64,11 @@ class Hosted:
     async def count_then_fail(self) -> AsyncIterator[int]:
         yield 0
         raise ValueError("no more")
+
+
+def _say_and_sleep(channel: Any) -> None:
+    channel.send("up")
+    time.sleep(600)
 
 
 class SlowToBuild:

@@ -147,6 +147,18 @@ async def test_what_a_worker_started_ends_when_it_dies_by_itself(worker: LocalWo
     await until(lambda: gone(worker.pid) and gone(pid))
 
 
+async def test_a_signal_to_every_process_of_a_job_ends_what_a_worker_started_but_not_the_worker(
+    worker: LocalWorker,
+) -> None:
+    """Its parent still needs it to save; authors' children and pools end as they always do."""
+    started = [await worker.call(how, timeout_s=CALL_S) for how in ("grandchild", "forked")]
+    for pid in (worker.pid, *started):
+        os.kill(pid, signal.SIGTERM)
+    await until(lambda: all(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE for pid in started))
+    os.kill(worker.pid, signal.SIGUSR1)
+    assert (await worker.call("double", np.ones(1), timeout_s=CALL_S)).tolist() == [2.0]
+
+
 async def test_stopping_a_worker_that_spins_ends_it(worker: LocalWorker) -> None:
     spinning = asyncio.create_task(worker.call("spin", timeout_s=CALL_S))
     await worker.stop(timeout_s=5.0)

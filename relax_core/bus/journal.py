@@ -2,7 +2,8 @@
 """`ledger.db`: the ledger's facts on disk, by one writer, durable when `commit` returns.
 
 A record is one small tuple for each fact that must outlive the process; `step` is the version that was completed: what
-trained version 3 has step 3. sqlite syncs its write-ahead log once a commit, and others may read meanwhile.
+trained version 3 has step 3. sqlite syncs its log once a commit, and on a local disk others may read meanwhile. Groups that
+are over for good are folded into counts and ranges of numbers, so the file's size is that of what may still change.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from relax_core.api.batch import AttemptId
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.trajectory import DropReason
 from relax_core.api.weights import Version
+from relax_core.bus.ledger_file import FILE, journal_mode
+from relax_core.observe.documents import sync_to_disk
 
 
 class IssuedRecord(NamedTuple):
@@ -84,6 +87,12 @@ class CheckpointRecord(NamedTuple):
     incarnation: int
 
 
+class FinalRecord(NamedTuple):
+    """The checkpoint of this version is complete: only what came after the one before it can still be undone."""
+
+    step: int
+
+
 class NoteRecord(NamedTuple):
     """A producer's own state at a version."""
 
@@ -94,7 +103,7 @@ class NoteRecord(NamedTuple):
 
 Record = (
     IssuedRecord | EndedRecord | TrainedRecord | PendingRecord | StepRecord | RollbackRecord | RegisteredRecord
-    | CheckpointRecord | NoteRecord
+    | CheckpointRecord | FinalRecord | NoteRecord
 )  # fmt: skip
 
 
@@ -112,8 +121,9 @@ class RememberedRecord(NamedTuple):
     notes: tuple[tuple[str, str], ...] = ()
 
 
-SCHEMA = 1
-FILE = "ledger.db"
+SCHEMA = 2
+FORMER_SCHEMA = 1
+"""It had no folded groups; a ledger of it is continued as one of this schema."""
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -121,11 +131,19 @@ CREATE TABLE IF NOT EXISTS groups (number INTEGER PRIMARY KEY, issue INTEGER NOT
     size INTEGER NOT NULL, pending INTEGER NOT NULL, step INTEGER);
 CREATE TABLE IF NOT EXISTS ended (number INTEGER, sample INTEGER, issue INTEGER, reason TEXT NOT NULL, step INTEGER,
     newest INTEGER NOT NULL, with_gradient INTEGER NOT NULL, PRIMARY KEY (number, issue, sample)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS folded (reason TEXT, with_gradient INTEGER, attempts INTEGER NOT NULL,
+    PRIMARY KEY (reason, with_gradient)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS folded_groups (first INTEGER PRIMARY KEY, last INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS steps (step INTEGER PRIMARY KEY, incarnation INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS checkpoints (step INTEGER PRIMARY KEY, incarnation INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS roles (role TEXT PRIMARY KEY, incarnation INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS notes (name TEXT, step INTEGER, value TEXT NOT NULL, PRIMARY KEY (name, step)) WITHOUT ROWID;
 """
+
+OVER = """(g.pending = 0 AND g.step IS NULL AND (SELECT count(*) FROM ended e
+    WHERE e.number = g.number AND e.issue = g.issue AND e.reason != ?1) >= g.size)"""
+"""Groups that were not trained, all of whose members have ended, and nobody stopped (?1) or put them off."""
+LARGER = "ON CONFLICT (key) DO UPDATE SET value = max(value, excluded.value)"
 
 STATEMENTS: dict[type, tuple[str, ...]] = {
     # Each statement names all values of its record, as sqlite demands: hence `?2 IS NOT NULL`.
@@ -140,14 +158,12 @@ STATEMENTS: dict[type, tuple[str, ...]] = {
         "DELETE FROM steps WHERE step > ?1 AND ?2 IS NOT NULL",
         "DELETE FROM checkpoints WHERE step > ?1 AND ?2 IS NOT NULL",
         "DELETE FROM notes WHERE step >= ?1 AND ?2 IS NOT NULL",
+        "UPDATE meta SET value = min(value, ?1) WHERE key = 'final' AND ?2 IS NOT NULL",
+        f"INSERT INTO meta SELECT 'incarnation', ?2 WHERE ?1 IS NOT NULL {LARGER}",
     ),
     RegisteredRecord: ("INSERT OR REPLACE INTO roles VALUES (?1, ?2)",),
-    CheckpointRecord: (
-        "INSERT OR REPLACE INTO checkpoints VALUES (?1, ?2)",
-        # The newest checkpoint may yet fail to appear: what the one before it needs stays.
-        """DELETE FROM notes WHERE ?2 IS NOT NULL AND step < (SELECT max(n.step) FROM notes n
-            WHERE n.name = notes.name AND n.step < (SELECT max(step) FROM checkpoints WHERE step < ?1))""",
-    ),
+    CheckpointRecord: ("INSERT OR REPLACE INTO checkpoints VALUES (?1, ?2)",),
+    FinalRecord: (),  # see `LedgerJournal._fold`
     NoteRecord: ("INSERT OR REPLACE INTO notes VALUES (?1, ?2, ?3)",),
 }
 
@@ -158,6 +174,8 @@ class LedgerJournal:
     Invariants:
     - Records reach the disk in the order they were added; those of a commit all together, or none.
     - A commit that fails loses nothing: its records stay in memory and go with the next one.
+    - Each number below the next group's is in `groups` or in one range of `folded_groups`, never in both.
+    - What is folded can't be undone: it was dropped, or trained up to the version `folded`, before which none is restored.
     """
 
     def __init__(self, directory: str) -> None:
@@ -168,12 +186,14 @@ class LedgerJournal:
         try:
             Path(directory).mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
-            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute(f"PRAGMA journal_mode = {journal_mode(Path(directory))}")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.executescript(TABLES)
             found = self._db.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
             if found is None:
                 self._db.execute("INSERT INTO meta VALUES ('schema', ?)", (SCHEMA,))
+            elif found[0] == FORMER_SCHEMA:
+                self._db.execute("UPDATE meta SET value = ? WHERE key = 'schema'", (SCHEMA,))
             elif found[0] != SCHEMA:
                 raise sqlite3.DatabaseError(f"schema {found[0]}, this version of relax-core writes {SCHEMA}")
         except (sqlite3.Error, OSError) as error:
@@ -201,9 +221,44 @@ class LedgerJournal:
                         rows = [_row(record) for record in found]
                         for statement in STATEMENTS[kind]:
                             self._db.executemany(statement, rows)
+                        for (step,) in rows if kind is FinalRecord else ():
+                            self._fold(step)
             except (sqlite3.Error, OSError) as error:
                 raise self._error("write", error) from error
             self._waiting = []
+
+    def _fold(self, final: int) -> None:
+        """Fold what nobody can undo once the checkpoint of version `final` is complete.
+
+        It may yet turn out to be unreadable, so what the complete one before it needs stays as it is.
+        """
+        run = self._db.execute
+        (before,) = run("SELECT coalesce(max(value), 0) FROM meta WHERE key = 'final'").fetchone()
+        run(f"INSERT INTO meta VALUES ('final', ?), ('folded', ?) {LARGER}", (final, before))
+        over = run(
+            f"SELECT number FROM groups g WHERE step <= ?2 OR {OVER}", (DropReason.STOPPED.value, before)
+        ).fetchall()
+        self._db.executemany("DELETE FROM groups WHERE number = ?", over)
+        ranges: list[tuple[int, int]] = []
+        for first, last in sorted([*run("SELECT first, last FROM folded_groups"), *((n, n) for (n,) in over)]):
+            if ranges and ranges[-1][1] + 1 == first:
+                first = ranges.pop()[0]
+            ranges.append((first, last))
+        run("DELETE FROM folded_groups")
+        self._db.executemany("INSERT INTO folded_groups VALUES (?, ?)", ranges)
+        # Ends of the present issue of a group tell which of its members have ended; those of earlier ones only count.
+        present = (
+            "EXISTS (SELECT 1 FROM groups g WHERE g.number = ended.number AND g.issue = ended.issue AND pending = 0)"
+        )
+        run(
+            f"INSERT INTO folded SELECT reason, with_gradient, count(*) FROM ended WHERE NOT {present} GROUP BY 1, 2 "
+            "ON CONFLICT (reason, with_gradient) DO UPDATE SET attempts = attempts + excluded.attempts"
+        )
+        run(f"DELETE FROM ended WHERE NOT {present}")
+        run("DELETE FROM steps WHERE step < ?", (before,))
+        run("DELETE FROM checkpoints WHERE step < ?", (before,))
+        newest = "SELECT max(n.step) FROM notes n WHERE n.name = notes.name AND n.step < ?1"
+        run(f"DELETE FROM notes WHERE step < ({newest})", (before,))
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -229,9 +284,9 @@ class LedgerJournal:
                     self._db.backup(copy)
                 finally:
                     copy.close()
-                _sync(partial)
+                sync_to_disk(partial)
                 os.replace(partial, target)
-                _sync(target.parent)
+                sync_to_disk(target.parent)
             except (sqlite3.Error, OSError) as error:
                 raise InfrastructureError(
                     f"{target}: {error}; free space or point the run elsewhere, then `relax resume` it"
@@ -241,15 +296,28 @@ class LedgerJournal:
         """Return what was known as of the trainer's restored version: later steps undone, all that was in flight ended.
 
         Nothing in memory survived, so every sample that may still be trained is issued again, as the same work.
+        InfrastructureError where it does not know the version's step, or has folded what came after it.
         """
         with self._lock:
             try:
                 with self._transaction():
+                    self._check_reaches(version.step)
+                    self._db.execute(f"INSERT INTO meta VALUES ('incarnation', ?) {LARGER}", (version.incarnation,))
+                    self._db.execute("INSERT OR REPLACE INTO meta VALUES ('final', ?)", (version.step,))
                     self._undo_steps(version)
                     self._end_in_flight()
                 return self._read()
             except (sqlite3.Error, OSError) as error:
                 raise self._error("restore", error) from error
+
+    def _check_reaches(self, step: int) -> None:
+        known = "SELECT step FROM steps WHERE step = ?1 UNION SELECT step FROM checkpoints WHERE step = ?1"
+        (folded,) = self._db.execute("SELECT coalesce(max(value), 0) FROM meta WHERE key = 'folded'").fetchone()
+        if step < folded or (step and self._db.execute(known, (step,)).fetchone() is None):
+            raise InfrastructureError(
+                f"{self.path}: the ledger does not know step {step}, from which the run goes on; is this the run's own "
+                "directory, and the same one on every machine? then `relax resume` the run"
+            )
 
     def _undo_steps(self, version: Version) -> None:
         """Undo later steps. A trainer that keeps its incarnation replays them bit for bit: their weights are not lost."""
@@ -274,8 +342,7 @@ class LedgerJournal:
         open_groups = self._db.execute(
             "SELECT g.number, g.issue, g.size, "
             "(SELECT group_concat(e.sample) FROM ended e WHERE e.number = g.number AND e.issue = g.issue) "
-            "FROM groups g WHERE g.pending = 0 AND g.step IS NULL AND (SELECT count(*) FROM ended e "
-            "WHERE e.number = g.number AND e.issue = g.issue AND e.reason != ?) < g.size",
+            f"FROM groups g WHERE g.pending = 0 AND g.step IS NULL AND NOT {OVER}",
             (DropReason.STOPPED.value,),
         ).fetchall()
         for number, issue, size, ended in open_groups:
@@ -287,10 +354,14 @@ class LedgerJournal:
 
     def _read(self) -> RememberedRecord:
         ask = self._db.execute
-        counts = dict(ask("SELECT reason, count(*) FROM ended GROUP BY reason").fetchall())
+        ends = "SELECT reason, with_gradient FROM ended"
+        every = f"SELECT *, count(*) AS attempts FROM ({ends}) GROUP BY 1, 2 UNION ALL SELECT * FROM folded"
+        counts = dict(ask(f"SELECT reason, sum(attempts) FROM ({every}) GROUP BY reason").fetchall())
         trained = counts.pop("", 0)
-        idle = ask("SELECT count(*) FROM ended WHERE reason = '' AND with_gradient = 0").fetchone()[0]
-        cursor = ask("SELECT coalesce(max(number) + 1, 0) FROM groups").fetchone()[0]
+        without = f"SELECT coalesce(sum(attempts), 0) FROM ({every}) WHERE reason = '' AND with_gradient = 0"
+        (idle,) = ask(without).fetchone()
+        numbers = "SELECT number FROM groups UNION ALL SELECT last FROM folded_groups"
+        (cursor,) = ask(f"SELECT coalesce(max(number) + 1, 0) FROM ({numbers})").fetchone()
         pending = ask("SELECT number, issue + 1, retry FROM groups WHERE pending = 1 ORDER BY number").fetchall()
         roles = ask("SELECT role, incarnation FROM roles").fetchall()
         notes = ask("SELECT name, value FROM notes n WHERE step = (SELECT max(step) FROM notes WHERE name = n.name)")
@@ -313,11 +384,3 @@ def _row(record: Record) -> tuple[Any, ...]:
     if isinstance(record, EndedRecord):
         return (*record.attempt, record.reason, record.step, record.newest, record.with_gradient)
     return tuple(record)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

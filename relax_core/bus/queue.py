@@ -17,7 +17,14 @@ from relax_core.api.errors import ConfigError, RelaxError, StaleFence
 from relax_core.api.trajectory import DropReason
 from relax_core.api.weights import Version
 from relax_core.bus import gate
-from relax_core.bus.journal import CheckpointRecord, Record, RegisteredRecord, RememberedRecord, StepRecord
+from relax_core.bus.journal import (
+    CheckpointRecord,
+    FinalRecord,
+    Record,
+    RegisteredRecord,
+    RememberedRecord,
+    StepRecord,
+)
 from relax_core.bus.leases import Credits, Holders, Lease, Leases, belongs
 from relax_core.bus.ledger import AttemptState, Group, Ledger, SampleHistograms
 from relax_core.bus.store import Place, RowTable, Samples, check_seals
@@ -440,7 +447,9 @@ class TransferQueue:
 
     def finalize(self, step: int) -> None:
         """Free the payloads of samples trained up to version `step`: its checkpoint exists, nothing brings them back."""
-        self.final_step = max(self.final_step, step)
+        if step > self.final_step:
+            self.final_step = step
+            self.ledger.records.append(FinalRecord(step))
         for group in self.ledger.finalize(step, self._unacknowledged()):
             self._remove(group, kept=True)
 

@@ -30,6 +30,7 @@ from random import Random, SystemRandom
 from relax_core.api.errors import ConfigError, RelaxError
 from relax_core.api.options import revealed
 from relax_core.api.plan import Plan
+from relax_core.bus.ledger_file import prepare_ledger
 from relax_core.config.compose import Composed, Stage, compose, naming_stage
 from relax_core.config.layers import Source
 from relax_core.config.run_config import RunConfig, to_toml
@@ -282,12 +283,18 @@ def prepare_resume(run_dir: Path, overrides: Sequence[str], step: int | None = N
         own_plan = plan(config, catalogue) if stages else planned.stages[0].plan
         stages.append(PreparedStage(config, make_launch(config, own_plan, catalogue, path, epoch=epoch), own, done))
         done += config.steps
+    notices = (*planned.composed.notices, *(point.notices if point is not None else ()))
     if resume is not None:
-        incarnation = int(resume.state["incarnation"]) + 1
+        try:
+            ledger = prepare_ledger(paths[0], Path(resume.directory), resume.step, int(resume.state["incarnation"]))
+        except BaseException:
+            directory.close()
+            raise
+        incarnation = ledger.newest_incarnation + 1
         stages[0] = replace(stages[0], launch=replace(stages[0].launch, resume=resume, incarnation=incarnation))
+        notices += (ledger.notice,) if ledger.notice else ()
     elif present is not None:
         present.discard_work()
-    notices = (*planned.composed.notices, *(point.notices if point is not None else ()))
     return Prepared(catalogue, directory, tuple(stages), notices)
 
 

@@ -77,7 +77,7 @@ def write_text(path: Path, text: str, durable: bool = True) -> None:
 
 
 def write_bytes(path: Path, data: bytes, durable: bool = True) -> None:
-    """Replace a file with these bytes; `durable` waits until the disk has them."""
+    """Replace a file with these bytes; `durable` waits until the disk has them under this name, also after a power cut."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with disk_errors(path):
         try:
@@ -87,8 +87,19 @@ def write_bytes(path: Path, data: bytes, durable: bool = True) -> None:
                 if durable:
                     os.fsync(file.fileno())
             draft.replace(path)
+            if durable:
+                sync_to_disk(path.parent)
         finally:
             draft.unlink(missing_ok=True)
+
+
+def sync_to_disk(path: Path) -> None:
+    """Wait until the disk has a file, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_document(path: Path, schema: str, values: Mapping[str, Any], durable: bool = True) -> None:

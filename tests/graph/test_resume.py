@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sqlite3
 import subprocess
@@ -78,9 +79,16 @@ def test_runs_that_were_stopped_or_killed_end_like_the_uninterrupted_one(
     assert code == -signal.SIGKILL
     assert "lost" in relax("status", killed).out
     left = [path.name for path in Path("/dev/shm").glob("relax-killed-*")]
-    for run in (stopped, killed):
+    (stopped / "ledger.db").unlink()
+    (killed / "ledger.db").write_bytes(b"what a failing disk made of it" * 1000)
+    (killed / "ledger.db-wal").unlink()  # else sqlite finds every page of so young a ledger there
+    for run, fault in ((stopped, "is missing"), (killed, "is corrupted (file is not a database)")):
         resumed = relax("resume", run, "--json")
         assert resumed.code == 0, resumed.err
+        copy = (
+            rf"{re.escape(str(run))}/ledger\.db {re.escape(fault)}: .* the copy of it in .*/checkpoints/step-0000\d\d\n"
+        )
+        assert re.search(copy, resumed.err)
         assert (
             resumed.json["steps"] == STEPS
             and resumed.json["balanced"]
@@ -126,7 +134,10 @@ def test_an_asynchronous_run_goes_on_where_it_was_killed_trains_nothing_twice_an
     assert account["samples_trained"] == (reached + 4) * 16
     ledger = sqlite3.connect(f"file:{run}/ledger.db?mode=ro", uri=True)
     counted = Counter(ledger.execute("SELECT number, sample FROM ended WHERE reason = ''").fetchall())
+    ((folded,),) = ledger.execute("SELECT coalesce(sum(attempts), 0) FROM folded WHERE reason = ''").fetchall()
+    ranges = ledger.execute("SELECT first, last FROM folded_groups").fetchall()
     ledger.close()
-    assert len(counted) == (reached + 4) * 16 and set(counted.values()) == {1}
+    assert folded and len(counted) + folded == (reached + 4) * 16 and set(counted.values()) == {1}
+    assert not [number for number, _ in counted for first, last in ranges if first <= number <= last]
     assert [step for step, *_ in rows(run)] == list(range(1, reached + 5))
     assert f"steps = {reached + 4}" in (run / "config.toml").read_text()

@@ -7,7 +7,9 @@ and their groups mix versions; of every trained token it is remembered which wei
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+from pathlib import Path
 
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -18,7 +20,8 @@ from relax_core.api.errors import StaleFence
 from relax_core.api.trajectory import DropReason, Outcome
 from relax_core.api.weights import Version
 from relax_core.bus import gate
-from relax_core.bus.journal import LedgerJournal
+from relax_core.bus.journal import FinalRecord, LedgerJournal
+from relax_core.bus.ledger_file import prepare_ledger
 from relax_core.bus.queue import TransferQueue
 
 SIZE = 2
@@ -26,11 +29,8 @@ ENGINES = 3
 LEASE_S = 10.0
 FIRST = ("tokens",)
 DERIVED = ("advantages",)
-
-
-def write(journal: LedgerJournal, records) -> None:
-    journal.add(records)
-    journal.commit()
+DAMAGES = ("none", "lost", "older", "torn")
+"""Of the ledger, when the machine dies."""
 
 
 class Schedule(RuleBasedStateMachine):
@@ -51,15 +51,22 @@ class Schedule(RuleBasedStateMachine):
             SIZE, groups, k, late, min_valid, DERIVED, lease_s=LEASE_S, spare_groups=spare, max_bytes=4000
         )
         self.directory = tempfile.TemporaryDirectory()
-        self.journal = LedgerJournal(self.directory.name)
+        self.path = Path(self.directory.name)
+        self.journal = LedgerJournal(str(self.path))
+        self.unfolded = LedgerJournal(str(self.path / "unfolded"))
+        """Told the same, but never that anything is final: it keeps every sample."""
         self.now = 0.0
         self.covered = 0
+        self.checkpoints = [Version("actor", 0, 0)]
+        """Complete ones."""
         self.lineage: dict[int, list[AttemptId]] = {}
         self.open(Version("actor", 0, 0))
 
     def open(self, version):
         """A process starts: nothing but the journal is left of an earlier one."""
-        self.queue = TransferQueue(self.settings, version, self.journal.remember(version))
+        remembered = self.journal.remember(version)
+        assert remembered == self.unfolded.remember(version), "what is folded is not forgotten"
+        self.queue = TransferQueue(self.settings, version, remembered)
         self.published = version
         self.engines: list[Version | None] = [version] * ENGINES
         self.held: dict[AttemptId, int] = {}
@@ -75,7 +82,9 @@ class Schedule(RuleBasedStateMachine):
     def teardown(self):
         if hasattr(self, "journal"):
             self.finish_a_step()
+            self.write()
             self.journal.close()
+            self.unfolded.close()
             self.directory.cleanup()
 
     # -- rollout ------------------------------------------------------------------------------------------------
@@ -266,12 +275,67 @@ class Schedule(RuleBasedStateMachine):
 
     # -- lineage ------------------------------------------------------------------------------------------------
 
-    @rule()
-    def checkpoint(self):
-        self.covered = self.queue.version.step
-        self.queue.cover(self.covered)
-        write(self.journal, self.queue.take_records())
-        self.queue.finalize(self.covered)
+    @rule(whole=st.sampled_from([True, True, False]))
+    def checkpoint(self, whole=True):
+        """One that is not whole never got its name: the ledger knows of it, and nobody continues from it."""
+        version, place = self.queue.version, self.path / "checkpoints" / f"step-{self.queue.version.step}"
+        self.queue.cover(version.step)
+        self.write()
+        if whole:
+            self.journal.copy(str(place))
+            self.unfolded.copy(str(place / "unfolded"))
+            self.covered = version.step
+            self.checkpoints = [old for old in self.checkpoints if old.step < version.step] + [version]
+            self.queue.finalize(version.step)
+
+    def write(self):
+        records = self.queue.take_records()
+        for journal in (self.journal, self.unfolded):
+            journal.add(r for r in records if journal is self.journal or not isinstance(r, FinalRecord))
+            journal.commit()
+        self.check_size()
+
+    def check_size(self):
+        """What lies in the file is what may still change, whatever the run has trained before the last two checkpoints."""
+        ask = self.journal._db.execute
+        rows = ask("SELECT number, step, pending FROM groups").fetchall()
+        final, folded = (dict(ask("SELECT * FROM meta").fetchall()).get(key, 0) for key in ("final", "folded"))
+        assert final in [version.step for version in self.checkpoints] and folded <= final
+        assert not [number for number, step, _ in rows if step is not None and step <= folded]
+        ranges = ask("SELECT first, last FROM folded_groups").fetchall()
+        over = [number for first, last in ranges for number in range(first, last + 1)]
+        assert sorted([*over, *(number for number, _, _ in rows)]) == list(range(self.queue.ledger.next_group))
+        assert len(ranges) <= len(rows) + 1
+
+    @rule(damage=st.sampled_from(DAMAGES), back=st.integers(0, 1))
+    def ledger_is_lost(self, damage, back):
+        """The machine dies, with it the ledger or the newest checkpoint: the run goes on from the one that is left."""
+        if len(self.checkpoints) < 2 + back:
+            return
+        self.write()
+        for _ in range(back):
+            self.checkpoints.pop()
+        version, incarnation = self.checkpoints[-1], self.queue.version.incarnation
+        self.journal.close()
+        self.unfolded.close()
+        ledger, copies = self.path / "ledger.db", self.path / "checkpoints"
+        older = copies / f"step-{self.checkpoints[-2].step}" / "ledger.db"
+        if damage == "torn":
+            ledger.write_bytes(ledger.read_bytes()[:5000])
+        elif damage == "older" and older.exists():
+            shutil.copy(older, ledger)
+        elif damage != "none":
+            ledger.unlink()
+        own = copies / f"step-{version.step}"
+        notice = prepare_ledger(self.path, own, version.step, version.incarnation).notice
+        assert notice or damage == "none"
+        if notice:
+            shutil.copy(own / "unfolded" / "ledger.db", self.path / "unfolded" / "ledger.db")
+        self.journal, self.unfolded = LedgerJournal(str(self.path)), LedgerJournal(str(self.path / "unfolded"))
+        self.covered = version.step
+        self.forget_steps()
+        self.open(Version("actor", incarnation + 1, self.covered))
+        self.check_size()
 
     @rule()
     def trainer_dies(self):
@@ -287,7 +351,7 @@ class Schedule(RuleBasedStateMachine):
         if sure:
             return
         if written:
-            write(self.journal, self.queue.take_records())
+            self.write()
         self.forget_steps()
         incarnation = self.queue.version.incarnation
         self.open(Version("actor", incarnation if replays else incarnation + 1, self.covered))

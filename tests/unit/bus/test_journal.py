@@ -16,6 +16,7 @@ from relax_core.api.weights import Version
 from relax_core.bus.journal import (
     CheckpointRecord,
     EndedRecord,
+    FinalRecord,
     IssuedRecord,
     LedgerJournal,
     NoteRecord,
@@ -179,7 +180,49 @@ def test_of_a_producers_state_the_journal_keeps_what_the_last_two_checkpoints_ne
     for step in range(7):
         write(journal, [NoteRecord("sampler", step, f"at {step}")])
         if step in (2, 4, 6):
-            write(journal, [CheckpointRecord(step, 0)])
+            write(journal, [CheckpointRecord(step, 0), FinalRecord(step)])
     rows = journal._db.execute("SELECT step FROM notes ORDER BY step").fetchall()
     assert [row[0] for row in rows] == [3, 4, 5, 6]
     assert journal.remember(Version("actor", 1, 4)).notes == (("sampler", "at 3"),)
+
+
+def test_a_long_runs_ledger_is_no_larger_than_a_short_ones_and_counts_the_same(tmp_path) -> None:
+    journal, sizes = LedgerJournal(str(tmp_path)), {}
+    for step in range(
+        1, 401
+    ):  # of every four groups one is filtered; the second sample of each ninth step had no gradient
+        groups = range(4 * step - 4, 4 * step)
+        journal.add([IssuedRecord(group, 0, 0, 2) for group in groups])
+        journal.add([ended(groups[0], sample, "filtered") for sample in (0, 1)])
+        for group in groups[1:]:
+            journal.add([TrainedRecord(group, step), ended(group, 0, "", step)])
+            journal.add([EndedRecord(AttemptId(group, 1, 0), "", step, 0, step % 9 != 0)])
+        write(journal, [StepRecord(step, 0)])
+        if step % 10 == 0:
+            write(journal, [CheckpointRecord(step, 0)])
+            journal.copy(str(tmp_path / "checkpoint"))
+            write(journal, [FinalRecord(step)])
+            sizes[step] = (tmp_path / "checkpoint" / "ledger.db").stat().st_size
+    assert sizes[400] <= sizes[40]
+    again = journal.remember(Version("actor", 1, 395))
+    assert (again.trained, again.trained_without_gradient) == (395 * 6, 43 * 3)
+    assert again.dropped == (("filtered", 400 * 2), ("resumed", 5 * 6)) and again.next_group == 1600
+    assert [group for group, *_ in again.pending] == [
+        g for step in range(395, 400) for g in range(4 * step + 1, 4 * step + 4)
+    ]
+
+
+def test_a_ledger_of_the_former_schema_is_continued(tmp_path) -> None:
+    journal = LedgerJournal(str(tmp_path))
+    write(journal, [IssuedRecord(0, 0, 0, 2), TrainedRecord(0, 1), ended(0, 0, "", 1), ended(0, 1, "", 1)])
+    write(journal, [StepRecord(1, 0), CheckpointRecord(1, 0)])
+    for table in ("folded", "folded_groups"):
+        journal._db.execute(f"DROP TABLE {table}")
+    journal._db.execute("DELETE FROM meta")
+    journal._db.execute("INSERT INTO meta VALUES ('schema', 1)")
+    journal.close()
+    again = LedgerJournal(str(tmp_path))
+    assert again.remember(Version("actor", 1, 1)) == RememberedRecord(1, (), 2, 2)
+    write(again, [StepRecord(2, 1), CheckpointRecord(2, 1), FinalRecord(2)])
+    assert again._db.execute("SELECT count(*) FROM ended").fetchone() == (0,)
+    assert again.remember(Version("actor", 2, 2)).trained == 2

@@ -8,7 +8,7 @@ import random
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.unit.bus.schedule import ENGINES, LEASE_S, Schedule
+from tests.unit.bus.schedule import DAMAGES, ENGINES, LEASE_S, Schedule
 
 SETTINGS = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 TestSchedules = Schedule.TestCase
@@ -18,7 +18,7 @@ ACTIONS = {
     "admit": 6, "load": 3, "publish": 2, "generate": 8, "abort": 1, "rollout_dies": 0.3, "report": 1, "credit": 5,
     "claim": 5, "release": 0.3, "time_passes": 0.3, "train": 4, "checkpoint": 0.5, "trainer_dies": 0.3,
     "machine_dies": 0.2, "smooth": 0.5, "sample": 8, "leave_engine": 1,
-    "let_go": 0.3,
+    "let_go": 0.3, "ledger_is_lost": 0.2,
 }  # fmt: skip
 
 
@@ -55,6 +55,8 @@ def _arguments(name: str, draw: random.Random) -> dict[str, object]:
         "claim": lambda: {"many": draw.randint(1, 3), "overdue": draw.random() < 0.1},
         "time_passes": lambda: {"seconds": draw.choice([1.0, LEASE_S])},
         "train": lambda: {"short": draw.random() < 0.1},
+        "checkpoint": lambda: {"whole": draw.random() < 0.8},
+        "ledger_is_lost": lambda: {"damage": draw.choice(DAMAGES), "back": draw.randrange(2)},
         "machine_dies": lambda: {"replays": draw.random() < 0.5, "written": draw.random() < 0.7, "sure": 0},
         "smooth": lambda: {"slow": draw.randint(0, ENGINES), "turns": draw.randint(1, 4)},
     }.get(name, dict)()

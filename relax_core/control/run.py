@@ -155,8 +155,8 @@ class RunController:
         self._running, self._last_event = set(launch.plan.roles), 0
         if stage.directory is not None:
             recorder.enter(stage.directory.name, stage.first_step)
-        if launch.resume is not None:
-            recorder.rewind(launch.resume.step + stage.first_step)
+        if stage is stages[0]:  # it is continued from its checkpoint, or begins anew where it had none
+            recorder.rewind(stage.first_step + (launch.resume.step if launch.resume else 0))
         busy: list[str] = []
         try:
             ready = await self._start_runner(stage) and await self._wait_until_ready(recorder)

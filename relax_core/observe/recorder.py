@@ -158,7 +158,7 @@ class Recorder:
         self._trace.span(name, role, start, end)
 
     def rewind(self, step: int) -> None:
-        """Forget what came after a checkpoint that the run goes back to."""
+        """Forget what came after a step of the run, counted through its stages, that it goes back to."""
         self.run_dir.rewind(step)
         before = self._totals
         self._totals = Totals.replay(self.run_dir.metrics())
@@ -235,9 +235,10 @@ class Recorder:
                 self._time.add(event)
                 self._account()
             case events.RolledBack(version, reason):
-                self.rewind(version.step)
-                self._facts["step"] = version.step
-                self._log.write("warning", "rolled back", version=str(version), reason=reason)
+                step = version.step + self._first_step
+                self.rewind(step)
+                self._facts["step"] = step
+                self._log.write("warning", "rolled back", version=str(version), step=step, reason=reason)
             case events.EventsDropped(count):
                 self._totals.events_dropped += count
                 self._log.write("warning", "events were dropped before they were written", count=count)

@@ -21,6 +21,7 @@ from relax_core.control import run
 from relax_core.control.planner import plan
 from relax_core.control.prepare import Prepared, PreparedStage
 from relax_core.control.run import RunController, total
+from relax_core.control.stages import StageDirectory
 from relax_core.observe.run_directory import RunDirectory
 from relax_core.registry.catalogue import Catalogue
 from relax_core.runners.launch import Launch, RoleEnd
@@ -246,6 +247,29 @@ def test_a_stop_before_anything_is_ready_ends_at_once(tmp_path: Path) -> None:
     summary, raised, seconds = conducted(tmp_path, {"actor": deaf}, stop_after_s=0.0)
     assert (summary["status"], raised) == ("stopped", None)
     assert seconds < 2.0
+
+
+def test_a_stage_that_begins_anew_forgets_what_it_had_written_and_nothing_of_those_before_it(tmp_path: Path) -> None:
+    """It was broken off before its first checkpoint."""
+    prepared = _prepared(tmp_path)
+    config, launch = prepared.stages[0].config, prepared.stages[0].launch
+    for step in (1, 2, 3, 4):  # two of the stage before it, two of its own
+        prepared.directory.append_metrics(step, 0.0, {"reward/mean": 0.1}, stage="warm-start" if step < 3 else "rl")
+        prepared.directory.append_samples(step, [{"reward": 0.1}])
+    own = StageDirectory(1, "rl", prepared.directory.path / "stages" / "1-rl")
+    own.write(config)
+    stage = PreparedStage(config, launch, own, first_step=2)
+
+    async def scene() -> None:
+        runner = ScriptedRunner({"actor": steps})
+        again = Prepared(prepared.catalogue, prepared.directory, (stage,))
+        await RunController(again, runner, clock=VirtualClock()).run()  # type: ignore[arg-type]
+
+    run_virtual(scene(), 1e4)
+    lines = [(line["step"], line["reward/mean"]) for line in prepared.directory.metrics()]
+    assert lines == [(1, 0.1), (2, 0.1), (3, 0.5), (4, 0.5), (5, 0.5)]
+    assert prepared.directory.sample_steps() == [1, 2]
+    assert (prepared.directory.read("summary") or {})["steps"] == 5
 
 
 def test_accounts_of_stages_are_added_by_reason_and_length() -> None:

@@ -14,6 +14,7 @@ from relax_core.api.events import (
     Logged,
     RoleFailed,
     RoleRecovered,
+    RolledBack,
     RolloutMeasured,
     RunFinished,
     RunStarted,
@@ -204,6 +205,24 @@ def test_events_that_were_dropped_are_counted_in_log_metrics_status_and_summary(
     assert recorder(run_dir, clock).summary()["events_dropped"] == 9, "also where the run is resumed"
     run.rewind(1)
     assert run.summary()["events_dropped"] == 9
+
+
+def test_a_rollback_in_a_later_stage_forgets_later_steps_of_that_stage_alone(run_dir, clock):
+    run = recorder(run_dir, clock)
+    for stage, first in (("warm-start", 0), ("rl", 3)):
+        run.enter(stage, first)
+        for step in (1, 2, 3):
+            run.write(SamplesScored(step, ({"reward": 1.0},)))
+            run.write(StepFinished(step, {"reward/mean": 0.1 * (step + first), "tokens/generated": 10.0}))
+    run.write(RolledBack(Version("actor", 1, 1), "a rank died"))
+    run.heartbeats([])
+    assert [(line["step"], line["stage"]) for line in run_dir.metrics()] == [
+        (1, "warm-start"), (2, "warm-start"), (3, "warm-start"), (4, "rl"),
+    ]  # fmt: skip
+    assert run_dir.sample_steps() == [1, 2, 3, 4]
+    assert (run.summary()["steps"], run.summary()["tokens_generated"], run_dir.read("status")["step"]) == (4, 40, 4)
+    run.write(StepFinished(2, {"reward/mean": 0.9, "tokens/generated": 10.0}))
+    assert [line["step"] for line in run_dir.metrics()] == [1, 2, 3, 4, 5] and run.summary()["steps"] == 5
 
 
 def test_a_sink_that_raises_three_times_is_off_and_the_others_go_on(run_dir, clock):

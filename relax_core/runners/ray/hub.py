@@ -8,14 +8,17 @@ can't reach it ends itself. It watches the replicas that run the roles, and says
 from __future__ import annotations
 
 import asyncio
+import platform
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from relax_core.api.bus import BusComponent, BusSettings, PayloadStore
-from relax_core.api.errors import WorkerDied
+from relax_core.api.errors import InfrastructureError, WorkerDied
 from relax_core.api.events import RoleFailed
 from relax_core.api.role import Role, SystemClock
 from relax_core.api.weights import Version
@@ -62,18 +65,31 @@ def find_hub(run_id: str) -> Any:
     return ray.get_actor(hub_name(run_id), namespace=NAMESPACE)
 
 
+def hub_options(run_id: str) -> dict[str, Any]:
+    """Return the options of a run's hub: it stays on the driver's node, whose disk has the ledger."""
+    node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    name = hub_name(run_id)
+    return {"name": name, "namespace": NAMESPACE, "max_concurrency": CONCURRENCY, "scheduling_strategy": node}
+
+
 @ray.remote(num_cpus=0, max_restarts=0)
 class Hub(RpcActor):
     """Services of one run."""
 
-    async def open(self, launch: Launch) -> Any:
-        return await answered(self._open(launch))
+    async def open(self, launch: Launch, mark: str) -> Any:
+        """Open a run whose driver has written a file of this name in the run directory."""
+        return await answered(self._open(launch, mark))
 
     async def open_bus(self, component: BusComponent, settings: BusSettings, directory: str, version: Version) -> Any:
         """Open the bus alone; what `open` does of it."""
         return await answered(self._open_bus(component, settings, directory, version))
 
-    async def _open(self, launch: Launch) -> PayloadStore | None:
+    async def _open(self, launch: Launch, mark: str) -> PayloadStore | None:
+        if not await asyncio.to_thread((Path(launch.run_dir) / mark).is_file):
+            raise InfrastructureError(
+                f"run directory {launch.run_dir}: the hub, on {platform.node()}, sees another directory than the driver there, "
+                "and would begin a second ledger; name one on a file system that both share, with --run-dir"
+            )
         catalogue = Catalogue.load(launch.plugin_files)
         component = cast(BusComponent, catalogue.build(launch_component(launch, "bus")))
         self._launch, self._gpus = launch, GpuPlacement.request(launch.plan)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import time
 import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, cast
 
 import ray
@@ -21,13 +23,14 @@ from ray import serve
 from relax_core.api.bus import Bus
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, WorkerDied
 from relax_core.api.role import RunStatus
+from relax_core.observe.documents import disk_errors
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc.host import raised
 from relax_core.runners.launch import Launch, RoleEnd
 from relax_core.runners.ray.bus import BusClient, RemoteStore
 from relax_core.runners.ray.connection import NAMESPACE, RpcClient, asked
 from relax_core.runners.ray.environment import joins, settle
-from relax_core.runners.ray.hub import CONCURRENCY, Hub, hub_name
+from relax_core.runners.ray.hub import Hub, hub_options
 from relax_core.runners.ray.reaper import Reaper
 from relax_core.runners.ray.shell import app_name, deployment
 from relax_core.runners.ray.workers import gpu_sets
@@ -69,10 +72,14 @@ class RayRunner:
     async def start(self, launch: Launch) -> None:
         gpu_sets(launch.plan)
         await self._cluster.connect()
-        self._hub = Hub.options(  # type: ignore[attr-defined]
-            name=hub_name(launch.run_id), namespace=NAMESPACE, max_concurrency=CONCURRENCY
-        ).remote()
-        self._store = await asked(self._hub.open.remote(launch), "hub", "open", OPEN_S)
+        mark = Path(launch.run_dir) / f".driver-{secrets.token_hex(8)}"
+        with disk_errors(mark):
+            mark.touch()
+        try:
+            self._hub = Hub.options(**hub_options(launch.run_id)).remote()  # type: ignore[attr-defined]
+            self._store = await asked(self._hub.open.remote(launch, mark.name), "hub", "open", OPEN_S)
+        finally:
+            mark.unlink(missing_ok=True)
         self._client = RpcClient(self._hub, "hub")
         self.bus = cast(Bus, BusClient(self._client, self._store))
         self.run_status = self._client.service(RunStatus, "run_status")

@@ -216,6 +216,26 @@ async def test_a_runner_removes_what_storages_left_whose_hub_is_dead(tmp_path: P
     assert not folder.here
 
 
+async def test_a_hub_stays_on_the_drivers_node_and_opens_no_directory_in_which_it_misses_the_drivers_mark(
+    joined: None, tmp_path: Path
+) -> None:
+    import ray
+
+    from relax_core.runners.launch import Launch
+    from relax_core.runners.ray.connection import asked
+    from relax_core.runners.ray.hub import Hub, hub_options
+
+    options = hub_options("run")
+    strategy = options["scheduling_strategy"]
+    assert (strategy.node_id, strategy.soft) == (ray.get_runtime_context().get_node_id(), False)
+    hub = Hub.options(**options).remote()  # type: ignore[attr-defined]
+    launch = Launch("run", str(tmp_path / "local-here"), {}, None)  # type: ignore[arg-type]
+    with pytest.raises(InfrastructureError, match=r"local-here: .*another directory than the driver.*--run-dir"):
+        await asked(hub.open.remote(launch, ".mark-of-the-driver"), "hub", "open", 60.0)
+    assert not (tmp_path / "local-here").exists(), "no ledger was begun there"
+    ray.kill(hub)
+
+
 def _elsewhere(store: Any) -> Any:
     """The store as it is seen from a machine without its folders."""
     from relax_core.runners.ray.bus import RemoteStore

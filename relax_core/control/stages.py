@@ -20,6 +20,7 @@ from relax_core.api.algorithm import Algorithm, Output
 from relax_core.api.errors import ConfigError
 from relax_core.config.compose import Stage
 from relax_core.config.run_config import RunConfig, literal, to_toml, toml_key
+from relax_core.observe.documents import read_document, sync_to_disk, write_document, write_text
 from relax_core.registry.catalogue import Catalogue
 from relax_core.roles.checkpoint import complete
 
@@ -37,19 +38,18 @@ class StageDirectory:
 
     def account(self) -> dict[str, Any] | None:
         """Read the account of its samples; None until it is finished."""
-        file = self.path / DONE
-        return dict(json.loads(file.read_text())) if file.exists() else None
+        return read_document(self.path / DONE)
 
     def finish(self, account: Mapping[str, Any]) -> None:
         """Write its account: it is over, and the next one may begin."""
-        partial = self.path / f".{DONE}"
-        partial.write_text(json.dumps({"schema": "relax.stage/1", "name": self.name, **account}))
-        partial.replace(self.path / DONE)
+        write_document(self.path / DONE, "relax.stage/1", {"name": self.name, **account})
 
     def write(self, config: RunConfig) -> None:
         """Write its whole configuration."""
         self.path.mkdir(parents=True, exist_ok=True)
-        (self.path / "config.toml").write_text(f"# schema: relax.config/1\n{to_toml(config)}")
+        write_text(self.path / "config.toml", f"# schema: relax.config/1\n{to_toml(config)}")
+        for folder in (self.path.parent, self.path.parent.parent):  # they may be as new as the file
+            sync_to_disk(folder)
 
     def discard_work(self) -> None:
         """Forget what a stage that never reached a checkpoint has left behind."""

@@ -18,7 +18,8 @@ from relax_core.api.events import CheckpointSaved
 from relax_core.api.role import Resume
 from relax_core.api.weights import Version
 from relax_core.config.run_config import RunContext
-from relax_core.roles.checkpoint_files import LIST, checksums, find_damage, sync, write_list
+from relax_core.observe.documents import sync_to_disk
+from relax_core.roles.checkpoint_files import LIST, checksums, find_damage, write_list
 from relax_core.roles.rank_group import RankGroup, TrainerDeviceLease
 
 SCHEMA = 1
@@ -126,7 +127,7 @@ class Checkpoints:
             with context.changing_files():
                 shutil.rmtree(final, ignore_errors=True)
                 os.replace(partial, final)
-                sync(self._root)
+                sync_to_disk(self._root)
         await context.bus.finalize(version.step)
         keep = context.config.checkpoint.keep
         with context.changing_files():
@@ -189,7 +190,7 @@ class ResumePoint:
             kept = path.with_name(f"undone-{step_of(path):06d}")
             shutil.rmtree(kept, ignore_errors=True)
             os.replace(path, kept)
-            sync(path.parent)
+            sync_to_disk(path.parent)
 
 
 def choose(run_dir: Path, step: int | None = None, steps_before: int = 0) -> ResumePoint:

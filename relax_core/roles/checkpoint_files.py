@@ -8,11 +8,12 @@ a truncated copy, a bad disk, a file that somebody removed. It is no signature: 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import xxhash
+
+from relax_core.observe.documents import sync_to_disk
 
 LIST = "files.json"
 SCHEMA = "relax.checkpoint-files/1"
@@ -28,15 +29,15 @@ def checksums(checkpoint: Path) -> Files:
     for path in sorted(checkpoint.rglob("*")):
         if path.is_file():
             files[path.relative_to(checkpoint).as_posix()] = (path.stat().st_size, _checksum(path))
-        sync(path)
+        sync_to_disk(path)
     return files
 
 
 def write_list(checkpoint: Path, files: Files) -> None:
     """Write the list into its directory, and bring it to the disk. Raises OSError."""
     (checkpoint / LIST).write_text(json.dumps({"schema": SCHEMA, "hash": "xxh3-128", "files": files}, indent=1))
-    sync(checkpoint / LIST)
-    sync(checkpoint)
+    sync_to_disk(checkpoint / LIST)
+    sync_to_disk(checkpoint)
 
 
 def find_damage(checkpoint: Path) -> str:
@@ -63,15 +64,6 @@ def find_damage(checkpoint: Path) -> str:
     except OSError as error:
         return f"{name}: it can't be read ({error.strerror or error})"
     return ""
-
-
-def sync(path: Path) -> None:
-    """Make a file, or the names in a directory, survive the machine."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _checksum(path: Path) -> str:

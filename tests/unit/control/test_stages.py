@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small files that a resume reads are on the disk before they count, whole and under their name, also after a power cut."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from relax_core.api.errors import ConfigError
+from relax_core.config.compose import compose
+from relax_core.control.stages import StageDirectory
+from relax_core.registry.catalogue import Catalogue
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
+    """What the disk was asked to keep and to rename, in order, with the size that it had then."""
+    told: list[tuple[str, str, int]] = []
+    sync, replace = os.fsync, os.replace
+
+    def syncs(descriptor: int) -> None:
+        told.append(("sync", os.readlink(f"/proc/self/fd/{descriptor}"), os.fstat(descriptor).st_size))
+        sync(descriptor)
+
+    def replaces(source: str | Path, target: str | Path) -> None:
+        told.append(("name", str(target), os.stat(source).st_size))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", syncs)
+    monkeypatch.setattr(os, "replace", replaces)
+    return told
+
+
+def finish(folder: Path) -> Path:
+    StageDirectory(0, "warm-start", folder).finish({"steps": 3})
+    return folder / "stage.json"
+
+
+def configure(folder: Path) -> Path:
+    layer = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}, "algorithm": "grpo", "engine": "transformers",
+             "trainer": "torch", "rewards": ["exact"]}  # fmt: skip
+    StageDirectory(0, "warm-start", folder).write(compose([layer], (), Catalogue.load(), on_disk=False).config)
+    return folder / "config.toml"
+
+
+@pytest.mark.parametrize("write", [finish, configure])
+def test_a_state_file_reaches_the_disk_then_gets_its_name_then_the_name_is_kept(
+    tmp_path: Path, told: list[tuple[str, str, int]], write: Callable[[Path], Path]
+) -> None:
+    path = write(tmp_path)
+    ((named_at, size),) = [
+        (at, size) for at, (what, name, size) in enumerate(told) if (what, name) == ("name", str(path))
+    ]
+    before, after = told[:named_at], told[named_at + 1 :]
+    assert size == path.stat().st_size > 0
+    assert [(what, Path(name).parent, size) for what, name, size in before if size == path.stat().st_size] == [
+        ("sync", path.parent, size)
+    ]
+    assert ("sync", str(path.parent)) in [(what, name) for what, name, _ in after]
+
+
+def test_the_folders_of_a_new_stage_are_kept_too(tmp_path: Path, told: list[tuple[str, str, int]]) -> None:
+    configure(tmp_path / "stages" / "0-warm-start")
+    assert {str(tmp_path), str(tmp_path / "stages")} <= {name for what, name, _ in told if what == "sync"}
+
+
+def test_an_account_that_is_no_document_is_named_and_says_what_to_do(tmp_path: Path) -> None:
+    stage = StageDirectory(0, "warm-start", tmp_path)
+    assert stage.account() is None
+    (tmp_path / "stage.json").write_text("")
+    with pytest.raises(ConfigError, match=r"stage\.json: got text that is not JSON .*remove the file"):
+        stage.account()

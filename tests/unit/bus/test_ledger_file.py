@@ -136,7 +136,9 @@ def test_a_ledger_of_other_weights_at_that_step_does_not_reach_it(run):
 def test_the_checkpoint_before_the_newest_is_reached_with_all_that_came_after_it(run):
     found = LedgerJournal(str(run)).remember(Version("actor", 1, 2))
     assert (found.trained, [group for group, *_ in found.pending]) == (4, [2, 3, 4, 5])
-    assert found.dropped == (("abandoned", 6), ("resumed", 2)), "the first of them was sampled from weights that survive"
+    assert found.dropped == (("abandoned", 6), ("resumed", 2)), (
+        "the first of them was sampled from weights that survive"
+    )
 
 
 def test_an_older_checkpoint_brings_its_own_ledger_where_the_newer_one_has_folded_what_it_needs(run):

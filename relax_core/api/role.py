@@ -92,7 +92,12 @@ class WorkerSpec:
     memory_mb: int = 0
     """Address-space limit of a child process; 0: none."""
     inherit_env: tuple[str, ...] | None = None
-    """The only variables of the starting process that a child process sees; None: all of them."""
+    """The only variables of the starting process that a child process sees; None: all of them. `*` stands for anything, but
+    for no name of a credential."""
+    untrusted: bool = False
+    """Code of authors: a child process works in a scratch folder of its own and can't write to the run directory."""
+    writable: tuple[str, ...] = ()
+    """Folders of the run directory that an untrusted child process writes to all the same."""
     target: str = ""
     """Instead of a component: `module:Class`, built without arguments (the core's own hosts)."""
 

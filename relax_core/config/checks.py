@@ -81,7 +81,7 @@ def _environment_errors(config: RunConfig, catalogue: Catalogue, algorithms: dic
             choice.isolation == "auto"
             and cast(type[Environment], catalogue.target("environment", choice.name)).in_process
         ):
-            for name in ("workers", "memory_mb", "retries"):
+            for name in ("workers", "memory_mb", "retries", "inherit_env"):
                 if getattr(choice, name) != EnvironmentKeys.model_fields[name].default:
                     fix = f'{choice.name} runs in the rollout\'s own process: leave it out, or set {key}.isolation = "shared"'
                     yield ConfigError(f"{key}.{name}", getattr(choice, name), fix)

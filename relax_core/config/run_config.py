@@ -68,6 +68,9 @@ class RewardKeys(Options):
     """Longest time for one sample; then it is killed and the sample's outcome is `reward_timeout`."""
     memory_mb: NonNegativeInt = 0
     """Memory limit of its process; 0: none."""
+    inherit_env: tuple[str, ...] = ()
+    """Environment variables that its process sees besides a short list without credentials, by name, such as
+    `OPENAI_API_KEY`; those of `[run] env` it sees in any case."""
     only: str = Field("", pattern=r"^$|^[^=]+=")
     """Judge only tasks in which a column has this value, `source=algebra`; a dot goes into a table of the column."""
 
@@ -132,6 +135,9 @@ class EnvironmentKeys(Options):
     is `environment_timeout`."""
     memory_mb: NonNegativeInt = 0
     """Memory limit of each process; 0: none."""
+    inherit_env: tuple[str, ...] = ()
+    """Environment variables that its processes see besides a short list without credentials, by name; those of `[run] env`
+    they see in any case."""
     retries: PositiveInt = 2
     """Times that a sample is played again after its process ended or fell silent, in the end alone in a process: only
     what breaks one that no other sample was in has the outcome of that."""

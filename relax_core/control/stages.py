@@ -23,8 +23,8 @@ from relax_core.config.run_config import RunConfig, literal, to_toml, toml_key
 from relax_core.observe.documents import read_document, sync_to_disk, write_document, write_text
 from relax_core.registry.catalogue import Catalogue
 from relax_core.roles.checkpoint import complete
+from relax_core.runners.launch import STAGES
 
-FOLDER = "stages"
 DONE = "stage.json"
 
 
@@ -60,7 +60,7 @@ class StageDirectory:
 def stage_directories(run_dir: Path) -> list[StageDirectory]:
     """List the stages of a run in order; empty for a run without stages."""
     found = []
-    for path in (run_dir / FOLDER).glob("*-*"):
+    for path in (run_dir / STAGES).glob("*-*"):
         number, _, name = path.name.partition("-")
         if number.isdecimal():
             found.append(StageDirectory(int(number), name, path))
@@ -84,7 +84,7 @@ def lay_out(run_dir: Path, stages: Sequence[Stage]) -> list[tuple[StageDirectory
     laid: list[tuple[StageDirectory, RunConfig]] = []
     for number, stage in enumerate(stages):
         directory, config = (
-            StageDirectory(number, stage.name, run_dir / FOLDER / f"{number}-{stage.name}"),
+            StageDirectory(number, stage.name, run_dir / STAGES / f"{number}-{stage.name}"),
             stage.config,
         )
         if laid:

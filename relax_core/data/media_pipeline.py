@@ -308,7 +308,7 @@ class _Processor:
             [f"media-{choice.name}"], choice.chosen, "relax_core.data.media_host:MediaHost", workers,
             timeout_s=choice.timeout_s, memory_mb=choice.memory_mb, tries=1, max_batch=1, opened=self._opened,
             open_args=(directory, model, choice.max_mb << 20, getattr(choice, "preview_kb", 0) << 10),
-            env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}, writable=(directory,),
         )  # fmt: skip
 
     async def ask(self, method: str, media: Media) -> Any:

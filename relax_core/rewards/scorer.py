@@ -50,6 +50,8 @@ class RewardSettings:
     """Address-space limit of its process; 0: none."""
     only: str = ""
     """`domain=maths`: the tasks it applies to, by a dotted path into the metadata; empty: all."""
+    inherit_env: tuple[str, ...] = ()
+    """Environment variables that its process sees besides those of the pool's list."""
     function: bytes | None = None
     """cloudpickle of a `fn(task, trajectory) -> float` passed from Python."""
 
@@ -172,7 +174,7 @@ class RewardPool:
         self._pool = IsolatedPool(
             [f"reward-{name}-{number}" for number in range(num_workers)], component,
             "relax_core.rewards.host:RewardHost", workers, timeout_s=settings.timeout_s, opened=self._opened,
-            memory_mb=settings.memory_mb, pack=pack_units,
+            memory_mb=settings.memory_mb, pack=pack_units, inherit_env=settings.inherit_env,
         )  # fmt: skip
 
     async def start(self) -> None:

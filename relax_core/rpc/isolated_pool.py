@@ -33,6 +33,13 @@ UNBOUNDED_S = 1e9
 SIDE_BY_SIDE = 64
 """Batches at once in a process whose items are awaitable: a slow item keeps only its own batch waiting."""
 MAX_BATCH = 1024
+INHERITED_ENV = (
+    "PATH", "PYTHON*", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LANG", "LANGUAGE", "LC_*", "TZ", "USER", "LOGNAME", "*_NUM_THREADS",
+    "TOKENIZERS_PARALLELISM", "CUDA_VISIBLE_DEVICES", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
+    "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "RELAX_PLUGINS", "RELAX_DISABLE_PLUGINS", "RELAX_TRACEBACKS",
+)  # fmt: skip
+"""Variables of the starting process that code of authors sees: what finds Python, its packages and the plugins, and what
+settles language, threads and certificates. No other one, and so no credential, unless the configuration names it."""
 MIN_SPARE = 4
 """Sessions that may be alone in a process at once, beside the pool's own processes, where the pool has fewer."""
 
@@ -81,14 +88,17 @@ class IsolatedPool:
     def __init__(
         self, names: Sequence[str], component: Chosen, target: str, workers: Workers, *, timeout_s: float,
         open_args: Sequence[Any] = (), opened: Opened = lambda result: {}, memory_mb: int = 0,
-        env: Mapping[str, str] | None = None, inherit_env: Sequence[str] | None = None, tries: int = 2,
+        env: Mapping[str, str] | None = None, inherit_env: Sequence[str] = (), writable: Sequence[str] = (), tries: int = 2,
         max_batch: int = MAX_BATCH, pack: Callable[[list[Any]], Any] = list, one_session_each: bool = False,
     ) -> None:  # fmt: skip
-        """`names`: a process each. `inherit_env`: the only variables of this process that they see; None: all.
-        `one_session_each`: a process has one session at a time; others wait for it."""
+        """`names`: a process each. `inherit_env`: variables of this process that they see besides `INHERITED_ENV`.
+
+        `writable`: folders of the run directory that they write to. `one_session_each`: a process has one session at a
+        time; others wait for it.
+        """
         self._spec = WorkerSpec(
             names[0] if names else "", component, target=target, memory_mb=memory_mb, env=dict(env or {}),
-            inherit_env=None if inherit_env is None else tuple(inherit_env),
+            inherit_env=(*INHERITED_ENV, *inherit_env), untrusted=True, writable=tuple(writable),
         )  # fmt: skip
         self._timeout_s, self._tries, self._max_batch, self._pack = timeout_s, tries, max_batch, pack
         self._processes = [IsolatedProcess(name, self._spec, workers, open_args, opened) for name in names]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from relax_core.api.bus import Bus, BusSettings
@@ -20,6 +21,10 @@ from relax_core.observe.epoch import RunEpoch
 from relax_core.rpc import messages
 
 messages.register(RunEpoch)
+
+
+STAGES = "stages"
+"""Folder of a run directory in which each stage has a directory."""
 
 
 @messages.register
@@ -41,6 +46,12 @@ class Launch:
     """This start of the run; None: nobody else ever starts in its directory."""
     functions: Mapping[str, bytes] = field(default_factory=dict)
     """Rewards passed as Python functions, by name, as cloudpickle; they reach only children of this process tree."""
+
+    @property
+    def whole_run(self) -> Path:
+        """The directory of the whole run, in which a stage has its own."""
+        directory = Path(self.run_dir).absolute()
+        return directory.parents[1] if directory.parent.name == STAGES else directory
 
 
 def launch_component(launch: Launch, table: str) -> Chosen:

@@ -76,7 +76,7 @@ class EnvironmentPool:
         self._processes = IsolatedPool(
             [] if self._in_process else names, choice.chosen, "relax_core.sampling.environments:EnvironmentHost",
             workers, timeout_s=choice.timeout_s, opened=self._handlers, memory_mb=choice.memory_mb,
-            one_session_each=choice.isolation == "sample",
+            inherit_env=choice.inherit_env, one_session_each=choice.isolation == "sample",
         )  # fmt: skip
 
     @property

@@ -57,7 +57,9 @@ class RolloutWorker:
         self._family.open(run.model.model_dump(mode="json"))
         self._tasks, self._train, sets = open_tasks(context, self._family)
         rewards = [
-            RewardSettings(r.chosen, r.weight, r.timeout_s, r.memory_mb, r.only, context.functions.get(r.name))
+            RewardSettings(
+                r.chosen, r.weight, r.timeout_s, r.memory_mb, r.only, r.inherit_env, context.functions.get(r.name)
+            )
             for r in run.rewards
         ]
         self.auxiliary_pools = pools = AuxiliaryPools.from_context(context, report, teaching=False)

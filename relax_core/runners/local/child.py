@@ -13,11 +13,13 @@ import resource
 import socket
 import struct
 import sys
+from pathlib import Path
 from typing import Any
 
 from relax_core.rpc import messages
 from relax_core.rpc.connection import Connection
 from relax_core.rpc.host import Host, describe
+from relax_core.runners.local.landlock import give_up_writing
 from relax_core.runners.local.parent_death import end_with_parent
 
 
@@ -26,7 +28,9 @@ def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
     certificate = messages.decode(_read_exactly(struct.unpack("<I", _read_exactly(4))[0]))
     os.dup2(2, 1)
-    end_with_parent()
+    if certificate["scratch"]:
+        _confine(certificate)
+    end_with_parent(certificate["scratch"])
     if memory_mb := certificate["memory_mb"]:
         resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20, memory_mb << 20))
     try:
@@ -35,6 +39,17 @@ def main() -> None:
     except BaseException as error:
         connection = Connection("parent", failure=describe(error))
     asyncio.run(_serve(connection, channel))
+
+
+def _confine(certificate: dict[str, Any]) -> None:
+    """Work in the scratch folder, without the right to write to the run directory; before there is another thread."""
+    os.chdir(certificate["scratch"])
+    protected = certificate.pop("protected")  # hosted code can't find the run directory's name here
+    writable = [Path(folder) for folder in certificate.pop("writable")]
+    for folder in writable if protected else ():  # rights are given to what is there
+        folder.mkdir(parents=True, exist_ok=True)
+    if not give_up_writing(Path(protected) if protected else None, writable):
+        print("relax: this kernel has no Landlock: the run directory is not protected from this process", flush=True)
 
 
 def _host(certificate: dict[str, Any]) -> Host:

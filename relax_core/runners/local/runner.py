@@ -53,7 +53,9 @@ class LocalRunner:
             self._tasks[name] = task
 
     def _make_workers(self, launch: Launch) -> RunWorkers:
-        return LocalWorkers(launch.plugin_files, launch.resolved, Path(launch.run_dir) / "logs", self._clock)
+        return LocalWorkers(
+            launch.plugin_files, launch.resolved, Path(launch.run_dir) / "logs", self._clock, protected=launch.whole_run
+        )
 
     async def _open_bus(self, launch: Launch) -> None:
         config = self._catalogue.build(launch_component(launch, "bus"))

@@ -13,17 +13,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
+import shutil
 import signal
+import site
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Self
 
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, WorkerDied
 from relax_core.api.role import Clock, SystemClock, Worker, WorkerSpec
+from relax_core.config.tables import CREDENTIALS
 from relax_core.rpc import messages
 from relax_core.rpc.connection import Connection
 from relax_core.rpc.host import free_port
@@ -32,14 +38,15 @@ from relax_core.rpc.host import free_port
 class Child:
     """One process and whatever it starts."""
 
-    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
-        self._popen, self.pid = popen, popen.pid
+    def __init__(self, popen: subprocess.Popen[bytes], scratch: str = "") -> None:
+        """`scratch`: its folder, deleted when it has ended."""
+        self._popen, self.pid, self._scratch = popen, popen.pid, scratch
         self._ended = asyncio.Event()
         self._descriptor = os.pidfd_open(popen.pid)
         asyncio.get_running_loop().add_reader(self._descriptor, self._reap)
 
     @classmethod
-    def start(cls, command: Sequence[str], env: Mapping[str, str], log: int | None, keep: int) -> Self:
+    def start(cls, command: Sequence[str], env: Mapping[str, str], log: int | None, keep: int, scratch: str) -> Self:
         """`log` takes both outputs, `keep` is a descriptor that the child inherits."""
         return cls(
             subprocess.Popen(
@@ -50,7 +57,8 @@ class Child:
                 env=dict(env),
                 pass_fds=(keep,),
                 start_new_session=True,
-            )
+            ),
+            scratch,
         )
 
     @property
@@ -90,6 +98,8 @@ class Child:
         self._popen.wait()
         asyncio.get_running_loop().remove_reader(self._descriptor)
         os.close(self._descriptor)
+        if self._scratch:
+            asyncio.get_running_loop().run_in_executor(None, shutil.rmtree, self._scratch, True)
         self._ended.set()
 
 
@@ -115,6 +125,18 @@ def visible_devices(
     numbers = [int(name.removeprefix("gpu:")) for name in devices if name.startswith("gpu:")]
     seen = visible_gpus(environment, nodes)
     return {VISIBLE: ",".join(seen[number % len(seen)] if seen else str(number) for number in numbers)}
+
+
+def visible_environment(environment: Mapping[str, str], allowed: Sequence[str] | None) -> dict[str, str]:
+    """Return the variables that a process may see: all, or those that are named. A pattern names no credential."""
+
+    def named(name: str, pattern: str) -> bool:
+        words = set(re.split(r"[_.-]", name.upper()))
+        return name == pattern or ("*" in pattern and fnmatchcase(name, pattern) and not CREDENTIALS & words)
+
+    if allowed is None:
+        return dict(environment)
+    return {name: value for name, value in environment.items() if any(named(name, pattern) for pattern in allowed)}
 
 
 def visible_gpus(environment: Mapping[str, str], nodes: Path = Path("/dev")) -> list[str]:
@@ -200,9 +222,12 @@ class LocalWorkers:
         log_dir: Path | None = None,
         clock: Clock | None = None,
         threads: int = 1,
+        protected: Path | None = None,
     ) -> None:
+        """`protected`: the run directory, which untrusted children can't write to where the kernel has Landlock."""
         self._certificate = {"plugin_files": tuple(plugin_files), "resolved": tuple(resolved)}
         self._log_dir, self._clock, self._threads = log_dir, clock or SystemClock(), threads
+        self._protected = protected
         self._started: list[LocalWorker] = []
 
     async def start(self, specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[Worker, ...]:
@@ -222,11 +247,13 @@ class LocalWorkers:
 
     async def _start(self, spec: WorkerSpec, timeout_s: float) -> LocalWorker:
         ours, theirs = socket.socketpair()
+        scratch = tempfile.mkdtemp(prefix="relax-") if spec.untrusted else ""
         try:
             with theirs:
-                process = self._spawn(spec, theirs.fileno())
+                process = self._spawn(spec, theirs.fileno(), scratch)
         except BaseException:
             ours.close()
+            shutil.rmtree(scratch, ignore_errors=True)
             raise
         connection = Connection(spec.name)
         try:
@@ -234,7 +261,8 @@ class LocalWorkers:
                 await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=ours)
                 own = {
                     "component": spec.component, "target": spec.target, "memory_mb": spec.memory_mb,
-                    "own_interpreter": bool(spec.python),
+                    "own_interpreter": bool(spec.python), "scratch": scratch,
+                    "protected": str(self._protected or ""), "writable": spec.writable,
                 }  # fmt: skip
                 body = messages.encode({**own, **self._certificate})  # who it is, and which plugins it must have
                 await process.tell(struct.pack("<I", len(body)) + body)
@@ -252,17 +280,19 @@ class LocalWorkers:
         self._started.append(worker)
         return worker
 
-    def _spawn(self, spec: WorkerSpec, channel: int) -> Child:
+    def _spawn(self, spec: WorkerSpec, channel: int, scratch: str) -> Child:
         settled = {"OMP_NUM_THREADS": str(self._threads), "TOKENIZERS_PARALLELISM": "false"}
         settled |= visible_devices(spec.devices, os.environ)
-        seen = spec.inherit_env
-        inherited = {name: value for name, value in os.environ.items() if seen is None or name in seen}
+        inherited = visible_environment(os.environ, spec.inherit_env)
+        if scratch:
+            own = {"TMPDIR": scratch, "HOME": scratch, "PYTHONUSERBASE": site.getuserbase()}
+            settled |= {name: value for name, value in own.items() if name not in inherited}
         env = {**inherited, **settled, **spec.env, **spec.run_env}
         log = self._log(spec)
         try:
             return Child.start(
                 [spec.python or sys.executable, "-m", "relax_core.runners.local.child", str(channel)],
-                env, log, channel,
+                env, log, channel, scratch,
             )  # fmt: skip
         except OSError as error:
             raise InfrastructureError(

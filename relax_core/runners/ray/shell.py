@@ -133,7 +133,9 @@ class RoleShell:
         weights = client.service(WeightService, "weights")
         run_status = client.service(RunStatus, "run_status")
         devices = client.service(DeviceService, "devices")
-        children = LocalWorkers(launch.plugin_files, launch.resolved, Path(launch.run_dir) / "logs", self._clock)
+        children = LocalWorkers(
+            launch.plugin_files, launch.resolved, Path(launch.run_dir) / "logs", self._clock, protected=launch.whole_run
+        )
 
         def context(incarnation: int) -> RoleContext:
             workers = RayWorkers(launch, incarnation, joined.gpus)

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Landlock: a process gives up its rights to write below a folder, and to reach processes outside of it. Linux 5.19 or later.
+
+No rights of root are needed, and what the process starts inherits the loss. The kernel grants rights to folders and never
+takes one from a folder within: everything beside the protected folder is granted by name, so that nothing new can be made
+directly in the folders above it. A process that gave up rights can't read the memory or the environment of one that did not,
+nor send it signals (Linux 6.12).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
+VERSION_FLAG, PATH_BENEATH, NO_NEW_PRIVS = 1, 1, 38
+MIN_VERSION = 2
+"""Version 1 can't allow a rename from folder to folder anywhere."""
+WRITE_FILE, TRUNCATE = 1 << 1, 1 << 14
+CHANGE_FOLDER = sum(1 << bit for bit in range(4, 14))
+"""Removing and making of files, folders, links and sockets, and moving them between folders."""
+SCOPES = 0b11
+"""Sockets without a file, and signals."""
+CAPABILITIES_VERSION = 0x20080522
+READS_OTHERS = (19, 21, 38)
+"""Capabilities of root (tracing, administration, performance) with which a process could read the environment of others."""
+
+
+class _Ruleset(ctypes.Structure):
+    _fields_ = (("files", ctypes.c_uint64), ("network", ctypes.c_uint64), ("scoped", ctypes.c_uint64))
+
+
+class _PathBeneath(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = (("allowed", ctypes.c_uint64), ("folder", ctypes.c_int32))
+
+
+def give_up_writing(protected: Path | None, writable: Sequence[Path] = ()) -> bool:
+    """Let this thread and all that it starts write nothing below `protected` but in `writable`; False where the kernel has no
+    Landlock. Call it before any other thread is there: those would keep their rights."""
+    libc, version = ctypes.CDLL(None, use_errno=True), landlock_version()
+    if version < MIN_VERSION:
+        return False
+    file_rights = WRITE_FILE | (TRUNCATE if version >= 3 else 0)
+    ruleset = _Ruleset(file_rights | CHANGE_FOLDER, 0, SCOPES if version >= 6 else 0)
+    size = ctypes.sizeof(ruleset) if version >= 6 else 8
+    rules = libc.syscall(CREATE_RULESET, ctypes.byref(ruleset), ctypes.c_size_t(size), 0)
+    if rules < 0:
+        return False
+    try:
+        for path in (*_beside(protected), *writable):
+            with suppress(OSError):  # it was deleted, or is no file of a kind that can be written
+                _grant(libc, rules, path, file_rights)
+        _drop_capabilities(libc)
+        return not (
+            libc.prctl(NO_NEW_PRIVS, 1, 0, 0, 0) or libc.syscall(RESTRICT_SELF, ctypes.c_int(rules), ctypes.c_uint32(0))
+        )
+    finally:
+        os.close(rules)
+
+
+def landlock_version() -> int:
+    """Tell which version of Landlock the kernel has; 0 or less: none."""
+    return int(ctypes.CDLL(None, use_errno=True).syscall(CREATE_RULESET, None, 0, VERSION_FLAG))
+
+
+def _beside(protected: Path | None) -> Iterator[Path]:
+    """Everything but the folder, as few folders as name it. Links are left out: what they lead to has its own name."""
+    if protected is None:
+        yield Path("/")
+        return
+    real = protected.resolve()
+    for below in (*reversed(real.parents), real)[1:]:
+        with suppress(OSError):
+            for entry in os.scandir(below.parent):
+                if entry.name != below.name and not entry.is_symlink():
+                    yield Path(entry.path)
+
+
+def _drop_capabilities(libc: ctypes.CDLL) -> None:
+    """Give up what only root has; without new privileges it does not come back with another program."""
+    header = (ctypes.c_uint32 * 2)(CAPABILITIES_VERSION, 0)
+    sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable of the first 32, then of the others
+    if libc.capget(header, sets) == 0:
+        for capability in READS_OTHERS:
+            word, bit = divmod(capability, 32)
+            for at in range(3 * word, 3 * word + 3):
+                sets[at] &= ~(1 << bit)
+        libc.capset(header, sets)
+
+
+def _grant(libc: ctypes.CDLL, rules: int, path: Path, file_rights: int) -> None:
+    folder = os.open(path, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        rights = file_rights | CHANGE_FOLDER if path.is_dir() else file_rights
+        rule = _PathBeneath(rights, folder)
+        libc.syscall(ADD_RULE, ctypes.c_int(rules), PATH_BENEATH, ctypes.byref(rule), ctypes.c_uint32(0))
+    finally:
+        os.close(folder)

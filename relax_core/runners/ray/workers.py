@@ -25,6 +25,7 @@ from relax_core.api.plan import Plan
 from relax_core.api.role import Worker, WorkerSpec
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc.host import Failure, Host, describe, free_port, raised
+from relax_core.rpc.waiting import start_all
 from relax_core.runners.launch import Launch
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.runners.ray.connection import NAMESPACE, RpcActor, RpcClient, answered, asked
@@ -181,22 +182,20 @@ class RayWorkers:
     async def start(self, specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[Worker, ...]:
         gpus = self._gpus if self._gpus is not None and all(spec.num_gpus for spec in specs) else None
         group = gpus.group if gpus else placement_group([_bundle(spec) for spec in specs], strategy="PACK")
-        await asked(group.ready(), "ray", f"room for {', '.join(spec.name for spec in specs)}", timeout_s)
-        bundles = [gpus.bundles.index(spec.devices) for spec in specs] if gpus else range(len(specs))
-        actors = [self._actor(spec, group, bundle) for spec, bundle in zip(specs, bundles, strict=True)]
         own = None if gpus else group
-        opened = await asyncio.gather(
-            *(self._open(actor, spec, own, timeout_s) for actor, spec in zip(actors, specs, strict=True)),
-            return_exceptions=True,
-        )
-        for result in opened:
-            if isinstance(result, BaseException):
-                for actor in actors:
-                    ray.kill(actor)
-                if own is not None:
-                    remove_placement_group(own)
-                raise result
-        return tuple(worker for worker in opened if isinstance(worker, RayWorker))
+        actors: list[Any] = []
+        try:
+            await asked(group.ready(), "ray", f"room for {', '.join(spec.name for spec in specs)}", timeout_s)
+            for number, spec in enumerate(specs):
+                actors.append(self._actor(spec, group, gpus.bundles.index(spec.devices) if gpus else number))
+            opening = [self._open(actor, spec, own, timeout_s) for actor, spec in zip(actors, specs, strict=True)]
+            return tuple(await start_all(*opening))
+        except BaseException:  # nothing of them is anybody's: what they held on the cluster goes back
+            for actor in actors:
+                ray.kill(actor)
+            if own is not None:
+                remove_placement_group(own)
+            raise
 
     async def _open(self, actor: Any, spec: WorkerSpec, own: PlacementGroup | None, timeout_s: float) -> RayWorker:
         launch = self._launch

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,10 @@ def spec(name: str, python: str = "", **env: str) -> WorkerSpec:
     return WorkerSpec(name, Chosen("role", name), python, env, target="tests.unit.runners.hosted:Hosted")
 
 
+def launch(number: int = 0, plugins: Any = ()) -> Launch:
+    return Launch(f"test-{os.getpid()}-{number}", "", {}, Plan("hybrid", (), (), {}, ()), (), plugins)
+
+
 @pytest.fixture
 async def begin(joined: None) -> AsyncIterator[Start]:
     """Starts workers of one run; they end with the test."""
@@ -40,8 +45,7 @@ async def begin(joined: None) -> AsyncIterator[Start]:
     started: list[Worker] = []
 
     async def start(*specs: WorkerSpec, plugins: Any = resolved) -> Any:
-        launch = Launch(f"test-{os.getpid()}-{len(started)}", "", {}, Plan("hybrid", (), (), {}, ()), (), plugins)
-        workers = await RayWorkers(launch, 1).start(specs, CALL_S)
+        workers = await RayWorkers(launch(len(started), plugins), 1).start(specs, CALL_S)
         started.extend(workers)
         return workers
 
@@ -95,3 +99,30 @@ async def test_another_interpreter_is_a_child_that_dies_with_its_actor(begin: St
 async def test_a_worker_with_other_plugins_refuses_to_start(begin: Start) -> None:
     with pytest.raises(InfrastructureError, match="install the same plugins"):
         await begin(spec("w"), plugins=(("relax-core", "9.9.9", ""),))
+
+
+async def test_no_placement_group_stays_of_workers_that_did_not_start(begin: Start) -> None:
+    """They had no room in time, were refused, or whoever started them was cancelled."""
+    from ray.util import placement_group_table
+
+    from relax_core.runners.ray.workers import RayWorkers
+
+    def groups() -> set[str]:
+        return {name for name, known in placement_group_table().items() if known["state"] != "REMOVED"}
+
+    before = groups()
+    huge = replace(spec("huge"), num_gpus=1000.0)
+    with pytest.raises(DeadlineExceeded, match="room for huge"):
+        await RayWorkers(launch(), 1).start([huge], 0.5)
+    with pytest.raises(InfrastructureError, match="install the same plugins"):
+        await begin(spec("w"), plugins=(("relax-core", "9.9.9", ""),))
+    starting = asyncio.create_task(RayWorkers(launch(), 1).start([spec("v"), replace(huge, name="x")], CALL_S))
+    async with asyncio.timeout(CALL_S):
+        while groups() <= before:
+            await asyncio.sleep(0.05)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    async with asyncio.timeout(CALL_S):
+        while groups() - before:
+            await asyncio.sleep(0.05)

@@ -94,6 +94,10 @@ class TransferQueue:
             self._end(group, DropReason.REGENERATED, again=True)
         return Registration(incarnation, len(lost))
 
+    def incarnation(self, name: str) -> int:
+        """Return how often the role of this task or holder has registered."""
+        return next((number for role, number in self._roles.items() if belongs(name, role)), 0)
+
     def admit(self, holder: str, version: Version, limit: int) -> tuple[Issue, ...]:
         """Issue whole groups that an engine at this version may start; none while paused or from abandoned weights."""
         if self.paused or version.incarnation != self.version.incarnation:
@@ -147,9 +151,12 @@ class TransferQueue:
     def reserve(self, attempts: Sequence[AttemptId], rows: int, size_bytes: int, now: float = 0.0) -> int | None:
         """Reserve credit for a put and return the key of its block; None when there is no credit now.
 
-        Groups that the next step needs always get it: a bus full of unfinished groups would never empty otherwise.
+        Groups that the next step needs always get it: a bus full of unfinished groups would never empty otherwise. Where all
+        of the attempts have ended it is none: their put will be ignored, if it comes.
         """
         self._cancel_puts([key for key, put in self.credits.reserved.items() if put.expires <= now])
+        if all(attempt.group not in self.ledger.live for attempt in attempts):
+            rows = size_bytes = 0
         if not self.credits.has_room(rows, size_bytes):
             first = sorted(self.ledger.live.values(), key=Group.claim_order)[: self.settings.groups_per_step]
             if {group.number for group in first}.isdisjoint(attempt.group for attempt in attempts):

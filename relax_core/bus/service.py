@@ -58,6 +58,8 @@ class BusService:
     - An answer that promises something durable (a registration, an admission, a commit, a rollback) is given after its
       facts are on disk; facts reach the disk in order.
     - Whoever waits tries again after every change and every expiry, until its own deadline.
+    - A call that waits gets nothing once its role has registered again: its caller has gone, and nobody would have what it
+      was granted. What was granted before, whether or not the answer arrived, is taken back by the registration.
     """
 
     def __init__(
@@ -88,9 +90,14 @@ class BusService:
 
     async def admit(self, holder: str, version: Version, limit: int, wait_s: float) -> tuple[Issue, ...]:
         self._serving[holder] = version
-        issues = await self._changes.wait_for(
-            lambda now: self.queue.admit(holder, self._serving[holder], limit) or None, wait_s
-        )
+        incarnation = self.queue.incarnation(holder)
+
+        def attempt(now: float) -> tuple[Issue, ...] | None:
+            if self.queue.incarnation(holder) != incarnation:
+                return None
+            return self.queue.admit(holder, self._serving[holder], limit) or None
+
+        issues = await self._changes.wait_for(attempt, wait_s)
         if issues is None:
             return ()
         try:
@@ -160,7 +167,12 @@ class BusService:
     # -- claims ---------------------------------------------------------------------------------------------------
 
     async def claim(self, request: ClaimRequest, wait_s: float) -> Claim | None:
-        claim = await self._changes.wait_for(lambda now: self.queue.claim(request, now), wait_s)
+        incarnation = self.queue.incarnation(request.task)
+
+        def attempt(now: float) -> Claim | None:
+            return self.queue.claim(request, now) if self.queue.incarnation(request.task) == incarnation else None
+
+        claim = await self._changes.wait_for(attempt, wait_s)
         if claim is not None and request.trains:
             await self._changed()
         return claim

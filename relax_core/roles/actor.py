@@ -6,13 +6,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from relax_core.api.errors import InfrastructureError, RelaxError
+from relax_core.api.errors import InfrastructureError, RelaxError, StaleFence
 from relax_core.api.events import RoleFailed, RoleRecovered, RolledBack, StepFinished
 from relax_core.api.plan import Operation, Reads
 from relax_core.api.role import Resume, Role
 from relax_core.api.weights import Version
 from relax_core.config.run_config import RunContext
-from relax_core.roles.checkpoint import Checkpoints, DamagedCheckpoint, complete, read_whole
+from relax_core.roles.checkpoint import Checkpoints, DamagedCheckpoint, complete, read_whole, step_of
 from relax_core.roles.publisher import Publisher
 from relax_core.roles.rank_group import RankGroup, TrainerDeviceLease
 from relax_core.roles.source import HeldOutEval
@@ -33,7 +33,8 @@ class Actor(Role):
     Invariants:
     - No row is trained twice or lost: weights change only while all row leases of the step hold, and the commit follows.
     - Published weights are those of the newest commit, and live ones are served only before the next update.
-    - When ranks are lost, or a loss says so, all goes back to the last checkpoint; rollout goes on up to its bound.
+    - When ranks are lost, a loss says so, or a lease is lost that weights have changed under, all goes back to the last
+      checkpoint; rollout goes on up to its bound. Failures on the way back, in the last save and in the export count too.
     """
 
     name = "actor"
@@ -70,33 +71,64 @@ class Actor(Role):
         self._checkpoints = Checkpoints(context, self._trainer, self._lease)
 
     async def _train(self) -> None:
+        """Train to the end of the run. Each failure of the ranks, wherever it comes, goes back to the last checkpoint."""
         context = self._context
-        version = await context.bus.version()
-        furthest, returns = version.step, RestartBudget(MAX_RETURNS)
-        if context.resume is not None:
-            await self._restore(context.resume, version)
+        self._furthest, self._returns = (await context.bus.version()).step, RestartBudget(MAX_RETURNS)
+        failed: RelaxError | None = None
+        while True:
+            try:
+                await self._train_from(await (self._begin() if failed is None else self._go_back(failed)))
+                return
+            except (RollbackRequired, InfrastructureError) as error:
+                if isinstance(error, DamagedCheckpoint) or not (
+                    isinstance(error, RollbackRequired) or self._trainer.lost
+                ):
+                    raise
+                await self._trainer.give_up()
+                await self._checkpoints.give_up()
+                if not await self._may_go_back() or not self._returns.spend():
+                    raise
+                code = error.exit_code if isinstance(error, InfrastructureError) else 1
+                await context.run_status.emit(RoleFailed(self.name, str(error), code, fatal=False))
+                if context.stopping:  # the last checkpoint is what other ranks would have, too
+                    return
+                failed = error
+
+    async def _may_go_back(self) -> bool:
+        """Tell whether there is something to go back to, and whoever prepares rows is there for the steps after it.
+
+        They end when the last step is committed: what was trained since the last checkpoint is trained again by a resume.
+        """
+        context = self._context
+        found = complete(Path(context.run_dir) / "checkpoints")
+        if (await context.bus.version()).step >= context.config.steps:
+            return bool(found) and step_of(found[-1]) >= context.config.steps
+        return bool(found) or context.resume is None
+
+    async def _begin(self) -> Version:
+        version = await self._context.bus.version()
+        if self._context.resume is not None:
+            await self._restore(self._context.resume, version)
         else:
             await self._evaluate(version.step)
-        saved = version.step
+        return version
+
+    async def _train_from(self, version: Version) -> None:
+        """Train the steps that are left, save the last of them, and export the model where it was the run's last."""
+        context, saved = self._context, version.step
         while version.step < context.config.steps and not context.stopping:
             await context.pause_point()
-            try:
-                trained = await self._step(version)
-                if trained is None:
-                    break
-                version = trained
-                if version.step > furthest:  # it got further than ever before, and so has all of its returns again
-                    furthest = version.step
-                    returns.refill()
-                await self._evaluate(version.step)
-                await self._checkpoints.check()
-                if context.take_checkpoint_request() or self._checkpoints.due(version.step):
-                    await self._checkpoints.save(version)
-                    saved = version.step
-            except (RollbackRequired, InfrastructureError) as error:
-                if not isinstance(error, RollbackRequired) and not self._trainer.lost:
-                    raise
-                version = await self._go_back(error, returns)
+            trained = await self._step(version)
+            if trained is None:
+                break
+            version = trained
+            if version.step > self._furthest:  # it got further than ever before, and so has all of its returns again
+                self._furthest = version.step
+                self._returns.refill()
+            await self._evaluate(version.step)
+            await self._checkpoints.check()
+            if context.take_checkpoint_request() or self._checkpoints.due(version.step):
+                await self._checkpoints.save(version)
                 saved = version.step
         if saved != version.step:
             await self._checkpoints.save(version)
@@ -115,21 +147,17 @@ class Actor(Role):
             await self._lease.train()
             if checkpoint is not None:
                 await self._trainer.call("load", f"{checkpoint.directory}/trainer")
-            if self._context.plan.publishes:
+            if self._context.plan.publishes and version.step < self._context.config.steps:
                 await self._lease.publish()
                 await self._publisher.publish(version)
 
-    async def _go_back(self, error: RelaxError, returns: RestartBudget) -> Version:
+    async def _go_back(self, error: RelaxError) -> Version:
         """Start other ranks from the last checkpoint, or the starting model, while rollout goes on up to its bound.
 
-        Later steps are undone. Raises `error` once the budget is spent.
+        Later steps are undone.
         """
         context, run_status = self._context, self._context.run_status
-        await self._trainer.give_up()
-        await self._checkpoints.give_up()
         found = complete(Path(context.run_dir) / "checkpoints")
-        if not returns.spend() or (context.resume is not None and not found):
-            raise error
         began, checkpoint = context.clock.now(), None
         if found:
             try:
@@ -137,8 +165,6 @@ class Actor(Role):
             except DamagedCheckpoint as damage:  # rows up to it are freed: only a resume issues them again
                 again = f"continue from the one before with `relax resume {context.run_dir}`"
                 raise DamagedCheckpoint(f"{damage}; {again}") from error
-        code = error.exit_code if isinstance(error, InfrastructureError) else 1
-        await run_status.emit(RoleFailed(self.name, str(error), code, fatal=False))
         context.doing("starting its ranks again")
         await context.devices.leave(self.name)
         self._trainer = await RankGroup.start(context, self.name)
@@ -165,7 +191,11 @@ class Actor(Role):
             step = await self._step_trainer.step(version, times)
             if step is None:
                 return None
-            after = await context.bus.trained(step.claims, version.step, step.without_gradient)
+            try:
+                after = await context.bus.trained(step.claims, version.step, step.without_gradient)
+            except StaleFence as error:
+                what = f"{self.name}: step {version.step + 1} was trained and not committed"
+                raise RollbackRequired(f"{what}: {error}") from error
             if context.plan.publishes:
                 await self._lease.publish()
                 await self._publisher.publish(after, applied=step.moved)

@@ -40,7 +40,7 @@ class StepTrainer:
     """Trains steps, one after another.
 
     A step: `waiting for rows -> training its parts -> rows verified -> updated`, once or more often; a row lease that is
-    lost before the first update leads back to the beginning, one that is lost later ends the run of the ranks.
+    lost before the first update leads back to the beginning, one that is lost later to the last checkpoint.
 
     Invariants:
     - Rows are trained as they are claimed. Whether a claim brings the whole step or the first groups that are ready is the
@@ -70,7 +70,8 @@ class StepTrainer:
     async def step(self, version: Version, times: StepTimes) -> TrainingStep | None:
         """Train a step under row leases that hold until its updates are done; None where the run was told to stop before.
 
-        A lease that is lost before the first update costs the work on the step, which is then begun anew.
+        A lease that is lost before the first update costs the work on the step, which is then begun anew. Raises
+        RollbackRequired for one that is lost later: the weights have moved on rows that others may train.
         """
         context, lost = self._context, 0
         self._deadline = context.clock.now() + context.config.rollout.step_timeout_s
@@ -80,9 +81,12 @@ class StepTrainer:
                 async with renewed(context, self._task, partial(self._held, step)):
                     if await self._train(step, times):
                         return step
-            except StaleFence:
+            except StaleFence as error:
                 lost += 1
-                if step.results or lost > MAX_LOST:
+                if step.results:
+                    what = f"{self._task}: a lease of step {version.step + 1} was lost after an update of it"
+                    raise RollbackRequired(f"{what}: {error}") from error
+                if lost > MAX_LOST:
                     raise
             if step.claims:  # nothing of them was trained
                 await self._trainer.call("abort_update")

@@ -49,6 +49,8 @@ AGAIN_S = 0.5
 HEARTBEAT_S = 0.5
 MAX_RESTARTS = 3
 """In place, of one stateless role; then the run stops at its last checkpoint."""
+REFILL_S = 600.0
+"""A restart longer ago than this is no longer held against its role."""
 SELDOM = (50_000, 20, 20)
 """Thresholds of garbage collection while roles work."""
 _thresholds: list[tuple[int, int, int]] = []
@@ -191,22 +193,24 @@ class RoleContext:
 async def run_role(role: Role, make_context: Callable[[int], RoleContext], without_s: float | None = None) -> None:
     """Run a role until it returns. A stateless one is restarted after an infrastructure failure; other errors are raised.
 
+    A failure of the restart itself counts as one of the role, against the same budget.
+
     `without_s`: it takes over from one that died, so long ago.
     """
     lost_at: float | None = None
-    budget = RestartBudget(MAX_RESTARTS)
+    budget = RestartBudget(MAX_RESTARTS, REFILL_S)
     while True:
-        first = make_context(0)
+        context = make_context(0)
         if not budget.spent and without_s is not None:
-            lost_at = first.clock.now() - without_s
-        registration = await first.bus.register(role.name)
-        context = make_context(registration.incarnation)
+            lost_at = context.clock.now() - without_s
         try:
+            context = make_context((await context.bus.register(role.name)).incarnation)
             with collected_seldom():
                 await _run_attended(role, context, lost_at)
             return
         except Exception as error:
-            fatal = not (role.stateless and isinstance(error, InfrastructureError) and budget.spend())
+            recovers = role.stateless and isinstance(error, InfrastructureError)
+            fatal = not (recovers and budget.spend(context.clock.now()))
             code = error.exit_code if isinstance(error, RelaxError) else 1
             frames = error.frames if isinstance(error, PluginError) else ""
             if not isinstance(error, RelaxError):

@@ -27,7 +27,7 @@ from relax_core.devices.scheduler import DeviceService
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc.host import Failure, describe
 from relax_core.rpc.waiting import RestartBudget
-from relax_core.runners.context import MAX_RESTARTS
+from relax_core.runners.context import MAX_RESTARTS, REFILL_S
 from relax_core.runners.launch import Launch, bus_settings, launch_component, starting_version
 from relax_core.runners.ray.connection import NAMESPACE, RpcActor, answered
 from relax_core.runners.ray.workers import GpuPlacement
@@ -37,8 +37,6 @@ from relax_core.weights.registry import WeightRegistry
 CONCURRENCY = 1000
 """Calls under way at once: long waits hold a place each."""
 TAKEOVER_S = 120.0
-REFILL_S = 600.0
-"""A restart longer ago than this is no longer held against its role."""
 PROBE_S = 1.0
 """Between two looks at a replica: Ray tells of a death only who asks."""
 

@@ -23,9 +23,9 @@ from relax_core.api.events import SamplesScored, StepFinished
 from relax_core.api.role import RunStatus
 from relax_core.rpc import messages
 from relax_core.rpc.host import Failure
-from relax_core.runners.context import MAX_RESTARTS
+from relax_core.runners.context import MAX_RESTARTS, REFILL_S
 from relax_core.runners.ray.connection import RpcClient, answered, asked
-from relax_core.runners.ray.hub import REFILL_S, ReplicaTracker
+from relax_core.runners.ray.hub import ReplicaTracker
 from relax_core.runners.ray.shell import LIMIT_S, LoopHeartbeat
 from relax_core.runners.run_status import RunStatusService
 

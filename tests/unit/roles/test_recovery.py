@@ -3,15 +3,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from relax_core.api.bus import Claim
 from relax_core.api.errors import WorkerDied
 from relax_core.api.events import CheckpointSaved, RoleFailed, RoleRecovered, RolledBack, StepFinished
+from relax_core.api.role import WorkerSpec
+from relax_core.api.weights import Version
 from relax_core.roles.checkpoint import DamagedCheckpoint, choose
-from tests.unit.roles.simulated_run import Happening, RunOutcome, SimulatedRun
+from tests.unit.roles.simulated_run import Happening, RunOutcome, SimulatedRun, SimulatedWorker
 
 STEPS, GROUPS = 8, 4
 MODES = pytest.mark.parametrize("mode", ["colocate", "hybrid", "async"])
@@ -76,6 +81,136 @@ def test_one_that_gets_no_further_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(ExceptionGroup) as caught:
         simulated(tmp_path, again_and_again)
     assert [type(error) for error in caught.value.exceptions] == [WorkerDied]
+
+
+def dies_in(*methods: str, after: int = 3) -> Happening:
+    """The actor's rank, each time at the beginning of the next of these calls, from the end of a step on."""
+    left = list(methods)
+
+    async def happening(simulation: SimulatedRun) -> None:
+        start = simulation.workers.start
+
+        async def started(specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[SimulatedWorker, ...]:
+            made = await start(specs, timeout_s)
+            for worker in made:
+                if worker.name.startswith("actor-rank"):
+                    worker.call = partial(call, worker, worker.call)  # type: ignore[method-assign]
+            return made
+
+        async def call(worker: SimulatedWorker, called: Any, method: str, *args: Any, timeout_s: float) -> Any:
+            armed = any(
+                isinstance(event, StepFinished) and event.step == after for event in simulation.run_status.heard
+            )
+            if armed and left and method == left[0]:
+                left.pop(0)
+                await worker.kill()
+            return await called(method, *args, timeout_s=timeout_s)
+
+        simulation.workers.start = started  # type: ignore[method-assign]
+
+    return happening
+
+
+@pytest.mark.parametrize(
+    "methods",
+    [("accumulate", "start", "load"), ("accumulate", "load", "publish"), ("snapshot", "start"), ("saved",),
+     ("export", "load"), ("export", "export")],
+)  # fmt: skip
+def test_a_trainer_that_dies_in_recovery_in_a_save_or_in_the_export_is_started_again(
+    tmp_path: Path, methods: tuple[str, ...]
+) -> None:
+    outcome = simulated(tmp_path, dies_in(*methods))
+    assert_whole(outcome)
+    assert [e.fatal for e in outcome.events if isinstance(e, RoleFailed)] == [False] * len(methods)
+    assert [e.role for e in outcome.events if isinstance(e, RoleRecovered)]
+    assert len(outcome.of("actor-rank", "export")) == 1 + methods.count("export")
+
+
+def test_one_that_dies_in_the_save_of_the_last_step_ends_the_run_for_a_resume(tmp_path: Path) -> None:
+    """Nobody prepares rows any more: an actor that went back would wait for them in vain."""
+    with pytest.raises(ExceptionGroup) as caught:
+        simulated(tmp_path, dies_in("snapshot", after=STEPS), every=3)
+    (error,) = caught.value.exceptions
+    assert "was killed during snapshot, then `relax resume" in str(error)
+    assert choose(tmp_path).resume.step == 6
+
+
+@pytest.mark.parametrize("method", ["start", "export"])
+def test_one_that_dies_there_again_and_again_ends_the_run(tmp_path: Path, method: str) -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        simulated(tmp_path, dies_in("export", *[method] * 10))
+    (error,) = caught.value.exceptions
+    assert isinstance(error, WorkerDied) and f"was killed during {method}" in str(error)
+
+
+def test_a_trainer_that_dies_while_a_run_is_stopped_is_not_started_again(tmp_path: Path) -> None:
+    """A start would spend the time of a stop on what the last checkpoint has already."""
+
+    async def stop(simulation: SimulatedRun) -> None:
+        while not any(isinstance(event, StepFinished) and event.step == 5 for event in simulation.run_status.heard):
+            await simulation.clock.sleep(0.01)
+        await dies_in_present(simulation, "snapshot")
+        for role in simulation.roles:
+            await simulation.run_status.command(role, "stop")
+
+    outcome = simulated(tmp_path, stop, every=4)
+    assert outcome.steps[-1].step in (5, 6)
+    assert [e.fatal for e in outcome.events if isinstance(e, RoleFailed)] == [False]
+    assert not [e for e in outcome.events if isinstance(e, RoleRecovered)]
+    assert choose(tmp_path).resume.step == 4
+
+
+async def dies_in_present(simulation: SimulatedRun, method: str) -> None:
+    worker = simulation.workers.alive["actor-rank-0"]
+    called = worker.call
+
+    async def call(name: str, *args: Any, timeout_s: float) -> Any:
+        if name == method:
+            await worker.kill()
+        return await called(name, *args, timeout_s=timeout_s)
+
+    worker.call = call  # type: ignore[method-assign,assignment]
+
+
+@pytest.mark.parametrize("finished", [7, 8])
+def test_a_lease_that_is_lost_once_weights_have_changed_restores_those_of_the_last_checkpoint(
+    tmp_path: Path, finished: int
+) -> None:
+    """Between the updates of step 4, and between its last update and its commit."""
+    lost: list[int] = []
+
+    async def expiry(simulation: SimulatedRun) -> None:
+        def expire() -> None:
+            done = [span for span in simulation.workers.spans if span.method == "finish_update"]
+            if len(done) == finished and not lost:
+                for lease in simulation.bus.queue.leases.out.values():
+                    if lease.trains:
+                        lease.expires = 0.0
+                        lost.append(lease.number)
+
+        bus, verify, trained = simulation.bus, simulation.bus.verify, simulation.bus.trained
+
+        async def verified(claim: Claim) -> None:
+            if finished == 7:
+                expire()
+            await verify(claim)
+
+        async def committed(*args: Any) -> Version:
+            expire()
+            return await trained(*args)
+
+        bus.verify, bus.trained = verified, committed  # type: ignore[method-assign,assignment]
+
+    several: dict[str, Any] = {
+        "batch": {"updates_per_step": 2},
+        "algorithm": {"name": "grpo", "correction": "truncate"},
+    }
+    outcome = simulated(tmp_path, expiry, **several)
+    assert lost
+    assert_whole(outcome)
+    (back,) = [event for event in outcome.events if isinstance(event, RolledBack)]
+    assert (back.version.step, back.version.incarnation) == (2, 1) and "lease" in back.reason
+    assert [step.step for step in outcome.steps] == [1, 2, 3, *range(3, STEPS + 1)]
 
 
 def test_a_checkpoint_that_was_asked_for_is_made_after_the_step_and_only_once(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from relax_core.api.errors import ConfigError, InfrastructureError, PluginError, RelaxError, WorkerDied
 from relax_core.api.events import RoleFailed, RoleRecovered, TimeSpent
 from relax_core.api.role import Context, Role
-from relax_core.runners.context import HEARTBEAT_S, MAX_RESTARTS, run_role
+from relax_core.runners.context import HEARTBEAT_S, MAX_RESTARTS, REFILL_S, run_role
 from tests.unit.roles.virtual_time import run_virtual
 from tests.unit.runners.conftest import Backstage
 
@@ -75,6 +75,46 @@ def test_its_budget_is_finite(backstage: Backstage) -> None:
     failures = [event for event in events if isinstance(event, RoleFailed)]
     assert [failure.fatal for failure in failures] == [False] * MAX_RESTARTS + [True]
     assert (beat.state, beat.doing) == ("failed", f"disk {MAX_RESTARTS}")
+
+
+def test_restarts_long_ago_are_forgiven(backstage: Backstage) -> None:
+    """A month of work may see more failures than a bad hour."""
+
+    def dies_after(seconds: float) -> Callable[[Context], Any]:
+        async def line(context: Context) -> None:
+            await asyncio.sleep(seconds)
+            raise InfrastructureError("disk")
+
+        return line
+
+    role = Scripted(*[dies_after(REFILL_S / 2)] * 12, works_on)
+    _, _, error = run(backstage, role)
+    assert error is None and len(role.lives) == 13
+    role = Scripted(*[dies_after(REFILL_S / 10)] * 12)
+    _, _, error = run(backstage, role)
+    assert str(error) == "disk" and len(role.lives) == MAX_RESTARTS + 1
+
+
+def test_a_failure_of_the_restart_itself_counts_as_one(backstage: Backstage) -> None:
+    async def scene() -> tuple[list[bool], list[int]]:
+        run_status, make = await backstage("advantages")
+        bus, tries = make(0).bus, 0
+        register = bus.register
+
+        async def refused(role: str) -> Any:
+            nonlocal tries
+            tries += 1
+            if tries in (1, 3):
+                raise InfrastructureError("bus: no answer")
+            return await register(role)
+
+        bus.register = refused
+        role = Scripted(WorkerDied("rank 0 ended"), works_on)
+        await run_role(role, make)
+        events = [event for _, event in await run_status.events(0, 0.0)]
+        return [event.fatal for event in events if isinstance(event, RoleFailed)], role.lives
+
+    assert run_virtual(scene(), 1e4) == ([False] * 3, [1, 2])
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,12 @@ An argument that contains `=` is an override; every other one is a file.
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from relax_core.cli.terminal import AsJson, split
+from relax_core.cli.terminal import AsJson, say, split
 
 if TYPE_CHECKING:
     from relax_core.config.compose import Composed
@@ -35,14 +34,14 @@ def show(arguments: Arguments, as_json: AsJson = False) -> None:
 
     composed = composed_from(arguments)
     if as_json:
-        print(json.dumps(composed.config.dump(), indent=2))
+        say(json.dumps(composed.config.dump(), indent=2))
         return
 
     def place(key: str) -> str:
         origin = str(composed.origin_of(key))
         return "" if origin == "default" else origin
 
-    print(to_toml(composed.config, place), end="")
+    say(to_toml(composed.config, place), nl=False)
 
 
 @verbs.command("explain")
@@ -57,7 +56,7 @@ def explain(
     from relax_core.config.documentation import explain as explained_key
 
     explained = explained_key(key, composed_from(arguments or [], checked=False))
-    print(json.dumps(asdict(explained), indent=2) if as_json else _in_words(explained))
+    say(json.dumps(asdict(explained), indent=2) if as_json else _in_words(explained))
 
 
 @verbs.command("schema")
@@ -68,8 +67,8 @@ def schema() -> None:
 
     document, notes = whole_schema(Catalogue.load())
     for note in notes:
-        print(f"relax: {note}", file=sys.stderr)
-    print(json.dumps(document, indent=2))
+        say(f"relax: {note}", err=True)
+    say(json.dumps(document, indent=2))
 
 
 def composed_from(arguments: list[str], *, checked: bool = True) -> Composed:
@@ -80,7 +79,7 @@ def composed_from(arguments: list[str], *, checked: bool = True) -> Composed:
     base = None if files or checked else NO_FILE
     composed = compose(files, overrides, base=base, checked=checked, on_disk=False)
     for notice in composed.notices:
-        print(f"relax: {notice}", file=sys.stderr)
+        say(f"relax: {notice}", err=True)
     return composed
 
 
@@ -110,8 +109,8 @@ def init(
         raise ConfigError("OUT.toml", f"{out}, which exists", "name another file or delete it") from error
     except OSError as error:
         raise ConfigError("OUT.toml", f"{out}: {error.strerror}", "name a file that can be written") from error
-    print(out)
-    print(f"next: relax train {out}", file=sys.stderr)
+    say(out)
+    say(f"next: relax train {out}", err=True)
 
 
 def _in_words(explained: Explained) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from relax_core.cli.terminal import AsJson
+from relax_core.cli.terminal import AsJson, say
 
 if TYPE_CHECKING:
     from relax_core.cli.data_survey import DataFile, Survey
@@ -38,7 +38,7 @@ def check(
 
     reports = [_report(survey(found, media)) for found in data_files(file, model)]
     if as_json:
-        typer.echo(json.dumps({"schema": 1, "files": reports}, ensure_ascii=False))
+        say(json.dumps({"schema": 1, "files": reports}, ensure_ascii=False))
     else:
         for report in reports:
             _print_report(report)
@@ -63,9 +63,9 @@ def show(
     previews = [one.pop("preview", None) for one in shown["media"]]
     if html is not None:
         write_text(html, task_page(shown, previews))
-        typer.echo(str(html), err=True)
+        say(str(html), err=True)
     if as_json:
-        typer.echo(json.dumps({"schema": 1, **shown}, ensure_ascii=False))
+        say(json.dumps({"schema": 1, **shown}, ensure_ascii=False))
     else:
         _print_shown(shown)
 
@@ -94,20 +94,20 @@ def _spread(lengths: list[int]) -> dict[str, int]:
 def _print_report(report: dict[str, Any]) -> None:
     for row in report["bad"][:SHOWN_BAD_ROWS]:
         fix = f"; {row['fix']}" if row["fix"] and row["fix"] not in row["reason"] else ""
-        typer.echo(f"{row['where']}: {row['reason']}{fix}")
+        say(f"{row['where']}: {row['reason']}{fix}")
     if len(report["bad"]) > SHOWN_BAD_ROWS:
-        typer.echo(f"... and {len(report['bad']) - SHOWN_BAD_ROWS} more; --json lists them all")
+        say(f"... and {len(report['bad']) - SHOWN_BAD_ROWS} more; --json lists them all")
     skipped = f", {report['skipped']} skipped as too long" if report["skipped"] else ""
-    typer.echo(f"{report['path']}: {report['usable']} usable, {len(report['bad'])} bad{skipped}")
+    say(f"{report['path']}: {report['usable']} usable, {len(report['bad'])} bad{skipped}")
     if report["columns"]:
-        typer.echo("columns  " + ", ".join(f"{name} {count}" for name, count in report["columns"].items()))
+        say("columns  " + ", ".join(f"{name} {count}" for name, count in report["columns"].items()))
     for kind, sums in report["media"].items():
         seconds = f", {sums['seconds']:.1f} s" if sums["seconds"] else ""
-        typer.echo(
+        say(
             f"{kind:<9}{sums['count']:.0f} decoded, {sums['tokens']:.0f} tokens, {sums['size_bytes'] / 1e6:.1f} MB{seconds}"
         )
     if report["tokens"]:
-        typer.echo("tokens   " + ", ".join(f"{name} {count}" for name, count in report["tokens"].items()))
+        say("tokens   " + ", ".join(f"{name} {count}" for name, count in report["tokens"].items()))
 
 
 def _shown(found: DataFile, index: int) -> dict[str, Any]:
@@ -150,14 +150,14 @@ def _trained(family: Any, written: Any) -> Iterator[str]:
 def _print_shown(shown: dict[str, Any]) -> None:
     from relax_core.views.transcript import medium_facts
 
-    typer.echo(f"{shown['where']} ({shown['id']}), {len(shown['ids'])} tokens\n")
-    typer.echo(SEPARATOR.join(token.replace("\n", "⏎\n") for token in shown["tokens"]) + "\n")
-    typer.echo(f"ids       {' '.join(map(str, shown['ids']))}")
+    say(f"{shown['where']} ({shown['id']}), {len(shown['ids'])} tokens\n")
+    say(SEPARATOR.join(token.replace("\n", "⏎\n") for token in shown["tokens"]) + "\n")
+    say(f"ids       {' '.join(map(str, shown['ids']))}")
     for text in shown.get("trained", ()):
-        typer.echo(f"trained   {text}")
+        say(f"trained   {text}")
     for medium in shown["media"]:
-        typer.echo(f"{medium['kind']:<9} {medium['source']}: {medium.get('error') or medium_facts(medium)}")
-    typer.echo(f"answer    {json.dumps(shown['answer'], ensure_ascii=False)}")
+        say(f"{medium['kind']:<9} {medium['source']}: {medium.get('error') or medium_facts(medium)}")
+    say(f"answer    {json.dumps(shown['answer'], ensure_ascii=False)}")
     for name, value in shown["metadata"].items():
-        typer.echo(f"{name:<9} {json.dumps(value, ensure_ascii=False)}")
-    typer.echo(f"a turn ends with {' or '.join(shown['ends_with']) or 'nothing: the model names no end token'}")
+        say(f"{name:<9} {json.dumps(value, ensure_ascii=False)}")
+    say(f"a turn ends with {' or '.join(shown['ends_with']) or 'nothing: the model names no end token'}")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from relax_core.api.errors import ConfigError
-from relax_core.cli.terminal import AsJson, Sources, print_json, print_table, split
+from relax_core.cli.terminal import AsJson, Sources, print_json, print_table, say, split
 
 if TYPE_CHECKING:
     from relax_core.control.memory_check import ProcessNeed
@@ -46,14 +46,14 @@ def print_graph(sources: Sequence[str], overrides: Sequence[str], form: str = "t
             ]
             for name, found in plans.items()
         }
-        print(json.dumps(drawn if len(drawn) > 1 else next(iter(drawn.values()))))
+        say(json.dumps(drawn if len(drawn) > 1 else next(iter(drawn.values()))))
         return
     for name, found in plans.items():
         if name:
-            print(f"{'stage ' if form == 'text' else '%% stage '}{name}")
-        print(draw(found.operations) if form == "text" else mermaid(found.operations))
+            say(f"{'stage ' if form == 'text' else '%% stage '}{name}")
+        say(draw(found.operations) if form == "text" else mermaid(found.operations))
         for note in found.notes if form == "text" else ():
-            print(f"note: {note}")
+            say(f"note: {note}")
 
 
 def plan(
@@ -72,7 +72,7 @@ def plan(
         print_json(documents[0] if len(documents) == 1 else {"schema": "relax.plan/1", "stages": documents})
     for estimate in () if as_json else stages:
         if estimate.stage:
-            typer.echo(f"stage {estimate.stage}")
+            say(f"stage {estimate.stage}")
         _print_plan(estimate)
     for estimate in () if anyway else stages:
         estimate.check()
@@ -111,28 +111,28 @@ def _plan_document(estimate: RunEstimate) -> dict[str, Any]:
 def _print_plan(estimate: RunEstimate) -> None:
     from relax_core.control.memory_check import gib
 
-    typer.echo(f"placement {estimate.plan.mode}; each line is what dies together")
+    say(f"placement {estimate.plan.mode}; each line is what dies together")
     groups = [need.group for need in estimate.needs]
     rows = [(group.name, str(group.size), ", ".join(sorted(group.devices))) for group in groups]
     print_table(("group", "processes", "on"), rows)
-    typer.echo(f"\nmemory of one process, with prompts of up to {estimate.prompt_tokens} tokens (beside its libraries)")
+    say(f"\nmemory of one process, with prompts of up to {estimate.prompt_tokens} tokens (beside its libraries)")
     print_table(("group", "phase", "peak", "of which"), [row for need in estimate.needs for row in _phases(need)])
     notes = (f"{need.group.name}: {note}" for need in estimate.needs for one in need.processes for note in one.notes)
     for note in dict.fromkeys(notes):
-        typer.echo(f"note: {note}")
-    typer.echo("\nmemory together")
+        say(f"note: {note}")
+    say("\nmemory together")
     for budget in estimate.budgets:
         beside = f"of {gib(budget.available)}" if budget.available else "(how much there is, is not known here)"
-        typer.echo(f"{budget.name}: {gib(budget.needed)} {beside}{'' if budget.fits else ', too much'}")
+        say(f"{budget.name}: {gib(budget.needed)} {beside}{'' if budget.fits else ', too much'}")
     if estimate.flops_per_s:
         rate = f"{estimate.flops_per_s / 1e9:.0f} GFLOP/s of float32 a process"
-        typer.echo(
+        say(
             f"\nleast time of a step: its multiplications at {rate}, measured just now; small models take several times it"
         )
         for one in estimate.durations:
-            typer.echo(f"{one.group} {one.phase}: {one.flops / 1e9:.3g} GFLOP, {one.least_s:.2g} s at least")
+            say(f"{one.group} {one.phase}: {one.flops / 1e9:.3g} GFLOP, {one.least_s:.2g} s at least")
     for note in estimate.plan.notes:
-        typer.echo(f"note: {note}")
+        say(f"note: {note}")
 
 
 def _phases(need: ProcessNeed) -> Iterator[tuple[str, str, str, str]]:
@@ -160,7 +160,7 @@ def doctor(
     for finding in findings(*split(arguments or [])):
         found.append(finding)
         if not as_json:
-            typer.echo(finding.line)
+            say(finding.line)
     code = next((finding.exit_code for finding in found if finding.exit_code), 0)
     if as_json:
         rows = [{"ok": not finding.exit_code, **asdict(finding)} for finding in found]
@@ -192,7 +192,7 @@ def try_(
         records: Sequence[dict[str, Any]] = asyncio.run(reward_trial(reward, options, data, plugins))
     else:
         records = asyncio.run(trial(*split(arguments), tasks))
-    print(json.dumps(records) if as_json else "\n\n".join(_record_text(record) for record in records))
+    say(json.dumps(records) if as_json else "\n\n".join(_record_text(record) for record in records))
 
 
 def _record_text(record: dict[str, Any]) -> str:
@@ -255,12 +255,12 @@ def _print_mismatch(reports: list[MismatchReport]) -> None:
     print_table(shown, [tuple(row[name] for name in shown) for row in rows])
     for report in reports:
         if report.found is None:
-            typer.echo(f"{report.setting.trainer} / {report.setting.engine} can't run: {report.refused}")
+            say(f"{report.setting.trainer} / {report.setting.engine} can't run: {report.refused}")
     for report in reports:
         if report.rerouted is not None and not report.setting.replay:
             pair = f"{report.setting.trainer} / {report.setting.engine}"
-            typer.echo(f"{pair}: {report.rerouted:.2%} of the tokens visit other experts")
+            say(f"{pair}: {report.rerouted:.2%} of the tokens visit other experts")
     if len(reports) == 1 and reports[0].found is not None:
-        typer.echo("mean by place in the sample:")
+        say("mean by place in the sample:")
         for end, mean in reports[0].found.positions:
-            typer.echo(f"  before token {end}: {mean:.3g}")
+            say(f"  before token {end}: {mean:.3g}")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from relax_core.cli.terminal import AsJson
+from relax_core.cli.terminal import AsJson, say
 
 if TYPE_CHECKING:
     from relax_core.registry import Catalogue, Record
@@ -77,9 +76,9 @@ def show(
         shown = [describe(catalogue, *_one(catalogue, name, kind))]
         text = _component_lines(shown[0])
     if as_json:
-        print(json.dumps(shown[0] if len(shown) == 1 else {"plugins": shown}, indent=2))
+        say(json.dumps(shown[0] if len(shown) == 1 else {"plugins": shown}, indent=2))
     else:
-        print("\n".join(text))
+        say("\n".join(text))
 
 
 @verbs.command("check")
@@ -98,16 +97,16 @@ def check_plugins(
         checks.append(item)
         if not as_json and item.verdict is not CheckResult.PASSED and f"{item.subject}{item.detail}" not in told:
             told.add(f"{item.subject}{item.detail}")
-            print(f"{item.verdict:7} {item.subject or item.distribution}: {item.name}: {item.detail}", flush=True)
+            say(f"{item.verdict:7} {item.subject or item.distribution}: {item.name}: {item.detail}")
     counts = Counter(str(item.verdict) for item in checks)
     if as_json:
         verdicts = {str(verdict): counts[verdict] for verdict in CheckResult}
-        print(json.dumps({"schema": 1, **verdicts, "checks": [item.as_dict() for item in checks]}, indent=2))
+        say(json.dumps({"schema": 1, **verdicts, "checks": [item.as_dict() for item in checks]}, indent=2))
     else:
-        print(f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped")
+        say(f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped")
     if counts["failed"]:
         first = next(item for item in checks if item.verdict is CheckResult.FAILED)
-        print(f"relax: {first.subject or first.distribution}: {first.name} failed; fix the plugin", file=sys.stderr)
+        say(f"relax: {first.subject or first.distribution}: {first.name} failed; fix the plugin", err=True)
         raise typer.Exit(3)
 
 
@@ -121,8 +120,8 @@ def new(
     from relax_core.registry.templates import bake
 
     project = bake(kind, name, out, source)
-    print(project)
-    print(f"next: pip install -e '{project}[test]' && relax plugins check {project.name}", file=sys.stderr)
+    say(project)
+    say(f"next: pip install -e '{project}[test]' && relax plugins check {project.name}", err=True)
 
 
 def _print_list(kind: str, as_json: bool) -> None:
@@ -136,9 +135,9 @@ def _print_list(kind: str, as_json: bool) -> None:
         kept = [replace(r, components=tuple(c for c in r.components if c.kind == kind)) for r in records]
         records = [record for record in kept if record.components]
     if as_json:
-        print(json.dumps({"schema": 1, "plugins": [record.as_dict() for record in records]}, indent=2))
+        say(json.dumps({"schema": 1, "plugins": [record.as_dict() for record in records]}, indent=2))
     else:
-        print("\n".join(line for record in records for line in _lines(record)))
+        say("\n".join(line for record in records for line in _lines(record)))
 
 
 def _lines(record: Record) -> list[str]:

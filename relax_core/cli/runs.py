@@ -6,7 +6,6 @@ runs that are written down, those that still go included. All decisions are in `
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from relax_core.cli.plan import print_graph
-from relax_core.cli.terminal import INTERRUPTED, AsJson, print_json, print_table, split
+from relax_core.cli.terminal import INTERRUPTED, AsJson, print_json, print_table, say, split
 
 if TYPE_CHECKING:
     from relax_core.control.prepare import Prepared
@@ -83,7 +82,7 @@ def _run(prepared: Prepared, as_json: bool) -> None:
     from relax_core.views.display import LiveDisplay
 
     for notice in prepared.notices:
-        print(notice, file=sys.stderr)
+        say(notice, err=True)
     display = None if as_json else LiveDisplay(
         prepared.config.run.name or prepared.launch.run_id, prepared.steps, first_step=prepared.first_step,
         mode="plain" if prepared.config.run.runner == "inline" else "auto",  # a debugger shares the terminal
@@ -95,16 +94,16 @@ def _run(prepared: Prepared, as_json: bool) -> None:
         _write_report(path)
         step = resumable_step(path)
         again = "" if step is None else f"; continue after step {step} with: relax resume {path}"
-        print(f"relax: the run failed; what it wrote is in {path}{again}", file=sys.stderr)
+        say(f"relax: the run failed; what it wrote is in {path}{again}", err=True)
         raise
     _write_report(path)
     if as_json:
-        print(json.dumps({**summary, "run_dir": str(path)}))
+        say(json.dumps({**summary, "run_dir": str(path)}))
     if summary["status"] != "finished":
-        print(_stopped(summary, path), file=sys.stderr)
+        say(_stopped(summary, path), err=True)
         raise typer.Exit(INTERRUPTED)
     if not as_json:
-        print(f"report: {path / 'report.html'}\nmodel:  {path / 'export'}")
+        say(f"report: {path / 'report.html'}\nmodel:  {path / 'export'}")
 
 
 def _write_report(path: Path) -> None:
@@ -115,7 +114,7 @@ def _write_report(path: Path) -> None:
     try:
         write_report(path)
     except (OSError, RelaxError) as error:
-        print(f"relax: no report: {error}; make it later with `relax report {path}`", file=sys.stderr)
+        say(f"relax: no report: {error}; make it later with `relax report {path}`", err=True)
 
 
 def _stopped(summary: dict[str, Any], path: Path) -> str:
@@ -170,7 +169,7 @@ def checkpoint(
     if json:
         print_json({"schema": "relax.checkpoint/1", "run": view.name, "step": found, "requested": asked})
     else:
-        typer.echo(f"{view.name}: checkpoint of step {found}{'' if asked else ', which is the newest step'}")
+        say(f"{view.name}: checkpoint of step {found}{'' if asked else ', which is the newest step'}")
 
 
 def runs(json: AsJson = False) -> None:
@@ -187,7 +186,7 @@ def runs(json: AsJson = False) -> None:
                  f"{run.eval_last:.3f}" if run.eval_last is not None else "-") for run in found]  # fmt: skip
         print_table(("run", "state", "step", "reward", "held-out"), rows)
     else:
-        typer.echo(f"no runs under {root}", err=True)
+        say(f"no runs under {root}", err=True)
 
 
 def status(run: Run = None, json: AsJson = False) -> None:
@@ -201,9 +200,9 @@ def status(run: Run = None, json: AsJson = False) -> None:
         body = asdict(line) | {"said_s_ago": state.said_s_ago, "detail": state.detail, "roles": roles}
         print_json({"schema": "relax.run-status/1", **body})
         return
-    typer.echo(f"{line.name}: {state.state}, step {_steps(line)}{f'; {state.detail}' if state.detail else ''}")
+    say(f"{line.name}: {state.state}, step {_steps(line)}{f'; {state.detail}' if state.detail else ''}")
     if reward := _reward(line):
-        typer.echo(f"reward {reward} (means of 10 steps)")
+        say(f"reward {reward} (means of 10 steps)")
     if roles and not state.ended:
         print_table(("role", "state", "doing"), [(role["role"], role["state"], _doing(role)) for role in roles])
 
@@ -220,7 +219,7 @@ def why(run: Run = None, json: AsJson = False) -> None:
         print_json({"schema": "relax.why/1", "run": view.name, **body})
         return
     for line in (*answer.lines(), *([warning] if warning else [])):
-        typer.echo(line)
+        say(line)
 
 
 def report(run: Run = None) -> None:
@@ -228,7 +227,7 @@ def report(run: Run = None) -> None:
     from relax_core.observe.run_directory import find_run
     from relax_core.views.report import write_report
 
-    typer.echo(str(write_report(find_run(run))))
+    say(str(write_report(find_run(run))))
 
 
 def _steps(run: Listed) -> str:

@@ -37,18 +37,25 @@ def split(arguments: list[str]) -> tuple[list[str], list[str]]:
     return [item for item in arguments if "=" not in item], [item for item in arguments if "=" in item]
 
 
+def say(text: object = "", *, err: bool = False, nl: bool = True) -> None:
+    """Print text, its control characters made visible: whoever wrote it, it can't steer the terminal."""
+    from relax_core.observe.logging import printable
+
+    typer.echo(printable(str(text)), err=err, nl=nl)
+
+
 def print_json(document: object) -> None:
     """Print the one document that stdout carries, in a line and with plain text for what JSON does not know."""
     from relax_core.observe.documents import encode
 
-    typer.echo(encode(document))
+    say(encode(document))
 
 
 def print_table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
     """Print columns as wide as their widest cell."""
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     for row in (head, *rows):
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def fail(error: BaseException) -> int:
@@ -58,10 +65,10 @@ def fail(error: BaseException) -> int:
         error.show()
     else:
         if isinstance(error, PluginError) and error.frames:
-            print(error.frames.rstrip(), file=sys.stderr)
+            say(error.frames.rstrip(), err=True)
         elif os.environ.get(_TRACEBACK) and not isinstance(error, Interrupted):
-            traceback.print_exception(error)
-        print(f"relax: {document['error']}", file=sys.stderr)
+            say("".join(traceback.format_exception(error)), err=True)
+        say(f"relax: {document['error']}", err=True)
     if "--json" in sys.argv[1:]:
         print_json(document)
     return int(document["exit_code"])

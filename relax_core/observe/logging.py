@@ -25,7 +25,9 @@ from relax_core.api.errors import InfrastructureError
 from relax_core.observe.documents import AppendOnlyFile, encode, whole_lines
 
 HIDDEN = "[redacted]"
-_KEY = re.compile(r"(^|[_-])(secret|password|passwd|token|api_?key|authorization|credentials?)$", re.IGNORECASE)
+_KEY = re.compile(
+    r"(^|[_-])(secret|password|passwd|token|api_?key|access_?key|authorization|credentials?)$", re.IGNORECASE
+)
 _SHAPES = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[A-Z0-9]{16})\b"
     r"|(?<=[Bb]earer )[A-Za-z0-9._~+/-]{8,}=*"
@@ -71,6 +73,21 @@ class Redactor:
 
     def _entry(self, key: str, value: Any) -> Any:
         return HIDDEN if isinstance(value, str) and value and _KEY.search(key) else self.value(value)
+
+
+_UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters but tab and newline, those that turn the direction of a line, and halves of characters."""
+
+
+def printable(text: str) -> str:
+    """The text with control characters as `\\u001b`: what a model, a task or a child wrote can't steer a terminal. A JSON
+    document means the same afterwards."""
+    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def credentials(environment: Mapping[str, str]) -> list[str]:
+    """Values of the variables that are named like credentials."""
+    return [value for name, value in environment.items() if _KEY.search(name) and len(value) >= 2 * _SHORTEST]
 
 
 LEVELS = {"trace": 5, "debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
@@ -151,7 +168,7 @@ class RoleLog:
 def _say(line: str) -> None:
     # Looked up each time: a live display takes stderr's place. Where stderr is closed there is nobody to tell.
     with contextlib.suppress(OSError, ValueError):
-        print(line, file=sys.stderr)
+        print(printable(line), file=sys.stderr)
 
 
 def human_line(record: dict[str, Any]) -> str:

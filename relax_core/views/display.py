@@ -22,6 +22,7 @@ from rich.text import Text
 from relax_core.api import events
 from relax_core.api.events import Event
 from relax_core.api.role import Clock, Heartbeat, SystemClock
+from relax_core.observe.logging import printable
 from relax_core.views.why import MEAN, chain, seconds
 
 Mode = Literal["auto", "live", "plain", "quiet"]
@@ -47,7 +48,7 @@ class LiveDisplay:
         self._console = console or Console(stderr=True)
         self._mode = mode if mode != "auto" else ("live" if self._console.is_terminal else "plain")
         self._clock = clock or SystemClock()
-        self._name, self._steps, self._first = name, steps, first_step
+        self._name, self._steps, self._first = printable(name), steps, first_step
         self._started = self._clock.now()
         self._first_done: float | None = None
         self._step, self._state = first_step, "starting"
@@ -66,7 +67,7 @@ class LiveDisplay:
     def event(self, event: Event) -> None:
         """Take an event in."""
         with self._lock:
-            line = self._take(event)
+            line = printable(self._take(event))
         if line and self._mode == "plain":
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -143,14 +144,14 @@ class LiveDisplay:
             numbers = self._numbers()
             if rewards and "reward/mean" in self._metrics:  # the reward, the first of them, is shown with its curve
                 numbers = numbers[1:]
-            rows = [self._progress(), Text("   ".join(numbers))]
+            rows = [self._progress(), Text(printable("   ".join(numbers)))]
         if rewards:
             rows.insert(1, Text.assemble("reward ", (sparkline(rewards), "cyan"), f" {rewards[-1]:.3f}"))
         if beats:
             rows.append(self._roles(beats))
-            rows.append(Text(_owes(beats, self._clock.now()), overflow="ellipsis", no_wrap=True))
+            rows.append(Text(printable(_owes(beats, self._clock.now())), overflow="ellipsis", no_wrap=True))
         if note:
-            rows.append(Text(note, style="yellow", overflow="ellipsis", no_wrap=True))
+            rows.append(Text(printable(note), style="yellow", overflow="ellipsis", no_wrap=True))
         return Group(*rows)
 
     def _progress(self) -> Any:
@@ -169,8 +170,8 @@ class LiveDisplay:
         table = Table.grid(padding=(0, 2))
         now = self._clock.now()
         for beat in beats:
-            detail = Text(_doing(beat, now), overflow="ellipsis", no_wrap=True)
-            table.add_row(Text(beat.role), Text(beat.state, style=_STYLES.get(beat.state, "")), detail)
+            detail = Text(printable(_doing(beat, now)), overflow="ellipsis", no_wrap=True)
+            table.add_row(Text(printable(beat.role)), Text(beat.state, style=_STYLES.get(beat.state, "")), detail)
         return table
 
 

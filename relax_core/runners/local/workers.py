@@ -30,9 +30,11 @@ from typing import Any, Self
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, WorkerDied
 from relax_core.api.role import Clock, SystemClock, Worker, WorkerSpec
 from relax_core.config.tables import CREDENTIALS
+from relax_core.observe.logging import Redactor, credentials
 from relax_core.rpc import messages
 from relax_core.rpc.connection import Connection
 from relax_core.rpc.host import free_port
+from relax_core.runners.local.child_log import ChildLog
 
 
 class Child:
@@ -42,6 +44,7 @@ class Child:
         """`scratch`: its folder, deleted when it has ended."""
         self._popen, self.pid, self._scratch = popen, popen.pid, scratch
         self._ended = asyncio.Event()
+        self._deleting: asyncio.Future[None] | None = None
         self._descriptor = os.pidfd_open(popen.pid)
         asyncio.get_running_loop().add_reader(self._descriptor, self._reap)
 
@@ -86,6 +89,8 @@ class Child:
             self._kill_session()
         await self._ended.wait()
         self.let_go()
+        if self._deleting is not None:
+            await self._deleting
 
     def _kill_session(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -99,7 +104,7 @@ class Child:
         asyncio.get_running_loop().remove_reader(self._descriptor)
         os.close(self._descriptor)
         if self._scratch:
-            asyncio.get_running_loop().run_in_executor(None, shutil.rmtree, self._scratch, True)
+            self._deleting = asyncio.get_running_loop().run_in_executor(None, shutil.rmtree, self._scratch, True)
         self._ended.set()
 
 
@@ -223,11 +228,17 @@ class LocalWorkers:
         clock: Clock | None = None,
         threads: int = 1,
         protected: Path | None = None,
+        redactor: Redactor | None = None,
     ) -> None:
-        """`protected`: the run directory, which untrusted children can't write to where the kernel has Landlock."""
+        """`redactor`: knows the secrets that logs must not have.
+
+        `protected`: the run directory, which untrusted children can't write to where the kernel has Landlock.
+        """
         self._certificate = {"plugin_files": tuple(plugin_files), "resolved": tuple(resolved)}
         self._log_dir, self._clock, self._threads = log_dir, clock or SystemClock(), threads
         self._protected = protected
+        self._redactor = redactor or Redactor()
+        self._redactor.add(credentials(os.environ))
         self._started: list[LocalWorker] = []
 
     async def start(self, specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[Worker, ...]:
@@ -250,7 +261,7 @@ class LocalWorkers:
         scratch = tempfile.mkdtemp(prefix="relax-") if spec.untrusted else ""
         try:
             with theirs:
-                process = self._spawn(spec, theirs.fileno(), scratch)
+                process, log = self._spawn(spec, theirs.fileno(), scratch)
         except BaseException:
             ours.close()
             shutil.rmtree(scratch, ignore_errors=True)
@@ -274,13 +285,15 @@ class LocalWorkers:
             if isinstance(error, TimeoutError):
                 raise DeadlineExceeded("runner", f"worker {spec.name} to start", timeout_s) from None
             if isinstance(error, ConnectionError):
+                if log is not None:
+                    await asyncio.to_thread(log.join, REAP_S)
                 raise self._silent(spec) from None
             raise
         worker = LocalWorker(spec, process, connection, self._clock)
         self._started.append(worker)
         return worker
 
-    def _spawn(self, spec: WorkerSpec, channel: int, scratch: str) -> Child:
+    def _spawn(self, spec: WorkerSpec, channel: int, scratch: str) -> tuple[Child, ChildLog | None]:
         settled = {"OMP_NUM_THREADS": str(self._threads), "TOKENIZERS_PARALLELISM": "false"}
         settled |= visible_devices(spec.devices, os.environ)
         inherited = visible_environment(os.environ, spec.inherit_env)
@@ -288,25 +301,20 @@ class LocalWorkers:
             own = {"TMPDIR": scratch, "HOME": scratch, "PYTHONUSERBASE": site.getuserbase()}
             settled |= {name: value for name, value in own.items() if name not in inherited}
         env = {**inherited, **settled, **spec.env, **spec.run_env}
-        log = self._log(spec)
+        log = ChildLog(self._log_dir / f"{spec.name}.log", self._redactor) if self._log_dir is not None else None
         try:
-            return Child.start(
+            process = Child.start(
                 [spec.python or sys.executable, "-m", "relax_core.runners.local.child", str(channel)],
-                env, log, channel, scratch,
+                env, log.writes if log is not None else None, channel, scratch,
             )  # fmt: skip
+            return process, log
         except OSError as error:
             raise InfrastructureError(
                 f"worker {spec.name}: could not start {spec.python or sys.executable}: {error}"
             ) from error
         finally:
             if log is not None:
-                os.close(log)
-
-    def _log(self, spec: WorkerSpec) -> int | None:
-        if self._log_dir is None:
-            return None
-        self._log_dir.mkdir(parents=True, exist_ok=True)
-        return os.open(self._log_dir / f"{spec.name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+                os.close(log.writes)
 
     def _silent(self, spec: WorkerSpec) -> InfrastructureError:
         where = (

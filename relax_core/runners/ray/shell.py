@@ -20,8 +20,10 @@ from ray import serve
 from relax_core.api.bus import Bus
 from relax_core.api.component import Chosen
 from relax_core.api.errors import InfrastructureError
+from relax_core.api.options import revealed
 from relax_core.api.role import Clock, Role, RunStatus, SystemClock, WeightService
 from relax_core.devices.scheduler import DeviceService
+from relax_core.observe.logging import Redactor
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc.host import describe
 from relax_core.runners.context import RoleContext, run_role
@@ -134,7 +136,12 @@ class RoleShell:
         run_status = client.service(RunStatus, "run_status")
         devices = client.service(DeviceService, "devices")
         children = LocalWorkers(
-            launch.plugin_files, launch.resolved, Path(launch.run_dir) / "logs", self._clock, protected=launch.whole_run
+            launch.plugin_files,
+            launch.resolved,
+            Path(launch.run_dir) / "logs",
+            self._clock,
+            protected=launch.whole_run,
+            redactor=Redactor(revealed(launch.config)),
         )
 
         def context(incarnation: int) -> RoleContext:

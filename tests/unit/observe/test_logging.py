@@ -5,7 +5,7 @@ import json
 import threading
 from datetime import UTC, datetime
 
-from relax_core.observe.logging import Redactor, RoleLog
+from relax_core.observe.logging import Redactor, RoleLog, printable
 
 SECRET = "s3cr3t-value"
 
@@ -77,3 +77,17 @@ def test_a_role_name_is_a_file_name(tmp_path):
     log = RoleLog(tmp_path, "rollout/engine 0", level="critical")
     log.write("info", "hello")
     assert (tmp_path / "rollout-engine-0.jsonl").exists()
+
+
+def test_control_characters_reach_no_terminal(tmp_path, capsys):
+    RoleLog(tmp_path, "actor").write("error", "said \x1b[31mred\x1b]8;;http://x\x07", by="\x9b2J\u202e\r")
+    shown = capsys.readouterr().err
+    assert r"\u001b[31mred\u001b]8;;http://x\u0007" in shown and r"\u009b2J\u202e\u000d" in shown
+    assert all(character == "\n" or character.isprintable() for character in shown)
+
+
+def test_what_is_printable_stays_and_a_json_document_means_the_same():
+    text = "tab\tline\nein schönes 日本語 🙂 שלום"
+    assert printable(text) == text
+    document = {"a": "\x1b[0m\x7f\x9b\u2028"}
+    assert json.loads(printable(json.dumps(document, ensure_ascii=False))) == document

@@ -19,6 +19,7 @@ import pytest
 from relax_core.api.component import Chosen
 from relax_core.api.errors import ConfigError, DeadlineExceeded, InfrastructureError, PluginError, WorkerDied
 from relax_core.api.role import WorkerSpec
+from relax_core.observe.logging import Redactor
 from relax_core.runners.context import WithEnv
 from relax_core.runners.local.workers import LocalWorker, LocalWorkers
 
@@ -80,6 +81,28 @@ async def test_what_hosted_code_prints_goes_to_the_log_and_not_into_the_channel(
     assert await worker.call("chatter", timeout_s=CALL_S) == "done"
     assert await worker.call("double", np.ones(1), timeout_s=CALL_S) == 2
     await until(lambda: "loud" in (tmp_path / "w.log").read_text())
+
+
+async def test_the_log_is_its_owner_s_and_has_no_secret_and_no_control_character(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the file was there before, the secret comes in two writes, and a line never ends."""
+    monkeypatch.setenv("SOME_API_KEY", "of-the-environment")
+    log = tmp_path / "w.log"
+    log.write_text("before\n")
+    log.chmod(0o644)
+    workers = LocalWorkers(log_dir=tmp_path, redactor=Redactor(["of-the-configuration"]))
+    try:
+        (worker,) = await workers.start([spec()])
+        for text in ("a \x1b[2J\x1b]0;title\x07 of-the-conf", "iguration\r50 %\n", "of-the-environment \x9b5n and on"):
+            await worker.call("write", text, timeout_s=CALL_S)
+        await until(lambda: "and on" in log.read_text())
+    finally:
+        await workers.close()
+    assert log.stat().st_mode & 0o777 == 0o600
+    assert log.read_text().splitlines()[-3:] == [
+        r"a \u001b[2J\u001b]0;title\u0007 [redacted]", "50 %", r"[redacted] \u009b5n and on"
+    ]  # fmt: skip
 
 
 async def test_nobody_but_its_parent_reaches_a_worker(worker: LocalWorker) -> None:

@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """relax runs, status, why, report, through the command line's own parser."""
 
+import ast
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from relax_core.api.errors import ConfigError
+from relax_core.api.errors import ConfigError, PluginError
+from relax_core.cli import terminal
 from relax_core.cli.main import app
+from relax_core.cli.plan import _record_text
+from relax_core.cli.terminal import fail, say
 
 
 @pytest.fixture
@@ -61,6 +66,41 @@ def test_why_names_who_owes(relax, tmp_path, write_run):
 def test_report_prints_only_the_pages_path(relax, tmp_path, write_run):
     path = write_run(tmp_path, steps=3)
     assert relax("report", str(path)).stdout == f"{path / 'report.html'}\n"
+
+
+def test_what_a_run_says_cannot_steer_the_terminal(relax, tmp_path, write_run):
+    path = write_run(tmp_path, steps=3, ending=None)
+    for file in path.rglob("*.json"):
+        file.write_text(file.read_text().replace("8 groups", r"8 \u001b[2J\u009b groups"))
+    for verb in ("status", "why"):
+        for arguments in ((), ("--json",)):
+            shown = relax(verb, *arguments).stdout
+            assert r"8 \u001b[2J\u009b groups" in shown
+            assert all(character == "\n" or character.isprintable() for character in shown)
+
+
+def test_a_transcript_and_an_error_cannot_steer_the_terminal(capsys):
+    sample = {
+        "prompt": "go",
+        "response": "\x1b]0;mine\x07\x1b[8mhidden",
+        "reward": 1.0,
+        "outcome": "finished",
+        "task_id": "\x9b2J",
+    }
+    say(_record_text(sample))
+    fail(PluginError("reward mine", "got \x1b[2J", "frame \x1b[1A"))
+    captured = capsys.readouterr()
+    assert r"\u001b]0;mine\u0007\u001b[8mhidden" in captured.out
+    assert r"frame \u001b[1A" in captured.err and r"got \u001b[2J" in captured.err
+    assert "\x1b" not in captured.out + captured.err and "\x9b" not in captured.out
+
+
+def test_every_verb_prints_through_one_function():
+    """`say` makes control characters visible; a print beside it would let them through."""
+    for source in Path(terminal.__file__).parent.glob("*.py"):
+        calls = [node for node in ast.walk(ast.parse(source.read_text())) if isinstance(node, ast.Call)]
+        names = [ast.unparse(node.func) for node in calls]
+        assert "print" not in names and names.count("typer.echo") == (source.name == "terminal.py"), source.name
 
 
 @pytest.mark.parametrize("verb", ["status", "why", "report"])

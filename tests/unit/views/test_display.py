@@ -5,7 +5,7 @@ import io
 
 from rich.console import Console
 
-from relax_core.api.events import EvalFinished, RoleFailed, RunFinished, RunStarted, SamplesScored, StepFinished
+from relax_core.api.events import EvalFinished, Logged, RoleFailed, RunFinished, RunStarted, SamplesScored, StepFinished
 from relax_core.api.role import Heartbeat, Wait
 from relax_core.views.display import LiveDisplay, sparkline
 
@@ -88,3 +88,17 @@ def test_a_run_without_an_end_in_sight_is_shown(clock):
 
 def test_equal_rewards_have_a_sparkline():
     assert sparkline([0.5, 0.5]) == "▁▁" and sparkline([0, 1]) == "▁█"
+
+
+def test_what_a_run_says_cannot_steer_the_terminal(clock):
+    """Of a live picture only rich's own sequences are there, none that an event brought."""
+    for terminal in (False, True):
+        screen = console(terminal)
+        display = LiveDisplay("maths\x1b]0;title\x07", 10, console=screen, clock=clock)
+        display.event(Logged("info", "rollout", "said \x1b]8;;http://x\x07 \x9b2J"))
+        display.event(RoleFailed("rollout", "broke \x1b]0;title\x07", 4, False))
+        display.heartbeats([Heartbeat("actor\x1b]52;c;x\x07", "busy", "work \x1b]0;title\x07")])
+        display.close()
+        shown = screen.file.getvalue()
+        assert "\x1b]" not in shown and "\x07" not in shown and "\x9b" not in shown
+        assert r"broke \u001b]0;title\u0007" in shown

@@ -12,15 +12,15 @@ import signal
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
-from relax_core.api.errors import RelaxError
+from relax_core.api.errors import InfrastructureError, RelaxError
 from relax_core.api.events import RunFinished, RunStarted, Sink
 from relax_core.api.role import Clock, Heartbeat, Role, SystemClock
 from relax_core.control.prepare import Prepared, PreparedStage, make_runner
 from relax_core.control.stages import point_to_export, stage_directories
 from relax_core.observe.observers import Notifier
 from relax_core.observe.recorder import Display, Recorder
-from relax_core.runners.launch import Runner
-from relax_core.tensor_files.mapped_files import sweep
+from relax_core.runners.launch import Launch, Runner
+from relax_core.tensor_files.mapped_files import sweep, sweep_abandoned, sweep_published
 
 WATCH_S = 0.25
 HISTOGRAMS = ("dropped_lengths", "trained_lengths")
@@ -89,7 +89,8 @@ class RunController:
     - A stage begins only when the one before it has finished.
     - One recorder is open from before the first role starts until after the last process is gone.
     - Events of the roles are recorded before RunFinished, which is recorded once, as of all stages together.
-    - The runner is closed, and shared memory of the stage is swept, however the stage ends.
+    - The runner is closed, and weights that the stage has published are swept, however it ends; those of a start that was
+      killed go before the roles start.
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class RunController:
                     finished, account = await self._run_stage(stage, recorder)
                 finally:
                     await self._runner.close()
-                    sweep(stage.launch.run_id)
+                    await asyncio.to_thread(_sweep_weights, stage.launch)
                 if not finished:
                     break
                 if stage.directory is not None:
@@ -158,6 +159,7 @@ class RunController:
         if stage is stages[0]:  # it is continued from its checkpoint, or begins anew where it had none
             recorder.rewind(stage.first_step + (launch.resume.step if launch.resume else 0))
         busy: list[str] = []
+        await asyncio.to_thread(_sweep_weights, launch)
         try:
             ready = await self._start_runner(stage) and await self._wait_until_ready(recorder)
             if ready:
@@ -269,6 +271,15 @@ class RunController:
             "samples_in_flight": account.in_flight,
             "balanced": account.balanced,
         }
+
+
+def _sweep_weights(launch: Launch) -> None:
+    """Delete weights that are published and never read again: before the roles start those of starts that were killed, and
+    after their end their own. Those of a run that lives, and of a later start of this one, stay."""
+    sweep(launch.run_id)
+    sweep_abandoned()
+    with contextlib.suppress(InfrastructureError), launch.epoch.hold() if launch.epoch else contextlib.nullcontext():
+        sweep_published(launch.run_dir)
 
 
 def total(accounts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

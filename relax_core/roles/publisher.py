@@ -13,7 +13,7 @@ from relax_core.api.batch import Ragged, RowBatch, RowId
 from relax_core.api.weights import Canary, Manifest, Payload, Version, WeightTransport
 from relax_core.config.run_config import RunContext
 from relax_core.roles.rank_group import RankGroup
-from relax_core.tensor_files.mapped_files import claim, memory_directory, sweep_abandoned
+from relax_core.tensor_files.mapped_files import WEIGHTS, claim, memory_directory, sweep_abandoned
 from relax_core.weights.registry import prove_successor
 
 CANARY_TOKENS = 48
@@ -143,4 +143,4 @@ def weights_directory(context: RunContext, same_host: bool) -> str:
     if in_memory is not None:
         sweep_abandoned()
         claim(in_memory)
-    return str(in_memory or f"{context.run_dir}/weights")
+    return str(in_memory or f"{context.run_dir}/{WEIGHTS}")

@@ -198,6 +198,8 @@ def copied_mapping(path: Path, directory: Path) -> np.ndarray:
 MEMORY = Path("/dev/shm")
 PREFIX = "relax-"
 OWNER = "owner.json"
+WEIGHTS = "weights"
+"""Folder of a run's directory for versions that are published on disk."""
 REUSED_S = 10.0
 """A process that began this much apart from the owner only has its number; clocks are set by less."""
 
@@ -219,6 +221,11 @@ def sweep(run_id: str) -> None:
     directory = memory_directory(run_id)
     if directory is not None:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def sweep_published(run_dir: str | Path) -> None:
+    """Delete the versions that a run has published on disk; while none of its roles run."""
+    shutil.rmtree(Path(run_dir) / WEIGHTS, ignore_errors=True)
 
 
 def sweep_abandoned(memory: Path = MEMORY) -> list[str]:

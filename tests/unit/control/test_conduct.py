@@ -22,6 +22,7 @@ from relax_core.control.planner import plan
 from relax_core.control.prepare import Prepared, PreparedStage
 from relax_core.control.run import RunController, total
 from relax_core.control.stages import StageDirectory
+from relax_core.observe.epoch import RunEpoch
 from relax_core.observe.run_directory import RunDirectory
 from relax_core.registry.catalogue import Catalogue
 from relax_core.runners.launch import Launch, RoleEnd
@@ -89,12 +90,14 @@ def conducted(
     stop_after_s: float | None = None,
     preempt_after_s: float | None = None,
     ask_after_s: float | None = None,
+    before: Callable[[Prepared], None] = lambda _: None,
 ) -> tuple[dict[str, Any], Exception | None, float]:
     """The run's summary file, what was raised, and how long it took."""
 
     async def scene() -> tuple[dict[str, Any], Exception | None, float]:
         runner = ScriptedRunner(lives, start)
         prepared = _prepared(folder)
+        before(prepared)
         controller = RunController(prepared, runner, clock=VirtualClock())  # type: ignore[arg-type]
         if stop_after_s is not None:
             asyncio.get_running_loop().call_later(stop_after_s, controller.stop, "SIGINT")
@@ -120,7 +123,8 @@ def _prepared(folder: Path) -> Prepared:
              "trainer": "torch", "rewards": ["exact"], "checkpoint": GRACES}  # fmt: skip
     config = compose([layer], (), catalogue, on_disk=False).config
     directory = RunDirectory.create(folder / "run", "run", datetime(2026, 1, 1), Random(0))
-    launch = Launch("run", str(directory.path), config.dump(), plan(config, catalogue))
+    epoch = RunEpoch.begin(directory.path)
+    launch = Launch("run", str(directory.path), config.dump(), plan(config, catalogue), epoch=epoch)
     return Prepared(catalogue, directory, (PreparedStage(config, launch),))
 
 
@@ -135,6 +139,37 @@ def test_a_run_whose_roles_return_has_finished_and_its_last_event_counts(tmp_pat
     summary, raised, _ = conducted(tmp_path, {"actor": steps})
     assert raised is None
     assert (summary["status"], summary["steps"], summary["samples_trained"]) == ("finished", 3, 6)
+
+
+def published(folder: Path) -> Path:
+    version = folder / "run" / "weights" / "actor@0.7.safetensors"
+    version.parent.mkdir(exist_ok=True)
+    version.write_bytes(b"weights")
+    return version
+
+
+def test_versions_that_a_killed_run_published_go_before_its_roles_start_again(tmp_path: Path) -> None:
+    seen = []
+
+    async def looks(runner: ScriptedRunner) -> None:
+        seen.append((tmp_path / "run" / "weights").exists())
+        published(tmp_path)
+
+    def killed(prepared: Prepared) -> None:
+        published(tmp_path)
+
+    _, raised, _ = conducted(tmp_path, {"actor": looks}, before=killed)
+    assert raised is None and seen == [False]
+    assert not (tmp_path / "run" / "weights").exists(), "nobody reads those of a run that has ended"
+
+
+def test_versions_of_a_later_start_stay_when_an_earlier_one_ends(tmp_path: Path) -> None:
+    async def is_resumed(runner: ScriptedRunner) -> None:
+        RunEpoch.begin(tmp_path / "run")
+        published(tmp_path)
+
+    _, raised, _ = conducted(tmp_path, {"actor": is_resumed})
+    assert raised is None and (tmp_path / "run" / "weights" / "actor@0.7.safetensors").exists()
 
 
 def test_a_stop_is_told_to_every_role_and_is_no_failure(tmp_path: Path) -> None:

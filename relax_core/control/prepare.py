@@ -274,8 +274,6 @@ def prepare_resume(run_dir: Path, overrides: Sequence[str], step: int | None = N
     epoch = RunEpoch.begin(directory.path)
     for path in paths:
         discard_partial(path)
-    if point is not None:
-        point.set_aside()
     stages: list[PreparedStage] = []
     for own, path in zip(left, paths, strict=True):
         if stages:
@@ -284,9 +282,10 @@ def prepare_resume(run_dir: Path, overrides: Sequence[str], step: int | None = N
         stages.append(PreparedStage(config, make_launch(config, own_plan, catalogue, path, epoch=epoch), own, done))
         done += config.steps
     notices = (*planned.composed.notices, *(point.notices if point is not None else ()))
-    if resume is not None:
+    if point is not None and resume is not None:
         try:
             ledger = prepare_ledger(paths[0], Path(resume.directory), resume.step, int(resume.state["incarnation"]))
+            point.set_aside()  # only where the run can go on: a refusal leaves every checkpoint as it was
         except BaseException:
             directory.close()
             raise

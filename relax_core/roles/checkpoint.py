@@ -18,7 +18,7 @@ from relax_core.api.events import CheckpointSaved
 from relax_core.api.role import Resume
 from relax_core.api.weights import Version
 from relax_core.config.run_config import RunContext
-from relax_core.observe.documents import sync_to_disk
+from relax_core.observe.documents import disk_errors, sync_to_disk
 from relax_core.roles.checkpoint_files import LIST, checksums, find_damage, write_list
 from relax_core.roles.rank_group import RankGroup, TrainerDeviceLease
 
@@ -188,9 +188,10 @@ class ResumePoint:
         """Rename the later checkpoints, so that nothing goes on from steps that are taken back. Their bytes stay."""
         for path in self.undone:
             kept = path.with_name(f"undone-{step_of(path):06d}")
-            shutil.rmtree(kept, ignore_errors=True)
-            os.replace(path, kept)
-            sync_to_disk(path.parent)
+            with disk_errors(path):
+                shutil.rmtree(kept, ignore_errors=True)
+                os.replace(path, kept)
+                sync_to_disk(path.parent)
 
 
 def choose(run_dir: Path, step: int | None = None, steps_before: int = 0) -> ResumePoint:

@@ -66,8 +66,9 @@ class Sealed:
     """Oldest step among its trained tokens."""
     trained_tokens: int = 0
     parts: Mapping[str, float] = field(default_factory=dict)
-    newest: int | None = None
-    """Newest step among its trained tokens; None: as new as the actor's version when it was put."""
+    newest: Mapping[int, int] = field(default_factory=dict)
+    """By incarnation of the weights that sampled its tokens, their newest step: a sample that went on over a rollback has
+    several. Empty: as new as the actor's version when it was put."""
     baseline: bool = False
     """A greedy sample: it has no rows, and its reward is what its group is compared with."""
 
@@ -150,7 +151,10 @@ class Bus(Protocol):
         """The holder's oldest engine is at `version` now; an admission that waits is decided by it."""
 
     async def put(self, batch: RowBatch, sealed: Sequence[Sealed], wait_s: float) -> bool:
-        """Rows of finished samples with their first columns. False after `wait_s` without credit: nothing was stored."""
+        """Rows of finished samples with their first columns. False after `wait_s` without credit: nothing was stored.
+
+        A group with a sample of abandoned weights is not taken: it ends as abandoned and is issued again.
+        """
 
     async def drop(self, attempts: Sequence[AttemptId], reason: DropReason, regenerate: bool = False) -> None:
         """End attempts; `regenerate` issues their groups again."""
@@ -203,6 +207,9 @@ class Bus(Protocol):
 
     async def rollback(self, step: int) -> Version:
         """The trainer was restored at version `step`: what came later is undone, under a new incarnation."""
+
+    async def abandoned(self, version: Version) -> bool:
+        """Tell whether a rollback gave these weights up: the actor's present ones do not descend from them."""
 
     async def account(self) -> Account: ...
 

@@ -101,7 +101,8 @@ class Delta:
     tokens: tuple[int, ...]
     log_probs: tuple[float, ...]
     version: int
-    """Step of the weights that sampled them."""
+    """Step of the weights that sampled them. No request runs on while its engine takes weights of another incarnation, so
+    that the step names them."""
     oldest_cache: int
     """Oldest step in the KV cache they attended to; equals `version` where caches are dropped."""
     finish: FinishReason = ""

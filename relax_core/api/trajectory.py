@@ -108,9 +108,9 @@ class Trajectory:
     step_rewards: tuple[float, ...] = ()
     """What the environment gave, in the order in which it came."""
     info: Mapping[str, Any] = field(default_factory=dict)
-    newest: int | None = None
-    """Newest step of weights that sampled a token of it: above its `versions` where a KV cache outlived an update.
-    None: the newest of its versions."""
+    newest: Mapping[int, int] = field(default_factory=dict)
+    """By incarnation of the weights that sampled a token of it, their newest step: above its `versions` where a KV cache
+    outlived an update. Empty: not known."""
     step_turns: tuple[int, ...] = ()
     """Turn that each of `step_rewards` was given for; empty: one a turn."""
     states: tuple[int, ...] = ()

@@ -96,10 +96,11 @@ class Group:
 
     @property
     def newest(self) -> int:
-        """Newest version among its trained tokens; the granted one where it has none."""
-        seals = [member.sealed for member in self.valid if member.sealed]
-        known = (self.sealed_at if seal.newest is None else seal.newest for seal in seals if seal.trained_tokens)
-        return max(known, default=self.granted)
+        """Newest step among its trained tokens, which are of one lineage; the granted one where it has none."""
+        seals = [member.sealed for member in self.valid if member.sealed and member.sealed.trained_tokens]
+        return max(
+            (step for seal in seals for step in (seal.newest.values() or (self.sealed_at,))), default=self.granted
+        )
 
     @property
     def rows_kept(self) -> bool:
@@ -119,6 +120,40 @@ class Group:
         """Recompute the floor: the granted version counts while members run, then only what is trained."""
         floors = [seal.floor for member in self.valid if (seal := member.sealed) and seal.trained_tokens]
         self.floor = min(floors) if floors and not self.running else min([self.granted, *floors])
+
+
+class Lineage:
+    """Weights that the actor's present ones descend from, over any number of rollbacks.
+
+    A rollback to step c begins another incarnation, and of those before it only the versions up to c survive. Within a
+    lineage a step names one version, so that floors, lags and the `weight_versions` of rows are steps. Two incarnations
+    give the same number to different weights, so that steps must never meet across a rollback. Three places see to it:
+    an engine of an earlier incarnation is given nothing (`Router`), no request runs on while its engine takes weights of
+    another one (`EngineSupervisor`), and the queue takes no sample of weights that do not survive. The last needs one step
+    for each incarnation that sampled (`Sealed.newest`), and none for each token.
+
+    Invariants:
+    - Tokens of all live and provisional groups are of versions in the lineage.
+    - What was once given up stays so.
+    """
+
+    def __init__(self, version: Version) -> None:
+        self.incarnation = version.incarnation
+        self._restored = version.step
+        """Last step that survives of incarnations that are not known one by one."""
+        self._last: dict[int, int] = {}
+        """Last step that survives of each earlier incarnation of this process."""
+
+    def has(self, incarnation: int, step: int) -> bool:
+        """Tell whether a version is in the lineage; one of a later incarnation is none of this actor's."""
+        if incarnation == self.incarnation:
+            return True
+        return incarnation < self.incarnation and step <= self._last.get(incarnation, self._restored)
+
+    def rollback(self, step: int, incarnation: int) -> None:
+        """Give up what came after this step."""
+        self._last = {known: min(last, step) for known, last in {**self._last, self.incarnation: step}.items()}
+        self.incarnation, self._restored = incarnation, min(self._restored, step)
 
 
 class Ledger:

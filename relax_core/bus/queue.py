@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import starmap
 from typing import Any
 
 from relax_core.api.batch import AttemptId, RowId
@@ -26,7 +27,7 @@ from relax_core.bus.journal import (
     StepRecord,
 )
 from relax_core.bus.leases import Credits, Holders, Lease, Leases, belongs
-from relax_core.bus.ledger import AttemptState, Group, Ledger, SampleHistograms
+from relax_core.bus.ledger import AttemptState, Group, Ledger, Lineage, SampleHistograms
 from relax_core.bus.store import Place, RowTable, Samples, check_seals
 
 MAX_RETRIES = 3
@@ -48,6 +49,8 @@ class TransferQueue:
     - A group is claimed exactly while it is in one lease that trains; a lease holds whole groups.
     - Unless `late = "mask"`, the unclaimed groups that are left after every change can be trained before they expire
       (see `bus.gate`), all but the spare ones. While a claim is overdue, this is deferred to the commit of its step.
+    - No token of a live group is of weights outside the `lineage`: a put that has one ends its group, and a rollback ends
+      what it leaves outside.
     - `credits` counts the rows and bytes that are stored and not yet trained, and those of puts on their way.
     """
 
@@ -65,6 +68,7 @@ class TransferQueue:
         self.credits = Credits(settings.max_rows, settings.max_bytes)
         self.table = RowTable(self.credits)
         self.ledger = Ledger(settings.group_size, remembered)
+        self.lineage = Lineage(version)
         self.leases = Leases(settings.lease_s)
         self.holders = Holders()
         self.histograms = SampleHistograms()
@@ -186,6 +190,10 @@ class TransferQueue:
         check_seals(ids, sealed)
         self.credits.unreserve(key)
         taken = set()
+        for seal in sealed:
+            survives = all(starmap(self.lineage.has, seal.newest.items()))
+            if not survives and (outside := self.ledger.member(seal.attempt)) is not None:
+                self._end(outside[0], DropReason.ABANDONED, again=True)
         for seal in sealed:
             found = self.ledger.member(seal.attempt)
             if found is None or found[1].sealed is not None:
@@ -489,6 +497,7 @@ class TransferQueue:
         for group in unfinished:
             self._remove(group)
         self.version = Version(self.version.model, incarnation, step)
+        self.lineage.rollback(step, incarnation)
         self._committed, self._overdue, self._late = frozenset(), False, False
         self._forget_stale_columns()
         return self.version

@@ -243,6 +243,9 @@ class BusService:
         await self._durable()
         return version
 
+    async def abandoned(self, version: Version) -> bool:
+        return not self.queue.lineage.has(version.incarnation, version.step)
+
     async def account(self) -> Account:
         return self.queue.account()
 

@@ -10,10 +10,12 @@ from enum import Enum
 from typing import TypeVar
 
 from relax_core.api.engine import Delta
+from relax_core.api.weights import Version
 from relax_core.engines.requests import PendingRequest
 from relax_core.rpc.waiting import RestartBudget
 
 T = TypeVar("T")
+MODEL_FOLDER = Version("actor", 0, 0)
 MAX_FAILURES = 8
 """Failures of one engine in a row without a finished request between them."""
 MAX_KNOWN = 1 << 16
@@ -37,22 +39,23 @@ class EngineState:
     """One engine of a pool: `out -> serving -> out`, or `out -> waiting -> serving` before the first weights.
 
     Invariants:
-    - `step <= max_step`: answers may name steps up to the weights that are loading, the proof comes later.
+    - `version.step <= max_step`: answers may name steps up to the weights that are loading, the proof comes later.
+    - Weights of another incarnation are loaded only while it runs nothing: what it says of a request is of one incarnation.
     - `pending_tokens` is the sum of `tokens_left` of what is running.
     - An engine that is out runs nothing, and `incarnation` has grown: late answers of the one before are ignored.
     """
 
     name: str
     status: EngineStatus = EngineStatus.OUT
-    step: int = 0
-    """Step of the weights that it proved."""
+    version: Version = MODEL_FOLDER
+    """Weights that it proved last."""
     max_step: int = 0
     """Newest step that it may name: it may have new weights before its proof of them has arrived."""
     loading: bool = False
     holds: set[str] = field(default_factory=set)
     """Reasons why it gets nothing new: `paused`, `updating`."""
     incarnation: int = 0
-    """Counts its failures."""
+    """Counts its failures; it has nothing to do with the incarnation of its weights."""
     cache_epoch: int = 0
     """Counts the times that its prefix cache was dropped."""
     failures: RestartBudget = field(default_factory=lambda: RestartBudget(MAX_FAILURES))
@@ -68,7 +71,9 @@ class EngineState:
         return self.status is EngineStatus.SERVING and not self.holds
 
     def add(self, pending: PendingRequest) -> None:
-        pending.engine, pending.min_step, pending.preempted = self.name, self.step, False
+        pending.engine, pending.min_step, pending.preempted = self.name, self.version.step, False
+        if not pending.incarnations or pending.incarnations[-1][1] != self.version.incarnation:
+            pending.incarnations.append((len(pending.tokens), self.version.incarnation))
         self.running[pending.request.id] = pending
         self.pending_tokens += pending.tokens_left
 
@@ -92,10 +97,10 @@ class PrefixAffinity:
         self._groups: dict[Hashable, dict[str, int]] = {}
 
     def choose(self, available: Sequence[EngineState], pending: PendingRequest, floor: int) -> EngineState | None:
-        """None where no engine is at or above the floor."""
+        """None where no engine is at or above the floor. All that are available have weights of one incarnation."""
         least: EngineState | None = None
         for engine in available:
-            if engine.step >= floor and (least is None or engine.pending_tokens < least.pending_tokens):
+            if engine.version.step >= floor and (least is None or engine.pending_tokens < least.pending_tokens):
                 least = engine
         session, epoch = self._sessions.get(pending.session, ("", 0))
         group = self._groups.get(pending.group, {})
@@ -104,7 +109,7 @@ class PrefixAffinity:
         bound = least.pending_tokens + len(pending.request.tokens) + len(pending.tokens)
         cached: EngineState | None = None
         for engine in available:
-            if engine.pending_tokens > bound or engine.step < floor:
+            if engine.pending_tokens > bound or engine.version.step < floor:
                 continue
             if engine.name == session and engine.cache_epoch == epoch:
                 return engine

@@ -278,7 +278,8 @@ class EnginePool:
         while True:
             if self._failure is not None:
                 raise self._failure
-            free = [name for name in engines if engines[name].available and self._scored_parts[name] < MAX_SCORED_PARTS]
+            names = (engine.name for engine in self._router.available())
+            free = [name for name in names if self._scored_parts[name] < MAX_SCORED_PARTS]
             if not free:
                 self._changed.clear()
                 await self._changed.wait()

@@ -61,6 +61,14 @@ class Completion(NamedTuple):
     error: str = ""
     routes: Routes | None = None
     """Experts that the positions of the branch and of the completion visited, as far as the engine told."""
+    incarnations: tuple[tuple[int, int], ...] = ((0, 0),)
+    """(place of a token, incarnation of the weights that sampled it and those after it), in their order."""
+
+    def newest(self) -> list[tuple[int, int]]:
+        """Return (incarnation, newest step that sampled a token) of each run of tokens of one incarnation."""
+        stops = [start for start, _ in self.incarnations[1:]] + [len(self.versions)]
+        runs = zip(self.incarnations, stops, strict=False)  # no engine was given it: there are none
+        return [(incarnation, max(self.versions[start:stop])) for (start, incarnation), stop in runs if start < stop]
 
 
 Generate: TypeAlias = Callable[[GenerateCall], Awaitable[Completion]]
@@ -86,7 +94,7 @@ def cut(completion: Completion, stop: tuple[str, ...], decode: Callable[[tuple[i
     end = next(n for n in lengths if any(text in decode(completion.tokens[:n]) for text in stop))
     return Completion(
         completion.tokens[:end], completion.log_probs[:end], completion.versions[:end], completion.oldest_cache[:end],
-        routes=completion.routes,
+        routes=completion.routes, incarnations=completion.incarnations,
     )  # fmt: skip
 
 
@@ -115,6 +123,7 @@ class PendingRequest:
     - `tokens`, `log_probs`, `versions` and `oldest_cache` have one entry a token.
     - The tokens outlive the engine that sampled them: after a pause, an update or a failure they are part of the prompt.
     - `engine` is set while it runs there; `batch` is then the batch it was dispatched in.
+    - While it runs, its engine has weights of one incarnation, the last of `incarnations`.
     """
 
     request: GenerateRequest
@@ -129,6 +138,8 @@ class PendingRequest:
     log_probs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     oldest_cache: list[int] = field(default_factory=list)
+    incarnations: list[tuple[int, int]] = field(default_factory=list)
+    """As `Completion.incarnations`: noted when an engine is given the request, not for each token."""
     finish: Ending = ""
     error: str = ""
     routes: Routes | None = None
@@ -196,8 +207,9 @@ class PendingRequest:
         versions, oldest = tuple(self.versions), tuple(self.oldest_cache)
         kept = oldest if oldest != versions else ()
         return Completion(
-            tuple(self.tokens), tuple(self.log_probs), versions, kept, self.finish, self.error, self.routes
-        )
+            tuple(self.tokens), tuple(self.log_probs), versions, kept, self.finish, self.error, self.routes,
+            tuple(self.incarnations),
+        )  # fmt: skip
 
 
 _KNOWN, _HOLE = b"\1", b"\0"

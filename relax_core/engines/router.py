@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from relax_core.api.engine import Delta
+from relax_core.api.weights import Version
 from relax_core.engine_kit.threaded_engine import check_ids
 from relax_core.engines.engine_state import MAX_FAILURES, EngineState, EngineStatus, PrefixAffinity, response_fault
 from relax_core.engines.requests import PendingRequest
@@ -77,6 +78,8 @@ class Router:
     - An open request is in exactly one place: waiting, in a batch to be restarted, or running on one engine.
     - It gets one `CompleteRequest`, at its deadline at the latest, and never tokens of weights older than its floor.
     - Nothing is dispatched to an engine that is out, held or full, nor while the pool is paused.
+    - Nothing is dispatched to an engine with weights of an earlier incarnation than the newest that was published: a
+      rollback may have given them up, and their steps say nothing of it. Floors are compared within one incarnation only.
     - Events of an earlier incarnation of an engine change nothing.
     - `whole_batches` (deterministic runs): the batch of a failed engine is begun again as it was, since continued tokens
       would not be the same bits; engines take any number of requests.
@@ -93,6 +96,8 @@ class Router:
         self._restarting: list[tuple[PendingRequest, ...]] = []
         """With `whole_batches`: batches to be begun again."""
         self._affinity = PrefixAffinity()
+        self._incarnation = 0
+        """Of the newest weights that were published."""
         self.vocab_size = self.max_context = 0
         """Limits of the engines' model; 0: unknown."""
         self._paused_s = 0.0
@@ -152,7 +157,7 @@ class Router:
         """Give what waits to the engines that may run it; the requests of one engine go together."""
         if self._paused_at is not None or not (self._waiting or self._restarting):
             return []
-        available = [engine for engine in self.engines.values() if engine.available]
+        available = self.available()
         chosen: list[tuple[EngineState, tuple[PendingRequest, ...]]] = []
         for again in self._restarting[:]:
             engine = self._affinity.choose(available, again[0], max(pending.floor for pending in again))
@@ -191,6 +196,24 @@ class Router:
             for pending in members:
                 pending.batch = members
         return [Dispatch(engine.name, engine.incarnation, members) for engine, members in chosen]
+
+    def available(self) -> list[EngineState]:
+        """Return the engines that may be given requests now."""
+        newest = self._incarnation
+        return [engine for engine in self.engines.values() if engine.available and engine.version.incarnation >= newest]
+
+    def abandoned(self, name: str) -> bool:
+        """Tell whether an engine's weights are of an earlier incarnation than the newest: it samples nothing more with them."""
+        return self.engines[name].version.incarnation < self._incarnation
+
+    def newest(self) -> Version:
+        """Return the newest version among serving engines (all engines while none serves): what admission goes by.
+
+        A request admitted at this version runs on engines that have it; a slow one gets nothing until it has it too.
+        """
+        engines = self.engines.values()
+        serving = [engine.version for engine in engines if engine.status is EngineStatus.SERVING]
+        return max(serving or [engine.version for engine in engines])
 
     def preempt(self, name: str) -> list[str]:
         """Name requests that an engine is to be told to end, to go on later with the tokens they have."""
@@ -312,21 +335,27 @@ class Router:
 
     # -- weights and pauses -------------------------------------------------------------------------------------
 
-    def on_loading(self, name: str, step: int) -> None:
-        """Allow an engine to name the step that it loads; it may be an older one where the trainer was rolled back."""
-        engine = self.engines[name]
-        engine.loading, engine.max_step = True, max(engine.step, step)
-        if step < engine.step:
-            for pending in engine.running.values():
-                pending.min_step = min(pending.min_step, step)
+    def on_published(self, version: Version) -> None:
+        """Dispatch nothing more to engines with weights of an earlier incarnation than this version's."""
+        self._incarnation = max(self._incarnation, version.incarnation)
 
-    def on_proved(self, name: str, incarnation: int, step: int, now: float) -> bool:
+    def on_loading(self, name: str, version: Version) -> None:
+        """Allow an engine to name the step that it loads; it runs nothing where that is of another incarnation."""
+        engine = self.engines[name]
+        same = version.incarnation == engine.version.incarnation
+        if engine.running and not same:
+            raise RuntimeError(f"{name}: loads {version} over {engine.version} while it runs {sorted(engine.running)}")
+        engine.loading, engine.max_step = True, max(engine.version.step, version.step) if same else version.step
+
+    def on_proved(self, name: str, incarnation: int, version: Version, now: float) -> bool:
         """Let an engine serve that showed that it holds the newest weights: the only way in. False: it failed meanwhile."""
         engine = self.engines[name]
         if engine.incarnation != incarnation:
             return False
+        same = version.incarnation == engine.version.incarnation
+        engine.max_step = max(engine.max_step, version.step) if same else version.step
         engine.cache_epoch += 1
-        engine.step, engine.max_step, engine.last_heard = step, max(engine.max_step, step), now
+        engine.version, engine.last_heard = version, now
         engine.loading, engine.status = False, EngineStatus.SERVING
         return True
 

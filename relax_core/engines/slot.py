@@ -56,8 +56,8 @@ class EngineSlot:
         self.version: Version = spec.version
         self.paused = False
         """The engine samples nothing, and holds its requests where it can."""
-        self.on_loading: Callable[[int], None] | None = None
-        """Told the step of each version before the engine is asked to load it."""
+        self.on_loading: Callable[[Version], Awaitable[None]] | None = None
+        """Awaited with each version before the engine is asked to load it."""
         self._busy = self._started = False
         self._progress = asyncio.Event()
         self.pause_lock = asyncio.Lock()
@@ -131,9 +131,9 @@ class EngineSlot:
 
     async def update(self, manifest: Manifest, transport: Chosen, timeout_s: float = UPDATE_S) -> Receipt:
         """Load a version; the caller sets `version` once the receipt was accepted."""
-        self.loading = str(manifest.version)
         if self.on_loading is not None:
-            self.on_loading(manifest.version.step)
+            await self.on_loading(manifest.version)
+        self.loading = str(manifest.version)
         try:
             with self._track.span("overhead", f"loading {manifest.version}"):
                 receipt: Receipt = await self._call("update_weights", manifest, transport, timeout_s=timeout_s)

@@ -106,6 +106,8 @@ class EngineSupervisor:
     Invariants:
     - `_admit` is the only way into service, for a new engine and for a replaced one, with the newest weights proved.
     - An engine takes weights one version at a time (`_update_locks`), and follows pauses one at a time (`pause_lock`).
+    - An engine runs nothing while it takes weights of another incarnation (`_before_loading`). What it ran goes on elsewhere:
+      attempts with tokens that a rollback gave up were ended by the bus before, and cancelled by the rollout.
     - A failure of an engine is contained in `containing`: it reaches the router, once for each incarnation, not the caller.
     - Every change after which requests may be placed ends in `perform`.
     """
@@ -131,7 +133,7 @@ class EngineSupervisor:
         self._router.vocab_size = int(self._facts.get("vocab_size", 0))
         self._router.max_context = int(self._facts.get("max_context", 0))
         for slot in self._slots.values():
-            slot.on_loading = functools.partial(self._router.on_loading, slot.name)
+            slot.on_loading = functools.partial(self._before_loading, slot)
             self._admit(slot, self._state(slot).incarnation)
         return self._facts
 
@@ -146,9 +148,9 @@ class EngineSupervisor:
         False where it failed meanwhile, or there is nothing yet that it may serve.
         """
         if self._newest is None and not self._serve_at_start:
-            self._state(slot).status = EngineStatus.WAITING
+            self._state(slot).status, self._state(slot).version = EngineStatus.WAITING, slot.version
             return False
-        admitted = self._router.on_proved(slot.name, incarnation, slot.version.step, self._clock.now())
+        admitted = self._router.on_proved(slot.name, incarnation, slot.version, self._clock.now())
         self._perform(())
         return admitted
 
@@ -236,12 +238,8 @@ class EngineSupervisor:
         return any(engine.status is EngineStatus.SERVING for engine in self._router.engines.values())
 
     def newest(self) -> Version:
-        """Return the newest version among serving engines (all engines while none serves): what admission goes by.
-
-        A request admitted at this version runs on engines that have it; a slow one gets nothing until it has it too.
-        """
-        serving = [slot for slot in self._slots.values() if self._state(slot).status is EngineStatus.SERVING]
-        return max(slot.version for slot in serving or self._slots.values())
+        """Return the version that groups are admitted at (`Router.newest`)."""
+        return self._router.newest()
 
     async def update(
         self, manifest: Manifest, transport: Chosen, on_arrival: OnArrival | None = None
@@ -251,9 +249,14 @@ class EngineSupervisor:
         `on_arrival` gets the receipt of each as soon as it serves the version, whatever the others do.
         """
         self._newest = (manifest, transport)
+        self._router.on_published(manifest.version)
 
         async def follow(slot: EngineSlot) -> str:
             incarnation = self._state(slot).incarnation
+            if self._router.abandoned(slot.name):  # it may be long before it can load
+                await self._contained(slot, self._preempt(slot))
+            if self._state(slot).incarnation != incarnation:  # it failed, and is replaced
+                return ""
             receipt = await self._contained(slot, self._load_newest(slot))
             if not self._admit(slot, incarnation):
                 return ""
@@ -277,6 +280,13 @@ class EngineSupervisor:
                 async with self._offload.weights_in_use(), self._drained(slot):
                     receipt = await self._updates.update(slot, *self._newest)
         return receipt
+
+    async def _before_loading(self, slot: EngineSlot, version: Version) -> None:
+        """Have what an engine runs leave it before it takes weights of another incarnation, whose steps mean others."""
+        if version.incarnation != self._state(slot).version.incarnation:
+            self._router.on_published(version)
+            await self._preempt(slot)
+        self._router.on_loading(slot.name, version)
 
     @contextlib.asynccontextmanager
     async def _drained(self, slot: EngineSlot) -> AsyncIterator[None]:

@@ -233,13 +233,17 @@ class Rollout(Role):
             if known is not None:
                 async with self._evaluating:
                     with context.working("evaluating"):
-                        judged = await self._worker.evaluation.run(known.step)
-                for event in judged:
+                        judged = await self._worker.evaluation.run(known)
+                last = known.step >= context.config.steps
+                abandoned = (last or bool(judged)) and await context.bus.abandoned(known)
+                for event in () if abandoned else judged:  # its step is evaluated again when other weights get there
                     await context.run_status.emit(event)
-                if known.step >= context.config.steps:
+                if last and not abandoned:
                     break
             newest = await context.weights.newest("actor", known, POLL_S)
             if newest is not None:
+                if known is not None and newest[0].version.incarnation != known.incarnation:
+                    await self._forget_abandoned()
                 served = asyncio.Event()
                 wave = asyncio.create_task(self._spread(*newest, served))
                 self._waves.add(wave)
@@ -255,6 +259,13 @@ class Rollout(Role):
                 known = newest[0].version
         await asyncio.gather(*self._waves)
         self._trained.set()
+
+    async def _forget_abandoned(self) -> None:
+        """After a rollback give up the work on attempts that the bus has ended, before what engines run goes on elsewhere,
+        and have steps evaluated again whose weights were given up."""
+        await self._audit()
+        done = self._worker.evaluation.done
+        done.difference_update([version for version in list(done) if await self._context.bus.abandoned(version)])
 
     async def _spread(self, manifest: Manifest, transport: Chosen, served: asyncio.Event) -> None:
         """Update all engines; set `served` when the first one serves the version."""

@@ -82,7 +82,7 @@ class RowSource(Role):
         version = await context.bus.version()
         sealed = [
             # No weights are in them, so that no rollback makes them worthless.
-            Sealed(attempt, 1, Outcome.FINISHED, 0.0, version.step, examples[attempt].num_trained, newest=0)
+            Sealed(attempt, 1, Outcome.FINISHED, 0.0, version.step, examples[attempt].num_trained, newest={0: 0})
             if attempt in examples else Sealed(attempt, 0, Outcome.MEDIA_ERROR)
             for issue in issues for attempt in issue.attempts
         ]  # fmt: skip

@@ -13,6 +13,7 @@ from relax_core.api.events import EvalFinished
 from relax_core.api.family import ModelFamily
 from relax_core.api.task import Task
 from relax_core.api.trajectory import Trajectory
+from relax_core.api.weights import Version
 from relax_core.config.run_config import RunContext
 from relax_core.data.tasks import HOLD_OUT, TaskSet, check_taught, task_set
 from relax_core.engines.pool import EnginePool, SamplingParams
@@ -47,16 +48,19 @@ class Evaluation:
         self, sets: Sequence[EvalSet], run: Any, samples: Samples, scorer: RewardScorer, pool: EnginePool
     ) -> None:
         self._sets, self._run, self._samples, self._scorer, self._pool = sets, run, samples, scorer, pool
-        self._done: set[int] = set()
+        self.done: set[Version] = set()
+        """Versions that were evaluated. Whoever learns that a rollback gave one up takes it out: its step is due again."""
 
     def due(self, step: int) -> bool:
-        return bool(self._sets) and step not in self._done and is_due(self._run, step)
+        known = any(version.step == step for version in self.done)
+        return bool(self._sets) and not known and is_due(self._run, step)
 
-    async def run(self, step: int) -> list[EvalFinished]:
-        if not self.due(step):
+    async def run(self, version: Version) -> list[EvalFinished]:
+        """Evaluate the version that the engines have, where that is due."""
+        if not self.due(version.step):
             return []
-        self._done.add(step)
-        return [await self._one(one, step) for one in self._sets]
+        self.done.add(version)
+        return [await self._one(one, version.step) for one in self._sets]
 
     async def _one(self, one: EvalSet, step: int) -> EvalFinished:
         groups = await asyncio.gather(*(self._group(one, index, step) for index in one.indices))

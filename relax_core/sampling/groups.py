@@ -68,7 +68,7 @@ class InflightGroup:
     at_engines: int = 0
     """Samples whose next tokens are awaited; the other missing ones are in their environments."""
     _oldest: int | None = None
-    """Oldest step among the tokens so far."""
+    """Oldest step among the tokens so far, which are of one lineage: a rollback ends the other groups."""
     _turns: dict[AttemptId, list[int]] = field(default_factory=dict)
     """Tokens of each turn."""
 

@@ -91,9 +91,9 @@ def row_batch(
     sealed = [
         Sealed(
             attempt, len(own), scored.outcome, scored.value, oldest, trained, scored.parts,
-            newest if trajectory.newest is None or not trained else trajectory.newest, attempt.sample == greedy,
+            trajectory.newest if trained else {}, attempt.sample == greedy,
         )
-        for (attempt, trajectory, scored), own, (trained, oldest, newest)
+        for (attempt, trajectory, scored), own, (trained, oldest)
         in zip(samples, owned, _trained(columns, [len(own) for own in owned]), strict=True)
     ]  # fmt: skip
     if "media" in asked:
@@ -139,8 +139,8 @@ def _columns(paths: Sequence[Path], rewards: Sequence[float]) -> dict[str, Ragge
     }
 
 
-def _trained(columns: dict[str, Ragged], num_rows: Sequence[int]) -> Iterator[tuple[int, int, int | None]]:
-    """Count each sample's trained tokens, with the oldest and the newest version among them; 0 and None without any."""
+def _trained(columns: dict[str, Ragged], num_rows: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Count each sample's trained tokens, with the oldest version among them; 0 without any."""
     mask = columns["loss_mask"]
     before = np.concatenate(([0], np.cumsum(mask.values, dtype=np.int64)))[mask.offsets()]
     sizes = np.array(num_rows, np.int64)
@@ -149,10 +149,8 @@ def _trained(columns: dict[str, Ragged], num_rows: Sequence[int]) -> Iterator[tu
     some = counts > 0
     starts = (np.cumsum(counts) - counts)[some]
     versions = columns["weight_versions"].values[mask.values.astype(bool)]
-    oldest, newest = (
-        iter(how.reduceat(versions, starts).tolist() if len(starts) else ()) for how in (np.minimum, np.maximum)
-    )
-    return ((count, next(oldest), next(newest)) if count else (0, 0, None) for count in counts.tolist())
+    oldest = iter(np.minimum.reduceat(versions, starts).tolist() if len(starts) else ())
+    return ((count, next(oldest)) if count else (0, 0) for count in counts.tolist())
 
 
 # -- samples as people read them ---------------------------------------------------------------------------------------

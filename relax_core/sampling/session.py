@@ -86,8 +86,8 @@ class Sample:
     step_rewards: list[float] = field(default_factory=list)
     step_turns: list[int] = field(default_factory=list)
     """The turn that each reward was given for."""
-    newest: int | None = None
-    """Newest step among the weights that sampled its tokens."""
+    newest: dict[int, int] = field(default_factory=dict)
+    """By incarnation of the weights that sampled its tokens, their newest step."""
     info: dict[str, Any] = field(default_factory=dict)
     roots: dict[Rendered, int] = field(default_factory=dict)
     """Branches that start with the same tokens share their root."""
@@ -251,7 +251,8 @@ class Branch:
         if tokens:
             if completion.oldest_cache and completion.oldest_cache != versions:
                 versions = tuple(map(min, versions, completion.oldest_cache))
-            sample.newest = max(completion.versions if sample.newest is None else (sample.newest, *completion.versions))
+            for incarnation, step in completion.newest():
+                sample.newest[incarnation] = max(step, sample.newest.get(incarnation, step))
             self._grow(Node(self._leaf, tokens, True, completion.log_probs, versions, self._newest_turn))
         if completion.routes is not None:
             self._visit(completion.routes)

@@ -48,9 +48,10 @@ class BusFixture:
         self, attempts: Sequence[AttemptId], rows: int = 1, wait_s: float = WAIT_S, step: int | None = None
     ) -> bool:
         """Finish samples: each with `rows` rows, sampled by the newest weights or those of `step`."""
-        tokens, step = 4, (await self.bus.version()).step if step is None else step
+        tokens, version = 4, await self.bus.version()
+        step, newest = (version.step, {version.incarnation: version.step}) if step is None else (step, {0: step})
         ids = tuple(RowId(*attempt, row) for attempt in attempts for row in range(rows))
-        sealed = [Sealed(a, rows, Outcome.FINISHED, 1.0, step, tokens if rows else 0, newest=step) for a in attempts]
+        sealed = [Sealed(a, rows, Outcome.FINISHED, 1.0, step, tokens if rows else 0, newest=newest) for a in attempts]
         stored = await self.bus.put(RowBatch(ids, columns(ids, tokens)), sealed, wait_s)
         if stored:
             self.held.difference_update(attempts)

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The real queue under long random schedules and a virtual clock: slow engines, late publishes, deaths, rollbacks.
+"""The real queue and the real router of a pool under long random schedules and a virtual clock: slow engines, late
+publishes, deaths, rollbacks.
 
 Samples get token after token from whatever weights their engine has then, are let go and go on elsewhere, so that they
-and their groups mix versions; of every trained token it is remembered which weights it depends on.
+and their groups mix versions; of every token it is remembered which weights sampled it, and which it depends on. Which
+engine may have a sample, and which version groups are admitted at, the router alone decides.
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -16,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from relax_core.api.batch import AttemptId, RowId
 from relax_core.api.bus import BusSettings, Claim, ClaimRequest, Sealed
+from relax_core.api.engine import Delta, FinishReason, GenerateRequest
 from relax_core.api.errors import StaleFence
 from relax_core.api.trajectory import DropReason, Outcome
 from relax_core.api.weights import Version
@@ -23,9 +27,14 @@ from relax_core.bus import gate
 from relax_core.bus.journal import FinalRecord, LedgerJournal
 from relax_core.bus.ledger_file import prepare_ledger
 from relax_core.bus.queue import TransferQueue
+from relax_core.engines.requests import PendingRequest
+from relax_core.engines.router import AbortRequest, Action, CompleteRequest, Router
 
 SIZE = 2
 ENGINES = 3
+NAMES = tuple(f"engine-{number}" for number in range(ENGINES))
+LONGEST = 1 << 20
+"""Tokens that a sample may have: it ends when the schedule says so."""
 LEASE_S = 10.0
 FIRST = ("tokens",)
 DERIVED = ("advantages",)
@@ -60,6 +69,8 @@ class Schedule(RuleBasedStateMachine):
         self.checkpoints = [Version("actor", 0, 0)]
         """Complete ones."""
         self.lineage: dict[int, list[AttemptId]] = {}
+        self.rollbacks: list[Version] = []
+        """First version of each later incarnation of this process."""
         self.open(Version("actor", 0, 0))
 
     def open(self, version):
@@ -67,12 +78,17 @@ class Schedule(RuleBasedStateMachine):
         remembered = self.journal.remember(version)
         assert remembered == self.unfolded.remember(version), "what is folded is not forgotten"
         self.queue = TransferQueue(self.settings, version, remembered)
-        self.published = version
-        self.engines: list[Version | None] = [version] * ENGINES
-        self.held: dict[AttemptId, int] = {}
+        self.published, self.rollbacks = version, []
+        self.router, self.heard = Router(NAMES), version
+        self.engines: list[Version] = [version] * ENGINES
+        """Weights that the processes have, whatever they said of them."""
+        for name in NAMES:
+            self.router.on_published(version)
+            assert self.router.on_proved(name, 0, version, self.now)
+        self.held: dict[AttemptId, PendingRequest] = {}
         self.begun: dict[int, int] = {}
-        self.tokens: dict[AttemptId, list[tuple[int, int]]] = {}
-        """Of each token the step that sampled it, and the oldest that it depends on."""
+        self.tokens: dict[AttemptId, list[tuple[Version, int]]] = {}
+        """Of each token the weights that sampled it, and the oldest step that it depends on."""
         self.caches: dict[AttemptId, Version] = {}
         self.given_up: dict[AttemptId, int] = {}
         self.admitted = 0
@@ -89,18 +105,76 @@ class Schedule(RuleBasedStateMachine):
 
     # -- rollout ------------------------------------------------------------------------------------------------
 
-    @rule(engine=st.integers(0, ENGINES - 1), limit=st.integers(1, 4))
-    def admit(self, engine, limit):
-        if (version := self.engines[engine]) is None:
-            return
+    @rule(limit=st.integers(1, 4))
+    def admit(self, limit):
+        version = self.router.newest()
         for issue in self.queue.admit("rollout", version, limit):
             self.admitted += len(issue.attempts)
-            self.held.update(dict.fromkeys(issue.attempts, engine))
             self.begun[issue.group] = version.step
+            for attempt in issue.attempts:
+                request = GenerateRequest(str(tuple(attempt)), (0,), LONGEST, floor=version.step)
+                self.held[attempt] = PendingRequest(request, session=attempt, group=issue.group)
+            self.do(self.router.submit([self.held[attempt] for attempt in issue.attempts], self.now))
+
+    def do(self, actions: Sequence[Action]) -> None:
+        """Dispatch what the router decided; engines are honest, so that it never replaces one."""
+        for action in actions:
+            match action:
+                case AbortRequest(name, ids):
+                    self.say(name, [(key, 0, "abort") for key in ids])
+                case CompleteRequest():
+                    pass
+                case _:
+                    raise AssertionError(action)
+
+    def place(self) -> None:
+        for dispatch in self.router.dispatch(self.now):
+            weights = self.engines[NAMES.index(dispatch.engine)]
+            assert weights.incarnation == self.heard.incarnation, "dispatched to weights of an abandoned incarnation"
+            for pending in dispatch.batch:
+                assert weights.step >= pending.floor, "dispatched to an engine below the floor"
+                self.caches[pending.session] = weights
+
+    def survives(self, weights: Version) -> bool:
+        return all(weights.incarnation >= first.incarnation or weights.step <= first.step for first in self.rollbacks)
+
+    def say(self, name: str, told: Sequence[tuple[str, int, FinishReason]]) -> None:
+        """Have an engine tell of requests that it runs: (id, number of tokens, end)."""
+        engine, weights, deltas = self.router.engines[name], self.engines[NAMES.index(name)], []
+        for key, count, finish in told:
+            pending = engine.running.get(key)
+            if pending is None:
+                continue
+            cache = self.caches[pending.session]
+            oldest = (
+                min(weights.step, cache.step) if self.kv and cache.incarnation == weights.incarnation else weights.step
+            )
+            if not pending.settled:
+                assert not count or self.survives(weights), "what still counts goes on under abandoned weights"
+                self.tokens.setdefault(pending.session, []).extend([(weights, oldest)] * count)
+            deltas.append(Delta(key, (1,) * count, (-0.5,) * count, weights.step, oldest, finish))
+        self.do(self.router.on_deltas(name, engine.incarnation, deltas, self.now))
 
     @rule(engine=st.integers(0, ENGINES - 1))
     def load(self, engine):
+        """The pool hears of the newest version, and this engine takes it: in mid-generation unless it is of other weights."""
+        self.hear()
+        name = NAMES[engine]
+        if self.engines[engine].incarnation != self.published.incarnation:
+            self.leave_engine(engine)
+        self.router.on_loading(name, self.published)
         self.engines[engine] = self.published
+        assert self.router.on_proved(name, self.router.engines[name].incarnation, self.published, self.now)
+
+    @rule()
+    def hear(self):
+        """The pool hears of the newest version: what engines run under weights that were given up is ended."""
+        self.report()
+        self.heard = self.published
+        self.router.on_published(self.published)
+        for engine, name in enumerate(NAMES):
+            if self.router.abandoned(name):
+                self.leave_engine(engine)
 
     @rule()
     def publish(self):
@@ -117,53 +191,47 @@ class Schedule(RuleBasedStateMachine):
         for attempt in which.sample(sorted(self.held), min(many, len(self.held))):
             self.sample_token(attempt)
 
-    @rule(engine=st.integers(0, ENGINES - 1), to=st.integers(0, ENGINES - 1))
-    def leave_engine(self, engine, to):
-        """A pause, an update that drains, or its death: what it had goes on at another where it may."""
-        for attempt in [attempt for attempt, own in self.held.items() if own == engine]:
-            self.caches.pop(attempt, None)
-            if self.able(to, attempt.group):
-                self.held[attempt] = to
+    @rule(engine=st.integers(0, ENGINES - 1))
+    def leave_engine(self, engine):
+        """A pause, an update that drains, or weights that were given up: what it ran goes on where it may."""
+        name = NAMES[engine]
+        self.say(name, [(key, 0, "abort") for key in self.router.preempt(name)])
 
-    def able(self, engine, group):
-        """The continue rule, on weights that were not given up."""
-        version = self.engines[engine]
-        given_up = version is None or version.incarnation != self.queue.version.incarnation
-        return not given_up and version.step >= self.floor(group)
-
-    def floor(self, group):
-        known = [oldest for attempt, told in self.tokens.items() if attempt.group == group for _, oldest in told]
-        return min(known, default=self.begun[group])
+    @rule(engine=st.integers(0, ENGINES - 1))
+    def engine_dies(self, engine):
+        """What it ran goes on elsewhere; another process takes its place with the newest weights."""
+        self.hear()
+        name = NAMES[engine]
+        (action,) = self.router.on_failure(name, self.router.engines[name].incarnation, "killed")
+        assert action.engine == name
+        self.engines[engine] = self.published
+        assert self.router.on_proved(name, self.router.engines[name].incarnation, self.published, self.now)
 
     def sample_token(self, attempt):
-        """Whether its engine, or else the first that may go on with it, gave it one."""
-        for engine in (self.held[attempt], *range(ENGINES)):
-            if self.able(engine, attempt.group):
-                break
-        else:
-            return False
-        if engine != self.held[attempt]:
-            self.caches.pop(attempt, None)
-        self.held[attempt], version = engine, self.engines[engine]
-        cache = self.caches.setdefault(attempt, version)
-        kept = self.kv and cache.incarnation == version.incarnation
-        oldest = min(version.step, cache.step) if kept else version.step
-        self.tokens.setdefault(attempt, []).append((version.step, oldest))
-        return True
+        """Whether it is on an engine, which then gave it one."""
+        self.place()
+        pending = self.held[attempt]
+        if pending.engine:
+            self.say(pending.engine, [(pending.request.id, 1, "")])
+        return bool(pending.engine)
+
+    def give_up(self, attempts):
+        """Await the samples no more."""
+        ids = [self.held.pop(attempt).request.id for attempt in attempts if attempt in self.held]
+        self.do(self.router.cancel(ids))
 
     @rule(slow=st.integers(0, ENGINES), turns=st.integers(1, 4))
     def smooth(self, slow, turns):
         """All goes well for a while, but for one slow engine; weights land in mid-generation."""
         for _ in range(turns):
-            for engine in range(ENGINES):
-                self.admit(engine, 2)
+            self.admit(4)
             self.report()
             for attempt in self.held:
                 self.sample_token(attempt)
             self.publish()
             for engine in range(ENGINES):
                 self.load(engine)
-            for attempt in [attempt for attempt, engine in self.held.items() if engine != slow]:
+            for attempt in [attempt for attempt, own in self.held.items() if own.engine != f"engine-{slow}"]:
                 self.seal(attempt)
             self.credit(4, dies=False)
             self.claim(3, overdue=False)
@@ -173,8 +241,11 @@ class Schedule(RuleBasedStateMachine):
         """Its last token, then its rows; it goes on being held where no engine may give it one, or no credit is left."""
         if not self.sample_token(attempt):
             return
-        told = self.tokens[attempt]
-        floor, newest = min(oldest for _, oldest in told), max(sampled for sampled, _ in told)
+        told, completion = self.tokens[attempt], self.held[attempt].completion()
+        assert list(completion.versions) == [weights.step for weights, _ in told]
+        floor, newest = min(oldest for _, oldest in told), dict(completion.newest())
+        for weights, _ in told:
+            assert newest[weights.incarnation] >= weights.step, "tokens whose weights nobody tells of"
         outcome = Outcome.ENGINE_ERROR if failed else Outcome.FINISHED
         count = 0 if failed else rows
         ids = [RowId(*attempt, row) for row in range(count)]
@@ -182,7 +253,7 @@ class Schedule(RuleBasedStateMachine):
         key = self.queue.reserve([attempt], count, 100)
         if key is not None:
             self.queue.put(key, ids, FIRST, 100, sealed)
-            del self.held[attempt]
+            self.give_up([attempt])
 
     @rule(which=st.randoms(use_true_random=False), regenerate=st.booleans())
     def abort(self, which, regenerate):
@@ -190,21 +261,21 @@ class Schedule(RuleBasedStateMachine):
             return
         attempt = which.choice(sorted(self.held))
         self.queue.drop([attempt], DropReason.FILTERED, regenerate)
-        self.held.pop(attempt)
+        self.give_up([attempt])
 
     @rule(sure=st.integers(0, 3))
     def rollout_dies(self, sure):
         if sure:
             return
         self.queue.register("rollout", self.now)
-        self.held, self.admitted = {}, 0
-        self.caches.clear()
+        self.give_up(list(self.held))
+        self.admitted = 0
 
     @rule()
     def report(self):
         told, self.given_up = self.given_up, {}
         for attempt in self.queue.report_held("rollout", frozenset(self.held), self.admitted, told):
-            self.held.pop(attempt)
+            self.give_up([attempt])
             self.given_up[attempt] = len(self.tokens.get(attempt, ()))
 
     # -- the roles after it -------------------------------------------------------------------------------------
@@ -230,8 +301,9 @@ class Schedule(RuleBasedStateMachine):
         """Of every token that this step will train."""
         step = self.queue.version.step
         for attempt, seal in claim.samples.items():
-            for sampled, oldest in self.tokens[attempt] if seal.trained_tokens else ():
-                assert sampled <= step
+            for weights, oldest in self.tokens[attempt] if seal.trained_tokens else ():
+                assert weights.step <= step
+                assert self.survives(weights), "a token of abandoned weights is trained"
                 assert oldest < claim.mask_before or 0 <= step - oldest <= self.settings.max_staleness
 
     @rule()
@@ -342,8 +414,7 @@ class Schedule(RuleBasedStateMachine):
         self.forget_steps()
         self.queue.register("actor", self.now)
         self.published = self.queue.rollback(self.covered, self.queue.version.incarnation + 1)
-        self.engines = [None] * ENGINES
-        self.begun = {group: min(step, self.covered) for group, step in self.begun.items()}
+        self.rollbacks.append(self.published)
         self.claims, self.overdue = [], False
 
     @rule(replays=st.booleans(), written=st.booleans(), sure=st.integers(0, 3))
@@ -409,10 +480,11 @@ class Schedule(RuleBasedStateMachine):
             self.queue.release(claim)
         self.claims, self.now = [], self.now + LEASE_S
         self.published = self.queue.version
-        self.engines = [self.published] * ENGINES
+        for engine in range(ENGINES):
+            self.load(engine)
         goal = self.queue.version.step + 1
         for _ in range(2 * (self.settings.max_staleness + 2) * self.settings.groups_per_step + 4):
-            self.admit(0, 4)
+            self.admit(4)
             self.report()
             for attempt in sorted(self.held):
                 self.seal(attempt)

@@ -19,7 +19,8 @@ numbers = st.integers(0, 1 << 40)
 seals = st.builds(
     Sealed, attempt=st.builds(AttemptId, numbers, numbers, numbers), num_rows=numbers, outcome=st.sampled_from(Outcome),
     reward=st.floats(allow_nan=False) | st.integers(-3, 3), floor=numbers, trained_tokens=numbers,
-    parts=st.dictionaries(st.text(max_size=3), st.floats(allow_nan=False), max_size=2), newest=st.none() | numbers,
+    parts=st.dictionaries(st.text(max_size=3), st.floats(allow_nan=False), max_size=2),
+    newest=st.dictionaries(numbers, numbers, max_size=2),
 )  # fmt: skip
 
 
@@ -34,7 +35,8 @@ def test_seals_and_the_samples_of_a_claim_arrive_as_they_were(made: list[Sealed]
 @pytest.mark.parametrize("name", [field.name for field in fields(Sealed)])
 def test_no_field_of_a_seal_is_lost(name: str) -> None:
     plain = Sealed(AttemptId(1, 2, 3), 4, Outcome.FINISHED)
-    other = {"attempt": AttemptId(7, 7, 7), "outcome": Outcome.TRUNCATED, "parts": {"a": 1.0}, "reward": 0.5}
+    other = {"attempt": AttemptId(7, 7, 7), "outcome": Outcome.TRUNCATED, "parts": {"a": 1.0}, "reward": 0.5,
+             "newest": {0: 9, 1: 3}}  # fmt: skip
     seal = replace(plain, **{name: other.get(name, 9)})
     for sent in (*messages.decode(messages.encode((seal,))), *messages.decode(messages.encode((seal, seal)))):
         assert getattr(sent, name) == getattr(seal, name) != getattr(plain, name)

@@ -75,7 +75,7 @@ class Run:
         seals = [m.sealed for m in group.members.values() if m.sealed]
         return (
             *sorted((str(work.engine), work.newest is not None and work.newest - now) for work in works),
-            *sorted((seal.floor - now, seal.newest - now) for seal in seals),
+            *sorted((seal.floor - now, max(seal.newest.values()) - now) for seal in seals),
         )
 
 
@@ -196,7 +196,7 @@ def finish(run: Run, attempt: AttemptId, begun_late: bool = False) -> None:
     if group is None or attempt not in group.members or newest is None:
         return
     floor = newest if begun_late and begun is None else group.granted
-    sealed = Sealed(attempt, 1, Outcome.FINISHED, 1.0, floor, 1, newest=newest)
+    sealed = Sealed(attempt, 1, Outcome.FINISHED, 1.0, floor, 1, newest={run.queue.version.incarnation: newest})
     run.queue.put(run.queue.new_key(), [RowId(*attempt, 0)], ("tokens",), 1, [sealed])
 
 

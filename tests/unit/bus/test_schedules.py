@@ -18,7 +18,7 @@ ACTIONS = {
     "admit": 6, "load": 3, "publish": 2, "generate": 8, "abort": 1, "rollout_dies": 0.3, "report": 1, "credit": 5,
     "claim": 5, "release": 0.3, "time_passes": 0.3, "train": 4, "checkpoint": 0.5, "trainer_dies": 0.3,
     "machine_dies": 0.2, "smooth": 0.5, "sample": 8, "leave_engine": 1,
-    "let_go": 0.3, "ledger_is_lost": 0.2,
+    "let_go": 0.3, "ledger_is_lost": 0.2, "hear": 1, "engine_dies": 0.3,
 }  # fmt: skip
 
 
@@ -44,11 +44,12 @@ def run_long(seed: int, actions: int) -> Schedule:
 
 def _arguments(name: str, draw: random.Random) -> dict[str, object]:
     return {
-        "admit": lambda: {"engine": draw.randrange(ENGINES), "limit": draw.randint(1, 4)},
+        "admit": lambda: {"limit": draw.randint(1, 4)},
         "load": lambda: {"engine": draw.randrange(ENGINES)},
         "generate": lambda: {"many": draw.randint(1, 9), "which": draw, "sick": draw.randrange(8)},
         "sample": lambda: {"many": draw.randint(1, 9), "which": draw},
-        "leave_engine": lambda: {"engine": draw.randrange(ENGINES), "to": draw.randrange(ENGINES)},
+        "leave_engine": lambda: {"engine": draw.randrange(ENGINES)},
+        "engine_dies": lambda: {"engine": draw.randrange(ENGINES)},
         "abort": lambda: {"which": draw, "regenerate": draw.random() < 0.5},
         "rollout_dies": lambda: {"sure": 0},
         "credit": lambda: {"many": draw.randint(1, 4), "dies": draw.random() < 0.1},

@@ -14,6 +14,7 @@ from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from relax_core.api.engine import Delta, FinishReason, GenerateRequest
+from relax_core.api.weights import Version
 from relax_core.engines.engine_state import EngineState, EngineStatus, PrefixAffinity
 from relax_core.engines.requests import PendingRequest
 from relax_core.engines.router import (
@@ -48,6 +49,10 @@ def request(name: str, first: int, count: int, floor: int = -1) -> GenerateReque
     return GenerateRequest(name, (first,), count, floor=floor)
 
 
+def at(step: int, incarnation: int = 0) -> Version:
+    return Version("actor", incarnation, step)
+
+
 def honest(pending: GenerateRequest, count: int, step: int, finish: FinishReason = "") -> Delta:
     """Answer as an engine that was asked this."""
     tokens = tuple(pending.tokens[-1] + 1 + number for number in range(count))
@@ -61,17 +66,19 @@ class Engines(RuleBasedStateMachine):
     def begin(self, whole: bool) -> None:
         self.router = Router(NAMES, LIMITS, whole)
         self.router.vocab_size, self.router.max_context = VOCABULARY, CONTEXT
-        self.now, self.newest, self.numbers = 0.0, 0, 0
+        self.now, self.newest, self.numbers = 0.0, at(0), 0
         self.asked: dict[str, tuple[GenerateRequest, float]] = {}
         """Awaited requests, with the router's time at which they were asked."""
         self.runs: dict[str, dict[str, tuple[GenerateRequest, tuple[PendingRequest, ...]]]] = {
             name: {} for name in NAMES
         }
         """Requests that the processes run."""
-        self.step = dict.fromkeys(NAMES, 0)
+        self.version = dict.fromkeys(NAMES, at(0))
+        self.sampled: dict[str, list[tuple[int, int]]] = {}
+        """(incarnation, step) of the weights that sampled each token of a request."""
         self.out: set[str] = set()
         for name in NAMES:
-            assert self.router.on_proved(name, 0, 0, 0.0)
+            assert self.router.on_proved(name, 0, at(0), 0.0)
 
     def do(self, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -97,6 +104,15 @@ class Engines(RuleBasedStateMachine):
         first = asked.tokens[-1] + 1
         assert pending.tokens == list(range(first, first + len(pending.tokens))), "tokens lost or twice"
         assert len(pending.tokens) == len(pending.log_probs) == len(pending.versions)
+        completion, told = pending.completion(), list[tuple[int, int]]()
+        for (start, incarnation), stop in zip(
+            completion.incarnations, [*(start for start, _ in completion.incarnations[1:]), None], strict=False
+        ):
+            told += [(incarnation, step) for step in completion.versions[start:stop]]
+        assert told == self.sampled.get(asked.id, []), "weights that did not sample it"
+        assert dict(completion.newest()) == {
+            incarnation: max(step for own, step in told if own == incarnation) for incarnation, _ in told
+        }
         assert min(pending.versions, default=asked.floor) >= asked.floor
         if pending.finish == "length":
             assert len(pending.tokens) == asked.max_new_tokens
@@ -113,7 +129,9 @@ class Engines(RuleBasedStateMachine):
         for pending in given.batch:
             assert all(pending.request.id not in runs for runs in self.runs.values()), "on two engines"
             wanted = pending.continuation()
-            assert self.step[given.engine] >= wanted.floor
+            assert self.version[given.engine].step >= wanted.floor
+            assert self.version[given.engine].incarnation == self.newest.incarnation, "weights that were given up"
+            self.sampled[wanted.id] = self.sampled.get(wanted.id, [])[: len(pending.tokens)]
             self.runs[given.engine][wanted.id] = wanted, given.batch
 
     paused = False
@@ -128,7 +146,7 @@ class Engines(RuleBasedStateMachine):
         made = []
         for count in counts:
             self.numbers += 1
-            made.append(request(str(self.numbers), first, count, self.newest - below))
+            made.append(request(str(self.numbers), first, count, self.newest.step - below))
             self.asked[made[-1].id] = made[-1], self.router.active_time(self.now)
         pendings = [PendingRequest(one, session=one.id, group=first) for one in made]
         self.do(self.router.submit(pendings, self.now))
@@ -143,7 +161,9 @@ class Engines(RuleBasedStateMachine):
         for key, (asked, batch) in list(self.runs[name].items()):
             tokens = min(count, asked.max_new_tokens)
             over = tokens == asked.max_new_tokens
-            deltas.append(honest(asked, tokens, self.step[name], "length" if over else "abort" if ends else ""))
+            version = self.version[name]
+            deltas.append(honest(asked, tokens, version.step, "length" if over else "abort" if ends else ""))
+            self.sampled[key] += [(version.incarnation, version.step)] * tokens
             if over or ends:
                 del self.runs[name][key]
             else:
@@ -160,7 +180,7 @@ class Engines(RuleBasedStateMachine):
         if awaited:
             self.do(
                 self.router.on_deltas(
-                    name, engine.incarnation, [LIES[lie](honest(awaited[0], 1, self.step[name]))], self.now
+                    name, engine.incarnation, [LIES[lie](honest(awaited[0], 1, self.version[name].step))], self.now
                 )
             )
             assert name in self.out or self.down
@@ -191,7 +211,7 @@ class Engines(RuleBasedStateMachine):
         if not well:
             self.do(self.router.on_restart_failed(name, "it did not come up"))
             return
-        self.step[name] = self.newest
+        self.version[name] = self.newest
         self.router.on_loading(name, self.newest)
         assert not self.router.on_proved(name, self.router.engines[name].incarnation - 1, self.newest, self.now)
         assert self.router.engines[name].status is EngineStatus.OUT
@@ -199,11 +219,35 @@ class Engines(RuleBasedStateMachine):
 
     @rule(names=st.sets(st.sampled_from(NAMES)))
     def publish(self, names: set[str]) -> None:
-        self.newest += 1
+        self.newest = self.newest.next()
+        self.router.on_published(self.newest)
         for name in names - self.out:
+            if self.version[name].incarnation != self.newest.incarnation:
+                self.leave(name)
             self.router.on_loading(name, self.newest)
-            self.step[name] = self.newest
+            self.version[name] = self.newest
             self.router.on_proved(name, self.router.engines[name].incarnation, self.newest, self.now)
+
+    def leave(self, name: str) -> None:
+        """End what an engine runs: at once with what it has, or as whole batches at their ends."""
+        self.router.preempt(name)
+        while self.runs[name]:
+            self.sample(name, 6, not self.router.whole_batches)
+
+    @precondition(lambda self: not self.down)
+    @rule(back=st.integers(0, 2))
+    def roll_back(self, back: int) -> None:
+        """The trainer is restored; requests with tokens that it gave up are cancelled, all others go on under new weights."""
+        step = max(0, self.newest.step - back)
+        lost = [
+            key for key, (asked, _) in self.asked.items()
+            if asked.floor > step or any(own > step for _, own in self.sampled.get(key, ()))
+        ]  # fmt: skip
+        for key in lost:
+            del self.asked[key]
+        self.do(self.router.cancel(lost))
+        self.newest = at(step, self.newest.incarnation + 1)
+        self.router.on_published(self.newest)
 
     @rule(name=st.sampled_from(NAMES), held=st.booleans())
     def hold(self, name: str, held: bool) -> None:
@@ -269,7 +313,7 @@ TestEngines = Engines.TestCase
 
 
 def engine_of(name: str, work: int, step: int) -> EngineState:
-    return EngineState(name, EngineStatus.SERVING, step, step, pending_tokens=work)
+    return EngineState(name, EngineStatus.SERVING, at(step), step, pending_tokens=work)
 
 
 @given(
@@ -286,7 +330,7 @@ def test_no_engine_gets_a_request_that_is_busier_than_the_least_by_more_than_its
     affinity, pending = PrefixAffinity(), PendingRequest(GenerateRequest("r", (0,) * prompt, 5), session="s", group="g")
     for number in (*group, session):
         affinity.record(pending, engines[number % len(engines)])
-    able = [engine for engine in engines if engine.step >= floor]
+    able = [engine for engine in engines if engine.version.step >= floor]
     chosen = affinity.choose(engines, pending, floor)
     assert (chosen is None) == (not able)
     if chosen is not None:
@@ -301,16 +345,16 @@ def test_no_engine_gets_a_request_that_is_busier_than_the_least_by_more_than_its
 def test_a_cache_that_is_gone_draws_nobody(gone: str) -> None:
     router = Router(("a", "b"))
     for name in ("a", "b"):
-        router.on_proved(name, 0, 0, 0.0)
+        router.on_proved(name, 0, at(0), 0.0)
     router.submit([PendingRequest(GenerateRequest("1", (1,) * 50, 9), session="s"), ], 0.0)  # fmt: skip
     (given,) = router.dispatch(0.0)
     assert given.engine == "a"
     router.on_deltas("a", 0, [honest(given.batch[0].continuation(), 9, 0, "length")], 0.0)
     if gone == "dead":
         router.on_failure("a", 0, "killed")
-        router.on_proved("a", 1, 0, 0.0)
+        router.on_proved("a", 1, at(0), 0.0)
     else:
-        router.on_proved("a", 0, 1, 0.0)
+        router.on_proved("a", 0, at(1), 0.0)
     router.engines["a"].pending_tokens = 20
     router.submit([PendingRequest(GenerateRequest("2", (1,) * 60, 9), session="s")], 0.0)
     assert [given.engine for given in router.dispatch(0.0)] == ["b"]
@@ -319,7 +363,7 @@ def test_a_cache_that_is_gone_draws_nobody(gone: str) -> None:
 def test_a_group_that_one_engine_could_serve_is_spread_where_its_prompt_is_short() -> None:
     router = Router(("a", "b"))
     for name in ("a", "b"):
-        router.on_proved(name, 0, 0, 0.0)
+        router.on_proved(name, 0, at(0), 0.0)
     for start, prompt in (("short", 1), ("long", 50)):
         router.submit(
             [PendingRequest(GenerateRequest(f"{start}{n}", (1,) * prompt, 10), group=start) for n in range(4)], 0.0
@@ -330,32 +374,104 @@ def test_a_group_that_one_engine_could_serve_is_spread_where_its_prompt_is_short
 
 def test_a_silent_engine_is_out_and_what_it_ran_goes_on_elsewhere_with_its_tokens() -> None:
     router = Router(("a", "b"), LIMITS)
-    router.on_proved("a", 0, 0, 0.0)
+    router.on_proved("a", 0, at(0), 0.0)
     router.submit([PendingRequest(request("1", 0, 5))], 0.0)
     (given,) = router.dispatch(0.0)
     router.on_deltas("a", 0, [honest(given.batch[0].continuation(), 2, 0)], 1.0)
     assert router.tick(20.0) == []
     assert [type(action) for action in router.tick(21.0)] == [Quarantine]
-    router.on_proved("b", 0, 0, 22.0)
+    router.on_proved("b", 0, at(0), 22.0)
     (again,) = router.dispatch(22.0)
     assert (again.engine, again.batch[0].continuation().tokens) == ("b", (0, 1, 2))
     late = honest(GenerateRequest("1", (2,), 3), 3, 0, "length")
     assert router.on_deltas("a", 0, [late], 23.0) == [], "its life is over"
 
 
-def test_weights_that_are_loading_are_no_silence_and_a_rollback_s_older_step_is_no_lie() -> None:
+def test_weights_that_are_loading_are_no_silence() -> None:
     router = Router(("a",), LIMITS)
-    router.on_proved("a", 0, 5, 0.0)
+    router.on_proved("a", 0, at(3), 0.0)
     router.submit([PendingRequest(request("1", 0, 5))], 0.0)
     (given,) = router.dispatch(0.0)
-    router.on_loading("a", 3)
+    router.on_loading("a", at(5))
     assert router.tick(40.0) == []
-    assert router.on_deltas("a", 0, [honest(given.batch[0].continuation(), 2, 3)], 41.0) == []
+    assert router.on_deltas("a", 0, [honest(given.batch[0].continuation(), 2, 5)], 41.0) == []
+
+
+def ended(given: Dispatch, step: int) -> list[Delta]:
+    return [honest(pending.continuation(), 0, step, "abort") for pending in given.batch]
+
+
+def test_a_rollback_s_older_step_is_no_lie_and_one_that_it_gave_up_is() -> None:
+    router = Router(("a",), LIMITS)
+    router.on_proved("a", 0, at(5), 0.0)
+    router.submit([PendingRequest(request("1", 0, 5))], 0.0)
+    (given,) = router.dispatch(0.0)
+    router.preempt("a")
+    router.on_deltas("a", 0, ended(given, 5), 0.0)
+    router.on_loading("a", at(3, 1))
+    router.on_proved("a", 0, at(3, 1), 0.0)
+    (given,) = router.dispatch(0.0)
+    asked = given.batch[0].continuation()
+    assert router.on_deltas("a", 0, [honest(asked, 1, 3)], 0.0) == []
+    assert [type(action) for action in router.on_deltas("a", 0, [honest(asked, 1, 5)], 0.0)] == [Quarantine]
+
+
+def test_an_engine_of_an_abandoned_incarnation_is_given_nothing_however_far_its_step_is() -> None:
+    router = Router(("slow", "quick"), LIMITS)
+    for name in ("slow", "quick"):
+        router.on_proved(name, 0, at(15), 0.0)
+    router.submit([PendingRequest(request("1", 0, 50), session="s", group="g")], 0.0)
+    (given,) = router.dispatch(0.0)
+    assert given.engine == "slow"
+    assert router.newest() == at(15)
+    router.on_published(at(10, 1))
+    assert [router.abandoned(name) for name in ("slow", "quick")] == [True, True]
+    router.preempt("slow")
+    router.on_deltas("slow", 0, ended(given, 15), 0.0)
+    router.submit([PendingRequest(request("2", 0, 5, floor=10), session="s", group="g")], 0.0)
+    assert router.dispatch(0.0) == [], "floors are of the new incarnation, and no engine has its weights"
+    router.on_loading("quick", at(10, 1))
+    router.on_proved("quick", 0, at(10, 1), 0.0)
+    assert router.newest() == at(10, 1), "the newest incarnation, not the largest step"
+    (given,) = router.dispatch(0.0)
+    assert (given.engine, len(given.batch)) == ("quick", 2), "not where the cache of its session is"
+    assert [engine.name for engine in router.available()] == ["quick"], "nor is anything scored there"
+
+
+def test_a_request_that_goes_on_over_a_rollback_tells_which_tokens_are_of_which_weights() -> None:
+    router = Router(("a",), LIMITS)
+    router.on_proved("a", 0, at(4), 0.0)
+    router.submit([PendingRequest(request("1", 0, 6))], 0.0)
+    (given,) = router.dispatch(0.0)
+    router.on_deltas("a", 0, [honest(given.batch[0].continuation(), 2, 4)], 0.0)
+    router.on_published(at(4, 1))
+    router.preempt("a")
+    router.on_deltas("a", 0, ended(given, 4), 0.0)
+    router.on_loading("a", at(4, 1))
+    router.on_proved("a", 0, at(4, 1), 0.0)
+    (given,) = router.dispatch(0.0)
+    router.on_deltas("a", 0, [honest(given.batch[0].continuation(), 1, 4)], 0.0)
+    router.on_loading("a", at(5, 1))
+    (answer,) = router.on_deltas("a", 0, [honest(given.batch[0].continuation(), 3, 5, "length")], 0.0)
+    assert isinstance(answer, CompleteRequest)
+    completion = answer.request.completion()
+    assert completion.versions == (4, 4, 4, 5, 5, 5)
+    assert completion.incarnations == ((0, 0), (2, 1))
+    assert completion.newest() == [(0, 4), (1, 5)]
+
+
+def test_weights_of_another_incarnation_never_land_under_a_request() -> None:
+    router = Router(("a",), LIMITS)
+    router.on_proved("a", 0, at(4), 0.0)
+    router.submit([PendingRequest(request("1", 0, 6))], 0.0)
+    router.dispatch(0.0)
+    with pytest.raises(RuntimeError, match=r"loads actor@1\.4 over actor@0\.4 while it runs \['1'\]"):
+        router.on_loading("a", at(4, 1))
 
 
 def test_tokens_that_came_are_no_work_any_more() -> None:
     router = Router(("a",), LIMITS)
-    router.on_proved("a", 0, 0, 0.0)
+    router.on_proved("a", 0, at(0), 0.0)
     router.submit([PendingRequest(request("1", 0, 5))], 0.0)
     (given,) = router.dispatch(0.0)
     assert router.engines["a"].pending_tokens == 5
@@ -367,16 +483,16 @@ def test_tokens_that_came_are_no_work_any_more() -> None:
 
 def test_a_request_waits_for_an_engine_that_is_no_older_than_its_tokens() -> None:
     router = Router(("old", "new"), LIMITS)
-    router.on_proved("old", 0, 3, 0.0)
+    router.on_proved("old", 0, at(3), 0.0)
     router.submit([PendingRequest(request("1", 0, 5, floor=4))], 0.0)
     assert router.dispatch(0.0) == []
-    router.on_proved("new", 0, 4, 1.0)
+    router.on_proved("new", 0, at(4), 1.0)
     assert [given.engine for given in router.dispatch(1.0)] == ["new"]
 
 
 def test_engines_end_a_request_unasked_so_often_and_preempted_ones_do_not_count() -> None:
     router = Router(("a",), LIMITS)
-    router.on_proved("a", 0, 0, 0.0)
+    router.on_proved("a", 0, at(0), 0.0)
     router.submit([PendingRequest(request("1", 0, 5))], 0.0)
     for number in range(2 * MAX_ABORTS):
         (given,) = router.dispatch(0.0)

@@ -36,7 +36,7 @@ def turned(*steps: float, value: float, forest: tuple[Node, ...] | None = None) 
 def attempt(*forest: Node, sample: int = 0, reward: float = 1.0, outcome: Outcome = Outcome.FINISHED) -> tuple:
     return (
         AttemptId(7, sample, 0),
-        Trajectory((), "", forest, outcome),
+        Trajectory((), "", forest, outcome, newest={0: max((v for node in forest for v in node.versions), default=0)}),
         ScoredSample(reward, {"exact": reward}, outcome=outcome),
     )
 
@@ -59,7 +59,7 @@ def test_a_sample_of_three_branches_has_three_rows_and_trains_each_token_once() 
     assert rows["loss_mask"] == [[0, 0, 1, 0, 1, 1], [0, 0, 0, 1], [0, 1]]
     assert rows["weight_versions"] == [[-1, -1, 4, -1, 5, 5], [-1, -1, 4, 4], [-1, 3]]
     assert batch.columns["rewards"].values.tolist() == [1.0, 1.0, 1.0]
-    assert (seal.num_rows, seal.trained_tokens, seal.floor, seal.newest) == (3, 5, 3, 5)
+    assert (seal.num_rows, seal.trained_tokens, seal.floor, seal.newest) == (3, 5, 3, {0: 5})
     assert (seal.attempt, seal.outcome, seal.reward, seal.parts) == (
         AttemptId(7, 0, 0),
         Outcome.FINISHED,
@@ -80,7 +80,7 @@ def test_a_sample_without_a_verdict_is_sealed_without_rows() -> None:
     failed = attempt(given(1), sampled(2, parent=0, version=4), sample=1, outcome=Outcome.REWARD_TIMEOUT)
     batch, seals = row_batch([failed, judged])
     assert batch.ids == (RowId(7, 0, 0, 0),)
-    assert [(seal.attempt.sample, seal.num_rows, seal.newest) for seal in seals] == [(1, 0, None), (0, 1, 4)]
+    assert [(seal.attempt.sample, seal.num_rows, seal.newest) for seal in seals] == [(1, 0, {}), (0, 1, {0: 4})]
     assert not seals[0].outcome.judged
 
 
@@ -94,8 +94,8 @@ def test_nothing_becomes_a_batch_of_nothing_with_every_column() -> None:
 def test_the_newest_version_is_that_of_the_weights_whatever_their_cache_was() -> None:
     """A rollback must know that weights it gives up sampled a token, also where the token counts as older."""
     id_, trajectory, judgement = attempt(*BRANCHING)
-    _, (seal,) = row_batch([(id_, replace(trajectory, newest=9), judgement)])
-    assert (seal.floor, seal.newest) == (3, 9)
+    _, (seal,) = row_batch([(id_, replace(trajectory, newest={0: 9, 2: 8}), judgement)])
+    assert (seal.floor, seal.newest) == (3, {0: 9, 2: 8})
 
 
 def listed(batch, name: str) -> list[list]:

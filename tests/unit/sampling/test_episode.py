@@ -93,7 +93,7 @@ async def test_a_token_is_as_old_as_the_oldest_cache_it_attended_to() -> None:
     policy = Script(mixed, "bye")
     trajectory = await play(here(Echo()), policy)
     assert trajectory.forest[1].versions == (4, 3, 5)
-    assert trajectory.newest == 5, "the weights that sampled it, whatever they attended to"
+    assert trajectory.newest == {0: 5}, "the weights that sampled it, whatever they attended to"
 
 
 @pytest.mark.parametrize(

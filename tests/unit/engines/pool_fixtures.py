@@ -77,8 +77,8 @@ async def engines(
         await workers.close()
 
 
-def manifest(step: int) -> Manifest:
-    return Manifest(Version("actor", 0, step), "full", (), "", fingerprint=f"print-{step}")
+def manifest(step: int, incarnation: int = 0) -> Manifest:
+    return Manifest(Version("actor", incarnation, step), "full", (), "", fingerprint=f"print-{incarnation}.{step}")
 
 
 async def until(ready: Callable[[], bool], seconds: float = 20.0) -> None:

@@ -122,6 +122,15 @@ class HangingEngine(ScriptedEngine):
         raise AssertionError("it never ends")
 
 
+class SlowEngine(ScriptedEngine):
+    """The second of a pool samples on while it is slow to take weights of another incarnation."""
+
+    async def update_weights(self, manifest: Manifest, transport: Any) -> Receipt:
+        if manifest.version.incarnation and self._name == "engine-1":
+            await asyncio.sleep(1.0)
+        return await super().update_weights(manifest, transport)
+
+
 class LyingEngine(ScriptedEngine):
     """Has something else than it was given."""
 

@@ -9,8 +9,9 @@ import signal
 
 import pytest
 
+from relax_core.api import Receipt
 from relax_core.engines.pool import SamplingParams
-from relax_core.engines.requests import GenerateCall, singly
+from relax_core.engines.requests import Completion, GenerateCall, singly
 from tests.unit.engines.pool_fixtures import NONE, ask, call, engines, manifest, until
 from tests.unit.engines.test_pool_pause import LONG, left, under_way
 
@@ -84,3 +85,57 @@ async def test_a_deterministic_pool_begins_the_batch_of_a_dead_engine_again_as_i
             assert completion.tokens == tuple(range(number * 100 + 1, number * 100 + 1 + LONG))
             assert set(completion.versions) == {1}, "nothing of what the dead engine gave is left"
         await until(lambda: "recovered" in told)
+
+
+def weights_of(completion: Completion) -> list[tuple[int, int]]:
+    """(incarnation, step) of each token."""
+    starts = dict(completion.incarnations)
+    told, incarnation = [], -1
+    for place, step in enumerate(completion.versions):
+        incarnation = starts.get(place, incarnation)
+        told.append((incarnation, step))
+    return told
+
+
+async def test_an_engine_that_is_slow_to_load_after_a_rollback_is_given_nothing_and_goes_on_with_nothing() -> None:
+    async with engines(2, kind="SlowEngine") as (pool, _, told):
+        await pool.supervisor.update(manifest(15), NONE)
+        asked = asyncio.create_task(ask(pool, [call(n * 100, LONG, floor=10) for n in range(4)]))
+        await under_way(pool, 4)
+        arrived = asyncio.Event()
+
+        async def on_arrival(receipt: Receipt) -> None:
+            arrived.set()
+
+        updating = asyncio.create_task(pool.supervisor.update(manifest(10, 1), NONE, on_arrival))
+        await arrived.wait()
+        assert str(pool.supervisor.newest()) == "actor@1.10", "the newest incarnation, not the largest step"
+        slow = pool.facts()["engine-1"]
+        assert (slow["version"], slow["loading"], slow["running"]) == ("actor@0.15", "actor@1.10", 0)
+        late = await ask(pool, [call(1000 + n * 100, 10, floor=10) for n in range(4)])
+        assert not updating.done()
+        assert [set(weights_of(one)) for one in late] == [{(1, 10)}] * 4
+        for number, completion in enumerate(await asked):
+            assert completion.tokens == tuple(range(number * 100 + 1, number * 100 + 1 + LONG))
+            assert set(weights_of(completion)) == {(0, 15), (1, 10)}
+            assert completion.newest() == [(0, 15), (1, 10)]
+        assert await updating == ("engine-0", "engine-1")
+        assert told == []
+
+
+@pytest.mark.parametrize("kind", ["ScriptedEngine", "AbortingEngine"])
+async def test_no_request_runs_on_while_its_engine_takes_weights_of_another_incarnation(kind: str) -> None:
+    """Both have the step 0: only what leaves the engine and comes back can be told apart."""
+    async with engines(1, kind=kind) as (pool, _, told):
+        asked = asyncio.create_task(ask(pool, [call(n * 100, LONG) for n in range(4)]))
+        await under_way(pool, 4)
+        slot = pool._slots["engine-0"]  # its route led further than the pool had heard of
+        await slot.update(manifest(0, 1), NONE)
+        slot.version = manifest(0, 1).version
+        assert pool.facts()["engine-0"]["running"] == 0
+        await pool.supervisor.update(manifest(0, 1), NONE)
+        for number, completion in enumerate(await asked):
+            assert completion.tokens == tuple(range(number * 100 + 1, number * 100 + 1 + LONG))
+            assert set(completion.versions) == {0}
+            assert [incarnation for _, incarnation in completion.incarnations] == [0, 1]
+        assert told == []

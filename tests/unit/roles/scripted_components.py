@@ -48,6 +48,12 @@ from relax_core.learn import Denominators
 from tests.unit.sampling.toy_policy import Letters
 
 END = 0
+SAMPLED = tuple(map(ord, "xyz"))
+"""Tokens that engines sample, by the incarnation of their weights."""
+
+
+def sampled_by(version: Version) -> int:
+    return SAMPLED[min(version.incarnation, len(SAMPLED) - 1)]
 
 
 class ScriptedFamily(Letters):
@@ -92,6 +98,10 @@ class EngineOptions(Options):
     """Requests end after 1 to `longest` tokens, as their seed says."""
     start_s: float = 0.0
     """Virtual seconds until it serves."""
+    slow: str = ""
+    """The engine of this name is slow to take weights of another incarnation."""
+    slow_s: float = 8.0
+    """Virtual seconds that it then takes; it samples meanwhile."""
     refuses: str = ""
     """The engine of this name does not start."""
     straggler: int = 0
@@ -137,7 +147,7 @@ class ScriptedEngine(Engine[EngineOptions]):
                     continue
                 left[name] -= 1
                 last = left[name] == 0
-                token = END if last else ord("x")
+                token = END if last else sampled_by(self._version)
                 deltas.append(Delta(name, (token,), (-0.5,), step, cache, "stop" if last else ""))
                 if last:
                     del left[name]
@@ -157,10 +167,10 @@ class ScriptedEngine(Engine[EngineOptions]):
     def _length(self, request: GenerateRequest) -> int:
         random = Random(request.seed)
         length = random.randint(1, self.options.longest)
-        share, task = self.options.straggles, sum(token for token in request.tokens if token != ord("x"))
+        share, task = self.options.straggles, sum(token for token in request.tokens if token not in SAMPLED)
         if self.options.straggler and (task % 3 == 0 if share == 1 else random.random() < share):
             length = self.options.straggler
-        sampled = sum(token == ord("x") for token in request.tokens)
+        sampled = sum(token in SAMPLED for token in request.tokens)
         return min(max(1, length - sampled), request.max_new_tokens)
 
     def _oldest(self, begun: int) -> int:
@@ -168,7 +178,9 @@ class ScriptedEngine(Engine[EngineOptions]):
         return self._version.step
 
     async def update_weights(self, manifest: Manifest, transport: Chosen) -> Receipt:
-        await asyncio.sleep(self.options.update_s)
+        other = manifest.version.incarnation != self._version.incarnation
+        slow = other and self._name == self.options.slow
+        await asyncio.sleep(self.options.slow_s if slow else self.options.update_s)
         if "weights" in self._asleep:
             raise InfrastructureError(f"{self._name}: asked to load weights that sleep")
         self._version = manifest.version

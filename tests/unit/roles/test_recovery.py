@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from relax_core.api.batch import AttemptId, RowBatch
 from relax_core.api.bus import Claim
 from relax_core.api.errors import WorkerDied
-from relax_core.api.events import CheckpointSaved, RoleFailed, RoleRecovered, RolledBack, StepFinished
+from relax_core.api.events import CheckpointSaved, EvalFinished, RoleFailed, RoleRecovered, RolledBack, StepFinished
 from relax_core.api.role import WorkerSpec
 from relax_core.api.weights import Version
 from relax_core.roles.checkpoint import DamagedCheckpoint, choose
+from tests.unit.roles.scripted_components import SAMPLED
 from tests.unit.roles.simulated_run import Happening, RunOutcome, SimulatedRun, SimulatedWorker
 
 STEPS, GROUPS = 8, 4
@@ -240,3 +242,59 @@ def test_a_damaged_checkpoint_is_not_restored_and_a_resume_goes_on_before_it(tmp
     assert isinstance(error, DamagedCheckpoint)
     assert "trainer/step: its checksum is not" in str(error) and "`relax resume" in str(error)
     assert choose(tmp_path).resume.step == 2
+
+
+def trained_tokens(told: dict[tuple[int, int], set[tuple[int, int]]]) -> Happening:
+    """By (incarnation, step) that was reached: (incarnation, step) of the weights that really sampled the trained tokens."""
+
+    async def happening(simulation: SimulatedRun) -> None:
+        bus, rows = simulation.bus, dict[AttemptId, set[tuple[int, int]]]()
+        put, train = bus.put, bus.queue.ledger.train
+
+        async def telling(batch: RowBatch, sealed: Any, wait_s: float) -> bool:
+            columns = (batch.columns[name].rows() for name in ("tokens", "loss_mask", "weight_versions"))
+            for row, tokens, mask, versions in zip(batch.ids, *columns, strict=True):
+                rows[row.attempt_id] = {
+                    (SAMPLED.index(token), version)
+                    for token, trained, version in zip(tokens.tolist(), mask.tolist(), versions.tolist(), strict=True)
+                    if trained and token in SAMPLED
+                }
+            return await put(batch, sealed, wait_s)
+
+        def trains(group: Any, step: int, without_gradient: Any) -> None:
+            tokens = told.setdefault((bus.queue.version.incarnation, step), set())
+            tokens.update(*(rows[attempt] for attempt in group.members))
+            train(group, step, without_gradient)
+
+        bus.put, bus.queue.ledger.train = telling, trains  # type: ignore[method-assign]
+
+    return happening
+
+
+@pytest.mark.parametrize(
+    ("engine", "longest"), [("scripted-engine", 8), ("scripted-letting-engine", 40), ("scripted-keeping-engine", 40)]
+)
+def test_an_engine_that_is_slow_to_load_after_a_rollback_gives_no_token_that_is_trained(
+    tmp_path: Path, engine: str, longest: int
+) -> None:
+    told: dict[tuple[int, int], set[tuple[int, int]]] = {}
+    outcome = simulated(
+        tmp_path, trained_tokens(told), kill_at(5), max_staleness=1, engine={
+            "name": engine, "longest": longest, "slow": "engine-1", "slow_s": 12.0
+        }, placement={"mode": "async", "rollout": {"engines": 2}}, eval={"every": 5, "size": 2},
+        rollout={"prompts_per_step": 4, "group_size": 4, "max_new_tokens": 48,
+                 "kv_across_versions": engine == "scripted-keeping-engine"},
+    )  # fmt: skip
+    assert_whole(outcome)
+    (back,) = [event for event in outcome.events if isinstance(event, RolledBack)]
+    assert (back.version.step, back.version.incarnation) == (4, 1)
+    assert not [event for event in outcome.events if isinstance(event, RoleFailed) and event.role == "engine"]
+    after = {token for (incarnation, _), tokens in told.items() if incarnation == 1 for token in tokens}
+    assert {step for incarnation, step in after if incarnation == 1} >= {5, 6}
+    assert [token for token in after if token[0] == 0 and token[1] > 4] == [], "abandoned weights sampled them"
+    slow = [span for span in outcome.of("engine-1", "update_weights") if span.end - span.start >= 12.0]
+    assert len(slow) == 1
+    first = next(event for event in outcome.events if isinstance(event, RolledBack))
+    at = outcome.events.index(first)
+    evaluated = [event.step for event in outcome.events[at:] if isinstance(event, EvalFinished)]
+    assert evaluated == [5, STEPS], "the weights of step 5 are others than before"

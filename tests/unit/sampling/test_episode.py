@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from relax_core.api import Action, Environment, InfrastructureError, Message, Observation, Outcome, Step, Task, Tool
-from relax_core.engines.requests import Completion
+from relax_core.engines.requests import Completion, cut
 from relax_core.sampling.episode import InProcess, Limits, SingleTurn
 from relax_core.sampling.session import sample_seed, turn_seed
 from tests.unit.sampling.toy_policy import Script, completion, play, texts
@@ -94,6 +94,18 @@ async def test_a_token_is_as_old_as_the_oldest_cache_it_attended_to() -> None:
     trajectory = await play(here(Echo()), policy)
     assert trajectory.forest[1].versions == (4, 3, 5)
     assert trajectory.newest == {0: 5}, "the weights that sampled it, whatever they attended to"
+
+
+async def test_a_sample_that_went_on_over_a_rollback_knows_the_newest_step_of_each_incarnation() -> None:
+    carried = Completion((97, 98, 0), (-1.0, -1.0, -1.0), (4, 4, 4), incarnations=((0, 0), (2, 1)))
+    later = Completion((97, 0), (-1.0, -1.0), (5, 6), incarnations=((0, 1),))
+    trajectory = await play(here(Echo()), Script(carried, later, "bye"))
+    assert trajectory.newest == {0: 5, 1: 6}, "the last turn is of the first incarnation's step 5"
+
+
+def test_a_completion_that_is_cut_keeps_the_weights_of_what_is_left() -> None:
+    carried = Completion((97, 98, 99), (-1.0, -1.0, -1.0), (4, 4, 5), incarnations=((0, 0), (2, 1)))
+    assert cut(carried, ("b",), lambda tokens: bytes(tokens).decode()).newest() == [(0, 4)]
 
 
 @pytest.mark.parametrize(

@@ -273,6 +273,21 @@ class BusSuite(TrainingSuite):
         assert await lab.problem() == ""
 
     @scenario()
+    async def test_a_sample_of_weights_that_a_rollback_gave_up_is_not_taken(self, lab: BusFixture) -> None:
+        restored = await lab.bus.rollback(0)
+        assert not await lab.bus.abandoned(START), "the restored weights are the same"
+        assert not await lab.bus.abandoned(restored)
+        assert await lab.bus.abandoned(START.next())
+        (issue,) = await lab.admit(1)
+        await lab.put(issue.attempts, step=1)
+        (again,) = await lab.admit(1)
+        assert again.group == issue.group
+        assert again.attempts != issue.attempts
+        await lab.put(again.attempts, step=0)
+        assert (await lab.bus.account()).dropped == {"abandoned": len(issue.attempts)}
+        assert await lab.problem() == ""
+
+    @scenario()
     async def test_what_a_dead_producer_was_making_is_issued_again_as_the_same_work(self, lab: BusFixture) -> None:
         await lab.bus.register("rollout")
         done, lost = await lab.admit(2)

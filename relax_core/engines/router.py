@@ -342,10 +342,9 @@ class Router:
     def on_loading(self, name: str, version: Version) -> None:
         """Allow an engine to name the step that it loads; it runs nothing where that is of another incarnation."""
         engine = self.engines[name]
-        same = version.incarnation == engine.version.incarnation
-        if engine.running and not same:
+        if engine.running and version.incarnation != engine.version.incarnation:
             raise RuntimeError(f"{name}: loads {version} over {engine.version} while it runs {sorted(engine.running)}")
-        engine.loading, engine.max_step = True, max(engine.version.step, version.step) if same else version.step
+        engine.loading, engine.max_step = True, max(engine.version.step, version.step)
 
     def on_proved(self, name: str, incarnation: int, version: Version, now: float) -> bool:
         """Let an engine serve that showed that it holds the newest weights: the only way in. False: it failed meanwhile."""

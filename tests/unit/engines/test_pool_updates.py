@@ -139,3 +139,21 @@ async def test_no_request_runs_on_while_its_engine_takes_weights_of_another_inca
             assert set(completion.versions) == {0}
             assert [incarnation for _, incarnation in completion.incarnations] == [0, 1]
         assert told == []
+
+
+async def test_an_engine_that_still_takes_an_earlier_version_goes_on_with_nothing_once_that_was_given_up() -> None:
+    async with engines(1) as (pool, _, told):
+        await pool.supervisor.update(manifest(15), NONE)
+        asked = asyncio.create_task(ask(pool, [call(0, LONG, floor=10)]))
+        await under_way(pool, 1)
+        async with pool.supervisor._update_locks["engine-0"]:  # as long as it takes that one, it can't take another
+            updating = asyncio.create_task(pool.supervisor.update(manifest(10, 1), NONE))
+            await until(lambda: pool.facts()["engine-0"]["running"] == 0)
+            late = asyncio.create_task(ask(pool, [call(1000, 2, floor=10)]))
+            await asyncio.sleep(0.05)
+            assert pool.facts()["engine-0"]["running"] == 0
+            assert not (asked.done() or late.done() or updating.done())
+        assert await updating == ("engine-0",)
+        assert set(weights_of((await asked)[0])) == {(0, 15), (1, 10)}
+        assert set(weights_of((await late)[0])) == {(1, 10)}
+        assert told == []

@@ -318,9 +318,6 @@ def make_launch(
 def make_runner(config: RunConfig, catalogue: Catalogue, *, begin: bool = False) -> Runner:
     """Make the runner that `[run] runner` names; ray is imported only when it is that one. `begin`: connect already."""
     if config.run.runner == "ray":
-        from relax_core.runners.ray.environment import settle
-
-        settle()
         from relax_core.runners.ray.runner import RayRunner
 
         ray_runner = RayRunner(catalogue)

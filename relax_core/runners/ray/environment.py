@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment variables that Ray must find before it is imported: it reads most of them once, then. Imports no ray
-itself.
+"""The environment variables that Ray must find before it is imported, since it reads them once, then. Imports no ray itself.
 
-Whatever a person has set stays as it is. The processes of a cluster of our own inherit it.
+Whatever a person has set stays as it is. The processes of a cluster of our own inherit it, with a token that only they know:
+without one, whoever reaches a port of Ray runs code.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
+import sys
 
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -23,8 +25,11 @@ LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
 def settle() -> None:
-    """Call before the first import of ray; afterwards it changes nothing."""
-    for name, value in (SETTINGS if joins() else SETTINGS | LOOPBACK).items():
+    """Set what Ray reads when it is imported; where it has been, nothing can be changed any more."""
+    if "ray" in sys.modules:
+        return
+    own = {} if joins() else LOOPBACK | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    for name, value in (SETTINGS | own).items():
         os.environ.setdefault(name, value)
 
 

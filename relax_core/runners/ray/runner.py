@@ -29,7 +29,7 @@ from relax_core.rpc.host import raised
 from relax_core.runners.launch import Launch, RoleEnd
 from relax_core.runners.ray.bus import BusClient, RemoteStore
 from relax_core.runners.ray.connection import NAMESPACE, RpcClient, asked
-from relax_core.runners.ray.environment import joins, settle
+from relax_core.runners.ray.environment import joins
 from relax_core.runners.ray.hub import Hub, hub_options
 from relax_core.runners.ray.reaper import Reaper
 from relax_core.runners.ray.shell import app_name, deployment
@@ -162,7 +162,6 @@ class Cluster:
     # -- in the thread ------------------------------------------------------------------------------------------
 
     def _connect(self) -> None:
-        settle()
         warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
         for name in ("ray", "ray.serve"):  # its messages are in its own logs, and what concerns the run, roles say
             logging.getLogger(name).setLevel(logging.ERROR)

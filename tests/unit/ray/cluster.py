@@ -41,9 +41,10 @@ class ForeignCluster:
         return self
 
     def __init__(self, guarded: bool = True) -> None:
-        """`guarded`: it asks for a token, which only processes that import ray after it has started can show."""
+        """`guarded`: it asks for a token of its own, which only processes that import ray after it has started can show; else
+        for the one that this process has, which may have imported ray long ago."""
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
-        self._auth = token if guarded else {"RAY_AUTH_MODE": "disabled"}
+        self._auth = token if guarded else {}
 
     def environment(self) -> dict[str, str]:
         """For its own processes and for whoever joins it."""

@@ -13,7 +13,7 @@ from tests.unit.ray.cluster import ForeignCluster
 
 @pytest.fixture(scope="session")
 def address() -> Iterator[str]:
-    """Of a cluster that nobody of ours started; `RAY_ADDRESS` names it meanwhile. This process has imported ray long ago."""
+    """The address of a cluster that nobody of ours started; `RAY_ADDRESS` names it meanwhile."""
     with ForeignCluster(guarded=False) as cluster, pytest.MonkeyPatch.context() as patch:
         for name, value in cluster.environment().items():
             patch.setenv(name, value)

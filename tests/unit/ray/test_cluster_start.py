@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cluster of a run's own is started once more where Ray's node did not come up in time, and only there."""
+"""A cluster of a run's own: nobody else reaches it, and it is started once more where Ray's node did not come up in time."""
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 import time
@@ -14,6 +16,55 @@ ray = pytest.importorskip("ray")
 
 from relax_core.runners.ray.reaper import LET_S, LOOK_S, Reaper  # noqa: E402
 from relax_core.runners.ray.runner import Cluster  # noqa: E402 (it imports Ray)
+
+STRANGER = """
+import sys
+from ray._raylet import GcsClient
+print(GcsClient(address=sys.argv[1]).internal_kv_keys(b"", None, timeout=10))
+"""
+OWN = """
+import asyncio, json, os, subprocess, sys
+import psutil
+from relax_core.runners.ray.runner import Cluster
+import ray
+
+async def main():
+    cluster = Cluster()
+    await cluster.connect()
+    addresses, me = set(), psutil.Process()
+    for process in (me, *me.children(recursive=True)):
+        try:
+            listening = [each for each in process.net_connections("inet") if each.status == psutil.CONN_LISTEN]
+        except psutil.Error:
+            continue
+        addresses |= {f"{process.name()} {each.laddr.ip}" for each in listening}
+    at = ray.get_runtime_context().gcs_address
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    known = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": os.environ["RAY_AUTH_TOKEN"]}
+    said = []
+    for auth in (known, {"RAY_AUTH_MODE": "disabled"}, known | {"RAY_AUTH_TOKEN": "0" * 64}):
+        asked = subprocess.run([sys.executable, "-c", sys.argv[1], at], env=plain | auth, capture_output=True, text=True)
+        said.append([asked.returncode, asked.stdout + asked.stderr])
+    await cluster.close()
+    print(json.dumps({"addresses": sorted(addresses), "said": said}))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.ray
+def test_a_cluster_of_a_run_listens_on_loopback_alone_and_answers_nobody_without_its_token() -> None:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    done = subprocess.run(
+        [sys.executable, "-c", OWN, STRANGER], env=env, capture_output=True, text=True, timeout=200, check=True
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["addresses"]
+    assert not [one for one in found["addresses"] if not one.endswith(" 127.0.0.1") and not one.endswith(":127.0.0.1")]
+    (known, _), *strangers = found["said"]
+    assert known == 0, found["said"]
+    for code, text in strangers:
+        assert code != 0 and "InvalidAuthToken" in text, text
 
 
 @pytest.mark.parametrize(

@@ -183,14 +183,19 @@ async def _value(value: Any) -> Any:
 # -- environment ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("address", "loopback"), [("", "0"), ("10.0.0.1:6379", None)])
-def test_a_cluster_of_our_own_is_bound_to_loopback_and_reports_to_nobody(address: str, loopback: str | None) -> None:
+@pytest.mark.parametrize(("address", "own"), [("", ["0", "token", "64"]), ("10.0.0.1:6379", ["None", "None", "0"])])
+def test_a_cluster_of_our_own_is_bound_to_loopback_asks_for_a_token_and_reports_to_nobody(
+    address: str, own: list[str]
+) -> None:
     code = (
-        "import os, sys; from relax_core.runners.ray.environment import settle; settle(); assert 'ray' not in sys.modules;"
-        "print(os.environ.get('RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER'), os.environ['RAY_USAGE_STATS_ENABLED'])"
+        "import os, sys; from relax_core.control.prepare import plan_run;"
+        "plan_run(['quickstart'], ['run.runner=ray']);"  # whatever imports ray first, it finds its settings
+        "assert 'ray' in sys.modules;"
+        "print(*map(os.environ.get, ('RAY_USAGE_STATS_ENABLED', 'RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER', 'RAY_AUTH_MODE')),"
+        "len(os.environ.get('RAY_AUTH_TOKEN', '')))"
     )
     env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     done = subprocess.run(
         [sys.executable, "-c", code], env={**env, "RAY_ADDRESS": address}, capture_output=True, text=True, check=True
     )
-    assert done.stdout.split() == [str(loopback), "0"]
+    assert done.stdout.split() == ["0", *own]

@@ -24,11 +24,14 @@ from relax_core.api.source import BadRow, TaskSource
 from relax_core.api.task import Media, Task
 from relax_core.config import RunConfig, compose
 from relax_core.config.model_folder import model_context
+from relax_core.config.tables import DataTable
 from relax_core.data.dataset import Dataset
 from relax_core.data.media_pipeline import MediaPipeline
 from relax_core.data.placeholders import MediaRefused, media_of
+from relax_core.data.task_files import source_access
 from relax_core.data.task_row import MEDIA_KINDS
 from relax_core.data.tasks import ColumnNeed, TaskSet
+from relax_core.media.access import SourceAccess
 from relax_core.media.source import shown
 from relax_core.registry import Catalogue
 
@@ -56,6 +59,7 @@ class Processors:
     kinds: Sequence[str]
     model: dict[str, Any]
     family: ModelFamily
+    access: SourceAccess
     plugin_files: Sequence[str] = ()
 
 
@@ -70,7 +74,9 @@ async def opened(processors: Processors, preview_kb: int = 0) -> AsyncIterator[M
     ]
     workers = LocalWorkers(processors.plugin_files)
     with tempfile.TemporaryDirectory(prefix="relax-data-") as directory:
-        pipeline = MediaPipeline(choices, workers, directory, processors.model, processors.family)
+        pipeline = MediaPipeline(
+            choices, workers, directory, processors.model, processors.family, access=processors.access
+        )
         try:
             await pipeline.start()
             yield pipeline
@@ -127,7 +133,7 @@ def shown_by(task: Task) -> Iterator[Media]:
 def _fix(reason: str) -> str:
     if "No such file" in reason:
         return "paths are relative to the task file: correct it, or put the file there"
-    if "fetched" in reason:
+    if "fetched" in reason or "data.media." in reason:
         return ""  # the reason says it
     if "longer than" in reason or "broke the process" in reason:
         return "leave the row out, or raise timeout_s or memory_mb of its processor"
@@ -229,8 +235,10 @@ def data_files(file: Path, model: Path | None) -> Iterator[DataFile]:
         choices, kinds = (
             choices_for(catalogue.names("modality-processor"), catalogue.target, MEDIA_KINDS) if family else ([], [])
         )
-        read = Processors(choices, kinds, {"path": str(model)}, family) if family else None
-        yield _opened(str(file), {}, _source_for(file, catalogue), family, {"media": kinds}, processors=read)
+        access = source_access(DataTable(train=file), [file])
+        read = Processors(choices, kinds, {"path": str(model)}, family, access) if family else None
+        settings = {"media": kinds, "access": access}
+        yield _opened(str(file), {}, _source_for(file, catalogue), family, settings, processors=read)
         return
     composed = compose([file], [f"model.path={json.dumps(str(model.absolute()))}"] if model else [], checked=False)
     for config in [stage.config for stage in composed.stages] or [composed.config]:
@@ -245,10 +253,12 @@ def _of_config(config: RunConfig, catalogue: Catalogue) -> Iterator[DataFile]:
     files = [(config.data.train, config.data.columns), *((found.path, found.columns) for found in config.eval.sets)]
     kinds = [cast(Any, catalogue.target("modality-processor", one.name)).medium for one in config.media]
     plugins = [str(path) for path in config.plugins]
-    read = Processors(config.media, kinds, config.model.model_dump(mode="json"), family, plugins)
+    model = config.model.model_dump(mode="json")
     for path, columns in files:
+        access = source_access(config.data, [path])
+        read = Processors(config.media, kinds, model, family, access, plugins)
         source = cast(TaskSource, catalogue.build(config.source.chosen))
-        yield _opened(str(path), columns, source, family, {**settings, "media": kinds}, form, read)
+        yield _opened(str(path), columns, source, family, {**settings, "media": kinds, "access": access}, form, read)
 
 
 def survey(found: DataFile, media: bool = False) -> Survey:

@@ -59,7 +59,9 @@ def train(
 
 def resume(
     run: Annotated[str, typer.Argument(help="Run directory, or its name under the runs folder.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="steps, eval, sinks or placement may change.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="steps, eval, sinks, placement, data.media may change.")
+    ] = None,
     as_json: SummaryJson = False,
     anyway: Anyway = False,
     step: Annotated[

@@ -7,6 +7,8 @@ the reference, the schema, `relax config explain` and `relax init` are made from
 
 from __future__ import annotations
 
+import re
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,6 +21,7 @@ from relax_core.api.options import LITERAL, Options, Secret
 from relax_core.config.annotation import PathOrText
 
 Format = Literal["float32", "bfloat16", "float16"]
+HOST = re.compile(r"(\*\.)?\w([\w-]*\w)?(\.\w([\w-]*\w)?)*\.?")
 CREDENTIALS = frozenset({"TOKEN", "SECRET", "PASSWORD", "KEY"})
 
 Share = Literal["", "own", "actor", "rollout"]
@@ -77,6 +80,34 @@ class ModelTable(Options):
     `embed_tokens` or `layers.0.*`; `*` stands for anything."""
 
 
+class MediaSourcesTable(Options):
+    """What rows, and environments, may name as sources of media."""
+
+    allowed_hosts: tuple[str, ...] = ()
+    """Hosts that may be asked for media by URL, by name: `images.example.org`, or `*.example.org` for all below it. Empty: no
+    URL is fetched. An address that is not public (private, loopback, link-local, ...) is connected to only where the
+    address itself, or its network such as `10.1.0.0/16`, is named here, also where an allowed name resolves to it."""
+    allowed_folders: tuple[Path, ...] = ()
+    """Folders below which paths and `file:` URLs may lead, links followed, beside the folder of the data file itself."""
+    fetch_timeout_s: PositiveFloat = 20.0
+    """Longest time for one URL, redirects included; the `timeout_s` of a processor bounds it too."""
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _names_of_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        for host in hosts:
+            try:
+                ip_network(host, strict=False)
+            except ValueError as error:
+                if HOST.fullmatch(host):
+                    continue
+                fix = "write its name alone, `images.example.org`, `*.example.org` for all below it, or an address"
+                raise PydanticCustomError(
+                    "host", "{host} is no host; {fix}", {"host": repr(host), "fix": fix}
+                ) from error
+        return hosts
+
+
 class DataTable(Options):
     """The tasks that are trained on."""
 
@@ -98,6 +129,8 @@ class DataTable(Options):
     `all`, the prompt too."""
     shuffle: bool = True
     """Seeded order, another one each epoch; false: the order of the file."""
+    media: MediaSourcesTable = MediaSourcesTable()
+    """Hosts and folders that media may come from."""
 
 
 class TeacherTable(Options):

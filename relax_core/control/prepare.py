@@ -46,7 +46,7 @@ from relax_core.rewards.host import announce
 from relax_core.roles.checkpoint import choose, complete, discard_partial
 from relax_core.runners.launch import Launch, Runner
 
-MAY_CHANGE = frozenset({"steps", "eval", "sinks", "placement", "run", "notify", "checkpoint"})
+MAY_CHANGE = frozenset({"steps", "eval", "sinks", "placement", "run", "notify", "checkpoint", "data.media"})
 """Tables that a resumed run may set anew; anything else would make it another experiment."""
 RECIPES = "relax.recipes"
 """Entry-point group."""
@@ -249,7 +249,8 @@ def prepare_resume(run_dir: Path, overrides: Sequence[str], step: int | None = N
     is left to do.
     """
     for override in overrides:
-        if override.partition("=")[0].partition(".")[0] not in MAY_CHANGE:
+        key = override.partition("=")[0].strip()
+        if not any(key == name or key.startswith((f"{name}.", f"{name}[")) for name in MAY_CHANGE):
             fix = f"only {', '.join(sorted(MAY_CHANGE))} may change on resume"
             raise ConfigError(override, "a change of the experiment", fix)
     known = stage_directories(run_dir)

@@ -22,8 +22,10 @@ from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.source import TaskSource
 from relax_core.api.task import Message, Task
 from relax_core.config.model_folder import bounded_context
+from relax_core.data.task_files import source_access
 from relax_core.data.task_row import MediaOrigin, RowError, text_or_messages
 from relax_core.data.tasks import HOLD_OUT, RowSet, check_placeholders
+from relax_core.media.access import SourceAccess
 from relax_core.media.store import key_bytes
 
 Text = str | tuple[Message, ...]
@@ -143,10 +145,10 @@ class Dataset(RowSet):
     def __init__(
         self, source: TaskSource, family: ModelFamily, form: Source, *, system_prompt: str = "",
         max_row_tokens: int | None = None, too_long: str = "skip", train_on: TrainOn = "completion",
-        media: Sequence[str] = (), check: bool = True,
+        media: Sequence[str] = (), check: bool = True, access: SourceAccess | None = None,
     ) -> None:  # fmt: skip
         """Raises ConfigError at the first row that can't be used, unless not `check`."""
-        super().__init__(source, family, system_prompt, max_row_tokens, too_long, media)
+        super().__init__(source, family, system_prompt, max_row_tokens, too_long, media, access or SourceAccess())
         self._form, self._train_on = form, train_on
         if check:
             self._check()
@@ -310,6 +312,7 @@ def _open(run: Any, build: Build, form: Source, key: str, path: str, columns: Ma
             source, family, form, system_prompt=run.data.system_prompt, too_long=run.data.too_long,
             max_row_tokens=run.data.max_row_tokens or bounded_context(run.model.path), train_on=run.data.train_on,
             media=[type(build(each.chosen)).medium for each in run.media],
+            access=source_access(run.data, [Path(path)]),
         )  # fmt: skip
     except ConfigError as error:
         field = key if error.field in ("data", "data.train") else error.field

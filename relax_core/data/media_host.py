@@ -16,7 +16,8 @@ from typing import Any
 from relax_core.api.errors import ConfigError
 from relax_core.api.modality import ModalityProcessor, ProcessedMedia
 from relax_core.api.task import Media
-from relax_core.media.source import content_key, read_source
+from relax_core.media.access import SourceAccess
+from relax_core.media.source import content_key, read_source, restricted
 from relax_core.media.store import MediaStore, write_media_file
 from relax_core.rpc.host import IsolatedHost
 
@@ -32,20 +33,24 @@ class MediaHost(IsolatedHost):
     """Holds one processor. An item is a method's name (budget, process, examine) and a medium; ValueError is for what can't be
     read."""
 
-    def open(self, directory: str, model: Mapping[str, Any], max_bytes: int, preview_bytes: int) -> str:
-        """Build the processor; return the kind of medium that it reads. `preview_bytes`: size of copies for people; 0: none."""
+    def open(
+        self, directory: str, model: Mapping[str, Any], max_bytes: int, preview_bytes: int, access: Sequence[Any] = ()
+    ) -> str:
+        """Build the processor; return the kind of medium that it reads. `preview_bytes`: size of copies for people; 0: none.
+        `access`: fields of `SourceAccess`, for all that it reads."""
         built = self.build(self.component)
         if not isinstance(built, ModalityProcessor) or not built.medium:
             raise ConfigError("media", self.component.name, "it is no processor of a kind of medium")
         self._processor, self._store = built, MediaStore(directory)
-        self._model, self._max_bytes = dict(model), max_bytes
+        self._model, self._max_bytes, self._access = dict(model), max_bytes, SourceAccess(*access)
         self._previews, self._preview_bytes = Previews(Path(directory) / PREVIEWS, built.medium), preview_bytes
         self._known: dict[tuple[bytes, Any], tuple[str, list[tuple[Any, ...]]]] = {}
         return built.medium
 
     def handle(self, item: Sequence[Any]) -> Any:
         method, media = item
-        return getattr(self, method)(media)
+        with restricted(self._access, self._max_bytes):
+            return getattr(self, method)(media)
 
     def budget(self, media: Media) -> int:
         """Count the tokens that it will take."""

@@ -14,7 +14,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Coroutine, Hashable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,9 @@ from relax_core.data.placeholders import (
     expand_placeholders,
     media_of,
 )
-from relax_core.media.source import shown
+from relax_core.data.task_files import source_access
+from relax_core.media.access import SourceAccess
+from relax_core.media.source import is_path, shown
 from relax_core.media.store import MediaStore
 from relax_core.rpc.isolated_pool import IsolatedPool, ItemCrash, ItemTimeout
 from relax_core.rpc.waiting import start_all
@@ -71,12 +73,14 @@ class MediaPipeline:
 
     def __init__(
         self, choices: Sequence[Any], workers: Workers, directory: str, model: Mapping[str, Any], family: ModelFamily,
-        limit_bytes: int | None = None, clock: Clock | None = None,
+        limit_bytes: int | None = None, clock: Clock | None = None, access: SourceAccess | None = None,
     ) -> None:  # fmt: skip
-        """`limit_bytes`: of the store; None: nothing is ever deleted."""
+        """`limit_bytes`: of the store; None: nothing is ever deleted. `access`: bounds of sources; None: no URL, any file."""
         self._clock = clock or SystemClock()
         self._family, self._store, self._limit = family, MediaStore(directory), limit_bytes
-        self._processors = [_Processor(choice, workers, directory, model) for choice in choices]
+        self._processors = [
+            _Processor(choice, workers, directory, model, access or SourceAccess()) for choice in choices
+        ]
         self._by_kind: dict[str, _Processor] = {}
         self._known: OrderedDict[Any, asyncio.Future[PlaceholderTokens | str]] = OrderedDict()
         self._sizes: OrderedDict[Any, int | str] = OrderedDict()
@@ -300,14 +304,16 @@ class _Outage:
 class _Processor:
     """One modality processor in a killable process of its own."""
 
-    def __init__(self, choice: Any, workers: Workers, directory: str, model: Mapping[str, Any]) -> None:
+    def __init__(
+        self, choice: Any, workers: Workers, directory: str, model: Mapping[str, Any], access: SourceAccess
+    ) -> None:
         self._choice = choice
         self.kind = ""
         """Kind of medium that it reads, known once it has started."""
         self.pool = IsolatedPool(
             [f"media-{choice.name}"], choice.chosen, "relax_core.data.media_host:MediaHost", workers,
             timeout_s=choice.timeout_s, memory_mb=choice.memory_mb, tries=1, max_batch=1, opened=self._opened,
-            open_args=(directory, model, choice.max_mb << 20, getattr(choice, "preview_kb", 0) << 10),
+            open_args=(directory, model, choice.max_mb << 20, getattr(choice, "preview_kb", 0) << 10, astuple(access)),
             env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}, writable=(directory,),
         )  # fmt: skip
 
@@ -414,7 +420,7 @@ def _refusal(media: Media, why: str) -> MediaRefused:
 
 def _name(media: Media) -> Any:
     """Name a source as it is now: a file that was changed is another one."""
-    if ":" not in media.source:
+    if is_path(media.source):
         try:
             stat = Path(media.source).stat()
             return media.kind, media.source, media.view, stat.st_mtime_ns, stat.st_size
@@ -441,7 +447,8 @@ def make_media_pipeline(context: RunContext, family: ModelFamily, limit: int | N
         run.model.model_dump(mode="json"),
         family,
         limit,
-        clock=context.clock,
+        context.clock,
+        source_access(run.data, [run.data.train, *(table.path for table in run.eval.sets)]),
     )
 
 

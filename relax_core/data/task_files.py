@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,7 +24,9 @@ from relax_core.api.errors import ConfigError
 from relax_core.api.options import Options
 from relax_core.api.source import BadRow, TaskSource
 from relax_core.api.task import Task
+from relax_core.config.tables import DataTable
 from relax_core.data.task_row import EMBEDDED, MediaOrigin, RowError, row_task
+from relax_core.media.access import SourceAccess
 from relax_core.media.source import SAMPLES, arrow_batches
 
 FIELD = "data"
@@ -354,13 +356,27 @@ def table_files(path: Path, split: str) -> list[TableFile]:
         raise ConfigError(FIELD, f"{path}: it can't be read ({error})", "name a Parquet or Arrow file") from error
 
 
+def source_access(data: DataTable, paths: Iterable[Path]) -> SourceAccess:
+    """Bound the sources that rows of these task files may name: `[data.media]`, and the folder of each file."""
+    folders = [str(folder) for folder in data.media.allowed_folders]
+    for path in paths:
+        folders += [str(path), str(path.parent)] if not path.is_dir() else [str(path)]
+        # A table that is a link to elsewhere, as caches of hubs keep them, is itself named.
+        folders += [str(file) for file in _tables(path) if file.is_symlink()] if path.is_dir() else []
+    return SourceAccess(data.media.allowed_hosts, folders, data.media.fetch_timeout_s)
+
+
+def _tables(folder: Path) -> list[Path]:
+    return sorted(file for suffix in SUFFIXES for file in folder.rglob(f"*{suffix}"))
+
+
 def _found(path: Path, split: str) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
         raise ConfigError(FIELD, f"{path}: there is no such file or folder", "name a table, or a folder of them")
     by_split: dict[str, list[Path]] = {}
-    for file in sorted(file for suffix in SUFFIXES for file in path.rglob(f"*{suffix}")):
+    for file in _tables(path):
         if file.name.startswith(("cache-", ".")):
             continue
         shard = _SHARD.match(file.stem)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from relax_core.api.task import Media, MediaKind, Message, Part, Task, ToolCall
-from relax_core.media.source import SAMPLES, EmbeddedMedia, embedded, named
+from relax_core.media.source import SAMPLES, EmbeddedMedia, embedded, is_path, named
 
 MEDIA_KINDS: tuple[MediaKind, ...] = get_args(MediaKind)
 COLUMNS: Mapping[MediaKind, tuple[str, str]] = {
@@ -185,7 +185,7 @@ def _source(kind: MediaKind, value: object, at: tuple[str | int, ...], origin: M
         what = "neither path, url nor bytes" if isinstance(value, Mapping) else "no path, URL, bytes or media dict"
         raise RowError(f"the {kind} at {_place(at)} has {what}")
     if source is not None and not (source.startswith("data:") and len(source) > INLINE and origin.file):
-        return source if ":" in source else str(origin.folder / source)
+        return str(origin.folder / source) if is_path(source) else source
     if origin.file:
         return str(EmbeddedMedia(origin.file, origin.row, at))
     if source:

@@ -29,7 +29,9 @@ from relax_core.config.model_folder import bounded_context
 from relax_core.config.run_config import RunContext
 from relax_core.config.tables import TeacherTable
 from relax_core.data.placeholders import media_of, misplaced
-from relax_core.media.source import shown
+from relax_core.data.task_files import source_access
+from relax_core.media.access import SourceAccess
+from relax_core.media.source import check_source, is_path, shown
 
 HOLD_OUT = "held-out"
 """The name of the evaluation set that is held out of the training tasks."""
@@ -67,14 +69,14 @@ class RowSet(ABC):
 
     def __init__(
         self, source: TaskSource, family: ModelFamily, system_prompt: str, limit: int | None, too_long: str,
-        media: Sequence[str],
+        media: Sequence[str], access: SourceAccess,
     ) -> None:  # fmt: skip
-        """`source` and `family` are open; `media`: kinds that the run has processors for."""
+        """`source` and `family` are open; `media`: kinds that the run has processors for; `access`: what they may name."""
         if too_long not in TOO_LONG:
             raise ConfigError("data.too_long", repr(too_long), f"choose {', '.join(TOO_LONG)}")
         self.family = family
         self._source, self._system_prompt, self._limit, self._too_long = source, system_prompt, limit, too_long
-        self._media = frozenset(media)
+        self._media, self._access = frozenset(media), access
         self._overheads: dict[Hashable, int] = {}
         self._kept = array("q", range(len(source)))
         self.num_skipped = 0
@@ -135,7 +137,8 @@ class RowSet(ABC):
         return replace(task, prompt=(Message("system", self._system_prompt), *task.prompt))
 
     def _check_media(self, messages: Sequence[Message], row: int) -> None:
-        """Raise ConfigError unless the media of a row are of kinds that the run reads, and are there where they are files."""
+        """Raise ConfigError unless the media of a row are of kinds that the run reads, allowed, and, where they are files,
+        there."""
         for media in media_of(messages):
             where = f"{media.kind} {shown(media.source)} at {self._source.where(row)}"
             if media.kind not in self._media:
@@ -143,7 +146,12 @@ class RowSet(ABC):
                 raise ConfigError("media", where, fix)
             if media.kind not in self.family.placeholders:
                 raise ConfigError("model.path", where, f"the model's config.json has no {media.kind}_token_id")
-            if ":" not in media.source and not Path(media.source).is_file():
+            try:
+                check_source(media.source, self._access)
+            except ConfigError as refused:
+                got = f"{media.kind} {refused.got} at {self._source.where(row)}"
+                raise ConfigError(refused.field, got, refused.fix) from refused
+            if is_path(media.source) and not Path(media.source).is_file():
                 raise ConfigError("data.train", where, "there is no such file; paths are relative to the task file")
 
     def _surely_fits(self, messages: Sequence[Message], form: Hashable, probe: Callable[[], int]) -> bool:
@@ -187,10 +195,11 @@ class TaskSet(RowSet):
         self, source: TaskSource, family: ModelFamily, *, system_prompt: str = "", max_prompt_tokens: int | None = None,
         too_long: str = "skip", needs: Sequence[ColumnNeed] = (), tools: Sequence[Tool] = (),
         tools_of: Mapping[str, Sequence[Tool]] | None = None, media: Sequence[str] = (), check: bool = True,
+        access: SourceAccess | None = None,
     ) -> None:  # fmt: skip
         """`tools_of`: of tasks that name an environment. Raises ConfigError at the first task that can't be used, unless not
         `check`."""
-        super().__init__(source, family, system_prompt, max_prompt_tokens, too_long, media)
+        super().__init__(source, family, system_prompt, max_prompt_tokens, too_long, media, access or SourceAccess())
         self._tools, self._tools_of = tuple(tools), {name: tuple(own) for name, own in (tools_of or {}).items()}
         self._needs = tuple(need for need in needs if need.columns)
         self._rendered: OrderedDict[int, Rendered] = OrderedDict()
@@ -291,6 +300,7 @@ def task_set(context: RunContext, family: ModelFamily, key: str, path: str, colu
         needs=needs, tools=environments[run.environment.name].tools,
         tools_of={name: environment.tools for name, environment in environments.items()},
         media=[type(context.build(each.chosen, ModalityProcessor)).medium for each in run.media],
+        access=source_access(run.data, [Path(path)]),
     )  # fmt: skip
     for index in range(len(tasks)) if run.environments else ():  # a run of one environment plays all
         if (name := tasks[index].environment) and name not in environments:

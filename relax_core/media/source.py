@@ -3,8 +3,8 @@
 
 A medium inside a task file is named by file, row and place in the row, so that its bytes are read where they are needed and
 nowhere else, from tables (`.parquet`, `.arrow`) or JSON lines. Memory while reading is that of a page of the file, however
-large a row group is; pyarrow is imported to read tables. Nothing here waits by itself: whoever reads foreign sources does so in
-a process that may be killed.
+large a row group is; pyarrow is imported to read tables. Whoever reads foreign sources does so in a process that may be killed,
+inside `restricted`, which says what they may name.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import base64
 import binascii
 import hashlib
 import json
-import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, unquote_to_bytes
-from urllib.request import Request, urlopen
 
-from relax_core.api.errors import SourceUnavailable
+from relax_core.api.errors import ConfigError, SourceUnavailable
+from relax_core.media.access import SourceAccess, path_of, shown_url
 
 SCHEME = "cell:"
 ROWS_AT_ONCE = 8
@@ -31,14 +31,50 @@ ROWS_AT_ONCE = 8
 MAX_LINE = 1 << 30
 SAMPLES = "array"
 MAX_BYTES = 1 << 28
-TIMEOUT_S = 20.0
-"""Of silence while a URL is read."""
 _KEY_BYTES = 16
 
 
-def read_source(source: str, max_bytes: int = MAX_BYTES) -> bytes:
-    """Return the bytes. ValueError names what is wrong with the source: none there, no regular file, too many."""
-    scheme, separator, rest = source.partition("://")
+_RESTRICTION: ContextVar[tuple[SourceAccess, int]] = ContextVar("restriction", default=(SourceAccess(), MAX_BYTES))
+
+
+@contextmanager
+def restricted(access: SourceAccess, max_bytes: int) -> Iterator[None]:
+    """Bound what `read_source` may read here, whoever calls it: a processor that reads its own header too."""
+    token = _RESTRICTION.set((access, max_bytes))
+    try:
+        yield
+    finally:
+        _RESTRICTION.reset(token)
+
+
+def read_source(source: str, max_bytes: int | None = None) -> bytes:
+    """Return the bytes. ValueError names what is wrong with the source: none there, not allowed, no regular file, too many;
+    SourceUnavailable, which is one too, is for what may be there later."""
+    access, most = _RESTRICTION.get()
+    try:
+        return _read(source, access, most if max_bytes is None else max_bytes)
+    except ConfigError as refused:
+        raise ValueError(str(refused)) from refused
+
+
+def check_source(source: str, access: SourceAccess) -> None:
+    """Raise ConfigError for a source that may not be read whatever is there; nothing is read, and no name is resolved."""
+    if source.startswith("data:"):
+        return
+    if source.startswith(SCHEME):
+        access.check_file(EmbeddedMedia.parse(source).file)
+    elif (path := path_of(source)) is not None:
+        access.check_file(path)
+    else:
+        access.check_url(source)
+
+
+def is_path(source: str) -> bool:
+    """Tell whether a source is a path, and neither a URL, a data-URI nor a cell."""
+    return "://" not in source and not source.startswith(("data:", SCHEME))
+
+
+def _read(source: str, access: SourceAccess, max_bytes: int) -> bytes:
     if source.startswith("data:"):
         head, comma, body = source.partition(",")
         if not comma:
@@ -49,33 +85,19 @@ def read_source(source: str, max_bytes: int = MAX_BYTES) -> bytes:
             raise ValueError(f"a data-URI whose base64 is broken ({error})") from error
     elif source.startswith(SCHEME):
         cell = EmbeddedMedia.parse(source)
+        access.check_file(cell.file)
         value = cell_value(cell)
         found = embedded(value)
         if found is None:
             there = named(value)
             if there is None or there.startswith(SCHEME):
                 raise ValueError(f"{cell.shown} holds neither bytes nor a path or URL")
-            return read_source(there if ":" in there else str(Path(cell.file).parent / there), max_bytes)
+            return _read(str(Path(cell.file).parent / there) if is_path(there) else there, access, max_bytes)
         data = found
-    elif scheme in ("http", "https") and separator:
-        try:
-            with urlopen(Request(source, headers={"User-Agent": "relax"}), timeout=TIMEOUT_S) as answer:
-                data = answer.read(max_bytes + 1)
-        except (OSError, HTTPException) as error:
-            raise SourceUnavailable(
-                f"{source} can't be fetched ({error}); is there a network? Else name a file"
-            ) from error
-    elif separator and scheme != "file":
-        raise ValueError(f"a source {shown(source)!r}; give a path, an http(s) URL or a data-URI")
+    elif (path := path_of(source)) is not None:
+        data = access.read_file(path, max_bytes)
     else:
-        path = Path(rest if separator else source)
-        try:
-            if not stat.S_ISREG(path.stat().st_mode):  # a pipe or a device may never end
-                raise ValueError(f"{path} is not a regular file")
-            with path.open("rb") as opened:
-                data = opened.read(max_bytes + 1)
-        except OSError as error:
-            raise SourceUnavailable(f"{path} can't be read ({error.strerror or error})") from error
+        data = access.fetch(source, max_bytes)
     if len(data) > max_bytes:
         raise ValueError(f"more than {max_bytes} bytes")
     if not data:
@@ -84,9 +106,11 @@ def read_source(source: str, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def shown(source: str) -> str:
-    """Describe a source for people: a data-URI by its beginning."""
+    """Describe a source for people: a data-URI by its beginning, a URL without what may be secret."""
     if source.startswith(SCHEME):
         return EmbeddedMedia.parse(source).shown
+    if source.startswith(("http://", "https://")):
+        return shown_url(source)
     return source if len(source) <= 200 else f"{source[:60]}... ({len(source)} characters)"
 
 

@@ -172,9 +172,13 @@ async def _rows_of(context: RunContext, held: HeldOut, margins: bool) -> RowBatc
         return held.rows(margins)
     dataset = held.dataset
     async with opened_media_pipeline(context, dataset.family) as pipeline:
-        try:
-            for index in held.indices:
+        for index in held.indices:
+            try:
                 await pipeline.prepare(dataset.messages(index))
+            except MediaRefused as refused:
+                got = f"{held.name}: {dataset.where(index)}: {refused}"
+                raise ConfigError("eval.sets", got, "repair it, or leave such rows out") from refused
+        try:
             return held.rows(margins, pipeline.fill_placeholders)
         except MediaRefused as refused:
             raise ConfigError("eval.sets", f"{held.name}: {refused}", "repair it, or leave such rows out") from refused

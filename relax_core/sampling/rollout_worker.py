@@ -186,8 +186,10 @@ class RolloutWorker:
 
             return await asyncio.gather(*(episode(place, seed) for place, seed in enumerate(seeds)))
         except MediaRefused as refused:
-            outcome = Outcome.INVALID_TASK if isinstance(refused, PromptTooLong) else Outcome.MEDIA_ERROR
-            return [Trajectory(messages, "", (), outcome, info={"error": str(refused)}) for _ in seeds]
+            too_long = isinstance(refused, PromptTooLong)
+            outcome = Outcome.INVALID_TASK if too_long else Outcome.MEDIA_ERROR
+            error = str(refused) if too_long else f"task {task.id}: {refused}"
+            return [Trajectory(messages, "", (), outcome, info={"error": error}) for _ in seeds]
         finally:
             if group is None:
                 self.media.release(owner)

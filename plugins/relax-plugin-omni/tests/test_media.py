@@ -315,7 +315,7 @@ def test_bad_sources_say_what_is_wrong(tmp_path: Path) -> None:
         str(tmp_path / "none"): "No such file", str(tmp_path / "pipe"): "not a regular file", str(tmp_path): "not a reg",
         "/dev/zero": "not a regular file", str(tmp_path / "empty"): "no bytes", str(tmp_path / "large"): "more than 50 bytes",
         "data:image/png;base64": "without a comma", "data:;base64,%%": "base64 is broken", "ftp://host/x": "give a path",
-        "http://127.0.0.1:9/x.png": "can't be fetched",
+        "http://127.0.0.1:9/x.png": "host is not allowed",
     }  # fmt: skip
     for source, reason in cases.items():
         with pytest.raises(ValueError, match=reason):

@@ -208,3 +208,19 @@ def test_a_secret_stays_a_reference_until_revealed(
         Secret("env:NOT_SET").reveal()
     with pytest.raises(ConfigError, match="absent"):
         Secret(f"file:{tmp_path}/absent").reveal()
+
+
+def test_hosts_of_media_are_names_and_their_folders_are_relative_to_the_file(
+    catalogue: Catalogue, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.toml"
+    text = '[model]\npath = "/m"\n[data]\ntrain = "/t"\n[data.media]\nallowed_folders = ["pictures"]\nallowed_hosts = [{}]\n'
+    file.write_text(text.format('"a.example.org", "*.b.example", "10.0.0.0/8", "::1"'))
+    config = compose([file], [], checked=False).config
+    assert config.data.media.allowed_folders == (tmp_path / "pictures",)
+    again = tomllib.loads(to_toml(config))["data"]["media"]
+    assert again["allowed_hosts"] == ["a.example.org", "*.b.example", "10.0.0.0/8", "::1"]
+    for wrong in ("*", "https://a.example", "a.example/x", "", "a b", "a.example:80", "10.0.0.0/99"):
+        file.write_text(text.format(json.dumps(wrong)))
+        with pytest.raises(ConfigError, match=r"data\.media\.allowed_hosts.*write its name alone"):
+            compose([file], [], checked=False)

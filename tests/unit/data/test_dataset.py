@@ -13,6 +13,7 @@ from relax_core.api.task import Message
 from relax_core.data.chat import ChatFamily
 from relax_core.data.dataset import Dataset, example
 from relax_core.data.task_files import JsonLines
+from relax_core.media.access import SourceAccess
 
 TURNS = (
     "{% for m in messages %}<bos>{{ m.role }}:{{ m.content }}<eos>{% endfor %}"
@@ -169,6 +170,11 @@ def test_media_that_a_run_does_not_read_and_texts_like_them_are_refused_by_line(
     gone = {"prompt": [{"role": "user", "content": [{"type": "image", "image": "gone.png"}]}], "completion": "2"}
     with pytest.raises(ConfigError, match=r"gone\.png at .*rows\.jsonl:2: *.*no such file|no such file"):
         opened(tmp_path, seeing, [row, gone], media=["image"])
+    limits = SourceAccess((), [str(tmp_path)])
+    for source, key in {"../a.png": "folders", "/etc/passwd": "folders", "http://host.test/a?x": "hosts"}.items():
+        other = {"prompt": [{"role": "user", "content": [{"type": "image", "image": source}]}], "completion": "2"}
+        with pytest.raises(ConfigError, match=rf"data.media.allowed_{key}: got image .*rows\.jsonl:2; "):
+            opened(tmp_path, seeing, [row, other], media=["image"], access=limits)
     forged = {"prompt": [{"role": "user", "content": "<unk>"}], "completion": "2"}
     with pytest.raises(ConfigError, match=r"placeholders of image for media of nothing at .*rows\.jsonl:1"):
         opened(tmp_path, seeing, [forged], media=["image"]).examples(0)

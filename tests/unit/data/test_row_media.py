@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
+from relax_core.api.errors import ConfigError
 from relax_core.api.task import Message
+from relax_core.config.tables import DataTable, MediaSourcesTable
 from relax_core.data.placeholders import media_of
+from relax_core.data.task_files import source_access
 from relax_core.data.task_row import COLUMNS, MediaOrigin, RowError, row_task
 from relax_core.media.source import read_source
 
@@ -102,3 +105,20 @@ def test_an_array_of_sound_becomes_a_file_of_sound():
         (media,) = media_of(task({"prompt": "<audio>", "audio": {"array": samples, "sampling_rate": 8000}}).prompt)
         heard, rate = soundfile.read(io.BytesIO(read_source(media.source)), dtype="float32", always_2d=True)
         assert rate == 8000 and np.array_equal(heard[:, 0], wave) and heard.shape[1] == np.ndim(samples)
+
+
+def test_rows_reach_the_folder_of_their_file_and_those_that_are_named(tmp_path):
+    for name in ("run", "run/pictures", "shards", "cache", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.png").write_bytes(b"abc")
+    (tmp_path / "cache" / "blob").touch()
+    (tmp_path / "shards" / "train.parquet").symlink_to(tmp_path / "cache" / "blob")
+    train = tmp_path / "run" / "tasks.jsonl"
+    sources = MediaSourcesTable(allowed_hosts=("a.test",), allowed_folders=(tmp_path / "other",), fetch_timeout_s=3)
+    access = source_access(DataTable(train=train, media=sources), [train, tmp_path / "shards"])
+    assert (tuple(access.allowed_hosts), access.fetch_timeout_s) == (("a.test",), 3)
+    for name in ("run/a.png", "run/pictures/a.png", "shards/a.png", "shards/train.parquet", "other/a.png"):
+        access.check_file(tmp_path / name)
+    for name in ("cache/a.png", "other/../cache/a.png", "run/../cache/a.png"):
+        with pytest.raises(ConfigError, match="allowed_folders"):
+            access.check_file(tmp_path / name)

@@ -17,6 +17,7 @@ from relax_core.api.errors import InfrastructureError
 from relax_core.api.task import Part
 from relax_core.data.media_pipeline import ATTEMPTS, BACKOFF_S, HOLD_OFF_S, RESTORE_POLL_S, MediaPipeline
 from relax_core.data.placeholders import MediaRefused
+from relax_core.media.access import SourceAccess
 from relax_core.media.store import MediaStore
 from relax_core.runners.local.workers import LocalWorkers
 from tests.unit.media.test_media_store import DAMAGES
@@ -96,6 +97,7 @@ async def pipeline(
     known_groups: int = 0,
     clock: Any = None,
     script: str = PROCESSOR,
+    access: SourceAccess | None = None,
     **keys: Any,
 ) -> AsyncIterator[tuple[MediaPipeline, Path]]:
     (tmp_path / "words.py").write_text(script)
@@ -106,7 +108,9 @@ async def pipeline(
         chosen=Chosen("modality-processor", "words", {"log": str(log)}), name="words",
         **{"timeout_s": 30.0, "memory_mb": 3000, "max_mb": 1, **keys},
     )  # fmt: skip
-    made = MediaPipeline([choice], children, str(tmp_path / "media"), {}, Shown(), limit_bytes, clock or FastClock())
+    made = MediaPipeline(
+        [choice], children, str(tmp_path / "media"), {}, Shown(), limit_bytes, clock or FastClock(), access
+    )
     try:
         await made.start(known_groups)
         yield made, log

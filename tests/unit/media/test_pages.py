@@ -106,7 +106,7 @@ def test_all_media_are_decoded_on_demand_and_bad_ones_told_by_row(folder):
         2: "none of the formats",
         3: "no bytes",
         4: "no such file",
-        5: "is there a network",
+        5: "data.media.allowed_hosts: got image http://127.0.0.1:9/a.png, whose host is not allowed at ",
         6: "1 places for image",
     }
     assert {row: reason in told[row]["reason"] for row, reason in reasons.items()} == dict.fromkeys(reasons, True)

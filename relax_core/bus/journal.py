@@ -174,6 +174,7 @@ class LedgerJournal:
     Invariants:
     - Records reach the disk in the order they were added; those of a commit all together, or none.
     - A commit that fails loses nothing: its records stay in memory and go with the next one.
+    - Once another process has taken the ledger over (`remember`), this one writes nothing more.
     - Each number below the next group's is in `groups` or in one range of `folded_groups`, never in both.
     - What is folded can't be undone: it was dropped, or trained up to the version `folded`, before which none is restored.
     """
@@ -183,6 +184,8 @@ class LedgerJournal:
         self._added: deque[Record] = deque()
         self._waiting: list[Record] = []
         self._lock = threading.Lock()
+        self._takeover = 0
+        """Count of the times that the ledger was taken over, this one included; 0: not yet by this journal."""
         try:
             Path(directory).mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
@@ -217,6 +220,7 @@ class LedgerJournal:
                 return
             try:
                 with self._transaction():
+                    self._check_own()
                     for kind, found in groupby(self._waiting, type):
                         rows = [_row(record) for record in found]
                         for statement in STATEMENTS[kind]:
@@ -302,13 +306,28 @@ class LedgerJournal:
             try:
                 with self._transaction():
                     self._check_reaches(version.step)
+                    self._db.execute(
+                        "INSERT INTO meta VALUES ('takeover', 1) ON CONFLICT (key) DO UPDATE SET value = value + 1"
+                    )
                     self._db.execute(f"INSERT INTO meta VALUES ('incarnation', ?) {LARGER}", (version.incarnation,))
                     self._db.execute("INSERT OR REPLACE INTO meta VALUES ('final', ?)", (version.step,))
                     self._undo_steps(version)
                     self._end_in_flight()
+                    takeover = self._taken_over()
+                self._takeover = takeover
                 return self._read()
             except (sqlite3.Error, OSError) as error:
                 raise self._error("restore", error) from error
+
+    def _taken_over(self) -> int:
+        return int(self._db.execute("SELECT coalesce(max(value), 0) FROM meta WHERE key = 'takeover'").fetchone()[0])
+
+    def _check_own(self) -> None:
+        if self._takeover and self._takeover != (newest := self._taken_over()):
+            raise InfrastructureError(
+                f"{self.path}: the run was started again (start {newest} of its ledger); this process belongs to start "
+                f"{self._takeover} and writes nothing of it any more"
+            )
 
     def _check_reaches(self, step: int) -> None:
         known = "SELECT step FROM steps WHERE step = ?1 UNION SELECT step FROM checkpoints WHERE step = ?1"

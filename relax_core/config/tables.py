@@ -81,7 +81,7 @@ class ModelTable(Options):
 
 
 class MediaSourcesTable(Options):
-    """What rows, and environments, may name as sources of media."""
+    """Hosts and folders that media of tasks and of environments may come from."""
 
     allowed_hosts: tuple[str, ...] = ()
     """Hosts that may be asked for media by URL, by name: `images.example.org`, or `*.example.org` for all below it. Empty: no

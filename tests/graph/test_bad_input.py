@@ -30,11 +30,12 @@ class Typo(Reward):
 
 class Spin(Reward):
     def score(self, task, trajectory):
+        spun = Path(__file__).parent / "spun"  # a folder that was there before: beside the run it may make nothing
         try:
-            os.close(os.open(Path(__file__).with_name(f"spun-{task.id.partition(':')[2]}"), os.O_CREAT | os.O_EXCL))
+            os.close(os.open(spun / task.id.partition(":")[2], os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return float(trajectory.response[:1] == task.answer[:1])
-        while len(list(Path(__file__).parent.glob("spun-*"))) < 3:
+        while len(list(spun.iterdir())) < 3:
             pass
         return 0.0
 """
@@ -198,6 +199,7 @@ def test_a_reward_with_a_typo_stops_the_run_and_leaves_a_sample_to_try_it_on(
 
 def test_a_reward_that_spins_is_killed_and_the_run_goes_on(relax: Relax, tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(REWARDS)
+    (tmp_path / "spun").mkdir()
     spin = ('plugins=["mine.py"]', 'rewards=[{name="spin", timeout_s=1.0}]')
     ran = relax("train", tiny / "recipe.toml", *SMALL, *spin, "--run-dir", "run", "--json")
     assert ran.code == 0, ran.err

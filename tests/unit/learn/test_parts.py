@@ -125,6 +125,15 @@ def test_a_clipped_token_is_one_without_gradient():
     assert learn.clipped(ratio, advantages, 0.2, 0.28).tolist() == (ratio.grad == 0).tolist()
 
 
+def test_the_weight_of_cispo_is_bounded_and_has_no_gradient_of_its_own():
+    log_probs = torch.tensor([-1.0, -0.5, -3.0, -0.2], dtype=torch.float64, requires_grad=True)
+    anchor = torch.tensor([-1.2, -2.5, -0.5, -0.2], dtype=torch.float64)
+    advantages = torch.tensor([1.0, -2.0, 0.5, 1.0], dtype=torch.float64)
+    learn.clipped_weight(log_probs, (log_probs - anchor).exp(), advantages, 0.2, 0.3).sum().backward()
+    weights = torch.tensor([math.exp(0.2), 1.3, 0.8, 1.0], dtype=torch.float64)
+    torch.testing.assert_close(log_probs.grad, -weights * advantages)
+
+
 def test_ratio_levels(rows):
     batch, moved = learn.PackedBatch(rows), torch.arange(14.0)
     zeros = torch.zeros(14)

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leases on claimed rows: who is late, or shows another's fencing token, changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from relax_core.api.bus import Claim
+from relax_core.api.errors import StaleFence
+from relax_core.bus.leases import Lease, Leases
+
+LEASE_S = 10.0
+
+
+def claim_of(lease: Lease) -> Claim:
+    return Claim(lease.number, lease.fence, lease.task, lease.rows, {}, lease.groups)
+
+
+def test_a_lease_is_its_holders_until_it_expires_and_each_use_renews_it() -> None:
+    leases = Leases(LEASE_S)
+    claim = claim_of(leases.grant("actor.fit", (0, 1), (), True, 0.0))
+    assert leases.check(claim, 9.0).expires == 19.0
+    assert leases.check(claim, 18.9).groups == (0, 1)
+    with pytest.raises(StaleFence, match="lease 1 of task actor.fit has expired; drop the claim and claim again"):
+        leases.check(claim, 28.9)
+
+
+def test_the_number_of_a_lease_is_not_enough() -> None:
+    leases = Leases(LEASE_S)
+    claim = claim_of(leases.grant("actor.fit", (0,), (), True, 0.0))
+    with pytest.raises(StaleFence):
+        leases.check(replace(claim, fence=claim.fence + 1), 1.0)
+    assert leases.check(claim, 1.0).number == claim.lease
+
+
+@pytest.mark.parametrize("end", [Leases.finish, Leases.revoke])
+def test_a_lease_that_ended_is_nobodys(end) -> None:
+    leases = Leases(LEASE_S)
+    lease = leases.grant("reference.log_probs", (0,), (), False, 0.0)
+    end(leases, lease)
+    with pytest.raises(StaleFence, match="has ended"):
+        leases.check(claim_of(lease), 1.0)
+
+
+def test_groups_of_a_revoked_lease_go_to_the_next_claim_and_those_of_a_finished_one_do_not() -> None:
+    leases = Leases(LEASE_S)
+    leases.finish(leases.grant("critic.values", (0,), (), False, 0.0))
+    leases.revoke(leases.grant("critic.values", (1,), (), False, 0.0))
+    assert leases.done["critic.values"] == {0}

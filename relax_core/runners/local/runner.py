@@ -6,16 +6,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol, cast
 
 from relax_core.api.bus import Bus, BusComponent
 from relax_core.api.component import Chosen
-from relax_core.api.options import revealed
 from relax_core.api.role import Clock, Role, RunStatus, SystemClock, Workers
 from relax_core.bus.service import open_bus
 from relax_core.devices.scheduler import DeviceService
-from relax_core.observe.logging import Redactor
 from relax_core.registry.catalogue import Catalogue
 from relax_core.runners.context import RoleContext, run_role
 from relax_core.runners.launch import Launch, RoleEnd, bus_settings, launch_component, starting_version
@@ -55,14 +52,7 @@ class LocalRunner:
             self._tasks[name] = task
 
     def _make_workers(self, launch: Launch) -> RunWorkers:
-        return LocalWorkers(
-            launch.plugin_files,
-            launch.resolved,
-            Path(launch.run_dir) / "logs",
-            self._clock,
-            protected=launch.whole_run,
-            redactor=Redactor(revealed(launch.config)),
-        )
+        return LocalWorkers.of_run(launch, self._clock)
 
     async def _open_bus(self, launch: Launch) -> None:
         config = self._catalogue.build(launch_component(launch, "bus"))

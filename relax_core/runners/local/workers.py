@@ -28,12 +28,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, WorkerDied
+from relax_core.api.options import revealed
 from relax_core.api.role import Clock, SystemClock, Worker, WorkerSpec
 from relax_core.config.tables import CREDENTIALS
 from relax_core.observe.logging import Redactor, credentials
 from relax_core.rpc import messages
 from relax_core.rpc.connection import Connection
 from relax_core.rpc.host import free_port
+from relax_core.runners.launch import Launch
 from relax_core.runners.local.child_log import ChildLog
 
 
@@ -240,6 +242,14 @@ class LocalWorkers:
         self._redactor = redactor or Redactor()
         self._redactor.add(credentials(os.environ))
         self._started: list[LocalWorker] = []
+
+    @classmethod
+    def of_run(cls, launch: Launch, clock: Clock) -> Self:
+        """Make those of a run: its plugins, its logs without its secrets, and its directory protected."""
+        return cls(
+            launch.plugin_files, launch.resolved, Path(launch.run_dir) / "logs", clock, protected=launch.whole_run,
+            redactor=Redactor(revealed(launch.config)),
+        )  # fmt: skip
 
     async def start(self, specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[Worker, ...]:
         starting = [asyncio.create_task(self._start(spec, timeout_s)) for spec in specs]

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import os
 import threading
-from pathlib import Path
 from typing import Any, cast
 
 import ray
@@ -20,10 +19,8 @@ from ray import serve
 from relax_core.api.bus import Bus
 from relax_core.api.component import Chosen
 from relax_core.api.errors import InfrastructureError
-from relax_core.api.options import revealed
 from relax_core.api.role import Clock, Role, RunStatus, SystemClock, WeightService
 from relax_core.devices.scheduler import DeviceService
-from relax_core.observe.logging import Redactor
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc.host import describe
 from relax_core.runners.context import RoleContext, run_role
@@ -135,14 +132,7 @@ class RoleShell:
         weights = client.service(WeightService, "weights")
         run_status = client.service(RunStatus, "run_status")
         devices = client.service(DeviceService, "devices")
-        children = LocalWorkers(
-            launch.plugin_files,
-            launch.resolved,
-            Path(launch.run_dir) / "logs",
-            self._clock,
-            protected=launch.whole_run,
-            redactor=Redactor(revealed(launch.config)),
-        )
+        children = LocalWorkers.of_run(launch, self._clock)
 
         def context(incarnation: int) -> RoleContext:
             workers = RayWorkers(launch, incarnation, joined.gpus)

@@ -45,7 +45,7 @@ def replays(spec: EngineSpec) -> bool:
 
 def _ports() -> PortArgs:
     """Return one port, for torch's process group, which SGLang makes for one rank as well: torch's store listens there on
-    every interface, and is asked nothing once the group is made. SGLang's own sockets are not opened."""
+    every interface. SGLang's own sockets are not opened."""
     return PortArgs(
         tokenizer_ipc_name="", scheduler_input_ipc_name="", detokenizer_ipc_name="", nccl_port=get_free_port_below_ephemeral(),
         rpc_ipc_name="", metrics_ipc_name="", tokenizer_worker_ipc_name=None, decoupled_spec_ipc_config=None,

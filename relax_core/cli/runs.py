@@ -60,7 +60,7 @@ def train(
 def resume(
     run: Annotated[str, typer.Argument(help="Run directory, or its name under the runs folder.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="steps, eval, sinks, placement, data.media may change.")
+        list[str] | None, typer.Argument(help="steps, eval, sinks, placement, recovery, data.media may change.")
     ] = None,
     as_json: SummaryJson = False,
     anyway: Anyway = False,

@@ -59,7 +59,7 @@ from relax_core.registry.error_text import plugin_frames, said
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 STAGES = "stages"
-OF_THE_RUN = ("run", "notify", "plugins", "sinks", "seed", STAGES)
+OF_THE_RUN = ("run", "notify", "recovery", "plugins", "sinks", "seed", STAGES)
 """Keys that are the same in every stage."""
 
 

@@ -30,6 +30,7 @@ from relax_core.config.tables import (
     NotifyTable,
     OptimizerTable,
     PlacementTable,
+    RecoveryTable,
     RolloutTable,
     RunTable,
     TeacherTable,
@@ -226,6 +227,8 @@ class Core(Options):
     """Who runs where."""
     checkpoint: CheckpointTable = CheckpointTable()
     """Checkpoints."""
+    recovery: RecoveryTable = RecoveryTable()
+    """Recovery from faults."""
     run: RunTable = RunTable()
     """The run itself."""
     notify: NotifyTable = NotifyTable()

@@ -392,6 +392,15 @@ class CheckpointTable(Options):
     last whole checkpoint, so this may be longer than the notice."""
 
 
+class RecoveryTable(Options):
+    """The ways in which a run goes on after a fault that could not be repaired in place."""
+
+    restarts: NonNegativeInt = 3
+    """Times in a row that the run restarts by itself from its newest whole checkpoint, or from the beginning where there is
+    none, after a fault of the infrastructure; progress since the last restart gives them back. 0: the run ends at once. A
+    wrong configuration, an error in a plugin's code and a stop are never retried."""
+
+
 class RunTable(Options):
     """The run's name and surroundings."""
 

@@ -64,7 +64,6 @@ def author(own_home: Home) -> Home:
 
 
 @pytest.mark.xdist_group("author")
-@pytest.mark.timeout(900)  # the first one builds and installs all projects
 @pytest.mark.parametrize("kind", FILES)
 def test_a_new_project_builds_installs_is_found_and_conforms(kind: str, author: Home, game: Path) -> None:
     found = {plugin["distribution"]: plugin for plugin in author.must("plugins", "list", "--json").json["plugins"]}
@@ -81,7 +80,6 @@ def test_a_new_project_builds_installs_is_found_and_conforms(kind: str, author: 
 
 
 @pytest.mark.xdist_group("author")
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("source", SOURCES)
 def test_new_projects_train_by_name(source: str, author: Home, game: Path) -> None:
     """One run uses the projects of all kinds."""
@@ -100,7 +98,6 @@ def tried(home: Home, game: Path, kind: str, name: str) -> None:
         assert "reward" in home.must("try", game / "recipe.toml", f"environment={name}", "--tasks", "1").out
 
 
-@pytest.mark.timeout(300)
 def test_a_single_file_named_in_the_configuration_conforms_and_trains(home: Home, game: Path) -> None:
     mine = single_file(home, "algorithm", "my_loss.py", 'algorithm = "my-loss"')
     assert home.must("plugins", "check", "my_loss.py", "--json").json["failed"] == 0
@@ -108,7 +105,6 @@ def test_a_single_file_named_in_the_configuration_conforms_and_trains(home: Home
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(300)
 def test_workers_of_a_cluster_find_a_single_file(home: Home, game: Path) -> None:
     """Environments run in workers of their own, which import the file anew."""
     mine = single_file(home, "environment", "vowels.py", 'environment = "vowels"')

@@ -31,7 +31,6 @@ FAULTS = {
 NAMES = {"WrongType": "wrong-type", "Blocking": "blocking", "ByChance": "by-chance"}
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", FAULTS)
 def test_mutants_of_a_template_fail_and_the_template_does_not(kind: str, home: Home, tmp_path: Path) -> None:
     project = bake(kind, "sound", tmp_path)

@@ -9,7 +9,6 @@ import pytest
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_examples_are_typed_as_the_contracts_ask() -> None:
     api = pytest.importorskip("mypy.api")
     here = Path(__file__).parent

@@ -16,7 +16,6 @@ START_S = 300.0
 """Importing one of these engines reads gigabytes, and a replaced one imports again."""
 
 
-@pytest.mark.timeout(700)
 @pytest.mark.parametrize("engine", INTERPRETERS)
 @pytest.mark.parametrize("runner", ["local", "ray"])
 def test_a_killed_engine_is_replaced_and_the_ledger_balances(
@@ -40,7 +39,6 @@ def test_a_killed_engine_is_replaced_and_the_ledger_balances(
     assert max(same, default=0.0) < 1e-3
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("engine", INTERPRETERS)
 @pytest.mark.parametrize("weights", [("model.lora.rank=4",), ("weights.payload=delta", "engine.keep_weights=true")])
 def test_adapters_and_deltas_are_published_and_each_is_proved(

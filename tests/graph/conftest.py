@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.graph.ray_run import Start
 
 RUNNERS = [pytest.param("local"), pytest.param("ray", marks=pytest.mark.ray)]
-BUILD_S, RUN_S = 300, 240
+BUILD_S, RUN_S = 600, 600
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import psutil
 from tests.graph.conftest import command, environment
 
 T = TypeVar("T")
-WAIT_S = 150.0
+WAIT_S = 400.0
 SHORT = ("rollout.prompts_per_step=8", "eval.every=0", "checkpoint.every=5", "checkpoint.keep=1", "run.runner=ray")
 
 

@@ -15,7 +15,6 @@ import pytest
 from relax_core.views.run import open_run
 from tests.graph.conftest import Ran, Relax, command, environment, survivors
 
-pytestmark = pytest.mark.timeout(600)  # several whole runs, on a machine that others use too
 SMALL = (
     "steps=3", "run.runner=local", "rollout.prompts_per_step=4", "rollout.group_size=4", "eval.every=0", "checkpoint.every=1",
 )  # fmt: skip
@@ -241,7 +240,7 @@ def test_a_file_that_may_not_grow_ends_the_run_alike(tiny: Path, tmp_path: Path)
     words = command("train", tiny / "recipe.toml", *SMALL, "--run-dir", tmp_path / "run", "--json")
     done = subprocess.run(
         ["bash", "-c", 'ulimit -f 1200; exec "$@"', "bash", *words], cwd=tmp_path, env=environment(), capture_output=True,
-        text=True, timeout=240, check=False,
+        text=True, timeout=600, check=False,
     )  # fmt: skip
     refused(Ran(done.returncode, done.stdout, done.stderr), 4, "free")
     assert survivors(tmp_path) == []

@@ -7,12 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from safetensors.numpy import load_file
 
 from tests.graph.conftest import Relax
 
-pytestmark = pytest.mark.timeout(600)  # several whole runs, on a machine that others use too
 SMALL = (
     "algorithm=ppo",
     "rollout.prompts_per_step=4",

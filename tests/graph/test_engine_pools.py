@@ -11,7 +11,6 @@ from relax_core.views.run import open_run
 from tests.graph.conftest import Relax, started_runs
 from tests.graph.ray_run import Running, kill
 
-pytestmark = pytest.mark.timeout(300)
 JUDGE = (
     '{name = "judge", read = "log-probs", chat = false, truncated = true, template = "{prompt}", '
     'choices = {"0" = 0.0, "9" = 1.0}}'

@@ -6,8 +6,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from relax_contrib.recipes.guess_number.build import hint
 from relax_contrib.recipes.quickstart.model import EOS
 from relax_core.views.run import open_run
@@ -32,7 +30,6 @@ class Counting(Algorithm):
 '''
 
 
-@pytest.mark.timeout(300)
 def test_a_game_of_several_turns_trains_on_guesses_only(relax: Relax, game: Path, runner: str, tmp_path: Path) -> None:
     (tmp_path / "counting.py").write_text(COUNTING)
     (tmp_path / "mine.toml").write_text('plugins = ["./counting.py"]\nalgorithm = "counting"\n')

@@ -81,7 +81,7 @@ def test_a_debugger_stops_in_reward_environment_and_loss_and_the_weights_are_the
     )  # fmt: skip
     stopped = subprocess.run(
         command("train", *words), cwd=tmp_path, env=environment(), input=AT_A_STOP * 3, capture_output=True,
-        text=True, timeout=240, check=False,
+        text=True, timeout=600, check=False,
     )  # fmt: skip
     assert stopped.returncode == 0, stopped.stderr
     for place in ("score()", "reset()", "loss()"):

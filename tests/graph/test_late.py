@@ -29,7 +29,6 @@ SHORT = ("steps=8", "rollout.prompts_per_step=8", "eval.every=0", "max_staleness
 REASONS = {"drop": "expired", "regenerate": "regenerated"}
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("late", REASONS)
 def test_late_groups_are_let_go_and_the_bound_and_the_account_hold(
     relax: Relax, tiny: Path, tmp_path: Path, late: str

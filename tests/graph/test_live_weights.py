@@ -5,11 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.graph.ray_run import Start, kill
 
-pytestmark = pytest.mark.timeout(300)
 LIVE = ("weights=collective", "weights.payload=delta", "weights.silence_s=10", "run.runner=local", "steps=8")
 
 

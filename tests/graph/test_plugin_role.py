@@ -7,14 +7,11 @@ import json
 import shutil
 from pathlib import Path
 
-import pytest
-
 from tests.graph.conftest import Relax
 
 PLUGIN = Path(__file__).with_name("scorer.py")
 
 
-@pytest.mark.timeout(600)
 def test_a_role_of_a_plugin_scores_with_a_model_of_its_own(relax: Relax, tiny: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny / "model", tmp_path / "second-model")
     overlay = tmp_path / "scorer.toml"

@@ -10,7 +10,7 @@ import pytest
 
 from tests.graph.ray_run import Running, Start, children, kill, until
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.ray
 
 
 def test_what_dies_and_keeps_no_state_is_replaced_and_the_ledger_balances(

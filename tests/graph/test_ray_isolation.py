@@ -16,7 +16,7 @@ from tests.graph.conftest import survivors
 from tests.graph.ray_run import Start, children, until
 from tests.unit.ray.cluster import ForeignCluster
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.ray
 LOOK = """
 import json, logging, ray
 ray.init(namespace="relax", log_to_driver=False, logging_level=logging.ERROR)

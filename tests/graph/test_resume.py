@@ -14,12 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from relax_core.views.run import open_run
 from tests.graph.conftest import Relax, command, environment, survivors
 
-pytestmark = pytest.mark.timeout(600)  # several whole runs, on a machine that others use too
 SMALL = ("run.runner=local", "rollout.prompts_per_step=4", "rollout.group_size=4", "eval.every=0", "checkpoint.every=4")
 STEPS = 16
 EXACT = (*SMALL, f"steps={STEPS}", "deterministic=true", "max_staleness=0", "placement=colocate", "checkpoint.keep=99")

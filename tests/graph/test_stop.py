@@ -19,7 +19,6 @@ import pytest
 
 from tests.graph.conftest import Relax, command, environment, survivors
 
-pytestmark = pytest.mark.timeout(600)  # several whole runs, on a machine that others use too
 LONG = (
     "steps=5000", "run.runner=local",
     "rollout.prompts_per_step=4", "rollout.group_size=4", "eval.every=0", "checkpoint.every=0",

@@ -15,7 +15,6 @@ import pytest
 
 from tests.graph.conftest import Relax, relax_in
 
-pytestmark = pytest.mark.timeout(600)  # the first test of a runner waits for its run
 SHORT = (
     "steps=6", "eval.every=3", "checkpoint.every=3", "rollout.prompts_per_step=8", "eval.sets.0.size=32",
     "placement=colocate", "max_staleness=1", "algorithm.kl_coef=0.1",

@@ -8,12 +8,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.graph.conftest import Relax
 from tests.graph.ray_run import Start, until
 
-pytestmark = pytest.mark.timeout(300)
 STUCK = """
 import pathlib, time
 

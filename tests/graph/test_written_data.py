@@ -11,8 +11,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.graph.conftest import Relax
 
 STAGES = """
@@ -38,7 +36,6 @@ def lines(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.timeout(600)
 def test_pairs_raise_their_margin(relax: Relax, tiny: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     ran = relax("train", tiny / "recipe.toml", "algorithm=dpo", "steps=8", "optimizer.lr=1e-3", "eval.every=8",
@@ -51,7 +48,6 @@ def test_pairs_raise_their_margin(relax: Relax, tiny: Path, tmp_path: Path) -> N
     assert ran.json["weight_publishes"] == 0 and (run / "export" / "model.safetensors").is_file()
 
 
-@pytest.mark.timeout(900)
 def test_stages_go_on_with_what_was_exported_and_resume_where_they_were(
     relax: Relax, tiny: Path, tmp_path: Path
 ) -> None:

@@ -46,7 +46,6 @@ def test_rule_holds_where_engines_let_go_of_groups_and_others_go_on_with_them(ca
 
 
 @pytest.mark.exhaustive
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("case", [(1, 2, 0, 0), (1, 2, 0, 1), (2, 1, 0, 1), (2, 2, 0, 0), (3, 1, 0, 0), (3, 1, 0, 1)])
 def test_rule_holds_for_carried_groups_in_larger_worlds(case):
     assert model.explore(replace(limits(*case), carries=True), most=400_000) > 1000
@@ -59,7 +58,6 @@ def test_going_on_at_an_engine_below_the_groups_floor_is_refuted(monkeypatch):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("case", LARGE)
 def test_rule_holds_in_larger_worlds(case):
     # The largest are cut off: nearest worlds first, so what is left out is what takes the longest schedules.

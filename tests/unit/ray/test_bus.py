@@ -20,7 +20,7 @@ from relax_core.api.weights import Version
 from relax_core.testing.bus import BusSuite
 from relax_core.testing.bus_fixture import SETTINGS, START, BusFixture, Open, Scenario, run_on
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.ray
 
 
 class OnCluster:
@@ -68,7 +68,6 @@ class _Owned:
             ray.kill(self._hub)
 
 
-@pytest.mark.timeout(150)
 class TestRay(BusSuite):
     component = "ray"
     deadline_s = 120.0

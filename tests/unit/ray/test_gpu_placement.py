@@ -17,7 +17,7 @@ from relax_core.api.role import WorkerSpec
 from relax_core.registry.catalogue import Catalogue
 from relax_core.runners.launch import Launch
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.ray
 CALL_S = 60.0
 TWO = frozenset({"gpu:0", "gpu:1"})
 

@@ -22,7 +22,7 @@ from relax_core.api.role import Worker, WorkerSpec
 from relax_core.registry.catalogue import Catalogue
 from relax_core.runners.launch import Launch
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.ray
 CALL_S = 60.0
 Start = Callable[..., Any]
 

@@ -23,6 +23,7 @@ NAMES = (
     "routing",
     "mismatch",
     "media",
+    "recovery",
 )
 
 

@@ -36,12 +36,14 @@ from .environment import (
     Tool as Tool,
 )
 from .errors import (
-    ConfigError as ConfigError, DeadlineExceeded as DeadlineExceeded, InfrastructureError as InfrastructureError,
+    ConfigError as ConfigError, DeadlineExceeded as DeadlineExceeded, Diverged as Diverged,
+    InfrastructureError as InfrastructureError,
     PluginError as PluginError, RelaxError as RelaxError, RetryLater as RetryLater, StaleFence as StaleFence,
     WorkerDied as WorkerDied,
 )
 from .events import (
-    CheckpointSaved as CheckpointSaved, EvalFinished as EvalFinished, Event as Event, Logged as Logged,
+    CheckpointSaved as CheckpointSaved, EvalFinished as EvalFinished, Event as Event, GuardFired as GuardFired,
+    Logged as Logged,
     RoleFailed as RoleFailed, RoleRecovered as RoleRecovered, RolledBack as RolledBack,
     RolloutMeasured as RolloutMeasured, RunFinished as RunFinished, RunStarted as RunStarted,
     SamplesScored as SamplesScored, Sink as Sink, StepFinished as StepFinished, WeightsPublished as WeightsPublished,

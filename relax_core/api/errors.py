@@ -52,6 +52,12 @@ class SourceUnavailable(InfrastructureError, ValueError):
     """Read the source of a medium again later: its network or disk failed, which says nothing about its content."""
 
 
+class Diverged(RelaxError):
+    """Look at the evidence and change the configuration: a guard stopped the run, whose last checkpoint is from before it."""
+
+    exit_code = 5
+
+
 class StaleFence(RelaxError):
     """Forget the lease: another holder has it now; nothing was written."""
 

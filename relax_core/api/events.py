@@ -141,6 +141,21 @@ class RolledBack:
 
 
 @dataclass(frozen=True, slots=True)
+class GuardFired:
+    """A guard found evidence that training diverges, in a step whose weights have not reached any engine yet."""
+
+    step: int
+    guard: str
+    action: str
+    """warn, pause, roll-back or stop: what the run does now."""
+    reason: str
+    """The metric, its value and the bound, in a sentence."""
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    """`metric`, `value`, `bound`, `since` (first step of the evidence), `window` (metrics of the last steps) and `groups`
+    (ids of the groups that the step trained on)."""
+
+
+@dataclass(frozen=True, slots=True)
 class EventsDropped:
     """Events that nobody read in time were dropped: the files of the run lack them. The run status tells so in their place."""
 
@@ -166,7 +181,7 @@ class Logged:
 Event = (
     RunStarted | SamplesScored | StepFinished | StepMeasured | TimeSpent | RolloutMeasured | WeightsPublished
     | CheckpointSaved | EvalFinished | RoleFailed | RoleRecovered | RolledBack | EventsDropped | RunFinished
-    | Logged
+    | Logged | GuardFired
 )  # fmt: skip
 
 

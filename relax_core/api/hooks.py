@@ -71,5 +71,7 @@ def relax_role_failed(event: events.RoleFailed) -> None: """A role or worker fai
 @hookspec
 def relax_role_recovered(event: events.RoleRecovered) -> None: """Observe that a role works again."""
 @hookspec
+def relax_guard_fired(event: events.GuardFired) -> None: """A guard found evidence that training diverges."""
+@hookspec
 def relax_run_finished(event: events.RunFinished) -> None: """The last event of a run."""
 # fmt: on

@@ -348,6 +348,11 @@ class Context(Protocol[ConfigT_co]):
     async def pause_point(self) -> None:
         """Return at once, or hold here while the run is paused."""
 
+    async def pause(self, reason: str, deadline_s: float) -> bool:
+        """Hold here until a person goes on with the run, which `relax why` prints with the reason; False where the run was
+        told to stop. Raises DeadlineExceeded."""
+        ...
+
     @property
     def stopping(self) -> bool: ...
 

@@ -24,6 +24,7 @@ app = typer.Typer(
 app.command("train")(runs.train)
 app.command("resume")(runs.resume)
 app.command("checkpoint")(runs.checkpoint)
+app.command("continue")(runs.continue_)
 app.command("try")(plan.try_)
 app.command("graph")(plan.graph)
 app.command("plan")(plan.plan)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`relax train | resume | checkpoint`, and `relax runs | status | why | report`: a run started, saved or continued, and
-runs that are written down, those that still go included. All decisions are in `control`.
+"""`relax train | resume | checkpoint | continue`, and `relax runs | status | why | report`: a run started, saved or
+continued, and runs that are written down, those that still go included. All decisions are in `control`.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def checkpoint(
             fix = f"it has {f'a checkpoint of step {found}' if found else 'no checkpoint'}, and none can be added"
             raise ConfigError("run", f"{view.name}, which is {state.state}", fix)
         if not asked:
-            RunDirectory.open(view.path).request_checkpoint()
+            RunDirectory.open(view.path).request("checkpoint")
             asked = True
         if time.monotonic() > deadline:
             later = f"it is made once the step under way is done; `relax why {view.name}` says what that waits for"
@@ -172,6 +172,39 @@ def checkpoint(
         print_json({"schema": "relax.checkpoint/1", "run": view.name, "step": found, "requested": asked})
     else:
         say(f"{view.name}: checkpoint of step {found}{'' if asked else ', which is the newest step'}")
+
+
+def continue_(
+    run: Run = None,
+    wait_s: Annotated[float, typer.Option(help="How long to wait until it goes on.", min=0.0)] = 60.0,
+    json: AsJson = False,
+) -> None:
+    """Go on with a run that a guard has paused, and accept the step that it was paused for.
+
+    `relax why` says what it was paused for. Who may write the run directory may ask.
+    """
+    from relax_core.api.errors import ConfigError, InfrastructureError
+    from relax_core.observe.run_directory import RunDirectory
+    from relax_core.views.run import health, open_run
+    from relax_core.views.why import pause_reason
+
+    view, deadline = open_run(run), time.monotonic() + wait_s
+    reason = paused = pause_reason(view.status())
+    state = health(view, time.time())
+    if not reason or state.ended or state.state == "lost":
+        raise ConfigError("run", f"{view.name}, which is {state.state}", "only a run that is paused can go on")
+    RunDirectory.open(view.path).request("continue")
+    while paused == reason:
+        if time.monotonic() > deadline:
+            raise InfrastructureError(
+                f"{view.name}: it does not go on within {wait_s:.0f} s; see `relax why {view.name}`"
+            )
+        time.sleep(CHECKPOINT_POLL_S)
+        paused = pause_reason(view.status())
+    if json:
+        print_json({"schema": "relax.continue/1", "run": view.name, "paused_for": reason})
+    else:
+        say(f"{view.name}: goes on; it was paused for {reason}")
 
 
 def runs(json: AsJson = False) -> None:

@@ -19,6 +19,7 @@ from relax_core.api.component import BY_TABLE, Chosen
 from relax_core.api.options import Options
 from relax_core.api.role import Context
 from relax_core.config.annotation import PathText, models_in
+from relax_core.config.guard_tables import GuardsTable
 from relax_core.config.tables import (
     BatchTable,
     CheckpointTable,
@@ -229,6 +230,8 @@ class Core(Options):
     """Checkpoints."""
     recovery: RecoveryTable = RecoveryTable()
     """Recovery from faults."""
+    guards: GuardsTable = GuardsTable()
+    """Guards against divergence."""
     run: RunTable = RunTable()
     """The run itself."""
     notify: NotifyTable = NotifyTable()

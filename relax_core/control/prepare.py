@@ -46,7 +46,9 @@ from relax_core.rewards.host import announce
 from relax_core.roles.checkpoint import choose, complete, discard_partial
 from relax_core.runners.launch import Launch, Runner
 
-MAY_CHANGE = frozenset({"steps", "eval", "sinks", "placement", "run", "notify", "checkpoint", "recovery", "data.media"})
+MAY_CHANGE = frozenset(
+    {"steps", "eval", "sinks", "placement", "run", "notify", "checkpoint", "recovery", "guards", "data.media"}
+)
 """Tables that a resumed run may set anew; anything else would make it another experiment."""
 RECIPES = "relax.recipes"
 """Entry-point group."""

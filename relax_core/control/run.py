@@ -12,13 +12,14 @@ import signal
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
-from relax_core.api.errors import InfrastructureError, RelaxError
+from relax_core.api.errors import Diverged, InfrastructureError, RelaxError
 from relax_core.api.events import RunFinished, RunStarted, Sink
 from relax_core.api.role import Clock, Heartbeat, Role, SystemClock
 from relax_core.control.prepare import Prepared, PreparedStage, make_runner
 from relax_core.control.stages import point_to_export, stage_directories
 from relax_core.observe.observers import Notifier
 from relax_core.observe.recorder import Display, Recorder
+from relax_core.observe.run_directory import REQUESTS
 from relax_core.runners.launch import Launch, Runner
 from relax_core.tensor_files.mapped_files import sweep, sweep_abandoned, sweep_published
 
@@ -80,10 +81,10 @@ class RunController:
 
     Each stage goes through
 
-        preparing -> starting -> running -> stopping -> finished | stopped | preempted | failed | interrupted
+        preparing -> starting -> running -> stopping -> finished | stopped | preempted | diverged | failed | interrupted
 
-    where a stop leads from any of the first three to `stopped`, a preemption to `preempted`, an error to `failed`, and
-    roles with state that do not stop within their grace to `interrupted`.
+    where a stop leads from any of the first three to `stopped`, a preemption to `preempted`, an error to `failed`, that of
+    a guard to `diverged`, and roles with state that do not stop within their grace to `interrupted`.
 
     Invariants:
     - A stage begins only when the one before it has finished.
@@ -100,7 +101,7 @@ class RunController:
         self._prepared, self._runner, self._display = prepared, runner, display
         self._clock = clock or SystemClock()
         self._stop_reason = ""
-        self._preempted = self._checkpoint_asked = False
+        self._preempted, self._asked = False, ""
         self._stop_asked = asyncio.Event()
         self._last_event = 0
         self._running: set[str] = set()
@@ -121,7 +122,7 @@ class RunController:
 
     def checkpoint(self) -> None:
         """Ask for a checkpoint once the step under way is done; from any callback of the loop."""
-        self._checkpoint_asked = True
+        self._asked = "checkpoint"
 
     async def run(self) -> dict[str, Any]:
         """Run every stage and return the run's summary. Raises what made it fail, after writing it down."""
@@ -171,7 +172,8 @@ class RunController:
             with contextlib.suppress(RelaxError):  # what can't be read any more must not hide the reason
                 await self._record_events(recorder)
             account = await self._account()
-            recorder.write(RunFinished("failed", {**total([self._former, account]), "error": str(error)}))
+            ending = "diverged" if isinstance(error, Diverged) else "failed"
+            recorder.write(RunFinished(ending, {**total([self._former, account]), "error": str(error)}))
             raise
         ended = "preempted" if self._preempted else "stopped"
         status, account = ended, {}
@@ -223,10 +225,11 @@ class RunController:
             if self._clock.now() - polled_at >= WATCH_S:  # events come faster, and each poll costs calls
                 polled_at = self._clock.now()
                 await self._poll_roles(recorder)
-                if self._prepared.directory.take_checkpoint_request() or self._checkpoint_asked:
-                    self._checkpoint_asked = False
-                    for role in stateful:
-                        await self._runner.run_status.command(role, "checkpoint")
+                for request in REQUESTS:
+                    if self._prepared.directory.take_request(request) or self._asked == request:
+                        self._asked = ""
+                        for role in stateful:
+                            await self._runner.run_status.command(role, request)
             if self._stop_reason and stop_sent_at is None:
                 stop_sent_at = self._clock.now()
                 for role in stage.launch.plan.roles:

@@ -27,7 +27,7 @@ from relax_core.observe.run_directory import RunDirectory
 from relax_core.observe.spans import TimeAccount, Trace, Window
 from relax_core.registry.loader import HOOKS
 
-ENDINGS = ("finished", "stopped", "preempted", "failed", "interrupted")
+ENDINGS = ("finished", "stopped", "preempted", "diverged", "failed", "interrupted")
 SHOWN_SAMPLES = 4
 """Transcripts of a step that sinks get."""
 STATUS_EVERY_S = 5.0
@@ -46,8 +46,8 @@ class Display(Protocol):
 class Recorder:
     """The one consumer of a run's events. Use as a context manager: leaving it writes how the run ended.
 
-    Life cycle: `starting -> running -> finished | stopped | preempted | failed | interrupted`; stages of one run begin
-    with `enter`.
+    Life cycle: `starting -> running -> finished | stopped | preempted | diverged | failed | interrupted`; stages of one
+    run begin with `enter`.
 
     Invariants:
     - Events of a stage are written once each, in the order of their numbers.
@@ -239,6 +239,8 @@ class Recorder:
                 self.rewind(step)
                 self._facts["step"] = step
                 self._log.write("warning", "rolled back", version=str(version), step=step, reason=reason)
+            case events.GuardFired():
+                return self._guard_fired(event)
             case events.EventsDropped(count):
                 self._totals.events_dropped += count
                 self._log.write("warning", "events were dropped before they were written", count=count)
@@ -269,6 +271,20 @@ class Recorder:
             case events.Logged(level, role, message, fields):
                 self._log.write(level, message, **{**fields, "from_role": role})
         return event
+
+    def _guard_fired(self, event: events.GuardFired) -> Event:
+        """Save the evidence before anything of it is undone."""
+        evidence = dict(event.evidence)
+        evidence["since"] = evidence.get("since", event.step - self._first_step) + self._first_step
+        evidence["window"] = [
+            {**metrics, "step": metrics["step"] + self._first_step} for metrics in evidence.get("window", ())
+        ]
+        facts = {"step": event.step, "guard": event.guard, "action": event.action, "reason": event.reason}
+        groups = evidence.get("groups", ())
+        folder = self.run_dir.save_evidence(event.step, event.guard, facts | evidence, groups, self._first_step)
+        self._trace.mark(f"guard {event.guard}", "actor", self._now())
+        self._log.write("warning", "guard fired", evidence=str(folder), **facts)
+        return replace(event, evidence=evidence)
 
     def _start(self, event: events.RunStarted) -> None:
         """Open the sinks: a run whose sink can't start does not start."""

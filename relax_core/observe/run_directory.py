@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from random import Random
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from relax_core.api.errors import ConfigError, InfrastructureError
 from relax_core.observe.documents import (
@@ -32,6 +32,7 @@ from relax_core.observe.documents import (
     rewrite_lines,
     whole_frames,
     whole_lines,
+    write_bytes,
     write_document,
     write_text,
 )
@@ -41,8 +42,10 @@ LETTERS = "abcdefghijkmnopqrstuvwxyz"
 TRIES = 200
 RESERVE_BYTES = 64 * 1024
 """Kept aside so that a run that fills its disk can still write how it ended."""
-CHECKPOINT_REQUEST = ".checkpoint-request"
-"""Made by whoever may write the run directory, which is all the permission that a request needs."""
+REQUESTS: dict[Literal["checkpoint", "continue"], str] = {
+    "checkpoint": ".checkpoint-request", "continue": ".continue-request",
+}  # fmt: skip
+"""Files made by whoever may write the run directory, which is all the permission that a request needs."""
 _SAMPLES = re.compile(r"step-(\d+)\.jsonl\.zst$")
 
 
@@ -92,7 +95,8 @@ class RunDirectory:
             _reserve(run.path)
             # It goes on, so how it ended no longer holds.
             (run.path / "summary.json").unlink(missing_ok=True)
-            (run.path / CHECKPOINT_REQUEST).unlink(missing_ok=True)
+            for request in REQUESTS.values():
+                (run.path / request).unlink(missing_ok=True)
         return run
 
     @classmethod
@@ -180,15 +184,37 @@ class RunDirectory:
         if metrics.exists():
             rewrite_lines(metrics, lambda record: record.get("step", 0) <= step)
 
-    def request_checkpoint(self) -> None:
-        """Ask the run's own process for a checkpoint, from any other one, also on another machine."""
-        with disk_errors(self.path):
-            (self.path / CHECKPOINT_REQUEST).touch()
+    def save_evidence(
+        self, step: int, guard: str, evidence: Mapping[str, Any], groups: Iterable[int], first_step: int
+    ) -> Path:
+        """Save what a guard has found: its evidence, the configuration, and the samples of these groups, which were written
+        at `first_step` or later. Evidence of the same step before it, which was undone, stays beside it."""
+        root = self.path / "guards"
+        with disk_errors(root):
+            again = len(list(root.glob(f"step-{step:06d}-{guard}*")))
+            folder = root / f"step-{step:06d}-{guard}{f'-{again + 1}' if again else ''}"
+            folder.mkdir(parents=True)
+            shutil.copyfile(self.path / "config.toml", folder / "config.toml")
+        write_document(folder / "evidence.json", "relax.evidence/1", self.redactor.value(plain(evidence)))
+        wanted, missing, lines = set(groups), set(groups), list[str]()
+        for at in reversed([at for at in self.sample_steps() if at >= first_step]):
+            if not missing:
+                break
+            found = [sample for sample in self.samples(at) if sample.get("group_id") in wanted]
+            missing -= {sample["group_id"] for sample in found}
+            lines += [encode(sample) for sample in found]
+        write_bytes(folder / "samples.jsonl.zst", frame(lines))
+        return folder
 
-    def take_checkpoint_request(self) -> bool:
-        """Tell, once, that somebody has asked for a checkpoint."""
+    def request(self, what: Literal["checkpoint", "continue"]) -> None:
+        """Ask the run's own process for a checkpoint, or to go on, from any other one, also on another machine."""
+        with disk_errors(self.path):
+            (self.path / REQUESTS[what]).touch()
+
+    def take_request(self, what: Literal["checkpoint", "continue"]) -> bool:
+        """Tell, once, that somebody has asked for it."""
         try:
-            (self.path / CHECKPOINT_REQUEST).unlink()
+            (self.path / REQUESTS[what]).unlink()
         except OSError:  # there is none, or the file system is out of reach for now
             return False
         return True

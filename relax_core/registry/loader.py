@@ -56,6 +56,7 @@ HOOKS: dict[type, str] = {
     events.EvalFinished: "relax_eval_finished",
     events.RoleFailed: "relax_role_failed",
     events.RoleRecovered: "relax_role_recovered",
+    events.GuardFired: "relax_guard_fired",
     events.RunFinished: "relax_run_finished",
 }
 """Event -> hook; other events are the controller's own business."""

@@ -4,20 +4,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 
-from relax_core.api.errors import InfrastructureError, RelaxError, StaleFence
-from relax_core.api.events import RoleFailed, RoleRecovered, RolledBack, StepFinished
+from relax_core.api.errors import DeadlineExceeded, Diverged, InfrastructureError, RelaxError, StaleFence
+from relax_core.api.events import GuardFired, RoleFailed, RoleRecovered, RolledBack, StepFinished
 from relax_core.api.plan import Operation, Reads
 from relax_core.api.role import Resume, Role
 from relax_core.api.weights import Version
 from relax_core.config.run_config import RunContext
 from relax_core.roles.checkpoint import Checkpoints, DamagedCheckpoint, complete, read_whole, step_of
+from relax_core.roles.divergence import DivergenceGuards
 from relax_core.roles.publisher import Publisher
 from relax_core.roles.rank_group import RankGroup, TrainerDeviceLease
+from relax_core.roles.row_leases import renewed
 from relax_core.roles.source import HeldOutEval
-from relax_core.roles.step import StepTimes, step_metrics
-from relax_core.roles.step_trainer import NonFinitePolicy, RollbackRequired, StepTrainer
+from relax_core.roles.step import StepTimes, TrainingStep, learning_metrics, step_metrics
+from relax_core.roles.step_trainer import GuardRollback, NonFinitePolicy, RollbackRequired, StepTrainer
 from relax_core.rpc.waiting import RestartBudget
 
 MAX_RETURNS = 3
@@ -27,11 +30,13 @@ MAX_RETURNS = 3
 class Actor(Role):
     """Trains the policy and publishes it.
 
-    A step: `claimed -> read -> trained -> row leases verified -> updated -> committed -> published -> checkpointed`, of which
-    all before the commit is `StepTrainer`'s.
+    A step: `claimed -> read -> trained -> row leases verified -> updated -> judged by the guards -> committed -> published ->
+    checkpointed`, of which all up to the update is `StepTrainer`'s.
 
     Invariants:
     - No row is trained twice or lost: weights change only while all row leases of the step hold, and the commit follows.
+    - A step that a guard undoes, or holds until a person goes on, is neither committed nor published before. No checkpoint
+      is made of a step that is evidence for such a guard, so that there is one from before it to go back to.
     - Published weights are those of the newest commit, and live ones are served only before the next update.
     - When ranks are lost, a loss says so, or a lease is lost that weights have changed under, all goes back to the last
       checkpoint; rollout goes on up to its bound. Failures on the way back, in the last save and in the export count too.
@@ -50,6 +55,7 @@ class Actor(Role):
 
     async def run(self, context: RunContext) -> None:
         self._context, self._non_finite = context, NonFinitePolicy(context, self.name)
+        self._guards = DivergenceGuards(context.config.guards)
         self._trainer = await RankGroup.start(context, self.name)
         self._publisher = Publisher(context, self._trainer)
         self._lease = TrainerDeviceLease(context, self.name, self._publisher.live)
@@ -86,10 +92,12 @@ class Actor(Role):
                     raise
                 await self._trainer.give_up()
                 await self._checkpoints.give_up()
-                if not await self._may_go_back() or not self._returns.spend():
+                guarded = isinstance(error, GuardRollback)
+                if not await self._may_go_back() or not (guarded or self._returns.spend()):
                     raise
-                code = error.exit_code if isinstance(error, InfrastructureError) else 1
-                await context.run_status.emit(RoleFailed(self.name, str(error), code, fatal=False))
+                if not guarded:
+                    code = error.exit_code if isinstance(error, InfrastructureError) else 1
+                    await context.run_status.emit(RoleFailed(self.name, str(error), code, fatal=False))
                 if context.stopping:  # the last checkpoint is what other ranks would have, too
                     return
                 failed = error
@@ -115,7 +123,7 @@ class Actor(Role):
 
     async def _train_from(self, version: Version) -> None:
         """Train the steps that are left, save the last of them, and export the model where it was the run's last."""
-        context, saved = self._context, version.step
+        context, saved, due = self._context, version.step, False
         while version.step < context.config.steps and not context.stopping:
             await context.pause_point()
             trained = await self._step(version)
@@ -127,11 +135,12 @@ class Actor(Role):
                 self._returns.refill()
             await self._evaluate(version.step)
             await self._checkpoints.check()
-            if context.take_checkpoint_request() or self._checkpoints.due(version.step):
+            due |= context.take_checkpoint_request() or self._checkpoints.due(version.step)
+            if due and not self._guards.suspects:
                 await self._checkpoints.save(version)
-                saved = version.step
+                saved, due = version.step, False
         if saved != version.step:
-            await self._checkpoints.save(version)
+            await self._checkpoints.save(version, keep_former=self._guards.suspects)
         await self._checkpoints.over()
         if version.step >= context.config.steps:
             context.doing("exporting")
@@ -171,6 +180,7 @@ class Actor(Role):
         self._publisher.follow(self._trainer)
         self._take_up()
         version = await context.bus.rollback(0 if checkpoint is None else checkpoint.step)
+        self._guards.rewind(version.step)
         await self._restore(checkpoint, version)
         await run_status.emit(RolledBack(version, str(error)))
         detail = f"ranks started again at step {version.step}"
@@ -191,6 +201,8 @@ class Actor(Role):
             step = await self._step_trainer.step(version, times)
             if step is None:
                 return None
+            learnt = learning_metrics(step)
+            await self._judge(step, learnt)
             try:
                 after = await context.bus.trained(step.claims, version.step, step.without_gradient)
             except StaleFence as error:
@@ -201,12 +213,49 @@ class Actor(Role):
                 await self._publisher.publish(after, applied=step.moved)
                 times.mark("publish")
         account, statistics = await context.bus.account(), await context.bus.statistics()
-        metrics = step_metrics(step, times, account, statistics)
+        metrics = step_metrics(learnt, times, account, statistics)
         if self._lease.shared:
             metrics["memory/freed_bytes"] = float(self._lease.freed_bytes)
             metrics["memory/trainer_freed_bytes"] = float(self._trainer.freed_bytes)
         await context.run_status.emit(StepFinished(after.step, metrics))
         return after
+
+    async def _judge(self, step: TrainingStep, learnt: Mapping[str, float]) -> None:
+        """Let the guards judge a step that is trained, and neither committed nor published; do what the most severe one says.
+
+        Raises GuardRollback where the step is undone, and Diverged where the run ends. While the run is paused the leases of
+        the step's rows are renewed, and its devices are free for others.
+        """
+        context, number = self._context, step.version.step + 1
+        findings = self._guards.judge(number, learnt)
+        groups = sorted({group for claim in step.claims for group in claim.groups})
+        window = [{"step": at, **metrics} for at, metrics in self._guards.window] if findings else []
+        for found in findings:
+            evidence = {
+                "metric": found.metric, "value": found.value, "bound": found.bound, "since": found.since,
+                "window": window, "groups": groups,
+            }  # fmt: skip
+            await context.run_status.emit(GuardFired(number, found.guard, found.action, found.reason, evidence))
+        if not findings or findings[0].action == "warn":
+            return
+        action, what = findings[0].action, f"guard {findings[0].guard}: {findings[0].reason}"
+        await self._checkpoints.over()  # one that is being written is from before the evidence
+        if action == "stop":
+            raise Diverged(f"{what}; step {number} is undone, and its evidence is in guards/ of the run")
+        if action == "roll-back":
+            raise GuardRollback(what)
+        await self._lease.release()
+        reason = f"a look at step {number}, since {what}; go on with `relax continue {context.run_id}`, or stop the run"
+        try:
+            async with renewed(context, self.name, lambda: step.claims):
+                goes_on = await context.pause(reason, context.config.guards.pause_timeout_s)
+        except DeadlineExceeded as error:
+            raise Diverged(
+                f"{what}; nobody went on within guards.pause_timeout_s, and step {number} is undone"
+            ) from error
+        if not goes_on:
+            raise GuardRollback(f"{what}; the run was stopped while it was paused for it")
+        await self._lease.train()
 
     async def _serve(self) -> None:
         """Hand live weights to receivers that want them; on shared devices under a lease of its own."""

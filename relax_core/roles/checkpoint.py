@@ -71,8 +71,11 @@ class Checkpoints:
         every = self._context.config.checkpoint.every
         return every > 0 and step % every == 0
 
-    async def save(self, version: Version) -> None:
-        """Begin one once the one before is whole. A full disk leaves the former ones as they were."""
+    async def save(self, version: Version, keep_former: bool = False) -> None:
+        """Begin one once the one before is whole. A full disk leaves the former ones as they were.
+
+        `keep_former`: delete none for it, as it is of a step that a guard suspects.
+        """
         await self.over()
         context = self._context
         start, partial = context.clock.now(), _partial(context, version.step)
@@ -90,7 +93,7 @@ class Checkpoints:
                         context.check(wait)
                         await context.clock.sleep(POLL_S)
             await context.bus.checkpoint(version.step, str(partial), final=False)
-        self._writing = asyncio.create_task(self._finish(version, partial, start))
+        self._writing = asyncio.create_task(self._finish(version, partial, start, keep_former))
         if not self._background:
             await self.over()
 
@@ -116,7 +119,7 @@ class Checkpoints:
             writing.cancel()
             await asyncio.gather(writing, return_exceptions=True)
 
-    async def _finish(self, version: Version, partial: Path, start: float) -> None:
+    async def _finish(self, version: Version, partial: Path, start: float, keep_former: bool) -> None:
         """Give it its name once all of it is on disk."""
         final, context = self._root / f"step-{version.step:06d}", self._context
         with self._removed_after_errors(version, partial):
@@ -129,7 +132,7 @@ class Checkpoints:
                 os.replace(partial, final)
                 sync_to_disk(self._root)
         await context.bus.finalize(version.step)
-        keep = context.config.checkpoint.keep
+        keep = 0 if keep_former else context.config.checkpoint.keep
         with context.changing_files():
             for old in complete(self._root)[:-keep] if keep else []:
                 (old / "state.json").unlink(missing_ok=True)  # killed half-way through, it is no checkpoint

@@ -173,10 +173,8 @@ class StepTimes:
         return {"time/step_s": self._last - self.start, **times}
 
 
-def step_metrics(
-    step: TrainingStep, times: StepTimes, account: Account, statistics: Mapping[str, Any]
-) -> dict[str, float]:
-    """Compute the documented keys of one step, over all of its rows however they came."""
+def learning_metrics(step: TrainingStep) -> dict[str, float]:
+    """Compute the documented keys that are known once a step is trained, over all of its rows however they came."""
     rows, results = step.rows, step.results
     metrics: dict[str, float] = {}
     if "weight_versions" in rows.columns:  # rows that nobody sampled have neither rewards nor lag
@@ -201,6 +199,15 @@ def step_metrics(
         "train/grad_norm": float(np.mean([result.grad_norm for result in results])),
         "train/lr": results[-1].lr,
         "train/skipped_updates": float(sum(result.outcome is not UpdateOutcome.APPLIED for result in results)),
+    }
+
+
+def step_metrics(
+    learnt: Mapping[str, float], times: StepTimes, account: Account, statistics: Mapping[str, Any]
+) -> dict[str, float]:
+    """Add to the metrics of a trained step those that are known once it is committed."""
+    return {
+        **learnt,
         **times.seconds(),
         "samples/issued": float(account.issued),
         "samples/trained": float(account.trained),

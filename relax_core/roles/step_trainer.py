@@ -204,6 +204,10 @@ class RollbackRequired(RelaxError):
     """Restart the trainer from its last checkpoint: its weights are not worth going on with."""
 
 
+class GuardRollback(RollbackRequired):
+    """Do the same because a guard says so: guards have a budget of their own, and have told why already."""
+
+
 class NonFinitePolicy:
     """The policy of one trained role on updates whose loss or gradient is NaN or infinite (`optimizer.not_finite`).
 

@@ -49,6 +49,8 @@ AGAIN_S = 0.5
 HEARTBEAT_S = 0.5
 MAX_RESTARTS = 3
 """In place, of one stateless role; then the run stops at its last checkpoint."""
+PERSON = "a person"
+"""The one who owes the end of a pause."""
 REFILL_S = 600.0
 """A restart longer ago than this is no longer held against its role."""
 SELDOM = (50_000, 20, 20)
@@ -150,6 +152,17 @@ class RoleContext:
 
     async def pause_point(self) -> None:
         await self._going.wait()
+
+    async def pause(self, reason: str, deadline_s: float) -> bool:
+        self._going.clear()
+        try:
+            with self.waiting(reason, PERSON, deadline_s) as wait:
+                while not (self._going.is_set() or self._stopping):
+                    self.check(wait)
+                    await self.clock.sleep(HEARTBEAT_S)
+        finally:
+            self._going.set()
+        return not self._stopping
 
     @property
     def stopping(self) -> bool:

@@ -28,6 +28,11 @@ from relax_core.views.why import MEAN, chain, seconds
 Mode = Literal["auto", "live", "plain", "quiet"]
 HERTZ = 4
 WIDTH = 40
+ACTIONS = {
+    "warn": "the run goes on", "pause": "the run is paused: `relax why` says how to go on",
+    "roll-back": "the run goes back to its last checkpoint", "stop": "the run is stopped",
+}  # fmt: skip
+"""What a run does once a guard has fired."""
 _BARS = "▁▂▃▄▅▆▇█"
 _STYLES = {"busy": "green", "waiting": "yellow", "failed": "bold red", "paused": "magenta"}
 
@@ -101,6 +106,9 @@ class LiveDisplay:
                 return self._note
             case events.RoleRecovered(role, took):
                 self._note = f"{role} works again after {took:.1f} s"
+                return self._note
+            case events.GuardFired(step, guard, action, reason):
+                self._note = f"guard {guard} fired at step {step}: {reason}; {ACTIONS[action]}"
                 return self._note
             case events.Logged(_, role, message):
                 return f"{role}: {message}"

@@ -240,6 +240,12 @@ def seconds(value: float) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
+def pause_reason(status: Mapping[str, Any]) -> str:
+    """Return what a run is paused for, and how it goes on; empty where it is not paused."""
+    paused = (role for role in status.get("roles", ()) if role.get("state") == "paused")
+    return next((str(wait["reason"]) for role in paused if (wait := oldest_wait(role))), "")
+
+
 def _headline(health: RunHealth, status: Mapping[str, Any], waits: tuple[Waiting, ...]) -> str:
     at = f"step {status.get('step', 0)}" + (f" of {status['steps']}" if status.get("steps") else "")
     if health.state in ("lost", "silent"):
@@ -247,6 +253,8 @@ def _headline(health: RunHealth, status: Mapping[str, Any], waits: tuple[Waiting
         return f"this is stale: the run last spoke {age} ago at {at}; {health.detail}"
     if not status:
         return f"{health.state}: {health.detail}"
+    if reason := pause_reason(status):
+        return f"paused, {at}, for {reason}"
     return f"{health.state}, {at}; {len(waits) or 'no'} wait{'s' if len(waits) != 1 else ''}"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A signal ends a run soon, keeps what was done, and says how to go on; nothing of it stays behind."""
+"""A signal, or a guard, ends a run soon, keeps what was done, and says how to go on; nothing of it stays behind."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from relax_core.observe.documents import read_frames
 from tests.graph.conftest import Relax, command, environment, survivors
 
 LONG = (
@@ -95,6 +96,40 @@ def test_checkpoints_on_demand_and_a_preemption_notice_to_every_process_of_a_run
     assert f"preempted with a checkpoint of step {document['steps']}; continue with: relax resume {under.run}" in err
     assert "Traceback" not in err
     assert "preempted" in relax("status", under.run).out
+
+
+def test_a_rate_that_is_far_too_high_is_held_undone_and_stopped_by_guards(
+    start: Callable[..., Under], relax: Relax, tiny: Path
+) -> None:
+    """One run: the first gradient pauses it, the rewards of what a person let pass roll it back, and then they end it."""
+    under = start(
+        "train", tiny / "recipe.toml", *LONG, "checkpoint.every=1", "checkpoint.keep=1", "optimizer.lr=1000.0",
+        "optimizer.grad_clip=0", "guards.rollbacks=1", 'guards.grad_norm={action="pause",limit=0.0,steps=1}',
+        'guards.reward={action="roll-back",limit=0.05,steps=2}',
+    )  # fmt: skip
+    under.until(lambda: "paused, step 0 of 5000" in relax("why", under.run).out)
+    told = relax("why", under.run).out
+    assert "guard grad_norm: train/grad_norm was" in told and f"relax continue {under.run.name}" in told
+    assert "owed by a person" in told and under.steps() == 0
+    went_on = relax("continue", under.run, "--json")
+    assert went_on.code == 0 and "grad_norm" in went_on.json["paused_for"], went_on.err
+    code, document, err = under.ended()
+    assert code == document["exit_code"] == 5, err
+    assert "guard reward" in document["error"] and "guards.rollbacks allows 1" in document["error"]
+    summary = json.loads((under.run / "summary.json").read_text())
+    assert (summary["status"], summary["restarts"]) == ("diverged", {"actor": 1}) and summary["balanced"]
+    assert [path.name for path in (under.run / "checkpoints").glob("step-*")] == ["step-000001"]
+    saved = {path.name: path for path in (under.run / "guards").iterdir()}
+    assert sorted(saved) == ["step-000001-grad_norm", "step-000003-reward", "step-000003-reward-2"]
+    evidence = json.loads((saved["step-000003-reward"] / "evidence.json").read_text())
+    assert (evidence["action"], evidence["since"]) == ("roll-back", 2) and evidence["value"] < evidence["bound"] == 0.05
+    assert [one["step"] for one in evidence["window"]] == [1, 2, 3] and "train/loss" in evidence["window"][-1]
+    samples = [sample["group_id"] for sample in read_frames(saved["step-000003-reward"] / "samples.jsonl.zst")]
+    assert sorted(set(samples)) == evidence["groups"] and len(samples) == 16
+    assert (saved["step-000003-reward"] / "config.toml").read_text() == (under.run / "config.toml").read_text()
+    assert f"continue after step 1 with: relax resume {under.run}" in err and "Traceback" not in err
+    again = relax("continue", under.run)
+    assert again.code == 2 and "only a run that is paused can go on" in again.err
 
 
 def test_ctrl_c_reaches_the_whole_terminal_and_still_saves(start: Callable[..., Under], tiny: Path) -> None:

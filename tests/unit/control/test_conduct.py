@@ -105,7 +105,7 @@ def conducted(
             asyncio.get_running_loop().call_later(preempt_after_s, controller.stop, "SIGTERM", True)
         if ask_after_s is not None:
             asyncio.get_running_loop().call_later(ask_after_s, controller.checkpoint)
-            asyncio.get_running_loop().call_later(2 * ask_after_s, prepared.directory.request_checkpoint)
+            asyncio.get_running_loop().call_later(2 * ask_after_s, prepared.directory.request, "checkpoint")
         raised = None
         try:
             await controller.run()

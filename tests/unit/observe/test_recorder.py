@@ -2,6 +2,7 @@
 """Events become files, sinks, observers and a summary; nothing that is told can break the run."""
 
 import json
+import math
 import threading
 
 import pytest
@@ -11,6 +12,7 @@ from relax_core.api.events import (
     CheckpointSaved,
     EvalFinished,
     EventsDropped,
+    GuardFired,
     Logged,
     RoleFailed,
     RoleRecovered,
@@ -27,6 +29,7 @@ from relax_core.api.events import (
 )
 from relax_core.api.role import Heartbeat, Wait
 from relax_core.api.weights import Version
+from relax_core.observe.documents import read_document, read_frames
 from relax_core.observe.recorder import Recorder
 from relax_core.observe.run_directory import RunDirectory
 
@@ -361,3 +364,26 @@ def test_a_run_without_steps_has_a_trace_and_a_summary(run_dir, clock):
     run.write(RunFinished("interrupted", {}))
     assert run_dir.read("trace")["traceEvents"][0]["ph"] == "M"
     assert run_dir.read("summary")["reward_first"] is None
+
+
+def test_the_evidence_of_a_guard_is_saved_before_its_step_is_undone(run_dir, clock):
+    run = recorder(run_dir, clock)
+    run.enter("rl", 10)
+    for step, group in ((1, 3), (1, 4), (2, 5), (2, 6)):
+        run.write(SamplesScored(step, ({"group_id": group, "reward": 1.0, "response": "hunter2"},)))
+    window = ({"step": 1, "reward/mean": 0.5}, {"step": 2, "reward/mean": math.nan})
+    evidence = {"metric": "reward/mean", "value": 0.1, "bound": 0.2, "since": 1, "window": window, "groups": (5, 4)}
+    fired = GuardFired(2, "reward", "roll-back", "too small", evidence)
+    for _ in range(2):
+        run.write(fired)
+        run.write(RolledBack(Version("actor", 1, 1), "guard reward"))
+    assert sorted(path.name for path in (run_dir.path / "guards").iterdir()) == [
+        "step-000012-reward", "step-000012-reward-2",
+    ]  # fmt: skip
+    folder = run_dir.path / "guards/step-000012-reward"
+    said = read_document(folder / "evidence.json")
+    assert (said["schema"], said["step"], said["since"], said["action"]) == ("relax.evidence/1", 12, 11, "roll-back")
+    assert [(one["step"], one["reward/mean"]) for one in said["window"]] == [(11, 0.5), (12, None)]
+    assert [sample["group_id"] for sample in read_frames(folder / "samples.jsonl.zst")] == [5, 4]
+    assert (folder / "config.toml").read_text() == (run_dir.path / "config.toml").read_text()
+    assert [line["guard"] for line in log(run_dir) if line["event"] == "guard fired"] == ["reward", "reward"]

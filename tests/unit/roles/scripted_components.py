@@ -224,6 +224,10 @@ class TrainerOptions(Options):
     """Virtual seconds of a publish."""
     not_finite: tuple[int, ...] = ()
     """Steps whose update is NaN, every time."""
+    explodes: tuple[int, ...] = ()
+    """Steps whose gradient norm is a thousand instead of one, every time."""
+    explodes_once: str = ""
+    """A file with the number of a step; the same of that step, the first time alone: the file is removed."""
 
 
 class ScriptedTrainer(Trainer[TrainerOptions]):
@@ -281,7 +285,14 @@ class ScriptedTrainer(Trainer[TrainerOptions]):
         if self._step + 1 in self.options.not_finite:
             return UpdateResult(UpdateOutcome.NOT_FINITE, grad_norm=float("nan"))
         loss = self._loss * self._denominators.rescale(denominators)
-        return UpdateResult(UpdateOutcome.APPLIED, {"train/loss": (loss, 1.0)}, 1.0, self._spec.optimizer.lr)
+        step, norm = self._step + 1, 1.0
+        once = Path(self.options.explodes_once) if self.options.explodes_once else None
+        if once is not None and once.exists() and str(step) == once.read_text():
+            once.unlink()
+            norm = 1000.0
+        if step in self.options.explodes:
+            norm = 1000.0
+        return UpdateResult(UpdateOutcome.APPLIED, {"train/loss": (loss, 1.0)}, norm, self._spec.optimizer.lr)
 
     def abort_update(self) -> None:
         self._loss = float("nan")

@@ -16,7 +16,7 @@ from relax_core.api.trainer import UpdateOutcome, UpdateResult
 from relax_core.api.trajectory import Outcome
 from relax_core.api.weights import Version
 from relax_core.learn.counts import count
-from relax_core.roles.step import ClaimedRows, StepTimes, TrainingStep, step_metrics
+from relax_core.roles.step import ClaimedRows, StepTimes, TrainingStep, learning_metrics, step_metrics
 
 NOW = Version("actor", 0, 5)
 
@@ -183,7 +183,7 @@ def test_the_metrics_of_a_step_say_what_was_trained_however_it_came(chunks: list
         part = rows.take(chunk)
         step.add(ClaimedRows(claim(part), part))
     step.results.extend(RESULTS)
-    got = step_metrics(step, times, Account(9, 4, 2, {"filtered": 1}, 4, True), {"rows": 3})
+    got = step_metrics(learning_metrics(step), times, Account(9, 4, 2, {"filtered": 1}, 4, True), {"rows": 3})
     want = {
         "reward/mean": 0.5, "reward/std": 0.5, "lag/mean": 0.5, "lag/max": 1.0, "tokens/trained": 8.0, "length/mean": 2.0,
         "length/max": 2.0, "train/loss": 1.0, "train/grad_norm": 3.0, "train/lr": 0.2, "train/skipped_updates": 1.0,
@@ -199,5 +199,5 @@ def test_a_step_without_a_single_row_has_metrics_too() -> None:
     step = TrainingStep(NOW, 1, 2)
     (part,) = step.add(ClaimedRows(empty, batch([])))
     step.results.append(UpdateResult(UpdateOutcome.APPLIED))
-    got = step_metrics(step, StepTimes(HandClock()), Account(1, 1, 0, {}, 0, True), {})
+    got = step_metrics(learning_metrics(step), StepTimes(HandClock()), Account(1, 1, 0, {}, 0, True), {})
     assert len(part.rows) == 0 and got["reward/mean"] == 0.5 and got["lag/max"] == 0.0

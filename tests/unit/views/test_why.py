@@ -9,7 +9,7 @@ from relax_core.api.role import Heartbeat, Wait
 from relax_core.observe.documents import status_document
 from relax_core.observe.run_directory import RunDirectory
 from relax_core.views.run import RunHealth, RunView, health
-from relax_core.views.why import why
+from relax_core.views.why import pause_reason, why
 
 RUNNING = RunHealth("running")
 
@@ -214,3 +214,15 @@ def test_a_judge_that_owes_answers_is_named_with_its_engine():
     assert [link.who for link in answer.chain][-3:] == ["reward judge", "engine pool judge", "judge-engine-0"]
     assert answer.chain[-2].says == "owes 4 answers"
     assert any(line.startswith("judge-engine-0 (version judge@0.0) does not serve") for line in answer.details)
+
+
+def test_a_paused_run_says_what_for_and_how_to_go_on():
+    reason = "a look at step 8, since guard reward: it fell; go on with `relax continue mine`, or stop the run"
+    said = status(
+        Heartbeat("actor", "paused", waits=(wait("actor", reason, "a person", 90.0, 500.0),)),
+        Heartbeat("rollout", "waiting", waits=(wait("rollout", "a grant", "actor", 95.0, 150.0),)),
+    )
+    lines = list(why(said, RUNNING, 5000.0).lines())
+    assert lines[0] == f"paused, step 7 of 20, for {reason}"
+    assert lines[1].startswith(f"  actor waits for {reason}, owed by a person: 10.0 s so far")
+    assert pause_reason(said) == reason and not pause_reason(status(Heartbeat("actor", "busy")))

@@ -19,7 +19,7 @@ SEVERITY: dict[GuardAction, int] = {"off": 0, "warn": 1, "pause": 2, "roll-back"
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class GuardFinding:
     """A guard that fires, and why."""
 
     guard: str
@@ -80,7 +80,7 @@ class DivergenceGuards:
             for name, watched in self._watched.items()
         )
 
-    def judge(self, step: int, metrics: Mapping[str, float]) -> list[Finding]:
+    def judge(self, step: int, metrics: Mapping[str, float]) -> list[GuardFinding]:
         """Take the metrics of the next step; return the guards that fire, the most severe first."""
         self._metrics.append((step, metrics))
         if step > self._rolled_back_from + self._window:
@@ -106,7 +106,7 @@ class DivergenceGuards:
             watched.evidence = [pair for pair in watched.evidence if pair[0] <= step]
             watched.fired = watched.fired and bool(watched.evidence)
 
-    def _judge(self, name: str, guard: Guard, step: int, value: float | None) -> Finding | None:
+    def _judge(self, name: str, guard: Guard, step: int, value: float | None) -> GuardFinding | None:
         if value is None or not math.isfinite(value):
             return None
         watched = self._watched[name]
@@ -127,7 +127,7 @@ class DivergenceGuards:
         watched.values.extend(watched.evidence)
         steps = f"step {step}" if since == step else f"steps {since} to {step}"
         reason = f"{guard.metric} was {value:.4g} at {steps}, {'below' if guard.falls else 'above'} {bound:.4g}, {why}"
-        return Finding(name, guard.action, guard.metric, value, bound, since, step, reason)
+        return GuardFinding(name, guard.action, guard.metric, value, bound, since, step, reason)
 
 
 def _bound(guard: Guard, before: list[float], window: int) -> tuple[float, str]:
@@ -144,8 +144,8 @@ def _bound(guard: Guard, before: list[float], window: int) -> tuple[float, str]:
     return min(bounds, key=lambda bound: sign * bound[0], default=(sign * math.inf, ""))
 
 
-def _stopping(finding: Finding, spent: str) -> Finding:
-    return Finding(
+def _stopping(finding: GuardFinding, spent: str) -> GuardFinding:
+    return GuardFinding(
         finding.guard, "stop", finding.metric, finding.value, finding.bound, finding.since, finding.step,
         finding.reason + spent,
     )  # fmt: skip

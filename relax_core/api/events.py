@@ -156,6 +156,31 @@ class GuardFired:
 
 
 @dataclass(frozen=True, slots=True)
+class RunRestarted:
+    """The whole run starts again by itself from a checkpoint, after a fault that could not be repaired in place."""
+
+    step: int
+    """The checkpoint's; 0: there was none, and it begins anew."""
+    reason: str
+    in_a_row: int
+    """Restarts since it last got further, this one included."""
+    limit: int
+    """Most in a row (`recovery.restarts`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkRetried:
+    """Work is done once more after a fault that is not its own; nothing of it was lost."""
+
+    role: str
+    """Role or worker whose work it is, as in `RoleFailed`."""
+    what: str
+    """The unit of work, in the plural: samples, requests, steps, publishes."""
+    count: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class EventsDropped:
     """Events that nobody read in time were dropped: the files of the run lack them. The run status tells so in their place."""
 
@@ -180,8 +205,8 @@ class Logged:
 
 Event = (
     RunStarted | SamplesScored | StepFinished | StepMeasured | TimeSpent | RolloutMeasured | WeightsPublished
-    | CheckpointSaved | EvalFinished | RoleFailed | RoleRecovered | RolledBack | EventsDropped | RunFinished
-    | Logged | GuardFired
+    | CheckpointSaved | EvalFinished | RoleFailed | RoleRecovered | RolledBack | RunRestarted | WorkRetried
+    | EventsDropped | RunFinished | Logged | GuardFired
 )  # fmt: skip
 
 

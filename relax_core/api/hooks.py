@@ -73,5 +73,11 @@ def relax_role_recovered(event: events.RoleRecovered) -> None: """Observe that a
 @hookspec
 def relax_guard_fired(event: events.GuardFired) -> None: """A guard found evidence that training diverges."""
 @hookspec
+def relax_rolled_back(event: events.RolledBack) -> None: """The trainer went back to a version."""
+@hookspec
+def relax_run_restarted(event: events.RunRestarted) -> None: """The whole run starts again from a checkpoint."""
+@hookspec
+def relax_work_retried(event: events.WorkRetried) -> None: """Work is done once more after a fault that is not its own."""
+@hookspec
 def relax_run_finished(event: events.RunFinished) -> None: """The last event of a run."""
 # fmt: on

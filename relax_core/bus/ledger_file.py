@@ -46,7 +46,7 @@ def prepare_ledger(run_dir: Path, checkpoint: Path, step: int, incarnation: int)
     """
     ledger, copy = run_dir / FILE, checkpoint / FILE
     copies = (run_dir / "checkpoints").glob(f"*/{FILE}")  # those that were set aside too
-    known = [_newest_incarnation(ledger), *(_newest_incarnation(path, at_rest=True) for path in {*copies, copy})]
+    known = [newest_incarnation(ledger), *(newest_incarnation(path, at_rest=True) for path in {*copies, copy})]
     newest = max((*known, incarnation))
     fault = find_fault(ledger, step, incarnation)
     if not fault:
@@ -99,7 +99,7 @@ def find_fault(ledger: Path, step: int, incarnation: int, at_rest: bool = False)
         raise _unreadable(ledger, error) from error
 
 
-def _newest_incarnation(ledger: Path, at_rest: bool = False) -> int:
+def newest_incarnation(ledger: Path, at_rest: bool = False) -> int:
     """Return the largest incarnation that a ledger has journalled; 0 for one that can't be read."""
     try:
         if not ledger.is_file():

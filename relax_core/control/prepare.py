@@ -30,7 +30,7 @@ from random import Random, SystemRandom
 from relax_core.api.errors import ConfigError, RelaxError
 from relax_core.api.options import revealed
 from relax_core.api.plan import Plan
-from relax_core.bus.ledger_file import prepare_ledger
+from relax_core.bus.ledger_file import FILE as LEDGER, newest_incarnation, prepare_ledger
 from relax_core.config.compose import Composed, Stage, compose, naming_stage
 from relax_core.config.layers import Source
 from relax_core.config.run_config import RunConfig, to_toml
@@ -43,7 +43,7 @@ from relax_core.observe.provenance import provenance
 from relax_core.observe.run_directory import RunDirectory
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.host import announce
-from relax_core.roles.checkpoint import choose, complete, discard_partial
+from relax_core.roles.checkpoint import ResumePoint, choose, complete, discard_partial
 from relax_core.runners.launch import Launch, Runner
 
 MAY_CHANGE = frozenset(
@@ -274,40 +274,65 @@ def prepare_resume(run_dir: Path, overrides: Sequence[str], step: int | None = N
         directory.write_config(to_toml(config))
     elif overrides and present is not None:
         present.write(config)
-    epoch = RunEpoch.begin(directory.path)
-    for path in paths:
-        discard_partial(path)
     stages: list[PreparedStage] = []
     for own, path in zip(left, paths, strict=True):
         if stages:
             config = compose([path / "config.toml"], (), catalogue, on_disk=False).config
         own_plan = plan(config, catalogue) if stages else planned.stages[0].plan
-        stages.append(PreparedStage(config, make_launch(config, own_plan, catalogue, path, epoch=epoch), own, done))
+        stages.append(PreparedStage(config, make_launch(config, own_plan, catalogue, path), own, done))
         done += config.steps
-    notices = (*planned.composed.notices, *(point.notices if point is not None else ()))
-    if point is not None and resume is not None:
-        try:
-            ledger = prepare_ledger(paths[0], Path(resume.directory), resume.step, int(resume.state["incarnation"]))
-            point.set_aside()  # only where the run can go on: a refusal leaves every checkpoint as it was
-        except BaseException:
-            directory.close()
-            raise
-        incarnation = ledger.newest_incarnation + 1
-        stages[0] = replace(stages[0], launch=replace(stages[0].launch, resume=resume, incarnation=incarnation))
-        notices += (ledger.notice,) if ledger.notice else ()
-    elif present is not None:
-        present.discard_work()
-    return Prepared(catalogue, directory, tuple(stages), notices)
+    try:
+        return _begin_start(Prepared(catalogue, directory, tuple(stages), planned.composed.notices), point)
+    except BaseException:
+        directory.close()
+        raise
+
+
+def prepare_restart(prepared: Prepared, stage: PreparedStage) -> Prepared:
+    """Continue a run of this process that failed in a stage, as `prepare_resume` would: from its newest whole checkpoint.
+
+    One that has no checkpoint yet begins anew. The run directory stays open, and nothing of the former start works any
+    more. Raises InfrastructureError where no checkpoint or ledger is whole.
+    """
+    directory = Path(stage.launch.run_dir)
+    point = choose(directory, None, stage.first_step) if complete(directory / "checkpoints") else None
+    left = prepared.stages[prepared.stages.index(stage) :]
+    return _begin_start(replace(prepared, stages=left, notices=(), runner=None), point)
+
+
+def _begin_start(prepared: Prepared, point: ResumePoint | None) -> Prepared:
+    """Begin the next start of a run: its epoch, and its first stage at a checkpoint, or as before its first step."""
+    epoch, notices = RunEpoch.begin(prepared.directory.path), prepared.notices
+    stages = [
+        replace(stage, launch=replace(stage.launch, epoch=epoch, run_id=_run_id(Path(stage.launch.run_dir), epoch),
+                                      resume=None, incarnation=0))
+        for stage in prepared.stages
+    ]  # fmt: skip
+    for stage in stages:
+        discard_partial(Path(stage.launch.run_dir))
+    first = stages[0]
+    directory, resume, incarnation = Path(first.launch.run_dir), None, 0
+    if point is not None:
+        resume, notices = point.resume, (*notices, *point.notices)
+        place = Path(resume.directory)
+        ledger = prepare_ledger(directory, place, resume.step, int(resume.state["incarnation"]))
+        point.set_aside()  # only where the run can go on: a refusal leaves every checkpoint as it was
+        incarnation, notices = ledger.newest_incarnation + 1, (*notices, *((ledger.notice,) if ledger.notice else ()))
+    elif first.directory is not None:
+        first.directory.discard_work()
+    elif (ledger_file := directory / LEDGER).exists():  # it takes its steps back when it is opened, as in any rollback
+        incarnation = newest_incarnation(ledger_file) + 1
+    stages[0] = replace(first, launch=replace(first.launch, resume=resume, incarnation=incarnation))
+    return replace(prepared, stages=tuple(stages), notices=notices)
 
 
 def make_launch(
     config: RunConfig, plan: Plan, catalogue: Catalogue, directory: Path, functions: Mapping[str, bytes] | None = None,
     epoch: RunEpoch | None = None,
 ) -> Launch:  # fmt: skip
-    """Put a run into plain data. Its id names what it owns outside its directory, and is another one at each start."""
-    place = f"{platform.node()}:{directory.resolve()}"
+    """Put a run into plain data."""
     return Launch(
-        run_id=f"{directory.name}-{hashlib.sha256(place.encode()).hexdigest()[:6]}-{epoch.number if epoch else 0}",
+        run_id=_run_id(directory, epoch),
         run_dir=str(directory),
         config=config.dump(),
         plan=plan,
@@ -316,6 +341,12 @@ def make_launch(
         functions=functions or {},
         epoch=epoch,
     )
+
+
+def _run_id(directory: Path, epoch: RunEpoch | None) -> str:
+    """Name what a run owns outside its directory: another name at each start."""
+    place = f"{platform.node()}:{directory.resolve()}"
+    return f"{directory.name}-{hashlib.sha256(place.encode()).hexdigest()[:6]}-{epoch.number if epoch else 0}"
 
 
 def make_runner(config: RunConfig, catalogue: Catalogue, *, begin: bool = False) -> Runner:

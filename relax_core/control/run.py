@@ -13,10 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from relax_core.api.errors import Diverged, InfrastructureError, RelaxError
-from relax_core.api.events import RunFinished, RunStarted, Sink
+from relax_core.api.events import Logged, RunFinished, RunRestarted, RunStarted, Sink
 from relax_core.api.role import Clock, Heartbeat, Role, SystemClock
-from relax_core.control.prepare import Prepared, PreparedStage, make_runner
-from relax_core.control.stages import point_to_export, stage_directories
+from relax_core.control.prepare import Prepared, PreparedStage, make_runner, prepare_restart
+from relax_core.control.restarts import RunRestarts
+from relax_core.control.stages import point_to_export, resumable_step, stage_directories
 from relax_core.observe.observers import Notifier
 from relax_core.observe.recorder import Display, Recorder
 from relax_core.observe.run_directory import REQUESTS
@@ -84,10 +85,12 @@ class RunController:
         preparing -> starting -> running -> stopping -> finished | stopped | preempted | diverged | failed | interrupted
 
     where a stop leads from any of the first three to `stopped`, a preemption to `preempted`, an error to `failed`, that of
-    a guard to `diverged`, and roles with state that do not stop within their grace to `interrupted`.
+    a guard to `diverged`, and roles with state that do not stop within their grace to `interrupted`. An error that
+    `RunRestarts` grants a restart leads back to `preparing`, from the stage's newest whole checkpoint.
 
     Invariants:
     - A stage begins only when the one before it has finished.
+    - A restart begins only when nothing of the start before works any more, and is a start of its own: it has the next epoch.
     - One recorder is open from before the first role starts until after the last process is gone.
     - Events of the roles are recorded before RunFinished, which is recorded once, as of all stages together.
     - The runner is closed, and weights that the stage has published are swept, however it ends; those of a start that was
@@ -105,6 +108,10 @@ class RunController:
         self._stop_asked = asyncio.Event()
         self._last_event = 0
         self._running: set[str] = set()
+        self._restarts = RunRestarts(prepared.config.recovery.restarts, prepared.first_step)
+        self._started = False
+        """The run's start is recorded; restarts of the whole run belong to it."""
+        self._account_at_failure: dict[str, Any] = {}
         finished = [directory.account() or {} for directory in stage_directories(prepared.directory.path)]
         self._former = total(
             {key: of[key] for key in of if key != "steps"} for of in finished
@@ -133,19 +140,27 @@ class RunController:
             urls = [url.reveal() for url in config.notify.urls]
             observers["notify"] = Notifier(urls, config.run.name or prepared.launch.run_id)
         with Recorder(prepared.directory, sinks, observers, self._display, clock=self._clock) as recorder:
-            for stage in prepared.stages:
-                if stage is not prepared.stages[0]:
-                    self._runner = make_runner(stage.config, catalogue)
+            left = list(prepared.stages)
+            while left:
+                stage, failed = left[0], None
                 try:
                     finished, account = await self._run_stage(stage, recorder)
+                except RelaxError as error:
+                    failed = await self._grant_restart(error, recorder)
                 finally:
                     await self._runner.close()
                     await asyncio.to_thread(_sweep_weights, stage.launch)
-                if not finished:
+                if failed is not None:
+                    left = await self._prepare_restart(stage, failed, recorder)
+                elif not finished:
                     break
-                if stage.directory is not None:
-                    stage.directory.finish({"steps": stage.config.steps, **account})
-                    self._former = total([self._former, account])
+                else:
+                    left = left[1:]
+                    if stage.directory is not None:
+                        stage.directory.finish({"steps": stage.config.steps, **account})
+                        self._former = total([self._former, account])
+                if left:
+                    self._runner = make_runner(left[0].config, catalogue)
         last = prepared.stages[-1].directory
         if last is not None and last.account() is not None:
             point_to_export(prepared.directory.path, last)
@@ -157,24 +172,19 @@ class RunController:
         self._running, self._last_event = set(launch.plan.roles), 0
         if stage.directory is not None:
             recorder.enter(stage.directory.name, stage.first_step)
-        if stage is stages[0]:  # it is continued from its checkpoint, or begins anew where it had none
+        if stage is stages[0]:  # it goes on from its checkpoint, or begins anew where it had none
             recorder.rewind(stage.first_step + (launch.resume.step if launch.resume else 0))
         busy: list[str] = []
         await asyncio.to_thread(_sweep_weights, launch)
-        try:
-            ready = await self._start_runner(stage) and await self._wait_until_ready(recorder)
-            if ready:
-                if stage is stages[0]:
-                    config = {**launch.config, "steps": self._prepared.steps}
-                    recorder.write(RunStarted(launch.run_id, str(self._prepared.directory.path), config))
-                busy = await self._watch(stage, recorder)
-        except RelaxError as error:
-            with contextlib.suppress(RelaxError):  # what can't be read any more must not hide the reason
-                await self._record_events(recorder)
-            account = await self._account()
-            ending = "diverged" if isinstance(error, Diverged) else "failed"
-            recorder.write(RunFinished(ending, {**total([self._former, account]), "error": str(error)}))
-            raise
+        ready = await self._start_runner(stage) and await self._wait_until_ready(recorder)
+        if ready:
+            self._restarts.ready()
+            if not self._started:
+                self._started = True
+                config = {**launch.config, "steps": self._prepared.steps}
+                recorder.write(RunStarted(launch.run_id, str(self._prepared.directory.path), config))
+            recorder.ready()
+            busy = await self._watch(stage, recorder)
         ended = "preempted" if self._preempted else "stopped"
         status, account = ended, {}
         if ready:
@@ -184,6 +194,50 @@ class RunController:
         if stage is stages[-1] or status != "finished":
             recorder.write(RunFinished(status, total([self._former, account]) | ({"busy": busy} if busy else {})))
         return status == "finished", account
+
+    async def _grant_restart(self, error: RelaxError, recorder: Recorder) -> RelaxError:
+        """Return the error where the run restarts after it. Raises what the run ends with otherwise, after writing it down."""
+        with contextlib.suppress(RelaxError):  # what can't be read any more must not hide the reason
+            await self._record_events(recorder)
+        self._account_at_failure = await self._account()
+        saved = await asyncio.to_thread(resumable_step, self._prepared.directory.path)
+        if self._restarts.grant(error, saved or 0, self.stopping):
+            return error
+        self._fail(final := self._restarts.final(error), recorder)
+        raise final from (None if final is error else error)
+
+    def _fail(self, error: RelaxError, recorder: Recorder) -> None:
+        account = total([self._former, self._account_at_failure])
+        ending = "diverged" if isinstance(error, Diverged) else "failed"
+        recorder.write(RunFinished(ending, {**account, "error": str(error)}))
+
+    async def _prepare_restart(
+        self, stage: PreparedStage, error: RelaxError, recorder: Recorder
+    ) -> list[PreparedStage]:
+        """Pause, and prepare another start of the run from the last checkpoint of the stage; a stop ends it all."""
+        pause_s = self._restarts.pause_s
+        if pause_s:
+            recorder.write(Logged("warning", "controller", f"the run failed and restarts in {pause_s:.0f} s: {error}"))
+        failed_at = self._clock.now()
+        while not self.stopping and (left_s := failed_at + pause_s - self._clock.now()) > 0:
+            await self._clock.sleep(min(left_s, WATCH_S))
+            recorder.heartbeats(())  # readers see that the process lives
+        if self.stopping:
+            account = total([self._former, self._account_at_failure])
+            recorder.write(RunFinished("preempted" if self._preempted else "stopped", account))
+            return []
+        try:
+            self._prepared = await asyncio.to_thread(prepare_restart, self._prepared, stage)
+        except RelaxError as unable:
+            final = InfrastructureError(f"{error}; the run could not restart: {unable}")
+            self._fail(final, recorder)
+            raise final from unable
+        for notice in self._prepared.notices:
+            recorder.write(Logged("warning", "controller", notice))
+        resume, restarts = self._prepared.launch.resume, self._restarts
+        step = resume.step if resume else 0
+        recorder.write(RunRestarted(step, str(error), restarts.in_a_row, restarts.limit))
+        return list(self._prepared.stages)
 
     async def _start_runner(self, stage: PreparedStage) -> bool:
         """Start the runner; False where somebody stopped the run first, and `close` ends what had started by then."""

@@ -52,6 +52,7 @@ GROUPS = {
     "bus": "Rows between roles.",
     "memory": "Of devices that several worker groups share.",
     "restarts": "Roles and workers that were replaced; running totals.",
+    "retries": "Work that was done once more after a fault that was not its own; running totals.",
     "events": "The record of the run itself.",
 }
 
@@ -170,7 +171,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("bus/<name>", "A further number of the bus", "last"),
     Metric("memory/freed_bytes", "Bytes that others really freed for the trainer's turn", "last"),
     Metric("memory/trainer_freed_bytes", "Bytes that the trainer really freed when it slept last", "last"),
-    Metric("restarts/<role>", "Replacements so far", "last"),
+    Metric("restarts/<role>", "Replacements so far; `restarts/run`: of the whole run, from its last checkpoint", "last"),
+    Metric("retries/<role>", "Units of its work (samples, requests, steps, publishes) that were done once more so far, after "
+           "a fault that was not theirs", "last"),
     Metric("events/dropped", "Events so far that nobody wrote in time: files of the run lack them", "last"),
 )  # fmt: skip
 
@@ -213,7 +216,7 @@ MEASURES = ("mean", "loss")
 WINDOW = 10
 """Steps that `reward_first` and `reward_last` are means of."""
 _DROPPED = "samples/dropped/"
-_RESTARTS = "restarts/"
+_RESTARTS, _RETRIES = "restarts/", "retries/"
 _EVENTS_DROPPED = "events/dropped"
 _LAGS = "lag/samples/"
 
@@ -235,6 +238,7 @@ class Totals:
     tokens_generated: float = 0
     publishes: int = 0
     restarts: Counter[str] = field(default_factory=Counter)
+    retries: Counter[str] = field(default_factory=Counter)
     events_dropped: int = 0
 
     @classmethod
@@ -251,10 +255,7 @@ class Totals:
             elif any(not key.startswith("eval/") for key in metrics):
                 totals.stepped(record["step"], metrics)
                 totals.publishes = int(metrics.get("weights/publishes", 0))
-                counted = {
-                    key.removeprefix(_RESTARTS): int(metrics[key]) for key in metrics if key.startswith(_RESTARTS)
-                }
-                totals.restarts = Counter(counted)
+                totals.restarts, totals.retries = _counts(metrics, _RESTARTS), _counts(metrics, _RETRIES)
                 totals.events_dropped = int(metrics.get(_EVENTS_DROPPED, 0))
         return totals
 
@@ -295,7 +296,9 @@ class Totals:
         counted = {"weights/publishes": float(self.publishes)}
         if self.events_dropped:
             counted[_EVENTS_DROPPED] = float(self.events_dropped)
-        return counted | {f"{_RESTARTS}{role}": float(count) for role, count in self.restarts.items()}
+        for prefix, counts in ((_RESTARTS, self.restarts), (_RETRIES, self.retries)):
+            counted |= {f"{prefix}{role}": float(count) for role, count in counts.items()}
+        return counted
 
     def summary(self) -> dict[str, Any]:
         """Return the fields of `summary.json` that come from totals."""
@@ -316,6 +319,7 @@ class Totals:
             "tokens_generated": int(self.tokens_generated),
             "weight_publishes": self.publishes,
             "restarts": dict(self.restarts),
+            "retries": dict(self.retries),
             "events_dropped": self.events_dropped,
         }
 
@@ -341,6 +345,10 @@ class Totals:
         total = self._count("samples/dropped")
         unnamed = total - sum(by_reason.values())
         return by_reason | ({"unnamed": unnamed} if unnamed > 0 else {})
+
+
+def _counts(metrics: Mapping[str, float], prefix: str) -> Counter[str]:
+    return Counter({key.removeprefix(prefix): int(metrics[key]) for key in metrics if key.startswith(prefix)})
 
 
 def _mean(values: Iterable[float]) -> float | None:

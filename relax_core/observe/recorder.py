@@ -31,6 +31,8 @@ ENDINGS = ("finished", "stopped", "preempted", "diverged", "failed", "interrupte
 SHOWN_SAMPLES = 4
 """Transcripts of a step that sinks get."""
 STATUS_EVERY_S = 5.0
+WHOLE_RUN = "run"
+"""Restarts of the whole run are counted under this name, beside those of roles and workers."""
 
 
 class Display(Protocol):
@@ -90,6 +92,7 @@ class Recorder:
         self._beats: tuple[Heartbeat, ...] = ()
         self._status_key: tuple[Any, ...] | None = None
         self._status_at = float("-inf")
+        self._restarting_since: float | None = None
         self._sinks = dict(sinks or {})
         self._sink_workers = {name: CallbackWorker(name, self._clock, self._off, deadline_s) for name in self._sinks}
         self._observers = dict(observers or {})
@@ -157,12 +160,22 @@ class Recorder:
         """Add a span to the trace, in seconds of the clock."""
         self._trace.span(name, role, start, end)
 
+    def ready(self) -> None:
+        """Note that every role is ready; after a restart of the whole run, how long that took."""
+        if self._restarting_since is not None:
+            since, self._restarting_since = self._restarting_since, None
+            self._trace.span("restart", "controller", since, self._clock.now())
+            self._log.write("info", "run works again", seconds=self._clock.now() - since)
+            self._facts["state"] = "running"
+            self._write_status()
+
     def rewind(self, step: int) -> None:
         """Forget what came after a step of the run, counted through its stages, that it goes back to."""
         self.run_dir.rewind(step)
         before = self._totals
         self._totals = Totals.replay(self.run_dir.metrics())
         self._totals.publishes, self._totals.restarts = before.publishes, before.restarts
+        self._totals.retries = before.retries
         self._totals.events_dropped = before.events_dropped
         self._tokens_before = min(self._tokens_before, self._totals.tokens_generated)
         self._measured.clear()
@@ -241,6 +254,13 @@ class Recorder:
                 self._log.write("warning", "rolled back", version=str(version), step=step, reason=reason)
             case events.GuardFired():
                 return self._guard_fired(event)
+            case events.RunRestarted(step, reason, in_a_row, limit):
+                self._restart(step, reason)
+                facts = {"step": step, "reason": reason, "in_a_row": in_a_row, "limit": limit}
+                self._log.write("warning", "run restarted", **facts)
+            case events.WorkRetried(role, what, count, reason):
+                self._totals.retries[role] += count
+                self._log.write("warning", "work retried", of=role, what=what, count=count, reason=reason)
             case events.EventsDropped(count):
                 self._totals.events_dropped += count
                 self._log.write("warning", "events were dropped before they were written", count=count)
@@ -299,6 +319,17 @@ class Recorder:
                 raise
             except Exception as error:
                 raise PluginError(sink_name, f"the sink could not start: {type(error).__name__}: {error}") from error
+        self._write_status()
+
+    def _restart(self, step: int, reason: str) -> None:
+        """Go back to the step that the run goes on after; its next start has events, a hub and clocks of its own."""
+        self._account(finish=True)
+        self._restarting_since, self._last_number = self._clock.now(), -1
+        self._hub_behind, self._time = None, TimeAccount()
+        self.rewind(step)
+        self._totals.restarts[WHOLE_RUN] += 1
+        self._trace.mark("restarted", "controller", self._restarting_since)
+        self._facts |= {"state": "restarting", "step": step, "last_restart": {"step": step, "reason": reason}}
         self._write_status()
 
     def _step(self, event: events.StepFinished) -> Event:
@@ -371,8 +402,11 @@ class Recorder:
 
     def _write_status(self) -> None:
         self._status_key, self._status_at = status_key(self._beats), self._clock.now()
-        lost = {"events_dropped": dropped} if (dropped := self._totals.events_dropped) else {}
-        self.run_dir.write("status", status_document(self._beats, self._now(), self._wall(), self._facts | lost))
+        totals = self._totals
+        counted = {"events_dropped": totals.events_dropped, "restarts": dict(totals.restarts),
+                   "retries": dict(totals.retries)}  # fmt: skip
+        facts = self._facts | {name: count for name, count in counted.items() if count}
+        self.run_dir.write("status", status_document(self._beats, self._now(), self._wall(), facts))
 
     def _elapsed(self) -> float:
         return self._elapsed_before + self._clock.now() - self._opened

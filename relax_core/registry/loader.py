@@ -57,6 +57,9 @@ HOOKS: dict[type, str] = {
     events.RoleFailed: "relax_role_failed",
     events.RoleRecovered: "relax_role_recovered",
     events.GuardFired: "relax_guard_fired",
+    events.RolledBack: "relax_rolled_back",
+    events.RunRestarted: "relax_run_restarted",
+    events.WorkRetried: "relax_work_retried",
     events.RunFinished: "relax_run_finished",
 }
 """Event -> hook; other events are the controller's own business."""

@@ -110,6 +110,11 @@ class LiveDisplay:
             case events.GuardFired(step, guard, action, reason):
                 self._note = f"guard {guard} fired at step {step}: {reason}; {ACTIONS[action]}"
                 return self._note
+            case events.RunRestarted(step, reason, in_a_row, limit):
+                self._step, self._state = step, "restarting"
+                after = f"after step {step}" if step else "from its beginning"
+                self._note = f"{self._name} restarts {after} ({in_a_row} of {limit} in a row): {reason}"
+                return self._note
             case events.Logged(_, role, message):
                 return f"{role}: {message}"
             case events.RunFinished(status):

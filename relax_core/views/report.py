@@ -230,6 +230,18 @@ def _faults(run: RunView) -> Iterator[tuple[str, str, str]]:
         elif record.get("event") == "role recovered":
             detail = f"after {float(record.get('seconds') or 0):.1f} s {record.get('detail') or ''}"
             yield clock, f"{record.get('recovered')} works again", detail
+        elif record.get("event") == "run restarted":
+            yield clock, f"the run restarted after step {record.get('step')}", str(record.get("reason", ""))
+        elif record.get("event") == "run works again":
+            yield clock, "the run works again", f"after {float(record.get('seconds') or 0):.1f} s"
+        elif record.get("event") == "rolled back":
+            yield clock, f"rolled back to step {record.get('step')}", str(record.get("reason", ""))
+        elif record.get("event") == "work retried":
+            yield (
+                clock,
+                f"{record.get('of')}: {record.get('count')} {record.get('what')} again",
+                str(record.get("reason", "")),
+            )
 
 
 def _chapters(run: RunView) -> Iterator[tuple[str, list[Transcript]]]:

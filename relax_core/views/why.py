@@ -205,16 +205,15 @@ def why(status: Mapping[str, Any], health: RunHealth, wall: float) -> WhyAnswer:
     if not health.ended and health.state not in ("lost", "silent"):  # those are told as they were at their last word
         now += max(wall - float(status.get("written_at", wall)), 0.0)
     waits = tuple(_waits(roles, now))
-    dropped = status.get("events_dropped")
-    lost = (f"{dropped:,} events were dropped before they were written: files of the run lack them",) if dropped else ()
+    faults = tuple(_faults(status))
     if health.ended:
         after = f": {health.detail}" if health.detail else ""
         headline = f"the run has ended: {health.state} after step {status.get('step', '?')}{after}"
         return WhyAnswer(
-            headline, waits, tuple(_busy(role) for role in roles if role.get("state") == "failed"), details=lost
+            headline, waits, tuple(_busy(role) for role in roles if role.get("state") == "failed"), details=faults
         )
     busy = tuple(_busy(role) for role in roles if not role.get("waits"))
-    details = (*(line for role in roles for line in _details(role, now)), *lost)
+    details = (*(line for role in roles for line in _details(role, now)), *faults)
     return WhyAnswer(_headline(health, status, waits), waits, busy, _ring(roles, waits), chain(roles, now), details)
 
 
@@ -274,6 +273,17 @@ def _details(role: Mapping[str, Any], now: float) -> Iterator[str]:
     for name, engine in [one for part in (facts, *pools) for one in (part.get("engines") or {}).items()]:
         silent = engine.get("silent_s", 0.0)
         yield f"{name} {engine_says(engine)}" + (f", silent for {seconds(silent + age)}" if silent else "")
+
+
+def _faults(status: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the faults that the run went on after, and events that are missing."""
+    if last := status.get("last_restart"):
+        yield f"the whole run restarted last after step {last['step']}: {last['reason']}"
+    for name in ("restarts", "retries"):
+        if counts := status.get(name):
+            yield f"{name} so far: {', '.join(f'{role} {count}' for role, count in counts.items())}"
+    if dropped := status.get("events_dropped"):
+        yield f"{dropped:,} events were dropped before they were written: files of the run lack them"
 
 
 def _busy(role: Mapping[str, Any]) -> str:

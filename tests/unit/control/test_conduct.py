@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Coroutine
 from datetime import datetime
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from relax_core.api.bus import Account
-from relax_core.api.errors import InfrastructureError, RelaxError
+from relax_core.api.errors import InfrastructureError, RelaxError, WorkerDied
 from relax_core.api.events import StepFinished
 from relax_core.api.role import Heartbeat
 from relax_core.config.compose import compose
@@ -253,7 +254,7 @@ def test_requests_for_a_checkpoint_reach_the_roles_with_state_once_each(tmp_path
 
 
 def test_a_role_that_fails_ends_the_others_and_the_run_with_its_reason(tmp_path: Path) -> None:
-    error = InfrastructureError("rank 0 died; resume")
+    error = RelaxError("6 updates in a row were not finite")
 
     async def dies(runner: ScriptedRunner) -> None:
         await steps(runner)
@@ -261,8 +262,56 @@ def test_a_role_that_fails_ends_the_others_and_the_run_with_its_reason(tmp_path:
 
     summary, raised, seconds = conducted(tmp_path, {"actor": dies, "rollout": deaf})
     assert raised is error
-    assert (summary["status"], summary["error"], summary["steps"]) == ("failed", "rank 0 died; resume", 3)
-    assert seconds < 5.0
+    assert (summary["status"], summary["error"], summary["steps"]) == ("failed", str(error), 3)
+    assert not summary["restarts"] and seconds < 5.0
+
+
+async def loses_its_hub(runner: ScriptedRunner) -> None:
+    await steps(runner)
+    raise WorkerDied("hub died during claim")
+
+
+def test_a_fault_of_the_infrastructure_restarts_the_whole_run_which_then_ends_as_if_nothing_had_been(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a checkpoint it begins anew: each step is written once, under the next epoch."""
+    made: list[ScriptedRunner] = []
+    monkeypatch.setattr(run, "make_runner", lambda *_: made.append(ScriptedRunner({"actor": steps})) or made[-1])
+    summary, raised, seconds = conducted(tmp_path, {"actor": loses_its_hub})
+    assert raised is None and len(made) == made[0].closed == 1
+    assert (summary["status"], summary["restarts"], summary["samples_trained"]) == ("finished", {"run": 1}, 6)
+    directory = RunDirectory(tmp_path / "run")
+    assert [line["step"] for line in directory.metrics()] == [1, 2, 3]
+    assert [line["restarts/run"] for line in directory.metrics()] == [1, 1, 1]
+    assert int((tmp_path / "run/.epoch").read_text()) == 2
+    assert (directory.read("status") or {})["last_restart"] == {"step": 0, "reason": "hub died during claim"}
+    assert seconds < 10.0
+
+
+def test_a_run_whose_restarts_are_spent_ends_with_the_first_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def dies_again(runner: ScriptedRunner) -> None:
+        raise WorkerDied("rank 0 died")
+
+    monkeypatch.setattr(run, "make_runner", lambda *_: ScriptedRunner({"actor": dies_again}))
+    summary, raised, seconds = conducted(tmp_path, {"actor": loses_its_hub})
+    assert isinstance(raised, InfrastructureError) and str(raised) == summary["error"]
+    assert re.fullmatch(
+        "hub died during claim; the run restarted by itself 3 times, got no further than step 0, .*rank 0 died",
+        str(raised),
+    )
+    assert (summary["status"], summary["restarts"]) == ("failed", {"run": 3})
+    assert 25.0 < seconds < 60.0, "pauses grow"
+
+
+def test_a_stop_between_two_starts_ends_the_run_without_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "make_runner", lambda *_: ScriptedRunner({"actor": loses_its_hub}))
+    summary, raised, seconds = conducted(tmp_path, {"actor": loses_its_hub}, stop_after_s=9.0)
+    assert (summary["status"], summary["restarts"], raised) == ("stopped", {"run": 1}, None)
+    assert 9.0 <= seconds < 10.0, "in the pause before the second restart"
 
 
 def test_an_error_that_is_nobodys_names_the_role(tmp_path: Path) -> None:

@@ -49,6 +49,8 @@ class Configurable(Generic[OptionsT]):
     """Base of every component class; keeps the typed options it was built from."""
 
     kind: ClassVar[str] = ""
+    preload: ClassVar[tuple[str, ...]] = ()
+    """Modules that a worker process of it needs and that take seconds to import; importing them starts nothing."""
 
     def __init__(self, options: OptionsT | None = None) -> None:
         self.options: OptionsT = options if options is not None else cast(OptionsT, self.options_model()())

@@ -98,6 +98,8 @@ class WorkerSpec:
     """Code of authors: a child process works in a scratch folder of its own and can't write to the run directory."""
     writable: tuple[str, ...] = ()
     """Folders of the run directory that an untrusted child process writes to all the same."""
+    preload: tuple[str, ...] = ()
+    """Modules that it needs and that take seconds to import: a child process may be forked from one that has them."""
     target: str = ""
     """Instead of a component: `module:Class`, built without arguments (the core's own hosts)."""
 

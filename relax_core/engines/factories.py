@@ -95,16 +95,19 @@ def _engine_slots(
     context: RunContext, group: Any, prefix: str, choice: BackendChoice, spec: EngineSpec, silence_s: float
 ) -> list[EngineSlot]:
     """Make the slots of a worker group's engines, on its devices; none is started."""
-    capabilities = type(context.build(choice.chosen, Engine)).capabilities
+    engine = type(context.build(choice.chosen, Engine))
     slots = []
     for number in range(group.size):
         name = f"{prefix}-{number}"
         worker = WorkerSpec(
             name, choice.chosen, str(choice.python or ""), {"OMP_NUM_THREADS": str(group.threads or 1)},
             devices=group.process_devices(number), num_gpus=context.plan.num_gpus(group.process_devices(number)),
+            preload=engine.preload,
         )  # fmt: skip
         track = context.track(name, group.devices_of(number))
-        slots.append(EngineSlot(name, choice.chosen, spec, worker, context.workers, capabilities, track, silence_s))
+        slots.append(
+            EngineSlot(name, choice.chosen, spec, worker, context.workers, engine.capabilities, track, silence_s)
+        )
     return slots
 
 

@@ -92,9 +92,11 @@ class RankGroup:
             if model is None and placed.path is not None:
                 model = {**_model(context, role), "path": str(placed.path)}
         ranks, devices = range(group.size), [group.process_devices(rank) for rank in range(group.size)]
+        trainer = context.build(chosen, Trainer)
         specs = [
             WorkerSpec(f"{name}-rank-{rank}", chosen, context.config.trainer.python,
-                       {"OMP_NUM_THREADS": str(group.threads), **ONE_ARENA}, devices=own, num_gpus=context.plan.num_gpus(own))
+                       {"OMP_NUM_THREADS": str(group.threads), **ONE_ARENA}, devices=own, num_gpus=context.plan.num_gpus(own),
+                       preload=trainer.preload)
             for rank, own in enumerate(devices)
         ]  # fmt: skip
         tracks = [context.track(spec.name, group.devices_of(rank)) for rank, spec in enumerate(specs)]
@@ -104,7 +106,6 @@ class RankGroup:
             starts = [trainer_spec(context, role or name, rank, group.size, rendezvous, model) for rank in ranks]
             calls = zip(tracks, workers, starts, strict=True)
             facts = await start_all(*(_ask(track, worker, "start", (spec,), START_S) for track, worker, spec in calls))
-            trainer = context.build(chosen, Trainer)
             made = cls(trainer, workers, tracks, facts[0], context.config.batch.tokens_per_micro_batch)
             made._offloads, made._whole_groups = group.offloads, context.plan.source is Source.PAIRS
             await context.devices.join(name, group.devices, made)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The child side of a local worker: serves a `Host` on the socket that its parent made, and ends with its parent.
 
-Started as `python -m relax_core.runners.local.child FD` with its birth certificate on standard input. Anything the
-hosted code prints goes to standard error; calls come through the socket that is file descriptor FD.
+Started as `python -m relax_core.runners.local.child FD`, or forked by `fork_server`, with its birth certificate on standard
+input. Anything the hosted code prints goes to standard error; calls come through the socket that is file descriptor FD.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from relax_core.runners.local.landlock import give_up_writing
 from relax_core.runners.local.parent_death import end_with_parent
 
 
-def main() -> None:
+def serve(channel: socket.socket) -> None:
     """Read the certificate, build the host, serve until told or orphaned."""
-    channel = socket.socket(fileno=int(sys.argv[1]))
     certificate = messages.decode(_read_exactly(struct.unpack("<I", _read_exactly(4))[0]))
+    Path("/proc/self/comm").write_text(certificate["name"])  # for ps and top, which cut it to 15 characters
     os.dup2(2, 1)
     if certificate["scratch"]:
         _confine(certificate)
@@ -74,4 +74,4 @@ def _read_exactly(size: int) -> bytes:
 
 
 if __name__ == "__main__":
-    main()
+    serve(socket.socket(fileno=int(sys.argv[1])))

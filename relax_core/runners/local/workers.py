@@ -37,17 +37,18 @@ from relax_core.rpc.connection import Connection
 from relax_core.rpc.host import free_port
 from relax_core.runners.launch import Launch
 from relax_core.runners.local.child_log import ChildLog
+from relax_core.runners.local.fork_server import ForkedProcess, ForkServer
 
 
 class Child:
     """One process and whatever it starts."""
 
-    def __init__(self, popen: subprocess.Popen[bytes], scratch: str = "") -> None:
+    def __init__(self, process: subprocess.Popen[bytes] | ForkedProcess, scratch: str = "") -> None:
         """`scratch`: its folder, deleted when it has ended."""
-        self._popen, self.pid, self._scratch = popen, popen.pid, scratch
+        self._process, self.pid, self._scratch = process, process.pid, scratch
         self._ended = asyncio.Event()
         self._deleting: asyncio.Future[None] | None = None
-        self._descriptor = os.pidfd_open(popen.pid)
+        self._descriptor = os.pidfd_open(process.pid)
         asyncio.get_running_loop().add_reader(self._descriptor, self._reap)
 
     @classmethod
@@ -68,22 +69,22 @@ class Child:
 
     @property
     def returncode(self) -> int | None:
-        return self._popen.returncode
+        return self._process.returncode
 
     async def tell(self, data: bytes) -> None:
         """Write to its standard input; one that has ended already is noticed by its silence."""
-        if self._popen.stdin is not None:
+        if self._process.stdin is not None:
             with contextlib.suppress(OSError):
-                await asyncio.to_thread(_write, self._popen.stdin.fileno(), data)
+                await asyncio.to_thread(_write, self._process.stdin.fileno(), data)
 
     async def wait(self) -> None:
         await self._ended.wait()
 
     def let_go(self) -> None:
         """Close its standard input: it ends by itself."""
-        if self._popen.stdin is not None:
+        if self._process.stdin is not None:
             with contextlib.suppress(OSError):
-                self._popen.stdin.close()
+                self._process.stdin.close()
 
     async def kill(self) -> None:
         """SIGKILL it with its children."""
@@ -95,6 +96,8 @@ class Child:
             await self._deleting
 
     def _kill_session(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)  # also before it has a session of its own
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
@@ -102,7 +105,7 @@ class Child:
         """Kill what the ended child has started, then wait for the child: only until then is its process number surely
         its own."""
         self._kill_session()
-        self._popen.wait()
+        self._process.wait()
         asyncio.get_running_loop().remove_reader(self._descriptor)
         os.close(self._descriptor)
         if self._scratch:
@@ -271,7 +274,7 @@ class LocalWorkers:
         scratch = tempfile.mkdtemp(prefix="relax-") if spec.untrusted else ""
         try:
             with theirs:
-                process, log = self._spawn(spec, theirs.fileno(), scratch)
+                process, log = await self._spawn(spec, theirs.fileno(), scratch)
         except BaseException:
             ours.close()
             shutil.rmtree(scratch, ignore_errors=True)
@@ -281,7 +284,7 @@ class LocalWorkers:
             async with asyncio.timeout(timeout_s):
                 await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=ours)
                 own = {
-                    "component": spec.component, "target": spec.target, "memory_mb": spec.memory_mb,
+                    "name": spec.name, "component": spec.component, "target": spec.target, "memory_mb": spec.memory_mb,
                     "own_interpreter": bool(spec.python), "scratch": scratch,
                     "protected": str(self._protected or ""), "writable": spec.writable,
                 }  # fmt: skip
@@ -303,7 +306,7 @@ class LocalWorkers:
         self._started.append(worker)
         return worker
 
-    def _spawn(self, spec: WorkerSpec, channel: int, scratch: str) -> tuple[Child, ChildLog | None]:
+    async def _spawn(self, spec: WorkerSpec, channel: int, scratch: str) -> tuple[Child, ChildLog | None]:
         settled = {"OMP_NUM_THREADS": str(self._threads), "TOKENIZERS_PARALLELISM": "false"}
         settled |= visible_devices(spec.devices, os.environ)
         inherited = visible_environment(os.environ, spec.inherit_env)
@@ -312,10 +315,15 @@ class LocalWorkers:
             settled |= {name: value for name, value in own.items() if name not in inherited}
         env = {**inherited, **settled, **spec.env, **spec.run_env}
         log = ChildLog(self._log_dir / f"{spec.name}.log", self._redactor) if self._log_dir is not None else None
+        output = log.writes if log is not None else None
         try:
+            if spec.preload and not (spec.python or spec.untrusted or visible_gpus(env)):
+                forked = await ForkServer.of(env).fork(spec.preload, env, output, channel)
+                if forked is not None:
+                    return Child(forked), log
             process = Child.start(
                 [spec.python or sys.executable, "-m", "relax_core.runners.local.child", str(channel)],
-                env, log.writes if log is not None else None, channel, scratch,
+                env, output, channel, scratch,
             )  # fmt: skip
             return process, log
         except OSError as error:

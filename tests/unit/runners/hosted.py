@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import multiprocessing
 import os
+import random
 import subprocess
 import sys
 import time
@@ -26,6 +28,16 @@ class Hosted:
 
     def variable(self, name: str) -> str:
         return os.environ.get(name, "")
+
+    def parent(self) -> int:
+        return os.getppid()
+
+    def imported_by(self, module: str) -> int:
+        """Return the process that imported a module which notes that as `PID`."""
+        return int(importlib.import_module(module).PID)
+
+    def random_numbers(self) -> list[float]:
+        return [random.random(), float(np.random.random()), *os.urandom(4)]
 
     def chatter(self) -> str:
         print("loud", flush=True)

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A parent to be killed: starts a worker with a child of its own, prints both process ids and waits."""
+"""A parent to be killed: starts a worker with a child of its own, prints both process ids and waits.
+
+Arguments are modules to preload: then the worker is forked from a process that has them."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import sys
 
 from relax_core.api.component import Chosen
 from relax_core.api.role import WorkerSpec
@@ -12,9 +15,8 @@ from relax_core.runners.local.workers import LocalWorkers
 
 
 async def main() -> None:
-    spec = WorkerSpec(
-        "w", Chosen("role", "w"), env={"PYTHONPATH": os.getcwd()}, target="tests.unit.runners.hosted:Hosted"
-    )
+    env, preload = {"PYTHONPATH": os.getcwd()}, tuple(sys.argv[1:])
+    spec = WorkerSpec("w", Chosen("role", "w"), env=env, target="tests.unit.runners.hosted:Hosted", preload=preload)
     (worker,) = await LocalWorkers().start([spec])
     print(worker.pid, await worker.call("grandchild", timeout_s=60), flush=True)
     await asyncio.sleep(600)

@@ -21,21 +21,33 @@ from relax_core.api.errors import ConfigError, DeadlineExceeded, InfrastructureE
 from relax_core.api.role import WorkerSpec
 from relax_core.observe.logging import Redactor
 from relax_core.runners.context import WithEnv
+from relax_core.runners.local.fork_server import ForkServer
 from relax_core.runners.local.workers import LocalWorker, LocalWorkers
 
 CALL_S = 60.0
 
 
+preload: tuple[str, ...] = ()
+
+
+@pytest.fixture(autouse=True, params=["started plainly", "forked"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A child promises the same however it is made."""
+    if request.param == "forked":
+        monkeypatch.setitem(globals(), "preload", ("tests.unit.runners.hosted",))
+    return str(request.param)
+
+
 def spec(name: str = "w", target: str = "Hosted", memory_mb: int = 0, python: str = "") -> WorkerSpec:
     env = {"PYTHONPATH": os.getcwd()}
     target = f"tests.unit.runners.hosted:{target}"
-    return WorkerSpec(name, Chosen("role", name), python, env, memory_mb=memory_mb, target=target)
+    return WorkerSpec(name, Chosen("role", name), python, env, memory_mb=memory_mb, target=target, preload=preload)
 
 
 @pytest.fixture
 def others() -> set[int]:
     """The children of earlier tests in this process (a library's own helper may live on): none of ours."""
-    return {child.pid for child in psutil.Process().children()}
+    return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
 @pytest.fixture
@@ -59,7 +71,10 @@ async def until(ready: Callable[[], bool], seconds: float = 20.0) -> None:
 
 
 def ours(others: set[int]) -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if child.pid not in others and not gone(child.pid)]
+    """Children that were started since; the fork server is there for all tests."""
+    others = others | {server.pid for server in ForkServer._running.values()}
+    children = psutil.Process().children(recursive=True)
+    return [child for child in children if child.pid not in others and not gone(child.pid)]
 
 
 def gone(pid: int) -> bool:
@@ -240,7 +255,7 @@ async def test_a_cancelled_start_ends_also_those_that_were_ready(workers: LocalW
 
 def orphaned() -> list[int]:
     """A parent's worker and that one's child, once the parent has been killed."""
-    command = [sys.executable, str(Path(__file__).with_name("parent.py"))]
+    command = [sys.executable, str(Path(__file__).with_name("parent.py")), *preload]
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None

@@ -78,6 +78,9 @@ class TorchTrainer(Trainer[TorchOptions]):
 
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
     replays_routes: ClassVar[bool] = True
+    preload: ClassVar[tuple[str, ...]] = (
+        "relax_plugin_torch.rank", "transformers.modeling_utils", "transformers.masking_utils",
+    )  # fmt: skip
     _rank: Rank | None = None
 
     def plan(self, lengths: Sequence[int], world_size: int, tokens_per_micro_batch: int = 0) -> ChunkPlan:

@@ -36,6 +36,10 @@ class TransformersEngine(ThreadedEngine["Decoder", TransformersOptions]):
         sleep=frozenset({"weights", "kv"}), media=frozenset({"image", "video", "audio"}), routed_experts=True,
         receipts="resident", transports=frozenset({"shared-memory", "disk", "http", "collective"}),
     )  # fmt: skip
+    preload: ClassVar[tuple[str, ...]] = (
+        "relax_plugin_transformers.decoder", "relax_plugin_transformers.weights", "transformers.modeling_utils",
+        "transformers.masking_utils",
+    )  # fmt: skip
     _weights: Resident
     _adapters: Adapters
 

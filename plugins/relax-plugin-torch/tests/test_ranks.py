@@ -129,7 +129,12 @@ async def working(folder, tmp_path, sharding):
     options = {"sharding": sharding}
     workers = LocalWorkers(log_dir=tmp_path)
     try:
-        ranks = await workers.start([WorkerSpec(f"rank-{r}", Chosen("trainer", "torch", options)) for r in range(2)])
+        ranks = await workers.start(
+            [
+                WorkerSpec(f"rank-{r}", Chosen("trainer", "torch", options), preload=TorchTrainer.preload)
+                for r in range(2)
+            ]
+        )
         plain = TorchTrainer(TorchTrainer.options_model()(**options))
         group = RankGroup(plain, ranks, [Quiet(), Quiet()], {}, 0)
         algorithm, meet = Chosen("algorithm", "grpo"), f"127.0.0.1:{free_port()}"

@@ -4,6 +4,7 @@
 from pathlib import Path
 
 import pytest
+from relax_plugin_transformers.engine import TransformersEngine
 
 from relax_core.api.component import Chosen
 from relax_core.api.engine import EngineSpec, GenerateRequest
@@ -14,7 +15,8 @@ from relax_core.runners.local.workers import LocalWorkers
 from relax_core.tensor_files.transport import Disk
 from relax_core.testing.engine_fixture import CONTEXT, DISK, PROMPT, tensors_of, tiny_qwen3
 
-SPEC = WorkerSpec("engine-0", Chosen("engine", "transformers", {"deltas_every": 2, "device": "cpu"}))
+CHOSEN = Chosen("engine", "transformers", {"deltas_every": 2, "device": "cpu"})
+SPEC = WorkerSpec("engine-0", CHOSEN, preload=TransformersEngine.preload)
 
 
 async def test_engine_in_a_child_generates_updates_and_refuses(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
+from relax_plugin_transformers.engine import TransformersEngine
 
 from relax_core.api.component import Chosen
 from relax_core.api.engine import Capabilities, Delta, EngineSpec
@@ -35,7 +36,8 @@ class Stage:
         self.location, self.step = str(folder / "weights"), 0
         self.workers = LocalWorkers()
         spec = EngineSpec({"path": self.folders[0], "dtype": "float32"}, CONTEXT)
-        slot = EngineSlot("engine-0", ENGINE, spec, WorkerSpec("engine-0", ENGINE), self.workers, can)
+        worker = WorkerSpec("engine-0", ENGINE, preload=TransformersEngine.preload)
+        slot = EngineSlot("engine-0", ENGINE, spec, worker, self.workers, can)
         self.pool = EnginePool([slot], SystemClock(), self, self._tell)
 
     async def update(self, slot: EngineSlot, manifest: Manifest, transport: Chosen) -> Receipt:

@@ -244,12 +244,11 @@ async def test_a_publish_killed_half_way_leaves_every_engine_on_one_whole_versio
     updater = WeightUpdater(service, SystemClock(), "resident", 0.1, 60.0)
     chosen = Chosen("engine", "transformers")
     spec = EngineSpec({"path": folders[0], "dtype": "float32"}, CONTEXT)
-    env = {"OMP_NUM_THREADS": "1"}
+    own, preload = TransformersEngine.capabilities, TransformersEngine.preload
     slots = [
-        EngineSlot(f"engine-{n}", chosen, spec, WorkerSpec(f"engine-{n}", chosen, env=env), workers,
-                   TransformersEngine.capabilities)
-        for n in range(2)
-    ]  # fmt: skip
+        EngineSlot(name, chosen, spec, WorkerSpec(name, chosen, preload=preload), workers, own)
+        for name in ("engine-0", "engine-1")
+    ]
     location = str(tmp_path)
     try:
         await asyncio.gather(*(slot.start() for slot in slots))
@@ -281,7 +280,7 @@ async def test_an_engine_that_disagrees_with_the_canary_does_not_arrive(
     updater = WeightUpdater(service, SystemClock(), "behaviour", 1e-3, 60.0)
     chosen = Chosen("engine", "transformers")
     spec = EngineSpec({"path": folders[0], "dtype": "float32"}, CONTEXT)
-    worker = WorkerSpec("engine-0", chosen, env={"OMP_NUM_THREADS": "1"})
+    worker = WorkerSpec("engine-0", chosen, env={"OMP_NUM_THREADS": "1"}, preload=TransformersEngine.preload)
     slot = EngineSlot("engine-0", chosen, spec, worker, workers, TransformersEngine.capabilities)
     temperature = 0.7
     said = log_softmax(plain_log_probs(folders[1], PROMPT) / temperature)

@@ -429,8 +429,27 @@ class RunTable(Options):
         return {name: value.reveal() if isinstance(value, Secret) else value for name, value in self.env.items()}
 
 
+NoticeKind = Literal["start", "stall", "divergence", "recovery", "end"]
+
+
 class NotifyTable(Options):
-    """The addresses that are told when a run ends or fails."""
+    """The addresses that are told what a run needs a person for, and of which events."""
 
     urls: tuple[Secret, ...] = ()
     """Apprise addresses, each as `"env:NAME"` or `"file:PATH"`: they hold credentials."""
+    events: tuple[NoticeKind, ...] = ("start", "stall", "divergence", "recovery", "end")
+    """Kinds of messages: the run's `start`; a wait beyond its deadline or `stall_s` (`stall`); a guard that fired
+    (`divergence`); roles, workers and the run itself that are replaced, go back or work again (`recovery`); its `end`, with the
+    reason."""
+    burst: PositiveInt = 5
+    """Messages that may come at once; each gives its place back `every_s` later. Others are left out and summed up in the next
+    message. The start, a guard that holds, undoes or stops the run, and the end are always told."""
+    every_s: PositiveFloat = 300.0
+    """Seconds after which one more message may come."""
+    stall_s: PositiveFloat = 3600.0
+    """Longest time that a role may wait for one thing before a message says so."""
+    timeout_s: PositiveFloat = 15.0
+    """Deadline of a message to one address; one that takes longer is given up, and the others go on."""
+    samples: bool = False
+    """Quote what errors of plugins say and a sample of a step that a guard stopped at: they may hold texts of tasks and
+    of the policy. False: messages hold none."""

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, cast
 
 from relax_core.api.errors import Diverged, InfrastructureError, RelaxError
@@ -18,7 +19,7 @@ from relax_core.api.role import Clock, Heartbeat, Role, SystemClock
 from relax_core.control.prepare import Prepared, PreparedStage, make_runner, prepare_restart
 from relax_core.control.restarts import RunRestarts
 from relax_core.control.stages import point_to_export, resumable_step, stage_directories
-from relax_core.observe.observers import Notifier
+from relax_core.observe.notifications import Notifier
 from relax_core.observe.recorder import Display, Recorder
 from relax_core.observe.run_directory import REQUESTS
 from relax_core.runners.launch import Launch, Runner
@@ -136,10 +137,12 @@ class RunController:
         prepared, config, catalogue = self._prepared, self._prepared.config, self._prepared.catalogue
         sinks = {choice.name: cast(Sink, catalogue.build(choice.chosen)) for choice in config.sinks}
         observers: dict[str, object] = catalogue.observers().plugins()
+        notifier, directory = None, prepared.directory
         if config.notify.urls:
             urls = [url.reveal() for url in config.notify.urls]
-            observers["notify"] = Notifier(urls, config.run.name or prepared.launch.run_id)
-        with Recorder(prepared.directory, sinks, observers, self._display, clock=self._clock) as recorder:
+            name = config.run.name or directory.name
+            notifier = partial(Notifier, urls, name, config.notify, directory.redactor, self._clock)
+        with Recorder(directory, sinks, observers, self._display, clock=self._clock, notifier=notifier) as recorder:
             left = list(prepared.stages)
             while left:
                 stage, failed = left[0], None
@@ -209,7 +212,7 @@ class RunController:
     def _fail(self, error: RelaxError, recorder: Recorder) -> None:
         account = total([self._former, self._account_at_failure])
         ending = "diverged" if isinstance(error, Diverged) else "failed"
-        recorder.write(RunFinished(ending, {**account, "error": str(error)}))
+        recorder.write(RunFinished(ending, {**account, "error": str(error), "exit_code": error.exit_code}))
 
     async def _prepare_restart(
         self, stage: PreparedStage, error: RelaxError, recorder: Recorder

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sinks and observers of a run: the thread in which the code of others is called, and the observer that sends messages.
+"""Sinks and observers of a run: the thread in which the code of others is called.
 
 An observer can be slow, raise or hang without holding the run; nothing it is given is changed by it.
 """
@@ -7,16 +7,12 @@ An observer can be slow, raise or hang without holding the run; nothing it is gi
 from __future__ import annotations
 
 import contextlib
-import logging
 import queue
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
 
-from relax_core.api.errors import InfrastructureError
-from relax_core.api.events import RoleFailed, RunFinished
 from relax_core.api.role import Clock
 
 MAX_FAILURES = 3
@@ -110,46 +106,3 @@ class CallbackWorker:
             with contextlib.suppress(queue.Full):
                 self._calls.put_nowait(None)  # An idle thread ends.
             self._report(self.name, why, frames)
-
-
-class Notifier:
-    """Tells people, through apprise, that a run finished or failed or a role failed: to every URL of `[notify] urls`.
-
-    An observer like any plugin's: a message that can't be sent is only logged. The URLs are secrets; they are resolved
-    before, and appear in no file.
-    """
-
-    def __init__(self, urls: Sequence[str], run_name: str) -> None:
-        self._urls, self._run_name = tuple(urls), run_name
-
-    def relax_run_finished(self, event: RunFinished) -> None:
-        self._send(f"{self._run_name} {event.status}", summary_line(event.summary))
-
-    def relax_role_failed(self, event: RoleFailed) -> None:
-        word = "failed" if event.fatal else "is being replaced"
-        self._send(f"{self._run_name}: {event.role} {word}", event.error)
-
-    def _send(self, title: str, body: str) -> None:
-        import apprise
-
-        # Its own log quotes URLs, which are secrets here; what failed is said below, without them.
-        logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)
-        target = apprise.Apprise()
-        accepted = sum(bool(target.add(url)) for url in self._urls)
-        if accepted < len(self._urls):
-            raise InfrastructureError(
-                f"notify.urls: {len(self._urls) - accepted} of {len(self._urls)} are not understood"
-            )
-        if not target.notify(title=title, body=body):
-            raise InfrastructureError(f"notify.urls: {title!r} was not delivered to every URL")
-
-
-def summary_line(summary: Mapping[str, Any]) -> str:
-    """Describe a run in one line."""
-    parts = [f"{summary.get('steps', 0)} steps", f"{float(summary.get('wall_seconds') or 0):.0f} s"]
-    first, last = summary.get("reward_first"), summary.get("reward_last")
-    if first is not None and last is not None:
-        parts.append(f"reward {first:.3f} to {last:.3f}")
-    if summary.get("error"):
-        parts.append(str(summary["error"]))
-    return ", ".join(parts)

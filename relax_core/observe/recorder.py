@@ -22,7 +22,8 @@ from relax_core.api.role import Clock, Heartbeat, SystemClock
 from relax_core.observe.documents import status_document, status_key
 from relax_core.observe.logging import RoleLog
 from relax_core.observe.metrics import MeasuredMetric, Totals
-from relax_core.observe.observers import CallbackWorker
+from relax_core.observe.notifications import Notifier
+from relax_core.observe.observers import CallbackWorker, Report
 from relax_core.observe.run_directory import RunDirectory
 from relax_core.observe.spans import TimeAccount, Trace, Window
 from relax_core.registry.loader import HOOKS
@@ -67,7 +68,9 @@ class Recorder:
         clock: Clock | None = None,
         wall: Callable[[], float] = time.time,
         deadline_s: float = 30.0,
+        notifier: Callable[[Report], Notifier] | None = None,
     ) -> None:
+        """`notifier` makes the one that sends messages to people, given where it reports what could not be sent."""
         self.run_dir, self.ending = run_dir, ""
         self._clock, self._wall = clock or SystemClock(), wall
         self._log = log or RoleLog(run_dir.logs, "controller", redactor=run_dir.redactor)
@@ -99,6 +102,7 @@ class Recorder:
         self._observer_workers = {
             name: CallbackWorker(name, self._clock, self._off, deadline_s) for name in self._observers
         }
+        self._notifier = notifier(self._off) if notifier is not None else None
 
     def __enter__(self) -> Self:
         return self
@@ -109,7 +113,8 @@ class Recorder:
         try:
             if not self.ending:
                 failed = isinstance(error, Exception)
-                self.finish("failed" if failed else "interrupted", {"error": str(error)} if failed else {})
+                facts = {"error": str(error), "exit_code": getattr(error, "exit_code", 1)} if failed else {}
+                self.write(events.RunFinished("failed" if failed else "interrupted", facts))
         except InfrastructureError as unwritten:
             if error is None:
                 raise
@@ -146,6 +151,8 @@ class Recorder:
         hook = HOOKS.get(type(told_event))
         if hook:
             self._tell_observers(hook, told_event)
+        if self._notifier is not None:
+            self._notifier.event(told_event)
 
     def heartbeats(self, beats: Sequence[Heartbeat]) -> None:
         """Show role states, and write them where something changed."""
@@ -153,6 +160,8 @@ class Recorder:
         self._show(lambda display: display.heartbeats(beats))
         for worker in (*self._sink_workers.values(), *self._observer_workers.values()):
             worker.check()
+        if self._notifier is not None:
+            self._notifier.heartbeats(beats, self._now())
         if status_key(beats) != self._status_key or self._clock.now() - self._status_at > STATUS_EVERY_S:
             self._write_status()
 
@@ -210,6 +219,7 @@ class Recorder:
             "startup_seconds": ready - self._opened,
             "tokens_per_second": tokens / (now - ready) if now > ready else 0.0,
             **totals,
+            **({"notifications": self._notifier.counts} if self._notifier is not None else {}),
         }
 
     def close(self) -> None:
@@ -218,6 +228,9 @@ class Recorder:
             self._sink_workers[name].close(sink.close)
         for worker in self._observer_workers.values():
             worker.close()
+        if self._notifier is not None:
+            self._notifier.close()
+            self._log.write("info", "notifications", **self._notifier.counts)
         self._show(lambda display: display.close())
         self._log.close()
         self.run_dir.close()
@@ -302,6 +315,7 @@ class Recorder:
         facts = {"step": event.step, "guard": event.guard, "action": event.action, "reason": event.reason}
         groups = evidence.get("groups", ())
         folder = self.run_dir.save_evidence(event.step, event.guard, facts | evidence, groups, self._first_step)
+        evidence["folder"] = str(folder)
         self._trace.mark(f"guard {event.guard}", "actor", self._now())
         self._log.write("warning", "guard fired", evidence=str(folder), **facts)
         return replace(event, evidence=evidence)

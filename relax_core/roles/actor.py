@@ -245,7 +245,7 @@ class Actor(Role):
         if action == "roll-back":
             raise GuardRollback(what)
         await self._lease.release()
-        reason = f"a look at step {number}, since {what}; go on with `relax continue {context.run_id}`, or stop the run"
+        reason = f"a look at step {number}, since {what}"
         try:
             async with renewed(context, self.name, lambda: step.claims):
                 goes_on = await context.pause(reason, context.config.guards.pause_timeout_s)

@@ -240,7 +240,7 @@ def seconds(value: float) -> str:
 
 
 def pause_reason(status: Mapping[str, Any]) -> str:
-    """Return what a run is paused for, and how it goes on; empty where it is not paused."""
+    """Return what a run is paused for; empty where it is not paused."""
     paused = (role for role in status.get("roles", ()) if role.get("state") == "paused")
     return next((str(wait["reason"]) for role in paused if (wait := oldest_wait(role))), "")
 
@@ -253,7 +253,7 @@ def _headline(health: RunHealth, status: Mapping[str, Any], waits: tuple[Waiting
     if not status:
         return f"{health.state}: {health.detail}"
     if reason := pause_reason(status):
-        return f"paused, {at}, for {reason}"
+        return f"paused, {at}, for {reason}; go on with `relax continue {status.get('run_id', '')}`, or stop the run"
     return f"{health.state}, {at}; {len(waits) or 'no'} wait{'s' if len(waits) != 1 else ''}"
 
 

@@ -109,7 +109,7 @@ def test_a_rate_that_is_far_too_high_is_held_undone_and_stopped_by_guards(
     )  # fmt: skip
     under.until(lambda: "paused, step 0 of 5000" in relax("why", under.run).out)
     told = relax("why", under.run).out
-    assert "guard grad_norm: train/grad_norm was" in told and f"relax continue {under.run.name}" in told
+    assert "guard grad_norm: train/grad_norm was" in told and f"`relax continue {under.run.name}`" in told
     assert "owed by a person" in told and under.steps() == 0
     went_on = relax("continue", under.run, "--json")
     assert went_on.code == 0 and "grad_norm" in went_on.json["paused_for"], went_on.err

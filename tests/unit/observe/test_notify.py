@@ -1,71 +1,252 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages to people arrive, and a failure to send is only logged."""
+"""People are told what a run needs them for, seldom enough, and an address that does not answer holds nobody."""
 
 import json
+import subprocess
 import sys
 import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
+import time
+from collections import Counter
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from hypothesis import given, strategies as st
 
-from relax_core.api.errors import InfrastructureError
-from relax_core.api.events import RoleFailed, RunFinished
-from relax_core.observe.observers import Notifier
+from relax_core.api.events import (
+    GuardFired,
+    RoleFailed,
+    RoleRecovered,
+    RolledBack,
+    RunFinished,
+    RunRestarted,
+    RunStarted,
+    SamplesScored,
+)
+from relax_core.api.role import Heartbeat, SystemClock, Wait
+from relax_core.api.weights import Version
+from relax_core.config.tables import NotifyTable
+from relax_core.observe.logging import Redactor
+from relax_core.observe.notifications import NoticeLimiter, Notifier
 from relax_core.observe.recorder import Recorder
 
+STARTED = RunStarted("r", "/runs/maths", {"steps": 30})
 
-@pytest.fixture
-def inbox():
+
+@contextmanager
+def receiver(answer=lambda: 200):
+    """A real HTTP server of this machine, which gives each request the status that `answer` returns."""
     received = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
-            received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
+            message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            status = answer()
+            if status == 200:
+                received.append((message["title"], message["message"]))
+            self.send_response(status)
             self.end_headers()
 
         def log_message(self, *_):
             pass
 
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
-    server.received = received
-    yield server
-    server.shutdown()
-    thread.join(10)
-    server.server_close()
+    try:
+        yield f"json://:hunter2-token@127.0.0.1:{server.server_port}/", received
+    finally:
+        server.shutdown()
+        thread.join(10)
+        server.server_close()
 
 
-def test_a_finished_run_and_a_failed_role_are_told(inbox):
-    notifier = Notifier([f"json://127.0.0.1:{inbox.server_port}/"], "maths")
-    notifier.relax_role_failed(RoleFailed("actor", "out of memory", 1, True))
-    notifier.relax_run_finished(
-        RunFinished("finished", {"steps": 30, "wall_seconds": 61.2, "reward_first": 0.3, "reward_last": 0.8})
-    )
-    assert [(message["title"], message["message"]) for message in inbox.received] == [
-        ("maths: actor failed", "out of memory"),
-        ("maths finished", "30 steps, 61 s, reward 0.300 to 0.800"),
+class Notified:
+    """A notifier whose messages are awaited."""
+
+    def __init__(self, *urls, clock=None, **table):
+        self.reports = []
+        redactor = Redactor(["hunter2-token", "hunter2"])
+        self.notifier = Notifier(
+            urls, "maths", NotifyTable(**table), redactor, clock or SystemClock(), lambda *report: self.reports.append(report)
+        )  # fmt: skip
+
+    def tell(self, *told):
+        for event in told:
+            self.notifier.event(event)
+        self.notifier.close()
+
+
+def test_each_kind_of_event_is_told_with_its_reason():
+    evidence = {"groups": (1,)}
+    with receiver() as (url, received):
+        Notified(url, burst=9).tell(
+            STARTED,
+            GuardFired(7, "reward", "pause", "reward/mean was 0.1", evidence),
+            RoleFailed("engine", "engine-0 was quarantined: it lied", 4, fatal=False),
+            RoleRecovered("engine", 2.5, "engine-0"),
+            RolledBack(Version("actor", 1, 4), "a rank died"),
+            RunRestarted(4, "the machine is gone", 2, 3),
+            RoleFailed("actor", "out of memory", 4, fatal=True),
+            RunFinished("failed", {"steps": 9, "wall_seconds": 61.2, "error": "out of memory", "exit_code": 4}),
+        )
+    assert received == [
+        ("maths: started", "30 steps, in /runs/maths"),
+        ("maths: guard reward fired at step 7 (pause)",
+         "reward/mean was 0.1; the run is paused until `relax continue`, and `relax why` says more"),
+        ("maths: engine is being replaced", "engine-0 was quarantined: it lied"),
+        ("maths: engine works again", "after 2.5 s: engine-0"),
+        ("maths: rolled back to step 4", "a rank died"),
+        ("maths: restarted after step 4", "restart 2 of 3 in a row, after: the machine is gone"),
+        ("maths: failed", "9 steps, 61 s, out of memory"),
+    ]  # fmt: skip
+
+
+def test_only_the_kinds_that_are_asked_for_are_told():
+    with receiver() as (url, received):
+        Notified(url, events=["end"]).tell(STARTED, RoleRecovered("actor", 1.0), RunFinished("finished", {"steps": 3}))
+    assert received == [("maths: finished", "3 steps, 0 s")]
+
+
+def test_messages_hold_no_secret_no_control_character_and_no_sample():
+    failed = RoleFailed("rewards", "judge: ValueError: the answer is 42\x1b[2J with hunter2", 3, fatal=False)
+    infrastructure = RoleFailed("engine", "\x1b[2J no route with hunter2 " + "x" * 9000, 4, fatal=False)
+    end = RunFinished("failed", {"error": "judge: ValueError: the answer is 42", "exit_code": 3})
+    with receiver() as (url, received):
+        Notified(url, burst=9).tell(failed, infrastructure, end)
+        Notified(url, burst=9, samples=True).tell(failed)
+    texts = [text for _, text in received]
+    assert texts[0] == "an error of judge; what it said is in the run's log" and "judge" in texts[2]
+    assert "42" in texts[3] and not any("42" in text for text in texts[:3])
+    assert all("hunter2" not in text and "\x1b" not in text and len(text) <= 1500 for text in texts)
+
+
+def test_what_is_left_out_is_summed_up_in_the_next_message(clock):
+    with receiver() as (url, received):
+        told = Notified(url, clock=clock, burst=2, every_s=60.0)
+        for _ in range(5):
+            told.notifier.event(RoleRecovered("engine", 1.0))
+        told.notifier.heartbeats([beat("rollout", since=0.0, deadline=50.0)], now=51.0)
+        clock.at += 61.0
+        told.notifier.event(RoleRecovered("engine", 2.0))
+        told.notifier.event(RoleRecovered("engine", 3.0))
+        told.tell(RunFinished("finished", {}))
+    assert [text for _, text in received][2:] == [
+        "after 2.0 s\nLeft out since the last message: 3 of recovery, 1 of stall.",
+        "0 steps, 0 s\nLeft out since the last message: 1 of recovery.",
     ]
+    assert told.notifier.counts == {"sent": 4, "unsent": 0, "suppressed": 5}
 
 
-def test_a_url_that_is_not_understood_is_an_error_without_the_url(caplog):
-    with pytest.raises(InfrastructureError, match="1 of 1 are not understood") as caught:
-        Notifier(["nosuchservice://secret-token"], "maths").relax_run_finished(RunFinished("failed", {}))
-    assert "secret-token" not in str(caught.value) + caplog.text
+KINDS = ("start", "stall", "divergence", "recovery", "end")
 
 
-def test_a_message_that_cannot_be_sent_does_not_hurt_the_run(run_dir, clock):
-    recorder = Recorder(run_dir, observers={"notify": Notifier(["nosuchservice://secret-token"], "maths")}, clock=clock)
-    recorder.write(RunFinished("finished", {}))
-    recorder.close()
-    log = (run_dir.logs / "controller.jsonl").read_text()
-    assert "are not understood" in log and "secret-token" not in log
-    assert run_dir.read("summary")["status"] == "finished"
+@given(
+    st.lists(st.tuples(st.sampled_from(KINDS), st.floats(0.0, 40.0), st.booleans()), max_size=60),
+    st.integers(1, 4), st.floats(1.0, 50.0),
+)  # fmt: skip
+def test_a_bucket_lets_no_more_through_than_its_rate_and_counts_the_others_once(offers, burst, every_s):
+    limiter, now, ordinary, counted = NoticeLimiter(burst, every_s), 0.0, [], Counter()
+    for kind, later_s, urgent in offers:
+        now += later_s
+        left_out = limiter.admit(kind, now, urgent)
+        assert left_out is not None or not urgent
+        if left_out is None:
+            counted[kind] += 1
+            continue
+        assert left_out == counted
+        counted = Counter()
+        if not urgent:
+            ordinary.append(now)
+    for at, since in enumerate(ordinary):
+        for until in range(at, len(ordinary)):
+            assert until - at + 1 <= burst + (ordinary[until] - since) / every_s + 1e-6
+    assert limiter.suppressed == counted
+
+
+def beat(role, since, deadline, polls=False, owed_by="actor", state="waiting"):
+    return Heartbeat(role, state, waits=(Wait(role, "a grant", owed_by, since, deadline, polls),))
+
+
+def test_a_wait_beyond_its_limit_is_told_once_and_a_pause_is_none(clock):
+    with receiver() as (url, received):
+        told = Notified(url, clock=clock, burst=9, stall_s=600.0)
+        late, fresh = beat("critic", 10.0, 50.0), beat("actor", 100.0, 900.0)
+        polls, paused = (
+            beat("rollout", 10.0, 50.0, polls=True),
+            beat("actor", 0.0, 9.0, owed_by="a person", state="paused"),
+        )
+        for now in (49.0, 51.0, 52.0, 611.0, 612.0):
+            told.notifier.heartbeats([late, fresh, polls, paused], now)
+        told.notifier.heartbeats([], 613.0)
+        told.notifier.heartbeats([late], 614.0)
+        told.tell()
+    assert [title for title, _ in received] == [
+        "maths: critic waits too long", "maths: rollout waits too long", "maths: critic waits too long",
+    ]  # fmt: skip
+    assert received[0][1] == "critic has waited 41 s for a grant, owed by actor; `relax why` follows the waits"
+
+
+def test_an_address_that_hangs_holds_neither_the_run_nor_the_others():
+    release = threading.Event()
+    with receiver(lambda: release.wait(30) and 200) as (hanging, _), receiver() as (url, received):
+        told = Notified(hanging, url, burst=99, timeout_s=0.5)
+        start = time.monotonic()
+        told.notifier.event(STARTED)
+        assert time.monotonic() - start < 0.4
+        while not told.reports:  # the run goes on, and hears that the address is given up
+            assert time.monotonic() - start < 20.0
+            told.notifier.heartbeats((), 0.0)
+            time.sleep(0.02)
+        told.tell(RunFinished("finished", {}))
+        assert time.monotonic() - start < 20.0
+        assert told.notifier.counts == {"sent": 2, "unsent": 2, "suppressed": 0}
+        release.set()
+    assert [title for title, _ in received] == ["maths: started", "maths: finished"]
+    ((name, sentence, _),) = told.reports
+    assert name == "notify.urls[0]" and "took longer than 0.5 s" in sentence
+
+
+def test_an_address_that_fails_is_logged_once_counted_and_tried_again():
+    answers = iter([500, 500, 200])
+    with receiver(lambda: next(answers)) as (url, received):
+        told = Notified(url)
+        told.tell(STARTED, RoleRecovered("engine", 1.0), RunFinished("finished", {}))
+    assert [title for title, _ in received] == ["maths: finished"] and told.notifier.counts["unsent"] == 2
+    ((name, sentence, _),) = told.reports
+    assert name == "notify.urls[0]" and "did not take a message" in sentence and "hunter2" not in str(told.reports)
+
+
+def test_a_url_that_is_not_understood_is_reported_without_the_url(caplog):
+    told = Notified("nosuchservice://secret-token")
+    told.tell(STARTED, RunFinished("finished", {}))
+    ((_, sentence, frames),) = told.reports
+    assert "is not understood" in sentence and "secret-token" not in sentence + frames + caplog.text
+
+
+def test_a_recorded_run_tells_how_it_ended_also_where_it_breaks_off(run_dir):
+    """With samples asked for, a divergence quotes one of the step's; the summary and the log count messages."""
+    with receiver() as (url, received), pytest.raises(ValueError):
+
+        def notifier(report):
+            table = NotifyTable(samples=True)
+            return Notifier([url], "maths", table, run_dir.redactor, SystemClock(), report)
+
+        with Recorder(run_dir, notifier=notifier) as recorder:
+            recorder.write(STARTED)
+            recorder.write(SamplesScored(3, ({"group_id": 5, "response": "my answer"},)))
+            recorder.write(GuardFired(3, "reward", "warn", "it fell", {"groups": (5,)}))
+            recorder.heartbeats([beat("rollout", since=0.0, deadline=1.0)])
+            raise ValueError("boom")
+    assert [title for title, _ in received] == [
+        "maths: started", "maths: guard reward fired at step 3", "maths: rollout waits too long", "maths: failed",
+    ]  # fmt: skip
+    assert received[1][1] == "it fell\nA sample: my answer" and "boom" in received[3][1]
+    assert run_dir.read("summary")["notifications"]["suppressed"] == 0
+    log = [json.loads(line) for line in (run_dir.logs / "controller.jsonl").read_text().splitlines()]
+    assert [line["sent"] for line in log if line["event"] == "notifications"] == [4]
 
 
 def test_apprise_is_imported_only_to_send():
-    import subprocess
-
-    script = "import sys, relax_core.observe.observers; sys.exit('apprise' in sys.modules)"
+    script = "import sys, relax_core.observe.notifications; sys.exit('apprise' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)

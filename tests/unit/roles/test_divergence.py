@@ -204,7 +204,7 @@ def test_a_pause_holds_the_step_until_a_person_says_how_it_ends(
         (actor,) = [beat for beat in await run.run_status.heartbeats() if beat.state == "paused"]
         (wait,) = actor.waits
         seen.append(((await run.bus.version()).step, wait.owed_by))
-        assert "relax continue play" in wait.reason and "grad_norm" in wait.reason and run.clock.now() - actor.at < 1.0
+        assert "step 5" in wait.reason and "grad_norm" in wait.reason and run.clock.now() - actor.at < 1.0
         for role in run.roles:
             await run.run_status.command(role, end)
 

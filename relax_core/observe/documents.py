@@ -147,11 +147,6 @@ class AppendOnlyFile:
                 os.ftruncate(self._file, start)
                 raise
 
-    def sync(self) -> None:
-        """Wait until the disk has what was appended."""
-        with disk_errors(self.path):
-            os.fsync(self._file)
-
     def close(self) -> None:
         os.close(self._file)
 

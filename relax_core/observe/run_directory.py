@@ -30,6 +30,7 @@ from relax_core.observe.documents import (
     read_frames,
     read_lines,
     rewrite_lines,
+    sync_to_disk,
     whole_frames,
     whole_lines,
     write_bytes,
@@ -64,6 +65,8 @@ class RunDirectory:
         self._lock = lock
         self._metrics: AppendOnlyFile | None = None
         self._samples: tuple[int, AppendOnlyFile] | None = None
+        self._unsynced: set[Path] = set()
+        """Files that were appended to since the last `sync`."""
 
     @classmethod
     def create(
@@ -83,6 +86,8 @@ class RunDirectory:
             for name in ("samples", "logs", "checkpoints"):
                 (chosen / name).mkdir()
             _reserve(chosen)
+            for folder in (chosen.parent, chosen.parent.parent):  # they may be as new as the run
+                sync_to_disk(folder)
         if path is None or root.is_dir():
             _point_latest(root, chosen)
         return cls(chosen, redactor, WriterLock(chosen / ".lock"))
@@ -146,6 +151,7 @@ class RunDirectory:
         if self._metrics is None:
             self._metrics = AppendOnlyFile(self.path / "metrics.jsonl", whole_lines)
         record = {"schema": "relax.metrics/1", "step": step, "time": time, **more, **metrics}
+        self._unsynced.add(self._metrics.path)
         self._metrics.append((self.redactor.known(encode(record)) + "\n").encode())
 
     def metrics(self) -> Iterable[dict[str, Any]]:
@@ -159,6 +165,7 @@ class RunDirectory:
         if self._samples is None or self._samples[0] != step:
             self._close_samples()
             self._samples = step, AppendOnlyFile(self.samples_path(step), whole_frames)
+        self._unsynced.add(self._samples[1].path)
         lines = [encode({"schema": "relax.sample/1", "step": step, **sample}) for sample in samples]
         self._samples[1].append(frame(self.redactor.known(line) for line in lines))
 
@@ -221,10 +228,11 @@ class RunDirectory:
 
     def sync(self) -> None:
         """Make what was appended survive a crash of the machine; called when a checkpoint is complete."""
-        if self._metrics is not None:
-            self._metrics.sync()
-        if self._samples is not None:
-            self._samples[1].sync()
+        with disk_errors(self.path):
+            for path in (*sorted(self._unsynced), *sorted({path.parent for path in self._unsynced})):
+                if path.exists():  # transcripts of steps that were taken back are gone
+                    sync_to_disk(path)
+        self._unsynced.clear()
 
     def close(self) -> None:
         """Let another process write. The run's last words are written before."""

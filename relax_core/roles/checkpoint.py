@@ -130,7 +130,8 @@ class Checkpoints:
             with context.changing_files():
                 shutil.rmtree(final, ignore_errors=True)
                 os.replace(partial, final)
-                sync_to_disk(self._root)
+                for folder in (self._root, self._root.parent):  # the first may be as new as the checkpoint
+                    sync_to_disk(folder)
         await context.bus.finalize(version.step)
         keep = 0 if keep_former else context.config.checkpoint.keep
         with context.changing_files():

@@ -265,15 +265,23 @@ def new_directory(directory: str) -> Iterator[Path]:
     try:
         unfinished.mkdir(parents=True)
         yield unfinished
-        for path in unfinished.rglob("*"):
-            if path.is_file():
-                with path.open("rb") as file:
-                    os.fsync(file.fileno())
+        for path in (*unfinished.rglob("*"), unfinished):
+            _sync(path)
         replace(unfinished, final)
+        _sync(final.parent)
     except (OSError, SafetensorError) as error:  # safetensors fails with its own type
         raise unwritten(directory, getattr(error, "strerror", None) or str(error)) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    """Wait until the disk has a file, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def replace(unfinished: Path, final: Path) -> None:

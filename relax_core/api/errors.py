@@ -7,6 +7,26 @@ Every message is one sentence that names the field or boundary, what was receive
 
 from __future__ import annotations
 
+import re
+
+_UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters but tab and newline, those that turn the direction of a line, and halves of characters."""
+LONGEST = 1500
+"""Characters of one part of a message that are shown; what was received may be a file's whole content."""
+
+
+def printable(text: str) -> str:
+    """The text with control characters as `\\u001b`: what a model, a task or a child wrote can't steer a terminal. A JSON
+    document means the same afterwards."""
+    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def one_line(text: str) -> str:
+    """The text as one printable line, its middle left out where it is very long."""
+    if len(text) > LONGEST:
+        text = f"{text[: LONGEST // 2]} ... ({len(text)} characters) ... {text[-LONGEST // 4 :]}"
+    return printable(" ".join(text.splitlines()) if "\n" in text else text)
+
 
 class RelaxError(Exception):
     """Stop the run: something failed that is nobody's configuration, plugin or machine."""
@@ -20,7 +40,7 @@ class ConfigError(RelaxError):
     exit_code = 2
 
     def __init__(self, field: str, got: object, fix: str) -> None:
-        super().__init__(f"{field}: got {got}; {fix}")
+        super().__init__(f"{one_line(field)}: got {one_line(str(got))}; {one_line(fix)}")
         self.field, self.got, self.fix = field, got, fix
 
 
@@ -38,6 +58,9 @@ class InfrastructureError(RelaxError):
     """Retry elsewhere or resume: a process, port, disk or machine failed."""
 
     exit_code = 4
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(one_line(message))
 
 
 class WorkerDied(InfrastructureError):

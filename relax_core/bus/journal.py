@@ -316,7 +316,7 @@ class LedgerJournal:
                     takeover = self._taken_over()
                 self._takeover = takeover
                 return self._read()
-            except (sqlite3.Error, OSError) as error:
+            except (sqlite3.Error, OSError, TypeError, ValueError) as error:  # also of values that no ledger has
                 raise self._error("restore", error) from error
 
     def _taken_over(self) -> int:

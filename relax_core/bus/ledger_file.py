@@ -78,6 +78,8 @@ def find_fault(ledger: Path, step: int, incarnation: int, at_rest: bool = False)
             (damage,) = db.execute("PRAGMA integrity_check(1)").fetchone()
             if damage != "ok":
                 return f"is corrupted ({damage.splitlines()[0]})"
+            if strange := _strange_value(db):
+                return f"is corrupted ({strange})"
             meta = dict(db.execute("SELECT key, value FROM meta").fetchall())
             place = {"step": step, "incarnation": incarnation}
             reaches = "SELECT 1 FROM checkpoints WHERE step = :step AND incarnation = :incarnation"
@@ -99,6 +101,18 @@ def find_fault(ledger: Path, step: int, incarnation: int, at_rest: bool = False)
         raise _unreadable(ledger, error) from error
 
 
+def _strange_value(db: sqlite3.Connection) -> str:
+    """Name a column that holds other values than it was made for, which sqlite would keep; empty where none does."""
+    declared = """SELECT t.name, c.name, lower(c.type) FROM sqlite_master t, pragma_table_info(t.name) c
+        WHERE t.type = 'table' AND t.name NOT LIKE 'sqlite_%'"""
+    for table, column, kind in db.execute(declared).fetchall():
+        table_name, column_name = (name.replace('"', '""') for name in (table, column))
+        other = f'SELECT 1 FROM "{table_name}" WHERE typeof("{column_name}") NOT IN (?, \'null\') LIMIT 1'
+        if db.execute(other, (kind,)).fetchone():
+            return f"column {column} of {table} holds what is no {kind}"
+    return ""
+
+
 def newest_incarnation(ledger: Path, at_rest: bool = False) -> int:
     """Return the largest incarnation that a ledger has journalled; 0 for one that can't be read."""
     try:
@@ -107,7 +121,8 @@ def newest_incarnation(ledger: Path, at_rest: bool = False) -> int:
         with closing(_connect(ledger, at_rest)) as db:
             told = "SELECT incarnation FROM steps UNION SELECT incarnation FROM checkpoints"
             told += " UNION SELECT value FROM meta WHERE key = 'incarnation'"
-            return int(db.execute(f"SELECT coalesce(max(incarnation), 0) FROM ({told})").fetchone()[0])
+            numbers = f"SELECT coalesce(max(incarnation), 0) FROM ({told}) WHERE typeof(incarnation) = 'integer'"
+            return int(db.execute(numbers).fetchone()[0])
     except sqlite3.DatabaseError as error:
         if error.sqlite_errorcode & 0xFF in (*DAMAGED, sqlite3.SQLITE_ERROR):
             return 0

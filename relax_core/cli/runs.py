@@ -226,34 +226,39 @@ def runs(json: AsJson = False) -> None:
 
 def status(run: Run = None, json: AsJson = False) -> None:
     """Show how far one run is, its reward, and what each role does."""
-    from relax_core.views.run import health, listed, open_run
+    from relax_core.views.run import health, listed, open_run, readable_documents
 
     view, wall = open_run(run), time.time()
-    line, state, written = listed(view, wall), health(view, wall), view.status()
-    roles = written.get("roles", [])
+    with readable_documents(view):
+        line, state, written = listed(view, wall), health(view, wall), view.status()
+        roles = written.get("roles", [])
+        rows = [(str(role["role"]), str(role["state"]), _doing(role)) for role in roles]
+        reward = _reward(line)
     if json:
         body = asdict(line) | {"said_s_ago": state.said_s_ago, "detail": state.detail, "roles": roles}
         print_json({"schema": "relax.run-status/1", **body})
         return
     say(f"{line.name}: {state.state}, step {_steps(line)}{f'; {state.detail}' if state.detail else ''}")
-    if reward := _reward(line):
+    if reward:
         say(f"reward {reward} (means of 10 steps)")
-    if roles and not state.ended:
-        print_table(("role", "state", "doing"), [(role["role"], role["state"], _doing(role)) for role in roles])
+    if rows and not state.ended:
+        print_table(("role", "state", "doing"), rows)
 
 
 def why(run: Run = None, json: AsJson = False) -> None:
     """Explain one run's waits."""
-    from relax_core.views.run import health, open_run
+    from relax_core.views.run import health, open_run, readable_documents
     from relax_core.views.why import mismatch_warning, why
 
     view, wall = open_run(run), time.time()
-    answer, warning = why(view.status(), health(view, wall), wall), mismatch_warning(view)
-    if json:
+    with readable_documents(view):
+        answer, warning = why(view.status(), health(view, wall), wall), mismatch_warning(view)
         body = {"culprit": answer.culprit, **asdict(answer), "warning": warning}
+        lines = (*answer.lines(), *([warning] if warning else []))
+    if json:
         print_json({"schema": "relax.why/1", "run": view.name, **body})
         return
-    for line in (*answer.lines(), *([warning] if warning else [])):
+    for line in lines:
         say(line)
 
 

@@ -39,7 +39,7 @@ def split(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 def say(text: object = "", *, err: bool = False, nl: bool = True) -> None:
     """Print text, its control characters made visible: whoever wrote it, it can't steer the terminal."""
-    from relax_core.observe.logging import printable
+    from relax_core.api.errors import printable
 
     typer.echo(printable(str(text)), err=err, nl=nl)
 

@@ -11,6 +11,8 @@ from typing import Annotated, Any, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from relax_core.api.options import Secret
+
 
 @dataclass(frozen=True, slots=True)
 class Located:
@@ -45,6 +47,12 @@ def models_in(annotation: Any) -> tuple[type[BaseModel], ...]:
 
 def holds_path(annotation: Any) -> bool:
     return any(isinstance(kind, type) and issubclass(kind, Path) for kind in types_in(annotation))
+
+
+def holds_secret(annotation: Any) -> bool:
+    """Tell whether the field is a secret, or a table with one somewhere in it."""
+    inner = (annotation_of(field) for model in models_in(annotation) for field in model.model_fields.values())
+    return Secret in types_in(annotation) or any(holds_secret(one) for one in inner)
 
 
 def is_table(annotation: Any) -> bool:

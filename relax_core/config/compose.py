@@ -155,7 +155,7 @@ def resolve(tree: Tree, catalogue: Catalogue) -> RunConfig:
             continue
         if kind.many != isinstance(node, list):
             shape = f"an array of tables, [[{table}]]" if kind.many else f"one table, [{table}]"
-            problems.append(ConfigError(table, repr(plain(node)), f"write {shape}"))
+            problems.append(ConfigError(table, _shape(node), f"write {shape}"))
             continue
         entries = {f"{table}.{at}": item for at, item in enumerate(node)} if isinstance(node, list) else {table: node}
         found = [_component(kind, key, entry, catalogue, problems) for key, entry in entries.items()]
@@ -189,10 +189,16 @@ def _with_defaults(tree: Tree) -> Tree:
     return filled
 
 
+def _shape(node: Node) -> str:
+    """Describe what stands in a component's place; tables and lists without their values, which may be credentials."""
+    value = plain(node)
+    return "a table" if isinstance(value, dict) else "a list" if isinstance(value, list) else repr(value)
+
+
 def _component(kind: Kind, key: str, node: Node, catalogue: Catalogue, problems: list[RelaxError]) -> Choice | None:
     """Validate a component's table by its class's model; None where `problems` got something."""
     if isinstance(node, list) or (isinstance(node, Leaf) and node.value != {}):
-        problems.append(ConfigError(key, repr(plain(node)), "write a name, or a table with a name"))
+        problems.append(ConfigError(key, _shape(node), "write a name, or a table with a name"))
         return None
     entry = {} if isinstance(node, Leaf) else node
     name = plain(entry["name"]) if "name" in entry else None

@@ -84,7 +84,7 @@ def read_layer(source: Source, directory: Path) -> Tree:
         text = _text(source)
         try:
             data = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise ConfigError(str(source), f"text that is not TOML: {error}", "correct it there") from error
         positions = key_lines(text)
         anywhere = Origin(str(source), 0, Path(os.path.abspath(source)).parent)
@@ -243,7 +243,7 @@ def parse_override(text: str) -> tuple[KeyPath, Any]:
     value = value.strip()
     try:
         parsed = tomllib.loads(f"value = {value}")
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         parsed = {}
     return path, parsed["value"] if parsed.keys() == {"value"} else value
 

@@ -23,7 +23,7 @@ CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length")
 def model_context(folder: Path) -> int | None:
     """Longest sequence of the model; None where its `config.json` does not say or can't be read."""
     config = _known(folder)
-    parts = (config, config.get("text_config") or {})
+    parts = (config, _text_part(config))
     return next((int(part[key]) for part in parts for key in CONTEXT_KEYS if isinstance(part.get(key), int)), None)
 
 
@@ -45,7 +45,7 @@ def model_type(folder: Path) -> str:
 def vocabulary_size(folder: Path) -> int | None:
     """Ids of the model, by its `config.json`; None where that does not say or can't be read."""
     config = _known(folder)
-    size = config.get("vocab_size", (config.get("text_config") or {}).get("vocab_size"))
+    size = config.get("vocab_size", _text_part(config).get("vocab_size"))
     return size if isinstance(size, int) else None
 
 
@@ -68,7 +68,7 @@ def folder_errors(folder: Path, key: str) -> Iterator[ConfigError]:
         _read(folder)
     except FileNotFoundError:
         yield ConfigError(key, f"{folder} without config.json", "name the folder of a Hugging Face model")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         yield ConfigError(key, f"{folder / 'config.json'}, which can't be read: {error}", "download the model again")
     if not any(file.stat().st_size for pattern in WEIGHTS for file in folder.glob(pattern)):
         yield ConfigError(
@@ -90,9 +90,9 @@ def _damage(file: Path) -> str:
                 return f"ends within its header: it has {size} bytes"
             header = json.loads(opened.read(length))
             ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        whole = 8 + length + int(max(ends, default=0))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         return f"can't be read: {error}"
-    whole = 8 + length + max(ends, default=0)
     return f"is cut short: it has {size} of {whole} bytes" if size < whole else ""
 
 
@@ -107,5 +107,11 @@ def _known(folder: Path) -> dict[str, Any]:
     """The content of `config.json`, nothing where it can't be read."""
     try:
         return _read(folder)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
+
+
+def _text_part(config: dict[str, Any]) -> dict[str, Any]:
+    """The part about text in the configuration of a model that sees or hears; empty where there is none."""
+    part = config.get("text_config")
+    return part if isinstance(part, dict) else {}

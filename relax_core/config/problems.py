@@ -10,8 +10,8 @@ from pydantic_core import ErrorDetails
 
 from relax_core.api.component import BY_TABLE
 from relax_core.api.errors import ConfigError
-from relax_core.api.options import LITERAL, Secret
-from relax_core.config.annotation import annotation_at, models_in, types_in
+from relax_core.api.options import LITERAL
+from relax_core.config.annotation import annotation_at, holds_secret, models_in
 from relax_core.config.layers import DEFAULT, Node, origin_at
 from relax_core.config.run_config import table_keys
 from relax_core.registry.error_text import did_you_mean, nearest
@@ -82,7 +82,7 @@ def _translated(detail: ErrorDetails, model: type[BaseModel], prefix: str, also:
     if detail["type"] == "missing":
         return ConfigError(key, "nothing", _missing(model, path))
     got = repr(detail["input"])
-    if detail["type"] == LITERAL or Secret in types_in(annotation_at(model, path)):
+    if detail["type"] == LITERAL or holds_secret(annotation_at(model, path)):
         got = "a value that is not shown"
     elif len(got) > 80:
         got = f"{got[:77]}..."

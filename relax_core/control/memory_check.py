@@ -147,10 +147,11 @@ def _bound(config: RunConfig, plan: Plan) -> float:
     largest = 0.0
     for folder in {config.model.path, *(teacher.path for teacher in teachers if teacher.path), *pools}:
         model = json.loads((folder / "config.json").read_text())
-        text = model.get("text_config", model)
+        text = model["text_config"] if isinstance(model.get("text_config"), dict) else model
         stored = sum(file.stat().st_size for kind in WEIGHTS for file in folder.glob(kind))
         weights = stored * (1 if (text.get("dtype") or text.get("torch_dtype")) == "float32" else 2)
-        width = int(text.get("hidden_size") or 1)
+        width = text.get("hidden_size")
+        width = width if isinstance(width, int) and width > 0 else 1
         largest = max(largest, weights * (STATE + (COMPUTED * trained + CACHED * tokens) / width))
     return (LIBRARIES + largest) * sum(group.size for group in plan.groups.values())
 

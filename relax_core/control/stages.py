@@ -37,8 +37,14 @@ class StageDirectory:
     path: Path
 
     def account(self) -> dict[str, Any] | None:
-        """Read the account of its samples; None until it is finished."""
-        return read_document(self.path / DONE)
+        """Read the account of its samples; None until it is finished. Raises ConfigError where it tells no steps."""
+        found = read_document(self.path / DONE)
+        if found is not None and type(found.get("steps")) is not int:
+            got = f"steps of {found.get('steps')!r}"
+            raise ConfigError(
+                str(self.path / DONE), got, "restore the file: a stage that is over tells how many it had"
+            )
+        return found
 
     def finish(self, account: Mapping[str, Any]) -> None:
         """Write its account: it is over, and the next one may begin."""

@@ -29,8 +29,15 @@ from relax_core.config.model_folder import placeholders
 
 FIELD = "model.chat_template"
 MARK = "RELAXTURN"
+MAX_IDS = 1 << 31
+"""Beyond the ids of any vocabulary."""
 # What template code raises by itself: jinja's errors, and Python's own for wrong types inside an expression.
-RENDER_ERRORS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+RENDER_ERRORS = (
+    jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError,
+)  # fmt: skip
+MAX_BITS = 1 << 12
+MAX_REPEATED = 1 << 20
+"""Sizes of numbers and of repeated text that a template may make: it comes with a model, and is often a stranger's."""
 
 
 class ChatTemplate:
@@ -43,9 +50,7 @@ class ChatTemplate:
     def __init__(self, text: str, name: str, variables: Mapping[str, Any], now: datetime) -> None:
         self.name = name
         self._variables = dict(variables)
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-        )
+        environment = _BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
         environment.filters["tojson"] = _to_json
         environment.globals |= {"raise_exception": _raise, "strftime_now": now.strftime}
         try:
@@ -103,6 +108,22 @@ def message_fields(message: Message) -> dict[str, Any]:
             for call in message.tool_calls
         ]
     return fields
+
+
+class _BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """The sandbox of jinja, in which powers and repetitions that would take all time or memory are errors too."""
+
+    intercepted_binops = frozenset({"**", "*"})
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**" and isinstance(left, int) and isinstance(right, int):
+            if right * left.bit_length() > MAX_BITS:
+                raise jinja2.TemplateError(f"a power of more than {MAX_BITS} bits")
+        elif operator == "*":
+            for text, times in ((left, right), (right, left)):
+                if isinstance(times, int) and isinstance(text, Sequence) and len(text) * times > MAX_REPEATED:
+                    raise jinja2.TemplateError(f"a repetition of more than {MAX_REPEATED} items")
+        return super().call_binop(context, operator, left, right)
 
 
 class _Generation(Extension):
@@ -265,7 +286,7 @@ def _json(file: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
             "model.path", f"{file}, which can't be read: {error}", "restore it from the model's source"
         ) from error
@@ -296,16 +317,28 @@ def _templates(folder: Path, settings: Mapping[str, Any], chosen: str) -> tuple[
             raise ConfigError("model.chat_template", chosen, fix) from error
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return {"default": file.read_text(encoding="utf-8")}, str(file)
+        try:
+            return {"default": file.read_text(encoding="utf-8")}, str(file)
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(FIELD, f"{file}, which can't be read: {error}", "restore the file") from error
     known = settings.get("chat_template")
     source = str(folder / "tokenizer_config.json")
     if isinstance(known, list):
+        if not all(isinstance(entry, dict) and {"name", "template"} <= entry.keys() for entry in known):
+            raise ConfigError(
+                FIELD, f"{source}, whose list has other things than name and template", "restore the file"
+            )
         return {str(entry["name"]): str(entry["template"]) for entry in known}, source
     return ({"default": known} if isinstance(known, str) else {}), source
 
 
 def _end_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
-    ids = config.get("eos_token_id")
-    if ids is None:
-        ids = (config.get("text_config") or {}).get("eos_token_id")
-    return tuple(ids) if isinstance(ids, list) else () if ids is None else (int(ids),)
+    ids, text = config.get("eos_token_id"), config.get("text_config")
+    if ids is None and isinstance(text, dict):
+        ids = text.get("eos_token_id")
+    found = tuple(ids) if isinstance(ids, list) else () if ids is None else (ids,)
+    if not all(type(number) is int and 0 <= number < MAX_IDS for number in found):
+        raise ConfigError(
+            "model.path", f"an eos_token_id of {ids!r} in its configuration", "write an id, or a list of ids"
+        )
+    return found

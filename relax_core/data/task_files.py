@@ -58,7 +58,7 @@ class TaskFiles(TaskSource[OptionsT]):
         self._file, self._number = array("i"), array("q")
         self._files = self.files(Path(path))
         for at, file in enumerate(self._files):
-            for number, row in file.rows():
+            for number, row in _read_rows(file):
                 try:
                     if isinstance(row, RowError):
                         raise row
@@ -219,6 +219,15 @@ class ListFile(TaskFile):
         return MediaOrigin(self.path.parent)
 
 
+def _read_rows(file: TaskFile) -> Iterator[tuple[int, Any]]:
+    """Read every row. Raises ConfigError where the file is damaged behind its header; pyarrow tells that in many types."""
+    try:
+        yield from file.rows()
+    except (OSError, ValueError, TypeError, LookupError, ArithmeticError, NotImplementedError, MemoryError) as error:
+        got = f"{file.path}: it can't be read ({type(error).__name__}: {error})"
+        raise ConfigError(FIELD, got, "write the file again: it is damaged") from error
+
+
 def json_file(path: Path) -> TaskFile:
     """Open a `.json` file as a list, any other as lines. Raises ConfigError where it can't be read."""
     try:
@@ -332,6 +341,7 @@ class ArrowTable(TableFile):
         super().__init__(path, cache, [batch.num_rows for batch in self._batches])
 
     def block(self, number: int) -> Any:
+        self._batches[number].validate(full=True)  # reading through a wrong offset would end this process
         return self._batches[number]
 
     def block_rows(self, block: Any, start: int, count: int) -> list[dict[str, Any]]:
@@ -352,7 +362,7 @@ def table_files(path: Path, split: str) -> list[TableFile]:
         ]
     except ImportError as error:
         raise ConfigError(FIELD, f"{path}, and no pyarrow", "pip install relax-core[tables]") from error
-    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors too
+    except (OSError, ValueError, TypeError, LookupError, ArithmeticError, NotImplementedError, MemoryError) as error:
         raise ConfigError(FIELD, f"{path}: it can't be read ({error})", "name a Parquet or Arrow file") from error
 
 

@@ -139,7 +139,7 @@ def _part(value: object, where: str, at: tuple[str | int, ...], origin: MediaOri
     A medium that names none is the next one of its column.
     """
     written: Any = value.get("type") if isinstance(value, dict) else None
-    kind: Any = URLS.get(written, written)
+    kind: Any = URLS.get(written, written) if isinstance(written, str) else None
     if not isinstance(value, dict) or (kind != "text" and kind not in MEDIA_KINDS):
         raise RowError(f"a part of {where} has no type of text, {', '.join(MEDIA_KINDS)}")
     if kind == "text":

@@ -111,13 +111,13 @@ def write_document(path: Path, schema: str, values: Mapping[str, Any], durable: 
 def read_document(path: Path) -> dict[str, Any] | None:
     """Read a document; None where there is none yet."""
     try:
-        text = path.read_text(encoding="utf-8")
+        loaded = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    try:
-        loaded = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # not UTF-8, no JSON, or nested too deeply
         raise ConfigError(str(path), f"text that is not JSON ({error})", "remove the file or restore it") from error
+    except OSError as error:
+        raise ConfigError(str(path), error.strerror or "an error", "make it a file that can be read") from error
     if not isinstance(loaded, dict):
         raise ConfigError(str(path), f"a {type(loaded).__name__}", "it must hold one JSON object")
     return loaded
@@ -205,7 +205,7 @@ def _records(data: bytes) -> Iterator[dict[str, Any]]:
     for line in data.split(b"\n"):
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(record, dict):
             yield record

@@ -43,7 +43,10 @@ class RunEpoch:
     def begin(cls, run_dir: Path) -> Self:
         """Begin the next epoch of a run. InfrastructureError where a process holds the last one for very long."""
         path = run_dir / FILE
-        with disk_errors(path), os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+") as file:
+        with (
+            disk_errors(path),
+            os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+", encoding="ascii", errors="replace") as file,
+        ):
             _lock(file, path, fcntl.LOCK_EX)
             number = _read(file, path) + 1
             os.pwrite(file.fileno(), f"{number:0{WIDTH}d}".encode(), 0)
@@ -55,7 +58,7 @@ class RunEpoch:
         """Keep later epochs from beginning while files of the run change. InfrastructureError where one has begun."""
         path = Path(self.file)
         with disk_errors(path):
-            file = path.open()
+            file = path.open(encoding="ascii", errors="replace")
         with file:
             _lock(file, path, fcntl.LOCK_SH)
             if (newest := _read(file, path)) != self.number:
@@ -82,8 +85,8 @@ def _lock(file: IO[str], path: Path, kind: int) -> None:
 
 
 def _read(file: IO[str], path: Path) -> int:
-    text = file.read().strip("\0 \n")
-    if text and not text.isdecimal():
+    text = file.read(4 * WIDTH).strip("\0 \n")
+    if text and not (text.isascii() and text.isdecimal()):
         raise InfrastructureError(
             f"{path}: {text[:20]!r} is no number of starts; remove the file where no process runs"
         )

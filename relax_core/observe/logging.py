@@ -21,7 +21,7 @@ from typing import Any
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
-from relax_core.api.errors import InfrastructureError
+from relax_core.api.errors import InfrastructureError, printable
 from relax_core.observe.documents import AppendOnlyFile, encode, whole_lines
 
 HIDDEN = "[redacted]"
@@ -73,16 +73,6 @@ class Redactor:
 
     def _entry(self, key: str, value: Any) -> Any:
         return HIDDEN if isinstance(value, str) and value and _KEY.search(key) else self.value(value)
-
-
-_UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters but tab and newline, those that turn the direction of a line, and halves of characters."""
-
-
-def printable(text: str) -> str:
-    """The text with control characters as `\\u001b`: what a model, a task or a child wrote can't steer a terminal. A JSON
-    document means the same afterwards."""
-    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def credentials(environment: Mapping[str, str]) -> list[str]:

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -167,7 +168,8 @@ def discard_partial(run_dir: Path) -> None:
 
 def complete(root: Path) -> list[Path]:
     """Find finished checkpoints, oldest first."""
-    return sorted((path for path in root.glob("step-*") if (path / "state.json").is_file()), key=step_of)
+    found = (path for path in root.glob("step-*") if re.fullmatch(r"step-[0-9]+", path.name))
+    return sorted((path for path in found if (path / "state.json").is_file()), key=step_of)
 
 
 def step_of(path: Path) -> int:
@@ -245,7 +247,7 @@ def read_whole(checkpoint: Path) -> tuple[Resume, Sequence[str]]:
     """
     try:
         resume = read_state(checkpoint)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise DamagedCheckpoint(
             f"checkpoint {checkpoint.name} is damaged: state.json: it can't be read ({error})"
         ) from error

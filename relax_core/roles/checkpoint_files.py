@@ -50,7 +50,7 @@ def find_damage(checkpoint: Path) -> str:
         wanted = {str(name): (int(size), str(checksum)) for name, (size, checksum) in listed.items()}
     except FileNotFoundError:
         return f"{LIST}: it is missing"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         return f"{LIST}: it can't be read ({type(error).__name__}: {error})"
     try:
         for name, (size, _) in wanted.items():

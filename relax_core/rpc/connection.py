@@ -186,9 +186,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def _greet(self, number: int, body: Any) -> None:
         try:
-            protocol, token = messages.decode(body)
-            known = hmac.compare_digest(str(token).encode(), self._token.encode())
-        except (ValueError, TypeError):
+            protocol, token = messages.decode_hello(body)
+            known = hmac.compare_digest(token.encode(), self._token.encode())
+        except ValueError:
             known = False
         if not known:
             self._transport.abort()
@@ -233,6 +233,11 @@ class Connection(asyncio.BufferedProtocol):
         at = 0
         while self._filled - at >= HEAD.size:
             number, kind, count, size = HEAD.unpack_from(self._scratch, at)
+            if (
+                count > messages.MAX_LARGE
+            ):  # no sender of this protocol has so many; their sizes alone would fill the buffer
+                self._transport.abort()
+                return
             start = at + HEAD.size + 8 * count
             if start > self._filled:
                 break
@@ -261,7 +266,11 @@ class Connection(asyncio.BufferedProtocol):
         if not self._greeted and (kind < VALUE or not self._answers):  # no stranger makes this process reserve memory
             self._transport.abort()
             return
-        parts = [np.empty(size, np.uint8).data for size in sizes]
+        try:
+            parts = [np.empty(size, np.uint8).data for size in sizes]
+        except (MemoryError, ValueError, OverflowError):
+            self._transport.abort()
+            return
         self._large, self._targets = (number, kind, parts), deque(part for part in parts if len(part))
         while begun:
             taken = min(len(begun), len(self._targets[0]))

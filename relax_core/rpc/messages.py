@@ -21,6 +21,8 @@ LARGE_BYTES = 1 << 14
 """From here on an array travels beside its message, where the carrier takes arrays."""
 MAX_LARGE = 4096
 """So many of one message; the others travel within it."""
+MAX_DEPTH = 64
+"""Values within values; each is a message within the message, whose decoding takes some of the C stack."""
 KEPT_BYTES = 1 << 20
 """A buffer that a larger message has made is not kept."""
 
@@ -72,10 +74,22 @@ def encode(value: Any, large: list[Any] | None = None) -> bytes:
     return body
 
 
-def decode(data: bytes | memoryview, large: Sequence[Any] = ()) -> Any:
+def decode(data: bytes | memoryview, large: Sequence[Any] = (), depth: int = 0) -> Any:
     """Return the value; sequences come back as tuples. ValueError for an unknown type."""
+    if depth > MAX_DEPTH:
+        raise ValueError(f"wire: values are nested in more than {MAX_DEPTH} others")
     _register_api()
-    return msgpack.unpackb(data, ext_hook=partial(_decode, large), use_list=False, strict_map_key=False, raw=False)
+    hook = partial(_decode, large, depth + 1)
+    return msgpack.unpackb(data, ext_hook=hook, use_list=False, strict_map_key=False, raw=False)
+
+
+def decode_hello(data: bytes | memoryview) -> tuple[int, str]:
+    """Return protocol and token of a first frame. No type is built for a stranger; ValueError for anything else."""
+    found = msgpack.unpackb(data, use_list=False, raw=False)
+    match found:
+        case (int(protocol), str(token)):
+            return protocol, token
+    raise ValueError("wire: the first frame is not a protocol and a token")
 
 
 class _Encoder:
@@ -151,16 +165,16 @@ def _encode_array(large: list[Any] | None, value: Any) -> Any:
     return msgpack.ExtType(_LARGE, encode((array.dtype.str, list(array.shape), len(large) - 1)))
 
 
-def _decode(large: Sequence[Any], code: int, data: bytes) -> Any:
+def _decode(large: Sequence[Any], depth: int, code: int, data: bytes) -> Any:
     if code in (_ARRAY, _LARGE, _OBJECTS):
-        return _decode_array(large, code, data)
+        return _decode_array(large, depth, code, data)
     if code == _SET:
-        return frozenset(decode(data))
+        return frozenset(decode(data, (), depth))
     if code == _BIG:
         return int(data)
     if code not in (_TYPE, _TABLE, _PACKED):
         raise ValueError(f"wire: unknown extension {code}; both sides must run the same relax-core")
-    name, values = decode(data, large)
+    name, values = decode(data, large, depth)
     if name not in _registry:
         raise ValueError(f"wire: unknown type {name}; both sides must run the same relax-core")
     cls = _registry[name]
@@ -169,16 +183,16 @@ def _decode(large: Sequence[Any], code: int, data: bytes) -> Any:
     return cls(*values) if code == _TYPE else tuple(map(cls, *values))
 
 
-def _decode_array(large: Sequence[Any], code: int, data: bytes) -> Any:
+def _decode_array(large: Sequence[Any], depth: int, code: int, data: bytes) -> Any:
     import numpy as np
 
     if code == _OBJECTS:
-        shape, values = decode(data)
+        shape, values = decode(data, (), depth)
         objects = np.empty(len(values), object)
         for place, held in enumerate(values):  # numpy would take tuples for rows
             objects[place] = held
         return objects.reshape(shape)
-    dtype, shape, held = decode(data)
+    dtype, shape, held = decode(data, (), depth)
     array = np.frombuffer(large[held] if code == _LARGE else held, dtype=np.dtype(dtype)).reshape(shape)
     array.flags.writeable = False
     return array

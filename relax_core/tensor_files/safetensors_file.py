@@ -176,9 +176,9 @@ def parse(data: np.ndarray) -> TensorFile:
         raise ValueError(f"{size} bytes hold no whole header; the file is truncated or not safetensors")
     try:
         table = json.loads(data[8 : 8 + length].tobytes())
-        metadata = table.pop("__metadata__", {})
+        metadata = dict(table.pop("__metadata__", {}))
         places = {name: _place(item) for name, item in table.items()}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
         raise ValueError(f"the header is broken ({error})") from error
     end = 8 + length + max((end for _, _, end in places.values()), default=0)
     if size != end:

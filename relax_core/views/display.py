@@ -20,9 +20,9 @@ from rich.table import Table
 from rich.text import Text
 
 from relax_core.api import events
+from relax_core.api.errors import printable
 from relax_core.api.events import Event
 from relax_core.api.role import Clock, Heartbeat, SystemClock
-from relax_core.observe.logging import printable
 from relax_core.views.why import MEAN, chain, seconds
 
 Mode = Literal["auto", "live", "plain", "quiet"]

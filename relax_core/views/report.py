@@ -17,7 +17,7 @@ from markupsafe import Markup
 from relax_core.observe.documents import disk_errors, write_text
 from relax_core.observe.metrics import metric
 from relax_core.views import charts
-from relax_core.views.run import Metrics, RunHealth, RunView, health, mean
+from relax_core.views.run import Metrics, RunHealth, RunView, health, mean, readable_documents
 from relax_core.views.transcript import MEDIA_CSS, Transcript, medium_figure, transcript
 from relax_core.views.why import log_prob_difference, mismatch_warning, seconds
 
@@ -35,12 +35,14 @@ _LAG = "lag/samples/"
 def write_report(run_dir: Path | str) -> Path:
     """Write both files into the run directory; returns the page's path."""
     run = RunView(Path(run_dir))
-    metrics = run.metrics()
-    picture = run.path / "reward.png"
+    picture, page = run.path / "reward.png", run.path / "report.html"
+    with readable_documents(run):
+        metrics = run.metrics()
+        drawn = charts.reward_picture(run.name, metrics.points("reward/mean"), _evals(metrics))
+        written = render(run, metrics, time.time())
     with disk_errors(picture):
-        charts.reward_picture(run.name, metrics.points("reward/mean"), _evals(metrics)).write_png(picture)
-    page = run.path / "report.html"
-    write_text(page, render(run, metrics, time.time()))
+        drawn.write_png(picture)
+    write_text(page, written)
     return page
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -70,7 +71,7 @@ class RunView:
         source = self.path / "config.toml"
         try:
             return tomllib.loads(source.read_text(encoding="utf-8"))
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(str(source), f"text that is not TOML ({error})", "restore the file") from error
 
     def summary(self) -> dict[str, Any]:
@@ -115,6 +116,17 @@ class RunView:
 def open_run(run: str | Path | None = None) -> RunView:
     """A run by directory or by name under `$RELAX_RUNS`; the latest without one."""
     return RunView(find_run(str(run) if run is not None else None))
+
+
+@contextmanager
+def readable_documents(run: RunView) -> Iterator[None]:
+    """Name the run in whatever documents of another shape than relax writes lead their readers to."""
+    try:
+        yield
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, OSError) as error:
+        got = f"files that are not as relax writes them ({type(error).__name__}: {error})"
+        fix = "restore its status.json, summary.json, metrics.jsonl and samples from a copy, or remove what was changed"
+        raise ConfigError(str(run.path), got, fix) from error
 
 
 STALE_S = 30.0
@@ -168,7 +180,15 @@ class Listed:
 
 def list_runs(wall: float, root: Path | None = None) -> list[Listed]:
     """Runs under `root`, newest first."""
-    return [listed(RunView(path), wall) for path in run_paths(root or runs_root())]
+    found = []
+    for path in run_paths(root or runs_root()):
+        view = RunView(path)
+        try:
+            with readable_documents(view):
+                found.append(listed(view, wall))
+        except ConfigError:  # the others are listed all the same; `relax status` says what is wrong with it
+            found.append(Listed(view.name, str(path), "unreadable", 0, None, None, None, None, None))
+    return found
 
 
 def listed(run: RunView, wall: float) -> Listed:

@@ -14,7 +14,8 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from relax_core.observe.logging import Redactor, printable
+from relax_core.api.errors import printable
+from relax_core.observe.logging import Redactor
 
 PIPE_BYTES = 1 << 20
 LONGEST_LINE = 1 << 16

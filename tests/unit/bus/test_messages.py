@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 import hypothesis.strategies as st
+import msgpack
 import pytest
 from hypothesis import given
 
@@ -40,3 +41,18 @@ def test_no_field_of_a_seal_is_lost(name: str) -> None:
     seal = replace(plain, **{name: other.get(name, 9)})
     for sent in (*messages.decode(messages.encode((seal,))), *messages.decode(messages.encode((seal, seal)))):
         assert getattr(sent, name) == getattr(seal, name) != getattr(plain, name)
+
+
+def test_values_within_values_beyond_any_message_are_refused() -> None:
+    body = b"\x01"
+    for _ in range(600):  # decoding them all took the C stack, and the process with it
+        body = msgpack.packb(msgpack.ExtType(3, body))
+    with pytest.raises(ValueError, match="nested in more than"):
+        messages.decode(body)
+
+
+@pytest.mark.parametrize("value", [[4], [4, "token", 1], {"a": 1}, [4, 7], msgpack.ExtType(1, b"\x92\xa7Version\x90")])
+def test_a_first_frame_is_a_protocol_and_a_token_and_builds_nothing(value: object) -> None:
+    with pytest.raises(ValueError, match="not a protocol and a token"):
+        messages.decode_hello(msgpack.packb(value))
+    assert messages.decode_hello(msgpack.packb([4, "token"])) == (4, "token")

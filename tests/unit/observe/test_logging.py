@@ -5,7 +5,8 @@ import json
 import threading
 from datetime import UTC, datetime
 
-from relax_core.observe.logging import Redactor, RoleLog, printable
+from relax_core.api.errors import printable
+from relax_core.observe.logging import Redactor, RoleLog
 
 SECRET = "s3cr3t-value"
 

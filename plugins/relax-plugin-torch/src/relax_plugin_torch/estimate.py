@@ -117,13 +117,14 @@ def _config(spec: TrainerSpec, scalar: frozenset[str]) -> PretrainedConfig:
     path = str(spec.model["path"])
     try:
         config = AutoConfig.from_pretrained(check_folder(path), local_files_only=True)
-    except (ValueError, KeyError, OSError) as error:
+        known = config.to_dict()
+    except Exception as error:  # transformers tells in many types that a configuration is none
         raise ConfigError(
             FIELD, path, f"transformers can't read its config.json ({error}); check the folder"
         ) from error
-    if has_towers(config.to_dict()):
+    if has_towers(known):
         raise NotImplementedError("what a model sees or hears is not counted yet")
-    if Routing.of(config.to_dict()) is not None:  # which expert computes what hangs on data, and fake tensors have none
+    if Routing.of(known) is not None:  # which expert computes what hangs on data, and fake tensors have none
         raise NotImplementedError("what experts compute is not counted yet")
     if scalar:
         config.num_labels = SCALAR

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from relax_core.api import events
-from relax_core.api.errors import InfrastructureError, PluginError
+from relax_core.api.errors import InfrastructureError, PluginError, printable
 from relax_core.api.events import Event
 from relax_core.api.role import Clock, Heartbeat
 from relax_core.config.tables import NoticeKind, NotifyTable
 from relax_core.observe.documents import read_frames
-from relax_core.observe.logging import Redactor, printable
+from relax_core.observe.logging import Redactor
 from relax_core.observe.observers import CallbackWorker, Report
 
 LONGEST = 1_500

@@ -102,6 +102,20 @@ class WorkerSpec:
     """Modules that it needs and that take seconds to import: a child process may be forked from one that has them."""
     target: str = ""
     """Instead of a component: `module:Class`, built without arguments (the core's own hosts)."""
+    adoptable: bool = False
+    """It outlives the role that started it, and the role's successor goes on with it; else it ends with the role."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """The state of a worker that a role's successor takes over: nobody uses it, and no call of it has failed."""
+
+    start: tuple[Any, ...]
+    """Arguments of its `start`; sequences within are tuples."""
+    facts: Any
+    """The result of its `start`."""
+    loaded: Version | None = None
+    """Version of the weights that its `load_published` took last."""
 
 
 class Worker(Protocol):
@@ -111,6 +125,8 @@ class Worker(Protocol):
     pid: int
     host: str
     """Address of its machine as other machines reach it; loopback where all workers are on one."""
+    adopted: Handover | None
+    """The state in which an earlier incarnation of the role left it; None for one that was just started."""
 
     async def free_port(self, address: str) -> int:
         """A port of its machine, at this address of it, that was free a moment ago."""
@@ -127,12 +143,19 @@ class Worker(Protocol):
     async def stop(self, timeout_s: float = 5.0) -> None:
         """Let it end, then kill it with its children."""
 
+    async def release(self) -> None:
+        """Use it no more: an adoptable one lives on until its role has ended, for a successor; any other one stops."""
+
     async def kill(self) -> None:
         """SIGKILL it with its children, now."""
 
 
 class Workers(Protocol):
-    """A starter of workers; a role never learns whether one is a child process or a Ray actor."""
+    """A starter of workers; a role never learns whether one is a child process or a Ray actor.
+
+    A role that is begun again after a failure gets the workers of its predecessor that are adoptable, well, and of equal
+    specs (`Worker.adopted`), all of a call or none; what they did for the predecessor is aborted. Others are killed first.
+    """
 
     async def start(self, specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[Worker, ...]:
         """All of them, or none: on a failure what was started is killed and the error raised."""

@@ -159,12 +159,16 @@ class EnginePool:
         return not self._admission.admits(1)
 
     async def close(self) -> None:
-        """End all engines. Whoever has them offloaded meanwhile, for the devices, finds their memory free."""
+        """End all engines, or leave those that are well to a successor of the role. Whoever has ended ones offloaded meanwhile,
+        for the devices, finds their memory free."""
         self._closed = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(slot.stop_in_order() for slot in self._slots.values()))
+        engines = self._router.engines
+        await asyncio.gather(
+            *(slot.release(engines[name].status is not EngineStatus.OUT) for name, slot in self._slots.items())
+        )
 
     # -- completions --------------------------------------------------------------------------------------------
 

@@ -33,7 +33,8 @@ HEALTH_S = 30.0
 LEVELS: tuple[ReceiptLevel, ...] = ("wire", "resident", "behaviour")
 MODEL_FACTS = {"fingerprint": "all load one folder: its files differ between machines, or changed",
                "vocab_size": "ids must mean the same to all"}  # fmt: skip
-OnArrival = Callable[[Receipt], Awaitable[None]]
+OnArrival = Callable[[Receipt | None], Awaitable[None]]
+"""Told of an engine that serves a version; None where it had it already."""
 Report = Callable[[str, str, float], Awaitable[None]]
 """Reports that an engine failed or recovered: (event, detail, seconds)."""
 Perform = Callable[[Sequence[Action]], None]
@@ -52,7 +53,7 @@ class OffloadState:
     """
 
     def __init__(self, supported: Iterable[OffloadPart] = ()) -> None:
-        self._supported: frozenset[OffloadPart] = frozenset(supported)
+        self.supported: frozenset[OffloadPart] = frozenset(supported)
         self.offloaded: frozenset[OffloadPart] = frozenset()
         """Parts that every engine is to have offloaded."""
         self.num_waiting = 0
@@ -81,7 +82,7 @@ class OffloadState:
 
     async def offload(self, parts: Iterable[OffloadPart]) -> None:
         """Plan to offload those of the parts that can be; return when nobody uses them any more."""
-        planned = self._supported.intersection(parts)
+        planned = self.supported.intersection(parts)
         self._closed = self._closed or "weights" in planned
         async with self._changed:
             await self._changed.wait_for(lambda: not (self._closed and self._users.total()))
@@ -90,7 +91,7 @@ class OffloadState:
     @contextlib.asynccontextmanager
     async def loading(self, parts: Iterable[OffloadPart]) -> AsyncIterator[None]:
         """Plan to load these parts; the body brings every engine there, then users go on."""
-        self.offloaded -= self._supported.intersection(parts)
+        self.offloaded -= self.supported.intersection(parts)
         yield
         self._closed = "weights" in self.offloaded
         async with self._changed:
@@ -101,7 +102,7 @@ class EngineSupervisor:
     """Keeps the engines of one pool as they are to be.
 
     An engine: `starting -> serving -> (failed -> replaced -> newest weights proved -> serving)`; until the first weights
-    of a resumed run it is `waiting`.
+    of a resumed run it is `waiting`. One of the role's predecessor keeps the weights that it proved, and loads only newer ones.
 
     Invariants:
     - `_admit` is the only way into service, for a new engine and for a replaced one, with the newest weights proved.
@@ -126,7 +127,7 @@ class EngineSupervisor:
 
     async def start(self) -> Mapping[str, Any]:
         """Start all engines; the first one's facts after checking that all hold the same model."""
-        found = await start_all(*(slot.start() for slot in self._slots.values()))
+        found = await start_all(*(self._start(slot) for slot in self._slots.values()))
         self._facts = found[0]
         for facts in found:
             self._check_model(facts)
@@ -137,17 +138,32 @@ class EngineSupervisor:
             self._admit(slot, self._state(slot).incarnation)
         return self._facts
 
+    async def _start(self, slot: EngineSlot) -> dict[str, Any]:
+        """Start an engine or go on with the predecessor's, all of its memory onloaded; one whose weights nobody proved is
+        started anew."""
+        facts = await slot.start()
+        if not slot.adopted:
+            return facts
+        if slot.version == slot.folder_version or (self._updates is not None and await self._updates.proved(slot)):
+            slot.offloaded = self._offload.supported
+            with contextlib.suppress(RelaxError):
+                await slot.offload(frozenset())
+                return facts
+        await slot.stop()
+        return await slot.start()
+
     def _check_model(self, facts: Mapping[str, Any]) -> None:
         for what, fix in MODEL_FACTS.items():
             if (have := facts.get(what)) != (want := self._facts.get(what)):
                 raise InfrastructureError(f"an engine has the {what} {have}, another {want}; {fix}")
 
     def _admit(self, slot: EngineSlot, incarnation: int) -> bool:
-        """Let an engine in that has the newest weights; before any were published, those of the model folder may do.
+        """Let an engine in that has the newest weights; before any were published, those of the model folder may do, not others
+        that an adopted engine took before a rollback.
 
         False where it failed meanwhile, or there is nothing yet that it may serve.
         """
-        if self._newest is None and not self._serve_at_start:
+        if self._newest is None and not (self._serve_at_start and slot.version == slot.spec.version):
             self._state(slot).status, self._state(slot).version = EngineStatus.WAITING, slot.version
             return False
         admitted = self._router.on_proved(slot.name, incarnation, slot.version, self._clock.now())
@@ -260,7 +276,7 @@ class EngineSupervisor:
             receipt = await self._contained(slot, self._load_newest(slot))
             if not self._admit(slot, incarnation):
                 return ""
-            if on_arrival is not None and receipt is not None:
+            if on_arrival is not None:
                 await on_arrival(receipt)
             return slot.name
 
@@ -376,6 +392,10 @@ class WeightUpdater:
                     break
                 if receipt.version[1:] >= target[1:]:
                     return receipt
+
+    async def proved(self, slot: EngineSlot) -> bool:
+        """Tell whether the version that an engine has is the one that it proved last."""
+        return (await self._weights.receivers(slot.version.model)).get(slot.name) == slot.version
 
     async def forget(self, slot: EngineSlot) -> None:
         """Forget an engine that failed: the weights that it had are lost."""

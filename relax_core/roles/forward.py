@@ -181,7 +181,7 @@ class Reference(Role):
         )
 
     async def run(self, context: RunContext) -> None:
-        async with await RankGroup.start(context, self.name) as trainer:
+        async with await RankGroup.start(context, self.name, adoptable=True) as trainer:
             await ForwardLoop(context, self.name, ForwardColumns({"ref_log_probs": "log_probs"}), trainer).run()
 
 
@@ -212,16 +212,15 @@ class ActorForward(Role):
             outputs = (*outputs, top_k(width_of(context, "student_top_k_ids")).key)
         # The policy visits the experts that its tokens visited when they were sampled.
         routes = ROUTES if context.config.model.routing_replay == "rollout" else ()
-        async with await RankGroup.start(context, self.name) as trainer:
+        async with await RankGroup.start(context, self.name, adoptable=True) as trainer:
             forward = ForwardColumns(columns, outputs, (*INPUTS, *routes))
             await _NewestWeights(context, self.name, forward, trainer).run()
 
 
 class _NewestWeights(ForwardLoop):
-    """Fills columns under the newest published weights; it starts with the model folder's."""
+    """Fills columns under the newest published weights; it starts with those of its ranks, the model folder's as a rule."""
 
     model: RankGroup
-    _loaded: Version | None = None
 
     async def version(self) -> Version:
         """Load a newer version if one was published, then say which one this is.
@@ -229,16 +228,16 @@ class _NewestWeights(ForwardLoop):
         A live version is wanted and waited for, but not as long as a step trains.
         """
         weights, within_s = self.context.weights, self.context.config.weights.timeout_s
-        route = await weights.route("actor", self._loaded, 0.0, None, self.role, within_s)
-        if not route and await weights.newest("actor", self._loaded, 0.0) is not None:
+        route = await weights.route("actor", self.model.loaded, 0.0, None, self.role, within_s)
+        if not route and await weights.newest("actor", self.model.loaded, 0.0) is not None:
             await weights.want(self.role, "actor")
-            route = await weights.route("actor", self._loaded, LIVE_S, None, self.role, within_s)
+            route = await weights.route("actor", self.model.loaded, LIVE_S, None, self.role, within_s)
         try:
             for manifest, transport in route:
                 await self.model.call("load_published", manifest, transport)
-                self._loaded = manifest.version
+                self.model.loaded = manifest.version
         except RetryLater as missed:
             self.context.doing(f"goes on with what it has: {missed}")
         if route:
             await weights.forget(self.role, "actor")  # it reads nothing any more
-        return self._loaded or (await self.context.bus.version())._replace(step=0)
+        return self.model.loaded or (await self.context.bus.version())._replace(step=0)

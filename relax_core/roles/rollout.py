@@ -271,8 +271,8 @@ class Rollout(Role):
         """Update all engines; set `served` when the first one serves the version."""
         context, start, times = self._context, self._context.clock.now(), dict(manifest.seconds)
 
-        async def arrived(receipt: Receipt) -> None:
-            for what, seconds in receipt.times.items():
+        async def arrived(receipt: Receipt | None) -> None:
+            for what, seconds in receipt.times.items() if receipt is not None else ():
                 times[what] = max(seconds, times.get(what, 0.0))
             await context.bus.serves("rollout", self._worker.engines.newest())
             served.set()

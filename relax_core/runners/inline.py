@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from relax_core.api.errors import ConfigError
-from relax_core.api.role import Worker, WorkerSpec
+from relax_core.api.role import Handover, Worker, WorkerSpec
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc import messages
 from relax_core.rpc.host import TRACEBACKS, Builder, Host, describe, free_port, raised
@@ -109,6 +109,8 @@ class InlineWorker:
 
     def __init__(self, spec: WorkerSpec, host: Host) -> None:
         self.name, self.pid, self.host = spec.name, os.getpid(), "127.0.0.1"
+        self.adopted: Handover | None = None
+        self._adoptable = spec.adoptable
         self._host = host
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
@@ -131,8 +133,13 @@ class InlineWorker:
         with contextlib.suppress(ConfigError):  # not everything that is hosted has something to end
             await self._host.call("stop", ())
 
+    async def release(self) -> None:
+        if not self._adoptable:
+            await self.stop()
+
     async def kill(self) -> None:
-        await self.stop()
+        with contextlib.suppress(Exception):  # one that has stopped already may say so as it likes
+            await self.stop()
 
 
 class InlineWorkers:
@@ -154,8 +161,7 @@ class InlineWorkers:
 
     async def close(self) -> None:
         for worker in self._started:
-            with contextlib.suppress(Exception):  # one that has stopped already may say so as it likes
-                await worker.stop()
+            await worker.kill()
         self._started.clear()
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from tests.graph.ray_run import Running, Start, children, kill, until
@@ -19,19 +21,26 @@ def test_what_dies_and_keeps_no_state_is_replaced_and_the_ledger_balances(
     path = tmp_path / "run"
     run = start.train(path, tiny / "recipe.toml", "steps=400", "checkpoint.every=0")
     run.until_steps(2)
-    children(run.process.pid, "ServeController")[0].kill()
+    until(lambda: children(run.process.pid, "ServeController"), "Serve's controller")[0].kill()
     run.until_more_steps()
 
     kill(children(run.pid("rollout"), "runners.local.child")[0].pid)
     run.until_more_steps()
 
-    kill(run.fact("rollout", "engines")["engine-0"]["pid"])
+    def engine() -> dict[str, Any]:
+        return dict(run.role("rollout").get("facts", {}).get("engines", {}).get("engine-0", {}))
+
+    killed = run.fact("rollout", "engines")["engine-0"]["pid"]
+    kill(killed)
     run.until_more_steps()
+    pid = until(lambda: engine().get("pid") not in (None, killed) and engine()["pid"], "another engine")
 
     _kill_role(run, "advantages")
     _kill_role(run, "rollout")
+    assert until(engine, "the engines of the next rollout")["pid"] == pid, "the engine outlives the role's shell"
     run.interrupt()
     assert run.end(60) == 130, run.err
+    until(lambda: not psutil.pid_exists(pid), "the engine ends with the run")
     assert f"relax resume {path}" in run.err
     assert list((path / "checkpoints").glob("step-*/state.json")), "Ctrl-C saves"
     summary = run.summary()

@@ -14,6 +14,7 @@ from relax_core.api.role import Clock, Role, RunStatus, SystemClock, Workers
 from relax_core.bus.service import open_bus
 from relax_core.devices.scheduler import DeviceService
 from relax_core.registry.catalogue import Catalogue
+from relax_core.runners.adoption import AdoptableWorkers
 from relax_core.runners.context import RoleContext, run_role
 from relax_core.runners.launch import Launch, RoleEnd, bus_settings, launch_component, starting_version
 from relax_core.runners.local.workers import LocalWorkers
@@ -44,11 +45,12 @@ class LocalRunner:
         self._open = False
 
     async def start(self, launch: Launch) -> None:
-        self._workers = self._make_workers(launch)
+        self._workers = workers = self._make_workers(launch)
+        held = AdoptableWorkers(workers)
         await self._open_bus(launch)
         for name in launch.plan.roles:
             role = cast(Role, self._catalogue.build(Chosen("role", name)))
-            task = asyncio.create_task(self._run(role, launch), name=name)
+            task = asyncio.create_task(self._run(role, launch, held, workers), name=name)
             self._tasks[name] = task
 
     def _make_workers(self, launch: Launch) -> RunWorkers:
@@ -61,9 +63,8 @@ class LocalRunner:
         self.bus = await open_bus(config, bus_settings(launch), launch.run_dir, starting_version(launch), self._clock)
         self._open = True
 
-    async def _run(self, role: Role, launch: Launch) -> None:
+    async def _run(self, role: Role, launch: Launch, held: AdoptableWorkers, children: Workers) -> None:
         def context(incarnation: int) -> RoleContext:
-            workers = self._workers or LocalWorkers()
             return RoleContext(
                 role.name,
                 launch,
@@ -71,15 +72,18 @@ class LocalRunner:
                 self.bus,
                 self._weights,
                 self.run_status,
-                workers,
-                workers,
+                held.of(role.name, incarnation),
+                children,
                 self._clock,
                 incarnation,
                 self._devices,
             )
 
         try:
-            await run_role(role, context)
+            try:
+                await run_role(role, context)
+            finally:
+                await held.end(role.name)
             self._ended.put_nowait(RoleEnd(role.name))
         except asyncio.CancelledError:
             raise

@@ -20,17 +20,18 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from relax_core.api.bus import BusComponent, BusSettings, PayloadStore
 from relax_core.api.errors import InfrastructureError, WorkerDied
 from relax_core.api.events import RoleFailed
-from relax_core.api.role import Role, SystemClock
+from relax_core.api.role import Handover, Role, SystemClock, WorkerSpec
 from relax_core.api.weights import Version
 from relax_core.bus.service import open_bus
 from relax_core.devices.scheduler import DeviceService
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc.host import Failure, describe
 from relax_core.rpc.waiting import RestartBudget
+from relax_core.runners.adoption import AdoptableWorkers
 from relax_core.runners.context import MAX_RESTARTS, REFILL_S
 from relax_core.runners.launch import Launch, bus_settings, launch_component, starting_version
 from relax_core.runners.ray.connection import NAMESPACE, RpcActor, answered
-from relax_core.runners.ray.workers import GpuPlacement
+from relax_core.runners.ray.workers import GpuPlacement, RayWorker, RayWorkers, StartedActor
 from relax_core.runners.run_status import RunStatusService
 from relax_core.weights.registry import WeightRegistry
 
@@ -48,8 +49,6 @@ class HubService:
     launch: Launch
     store: PayloadStore | None
     """That of the bus, where the replica reaches it by itself."""
-    gpus: GpuPlacement | None
-    """The run's GPUs."""
     without_s: float | None
     """How long the role was without a replica; None for its first one."""
 
@@ -74,6 +73,8 @@ def hub_options(run_id: str) -> dict[str, Any]:
 class Hub(RpcActor):
     """Services of one run."""
 
+    _workers: AdoptableWorkers
+
     async def open(self, launch: Launch, mark: str) -> Any:
         """Open a run whose driver has written a file of this name in the run directory."""
         return await answered(self._open(launch, mark))
@@ -90,7 +91,8 @@ class Hub(RpcActor):
             )
         catalogue = Catalogue.load(launch.plugin_files)
         component = cast(BusComponent, catalogue.build(launch_component(launch, "bus")))
-        self._launch, self._gpus = launch, GpuPlacement.request(launch.plan)
+        self._launch = launch
+        self._workers = AdoptableWorkers(RayWorkers(launch, GpuPlacement.request(launch.plan)))
         self._store = await self._open_bus(component, bus_settings(launch), launch.run_dir, starting_version(launch))
         self._clock = SystemClock()
         self._run_status, self._devices = RunStatusService(self._clock), DeviceService(self._clock)
@@ -119,6 +121,8 @@ class Hub(RpcActor):
         return await getattr(self._services[service], name)(*args)
 
     async def close(self) -> Any:
+        if hasattr(self, "_workers"):  # else only the bus was opened
+            await self._workers.close()
         closed = await answered(self._bus.close())
         self._server.close()
         return closed
@@ -134,7 +138,17 @@ class Hub(RpcActor):
         since = self._replicas.enter(role, pid, now)
         self._entered.set()
         self._own(role, self._watch(role, replica, pid))
-        return HubService(self._launch, self._store, self._gpus, None if since is None else now - since)
+        return HubService(self._launch, self._store, None if since is None else now - since)
+
+    async def start_workers(self, role: str, incarnation: int, specs: Sequence[WorkerSpec], timeout_s: float) -> Any:
+        """Start workers for a role, or hand over those of its predecessor."""
+        return await answered(self._start_workers(role, incarnation, specs, timeout_s))
+
+    async def _start_workers(
+        self, role: str, incarnation: int, specs: Sequence[WorkerSpec], timeout_s: float
+    ) -> list[tuple[StartedActor, Handover | None]]:
+        workers = await self._workers.start(role, incarnation, specs, timeout_s)
+        return [(worker.started, worker.adopted) for worker in workers if isinstance(worker, RayWorker)]
 
     async def gathered(self) -> None:
         """Return when every role has had a replica."""
@@ -147,6 +161,7 @@ class Hub(RpcActor):
 
     async def end_role(self, role: str, failure: Failure | None) -> None:
         if self._replicas.end(role):
+            await self._workers.end(role)
             self._ends.append((role, failure))
 
     async def ends(self, after: int) -> list[tuple[str, Failure | None]]:
@@ -169,6 +184,7 @@ class Hub(RpcActor):
         if loss is None:
             return
         await self._devices.gone(role)
+        await self._workers.lost(role)
         await self._run_status.emit(RoleFailed(role, loss.reason, WorkerDied.exit_code, loss.fatal))
         if loss.fatal:
             await self.end_role(role, Failure(WorkerDied.__name__, loss.reason))

@@ -28,7 +28,7 @@ from relax_core.runners.local.workers import LocalWorkers
 from relax_core.runners.ray.bus import BusClient, RemoteStore
 from relax_core.runners.ray.connection import RpcClient
 from relax_core.runners.ray.hub import HubService, find_hub
-from relax_core.runners.ray.workers import RayWorkers
+from relax_core.runners.ray.workers import HubWorkers
 from relax_core.tensor_files.mapped_files import sweep
 
 LIMIT_S = 60.0
@@ -135,7 +135,7 @@ class RoleShell:
         children = LocalWorkers.of_run(launch, self._clock)
 
         def context(incarnation: int) -> RoleContext:
-            workers = RayWorkers(launch, incarnation, joined.gpus)
+            workers = HubWorkers(hub, self._role, incarnation)
             return RoleContext(
                 self._role,
                 launch,

@@ -33,9 +33,10 @@ class ForeignCluster:
             "--include-dashboard=false", "--disable-usage-stats", f"--temp-dir={self.folder}",
         ]  # fmt: skip
         self._log = (self.folder / "start.log").open("w")
+        own = self.environment()  # before this process's variables are read, to which its first call adds
         self._process = subprocess.Popen(
             [sys.executable, "-m", "ray.scripts.scripts", *arguments], cwd=self.folder, stdin=subprocess.DEVNULL,
-            env={**os.environ, **self.environment()}, stdout=self._log, stderr=self._log, start_new_session=True,
+            env={**os.environ, **own}, stdout=self._log, stderr=self._log, start_new_session=True,
         )  # fmt: skip
         self.address = self._found()
         return self

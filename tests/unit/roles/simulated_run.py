@@ -19,7 +19,7 @@ from relax_core.api.bus import Account
 from relax_core.api.component import Chosen
 from relax_core.api.errors import DeadlineExceeded, WorkerDied
 from relax_core.api.events import Event, StepFinished
-from relax_core.api.role import Role, WorkerSpec
+from relax_core.api.role import Handover, Role, WorkerSpec
 from relax_core.api.weights import Version
 from relax_core.bus.service import open_bus
 from relax_core.bus.store import InProcessBus
@@ -29,6 +29,7 @@ from relax_core.devices.scheduler import DeviceService
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc import messages
 from relax_core.rpc.host import Host
+from relax_core.runners.adoption import AdoptableWorkers
 from relax_core.runners.context import RoleContext, run_role
 from relax_core.runners.launch import Launch, bus_settings
 from relax_core.runners.run_status import RunStatusService
@@ -58,6 +59,8 @@ class SimulatedWorker:
     def __init__(self, spec: WorkerSpec, host: Host, spans: list[Span]) -> None:
         self.name, self.pid, self.host, self._host, self._spans = spec.name, 0, "127.0.0.1", host, spans
         self._dead, self._hangs = asyncio.Event(), False
+        self.adopted: Handover | None = None
+        self._adoptable = spec.adoptable
 
     async def free_port(self, address: str) -> int:
         return 1
@@ -116,6 +119,10 @@ class SimulatedWorker:
 
     async def stop(self, timeout_s: float = 5.0) -> None:
         await self.kill()
+
+    async def release(self) -> None:
+        if not self._adoptable:
+            await self.stop()
 
     async def kill(self) -> None:
         self._dead.set()
@@ -212,7 +219,7 @@ class SimulatedRun:
             WeightRegistry(clock),
             SimulatedWorkers(self.catalogue),
         )
-        devices = DeviceService(clock)
+        devices, held = DeviceService(clock), AdoptableWorkers(self.workers)
 
         def context(role: str) -> Callable[[int], RoleContext]:
             return lambda incarnation: RoleContext(
@@ -222,7 +229,7 @@ class SimulatedRun:
                 self.bus,
                 weights,
                 self.run_status,
-                self.workers,
+                held.of(role, incarnation),
                 self.workers,
                 clock,
                 incarnation,

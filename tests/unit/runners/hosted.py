@@ -22,6 +22,26 @@ class Hosted:
 
     component: Any = None
     build: Any = None
+    reading = 0
+
+    def start(self, settings: Any) -> dict[str, Any]:
+        self.settings = settings
+        return {"pid": os.getpid(), "settings": settings}
+
+    async def endless(self) -> AsyncIterator[int]:
+        """Count, and how many do so, until nobody reads."""
+        self.reading += 1
+        try:
+            yield 0
+            await asyncio.Event().wait()
+        finally:
+            self.reading -= 1
+
+    def readers(self) -> int:
+        return self.reading
+
+    def rest(self, seconds: float) -> None:
+        time.sleep(seconds)
 
     def double(self, array: np.ndarray) -> np.ndarray:
         return array * 2

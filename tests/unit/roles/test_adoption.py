@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loops of roles fail while their workers live: the workers go on, no sample is lost or trained twice, nothing is loaded
+that is there already."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from relax_core.api.errors import WorkerDied
+from relax_core.api.events import RoleFailed, RoleRecovered
+from tests.unit.roles.simulated_run import RunOutcome, SimulatedRun
+from tests.unit.roles.test_schedule import STEPS, whole
+
+ASYNC = {
+    "placement": {"mode": "async", "rollout": {"engines": 2}}, "batch": {"updates_per_step": 2},
+    "algorithm": {"name": "grpo", "kl_coef": 0.1, "correction": "truncate"},
+}  # fmt: skip
+
+
+def failing(role: str, *times: float) -> list[object]:
+    """Let the hub be lost to a role at these times, for a moment."""
+
+    async def fail(simulation: SimulatedRun) -> None:
+        run_status = simulation.run_status
+        real, cut = run_status.heartbeat, False
+
+        async def heartbeat(one: object) -> None:
+            nonlocal cut
+            if cut and one.role == role and one.state not in ("failed", "starting"):  # type: ignore[attr-defined]
+                cut = False
+                raise WorkerDied("hub died during heartbeat")
+            await real(one)  # type: ignore[arg-type]
+
+        run_status.heartbeat = heartbeat  # type: ignore[method-assign, assignment]
+        for at in times:
+            await asyncio.sleep(at - asyncio.get_running_loop().time())
+            cut = True
+
+    return [fail]
+
+
+def starts(outcome: RunOutcome, worker: str) -> int:
+    return len(outcome.of(worker, "start"))
+
+
+@pytest.mark.parametrize(
+    ("role", "workers"),
+    [("rollout", ("engine-0", "engine-1")), ("reference", ("reference-rank-0",)), ("actor-fwd", ("actor-fwd-rank-0",))],
+)
+def test_a_role_whose_loop_fails_goes_on_with_its_workers(tmp_path: Path, role: str, workers: tuple[str, ...]) -> None:
+    simulation = SimulatedRun(tmp_path, steps=STEPS, max_staleness=1, **ASYNC)
+    outcome = simulation.run(*failing(role, 3.3, 17.9, 31.2))  # type: ignore[arg-type]
+    whole(outcome)
+    assert [event.role for event in outcome.events if isinstance(event, RoleRecovered)] == [role] * 3
+    assert [starts(outcome, worker) for worker in workers] == [1] * len(workers)
+    assert outcome.account.trained == STEPS * 16, "none was lost, none was trained twice"
+    if role == "rollout":
+        loads = [len(outcome.of(worker, "update_weights")) for worker in workers]
+        assert all(count <= STEPS for count in loads), "a version is loaded once"
+
+
+def test_engines_that_share_devices_are_gone_on_with_awake(tmp_path: Path) -> None:
+    outcome = SimulatedRun(tmp_path, steps=STEPS, placement="colocate").run(*failing("rollout", 5.1, 11.7))  # type: ignore[arg-type]
+    whole(outcome, staleness=0)
+    assert starts(outcome, "engine-0") == 1
+
+
+def test_a_worker_that_dies_with_the_loop_is_started_anew(tmp_path: Path) -> None:
+    async def strike(simulation: SimulatedRun) -> None:
+        await asyncio.sleep(9.99)
+        await simulation.workers.alive["engine-1"].kill()
+
+    simulation = SimulatedRun(tmp_path, steps=STEPS, max_staleness=1, **ASYNC)
+    outcome = simulation.run(strike, *failing("rollout", 9.9))  # type: ignore[arg-type]
+    whole(outcome)
+    assert starts(outcome, "engine-0") == 1 and starts(outcome, "engine-1") >= 2
+
+
+def test_after_a_rollback_engines_of_an_abandoned_incarnation_load_before_they_serve(tmp_path: Path) -> None:
+    """The trainer has no checkpoint, so that the run goes back to its start while the rollout is begun anew."""
+
+    async def strike(simulation: SimulatedRun) -> None:
+        await asyncio.sleep(10.0)
+        await simulation.workers.alive["actor-rank-0"].kill()
+
+    simulation = SimulatedRun(tmp_path, steps=STEPS, max_staleness=1)
+    outcome = simulation.run(strike, *failing("rollout", 9.9, 10.6))  # type: ignore[arg-type]
+    assert outcome.account.trained == STEPS * 16 and outcome.account.balanced
+    assert starts(outcome, "engine-0") == 1
+    assert all(0 <= lag <= 1 for lag in outcome.metric("lag/max"))
+    assert {event.role for event in outcome.events if isinstance(event, RoleFailed)} == {"actor", "rollout"}

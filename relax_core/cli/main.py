@@ -23,6 +23,8 @@ app = typer.Typer(
 )
 app.command("train")(runs.train)
 app.command("resume")(runs.resume)
+app.command("attach")(runs.attach)
+app.command("stop")(runs.stop)
 app.command("checkpoint")(runs.checkpoint)
 app.command("continue")(runs.continue_)
 app.command("try")(plan.try_)
@@ -44,8 +46,8 @@ app.add_typer(plugins.verbs, name="plugins")
 def main() -> NoReturn:
     """Run a verb; whatever goes wrong ends as one line on stderr and its exit code."""
 
-    def interrupt(*_: object) -> NoReturn:
-        raise Interrupted
+    def interrupt(number: int, _: object) -> NoReturn:
+        raise Interrupted(number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)

@@ -1,28 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`relax train | resume | checkpoint | continue`, and `relax runs | status | why | report`: a run started, saved or
-continued, and runs that are written down, those that still go included. All decisions are in `control`.
+"""`relax train | resume | attach | stop | checkpoint | continue`, and `relax runs | status | why | report`: a run started,
+watched, saved, stopped or continued, and runs that are written down, those that still go included. All decisions are in
+`control`.
 """
 
 from __future__ import annotations
 
 import json
+import signal
+import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from relax_core.cli.detached import start_detached
 from relax_core.cli.plan import print_graph
-from relax_core.cli.terminal import INTERRUPTED, AsJson, print_json, print_table, say, split
+from relax_core.cli.terminal import INTERRUPTED, AsJson, Interrupted, print_json, print_table, say, split
 
 if TYPE_CHECKING:
     from relax_core.control.prepare import Prepared
     from relax_core.views.run import Listed
 
 
-CHECKPOINT_POLL_S = 0.2
+REQUEST_POLL_S = 0.2
+LAST_WORDS_S = 60.0
+"""For a run that has ended to write its report and to end its processes."""
 UNCHECKED = "placement.check_memory=false"
 Arguments = Annotated[
     list[str], typer.Argument(help="TOML files or a recipe, then overrides such as optimizer.lr=1e-5.")
@@ -35,6 +41,11 @@ Anyway = Annotated[
     typer.Option("--anyway", help="Start also what can't fit into memory; short for placement.check_memory=false."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, print the graph, start nothing.")]
+Detach = Annotated[
+    bool,
+    typer.Option("--detach", help="Return once it has started; it goes on without this terminal: relax attach, stop."),
+]
+Supervised = Annotated[bool, typer.Option("--supervised", hidden=True, help="It is the driver under a supervisor.")]
 
 
 def train(
@@ -44,17 +55,22 @@ def train(
     as_json: SummaryJson = False,
     dry_run: DryRun = False,
     anyway: Anyway = False,
+    detach: Detach = False,
+    supervised: Supervised = False,
 ) -> None:
     """Train: `relax train quickstart`, or `relax train my.toml cluster.toml algorithm.clip_high=0.28`."""
     from relax_core.control.prepare import prepare
 
+    if detach and not dry_run:
+        start_detached("train", as_json)
+        return
     sources, overrides = split(arguments)
     overrides += [f"run.runner={runner}"] if runner else []
     overrides += [UNCHECKED] if anyway else []
     if dry_run:
         print_graph(sources, overrides)
     else:
-        _run(prepare(sources, overrides, run_dir=run_dir), as_json)
+        _run(prepare(sources, overrides, run_dir=run_dir), as_json, supervised)
 
 
 def resume(
@@ -68,37 +84,53 @@ def resume(
         int | None,
         typer.Option(help="Go on from the checkpoint of this step; else from the newest that is whole."),
     ] = None,
+    detach: Detach = False,
+    supervised: Supervised = False,
 ) -> None:
     """Continue a run from its newest checkpoint whose files are whole, or from that of --step."""
     from relax_core.control.prepare import prepare_resume
-    from relax_core.observe.run_directory import find_run
+    from relax_core.control.supervisor import predecessor
+    from relax_core.observe.run_directory import RunDirectory, find_run
 
-    changes = [*(overrides or []), *([UNCHECKED] if anyway else [])]
-    _run(prepare_resume(find_run(run), changes, step), as_json)
+    if detach:
+        start_detached("resume", as_json)
+        return
+    path, changes = find_run(run), [*(overrides or []), *([UNCHECKED] if anyway else [])]
+    unfinished = supervised and predecessor(RunDirectory.open(path)) is not None
+    _run(prepare_resume(path, changes, step, unfinished=unfinished), as_json, supervised)
 
 
-def _run(prepared: Prepared, as_json: bool) -> None:
-    from relax_core.api.errors import RelaxError
+def _run(prepared: Prepared, as_json: bool, supervised: bool) -> None:
+    from relax_core.api.errors import ConfigError, RelaxError
     from relax_core.control.run import run
-    from relax_core.control.stages import resumable_step
+    from relax_core.control.supervisor import enter_supervision
     from relax_core.views.display import LiveDisplay
 
+    runner = prepared.config.run.runner
+    if supervised:
+        if runner == "inline":
+            prepared.directory.discard()
+            raise ConfigError("--detach", "run.runner = 'inline'", "use 'local': a debugger needs the terminal")
+        prepared = replace(prepared, death=enter_supervision(prepared.directory))
     for notice in prepared.notices:
         say(notice, err=True)
-    display = None if as_json else LiveDisplay(
+    display = None if as_json and not supervised else LiveDisplay(
         prepared.config.run.name or prepared.launch.run_id, prepared.steps, first_step=prepared.first_step,
-        mode="plain" if prepared.config.run.runner == "inline" else "auto",  # a debugger shares the terminal
+        mode="plain" if runner == "inline" else "auto",  # a debugger shares the terminal
     )  # fmt: skip
     path = prepared.directory.path
     try:
         summary = run(prepared, display)
     except RelaxError:
         _write_report(path)
-        step = resumable_step(path)
-        again = "" if step is None else f"; continue after step {step} with: relax resume {path}"
-        say(f"relax: the run failed; what it wrote is in {path}{again}", err=True)
+        say(_failed(path), err=True)
         raise
     _write_report(path)
+    _say_ending(summary, path, as_json)
+
+
+def _say_ending(summary: dict[str, Any], path: Path, as_json: bool) -> None:
+    """Print how a run ended that did not fail; exit where it was stopped."""
     if as_json:
         say(json.dumps({**summary, "run_dir": str(path)}))
     if summary["status"] != "finished":
@@ -106,6 +138,15 @@ def _run(prepared: Prepared, as_json: bool) -> None:
         raise typer.Exit(INTERRUPTED)
     if not as_json:
         say(f"report: {path / 'report.html'}\nmodel:  {path / 'export'}")
+
+
+def _failed(path: Path) -> str:
+    """Say where the files of a failed run are, and how to go on."""
+    from relax_core.control.stages import resumable_step
+
+    step = resumable_step(path)
+    again = "" if step is None else f"; continue after step {step} with: relax resume {path}"
+    return f"relax: the run failed; what it wrote is in {path}{again}"
 
 
 def _write_report(path: Path) -> None:
@@ -149,7 +190,6 @@ def checkpoint(
     """
     from relax_core.api.errors import ConfigError, InfrastructureError
     from relax_core.control.stages import resumable_step
-    from relax_core.observe.run_directory import RunDirectory
     from relax_core.views.run import health, open_run
 
     view = open_run(run)
@@ -161,12 +201,12 @@ def checkpoint(
             fix = f"it has {f'a checkpoint of step {found}' if found else 'no checkpoint'}, and none can be added"
             raise ConfigError("run", f"{view.name}, which is {state.state}", fix)
         if not asked:
-            RunDirectory.open(view.path).request("checkpoint")
+            view.request("checkpoint")
             asked = True
         if time.monotonic() > deadline:
             later = f"it is made once the step under way is done; `relax why {view.name}` says what that waits for"
             raise InfrastructureError(f"{view.name}: no checkpoint of step {wanted} within {wait_s:.0f} s; {later}")
-        time.sleep(CHECKPOINT_POLL_S)
+        time.sleep(REQUEST_POLL_S)
         found = resumable_step(view.path) or 0
     if json:
         print_json({"schema": "relax.checkpoint/1", "run": view.name, "step": found, "requested": asked})
@@ -184,7 +224,6 @@ def continue_(
     `relax why` says what it was paused for. Who may write the run directory may ask.
     """
     from relax_core.api.errors import ConfigError, InfrastructureError
-    from relax_core.observe.run_directory import RunDirectory
     from relax_core.views.run import health, open_run
     from relax_core.views.why import pause_reason
 
@@ -193,18 +232,108 @@ def continue_(
     state = health(view, time.time())
     if not reason or state.ended or state.state == "lost":
         raise ConfigError("run", f"{view.name}, which is {state.state}", "only a run that is paused can go on")
-    RunDirectory.open(view.path).request("continue")
+    view.request("continue")
     while paused == reason:
         if time.monotonic() > deadline:
             raise InfrastructureError(
                 f"{view.name}: it does not go on within {wait_s:.0f} s; see `relax why {view.name}`"
             )
-        time.sleep(CHECKPOINT_POLL_S)
+        time.sleep(REQUEST_POLL_S)
         paused = pause_reason(view.status())
     if json:
         print_json({"schema": "relax.continue/1", "run": view.name, "paused_for": reason})
     else:
         say(f"{view.name}: goes on; it was paused for {reason}")
+
+
+def stop(
+    run: Run = None,
+    wait_s: Annotated[float, typer.Option(help="How long to wait for its end.", min=0.0)] = 3600.0,
+    json: AsJson = False,
+) -> None:
+    """Stop a live run as Ctrl-C in its terminal does, with a checkpoint, and wait until it has ended.
+
+    Who may write the run directory may ask.
+    """
+    from relax_core.api.errors import ConfigError, InfrastructureError
+    from relax_core.views.run import health, open_run, process_of
+
+    view = open_run(run)
+    deadline, asked = time.monotonic() + wait_s, 0
+    while not (state := health(view, time.time())).ended or process_of(view):
+        if state.state == "lost":
+            raise ConfigError("run", f"{view.name}, which is lost", state.detail)
+        if not state.ended and asked != (pid := int(view.status().get("pid", -1))):
+            view.request("stop")  # again where another process runs it by now: it has not seen the first one
+            asked = pid
+        if time.monotonic() > deadline:
+            later = f"`relax why {view.name}` says what it waits for"
+            raise InfrastructureError(f"{view.name}: asked to stop, and not ended within {wait_s:.0f} s; {later}")
+        time.sleep(REQUEST_POLL_S)
+    if json:
+        print_json({"schema": "relax.stop/1", "run": view.name, "status": state.state, "requested": bool(asked)})
+    elif state.state in ("failed", "diverged"):
+        say(f"{view.name}: {state.state}: {state.detail}")
+    else:
+        say(f"{view.name}: {_stopped(view.summary(), view.path).removeprefix('relax: ')}"
+            if state.state != "finished" else f"{view.name}: finished")  # fmt: skip
+
+
+def attach(run: Run = None, as_json: SummaryJson = False) -> None:
+    """Show a live run that runs elsewhere until it ends, and end with its exit code.
+
+    Ctrl-C asks whether to leave it running or to stop it; without a terminal to ask, it is left running. Exit code 130 then.
+    """
+    from relax_core.api.errors import InfrastructureError
+    from relax_core.views.display import LiveDisplay
+    from relax_core.views.follower import RunFollower
+    from relax_core.views.run import open_run, process_of
+
+    view = open_run(run)
+    state = None
+    while state is None:
+        follower = RunFollower(view)
+        config, done = view.config, int(view.status().get("step", 0))
+        display = LiveDisplay(
+            config.get("run", {}).get("name") or view.name, view.status().get("steps") or config.get("steps"),
+            mode="quiet" if as_json else "auto", clock=follower.clock, first_step=done,
+        )  # fmt: skip
+        try:
+            while not (found := follower.look(display, time.time())).ended and found.state != "lost":
+                time.sleep(REQUEST_POLL_S)
+            state = found
+        except Interrupted as interrupted:
+            display.close()
+            if not _wants_to_stop(view.name, interrupted):
+                say(f"relax: detached; the run goes on. Look again with: relax attach {view.name}", err=True)
+                raise typer.Exit(INTERRUPTED) from None
+            view.request("stop")
+        finally:
+            display.close()
+    if not state.ended:
+        raise InfrastructureError(f"{view.name}: {state.detail}")
+    deadline = time.monotonic() + LAST_WORDS_S
+    while process_of(view) and time.monotonic() < deadline:  # it writes its report, and ends what it started
+        time.sleep(REQUEST_POLL_S)
+    summary = view.summary()
+    if state.state not in ("failed", "diverged"):
+        _say_ending(summary, view.path, as_json)
+        return
+    if as_json:
+        say(json.dumps({**summary, "run_dir": str(view.path)}))
+    say(f"{_failed(view.path)}\nrelax: {state.detail or summary.get('error', '')}", err=True)
+    raise typer.Exit(int(summary.get("exit_code", 1)))
+
+
+def _wants_to_stop(name: str, interrupted: Interrupted) -> bool:
+    """Ask whoever pressed Ctrl-C at a terminal; nobody else wants that."""
+    if interrupted.number != signal.SIGINT or not sys.stdin.isatty():
+        return False
+    say(f"\n{name} runs on. [d]etach from it, or [s]top it with a checkpoint? [d] ", err=True, nl=False)
+    try:
+        return sys.stdin.readline().strip().lower() in ("s", "stop")
+    except Interrupted:
+        return False
 
 
 def runs(json: AsJson = False) -> None:

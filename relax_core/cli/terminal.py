@@ -31,6 +31,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdou
 class Interrupted(BaseException):
     """SIGINT or SIGTERM, where no run listens for them."""
 
+    def __init__(self, number: int = 0) -> None:
+        super().__init__()
+        self.number = number
+
 
 def split(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Separate files and recipes from overrides, which contain '='."""

@@ -37,6 +37,7 @@ from relax_core.config.run_config import RunConfig, to_toml
 from relax_core.control.memory_check import check_fits
 from relax_core.control.planner import plan
 from relax_core.control.stages import StageDirectory, check_order, document, lay_out, stage_directories
+from relax_core.control.supervisor import DriverDeath
 from relax_core.observe.epoch import RunEpoch
 from relax_core.observe.logging import Redactor
 from relax_core.observe.provenance import provenance
@@ -155,6 +156,8 @@ class Prepared:
     notices: tuple[str, ...] = ()
     runner: Future[Runner] | None = None
     """The runner of the first stage, where it was begun early."""
+    death: DriverDeath | None = None
+    """The end of the process that ran it before, which this one was started to replace."""
 
     @property
     def config(self) -> RunConfig:
@@ -244,11 +247,14 @@ def prepare(
     return Prepared(catalogue, directory, tuple(stages), composed.notices, runner)
 
 
-def prepare_resume(run_dir: Path, overrides: Sequence[str], step: int | None = None) -> Prepared:
+def prepare_resume(
+    run_dir: Path, overrides: Sequence[str], step: int | None = None, *, unfinished: bool = False
+) -> Prepared:
     """Continue a run from its newest whole checkpoint, or that of `step`; a stage that has none yet begins anew.
 
-    Later checkpoints are set aside. Raises ConfigError for a change that makes it another experiment, and where nothing
-    is left to do.
+    Later checkpoints are set aside. `unfinished`: the process that ran it died just now, so that a run without a checkpoint
+    begins anew too, and one whose last step is saved has its end still to come. Raises ConfigError for a change that makes
+    it another experiment, and where nothing is left to do.
     """
     for override in overrides:
         key = override.partition("=")[0].strip()
@@ -263,10 +269,10 @@ def prepare_resume(run_dir: Path, overrides: Sequence[str], step: int | None = N
     planned = plan_run([paths[0] / "config.toml"], overrides)
     config, catalogue, present = planned.composed.config, planned.catalogue, left[0]
     done = sum(int(account["steps"]) for own in known if (account := own.account()))
-    begun = present is None or step is not None or complete(paths[0] / "checkpoints")
+    begun = (present is None and not unfinished) or step is not None or complete(paths[0] / "checkpoints")
     point = choose(paths[0], step, done) if begun else None
     resume = point.resume if point is not None else None
-    if present is None and resume is not None and resume.step >= config.steps:
+    if present is None and not unfinished and resume is not None and resume.step >= config.steps:
         raise ConfigError("steps", f"{config.steps}, which the run has reached", "resume with more: steps=N")
     check_fits(config, catalogue, planned.stages[0].plan)
     directory = RunDirectory.reopen(run_dir, redactor=Redactor(revealed(config.dump())))

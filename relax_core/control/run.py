@@ -21,7 +21,8 @@ from relax_core.control.restarts import RunRestarts
 from relax_core.control.stages import point_to_export, resumable_step, stage_directories
 from relax_core.observe.notifications import Notifier
 from relax_core.observe.recorder import Display, Recorder
-from relax_core.observe.run_directory import REQUESTS
+from relax_core.observe.run_directory import Request
+from relax_core.rpc.waiting import attended
 from relax_core.runners.launch import Launch, Runner
 from relax_core.tensor_files.mapped_files import sweep, sweep_abandoned, sweep_published
 
@@ -30,6 +31,8 @@ HISTOGRAMS = ("dropped_lengths", "trained_lengths")
 """Statistics of the bus that the summary keeps. They begin anew with a resumed run."""
 STATELESS_GRACE_S = 8.0
 """Seconds to stop for roles that lose nothing when they are ended; those with state have `[checkpoint] grace_s`."""
+ROLE_REQUESTS: tuple[Request, ...] = ("checkpoint", "continue")
+"""Requests that are passed on to the roles with state."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -133,6 +136,18 @@ class RunController:
         self._asked = "checkpoint"
 
     async def run(self) -> dict[str, Any]:
+        """Run every stage and return the run's summary, obeying requests to stop meanwhile. Raises what made it fail."""
+        async with attended(self._obey_stop_requests()):
+            return await self._run_stages()
+
+    async def _obey_stop_requests(self) -> None:
+        """Take up a stop that others ask for by a file in the run directory, from before the first role starts."""
+        while True:
+            if self._prepared.directory.take_request("stop"):
+                self.stop("requested")
+            await self._clock.sleep(WATCH_S)
+
+    async def _run_stages(self) -> dict[str, Any]:
         """Run every stage and return the run's summary. Raises what made it fail, after writing it down."""
         prepared, config, catalogue = self._prepared, self._prepared.config, self._prepared.catalogue
         sinks = {choice.name: cast(Sink, catalogue.build(choice.chosen)) for choice in config.sinks}
@@ -176,7 +191,10 @@ class RunController:
         if stage.directory is not None:
             recorder.enter(stage.directory.name, stage.first_step)
         if stage is stages[0]:  # it goes on from its checkpoint, or begins anew where it had none
-            recorder.rewind(stage.first_step + (launch.resume.step if launch.resume else 0))
+            step = launch.resume.step if launch.resume else 0
+            recorder.rewind(stage.first_step + step)
+            if (death := self._prepared.death) is not None and not self._started:
+                recorder.write(RunRestarted(step, death.reason, death.in_a_row, self._restarts.limit))
         busy: list[str] = []
         await asyncio.to_thread(_sweep_weights, launch)
         ready = await self._start_runner(stage) and await self._wait_until_ready(recorder)
@@ -282,7 +300,7 @@ class RunController:
             if self._clock.now() - polled_at >= WATCH_S:  # events come faster, and each poll costs calls
                 polled_at = self._clock.now()
                 await self._poll_roles(recorder)
-                for request in REQUESTS:
+                for request in ROLE_REQUESTS:
                     if self._prepared.directory.take_request(request) or self._asked == request:
                         self._asked = ""
                         for role in stateful:

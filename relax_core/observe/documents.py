@@ -159,7 +159,7 @@ def whole_lines(data: bytes) -> int:
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of a JSON-lines file; a torn or damaged line is skipped."""
     if path.exists():
-        yield from _records(path.read_bytes())
+        yield from records(path.read_bytes())
 
 
 def rewrite_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
@@ -184,7 +184,7 @@ def read_frames(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of a file of zstd frames; a torn last frame is skipped."""
     if path.exists():
         for _, body in _frames(path.read_bytes()):
-            yield from _records(body)
+            yield from records(body)
 
 
 def _frames(data: bytes) -> Iterator[tuple[int, bytes]]:
@@ -201,7 +201,8 @@ def _frames(data: bytes) -> Iterator[tuple[int, bytes]]:
         rest = reader.unused_data
 
 
-def _records(data: bytes) -> Iterator[dict[str, Any]]:
+def records(data: bytes) -> Iterator[dict[str, Any]]:
+    """Yield the records of JSON lines; a torn or damaged line is skipped."""
     for line in data.split(b"\n"):
         try:
             record = json.loads(line)

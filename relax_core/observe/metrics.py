@@ -247,9 +247,8 @@ class Totals:
         totals = cls()
         for record in records:
             metrics = {key: value for key, value in record.items() if "/" in key and value is not None}
-            for name, measure in {tuple(key.split("/")[1:3]) for key in metrics if key.startswith("eval/")}:
-                if measure in MEASURES and f"eval/{name}/count" in metrics:
-                    totals._evaluated(name, record["step"], metrics, measure)
+            for name, measure in evaluations(metrics):
+                totals._evaluated(name, record["step"], metrics, measure)
             if totals.steps and record["step"] <= totals.steps:
                 totals.measured(record["step"], metrics)
             elif any(not key.startswith("eval/") for key in metrics):
@@ -349,6 +348,14 @@ class Totals:
 
 def _counts(metrics: Mapping[str, float], prefix: str) -> Counter[str]:
     return Counter({key.removeprefix(prefix): int(metrics[key]) for key in metrics if key.startswith(prefix)})
+
+
+def evaluations(metrics: Mapping[str, Any]) -> set[tuple[str, str]]:
+    """Return name and measure of each held-out set that a line of `metrics.jsonl` judges."""
+    found = {
+        (name, measure) for group, name, measure, *_ in (f"{key}//".split("/") for key in metrics) if group == "eval"
+    }
+    return {(name, measure) for name, measure in found if measure in MEASURES and f"eval/{name}/count" in metrics}
 
 
 def _mean(values: Iterable[float]) -> float | None:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from random import Random
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from relax_core.api.errors import ConfigError, InfrastructureError
 from relax_core.observe.documents import (
@@ -43,10 +43,9 @@ LETTERS = "abcdefghijkmnopqrstuvwxyz"
 TRIES = 200
 RESERVE_BYTES = 64 * 1024
 """Kept aside so that a run that fills its disk can still write how it ended."""
-REQUESTS: dict[Literal["checkpoint", "continue"], str] = {
-    "checkpoint": ".checkpoint-request", "continue": ".continue-request",
-}  # fmt: skip
-"""Files made by whoever may write the run directory, which is all the permission that a request needs."""
+Request = Literal["checkpoint", "continue", "stop"]
+"""Questions to a run from outside, each a file made by whoever may write the run directory, which is all the permission
+that it needs."""
 _SAMPLES = re.compile(r"step-(\d+)\.jsonl\.zst$")
 
 
@@ -100,8 +99,8 @@ class RunDirectory:
             _reserve(run.path)
             # It goes on, so how it ended no longer holds.
             (run.path / "summary.json").unlink(missing_ok=True)
-            for request in REQUESTS.values():
-                (run.path / request).unlink(missing_ok=True)
+            for request in get_args(Request):
+                run.take_request(request)
         return run
 
     @classmethod
@@ -213,18 +212,25 @@ class RunDirectory:
         write_bytes(folder / "samples.jsonl.zst", frame(lines))
         return folder
 
-    def request(self, what: Literal["checkpoint", "continue"]) -> None:
-        """Ask the run's own process for a checkpoint, or to go on, from any other one, also on another machine."""
+    def request(self, request: Request) -> None:
+        """Ask the run's own process for something, from any other one, also on another machine."""
         with disk_errors(self.path):
-            (self.path / REQUESTS[what]).touch()
+            self._request_file(request).touch()
 
-    def take_request(self, what: Literal["checkpoint", "continue"]) -> bool:
+    def take_request(self, request: Request) -> bool:
         """Tell, once, that somebody has asked for it."""
         try:
-            (self.path / REQUESTS[what]).unlink()
+            self._request_file(request).unlink()
         except OSError:  # there is none, or the file system is out of reach for now
             return False
         return True
+
+    def is_requested(self, request: Request) -> bool:
+        """Tell whether somebody has asked for this and nobody has taken it up."""
+        return self._request_file(request).exists()
+
+    def _request_file(self, request: Request) -> Path:
+        return self.path / f".{request}-request"
 
     def sync(self) -> None:
         """Make what was appended survive a crash of the machine; called when a checkpoint is complete."""

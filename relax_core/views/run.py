@@ -8,7 +8,7 @@ has ended or was lost: its documents, the wall clock and the process table tell.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +20,7 @@ import psutil
 from relax_core.api.errors import ConfigError
 from relax_core.observe.documents import host_mark, read_lines
 from relax_core.observe.recorder import ENDINGS
-from relax_core.observe.run_directory import RunDirectory, find_run, run_paths, runs_root
+from relax_core.observe.run_directory import Request, RunDirectory, find_run, run_paths, runs_root
 
 _NOT_METRICS = ("schema", "time", "elapsed_s")
 
@@ -83,12 +83,20 @@ class RunView:
         return self._directory.read("status") or {}
 
     def document(self, name: str) -> dict[str, Any]:
-        """plugins, provenance or trace; empty where there is none."""
+        """plugins, provenance, supervisor or trace; empty where there is none."""
         return self._directory.read(name) or {}
 
     def metrics(self) -> Metrics:
         """Every step's metrics so far."""
         return Metrics.merged(self._directory.metrics())
+
+    def request(self, request: Request) -> None:
+        """Ask the run, while it goes, for a checkpoint or a stop."""
+        self._directory.request(request)
+
+    def is_requested(self, request: Request) -> bool:
+        """Tell whether the run has yet to take such a request up."""
+        return self._directory.is_requested(request)
 
     def samples(self, step: int) -> list[dict[str, Any]]:
         """The transcripts of a step."""
@@ -135,7 +143,8 @@ STALE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class RunHealth:
-    """`state` is one of the endings, starting, running, silent (says nothing any more), lost (its process is gone)."""
+    """`state` is one of the endings, starting, running, restarting (its process is gone, and its supervisor starts another),
+    silent (says nothing any more), lost (its process is gone)."""
 
     state: str
     said_s_ago: float | None = None
@@ -156,11 +165,35 @@ def health(run: RunView, wall: float) -> RunHealth:
     state = str(status.get("state", "running"))
     if state in ENDINGS:
         return RunHealth(state, age, str(summary.get("error") or ""))
-    if status.get("host") == host_mark() and not psutil.pid_exists(int(status.get("pid", 0))):
+    if status.get("host") == host_mark() and not process_of(run):
+        if _supervised(run.document("supervisor")):
+            return RunHealth("restarting", age, f"its process {status['pid']} is gone; another one resumes it")
         return RunHealth("lost", age, f"its process {status['pid']} is gone; continue with `relax resume {run.name}`")
     if age > STALE_S:
         return RunHealth("silent", age, f"process {status.get('pid')} may hang, or is on another machine")
     return RunHealth(state, age)
+
+
+def process_of(run: RunView) -> int:
+    """Return the id of the process that writes a run, or wrote it last, while that is alive on this machine; else 0."""
+    status = run.status()
+    if status.get("host") != host_mark():
+        return 0
+    try:
+        process = psutil.Process(int(status["pid"]))
+        return 0 if process.status() == psutil.STATUS_ZOMBIE else process.pid
+    except psutil.Error:
+        return 0
+
+
+def _supervised(supervisor: Mapping[str, Any]) -> bool:
+    """Tell whether the supervisor that a run directory names is alive on this machine."""
+    if supervisor.get("host") != host_mark():
+        return False
+    try:
+        return "relax_core.control.supervisor" in psutil.Process(int(supervisor["pid"])).cmdline()
+    except psutil.Error:
+        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The start of a run that outlives its terminal: `relax train --detach` and `relax resume --detach`.
+
+The supervisor and its driver get no descriptor of the terminal, nor of a pipe that somebody waits for: they write to two
+nameless files, from which this command shows what they say until the run has started.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from relax_core.cli.terminal import Interrupted, print_json, say
+
+POLL_S = 0.1
+
+
+def start_detached(verb: str, as_json: bool) -> None:
+    """Start this very command again under a supervisor, and return once its run has started.
+
+    Ctrl-C before that stops the run. A run that does not start ends this command with its error and exit code.
+    """
+    from relax_core.control.supervisor import reported
+
+    words = [word for word in sys.argv[sys.argv.index(verb) :] if word != "--detach"]
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
+        supervisor = subprocess.Popen(
+            [sys.executable, "-m", "relax_core.control.supervisor", *words], stdin=subprocess.DEVNULL, stdout=out,
+            stderr=errors, start_new_session=True,
+        )  # fmt: skip
+        said, console = Relay(errors.fileno()), None
+        report: dict[str, Any] = {}
+        while not _has_started(report):
+            try:
+                code = supervisor.poll()
+                said.pass_on()
+                if not report and (report := reported(out.fileno())):
+                    console = Relay(os.open(report["console"], os.O_RDONLY), report["console_from"])
+                if console is not None:
+                    console.pass_on()
+                if code is not None and not _has_started(report):
+                    _end_failed(code, out.fileno(), as_json)
+                time.sleep(POLL_S)
+            except Interrupted:
+                supervisor.send_signal(signal.SIGINT)
+        if console is not None:
+            console.pass_on()
+        supervisor.returncode = 0  # it lives on, and is nobody's to wait for
+    run_dir = Path(report["run_dir"])
+    if as_json:
+        print_json({key: report[key] for key in ("schema", "run_dir", "pid")})
+        return
+    named = run_dir.name if run_dir.parent == (Path(os.environ.get("RELAX_RUNS") or "runs")).resolve() else run_dir
+    say(f"run:   {run_dir}\nwatch: relax attach {named}\nstop:  relax stop {named}")
+
+
+class Relay:
+    """Passes on to stderr what others append to a file; its own place in the file is not theirs."""
+
+    def __init__(self, file: int, begin: int = 0) -> None:
+        self._file, self._at = file, begin
+
+    def pass_on(self) -> None:
+        """Pass on what was added since the last time."""
+        while text := os.pread(self._file, 1 << 16, self._at):
+            self._at += len(text)
+            say(text.decode(errors="replace"), err=True, nl=False)
+
+
+def _has_started(report: dict[str, Any]) -> bool:
+    """Tell whether the run has written since this start of it that it goes, or that it is done."""
+    if not report:
+        return False
+    from relax_core.observe.documents import read_document
+
+    status = read_document(Path(report["run_dir"]) / "status.json") or {}
+    return float(status.get("written_at", 0.0)) >= report["at"] and status.get("state") in ("running", "finished")
+
+
+def _end_failed(code: int, output: int, as_json: bool) -> None:
+    """End with the exit code of a run that did not start, and with what it has printed for programs."""
+    printed = os.pread(output, 1 << 20, 0).decode(errors="replace").splitlines()
+    if as_json and printed and printed[-1].startswith("{"):
+        say(json.dumps(json.loads(printed[-1])))
+    raise typer.Exit(code)

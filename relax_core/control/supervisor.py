@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The supervisor of a detached run: a process in a session of its own, the parent of the run's driver.
+
+The driver is an ordinary `relax train`. It ends by itself, with its exit code, or a signal kills it: then another one
+resumes the run from its newest checkpoint, within `[recovery] restarts`. Nothing of the run is computed here, so that it
+stays small and has little to die of. `python -m relax_core.control.supervisor train my.toml` starts one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from relax_core.api.errors import InfrastructureError
+from relax_core.observe.documents import disk_errors, host_mark
+from relax_core.observe.logging import RoleLog
+from relax_core.observe.run_directory import RunDirectory
+from relax_core.rpc.waiting import RestartBudget
+
+DOCUMENT = "supervisor"
+"""`supervisor.json` of a run directory: the process, how often it restarted the driver, and of what the last one died."""
+CONSOLE = "console.log"
+DRIVER = (sys.executable, "-m", "relax_core")
+SUPERVISED = "--supervised"
+REPORT = "relax.detached/1"
+RESTARTS = 3
+"""Default of `[recovery] restarts`, for a configuration that an earlier version wrote."""
+ORPHANS_S, LOOK_S = 20.0, 0.1
+"""For what a dead driver had started to end by itself, as it does when its pipe closes; then it is killed."""
+PR_SET_CHILD_SUBREAPER = 36
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+@dataclass(frozen=True, slots=True)
+class DriverDeath:
+    """The end of a driver that its successor tells of."""
+
+    reason: str
+    in_a_row: int
+    """Deaths since a newer checkpoint was made, this one included."""
+
+
+def enter_supervision(directory: RunDirectory) -> DriverDeath | None:
+    """Be the driver under the supervisor that is this process's parent: write to the console log, and say where the run is.
+
+    Returns the death of the driver before.
+    """
+    console = directory.logs / CONSOLE
+    with disk_errors(console):
+        written = os.open(console, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    begins = os.lseek(written, 0, os.SEEK_END)
+    sys.stderr.flush()
+    os.dup2(written, 2)
+    os.close(written)
+    death = predecessor(directory)
+    if death is None:
+        directory.write(DOCUMENT, {"pid": os.getppid(), "host": host_mark(), "restarts": 0})
+    report = {"schema": REPORT, "run_dir": str(directory.path), "console": str(console), "console_from": begins}
+    sys.stdout.write(json.dumps({**report, "pid": os.getppid(), "at": time.time()}) + "\n")
+    sys.stdout.flush()
+    return death
+
+
+def predecessor(directory: RunDirectory) -> DriverDeath | None:
+    """Return the death for which this process's parent, a supervisor, started it; None where it runs the run first."""
+    known = directory.read(DOCUMENT) or {}
+    if known.get("pid") != os.getppid() or known.get("host") != host_mark() or "died" not in known:
+        return None
+    return DriverDeath(known["died"], int(known["restarts"]))
+
+
+def reported(file: int) -> dict[str, Any]:
+    """Find in what a driver has written on its standard output where its run is; empty while it has said nothing."""
+    for line in os.pread(file, 1 << 20, 0).splitlines():
+        with contextlib.suppress(ValueError):
+            said = json.loads(line)
+            if isinstance(said, dict) and said.get("schema") == REPORT:
+                return said
+    return {}
+
+
+def supervise(words: Sequence[str], output: int, program: Sequence[str] = DRIVER) -> int:
+    """Run `relax` with these words under supervision; return the exit code of the last driver.
+
+    `output` is a file that takes the drivers' standard output and can be read, `program` what is called as `relax`.
+    """
+    if sys.platform == "linux":  # what a dead driver leaves behind becomes ours, so that we can wait for its end
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    driver = 0
+    stops: set[int] = set()
+
+    def forward(number: int, _: object) -> None:
+        if number != signal.SIGUSR1:
+            stops.add(number)
+        with contextlib.suppress(ProcessLookupError):
+            if driver:
+                os.kill(driver, number)
+
+    for number in FORWARDED:
+        signal.signal(number, forward)
+    driver = _start([*program, *words, SUPERVISED], output)
+    budget, reached = None, 0
+    while (code := _wait(driver)) < 0:
+        run_dir = reported(output).get("run_dir")
+        if run_dir is None or stops:
+            return 128 - code
+        from relax_core.control.stages import resumable_step  # with what it imports, a second that no start waits for
+
+        directory = RunDirectory.open(Path(run_dir))
+        budget = budget or RestartBudget(_restarts(directory.path))
+        step = resumable_step(directory.path) or 0
+        if step > reached:
+            reached = step
+            budget.refill()
+        reason = f"the run's process (pid {driver}) died of {signal.Signals(-code).name}"
+        if directory.take_request("stop"):
+            _log(directory, "warning", f"{reason}, and is not restarted, as a stop was asked for")
+            return InfrastructureError.exit_code
+        if not budget.spend():
+            times = f"{budget.spent} times since step {reached}, beyond recovery.restarts"
+            _log(directory, "error", f"{reason}, {times}; continue with: relax resume {run_dir}")
+            return InfrastructureError.exit_code
+        died = {"died": reason, "restarts": budget.spent}
+        directory.write(DOCUMENT, {"pid": os.getpid(), "host": host_mark(), **died})
+        _log(directory, "warning", f"{reason}; another one resumes the run", restart=budget.spent)
+        _end_orphans()
+        if stops:
+            return 128 - code
+        with (directory.logs / CONSOLE).open("ab") as console:
+            driver = _start([*program, "resume", run_dir, SUPERVISED], output, console.fileno())
+    return code
+
+
+def _start(command: Sequence[str], output: int, errors: int | None = None) -> int:
+    # In a group of its own: a signal to the supervisor's whole group reaches it once, through the supervisor.
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, process_group=0)
+    process.returncode = 0  # it is waited for below, with the orphans
+    return process.pid
+
+
+def _wait(driver: int) -> int:
+    """Wait until the driver has ended, whichever else ends before; return its exit code, negative for a signal."""
+    while True:
+        pid, status = os.waitpid(-1, 0)
+        if pid == driver:
+            return os.waitstatus_to_exitcode(status)
+
+
+def _end_orphans() -> None:
+    """Wait until what the dead driver had started is gone, devices and ports with it; kill what does not end."""
+    deadline = time.monotonic() + ORPHANS_S
+    while time.monotonic() < deadline + ORPHANS_S:
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if not (left := psutil.Process().children(recursive=True)):
+            return
+        for process in left if time.monotonic() > deadline else ():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        time.sleep(LOOK_S)
+
+
+def _restarts(path: Path) -> int:
+    config = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
+    return int(config.get("recovery", {}).get("restarts", RESTARTS))
+
+
+def _log(directory: RunDirectory, level: str, message: str, **fields: Any) -> None:
+    """Write to the log of the run, whose driver is dead, and to its console."""
+    with contextlib.suppress(OSError), (directory.logs / CONSOLE).open("a") as console:
+        console.write(f"relax: {message}\n")
+    log = RoleLog(directory.logs, "controller", redactor=directory.redactor)
+    log.keep(level, message, **fields)
+    log.close()
+
+
+if __name__ == "__main__":
+    sys.exit(supervise(sys.argv[1:], output=1))

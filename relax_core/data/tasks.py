@@ -125,7 +125,9 @@ class RowSet(ABC):
 
     def _task(self, row: int) -> Task:
         """Read a row, with the system prompt before its own messages; a row's own system message stays instead."""
-        task = self._source[row]
+        return self._with_system_prompt(self._source[row], row)
+
+    def _with_system_prompt(self, task: Task, row: int) -> Task:
         if not self._system_prompt:
             return task
         if isinstance(task.prompt, str):
@@ -235,7 +237,7 @@ class TaskSet(RowSet):
                     raise ConfigError("data.train", got, fix)
         if not isinstance(task.prompt, str):
             self._check_media(task.prompt, row)
-        task = self._task(row)
+        task = self._with_system_prompt(task, row)
         if self._limit is None:
             return True
         messages = (Message("", task.prompt),) if isinstance(task.prompt, str) else task.prompt

@@ -43,7 +43,8 @@ def git_state(directory: Path) -> dict[str, Any] | None:
 
 def packages() -> dict[str, str]:
     """Return the installed distributions and their versions."""
-    found = {dist.name: dist.version for dist in metadata.distributions() if dist.name}
+    described = (dist.metadata for dist in metadata.distributions())  # parsed anew at each look
+    found = {own["Name"]: own["Version"] for own in described if own["Name"]}
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 
 

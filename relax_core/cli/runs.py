@@ -381,7 +381,7 @@ def why(run: Run = None, json: AsJson = False) -> None:
 
     view, wall = open_run(run), time.time()
     with readable_documents(view):
-        answer, warning = why(view.status(), health(view, wall), wall), mismatch_warning(view)
+        answer, warning = why(view.status(), health(view, wall), wall, view.name), mismatch_warning(view)
         body = {"culprit": answer.culprit, **asdict(answer), "warning": warning}
         lines = (*answer.lines(), *([warning] if warning else []))
     if json:

@@ -43,6 +43,7 @@ def combination_errors(config: RunConfig, catalogue: Catalogue) -> list[ConfigEr
         *_engine_errors(config, catalogue, generated),
         *_pool_errors(config),
         *_batch_errors(config, generated),
+        *_guard_errors(config, generated),
         *_reward_errors(config, catalogue, found, generated),
         *_placement_errors(config, own),
     ]
@@ -198,6 +199,15 @@ def _batch_errors(config: RunConfig, generated: bool) -> Errors:
     if ranks > rows > 0:
         fix = f"an update has {rows} rows, and a rank without any has nothing to do: set {rows} or less"
         yield ConfigError("placement.actor.ranks", ranks, fix)
+
+
+def _guard_errors(config: RunConfig, generated: bool) -> Errors:
+    """Refuse guards that are set on numbers of sampling, where rows are given."""
+    for name in () if generated else ("rollout_kl", "reward", "mismatch"):
+        guard = getattr(config.guards, name)
+        if guard != type(guard)():
+            fix = f"{config.algorithm.name} trains on given rows, of which nothing is sampled: leave it out"
+            yield ConfigError(f"guards.{name}", f"a guard of {guard.metric}", fix)
 
 
 def _reward_errors(

@@ -52,6 +52,7 @@ GROUPS = {
     "bus": "Rows between roles.",
     "memory": "Of devices that several worker groups share.",
     "restarts": "Roles and workers that were replaced; running totals.",
+    "guards": "Guards that fired; running totals. What they look at are the numbers above.",
     "retries": "Work that was done once more after a fault that was not its own; running totals.",
     "events": "The record of the run itself.",
 }
@@ -174,6 +175,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("restarts/<role>", "Replacements so far; `restarts/run`: of the whole run, from its last checkpoint", "last"),
     Metric("retries/<role>", "Units of its work (samples, requests, steps, publishes) that were done once more so far, after "
            "a fault that was not theirs", "last"),
+    Metric("guards/<guard>", "Times so far that this guard found evidence that training diverges", "last"),
     Metric("events/dropped", "Events so far that nobody wrote in time: files of the run lack them", "last"),
 )  # fmt: skip
 
@@ -216,7 +218,7 @@ MEASURES = ("mean", "loss")
 WINDOW = 10
 """Steps that `reward_first` and `reward_last` are means of."""
 _DROPPED = "samples/dropped/"
-_RESTARTS, _RETRIES = "restarts/", "retries/"
+_RESTARTS, _RETRIES, _GUARDS = "restarts/", "retries/", "guards/"
 _EVENTS_DROPPED = "events/dropped"
 _LAGS = "lag/samples/"
 
@@ -239,6 +241,7 @@ class Totals:
     publishes: int = 0
     restarts: Counter[str] = field(default_factory=Counter)
     retries: Counter[str] = field(default_factory=Counter)
+    guards: Counter[str] = field(default_factory=Counter)
     events_dropped: int = 0
 
     @classmethod
@@ -255,6 +258,7 @@ class Totals:
                 totals.stepped(record["step"], metrics)
                 totals.publishes = int(metrics.get("weights/publishes", 0))
                 totals.restarts, totals.retries = _counts(metrics, _RESTARTS), _counts(metrics, _RETRIES)
+                totals.guards = _counts(metrics, _GUARDS)
                 totals.events_dropped = int(metrics.get(_EVENTS_DROPPED, 0))
         return totals
 
@@ -295,7 +299,7 @@ class Totals:
         counted = {"weights/publishes": float(self.publishes)}
         if self.events_dropped:
             counted[_EVENTS_DROPPED] = float(self.events_dropped)
-        for prefix, counts in ((_RESTARTS, self.restarts), (_RETRIES, self.retries)):
+        for prefix, counts in ((_RESTARTS, self.restarts), (_RETRIES, self.retries), (_GUARDS, self.guards)):
             counted |= {f"{prefix}{role}": float(count) for role, count in counts.items()}
         return counted
 
@@ -319,6 +323,7 @@ class Totals:
             "weight_publishes": self.publishes,
             "restarts": dict(self.restarts),
             "retries": dict(self.retries),
+            "guards": dict(self.guards),
             "events_dropped": self.events_dropped,
         }
 

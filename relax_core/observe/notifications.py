@@ -26,6 +26,8 @@ from relax_core.observe.observers import CallbackWorker, Report
 LONGEST = 1_500
 """Characters of a message: what most services take in one."""
 LONGEST_SAMPLE = 600
+LATE_S = 30.0
+"""Past its deadline until a wait is told: a heartbeat that says that it ended may be late by seconds."""
 IN_LOG = "what it said is in the run's log"
 
 
@@ -109,8 +111,10 @@ class Notifier:
         for sender in self._senders:
             sender.check()
         stalled = {}
-        for wait in (wait for heartbeat in heartbeats if heartbeat.state != "paused" for wait in heartbeat.waits):
-            late = now > wait.deadline and not wait.polls
+        if any(heartbeat.state == "paused" for heartbeat in heartbeats):
+            heartbeats = ()  # everybody waits for a person, who was told
+        for wait in (wait for heartbeat in heartbeats for wait in heartbeat.waits):
+            late = now - LATE_S > wait.deadline and not wait.polls
             if late or now - wait.since > self._table.stall_s:
                 stalled[wait.owner, wait.reason, wait.owed_by, wait.since] = wait
         for key in stalled.keys() - self._stalled:

@@ -184,7 +184,7 @@ class Recorder:
         before = self._totals
         self._totals = Totals.replay(self.run_dir.metrics())
         self._totals.publishes, self._totals.restarts = before.publishes, before.restarts
-        self._totals.retries = before.retries
+        self._totals.retries, self._totals.guards = before.retries, before.guards
         self._totals.events_dropped = before.events_dropped
         self._tokens_before = min(self._tokens_before, self._totals.tokens_generated)
         self._measured.clear()
@@ -316,6 +316,7 @@ class Recorder:
         groups = evidence.get("groups", ())
         folder = self.run_dir.save_evidence(event.step, event.guard, facts | evidence, groups, self._first_step)
         evidence["folder"] = str(folder)
+        self._totals.guards[event.guard] += 1
         self._trace.mark(f"guard {event.guard}", "actor", self._now())
         self._log.write("warning", "guard fired", evidence=str(folder), **facts)
         return replace(event, evidence=evidence)

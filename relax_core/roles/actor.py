@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from relax_core.api.errors import DeadlineExceeded, Diverged, InfrastructureError, RelaxError, StaleFence
-from relax_core.api.events import GuardFired, RoleFailed, RoleRecovered, RolledBack, StepFinished
+from relax_core.api.events import GuardFired, Logged, RoleFailed, RoleRecovered, RolledBack, StepFinished
 from relax_core.api.plan import Operation, Reads
 from relax_core.api.role import Resume, Role
 from relax_core.api.weights import Version
@@ -228,8 +228,11 @@ class Actor(Role):
         """
         context, number = self._context, step.version.step + 1
         findings = self._guards.judge(number, learnt)
-        groups = sorted({group for claim in step.claims for group in claim.groups})
-        window = [{"step": at, **metrics} for at, metrics in self._guards.window] if findings else []
+        for name in self._guards.take_blind():
+            what = f"guard {name} sees nothing: no step so far had {getattr(context.config.guards, name).metric}"
+            await context.run_status.emit(Logged("warning", self.name, what))
+        groups = tuple(sorted({group for claim in step.claims for group in claim.groups}))
+        window = tuple({"step": at, **metrics} for at, metrics in self._guards.window) if findings else ()
         for found in findings:
             evidence = {
                 "metric": found.metric, "value": found.value, "bound": found.bound, "since": found.since,

@@ -63,6 +63,8 @@ class DivergenceGuards:
         self._watched = {name: _Watched(deque(maxlen=table.window)) for name in self._guards}
         self._metrics: deque[tuple[int, Mapping[str, float]]] = deque(maxlen=table.window)
         self._rollbacks, self._rolled_back_from = RestartBudget(table.rollbacks), 0
+        self._unseen = {name for name, guard in self._guards.items() if SEVERITY[guard.action] > SEVERITY["warn"]}
+        self._judged = 0
 
     @property
     def window(self) -> tuple[tuple[int, Mapping[str, float]], ...]:
@@ -80,9 +82,18 @@ class DivergenceGuards:
             for name, watched in self._watched.items()
         )
 
+    def take_blind(self) -> list[str]:
+        """Return, once, the guards that are to do more than warn, and whose number no step of a whole window had."""
+        if self._judged < self._window:
+            return []
+        blind, self._unseen = sorted(self._unseen), set()
+        return blind
+
     def judge(self, step: int, metrics: Mapping[str, float]) -> list[GuardFinding]:
         """Take the metrics of the next step; return the guards that fire, the most severe first."""
         self._metrics.append((step, metrics))
+        self._judged += 1
+        self._unseen -= {name for name in self._unseen if self._guards[name].metric in metrics}
         if step > self._rolled_back_from + self._window:
             self._rollbacks.refill()
         findings = [

@@ -111,6 +111,8 @@ def _cards(summary: Mapping[str, Any], metrics: Metrics) -> Iterator[tuple[str, 
     restarts = summary.get("restarts") or {}
     if restarts:
         yield "restarts", ", ".join(f"{role} {count}" for role, count in restarts.items())
+    if guards := summary.get("guards"):
+        yield "guards that fired", ", ".join(f"{name} {count}" for name, count in guards.items())
     if dropped := summary.get("events_dropped"):
         yield "events that are missing here", f"{dropped:,}"
 

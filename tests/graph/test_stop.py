@@ -8,9 +8,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -98,14 +100,38 @@ def test_checkpoints_on_demand_and_a_preemption_notice_to_every_process_of_a_run
     assert "preempted" in relax("status", under.run).out
 
 
+@pytest.fixture
+def inbox(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Titles of messages that came to the address in the variable INBOX."""
+    titles: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            titles.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["title"])
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    monkeypatch.setenv("INBOX", f"json://127.0.0.1:{server.server_port}/")
+    yield titles
+    server.shutdown()
+    thread.join(10)
+    server.server_close()
+
+
 def test_a_rate_that_is_far_too_high_is_held_undone_and_stopped_by_guards(
-    start: Callable[..., Under], relax: Relax, tiny: Path
+    start: Callable[..., Under], relax: Relax, tiny: Path, inbox: list[str]
 ) -> None:
     """One run: the first gradient pauses it, the rewards of what a person let pass roll it back, and then they end it."""
     under = start(
         "train", tiny / "recipe.toml", *LONG, "checkpoint.every=1", "checkpoint.keep=1", "optimizer.lr=1000.0",
         "optimizer.grad_clip=0", "guards.rollbacks=1", 'guards.grad_norm={action="pause",limit=0.0,steps=1}',
-        'guards.reward={action="roll-back",limit=0.05,steps=2}',
+        'guards.reward={action="roll-back",limit=0.05,steps=2}', 'notify.urls=["env:INBOX"]', "run.name=mine",
     )  # fmt: skip
     under.until(lambda: "paused, step 0 of 5000" in relax("why", under.run).out)
     told = relax("why", under.run).out
@@ -128,6 +154,11 @@ def test_a_rate_that_is_far_too_high_is_held_undone_and_stopped_by_guards(
     assert sorted(set(samples)) == evidence["groups"] and len(samples) == 16
     assert (saved["step-000003-reward"] / "config.toml").read_text() == (under.run / "config.toml").read_text()
     assert f"continue after step 1 with: relax resume {under.run}" in err and "Traceback" not in err
+    assert inbox == [f"mine: {title}" for title in (
+        "started", "guard grad_norm fired at step 1 (pause)", "guard reward fired at step 3 (roll-back)",
+        "rolled back to step 1", "actor works again", "guard reward fired at step 3 (stop)", "diverged",
+    )]  # fmt: skip
+    assert summary["guards"] == {"grad_norm": 1, "reward": 2} and summary["notifications"]["suppressed"] == 0
     again = relax("continue", under.run)
     assert again.code == 2 and "only a run that is paused can go on" in again.err
 

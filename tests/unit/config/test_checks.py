@@ -50,6 +50,10 @@ from relax_core.registry.catalogue import Catalogue
             ["batch.tokens_per_micro_batch=8"],
             "batch.tokens_per_micro_batch (command line): got 8; a row has up to 17 tokens",
         ),
+        (
+            ["rewards=[]", "algorithm=sft", "guards.reward.action=stop"],
+            "guards.reward (command line): got a guard of reward/mean; sft trains on given rows",
+        ),
         (["placement.actor.ranks=5000"], "placement.actor.ranks (command line): got 5000; an update has"),
     ],
 )

@@ -385,5 +385,9 @@ def test_the_evidence_of_a_guard_is_saved_before_its_step_is_undone(run_dir, clo
     assert (said["schema"], said["step"], said["since"], said["action"]) == ("relax.evidence/1", 12, 11, "roll-back")
     assert [(one["step"], one["reward/mean"]) for one in said["window"]] == [(11, 0.5), (12, None)]
     assert [sample["group_id"] for sample in read_frames(folder / "samples.jsonl.zst")] == [5, 4]
+    assert run.summary()["guards"] == {"reward": 2}
+    run.write(StepFinished(2, {"reward/mean": 0.4}))
+    assert list(run_dir.metrics())[-1]["guards/reward"] == 2.0
+    assert recorder(run_dir, clock).summary()["guards"] == {"reward": 2}, "also where the run is resumed"
     assert (folder / "config.toml").read_text() == (run_dir.path / "config.toml").read_text()
     assert [line["guard"] for line in log(run_dir) if line["event"] == "guard fired"] == ["reward", "reward"]

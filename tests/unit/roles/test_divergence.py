@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 from relax_core.api.errors import Diverged
-from relax_core.api.events import CheckpointSaved, GuardFired, RoleFailed, RolledBack
+from relax_core.api.events import CheckpointSaved, GuardFired, Logged, RoleFailed, RolledBack
 from relax_core.api.role import CommandName
 from relax_core.config.guard_tables import GuardsTable
 from relax_core.roles.divergence import DivergenceGuards
+from relax_core.rpc import messages
 from relax_core.runners.context import PERSON
 from tests.unit.roles.simulated_run import RunOutcome, SimulatedRun
 
@@ -151,7 +152,15 @@ def test_a_warning_changes_nothing(tmp_path: Path) -> None:
     ]
     assert told[0].evidence["value"] == 1000.0 and len(told[0].evidence["groups"]) == 4
     assert [one["step"] for one in told[0].evidence["window"]] == [1, 2, 3]
+    assert messages.decode(messages.encode(told[0])) == told[0], "it travels between processes"
     assert [step.step for step in outcome.steps] == list(range(1, 9))
+
+
+def test_a_guard_that_would_act_and_sees_nothing_is_told_of_once(tmp_path: Path) -> None:
+    guards = {"window": 4, "entropy": {"action": "stop"}, "ref_kl": {"action": "warn"}, "reward": {"action": "stop"}}
+    outcome = SimulatedRun(tmp_path, steps=8, guards=guards).run()
+    told = [event.message for event in outcome.events if isinstance(event, Logged) and "guard" in event.message]
+    assert told == ["guard entropy sees nothing: no step so far had policy/entropy"]
 
 
 def test_a_step_that_exploded_is_undone_before_any_engine_has_it(tmp_path: Path) -> None:

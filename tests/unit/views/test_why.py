@@ -222,7 +222,7 @@ def test_a_paused_run_says_what_for_and_how_to_go_on():
         Heartbeat("actor", "paused", waits=(wait("actor", reason, "a person", 90.0, 500.0),)),
         Heartbeat("rollout", "waiting", waits=(wait("rollout", "a grant", "actor", 95.0, 150.0),)),
     )
-    lines = list(why(said | {"run_id": "mine"}, RUNNING, 5000.0).lines())
+    lines = list(why(said, RUNNING, 5000.0, "mine").lines())
     assert lines[0] == f"paused, step 7 of 20, for {reason}; go on with `relax continue mine`, or stop the run"
     assert lines[1].startswith(f"  actor waits for {reason}, owed by a person: 10.0 s so far")
     assert pause_reason(said) == reason and not pause_reason(status(Heartbeat("actor", "busy")))

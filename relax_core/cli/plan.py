@@ -90,6 +90,7 @@ def _plan_document(estimate: RunEstimate) -> dict[str, Any]:
                 "processes": need.group.size,
                 "threads": need.group.threads,
                 "devices": sorted(need.group.devices),
+                "adoptable": need.group.adoptable,
                 "unknown": need.unknown,
                 "estimates": [{"phases": one.phases, "notes": list(one.notes)} for one in need.processes],
             }
@@ -113,8 +114,11 @@ def _print_plan(estimate: RunEstimate) -> None:
 
     say(f"placement {estimate.plan.mode}; each line is what dies together")
     groups = [need.group for need in estimate.needs]
-    rows = [(group.name, str(group.size), ", ".join(sorted(group.devices))) for group in groups]
-    print_table(("group", "processes", "on"), rows)
+    rows = [
+        (group.name, str(group.size), ", ".join(sorted(group.devices)), "lives on" if group.adoptable else "ends")
+        for group in groups
+    ]
+    print_table(("group", "processes", "on", "if its role's shell dies"), rows)
     say(f"\nmemory of one process, with prompts of up to {estimate.prompt_tokens} tokens (beside its libraries)")
     print_table(("group", "phase", "peak", "of which"), [row for need in estimate.needs for row in _phases(need)])
     notes = (f"{need.group.name}: {note}" for need in estimate.needs for one in need.processes for note in one.notes)

@@ -162,7 +162,10 @@ def worker_groups(
     for role, table in tables.items():
         size = table.ranks if isinstance(table, RankPlacement) else table.engines
         parts = _offloaded_parts(config, catalogue, role, num_gpus[role] > 0)
-        groups[role] = WorkerGroup(role, size, table.threads or THREADS, devices[role], parts)
+        # A model that is trained goes on from a checkpoint. What an engine has in its caches depends on when its role's shell
+        # died, and a cached prompt may round differently.
+        adoptable = role not in ("actor", "critic") and not (role == ROLLOUT and config.deterministic)
+        groups[role] = WorkerGroup(role, size, table.threads or THREADS, devices[role], parts, adoptable)
     if (group := groups.pop(TEACHER, None)) is not None:  # several use the same devices one after another
         names = [f"{TEACHER}-{number}" for number, teacher in enumerate(config.teachers) if teacher.path]
         groups |= {name: replace(group, name=name) for name in (names if len(config.teachers) > 1 else [TEACHER])}
@@ -231,7 +234,7 @@ def _pool_groups(
         kind = "gpu:" if num_gpus else "cpu:"
         own = frozenset(f"{kind}{free[kind] + number}" for number in range(num_gpus or 1))
         free[kind] += len(own)
-        yield name, WorkerGroup(name, pool.count, pool.threads or THREADS, own)
+        yield name, WorkerGroup(name, pool.count, pool.threads or THREADS, own, adoptable=not config.deterministic)
 
 
 def has_own_devices(config: RunConfig, role: str) -> bool:

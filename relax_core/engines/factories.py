@@ -103,8 +103,7 @@ def _engine_slots(
             name, choice.chosen, str(choice.python or ""), {"OMP_NUM_THREADS": str(group.threads or 1)},
             devices=group.process_devices(number), num_gpus=context.plan.num_gpus(group.process_devices(number)),
             preload=engine.preload,
-            # What a predecessor left in its caches depends on when that died, and a cached prompt may round differently.
-            adoptable=not spec.deterministic,
+            adoptable=group.adoptable,
         )  # fmt: skip
         track = context.track(name, group.devices_of(number))
         slots.append(

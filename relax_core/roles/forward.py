@@ -181,7 +181,7 @@ class Reference(Role):
         )
 
     async def run(self, context: RunContext) -> None:
-        async with await RankGroup.start(context, self.name, adoptable=True) as trainer:
+        async with await RankGroup.start(context, self.name) as trainer:
             await ForwardLoop(context, self.name, ForwardColumns({"ref_log_probs": "log_probs"}), trainer).run()
 
 
@@ -212,7 +212,7 @@ class ActorForward(Role):
             outputs = (*outputs, top_k(width_of(context, "student_top_k_ids")).key)
         # The policy visits the experts that its tokens visited when they were sampled.
         routes = ROUTES if context.config.model.routing_replay == "rollout" else ()
-        async with await RankGroup.start(context, self.name, adoptable=True) as trainer:
+        async with await RankGroup.start(context, self.name) as trainer:
             forward = ForwardColumns(columns, outputs, (*INPUTS, *routes))
             await _NewestWeights(context, self.name, forward, trainer).run()
 

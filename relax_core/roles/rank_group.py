@@ -83,14 +83,12 @@ class RankGroup:
 
     @classmethod
     async def start(
-        cls, context: RunContext, name: str, role: str = "", model: Mapping[str, Any] | None = None, *,
-        adoptable: bool = False,
-    ) -> RankGroup:  # fmt: skip
+        cls, context: RunContext, name: str, role: str = "", model: Mapping[str, Any] | None = None
+    ) -> RankGroup:
         """Start every rank of the worker group and let it load the model; nothing stays behind when one fails.
 
         Where a role has several groups, `role` names it; `model` is a `[model]` table used in place of the run's own.
-        `adoptable`: the model is not trained, so that a successor of the role may go on with the ranks; those of a
-        predecessor are gone on with here.
+        Ranks of a predecessor of the role are gone on with where the plan says so and they were started alike.
         """
         group, chosen = context.plan.groups[name], context.config.trainer.chosen
         placed = context.config.placement.roles.get(name)
@@ -103,7 +101,7 @@ class RankGroup:
         specs = [
             WorkerSpec(f"{name}-rank-{rank}", chosen, context.config.trainer.python,
                        {"OMP_NUM_THREADS": str(group.threads), **ONE_ARENA}, devices=own, num_gpus=context.plan.num_gpus(own),
-                       preload=trainer.preload, adoptable=adoptable)
+                       preload=trainer.preload, adoptable=group.adoptable)
             for rank, own in enumerate(devices)
         ]  # fmt: skip
         tracks = [context.track(spec.name, group.devices_of(rank)) for rank, spec in enumerate(specs)]

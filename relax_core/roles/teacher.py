@@ -67,7 +67,7 @@ class Teacher(Role):
                 group = f"{self.name}-{number}" if len(teachers) > 1 else self.name
                 # Nothing of a teacher is trained, so there are no adapters in its `[model]` table.
                 table = {"path": str(teacher.path), "dtype": teacher.dtype or own.dtype}
-                trainers.append(await RankGroup.start(context, group, self.name, table, adoptable=True))
+                trainers.append(await RankGroup.start(context, group, self.name, table))
                 models.append((group, trainers[-1]))
             context.doing("ready", pools=pools.facts)
             await _TeacherLoop(context, models).run()

@@ -68,6 +68,16 @@ def test_a_role_may_say_otherwise(
     assert neighbours(made)[role] == others
 
 
+def test_processes_whose_model_nobody_trains_outlive_their_roles_shell(catalogue: Catalogue) -> None:
+    def adoptable(*overrides: str) -> dict[str, bool]:
+        groups = planned(catalogue, "algorithm.name=ppo", "algorithm.kl_coef=0.1", *overrides).groups
+        return {name: group.adoptable for name, group in groups.items()}
+
+    assert adoptable() == {"actor": False, "critic": False, "reference": True, "rollout": True}
+    same_bits = "deterministic=true", "max_staleness=0"
+    assert adoptable(*same_bits) == {"actor": False, "critic": False, "reference": True, "rollout": False}
+
+
 def test_devices_are_named_by_processes_and_gpus(catalogue: Catalogue) -> None:
     sized = ("placement.mode=colocate", "placement.rollout.engines=2", "placement.rollout.gpus_per_engine=2",
              "placement.actor.ranks=8", "placement.reference.share=own")  # fmt: skip

@@ -168,6 +168,26 @@ async def test_a_successor_adopts_an_actor_aborts_what_it_ran_and_shuts_out_who_
     await _ended(third.pid)
 
 
+async def test_workers_end_with_the_process_that_started_them(joined: None) -> None:
+    """The hub may be killed: nobody has to end what it had started."""
+    import ray
+
+    @ray.remote(num_cpus=0, max_restarts=0)  # type: ignore[misc]
+    class Owner:
+        async def begin(self, own: Launch, one: WorkerSpec) -> tuple[int, int]:
+            from relax_core.runners.ray.workers import RayWorkers
+
+            (worker,) = await AdoptableWorkers(RayWorkers(own)).start("rollout", 1, [one], CALL_S)
+            return os.getpid(), worker.pid
+
+    resolved = tuple(tuple(plugin) for plugin in Catalogue.load().resolved())
+    env = {"env_vars": {"PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])}}
+    owner = Owner.options(runtime_env=env).remote()
+    pid, worker = await owner.begin.remote(launch(60, resolved), replace(spec("engine-0"), adoptable=True))
+    os.kill(pid, signal.SIGKILL)
+    await _ended(worker)
+
+
 async def _ended(pid: int) -> None:
     """Wait until a process is gone; a stopped one would hold its devices."""
     async with asyncio.timeout(20):

@@ -94,10 +94,6 @@ class RunView:
         """Ask the run, while it goes, for a checkpoint or a stop."""
         self._directory.request(request)
 
-    def is_requested(self, request: Request) -> bool:
-        """Tell whether the run has yet to take such a request up."""
-        return self._directory.is_requested(request)
-
     def samples(self, step: int) -> list[dict[str, Any]]:
         """The transcripts of a step."""
         return list(self._directory.samples(step))
@@ -180,7 +176,7 @@ def process_of(run: RunView) -> int:
     if status.get("host") != host_mark():
         return 0
     try:
-        process = psutil.Process(int(status["pid"]))
+        process = psutil.Process(int(status.get("pid", 0)))
         return 0 if process.status() == psutil.STATUS_ZOMBIE else process.pid
     except psutil.Error:
         return 0
@@ -191,7 +187,7 @@ def _supervised(supervisor: Mapping[str, Any]) -> bool:
     if supervisor.get("host") != host_mark():
         return False
     try:
-        return "relax_core.control.supervisor" in psutil.Process(int(supervisor["pid"])).cmdline()
+        return "relax_core.control.supervisor" in psutil.Process(int(supervisor.get("pid", 0))).cmdline()
     except psutil.Error:
         return False
 

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.graph.conftest import survivors
-from tests.graph.ray_run import Start, children, until
+from tests.graph.ray_run import Start, children, kill, until
 from tests.unit.ray.cluster import ForeignCluster
 
 pytestmark = pytest.mark.ray
@@ -35,24 +38,45 @@ def cluster() -> Iterator[ForeignCluster]:
         yield foreign
 
 
-def test_a_killed_run_leaves_the_cluster_and_its_neighbour_unhurt(
-    cluster: ForeignCluster, start: Start, tiny: Path, tmp_path: Path
+@pytest.fixture
+def detached(tmp_path: Path) -> Iterator[Path]:
+    """The directory of a detached run, whose processes end with the test however that ends."""
+    path = tmp_path / "a" / "run"
+    yield path
+    for name in ("supervisor", "status"):
+        document = path / f"{name}.json"
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(json.loads(document.read_text())["pid"] if document.exists() else 1 << 22, signal.SIGKILL)
+
+
+def test_a_killed_run_leaves_the_cluster_and_its_neighbour_unhurt_and_is_resumed_there_where_it_is_detached(
+    cluster: ForeignCluster, start: Start, tiny: Path, tmp_path: Path, detached: Path
 ) -> None:
     env = cluster.environment()
-    first = start.train(tmp_path / "a" / "run", tiny / "recipe.toml", "steps=2000", **env)
+    first = start.train(detached, tiny / "recipe.toml", "steps=5000", "checkpoint.every=2", "--detach", **env)
+    assert first.end() == 0, first.err
+    until(lambda: any((detached / "checkpoints").glob("step-*/state.json")), "a checkpoint")
     second = start.train(tmp_path / "b" / "run", tiny / "recipe.toml", "steps=80", **env)
-    first.until_steps(1)
     second.until_steps(1)
     found = _found(env)
     assert len(found["apps"]) == 6, "two runs of one name are two runs"
     names = [name.removesuffix("-hub") for name in found["actors"] if name.endswith("-hub")]
     assert len(names) == 2 and any((Path("/dev/shm") / name).exists() for name in names)
-    first.kill()
+    killed = first.status()["pid"]
+    kill(killed)
     assert len(second.steps()) < 80, "it goes on without its neighbour"
     assert second.end() == 0, second.err
     for row in second.steps():
         assert row["samples/balanced"] == 1
     assert second.summary()["restarts"] == {}
+    until(lambda: first.status()["pid"] != killed and first.status()["state"] == "running", "a successor")
+    reached = len(first.steps())
+    until(lambda: len(first.steps()) > reached, "its steps")
+    stop = start(detached, "stop", detached, **env)
+    assert stop.end() == 0 and "stopped with a checkpoint of step" in stop.out, stop.err
+    summary = first.summary()
+    assert summary["restarts"] == {"run": 1} and summary["balanced"]
+    assert [row["step"] for row in first.steps()] == list(range(1, summary["steps"] + 1))
     left = until(lambda: (found := _found(env))["apps"] == [] and found, lambda: str(_found(env)), 30)
     assert [name for name in left["actors"] if "relax" in name] == []
     assert set(left["groups"]) <= {"REMOVED"}

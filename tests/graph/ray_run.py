@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -117,7 +118,12 @@ def kill(pid: int) -> None:
 
 def children(pid: int, word: str) -> list[psutil.Process]:
     """Child processes with a word in their command line."""
-    return [child for child in psutil.Process(pid).children(recursive=True) if word in " ".join(child.cmdline())]
+    found = []
+    for child in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
+            if word in " ".join(child.cmdline()):
+                found.append(child)
+    return found
 
 
 class Start:

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Deterministic runs whose processes are killed one after another end with the weights of a run that nobody touched.
+
+Seeds choose the order of the victims and the steps; each fault is repaired on its own tier: in place, by a restart of the
+whole run, and by `relax resume`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.graph.conftest import relax_in, survivors
+from tests.graph.ray_run import Running, Start, children, kill, until
+
+STEPS = 16
+EXACT = ("rollout.prompts_per_step=4", "rollout.group_size=4", f"steps={STEPS}", "checkpoint.every=4", "deterministic=true",
+         "max_staleness=0", "placement=colocate", "checkpoint.keep=99")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The weights of the run that nobody touched."""
+    folder = tmp_path_factory.mktemp("whole")
+    with relax_in(folder) as relax:
+        ran = relax(
+            "train", tiny / "recipe.toml", "run.runner=local", "eval.every=0", *EXACT, "--run-dir", folder / "run"
+        )
+    assert ran.code == 0, ran.err
+    return (folder / "run/export/model.safetensors").read_bytes()
+
+
+def test_a_local_run_that_is_killed_anywhere_ends_with_the_same_weights(
+    start: Start, tiny: Path, tmp_path: Path, whole: bytes
+) -> None:
+    random, path = Random(0), tmp_path / "run"
+    run = start.train(path, tiny / "recipe.toml", *EXACT, "run.runner=local")
+    victims: list[Callable[[], int]] = [
+        lambda: int(run.fact("rollout", "engines")["engine-0"]["pid"]),
+        lambda: int(run.fact("actor", "ranks")["actor-rank-0"]),
+        lambda: next(pid for pid in _processes(run) if pid not in _known(run)),  # a reward's
+    ]
+    random.shuffle(victims)
+    for victim, step in zip(victims, sorted(random.sample(range(1, 8), len(victims))), strict=True):
+        run.until_steps(step)
+        kill(victim())
+
+    run.until_steps(random.randrange(8, 10))
+    spared = set(_processes(run)) - {int(run.fact("actor", "ranks")["actor-rank-0"])}
+
+    def restarted() -> bool:
+        """Kill the rank, and each that is started in its place, until the run gives that up."""
+        started = set(_processes(run)) - spared
+        if run.status().get("restarts", {}).get("run"):  # said before a process of the next start is there
+            return True
+        for pid in started:
+            spared.add(pid)
+            with contextlib.suppress(ProcessLookupError):
+                kill(pid)
+        return False
+
+    until(restarted, lambda: f"the whole run restarts\n{run.err}")
+    assert "quickstart restarts after step" in run.err
+
+    run.until_steps(random.randrange(10, 13))
+    run.kill()
+    until(lambda: survivors(tmp_path) == [], "processes are gone")
+    _ends_like(whole, start(path, "resume", path, "--json"))
+
+
+@pytest.mark.ray
+def test_a_run_on_ray_that_is_killed_anywhere_ends_with_the_same_weights(
+    start: Start, tiny: Path, tmp_path: Path, whole: bytes
+) -> None:
+    """An actor's death ends a run that may not restart; resumed, it survives that of its hub, which holds bus and ledger."""
+    random, path = Random(1), tmp_path / "run"
+    run = start.train(path, tiny / "recipe.toml", *EXACT, "recovery.restarts=0")
+    victims: list[Callable[[], int]] = [
+        lambda: int(run.fact("rollout", "engines")["engine-0"]["pid"]),
+        lambda: children(run.pid("rollout"), "runners.local.child")[0].pid,  # a reward's
+        lambda: run.pid("advantages"),
+    ]
+    random.shuffle(victims)
+    for victim, step in zip(victims, sorted(random.sample(range(1, 5), len(victims))), strict=True):
+        run.until_steps(step)
+        kill(victim())
+    run.until_steps(5)
+    pid = run.pid("actor")
+    kill(pid)
+    assert run.end(60) == 4, run.err
+    assert f"role actor: its process (pid {pid}) died" in run.err
+    assert f"relax resume {path}" in run.err
+    assert run.summary()["restarts"].get("run") is None
+
+    resumed = start(path, "resume", path, "recovery.restarts=1", "--json")
+    kill(int(resumed.fact("actor", "ranks")["actor-rank-0"]))
+    resumed.until_steps(random.randrange(9, 12))
+    children(resumed.process.pid, "ray::Hub")[0].kill()
+    summary = _ends_like(whole, resumed)
+    assert summary["restarts"]["run"] == 1 and summary["restarts"]["actor"] >= 1
+
+
+def _processes(run: Running) -> list[int]:
+    return [child.pid for child in children(run.process.pid, "runners.local.child")]
+
+
+def _known(run: Running) -> set[int]:
+    return {int(run.fact("rollout", "engines")["engine-0"]["pid"]), int(run.fact("actor", "ranks")["actor-rank-0"])}
+
+
+def _ends_like(whole: bytes, run: Running) -> dict[str, Any]:
+    """Require the weights of the other run, and that each sample counts at most once."""
+    assert run.end() == 0, run.err
+    summary = run.summary()
+    assert summary["steps"] == STEPS and summary["balanced"]
+    assert summary["samples_trained"] == STEPS * 16
+    assert [row["step"] for row in run.steps()] == list(range(1, STEPS + 1))
+    assert (run.path / "export/model.safetensors").read_bytes() == whole
+    return summary

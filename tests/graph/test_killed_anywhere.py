@@ -98,6 +98,7 @@ def test_a_run_on_ray_that_is_killed_anywhere_ends_with_the_same_weights(
     assert run.summary()["restarts"].get("run") is None
 
     resumed = start(path, "resume", path, "recovery.restarts=1", "--json")
+    until(lambda: resumed.status().get("pid") == resumed.process.pid, "the status is of this start")
     kill(int(resumed.fact("actor", "ranks")["actor-rank-0"]))
     resumed.until_steps(random.randrange(9, 12))
     children(resumed.process.pid, "ray::Hub")[0].kill()

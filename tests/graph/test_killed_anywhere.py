@@ -43,7 +43,7 @@ def test_a_local_run_that_is_killed_anywhere_ends_with_the_same_weights(
     victims: list[Callable[[], int]] = [
         lambda: int(run.fact("rollout", "engines")["engine-0"]["pid"]),
         lambda: int(run.fact("actor", "ranks")["actor-rank-0"]),
-        lambda: next(pid for pid in _processes(run) if pid not in _known(run)),  # a reward's
+        lambda: next(pid for pid in _pids(run, "runners.local.child") if pid not in _known(run)),  # a reward's
     ]
     random.shuffle(victims)
     for victim, step in zip(victims, sorted(random.sample(range(1, 8), len(victims))), strict=True):
@@ -51,11 +51,11 @@ def test_a_local_run_that_is_killed_anywhere_ends_with_the_same_weights(
         kill(victim())
 
     run.until_steps(random.randrange(8, 10))
-    spared = set(_processes(run)) - {int(run.fact("actor", "ranks")["actor-rank-0"])}
+    spared = _pids(run) - {int(run.fact("actor", "ranks")["actor-rank-0"])}
 
     def restarted() -> bool:
         """Kill the rank, and each that is started in its place, until the run gives that up."""
-        started = set(_processes(run)) - spared
+        started = _pids(run) - spared
         if run.status().get("restarts", {}).get("run"):  # said before a process of the next start is there
             return True
         for pid in started:
@@ -106,8 +106,8 @@ def test_a_run_on_ray_that_is_killed_anywhere_ends_with_the_same_weights(
     assert summary["restarts"]["run"] == 1 and summary["restarts"]["actor"] >= 1
 
 
-def _processes(run: Running) -> list[int]:
-    return [child.pid for child in children(run.process.pid, "runners.local.child")]
+def _pids(run: Running, word: str = "") -> set[int]:
+    return {child.pid for child in children(run.process.pid, word)}
 
 
 def _known(run: Running) -> set[int]:

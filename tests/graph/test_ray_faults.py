@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes of a run on Ray are killed: what can be replaced is replaced, what can't ends the run with its reason."""
+"""Processes of a run on Ray that keep no state are killed and replaced; those with state are in `test_killed_anywhere`."""
 
 from __future__ import annotations
 
@@ -53,27 +53,6 @@ def test_what_dies_and_keeps_no_state_is_replaced_and_the_ledger_balances(
         assert row["samples/balanced"] == 1
         assert row["samples/issued"] == row["samples/trained"] + row["samples/dropped"] + row["samples/in_flight"]
         assert 0 <= row["lag/max"] <= 1
-
-
-def test_a_dead_actor_ends_the_run_with_its_reason_and_a_dead_rank_of_a_resumed_one_does_not(
-    start: Start, tiny: Path, tmp_path: Path
-) -> None:
-    path = tmp_path / "run"
-    run = start.train(path, tiny / "recipe.toml", "steps=24")
-    run.until_steps(6)
-    pid = run.pid("actor")
-    kill(pid)
-    assert run.end(30) == 4, run.err
-    assert f"role actor: its process (pid {pid}) died" in run.err
-    assert f"relax resume {path}" in run.err
-
-    resumed = start(path, "resume", path, "--json")
-    resumed.until_more_steps()
-    kill(resumed.fact("actor", "ranks")["actor-rank-0"])
-    assert resumed.end() == 0, resumed.err
-    summary = resumed.summary()
-    assert summary["restarts"]["actor"] == 1, "its ranks began again at the last checkpoint"
-    assert summary["steps"] == 24 and summary["balanced"]
 
 
 def _kill_role(run: Running, role: str) -> None:

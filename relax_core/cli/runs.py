@@ -224,8 +224,7 @@ def continue_(
     `relax why` says what it was paused for. Who may write the run directory may ask.
     """
     from relax_core.api.errors import ConfigError, InfrastructureError
-    from relax_core.views.run import health, open_run
-    from relax_core.views.why import pause_reason
+    from relax_core.views.run import health, open_run, pause_reason
 
     view, deadline = open_run(run), time.monotonic() + wait_s
     reason = paused = pause_reason(view.status())
@@ -381,7 +380,7 @@ def why(run: Run = None, json: AsJson = False) -> None:
 
     view, wall = open_run(run), time.time()
     with readable_documents(view):
-        answer, warning = why(view.status(), health(view, wall), wall, view.name), mismatch_warning(view)
+        answer, warning = why(view.status(), health(view, wall), wall), mismatch_warning(view)
         body = {"culprit": answer.culprit, **asdict(answer), "warning": warning}
         lines = (*answer.lines(), *([warning] if warning else []))
     if json:

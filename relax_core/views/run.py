@@ -139,8 +139,8 @@ STALE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class RunHealth:
-    """`state` is one of the endings, starting, running, restarting (its process is gone, and its supervisor starts another),
-    silent (says nothing any more), lost (its process is gone)."""
+    """`state` is one of the endings, starting, running, paused (a person must say how it goes on), restarting (its process
+    is gone, and its supervisor starts another), silent (says nothing any more), lost (its process is gone)."""
 
     state: str
     said_s_ago: float | None = None
@@ -149,6 +149,12 @@ class RunHealth:
     @property
     def ended(self) -> bool:
         return self.state in ENDINGS
+
+
+def pause_reason(status: Mapping[str, Any]) -> str:
+    """Return what a run is paused for; empty where it is not paused."""
+    paused = [wait for role in status.get("roles", ()) if role.get("state") == "paused" for wait in role["waits"]]
+    return str(paused[0]["reason"]) if paused else ""
 
 
 def health(run: RunView, wall: float) -> RunHealth:
@@ -167,6 +173,8 @@ def health(run: RunView, wall: float) -> RunHealth:
         return RunHealth("lost", age, f"its process {status['pid']} is gone; continue with `relax resume {run.name}`")
     if age > STALE_S:
         return RunHealth("silent", age, f"process {status.get('pid')} may hang, or is on another machine")
+    if reason := pause_reason(status):
+        return RunHealth("paused", age, f"for {reason}; go on with `relax continue {run.name}`, or stop the run")
     return RunHealth(state, age)
 
 

@@ -198,8 +198,8 @@ class WhyAnswer:
         yield from (f"  {detail}" for detail in self.details)
 
 
-def why(status: Mapping[str, Any], health: RunHealth, wall: float, name: str = "RUN") -> WhyAnswer:
-    """The answer at wall-clock time `wall`; `name` is what the run is called in commands."""
+def why(status: Mapping[str, Any], health: RunHealth, wall: float) -> WhyAnswer:
+    """The answer at wall-clock time `wall`."""
     roles = status.get("roles", ())
     now = float(status.get("now", 0.0))
     if not health.ended and health.state not in ("lost", "silent"):  # those are told as they were at their last word
@@ -214,9 +214,7 @@ def why(status: Mapping[str, Any], health: RunHealth, wall: float, name: str = "
         )
     busy = tuple(_busy(role) for role in roles if not role.get("waits"))
     details = (*(line for role in roles for line in _details(role, now)), *faults)
-    return WhyAnswer(
-        _headline(health, status, waits, name), waits, busy, _ring(roles, waits), chain(roles, now), details
-    )
+    return WhyAnswer(_headline(health, status, waits), waits, busy, _ring(roles, waits), chain(roles, now), details)
 
 
 def link_says(link: Link) -> str:
@@ -241,21 +239,15 @@ def seconds(value: float) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def pause_reason(status: Mapping[str, Any]) -> str:
-    """Return what a run is paused for; empty where it is not paused."""
-    paused = (role for role in status.get("roles", ()) if role.get("state") == "paused")
-    return next((str(wait["reason"]) for role in paused if (wait := oldest_wait(role))), "")
-
-
-def _headline(health: RunHealth, status: Mapping[str, Any], waits: tuple[Waiting, ...], name: str) -> str:
+def _headline(health: RunHealth, status: Mapping[str, Any], waits: tuple[Waiting, ...]) -> str:
     at = f"step {status.get('step', 0)}" + (f" of {status['steps']}" if status.get("steps") else "")
     if health.state in ("lost", "silent"):
         age = seconds(health.said_s_ago or 0.0)
         return f"this is stale: the run last spoke {age} ago at {at}; {health.detail}"
     if not status:
         return f"{health.state}: {health.detail}"
-    if reason := pause_reason(status):
-        return f"paused, {at}, for {reason}; go on with `relax continue {name}`, or stop the run"
+    if health.state == "paused":
+        return f"paused, {at}, {health.detail}"
     return f"{health.state}, {at}; {len(waits) or 'no'} wait{'s' if len(waits) != 1 else ''}"
 
 

@@ -8,8 +8,8 @@ import sys
 from relax_core.api.role import Heartbeat, Wait
 from relax_core.observe.documents import status_document
 from relax_core.observe.run_directory import RunDirectory
-from relax_core.views.run import RunHealth, RunView, health
-from relax_core.views.why import pause_reason, why
+from relax_core.views.run import RunHealth, RunView, health, pause_reason
+from relax_core.views.why import why
 
 RUNNING = RunHealth("running")
 
@@ -216,13 +216,14 @@ def test_a_judge_that_owes_answers_is_named_with_its_engine():
     assert any(line.startswith("judge-engine-0 (version judge@0.0) does not serve") for line in answer.details)
 
 
-def test_a_paused_run_says_what_for_and_how_to_go_on():
+def test_a_paused_run_says_what_for_and_how_to_go_on(tmp_path):
     reason = "a look at step 8, since guard reward: it fell"
     said = status(
         Heartbeat("actor", "paused", waits=(wait("actor", reason, "a person", 90.0, 500.0),)),
         Heartbeat("rollout", "waiting", waits=(wait("rollout", "a grant", "actor", 95.0, 150.0),)),
     )
-    lines = list(why(said, RUNNING, 5000.0, "mine").lines())
-    assert lines[0] == f"paused, step 7 of 20, for {reason}; go on with `relax continue mine`, or stop the run"
+    run = run_saying(tmp_path, said)
+    lines = list(why(run.status(), health(run, 5000.0), 5000.0).lines())
+    assert lines[0] == f"paused, step 7 of 20, for {reason}; go on with `relax continue {run.name}`, or stop the run"
     assert lines[1].startswith(f"  actor waits for {reason}, owed by a person: 10.0 s so far")
     assert pause_reason(said) == reason and not pause_reason(status(Heartbeat("actor", "busy")))

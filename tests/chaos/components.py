@@ -86,6 +86,8 @@ class WitnessedTrainer(scripted.ScriptedTrainer):
         self, version: Version, transport: Chosen, location: str, payload: Payload = "full", base: str = ""
     ) -> Manifest:
         self._check(version)
+        if self._spec.role == "actor":
+            self._witness.published.add(version.incarnation)
         made = await super().publish(version, transport, location, payload, base)
         named = f"{version.incarnation}.{version.step}"
         tensors = tuple(replace(tensor, fingerprint=named) for tensor in made.tensors)

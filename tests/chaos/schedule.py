@@ -169,10 +169,11 @@ def prepared(variant: str) -> SimulatedRun:
     """Compose and plan a variant, once for all seeds."""
     settings = dict(BASE) | dict(VARIANTS[variant])
     settings["rollout"] = ROLLOUT | settings.get("rollout", {})
-    folder = Path(tempfile.mkdtemp(prefix="chaos-tasks-", dir=_memory()))
-    made = SimulatedRun(folder, [str(Path(components.__file__))], **settings)
+    folder = tempfile.TemporaryDirectory(prefix="chaos-tasks-", dir=_memory())
+    made = SimulatedRun(Path(folder.name), [str(Path(components.__file__))], **settings)
     tasks = Path(str(made.launch.config["data"]["train"]))
     tasks.write_text("".join(tasks.read_text().splitlines(keepends=True)[:NUM_TASKS]))
+    made.folder = folder  # type: ignore[attr-defined] -- removed with it
     made.parsed = parse_config(made.launch.config, made.catalogue)  # type: ignore[attr-defined]
     return made
 
@@ -326,10 +327,12 @@ class _Performance:
             raise Violation(f"the disk was {'' if damaged else 'not '}damaged: {point.notices} {ledger.notice}")
         point.set_aside()
         version = Version("actor", ledger.newest_incarnation + 1, resume.step)
-        if version.incarnation <= start.bus.queue.version.incarnation and how != "machine":
-            raise Violation(f"incarnation {version.incarnation} was there before: {start.bus.queue.version}")
+        if version.incarnation in start.witness.published and not damaged:
+            raise Violation(f"weights were published under incarnation {version.incarnation} before")
         witness = start.witness.follow(version)
         witness.full = start.witness.full
+        if damaged:  # the ledger knew the incarnations that no checkpoint has
+            witness.published.clear()
         self._check_covered(Path(resume.directory), resume.step, witness)
         if resume.step >= self._steps:  # `relax resume` refuses: nothing is left to do
             return None
@@ -347,14 +350,15 @@ class _Performance:
         self.note(f"damaged: {what}")
         if what == "the newest checkpoint":
             (checkpoints[-1] / "trainer" / "step").write_text("77")
-        elif what == "the ledger is torn":
+            return True
+        for log in ("-wal", "-shm"):  # the log of so young a ledger has every page of it
+            ledger.with_name(f"ledger.db{log}").unlink(missing_ok=True)
+        if what == "the ledger is torn":
             ledger.write_bytes(ledger.read_bytes()[:5000])
+        elif what == "the ledger is older":
+            shutil.copy(checkpoints[-2] / "ledger.db", ledger)
         else:
             ledger.unlink()
-            for log in ("-wal", "-shm"):
-                ledger.with_name(f"ledger.db{log}").unlink(missing_ok=True)
-            if what == "the ledger is older":
-                shutil.copy(checkpoints[-2] / "ledger.db", ledger)
         return True
 
     def _check_covered(self, checkpoint: Path, step: int, witness: Witness) -> None:

@@ -460,8 +460,8 @@ class Start:
         for name, slot in worker.engines._slots.items():
             if router.engines[name].status is not EngineStatus.SERVING or slot.loading or slot.worker is None:
                 continue
-            have = slot.worker._host._instance._version
-            if have != slot.version and not slot.worker.dead:
+            have = slot.worker._host._instance._version  # a newer one, while its receipt is on the way
+            if have[1:] < slot.version[1:] and not slot.worker.dead:
                 self.witness.wrong(f"{name} serves {slot.version} as the pool believes, and has {have}")
 
     def _check_waits(self, now: float) -> None:

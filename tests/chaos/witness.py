@@ -32,6 +32,8 @@ class Witness:
     """First version of each incarnation, in their order."""
     sampled: dict[AttemptId, frozenset[tuple[int, int]]] = field(default_factory=dict)
     """(incarnation, step) of the weights that really sampled the trained tokens of an attempt."""
+    published: set[int] = field(default_factory=set)
+    """Incarnations that weights were published under, in this start and in those before it."""
     problems: list[str] = field(default_factory=list)
     not_finite: int = 0
     """Updates that are to be NaN."""
@@ -44,7 +46,9 @@ class Witness:
         """Begin the books of a start that goes on at a version: later steps never were."""
         mine = {step: found for step, found in self.lineage.items() if step <= version.step}
         moving = {step: found for step, found in self.moving.items() if step <= version.step}
-        return Witness(self.max_staleness, self.masks, mine, moving, [*self.begun, version], dict(self.sampled))
+        return Witness(
+            self.max_staleness, self.masks, mine, moving, [*self.begun, version], dict(self.sampled), set(self.published)
+        )  # fmt: skip
 
     def survives(self, incarnation: int, step: int) -> bool:
         """Tell whether the present weights descend from these."""

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real runs whose processes a seeded schedule kills, stops and denies the disk at random moments, resumed until they are done.
+
+A process may be of any kind: the driver, a rank, an engine, a reward, a role's replica. The disk is full for a process by
+its limit on the size of files (RLIMIT_FSIZE), which needs no rights and no second file system. `python -m
+tests.chaos.real_runs --runner local --seeds 0:8` runs some; `tox -e chaos` does after the schedules in virtual time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import random
+import resource
+import signal
+import sqlite3
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+
+from relax_core.roles.checkpoint import complete
+from relax_core.views.run import open_run
+from tests.graph.conftest import Relax, relax_in, started_runs
+from tests.graph.ray_run import Running, Start
+
+SETTINGS = (
+    "rollout.prompts_per_step=4", "rollout.group_size=4", "eval.every=0", "checkpoint.every=3", "checkpoint.keep=2",
+    "max_staleness=1", "placement.mode=hybrid", "rollout.step_timeout_s=60", "weights.timeout_s=30",
+)  # fmt: skip
+MAX_STARTS = 12
+EARLY = 0.15
+"""Share of the strikes before a start's first step that befall it: most are to meet a run at work."""
+START_S = 240.0
+"""A start that lasts longer than this is stuck."""
+ACCEPTED = {0, 4, -signal.SIGKILL}
+"""Ends of a driver: done, an infrastructure failure that a resume mends, killed by us."""
+
+
+class Strikes:
+    """What happens to a run's processes, drawn from a seed; each is written to `trace` with its time."""
+
+    def __init__(self, seed: int, seconds: float, spared: Sequence[str] = ()) -> None:
+        """`spared`: kinds of processes that nothing happens to."""
+        self.name = f"{os.getpid()}-{seed}"
+        self._random, self._spared = random.Random(f"real {seed}"), spared
+        self._seconds, self._begun = seconds, time.monotonic()
+        self._until = math.inf
+        """End of the strikes, which are counted from the first step that is seen."""
+        self.trace: list[str] = []
+        self._undo: list[tuple[float, psutil.Process, str]] = []
+        self._next = time.monotonic() + self._random.uniform(2.0, 6.0)
+
+    def note(self, what: str) -> None:
+        self.trace.append(f"{time.monotonic() - self._begun:8.1f} s: {what}")
+
+    def act(self, run: Running) -> None:
+        """Strike when it is time; let go of what was held for long enough."""
+        now = time.monotonic()
+        for due in [due for due in self._undo if due[0] <= now]:
+            self._undo.remove(due)
+            self._let_go(due[1], due[2])
+        if now < self._next or now > self._until:
+            return
+        self._next = now + self._random.uniform(1.0, 5.0)
+        if not (found := self._processes(run)):
+            return
+        early = self._random.random() < EARLY
+        if run.steps():
+            self._until = min(self._until, now + self._seconds)
+        elif not early:
+            return
+        kind = self._random.choice(sorted(found))
+        process = self._random.choice(found[kind])
+        how = self._random.choice(("kill", "kill", "stop", "stop and kill", "full disk"))
+        held_s = self._random.uniform(0.5, 4.0)
+        self.note(f"{how} {kind} (pid {process.pid}), step {len(run.steps())}")
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if how == "kill":
+                process.kill()
+            elif how == "full disk":
+                _, most = process.rlimit(resource.RLIMIT_FSIZE)
+                process.rlimit(resource.RLIMIT_FSIZE, (4096, most))
+                self._undo.append((now + held_s, process, how))
+            else:
+                process.suspend()
+                self._undo.append((now + held_s, process, how))
+
+    def _let_go(self, process: psutil.Process, how: str) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if how == "full disk":
+                _, most = process.rlimit(resource.RLIMIT_FSIZE)
+                process.rlimit(resource.RLIMIT_FSIZE, (most, most))
+            elif how == "stop and kill":
+                process.kill()
+            else:
+                process.resume()
+
+    def end(self) -> None:
+        for _, process, how in self._undo:
+            self._let_go(process, how)
+        self._undo.clear()
+
+    def _processes(self, run: Running) -> dict[str, list[psutil.Process]]:
+        """Find the processes that are the run's own by their kind; a cluster's other processes are left alone."""
+        found: dict[str, list[psutil.Process]] = {}
+        with contextlib.suppress(psutil.NoSuchProcess):
+            driver = psutil.Process(run.process.pid)
+            found["driver"] = [driver]
+            for child in driver.children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                    name, words = child.name(), " ".join(child.cmdline())
+                    if name.startswith(("engine-", "actor-", "reference-", "reward-")):
+                        found.setdefault(name.partition("-")[0], []).append(child)
+                    elif words.startswith("ray::"):
+                        kind = words.removeprefix("ray::").partition(" ")[0].partition(":")[0].partition(".")[0]
+                        if any(part in kind for part in ("ServeReplica", "Hub", "Storage", "Worker")):
+                            found.setdefault(kind, []).append(child)
+        return {kind: processes for kind, processes in found.items() if kind not in self._spared}
+
+
+def survive(
+    directory: Path, recipe: Path, runner: str, seed: int, strike_s: float, steps: int, spared: Sequence[str] = ()
+) -> list[str]:
+    """Run until all steps are done through whatever happens; return the trace. AssertionError where something is wrong."""
+    strikes = Strikes(seed, strike_s, spared)
+    words = ("train", recipe, *SETTINGS, f"steps={steps}", f"run.runner={runner}")
+    try:
+        with relax_in(directory) as relax, started_runs(directory) as start:
+            _survive(directory, words, strikes, relax, start, steps)
+    except BaseException as error:
+        strikes.end()
+        error.add_note("\n".join([f"{runner}, seed {seed}", *strikes.trace]))
+        raise
+    return strikes.trace
+
+
+def _survive(
+    directory: Path, words: tuple[str | Path, ...], strikes: Strikes, relax: Relax, start: Start, steps: int
+) -> None:
+    path = directory / f"chaos-{strikes.name}-0"
+    for number in range(MAX_STARTS):
+        if complete(path / "checkpoints"):
+            run = start(path, "resume", path, "--json")
+        else:
+            path = directory / f"chaos-{strikes.name}-{number}"
+            run = start(path, *words, "--json", "--run-dir", path)
+        code = _ended(run, strikes)
+        strikes.note(f"start {number} ended with {code} at step {len(run.steps())}")
+        assert code in ACCEPTED, f"a start ended with {code}\n{run.err[-3000:]}"
+        if code == 0:
+            break
+        if code == 4:
+            assert "relax resume" in run.err or not complete(path / "checkpoints"), run.err[-3000:]
+        if (path / "config.toml").exists():
+            why = relax("why", path)
+            assert why.code == 0 and why.out.strip(), why.err
+        done = [found for found in complete(path / "checkpoints") if found.name == f"step-{steps:06d}"]
+        if done:  # killed after its last checkpoint: nothing is left to resume
+            break
+    else:
+        raise AssertionError(f"not done after {MAX_STARTS} starts")
+    check_account(path, steps, code == 0)
+    strikes.end()
+    if code == 0:
+        left = sorted(found.name for found in Path("/dev/shm").glob(f"relax-{path.name}-*"))
+        summary = json.loads((path / "summary.json").read_text())
+        assert summary["status"] == "finished" and summary["balanced"] and summary["steps"] == steps
+        assert (path / "export/config.json").is_file() and (path / "report.html").is_file()
+        assert not left, f"left in memory: {left}"
+
+
+def _ended(run: Running, strikes: Strikes) -> int:
+    """Strike until the driver ends, then let it finish; return its exit code."""
+    deadline = time.monotonic() + START_S
+    while (code := run.process.poll()) is None:
+        strikes.act(run)
+        if time.monotonic() > deadline:
+            raise AssertionError(f"stuck: a start is not done after {START_S:.0f} s\n{run.err[-3000:]}")
+        time.sleep(0.05)
+    return code
+
+
+def check_account(path: Path, steps: int, finished: bool) -> None:
+    """Compare ledger, metrics and transcripts by ids: every step trained its samples, and no sample was trained twice."""
+    ledger = path / "ledger.db"
+    if not finished:  # the driver was killed after the last checkpoint, whose copy nobody writes any more
+        ledger = path / f"checkpoints/step-{steps:06d}/ledger.db"
+    with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as db:
+        ended = db.execute("SELECT number, sample, issue, reason, step FROM ended").fetchall()
+        folded = dict(db.execute("SELECT reason, sum(attempts) FROM folded GROUP BY reason").fetchall())
+        ranges = db.execute("SELECT first, last FROM folded_groups").fetchall()
+    trained = [(number, sample, issue) for number, sample, issue, reason, _ in ended if not reason]
+    twice = [one for one, count in Counter(one[:2] for one in trained).items() if count > 1]
+    assert not twice, f"trained twice: {twice}"
+    again = [number for number, _, _ in trained for first, last in ranges if first <= number <= last]
+    assert not again, f"trained and folded: {again}"
+    assert len(trained) + folded.get("", 0) <= steps * 16
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    rows = [line for line in lines if "reward/mean" in line]
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1)), "a step is missing or there twice"
+    for row in rows:
+        assert row["samples/balanced"] == 1 and 0 <= row["lag/max"] <= 1
+        assert row["samples/issued"] == row["samples/trained"] + row["samples/dropped"] + row["samples/in_flight"]
+    if finished:
+        assert len(rows) == steps and rows[-1]["samples/trained"] == len(trained) + folded.get("", 0)
+    view = open_run(path)
+    told = [
+        (sample["group_id"], sample["sample_index"], sample["attempt"])
+        for step in range(1, steps + 1)
+        for sample in view.samples(step)
+    ]
+    twice = [one for one, count in Counter(told).items() if count > 1]
+    assert not twice, f"told twice: {twice}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser("python -m tests.chaos.real_runs", description=__doc__)
+    parser.add_argument("--runner", choices=("local", "ray"), action="append")
+    parser.add_argument("--seeds", default=os.environ.get("RELAX_CHAOS_RUNS", "0:8"), help="first:last")
+    parser.add_argument("--seconds", type=float, default=90.0, help="in which processes are struck")
+    parser.add_argument("--steps", type=int, default=60)
+    words = parser.parse_args()
+    first, last = map(int, words.seeds.split(":"))
+    from relax_core.control.prepare import find_recipe
+
+    failed = 0
+    with tempfile.TemporaryDirectory(prefix="chaos-runs-") as name:
+        find_recipe("quickstart").build(Path(name) / "quickstart", 0)
+        for runner in words.runner or ("local", "ray"):
+            for seed in range(first, last):
+                directory = Path(name) / f"{runner}-{seed}"
+                directory.mkdir()
+                try:
+                    trace = survive(
+                        directory, Path(name) / "quickstart/recipe.toml", runner, seed, words.seconds, words.steps
+                    )
+                    print(f"{runner}, seed {seed}: done through {len(trace)} happenings", *trace, sep="\n", flush=True)
+                except Exception as error:
+                    failed += 1
+                    print(f"{error}\n" + "\n".join(getattr(error, "__notes__", ())), flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

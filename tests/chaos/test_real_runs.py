@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real run whose processes are killed, stopped and denied the disk gets done, and every sample counts once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.real_runs import survive
+
+
+def test_a_local_run_survives_whatever_befalls_its_processes(tmp_path: Path, tiny: Path) -> None:
+    trace = survive(tmp_path, tiny / "recipe.toml", "local", seed=3, strike_s=12.0, steps=24)
+    assert len(trace) >= 3, "something must really have happened"
+
+
+@pytest.mark.ray
+def test_a_run_on_ray_survives_the_loss_of_what_can_be_replaced(tmp_path: Path, tiny: Path) -> None:
+    """The driver, the hub and the storage are spared: without them it ends for a resume, which takes minutes."""
+    spared = ("driver", "Hub", "StorageActor")
+    trace = survive(tmp_path, tiny / "recipe.toml", "ray", seed=3, strike_s=12.0, steps=24, spared=spared)
+    assert len(trace) >= 3, "something must really have happened"

@@ -35,7 +35,7 @@ from relax_core.data.task_files import source_access
 from relax_core.media.access import SourceAccess
 from relax_core.media.source import is_path, shown
 from relax_core.media.store import MediaStore
-from relax_core.rpc.isolated_pool import IsolatedPool, ItemCrash, ItemTimeout
+from relax_core.rpc.isolated_pool import IsolatedPool, ItemCrash, ItemTimeout, Replaced, no_report, replaced_events
 from relax_core.rpc.waiting import start_all
 
 REMEMBERED = 1 << 16
@@ -74,12 +74,13 @@ class MediaPipeline:
     def __init__(
         self, choices: Sequence[Any], workers: Workers, directory: str, model: Mapping[str, Any], family: ModelFamily,
         limit_bytes: int | None = None, clock: Clock | None = None, access: SourceAccess | None = None,
+        replaced: Replaced = no_report,
     ) -> None:  # fmt: skip
         """`limit_bytes`: of the store; None: nothing is ever deleted. `access`: bounds of sources; None: no URL, any file."""
         self._clock = clock or SystemClock()
         self._family, self._store, self._limit = family, MediaStore(directory), limit_bytes
         self._processors = [
-            _Processor(choice, workers, directory, model, access or SourceAccess()) for choice in choices
+            _Processor(choice, workers, directory, model, access or SourceAccess(), replaced) for choice in choices
         ]
         self._by_kind: dict[str, _Processor] = {}
         self._known: OrderedDict[Any, asyncio.Future[PlaceholderTokens | str]] = OrderedDict()
@@ -305,8 +306,9 @@ class _Processor:
     """One modality processor in a killable process of its own."""
 
     def __init__(
-        self, choice: Any, workers: Workers, directory: str, model: Mapping[str, Any], access: SourceAccess
-    ) -> None:
+        self, choice: Any, workers: Workers, directory: str, model: Mapping[str, Any], access: SourceAccess,
+        replaced: Replaced,
+    ) -> None:  # fmt: skip
         self._choice = choice
         self.kind = ""
         """Kind of medium that it reads, known once it has started."""
@@ -315,6 +317,7 @@ class _Processor:
             timeout_s=choice.timeout_s, memory_mb=choice.memory_mb, tries=1, max_batch=1, opened=self._opened,
             open_args=(directory, model, choice.max_mb << 20, getattr(choice, "preview_kb", 0) << 10, astuple(access)),
             env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}, writable=(directory,),
+            replaced=replaced,
         )  # fmt: skip
 
     async def ask(self, method: str, media: Media) -> Any:
@@ -449,6 +452,7 @@ def make_media_pipeline(context: RunContext, family: ModelFamily, limit: int | N
         limit,
         context.clock,
         source_access(run.data, [run.data.train, *(table.path for table in run.eval.sets)]),
+        replaced_events(context.run_status),
     )
 
 

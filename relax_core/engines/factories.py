@@ -15,7 +15,7 @@ from typing import Any
 from relax_core.api.component import Chosen
 from relax_core.api.engine import Engine, EngineSpec
 from relax_core.api.errors import ConfigError
-from relax_core.api.events import RoleFailed, RoleRecovered
+from relax_core.api.events import RoleFailed, RoleRecovered, WorkRetried
 from relax_core.api.family import ModelFamily
 from relax_core.api.role import WorkerSpec
 from relax_core.api.weights import Version
@@ -66,11 +66,13 @@ def engine_spec(run: RunConfig, version: Version) -> EngineSpec:
 def engine_events(context: RunContext) -> Report:
     """Report engines that failed and came back as events of the run."""
 
-    async def report(event: str, detail: str, seconds: float) -> None:
+    async def report(event: str, detail: str, amount: float) -> None:
         if event == "failed":
             await context.run_status.emit(RoleFailed("engine", detail, 4, fatal=False))
+        elif event == "retried":
+            await context.run_status.emit(WorkRetried("engine", "requests", int(amount), detail))
         else:
-            await context.run_status.emit(RoleRecovered("engine", seconds, detail))
+            await context.run_status.emit(RoleRecovered("engine", amount, detail))
 
     return report
 

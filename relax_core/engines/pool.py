@@ -223,8 +223,8 @@ class EnginePool:
                     self._spawn(self._stream(self._slots[engine], action))
                 case AbortRequest(engine, ids):
                     self._spawn(self._abort(self._slots[engine], ids))
-                case Quarantine(engine, why):
-                    self._spawn(self.supervisor.replace(self._slots[engine], why))
+                case Quarantine(engine, why, requests):
+                    self._spawn(self.supervisor.replace(self._slots[engine], why, requests))
                 case _:
                     self._fail(InfrastructureError(action.why))
         if not self._dispatch_scheduled:

@@ -40,6 +40,8 @@ class Quarantine(NamedTuple):
 
     engine: str
     why: str
+    requests: int = 0
+    """Requests that go on elsewhere, or begin again there."""
 
 
 class GiveUp(NamedTuple):
@@ -330,7 +332,7 @@ class Router:
             actions += [self._complete(pending, "length") for pending in awaited if pending.complete]
             self._waiting += [pending for pending in awaited if not pending.settled]
         if engine.failures.spend():
-            return [*actions, Quarantine(engine.name, why)]
+            return [*actions, Quarantine(engine.name, why, len(awaited))]
         return [*actions, GiveUp(f"{engine.name} failed {MAX_FAILURES} times in a row, last: {why}")]
 
     # -- weights and pauses -------------------------------------------------------------------------------------

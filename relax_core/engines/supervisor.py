@@ -36,7 +36,7 @@ MODEL_FACTS = {"fingerprint": "all load one folder: its files differ between mac
 OnArrival = Callable[[Receipt | None], Awaitable[None]]
 """Told of an engine that serves a version; None where it had it already."""
 Report = Callable[[str, str, float], Awaitable[None]]
-"""Reports that an engine failed or recovered: (event, detail, seconds)."""
+"""Reports that an engine failed or recovered, or that its requests are retried: (event, detail, seconds or requests)."""
 Perform = Callable[[Sequence[Action]], None]
 
 
@@ -337,14 +337,19 @@ class EngineSupervisor:
             result = await work
         return result  # noqa: RET504 -- a failure leaves the body before it is set
 
-    async def replace(self, slot: EngineSlot, why: str) -> None:
-        """End a failed engine, start a fresh one, bring it to the newest weights and the pool's pause, let it serve."""
+    async def replace(self, slot: EngineSlot, why: str, requests: int = 0) -> None:
+        """End a failed engine, start a fresh one, bring it to the newest weights and the pool's pause, let it serve.
+
+        `requests`: those that it ran, which are done elsewhere.
+        """
         since, incarnation = self._clock.now(), self._state(slot).incarnation
         slot.set_busy(False)
         try:
             if self._updates is not None:
                 await self._updates.forget(slot)
             await self._report("failed", why, 0.0)
+            if requests:
+                await self._report("retried", why, requests)
             await slot.stop()
             self.want_devices()
             async with self._offload.weights_in_use():

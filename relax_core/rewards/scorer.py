@@ -25,7 +25,7 @@ from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.data.tasks import applies
 from relax_core.engines.model_rpc import model_handlers
 from relax_core.rewards.host import ENGINE_OUTCOMES, FUNCTION, RewardResult, Unit, pack_units
-from relax_core.rpc.isolated_pool import Handler, IsolatedPool, ItemCrash, ItemTimeout
+from relax_core.rpc.isolated_pool import Handler, IsolatedPool, ItemCrash, ItemTimeout, Replaced, no_report
 from relax_core.rpc.waiting import start_all
 
 ENVIRONMENT = "environment"
@@ -77,7 +77,7 @@ class RewardScorer:
 
     def __init__(
         self, rewards: Sequence[RewardSettings], workers: Workers, clock: Clock, num_workers: int = 1,
-        models: Mapping[str, ModelClient] | None = None,
+        models: Mapping[str, ModelClient] | None = None, replaced: Replaced = no_report,
     ) -> None:  # fmt: skip
         self._clock = clock
         self._started_at: list[float] = []
@@ -88,7 +88,7 @@ class RewardScorer:
             name = settings.chosen.name
             seen[name] += 1
             unique = name if seen[name] == 1 else f"{name}-{seen[name]}"
-            self._rewards.append(RewardPool(settings, unique, workers, num_workers, models or {}))
+            self._rewards.append(RewardPool(settings, unique, workers, num_workers, models or {}, replaced))
 
     async def start(self) -> None:
         await asyncio.gather(*(reward.start() for reward in self._rewards))
@@ -161,8 +161,9 @@ class RewardPool:
     """
 
     def __init__(
-        self, settings: RewardSettings, name: str, workers: Workers, num_workers: int, models: Mapping[str, ModelClient]
-    ) -> None:
+        self, settings: RewardSettings, name: str, workers: Workers, num_workers: int,
+        models: Mapping[str, ModelClient], replaced: Replaced,
+    ) -> None:  # fmt: skip
         self.settings, self.name, self._models = settings, name, models
         self.owed = 0
         """Samples without a result."""
@@ -175,6 +176,7 @@ class RewardPool:
             [f"reward-{name}-{number}" for number in range(num_workers)], component,
             "relax_core.rewards.host:RewardHost", workers, timeout_s=settings.timeout_s, opened=self._opened,
             memory_mb=settings.memory_mb, pack=pack_units, inherit_env=settings.inherit_env,
+            replaced=replaced,
         )  # fmt: skip
 
     async def start(self) -> None:

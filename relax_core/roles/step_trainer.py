@@ -15,7 +15,7 @@ from math import ceil
 from relax_core.api.algorithm import Algorithm
 from relax_core.api.bus import Claim, ClaimRequest
 from relax_core.api.errors import RelaxError, StaleFence
-from relax_core.api.events import Logged
+from relax_core.api.events import Logged, WorkRetried
 from relax_core.api.trainer import UpdateOutcome, UpdateResult
 from relax_core.api.weights import Version
 from relax_core.config.run_config import RunContext
@@ -88,6 +88,7 @@ class StepTrainer:
                     raise RollbackRequired(f"{what}: {error}") from error
                 if lost > MAX_LOST:
                     raise
+                await context.run_status.emit(WorkRetried(self._task, "steps", 1, str(error)))
             if step.claims:  # nothing of them was trained
                 await self._trainer.call("abort_update")
             for claim in step.claims:

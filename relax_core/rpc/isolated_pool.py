@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from relax_core.api.component import Chosen
 from relax_core.api.errors import ConfigError, DeadlineExceeded, RelaxError, WorkerDied
-from relax_core.api.role import Worker, Workers, WorkerSpec
+from relax_core.api.events import RoleRecovered
+from relax_core.api.role import RunStatus, Worker, Workers, WorkerSpec
 from relax_core.rpc import messages
 from relax_core.rpc.host import DONE, HEARTBEAT_S, LATE, Failure, describe, raised
 from relax_core.rpc.waiting import start_all
@@ -45,8 +46,23 @@ MIN_SPARE = 4
 
 Handler: TypeAlias = Callable[..., Any]
 """Answers calls of the child; it may return an awaitable."""
+Replaced: TypeAlias = Callable[[str, str, float], Awaitable[None]]
+"""Told that a process was replaced: (name of the first one, why, seconds without one)."""
 Opened: TypeAlias = Callable[[Any], Mapping[str, Handler]]
 """Takes what the host's `open` returned; gives the handlers for this process's calls, none: it makes none."""
+
+
+async def no_report(name: str, why: str, seconds: float) -> None:
+    """Tell nobody."""
+
+
+def replaced_events(run_status: RunStatus) -> Replaced:
+    """Make each replacement an event of the run, by the name of the process."""
+
+    async def report(name: str, why: str, seconds: float) -> None:
+        await run_status.emit(RoleRecovered(name, seconds, f"its process was replaced: {why}"))
+
+    return report
 
 
 class ItemTimeout(Exception):
@@ -90,6 +106,7 @@ class IsolatedPool:
         open_args: Sequence[Any] = (), opened: Opened = lambda result: {}, memory_mb: int = 0,
         env: Mapping[str, str] | None = None, inherit_env: Sequence[str] = (), writable: Sequence[str] = (), tries: int = 2,
         max_batch: int = MAX_BATCH, pack: Callable[[list[Any]], Any] = list, one_session_each: bool = False,
+        replaced: Replaced = no_report,
     ) -> None:  # fmt: skip
         """`names`: a process each. `inherit_env`: variables of this process that they see besides `INHERITED_ENV`.
 
@@ -101,12 +118,12 @@ class IsolatedPool:
             inherit_env=(*INHERITED_ENV, *inherit_env), untrusted=True, writable=tuple(writable),
         )  # fmt: skip
         self._timeout_s, self._tries, self._max_batch, self._pack = timeout_s, tries, max_batch, pack
-        self._processes = [IsolatedProcess(name, self._spec, workers, open_args, opened) for name in names]
+        self._processes = [IsolatedProcess(name, self._spec, workers, open_args, opened, replaced) for name in names]
         self._places: AbstractAsyncContextManager[Any] = (
             asyncio.Semaphore(len(names)) if one_session_each else nullcontext()
         )
         self._spare = [
-            IsolatedProcess(f"{self._spec.name}-alone-{number}", self._spec, workers, open_args, opened)
+            IsolatedProcess(f"{self._spec.name}-alone-{number}", self._spec, workers, open_args, opened, replaced)
             for number in range(max(len(names), MIN_SPARE) if names else 0)
         ]
         self._spare_places = asyncio.Semaphore(len(self._spare))
@@ -207,10 +224,10 @@ class IsolatedPool:
                             failed = raised(value, worker.name)
                         left.pop(number).settle(failed, value)
                     if must_replace:
-                        await process.discard(worker)
+                        await process.discard(worker, "an item outlasted its deadline or its memory")
                         break
         except (DeadlineExceeded, WorkerDied) as error:
-            await process.discard(worker)
+            await process.discard(worker, str(error))
             if alone and left:
                 first = next(iter(left.values()))
                 first.crashes += isinstance(error, WorkerDied)
@@ -246,8 +263,11 @@ class IsolatedProcess:
     """
 
     def __init__(
-        self, name: str, spec: WorkerSpec, workers: Workers, open_args: Sequence[Any], opened: Opened
+        self, name: str, spec: WorkerSpec, workers: Workers, open_args: Sequence[Any], opened: Opened, replaced: Replaced
     ) -> None:  # fmt: skip
+        self._replaced = replaced
+        self._lost: tuple[str, float] | None = None
+        """Why and when the last worker was found broken; None where it was not."""
         self._name, self._spec, self._workers, self._open_args, self._opened = name, spec, workers, open_args, opened
         self.worker: Worker | None = None
         self.sessions = 0
@@ -276,6 +296,9 @@ class IsolatedProcess:
                 if concurrent and self.width == 1:
                     self.width, self.places = SIDE_BY_SIDE, asyncio.Semaphore(SIDE_BY_SIDE)
                 self.worker, self.users = worker, set()
+                if self._lost is not None:
+                    (why, lost_at), self._lost = self._lost, None
+                    await self._replaced(self._name, why, asyncio.get_running_loop().time() - lost_at)
                 self._requests = asyncio.create_task(_answer_requests(worker, handlers)) if handlers else None
             return self.worker
 
@@ -293,11 +316,12 @@ class IsolatedProcess:
                 for _ in range(taken):
                     self.places.release()
 
-    async def discard(self, worker: Worker) -> bool:
-        """Kill a process that can't be trusted; return whether nobody had done so before."""
+    async def discard(self, worker: Worker, why: str) -> bool:
+        """Kill a process that can't be trusted; return whether nobody had before. No `why`: it is not needed any more."""
         if self.worker is not worker:
             return False
         self.worker, requests = None, self._requests
+        self._lost = (why, asyncio.get_running_loop().time()) if why else None
         await worker.kill()
         if requests is not None:
             requests.cancel()
@@ -306,7 +330,7 @@ class IsolatedProcess:
 
     async def kill(self) -> None:
         if self.worker is not None:
-            await self.discard(self.worker)
+            await self.discard(self.worker, "")
 
 
 class IsolatedSession:
@@ -372,10 +396,10 @@ class IsolatedSession:
 
     async def discard(self) -> None:
         """Kill a process that can't be trusted, with the state of all its sessions."""
-        await self._process.discard(self._worker)
+        await self._process.discard(self._worker, "its memory was used up")
 
     async def _lost(self, error: Exception) -> Exception:
-        await self.discard()
+        await self._process.discard(self._worker, str(error))
         if isinstance(error, DeadlineExceeded) and self.alone:
             return ItemTimeout()
         return self._broken(f"process ended: {error}", suspect=True)

@@ -25,7 +25,16 @@ from relax_core.api.trajectory import Outcome, Trajectory
 from relax_core.config.run_config import EnvironmentChoice
 from relax_core.engines.model_rpc import ModelRpcClient, model_handlers
 from relax_core.rpc.host import IsolatedHost, ParentChannel
-from relax_core.rpc.isolated_pool import Handler, IsolatedPool, IsolatedSession, ItemCrash, ItemTimeout, SessionLost
+from relax_core.rpc.isolated_pool import (
+    Handler,
+    IsolatedPool,
+    IsolatedSession,
+    ItemCrash,
+    ItemTimeout,
+    Replaced,
+    SessionLost,
+    no_report,
+)
 from relax_core.sampling.episode import (
     EnvironmentFailed,
     EnvironmentHandle,
@@ -52,6 +61,10 @@ BLOCKED, OUT_OF_MEMORY = "blocked", "out of memory"
 ENVIRONMENT_OUTCOMES = (Outcome.ENVIRONMENT_ERROR, Outcome.ENVIRONMENT_TIMEOUT)
 
 
+Retried = Callable[[str, str], Awaitable[None]]
+"""Told that a sample is played again: (environment, why)."""
+
+
 class EnvironmentPool:
     """Environments of one run. `models`: engine pools that they may ask.
 
@@ -63,8 +76,9 @@ class EnvironmentPool:
 
     def __init__(
         self, choice: EnvironmentChoice, workers: Workers, *, build: Callable[[Chosen], Any],
-        models: Mapping[str, ModelClient] | None = None,
+        models: Mapping[str, ModelClient] | None = None, replaced: Replaced = no_report, retried: Retried | None = None,
     ) -> None:  # fmt: skip
+        self._retried = retried
         self._name, self._timeout_s, self._retries, self._models = (
             choice.name, choice.timeout_s, choice.retries, models or {},
         )  # fmt: skip
@@ -77,6 +91,7 @@ class EnvironmentPool:
             [] if self._in_process else names, choice.chosen, "relax_core.sampling.environments:EnvironmentHost",
             workers, timeout_s=choice.timeout_s, opened=self._handlers, memory_mb=choice.memory_mb,
             inherit_env=choice.inherit_env, one_session_each=choice.isolation == "sample",
+            replaced=replaced,
         )  # fmt: skip
 
     @property
@@ -103,6 +118,8 @@ class EnvironmentPool:
             lost = environment.lost
             if lost is None or not again or trajectory.outcome not in ENVIRONMENT_OUTCOMES:
                 return trajectory
+            if self._retried is not None:
+                await self._retried(f"environment-{self._name}", str(lost))
             again -= 1
             alone = lost.suspect or not again
 

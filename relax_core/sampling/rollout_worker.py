@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from relax_core.api.bus import Issue
 from relax_core.api.errors import ConfigError
-from relax_core.api.events import Logged
+from relax_core.api.events import Logged, WorkRetried
 from relax_core.api.family import ModelFamily, Rendered
 from relax_core.api.source import Filter, Sampler
 from relax_core.api.task import Message, Task
@@ -29,6 +29,7 @@ from relax_core.engines.pool import SamplingParams
 from relax_core.engines.requests import GenerateAll, singly
 from relax_core.engines.supervisor import Report
 from relax_core.rewards.scorer import CircuitOpen, RewardScorer, RewardSettings
+from relax_core.rpc.isolated_pool import replaced_events
 from relax_core.rpc.waiting import start_all
 from relax_core.sampling.environments import EnvironmentPool
 from relax_core.sampling.episode import EnvironmentHandle, run_answers, run_episode
@@ -63,9 +64,16 @@ class RolloutWorker:
             for r in run.rewards
         ]
         self.auxiliary_pools = pools = AuxiliaryPools.from_context(context, report, teaching=False)
-        self.scorer = RewardScorer(rewards, children, context.clock, models=pools.clients)
+        replaced = replaced_events(context.run_status)
+
+        async def retried(name: str, why: str) -> None:
+            await context.run_status.emit(WorkRetried(name, "samples", 1, why))
+
+        self.scorer = RewardScorer(rewards, children, context.clock, models=pools.clients, replaced=replaced)
         self._environments = {
-            choice.name: EnvironmentPool(choice, children, build=build, models=pools.clients)
+            choice.name: EnvironmentPool(
+                choice, children, build=build, models=pools.clients, replaced=replaced, retried=retried
+            )
             for choice in (run.environment, *run.environments)
         }
         self._default_environments = self._environments[run.environment.name]

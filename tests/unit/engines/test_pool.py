@@ -27,7 +27,7 @@ async def test_a_killed_engine_loses_no_request_and_no_token() -> None:
             assert completion.tokens == tuple(range(number * 100 + 1, number * 100 + 41))
             assert len(completion.log_probs) == len(completion.versions) == 40
         await until(lambda: "recovered" in told)
-        assert told == ["failed", "recovered"]
+        assert told == ["failed", "retried", "recovered"]
 
 
 async def test_a_replaced_engine_serves_only_after_it_proved_the_newest_weights() -> None:

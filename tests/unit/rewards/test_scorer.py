@@ -18,10 +18,14 @@ import pytest
 
 from relax_core.api import Chosen, Message, Node, Outcome, Score, SystemClock, Task, Trajectory
 from relax_core.api.errors import PluginError
+from relax_core.api.events import RoleRecovered
+from relax_core.api.role import RunStatus
 from relax_core.data.tasks import applies
 from relax_core.rewards.host import RewardHost, pack_units
 from relax_core.rewards.scorer import CircuitOpen, RewardScorer, RewardSettings, ScoredSample
+from relax_core.rpc.isolated_pool import replaced_events
 from relax_core.runners.local.workers import LocalWorkers
+from relax_core.runners.run_status import RunStatusService
 
 REWARDS = '''
 import asyncio, os, re, subprocess, time
@@ -104,9 +108,12 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @asynccontextmanager
-async def scoring(plugin: Path, *choices: RewardSettings, num_workers: int = 1) -> AsyncIterator[RewardScorer]:
+async def scoring(
+    plugin: Path, *choices: RewardSettings, num_workers: int = 1, run_status: RunStatus | None = None
+) -> AsyncIterator[RewardScorer]:
+    run_status = run_status or RunStatusService(SystemClock())
     children = LocalWorkers([str(plugin)])
-    scorer = RewardScorer(choices, children, SystemClock(), num_workers)
+    scorer = RewardScorer(choices, children, SystemClock(), num_workers, replaced=replaced_events(run_status))
     try:
         await scorer.start()
         yield scorer
@@ -280,12 +287,16 @@ async def test_a_process_that_ends_on_a_sample_twice_costs_that_sample(plugin: P
     assert "ended" in answers[1].error
 
 
-async def test_a_process_killed_from_outside_costs_nothing(plugin: Path) -> None:
-    async with scoring(plugin, choice("awkward")) as scorer:
+async def test_a_process_killed_from_outside_costs_nothing_and_its_successor_is_an_event(plugin: Path) -> None:
+    run_status = RunStatusService(SystemClock())
+    async with scoring(plugin, choice("awkward"), run_status=run_status) as scorer:
         (answer,) = await scored(scorer, "pid")
         os.kill(int(answer.value), signal.SIGKILL)
         answers = await scored(scorer, "a", "b")
     assert [a.value for a in answers] == [1.0, 1.0]
+    ((_, event),) = await run_status.events(0, 0.0)
+    assert isinstance(event, RoleRecovered) and event.role == "reward-awkward-0"
+    assert event.detail.startswith("its process was replaced: ") and "status -9" in event.detail
 
 
 async def test_a_failed_group_fails_whole_and_alone(plugin: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from relax_core.api.bus import Claim
 from relax_core.api.errors import InfrastructureError, StaleFence
+from relax_core.api.events import WorkRetried
 from relax_core.bus.leases import Lease
 from tests.unit.roles.simulated_run import RunOutcome, SimulatedRun
 
@@ -108,6 +109,8 @@ def test_a_lease_lost_between_chunks_costs_work_and_trains_nothing_twice(tmp_pat
 
     harmed, whole = simulation(tmp_path / "harmed").run(expiry), simulation(tmp_path / "whole").run()
     assert len(harmed.of("actor-rank", "abort_update")) == len(lost) == 3
+    retries = [event for event in harmed.events if isinstance(event, WorkRetried)]
+    assert [(retry.role, retry.what, retry.count) for retry in retries] == [("actor", "steps", 1)] * 3
     assert updates(harmed) == STEPS
     assert harmed.account.trained == STEPS * SAMPLES and harmed.account.balanced
     assert harmed.metric("train/loss") == pytest.approx(whole.metric("train/loss"), abs=1e-6)

@@ -18,7 +18,7 @@ from relax_core.config.run_config import EnvironmentChoice
 from relax_core.engines.requests import Completion, GenerateCall
 from relax_core.registry.catalogue import Catalogue
 from relax_core.runners.local.workers import LocalWorkers
-from relax_core.sampling.environments import EnvironmentPool
+from relax_core.sampling.environments import EnvironmentPool, Retried
 from relax_core.sampling.episode import Limits
 from relax_core.sampling.session import state_key
 from tests.unit.sampling.toy_policy import END, Script, completion, play, texts
@@ -110,14 +110,15 @@ class Agent(Environment[WildOptions]):
 
 @asynccontextmanager
 async def pooled(
-    folder: Path, name: str = "wild", timeout_s: float = 5.0, **settings: Any
+    folder: Path, name: str = "wild", timeout_s: float = 5.0, retried: Retried | None = None, **settings: Any
 ) -> AsyncIterator[EnvironmentPool]:
     plugin = folder / "wilds.py"
     plugin.write_text(ENVIRONMENTS)
     children = LocalWorkers([str(plugin)])
     chosen = Chosen("environment", name, {"log": str(folder / "closed.log")})
     build = Catalogue.load([str(plugin)]).build
-    pool = EnvironmentPool(EnvironmentChoice(chosen=chosen, timeout_s=timeout_s, **settings), children, build=build)
+    choice = EnvironmentChoice(chosen=chosen, timeout_s=timeout_s, **settings)
+    pool = EnvironmentPool(choice, children, build=build, retried=retried)
     try:
         await pool.start()
         yield pool
@@ -202,11 +203,17 @@ async def test_who_breaks_a_process_has_that_outcome_and_the_samples_beside_it_a
 
 
 async def test_a_sample_that_was_late_since_another_kept_the_process_busy_is_played_again(tmp_path: Path) -> None:
-    async with pooled(tmp_path, timeout_s=1.0) as pool:
+    retries: list[str] = []
+
+    async def retried(name: str, why: str) -> None:
+        retries.append(f"{name}: {why}")
+
+    async with pooled(tmp_path, timeout_s=1.0, retried=retried) as pool:
         busy, *others = await asyncio.gather(
             played(pool, says("busy", "bye")), *(played(pool, says("wait", "bye")) for _ in range(2))
         )
     assert [one.outcome for one in (busy, *others)] == [Outcome.FINISHED] * 3
+    assert retries and all(why.startswith("environment-wild: ") for why in retries)
 
 
 @pytest.mark.parametrize(("answer", "outcome"), [

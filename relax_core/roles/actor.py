@@ -15,6 +15,7 @@ from relax_core.api.weights import Version
 from relax_core.config.run_config import RunContext
 from relax_core.roles.checkpoint import Checkpoints, DamagedCheckpoint, complete, read_whole, step_of
 from relax_core.roles.divergence import DivergenceGuards
+from relax_core.roles.micro_checkpoint import MicroCheckpoints
 from relax_core.roles.publisher import Publisher
 from relax_core.roles.rank_group import RankGroup, TrainerDeviceLease
 from relax_core.roles.row_leases import renewed
@@ -39,7 +40,8 @@ class Actor(Role):
       is made of a step that is evidence for such a guard, so that there is one from before it to go back to.
     - Published weights are those of the newest commit, and live ones are served only before the next update.
     - When ranks are lost, a loss says so, or a lease is lost that weights have changed under, all goes back to the last
-      checkpoint; rollout goes on up to its bound. Failures on the way back, in the last save and in the export count too.
+      checkpoint, or to a later micro-checkpoint; rollout goes on up to its bound. Failures on the way back, in the last
+      save and in the export count too. A guard goes back to a checkpoint on disk.
     """
 
     name = "actor"
@@ -59,6 +61,7 @@ class Actor(Role):
         self._trainer = await RankGroup.start(context, self.name)
         self._publisher = Publisher(context, self._trainer)
         self._lease = TrainerDeviceLease(context, self.name, self._publisher.live)
+        self._micro = MicroCheckpoints(context, self.name)
         self._take_up()
         self._held_out = await HeldOutEval.open(context)
         try:
@@ -66,6 +69,7 @@ class Actor(Role):
         finally:
             await self._checkpoints.give_up()
             await self._trainer.stop()
+            self._micro.close()
 
     def _take_up(self) -> None:
         """Work with the ranks that were just started."""
@@ -109,9 +113,12 @@ class Actor(Role):
         """
         context = self._context
         found = complete(Path(context.run_dir) / "checkpoints")
+        saved = step_of(found[-1]) if found else 0
+        if (newer := self._micro.newest(saved)) is not None:
+            saved = newer.step
         if (await context.bus.version()).step >= context.config.steps:
-            return bool(found) and step_of(found[-1]) >= context.config.steps
-        return bool(found) or context.resume is None
+            return saved >= context.config.steps
+        return bool(saved) or context.resume is None
 
     async def _begin(self) -> Version:
         version = await self._context.bus.version()
@@ -130,6 +137,8 @@ class Actor(Role):
             if trained is None:
                 break
             version = trained
+            if not self._guards.suspects:
+                await self._micro.save(self._trainer, self._lease, version)
             if version.step > self._furthest:  # it got further than ever before, and so has all of its returns again
                 self._furthest = version.step
                 self._returns.refill()
@@ -161,14 +170,17 @@ class Actor(Role):
                 await self._publisher.publish(version)
 
     async def _go_back(self, error: RelaxError) -> Version:
-        """Start other ranks from the last checkpoint, or the starting model, while rollout goes on up to its bound.
+        """Start other ranks from the last checkpoint, in memory or on disk, or the starting model, while rollout goes on up
+        to its bound.
 
         Later steps are undone.
         """
         context, run_status = self._context, self._context.run_status
         found = complete(Path(context.run_dir) / "checkpoints")
-        began, checkpoint = context.clock.now(), None
-        if found:
+        began, guarded = context.clock.now(), isinstance(error, GuardRollback)
+        checkpoint = None if guarded else self._micro.newest(step_of(found[-1]) if found else 0)
+        source = "" if checkpoint is None else ", from memory"
+        if found and checkpoint is None:
             try:
                 checkpoint, _ = await asyncio.to_thread(read_whole, found[-1])
             except DamagedCheckpoint as damage:  # rows up to it are freed: only a resume issues them again
@@ -181,9 +193,10 @@ class Actor(Role):
         self._take_up()
         version = await context.bus.rollback(0 if checkpoint is None else checkpoint.step)
         self._guards.rewind(version.step)
+        self._micro.rewind(version.step)
         await self._restore(checkpoint, version)
         await run_status.emit(RolledBack(version, str(error)))
-        detail = f"ranks started again at step {version.step}"
+        detail = f"ranks started again at step {version.step}{source}"
         await run_status.emit(RoleRecovered(self.name, context.clock.now() - began, detail))
         return version
 

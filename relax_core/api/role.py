@@ -276,8 +276,9 @@ class WeightService(Protocol):
     async def wanted(self, model: str) -> tuple[str, ...]:
         """Receivers at the door since the newest version was handed out; the publisher serves them between steps."""
 
-    async def receipt(self, receipt: Receipt) -> None:
-        """A receiver's proof. Raises InfrastructureError where its fingerprint is not the manifest's."""
+    async def receipt(self, receipt: Receipt) -> bool:
+        """A receiver's proof; False where its version was abandoned meanwhile, so that it proves nothing. Raises
+        InfrastructureError where its fingerprint is not the manifest's."""
 
     async def receivers(self, model: str) -> Mapping[str, Version]:
         """Return the version that each receiver last proved."""

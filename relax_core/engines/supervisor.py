@@ -407,7 +407,8 @@ class WeightUpdater:
         await self._weights.forget(slot.name, slot.version.model)
 
     async def _load(self, slot: EngineSlot, manifest: Manifest, transport: Chosen, deadline: float) -> Receipt | None:
-        """Load and prove one version; None where a live one was missed and the engine is as it was."""
+        """Load and prove one version; None where a live one was missed and the engine is as it was, or where the version was
+        abandoned while it was loaded: another route leads on from there."""
         version = manifest.version
         left = self._time_left(slot, str(version), deadline)
         try:
@@ -427,9 +428,9 @@ class WeightUpdater:
             )
         if LEVELS.index(receipt.level) < LEVELS.index(wanted):
             raise InfrastructureError(f"{slot.name}: {version} proved at level {receipt.level}, want {wanted}")
-        await self._weights.receipt(receipt)
+        counts = await self._weights.receipt(receipt)
         slot.version = version
-        return receipt
+        return receipt if counts else None
 
     async def _check_canary(self, slot: EngineSlot, manifest: Manifest, receipt: Receipt, deadline: float) -> Receipt:
         """Compare the engine's log-probs of the canary with the trainer's; the receipt of a proved behaviour."""

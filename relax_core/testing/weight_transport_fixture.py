@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from relax_core.api.component import Chosen
-from relax_core.api.errors import RelaxError
+from relax_core.api.errors import InfrastructureError, RelaxError
 from relax_core.api.weights import (
     PLAIN,
     Manifest,
@@ -188,7 +188,8 @@ class PublishedChain:
         self.registry.announce(manifest, Chosen("weight-transport", "tested"))
         with Transfer(self.sender, manifest, sent):
             receipt = self.receiver.load(self.transport, manifest)
-        self.registry.receipt(receipt)
+        if not self.registry.receipt(receipt):
+            raise InfrastructureError(f"{receipt.version}: the receipt counts for nothing, its version was abandoned")
         self.newest, self.now = manifest, tensors
         return receipt
 

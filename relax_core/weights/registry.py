@@ -123,7 +123,7 @@ class WeightRegistry:
         model.handed_out = False
         model.wanting.clear()
         if any(old.incarnation != version.incarnation for old in model.expected):
-            model.expected.clear()  # receipts of an abandoned incarnation are refused from now on
+            model.expected.clear()  # receipts of an abandoned incarnation count for nothing from now on
         expected = model.expected.setdefault(version, _Expected())
         expected.wire.add(manifest.wire_fingerprint)
         if manifest.payload != "lora":
@@ -182,14 +182,13 @@ class WeightRegistry:
         """Note a receiver that nothing leads to the newest version: it waits for the publisher to hand that out again."""
         self._models[model].wanting[receiver] = None
 
-    async def receipt(self, receipt: Receipt) -> None:
-        """Take a receiver's proof; raise InfrastructureError where it proves something else: then it has proved nothing."""
+    async def receipt(self, receipt: Receipt) -> bool:
+        """Take a receiver's proof; False where it comes late: its version was abandoned meanwhile, by no fault of the
+        receiver's. Raises InfrastructureError where it proves something else: then it has proved nothing."""
         version, model = receipt.version, self._models[receipt.version.model]
         newest = model.chain[-1][0].version if model.chain else None
         if newest is not None and version.incarnation < newest.incarnation:
-            raise InfrastructureError(
-                f"{receipt.receiver}: proved {version} of an abandoned incarnation; it must load {newest}"
-            )
+            return False
         expected = model.expected.get(version)
         if expected is None:
             raise InfrastructureError(f"{receipt.receiver}: proved {version}, which was never published here")
@@ -202,6 +201,7 @@ class WeightRegistry:
         model.leases = [lease for lease in model.leases if (lease.receiver, lease.last) != (receipt.receiver, version)]
         if version == newest:
             model.wanting.pop(receipt.receiver, None)
+        return True
 
     async def receivers(self, model: str) -> Mapping[str, Version]:
         """Return the version that each receiver last proved."""

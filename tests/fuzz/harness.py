@@ -107,13 +107,14 @@ def run_target(name: str, numbers: Iterable[int]) -> Iterator[Fault]:
     while left:
         reading, writing = os.pipe()
         sys.stdout.flush()
-        pid = os.fork()
-        if pid == 0:
-            os.close(reading)
-            _serve(name, left, writing)
-        os.close(writing)
-        with os.fdopen(reading, "rb") as told:
-            said, why = _listen(told, pid)
+        with _folder() as place:
+            pid = os.fork()
+            if pid == 0:
+                os.close(reading)
+                _serve(name, left, writing, place)
+            os.close(writing)
+            with os.fdopen(reading, "rb") as told:
+                said, why = _listen(told, pid)
         done = [line.partition(" ") for line in said]
         for number, _, fault in done:
             if fault:
@@ -144,16 +145,15 @@ def _listen(told: Iterable[bytes], pid: int) -> tuple[list[str], str]:
     return lines, why or f"the process ended ({os.waitstatus_to_exitcode(status)})"
 
 
-def _serve(name: str, numbers: list[int], writing: int) -> None:
+def _serve(name: str, numbers: list[int], writing: int, place: Path) -> None:
     """Feed inputs and say a line for each; never returns."""
     try:
-        with sandbox() as place:
-            for number in numbers:
-                said = fed(name, make_input(name, number), place)
-                os.write(
-                    writing, f"{number} {said}".replace("\n", "\\n").encode("utf-8", errors="backslashreplace") + b"\n"
-                )
-                os._exit(0) if number == numbers[-1] else None
+        confine(place)
+        for number in numbers:
+            said = fed(name, make_input(name, number), place)
+            line = f"{number} {said}".replace("\n", "\\n").encode("utf-8", errors="backslashreplace")
+            os.write(writing, line + b"\n")
+        os._exit(0)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -161,10 +161,16 @@ def _serve(name: str, numbers: list[int], writing: int) -> None:
 
 
 @contextmanager
-def sandbox() -> Iterator[Path]:
+def _folder() -> Iterator[Path]:
+    """A folder for one process, in memory where there is such; it goes with all that the process left."""
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    with tempfile.TemporaryDirectory(prefix="relax-fuzz-", dir=memory) as folder:
+        yield Path(folder)
+
+
+def confine(place: Path) -> None:
     """Bound this process for good: its memory, its temporary files, its home, and where it may write."""
     gc.disable()  # the collector of a fork would copy every page
-    place = Path(tempfile.mkdtemp(prefix="relax-fuzz-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
     for own in ("home", "tmp", "here"):
         (place / own).mkdir()
     os.environ |= {"HOME": str(place / "home"), "TMPDIR": str(place / "tmp"), "RELAX_RUNS": str(place / "here")}
@@ -176,7 +182,6 @@ def sandbox() -> Iterator[Path]:
     resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 2)
-    yield place
 
 
 def fed(name: str, files: Files, place: Path) -> str:
@@ -198,18 +203,19 @@ def made_smaller(fault: Fault) -> Fault:
 
     def same(files: Files) -> bool:
         reading, writing = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            os.close(reading)
-            with sandbox() as place:
+        with _folder() as place:
+            pid = os.fork()
+            if pid == 0:
+                os.close(reading)
+                confine(place)
                 os.write(writing, fed(name, files, place).encode("utf-8", errors="backslashreplace"))
-            os._exit(0)
-        os.close(writing)
-        ready, _, _ = select.select([reading], [], [], TIME_S)
-        said = os.read(reading, 1 << 16).decode() if ready else ""
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        os.close(reading)
+                os._exit(0)
+            os.close(writing)
+            ready, _, _ = select.select([reading], [], [], TIME_S)
+            said = os.read(reading, 1 << 16).decode() if ready else ""
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            os.close(reading)
         return said.partition(":")[0] == kind
 
     files, tries = dict(fault.files), SMALLER_TRIES

@@ -38,6 +38,7 @@ from relax_core.rpc.host import free_port
 from relax_core.runners.launch import Launch
 from relax_core.runners.local.child_log import ChildLog
 from relax_core.runners.local.fork_server import ForkedProcess, ForkServer
+from relax_core.tensor_files.mapped_files import PREFIX, claim, sweep_abandoned
 
 
 class Child:
@@ -251,6 +252,7 @@ class LocalWorkers:
         self._redactor = redactor or Redactor()
         self._redactor.add(credentials(os.environ))
         self._started: list[LocalWorker] = []
+        self._swept = False
 
     @classmethod
     def of_run(cls, launch: Launch, clock: Clock) -> Self:
@@ -275,9 +277,19 @@ class LocalWorkers:
         await asyncio.gather(*(worker.kill() for worker in self._started))
         self._started.clear()
 
+    def _new_scratch(self) -> str:
+        """Make the folder of an untrusted child, marked as this process's, which deletes it. Those of processes that were
+        killed together with their children are swept before the first one."""
+        if not self._swept:
+            sweep_abandoned(Path(tempfile.gettempdir()))
+            self._swept = True
+        scratch = tempfile.mkdtemp(prefix=PREFIX)
+        claim(Path(scratch))
+        return scratch
+
     async def _start(self, spec: WorkerSpec, timeout_s: float) -> LocalWorker:
         ours, theirs = socket.socketpair()
-        scratch = tempfile.mkdtemp(prefix="relax-") if spec.untrusted else ""
+        scratch = self._new_scratch() if spec.untrusted else ""
         try:
             with theirs:
                 process, log = await self._spawn(spec, theirs.fileno(), scratch)

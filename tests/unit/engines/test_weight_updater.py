@@ -99,6 +99,24 @@ async def test_a_replaced_engine_serves_only_after_its_receipt_for_the_newest_ve
         assert await service.receivers("actor") == {"engine-0": at(2)}
 
 
+async def test_an_engine_whose_version_is_abandoned_while_it_loads_goes_on_to_its_successor() -> None:
+    """The rollback is no fault of the engine, which is neither replaced nor left behind."""
+    async with pool_of("ScriptedEngine") as (pool, service, told):
+        await service.announce(manifest(5), NONE)
+        receipt, successor = service.receipt, manifest(3, version=Version("actor", 1, 3))
+
+        async def after_a_rollback(late: Receipt) -> bool:
+            if late.version == at(5):
+                await service.announce(successor, NONE)
+            return await receipt(late)
+
+        service.receipt = after_a_rollback  # type: ignore[method-assign]
+        pid = pool.facts()["engine-0"]["pid"]
+        await pool.supervisor.update(manifest(5), NONE)
+        assert await service.receivers("actor") == {"engine-0": successor.version}
+        assert told == [] and pool.facts()["engine-0"]["pid"] == pid
+
+
 async def test_a_live_version_whose_door_is_shut_is_wanted_until_it_opens() -> None:
     async with pool_of("ScriptedEngine") as (pool, service, told):
         live = manifest(1, live=True)

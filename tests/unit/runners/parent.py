@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A parent to be killed: starts a worker with a child of its own, prints both process ids and waits.
 
-Arguments are modules to preload: then the worker is forked from a process that has them."""
+Arguments are modules to preload: then the worker is forked from a process that has them; `untrusted` makes it so."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from relax_core.runners.local.workers import LocalWorkers
 
 
 async def main() -> None:
-    env, preload = {"PYTHONPATH": os.getcwd()}, tuple(sys.argv[1:])
-    spec = WorkerSpec("w", Chosen("role", "w"), env=env, target="tests.unit.runners.hosted:Hosted", preload=preload)
+    env, words = {"PYTHONPATH": os.getcwd()}, sys.argv[1:]
+    preload, untrusted = tuple(word for word in words if word != "untrusted"), "untrusted" in words
+    target = "tests.unit.runners.hosted:Hosted"
+    spec = WorkerSpec("w", Chosen("role", "w"), env=env, target=target, preload=preload, untrusted=untrusted)
     (worker,) = await LocalWorkers().start([spec])
     print(worker.pid, await worker.call("grandchild", timeout_s=60), flush=True)
     await asyncio.sleep(600)

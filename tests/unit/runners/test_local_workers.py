@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -253,16 +254,33 @@ async def test_a_cancelled_start_ends_also_those_that_were_ready(workers: LocalW
     await until(lambda: len(os.listdir("/proc/self/fd")) <= open_before)
 
 
-def orphaned() -> list[int]:
+def orphaned(*words: str, **env: str) -> list[int]:
     """A parent's worker and that one's child, once the parent has been killed."""
-    command = [sys.executable, str(Path(__file__).with_name("parent.py")), *preload]
-    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    command = [sys.executable, str(Path(__file__).with_name("parent.py")), *preload, *words]
+    environment = {**os.environ, "PYTHONPATH": os.getcwd(), **env}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         pids = [int(pid) for pid in parent.stdout.readline().split()]
         assert not any(map(gone, pids))
         parent.kill()
     return pids
+
+
+async def test_the_folder_of_an_untrusted_child_that_died_with_its_parent_is_swept_at_a_later_start(
+    workers: LocalWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    worker, grandchild = await asyncio.to_thread(lambda: orphaned("untrusted", TMPDIR=str(temporary)))
+    await until(lambda: gone(worker) and gone(grandchild))
+    (left,) = temporary.glob("relax-*")
+    (temporary / "relax-notes").mkdir()  # somebody's own
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    (alive,) = await workers.start([replace(spec(), untrusted=True)])
+    (own,) = {path.name for path in temporary.iterdir()} - {"relax-notes"}
+    assert own != left.name
+    await alive.kill()
+    assert [path.name for path in temporary.iterdir()] == ["relax-notes"]
 
 
 async def test_an_orphan_ends_with_everything_it_started() -> None:

@@ -124,14 +124,15 @@ def test_receipt_for_what_was_never_published_is_refused() -> None:
         registry.receipt(proof(manifest(2)))
 
 
-def test_abandoned_incarnation_is_refused() -> None:
+def test_an_abandoned_incarnation_is_not_published_any_more_and_its_receipts_are_late() -> None:
     registry = ImmediateRegistry()
     registry.announce(manifest(5), DISK)
     registry.announce(manifest(3, incarnation=1), DISK)
     with pytest.raises(InfrastructureError, match="abandoned"):
         registry.announce(manifest(6), DISK)
-    with pytest.raises(InfrastructureError, match="abandoned"):
-        registry.receipt(proof(manifest(5)))
+    assert registry.receipt(proof(manifest(5))) is False
+    assert registry.receivers("actor") == {}
+    assert registry.receipt(proof(manifest(3, incarnation=1))) is True
     assert registry.newest("actor", Version("actor", 0, 5), 0.0) == (manifest(3, incarnation=1), DISK)
 
 

@@ -105,10 +105,9 @@ class World:
             assert receiver.content == self.contents[receiver.have]  # type: ignore[index]
         receiver.have, receiver.content = link.version, self.contents[link.version]
         proof = Receipt(receiver.name, link.version, "resident", link.wire_fingerprint, 0.0, link.fingerprint, PLAIN)
-        try:
-            self.registry.receipt(proof)
-        except InfrastructureError:
-            self.die(receiver)  # of an abandoned incarnation
+        if not self.registry.receipt(proof):  # it was abandoned meanwhile
+            assert self.newest is not None and link.version.incarnation < self.newest.version.incarnation
+            receiver.route = []
 
     def die(self, receiver: Receiver) -> None:
         self.registry.forget(receiver.name, "actor")

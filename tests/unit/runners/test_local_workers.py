@@ -262,6 +262,10 @@ def orphaned(*words: str, **env: str) -> list[int]:
         assert parent.stdout is not None
         pids = [int(pid) for pid in parent.stdout.readline().split()]
         assert not any(map(gone, pids))
+        if "untrusted" in words:  # all at once: nobody is left who could delete anything
+            parent.send_signal(signal.SIGSTOP)
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
         parent.kill()
     return pids
 

@@ -86,7 +86,8 @@ class DeviceScheduler:
 
     Invariants:
     - Leases that are not waiting never overlap, and overlapping ones are granted in the order of their requests.
-    - Under a held lease exactly the parts of its holders are onloaded on its devices.
+    - Under a held lease exactly the parts of its holders are onloaded on its devices; of a holder that joined later, and
+      lives also on devices of another lease, only those that both name.
     - Nothing is offloaded before somebody else needs the devices, and all offloading is done before any onloading.
     - A holder is told once that its devices are wanted.
     - An owner that is silent for `silence_s` is gone with all that it had.
@@ -219,21 +220,28 @@ class DeviceScheduler:
 
     def _prepare(self, lease: LeaseState) -> None:
         """Offload what no holder needs; when all of that is done, onload what holders need; then the lease is held."""
-        living, holders = self._living(lease.devices), lease.request.holders
+        living = self._living(lease.devices)
         for name, member in living.items():
-            wanted = frozenset(holders.get(name, ()))
-            if member.command is None and (too_much := PARTS - wanted - member.offloaded):
+            if member.command is None and (too_much := PARTS - self._wanted(name) - member.offloaded):
                 member.command = self._send(member.owner, "offload", name, tuple(sorted(too_much)))
         if lease.stage == "held" or any(member.command is not None for member in living.values()):
             return
         for name, member in living.items():
-            if lacking := member.offloaded & frozenset(holders.get(name, ())):
+            if lacking := member.offloaded & self._wanted(name):
                 member.offloaded -= lacking
                 member.command = self._send(member.owner, "onload", name, tuple(sorted(lacking)))
         if all(member.command is None for member in living.values()):
             lease.stage = "held"
             self._tell(lease, "granted", freed_bytes=lease.freed_bytes)
             lease.freed_bytes = 0
+
+    def _wanted(self, name: str) -> frozenset[OffloadPart]:
+        """Return the parts that a member may have onloaded: those that every lease on its devices names. It is under several
+        only where it joined when they were prepared."""
+        devices = self._members[name].devices
+        return PARTS.intersection(
+            *(lease.request.holders.get(name, ()) for lease in self._granted() if lease.devices & devices)
+        )
 
     def _granted(self) -> list[LeaseState]:
         return [lease for lease in self._leases.values() if lease.stage != "waiting"]

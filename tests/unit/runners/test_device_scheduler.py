@@ -123,6 +123,16 @@ def test_a_publish_goes_on_from_training_with_both_sides_awake() -> None:
     assert stage.news("t") == ["granted", "wanted", "granted"] and stage.news("g") == []
 
 
+def test_who_joins_late_on_the_devices_of_two_leases_has_onloaded_only_what_both_allow() -> None:
+    stage = Stage(rollout=frozenset({"gpu:0"}), actor=frozenset({"gpu:1"}))
+    stage.acquire("g", "rollout", frozenset({"gpu:0"}), {"reference": ENGINE})
+    stage.acquire("t", "actor", frozenset({"gpu:1"}), {"reference": ("weights",)})
+    stage.scheduler.join("reference", "reference", BOTH, 1.0)
+    stage.awake["reference"] = set(PARTS)
+    stage.obey()
+    assert stage.awake["reference"] == {"weights"}
+
+
 def test_a_request_ends_at_its_deadline_and_says_who_has_the_devices() -> None:
     stage = Stage(rollout=BOTH, actor=BOTH)
     stage.acquire("t", "actor", BOTH, {"actor": TRAINER})

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -203,17 +204,11 @@ async def test_who_breaks_a_process_has_that_outcome_and_the_samples_beside_it_a
 
 
 async def test_a_sample_that_was_late_since_another_kept_the_process_busy_is_played_again(tmp_path: Path) -> None:
-    retries: list[str] = []
-
-    async def retried(name: str, why: str) -> None:
-        retries.append(f"{name}: {why}")
-
-    async with pooled(tmp_path, timeout_s=1.0, retried=retried) as pool:
+    async with pooled(tmp_path, timeout_s=1.0) as pool:
         busy, *others = await asyncio.gather(
             played(pool, says("busy", "bye")), *(played(pool, says("wait", "bye")) for _ in range(2))
         )
     assert [one.outcome for one in (busy, *others)] == [Outcome.FINISHED] * 3
-    assert retries and all(why.startswith("environment-wild: ") for why in retries)
 
 
 @pytest.mark.parametrize(("answer", "outcome"), [
@@ -253,6 +248,28 @@ async def test_a_process_killed_from_outside_is_replaced(tmp_path: Path) -> None
         after = await played(pool, says("bye"))
     assert after.outcome is Outcome.FINISHED
     assert before.info["pid"] != after.info["pid"]
+
+
+async def test_a_sample_whose_process_is_killed_under_it_is_played_again_and_that_is_told(tmp_path: Path) -> None:
+    retries: list[str] = []
+    killed: set[int] = set()
+
+    async def retried(name: str, why: str) -> None:
+        retries.append(f"{name}: {why}")
+
+    async with pooled(tmp_path, retried=retried) as pool:
+        before = await played(pool, Script("bye"))
+
+        async def kills(call: GenerateCall) -> Completion:
+            if not killed:
+                killed.add(before.info["pid"])
+                os.kill(before.info["pid"], signal.SIGKILL)
+            return cast(Completion, await says("bye")(call))
+
+        after = await played(pool, kills)
+    assert after.outcome is Outcome.FINISHED and after.info["pid"] not in killed
+    (why,) = retries
+    assert re.fullmatch(r"environment-wild: process (ended: .*|was replaced); other samples were in it", why)
 
 
 async def test_an_agent_branches_from_its_own_process(tmp_path: Path) -> None:

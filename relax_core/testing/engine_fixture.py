@@ -41,7 +41,8 @@ class EngineFixture:
 
     def __init__(self, engine: Engine, model: str, other: str, transport: Disk | None = None) -> None:
         self.engine, self.model, self.other = engine, model, other
-        self.location = tempfile.mkdtemp(prefix="relax-lab-")
+        self._folder = tempfile.TemporaryDirectory(prefix="relax-lab-")  # it goes too where nobody stops this
+        self.location = self._folder.name
         self.runner = asyncio.Runner()
         self.facts: dict[str, Any] = {}
         self.transport = transport or Disk()
@@ -58,7 +59,7 @@ class EngineFixture:
             self.run(self.engine.stop())
         finally:
             self.runner.close()
-            shutil.rmtree(self.location, ignore_errors=True)
+            self._folder.cleanup()
 
     def run(self, coroutine: Coroutine[Any, Any, T], deadline_s: float = _DEADLINE_S) -> T:
         async def within() -> T:

@@ -12,7 +12,8 @@ import media
 from relax_core.api import Media
 from relax_core.testing.modality_processor import ModalityProcessorSuite
 
-MODEL = media.model(Path(tempfile.mkdtemp()))
+FOLDER = tempfile.TemporaryDirectory()  # until the tests end
+MODEL = media.model(Path(FOLDER.name))
 
 
 class TestImage(ModalityProcessorSuite):

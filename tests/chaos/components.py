@@ -20,7 +20,6 @@ from relax_core.api import (
     Chosen,
     Chunk,
     Delta,
-    EngineSpec,
     GenerateRequest,
     Manifest,
     Receipt,
@@ -31,7 +30,7 @@ from relax_core.api import (
 )
 from relax_core.api.batch import AttemptId
 from relax_core.api.weights import Payload
-from tests.chaos.witness import PRESENT
+from tests.chaos.witness import Witness
 from tests.unit.roles import scripted_components as scripted
 
 FIRST_TOKEN = 0x4E00
@@ -41,8 +40,11 @@ FIRST_TOKEN = 0x4E00
 class WitnessedTrainer(scripted.ScriptedTrainer):
     """Refuses rows that a real one must refuse; its checkpoints hold the attempts that it learned from, by step."""
 
+    _witness: Witness
+    """Of the start whose worker it is in, which sets it."""
+
     def start(self, spec: TrainerSpec) -> Mapping[str, Any]:
-        self._witness, self._open = PRESENT[-1], list[AttemptId]()
+        self._open = list[AttemptId]()
         self._content: dict[int, list[AttemptId]] = {}
         return super().start(spec)
 
@@ -116,9 +118,7 @@ class WitnessedTrainer(scripted.ScriptedTrainer):
 class WitnessedEngine(scripted.ScriptedEngine):
     """Samples the token of its weights' incarnation, and tells a lie where it is made to."""
 
-    async def start(self, spec: EngineSpec) -> Mapping[str, Any]:
-        self._witness = PRESENT[-1]
-        return await super().start(spec)
+    _witness: Witness
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[list[Delta]]:
         left = {request.id: self._length(request) for request in requests}

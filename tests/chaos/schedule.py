@@ -26,6 +26,7 @@ from relax_core.bus.ledger_file import prepare_ledger
 from relax_core.config.compose import parse_config
 from relax_core.observe.epoch import RunEpoch
 from relax_core.roles.checkpoint import choose, complete, discard_partial
+from relax_core.roles.step_trainer import RollbackRequired
 from tests.chaos import components
 from tests.chaos.simulation import Faults, NetworkFault, SeededLoop, Start, WorkerFault, copied
 from tests.chaos.witness import PRESENT, Witness
@@ -259,7 +260,7 @@ class _Performance:
                 if how == "done" and start.bus.queue.version.step >= self._steps:
                     self._check_end(start)
                     return
-                if isinstance(error, Exception) and not isinstance(error, InfrastructureError):
+                if isinstance(error, Exception) and not isinstance(error, InfrastructureError | RollbackRequired):
                     raise Violation(f"a start ended with {type(error).__name__}: {error}")
                 if calm and how == "failed" and not zombies:
                     raise Violation(f"a start without faults failed: {error}")

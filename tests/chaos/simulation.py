@@ -152,7 +152,7 @@ class RoleProcess:
 
     def __init__(self, role: str, start: Start) -> None:
         self.role, self.start, self.dead = role, start, False
-        self.workers = FailingWorkers(start.catalogue, start.faults)
+        self.workers = FailingWorkers(start.catalogue, start.faults, start.witness)
 
     def service(self, service: Any) -> Any:
         return RemoteService(service, self)
@@ -221,8 +221,8 @@ class FailingWorker(SimulatedWorker):
 class FailingWorkers:
     """`api.Workers` of one process."""
 
-    def __init__(self, catalogue: Catalogue, faults: Faults) -> None:
-        self._catalogue, self._faults, self.closed = catalogue, faults, False
+    def __init__(self, catalogue: Catalogue, faults: Faults, witness: Witness) -> None:
+        self._catalogue, self._faults, self._witness, self.closed = catalogue, faults, witness, False
         self.alive: dict[str, FailingWorker] = {}
         self.spans: list[Span] = []
 
@@ -230,6 +230,8 @@ class FailingWorkers:
         if self.closed:
             raise WorkerDied("workers: this process belongs to an earlier start")
         hosts = [Host.make(spec.component, spec.target, self._catalogue) for spec in specs]
+        for host in hosts:
+            host._instance._witness = self._witness
         made = tuple(FailingWorker(spec, host, self.spans) for spec, host in zip(specs, hosts, strict=True))
         for worker in made:
             worker.faults = self._faults

@@ -95,4 +95,4 @@ class Witness:
 
 
 PRESENT: list[Witness] = []
-"""The books of the newest start; components of a worker that starts take the last."""
+"""The books of all starts of a schedule, the newest last."""

@@ -123,7 +123,9 @@ class Actor(Role):
     async def _begin(self) -> Version:
         version = await self._context.bus.version()
         if self._context.resume is not None:
-            await self._restore(self._context.resume, version)
+            await self._restore(
+                self._context.resume, version, publish=True
+            )  # also the last version, which ends a rollout
         else:
             await self._evaluate(version.step)
         return version
@@ -159,13 +161,13 @@ class Actor(Role):
                 await self._lease.train()
                 await self._trainer.call("export", f"{context.run_dir}/export")
 
-    async def _restore(self, checkpoint: Resume | None, version: Version) -> None:
-        """Load a checkpoint, or leave the ranks as they started, and publish their weights to the engines."""
+    async def _restore(self, checkpoint: Resume | None, version: Version, publish: bool) -> None:
+        """Load a checkpoint, or leave the ranks as they started, and publish their weights to the engines where asked."""
         async with self._lease:
             await self._lease.train()
             if checkpoint is not None:
                 await self._trainer.call("load", f"{checkpoint.directory}/trainer")
-            if self._context.plan.publishes and version.step < self._context.config.steps:
+            if self._context.plan.publishes and publish:
                 await self._lease.publish()
                 await self._publisher.publish(version)
 
@@ -194,7 +196,7 @@ class Actor(Role):
         version = await context.bus.rollback(0 if checkpoint is None else checkpoint.step)
         self._guards.rewind(version.step)
         self._micro.rewind(version.step)
-        await self._restore(checkpoint, version)
+        await self._restore(checkpoint, version, publish=version.step < context.config.steps)
         await run_status.emit(RolledBack(version, str(error)))
         detail = f"ranks started again at step {version.step}{source}"
         await run_status.emit(RoleRecovered(self.name, context.clock.now() - began, detail))

@@ -59,6 +59,7 @@ def ended(relax: Relax, tmp_path: Path) -> Iterator[None]:
                 process.kill()
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
+    until(lambda: survivors(tmp_path) == [])
 
 
 class Terminal:
@@ -133,8 +134,9 @@ def test_a_run_outlives_its_terminal_and_its_driver_and_is_left_and_stopped_from
     killed = document(run, "status")["pid"]
     os.kill(killed, signal.SIGKILL)
     status = until(lambda: (now := document(run, "status"))["pid"] != killed and now["state"] == "running" and now)
-    log = (run / "logs/controller.jsonl").read_text()
-    assert f"the run's process (pid {killed}) died of SIGKILL" in log and "run works again" in log
+    log = run / "logs/controller.jsonl"
+    until(lambda: "run works again" in log.read_text())
+    assert f"the run's process (pid {killed}) died of SIGKILL" in log.read_text()
     until(lambda: document(run, "status")["step"] >= status["step"] + 4)
     attached = Terminal(tmp_path, "attach", run)
     attached.shows("step")
@@ -161,6 +163,19 @@ def test_a_run_outlives_its_terminal_and_its_driver_and_is_left_and_stopped_from
     assert steps == list(range(1, account["steps"] + 1))
     refused = relax("stop", run)
     assert refused.code == 0 and "finished" in refused.out
+
+    (run / "export/model.safetensors").unlink()
+    died = {
+        **document(run, "supervisor"),
+        "pid": os.getpid(),
+        "died": "it died between its last checkpoint and its export",
+    }
+    (run / "supervisor.json").write_text(json.dumps(died))
+    successor = relax("resume", run, "--supervised")
+    assert successor.code == 0, (run / "logs/console.log").read_text()
+    assert (run / "export/model.safetensors").exists() and document(run, "summary")["samples_trained"] == account[
+        "samples_trained"
+    ]
     until(lambda: survivors(tmp_path) == [])
 
 

@@ -178,9 +178,10 @@ class Recorder:
             self._facts["state"] = "running"
             self._write_status()
 
-    def rewind(self, step: int) -> None:
-        """Forget what came after a step of the run, counted through its stages, that it goes back to."""
-        self.run_dir.rewind(step)
+    def rewind(self, step: int, in_place: bool = False) -> None:
+        """Forget what came after a step of the run, counted through its stages, that it goes back to; `in_place`, with the
+        rows that are on the bus."""
+        self.run_dir.rewind(step, in_place)
         before = self._totals
         self._totals = Totals.replay(self.run_dir.metrics())
         self._totals.publishes, self._totals.restarts = before.publishes, before.restarts
@@ -262,7 +263,7 @@ class Recorder:
                 self._account()
             case events.RolledBack(version, reason):
                 step = version.step + self._first_step
-                self.rewind(step)
+                self.rewind(step, in_place=True)
                 self._facts["step"] = step
                 self._log.write("warning", "rolled back", version=str(version), step=step, reason=reason)
             case events.GuardFired():

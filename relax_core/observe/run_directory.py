@@ -180,12 +180,20 @@ class RunDirectory:
         found = (_SAMPLES.search(path.name) for path in (self.path / "samples").glob("step-*.jsonl.zst"))
         return sorted(int(match.group(1)) for match in found if match)
 
-    def rewind(self, step: int) -> None:
-        """Forget metrics and transcripts of steps above a checkpoint that the run goes back to."""
+    def rewind(self, step: int, in_place: bool = False) -> None:
+        """Forget metrics and transcripts of steps above a checkpoint that the run goes back to.
+
+        `in_place`: rows that the weights of that step have sampled are trained again, so that their transcripts, which are of
+        the step after it, stay.
+        """
         self._close_files()
         with disk_errors(self.path):
             for later in (found for found in self.sample_steps() if found > step):
-                self.samples_path(later).unlink()
+                sampled = [one for one in self.samples(later) if one.get("purpose") != "eval"]
+                if in_place and later == step + 1 and sampled:
+                    write_bytes(self.samples_path(later), frame(encode(one) for one in sampled))
+                else:
+                    self.samples_path(later).unlink()
         metrics = self.path / "metrics.jsonl"
         if metrics.exists():
             rewrite_lines(metrics, lambda record: record.get("step", 0) <= step)

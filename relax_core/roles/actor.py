@@ -123,9 +123,8 @@ class Actor(Role):
     async def _begin(self) -> Version:
         version = await self._context.bus.version()
         if self._context.resume is not None:
-            await self._restore(
-                self._context.resume, version, publish=True
-            )  # also the last version, which ends a rollout
+            # Published also where no step is left to train: rollout ends with the last version.
+            await self._restore(self._context.resume, version, publish=True)
         else:
             await self._evaluate(version.step)
         return version

@@ -46,7 +46,13 @@ SETTINGS = (
     "steps=100000", "eval.every=0", "checkpoint.every=10", "checkpoint.keep=2", "rollout.prompts_per_step=8",
     'optimizer.lr=1e-5', "max_staleness=1",
 )  # fmt: skip
-SHELL = "import relax_core.runners.ray.shell, relax_core.registry.catalogue as c; c.Catalogue.load()"
+PLUGINS = "import relax_core.registry.catalogue as c; c.Catalogue.load()"
+SHELL = f"import relax_core.runners.ray.shell; {PLUGINS}"
+REWARD = f"import relax_core.runners.local.child, relax_core.rewards.host; {PLUGINS}"
+BARE = {"advantages shell": SHELL, "rollout shell": SHELL, "reward process": REWARD}
+"""Processes whose start is an interpreter and its imports."""
+MANY_STEPS = 12
+"""Until there is a newer checkpoint: ranks that never get further are not restored for ever."""
 Seconds = tuple[float, float, float]
 """Until the loss was noticed, until the process worked again, and of a bare start."""
 
@@ -65,26 +71,41 @@ class Log:
         self._read += sum(len(line.encode()) for line in whole)
         return [json.loads(line) for line in whole]
 
-    def first(self, field: str, role: str, found: list[dict[str, Any]]) -> float:
-        """Wall-clock time of the first line whose field names this role; lines are added to those found before."""
+    def recovery(self, role: str) -> tuple[float, float]:
+        """Wall-clock times at which its loss was noticed and at which it worked again, once both are there."""
+        found: list[dict[str, Any]] = []
 
-        def look() -> float | bool:
+        def look() -> dict[str, Any] | bool:
             found.extend(self.lines())
-            times = (datetime.fromisoformat(line["time"]).timestamp() for line in found if line.get(field) == role)
-            return next(times, False)
+            return next((line for line in found if line.get("recovered") == role), False)
 
-        return until(look, f"{role} {field}", WAIT_S)
+        line = until(look, f"{role} works again", WAIT_S)
+        ready = _time(line)
+        noticed = (_time(line) for line in found if line.get("failed") == role)
+        return next(noticed, ready - line["seconds"]), ready
 
 
-def victims(runner: str) -> dict[str, tuple[str, Callable[[Running], int]]]:
-    """Kinds of processes: the name that the log has for one, and how its process number is found."""
-    found: dict[str, tuple[str, Callable[[Running], int]]] = {
-        "engine": ("engine", lambda run: run.fact("rollout", "engines")["engine-0"]["pid"]),
-        "actor rank": ("actor", lambda run: run.fact("actor", "ranks")["actor-rank-0"]),
+def _time(line: dict[str, Any]) -> float:
+    return datetime.fromisoformat(line["time"]).timestamp()
+
+
+def _reward_process(run: Running) -> tuple[str, int]:
+    """The process of the recipe's reward, which the log knows by the name of the first one."""
+    name = "reward-exact-0"
+    found = (child for child in psutil.Process(run.pid("rollout")).children(recursive=True) if name in child.name())
+    return name, next(child.pid for child in found)
+
+
+def victims(runner: str) -> dict[str, Callable[[Running], tuple[str, int]]]:
+    """Kinds of processes: how the name that the log has for one is found, and its process number."""
+    found: dict[str, Callable[[Running], tuple[str, int]]] = {
+        "engine": lambda run: ("engine", run.fact("rollout", "engines")["engine-0"]["pid"]),
+        "actor rank": lambda run: ("actor", run.fact("actor", "ranks")["actor-rank-0"]),
+        "reward process": _reward_process,
     }
     if runner == "ray":
         for role in ("advantages", "rollout"):
-            found[f"{role} shell"] = (role, lambda run, role=role: run.pid(role))  # type: ignore[misc]
+            found[f"{role} shell"] = lambda run, role=role: (role, run.pid(role))  # type: ignore[misc]
     return found
 
 
@@ -129,12 +150,12 @@ def measure(runner: str, recipe: Path, folder: Path, kills: int, seed: int) -> l
             for kind in random.sample(list(kinds), len(kinds)):
                 bare = bare_start(kind, config)
                 time.sleep(random.uniform(0, CALM_S))
-                detected, ready = _kill(run, log, *kinds[kind])
+                detected, ready = _kill(run, log, kinds[kind])
                 taken[kind].append((detected, ready, bare))
                 report.say(
                     f"{runner} {kind} {number}: noticed {detected:.2f} s, ready {ready:.2f} s, bare {bare:.2f} s"
                 )
-                run.until_more_steps(1)
+                run.until_more_steps(MANY_STEPS if kind == "actor rank" else 1)
         run.interrupt()
         run.end(WAIT_S)
         summary = run.summary()
@@ -145,14 +166,15 @@ def measure(runner: str, recipe: Path, folder: Path, kills: int, seed: int) -> l
     return [_row(runner, kind, taken[kind], lost) for kind in kinds]
 
 
-def _kill(run: Running, log: Log, role: str, find: Callable[[Running], int]) -> Seconds:
+def _kill(run: Running, log: Log, find: Callable[[Running], tuple[str, int]]) -> tuple[float, float]:
+    """Kill one; seconds until that was noticed, and until it worked again."""
     log.lines()
-    pid, found = find(run), list[dict[str, Any]]()
+    role, pid = find(run)
     until(lambda: psutil.pid_exists(pid), f"{role} lives")
     killed = time.time()
     os.kill(pid, signal.SIGKILL)
-    detected = log.first("failed", role, found) - killed
-    return detected, log.first("recovered", role, found) - killed
+    noticed, ready = log.recovery(role)
+    return noticed - killed, ready - killed
 
 
 def _row(runner: str, kind: str, taken: Sequence[Seconds], lost: int) -> report.Row:

@@ -106,11 +106,7 @@ def test_runs_that_were_stopped_or_killed_end_like_the_uninterrupted_one(
         )
         assert (run / "export/model.safetensors").read_bytes() == (whole / "export/model.safetensors").read_bytes()
         assert rows(run) == rows(whole)
-        told, expected = trained(run), trained(whole)
-        assert told.items() <= expected.items()
-        # A step that ranks repeat after their death has its samples from the bus, which are not told a second time.
-        repeated = int(back[0].split()[-3].rstrip(",")) + 1 if run == stopped else 0
-        assert {step for *_, step in expected.keys() - told.keys()} <= {repeated}
+        assert trained(run) == trained(whole)
     assert [step for step, *_ in rows(whole)] == list(range(1, STEPS + 1))
     # Any run that starts sweeps what dead ones left: maybe this one, maybe a neighbour before it was looked at.
     assert not [name for name in left if (Path("/dev/shm") / name).exists()]

@@ -222,7 +222,9 @@ def test_a_rollback_in_a_later_stage_forgets_later_steps_of_that_stage_alone(run
     assert [(line["step"], line["stage"]) for line in run_dir.metrics()] == [
         (1, "warm-start"), (2, "warm-start"), (3, "warm-start"), (4, "rl"),
     ]  # fmt: skip
-    assert run_dir.sample_steps() == [1, 2, 3, 4]
+    assert run_dir.sample_steps() == [1, 2, 3, 4, 5], (
+        "rows that step 4's weights sampled are on the bus, and trained again"
+    )
     assert (run.summary()["steps"], run.summary()["tokens_generated"], run_dir.read("status")["step"]) == (4, 40, 4)
     run.write(StepFinished(2, {"reward/mean": 0.9, "tokens/generated": 10.0}))
     assert [line["step"] for line in run_dir.metrics()] == [1, 2, 3, 4, 5] and run.summary()["steps"] == 5

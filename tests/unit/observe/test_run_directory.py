@@ -132,6 +132,16 @@ def test_rewinding_forgets_the_steps_above_the_checkpoint(run_dir):
     assert [sample["step_was"] for sample in run_dir.samples(4)] == [44]
 
 
+def test_rewinding_in_place_keeps_transcripts_of_rows_that_are_trained_again(run_dir):
+    for step in (3, 4, 5):
+        run_dir.append_samples(step, [{"group_id": step}])
+        run_dir.append_samples(step, [{"group_id": -step, "purpose": "eval"}])
+    run_dir.rewind(3, in_place=True)
+    run_dir.append_samples(4, [{"group_id": 44}])
+    found = {step: [sample["group_id"] for sample in run_dir.samples(step)] for step in run_dir.sample_steps()}
+    assert found == {3: [3, -3], 4: [4, 44]}, "evaluations are made anew"
+
+
 def test_a_torn_end_is_skipped_by_readers_and_cut_before_writing_on(run_dir):
     for step in (1, 2):
         run_dir.append_metrics(step, 5.0, {"reward/mean": 0.5})

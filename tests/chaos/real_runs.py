@@ -39,7 +39,7 @@ SETTINGS = (
 MAX_STARTS = 12
 EARLY = 0.15
 """Share of the strikes before a start's first step that befall it: most are to meet a run at work."""
-START_S = 240.0
+START_S = 600.0
 """A start that lasts longer than this is stuck."""
 ACCEPTED = {0, 4, -signal.SIGKILL}
 """Ends of a driver: done, an infrastructure failure that a resume mends, killed by us."""

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""With `--no-skips` the suite fails on a skipped test, unless it is marked gpu; alone and over several processes."""
+"""With `--no-skips` the suite fails on a skipped test, unless it is marked gpu; alone and over several processes. Those that
+start Ray share a process."""
 
 from __future__ import annotations
 
@@ -24,6 +25,16 @@ ALSO = """
 @pytest.mark.ray
 def test_skipped_for_another_reason():
     pytest.skip("no Ray")
+"""
+
+CLUSTERS = """
+import os, pytest
+
+@pytest.mark.ray
+@pytest.mark.parametrize("number", range(4))
+def test_starts_a_cluster(number):
+    with open("processes", "a") as file:
+        print(os.getpid(), file=file)
 """
 
 
@@ -57,3 +68,9 @@ def test_a_file_skipped_whole_fails_too(tmp_path: Path) -> None:
 
 def test_without_the_flag_skips_are_left_alone(tmp_path: Path) -> None:
     assert suite(tmp_path, SKIPS + ALSO, "-n", "0")[0] == 0
+
+
+def test_tests_that_start_ray_run_one_after_another_in_one_process(tmp_path: Path) -> None:
+    """Versions of pytest and of xdist that do not fit each other lose the groups without a word."""
+    assert suite(tmp_path, CLUSTERS, "-n", "2", "--dist", "loadgroup")[0] == 0
+    assert len(set((tmp_path / "processes").read_text().split())) == 1

@@ -207,8 +207,8 @@ def describe(catalogue: Catalogue, kind: str, name: str) -> dict[str, Any]:
 def capabilities(kind: str, cls: type[Configurable]) -> dict[str, Any]:
     """Collect the class attributes that the kind's base declares, as this class has them."""
     base: Any = import_target(known_kind(kind).base)
-    declared = (name for owner in reversed(base.__mro__) for name in _class_attributes(owner) if name != "kind")
-    return {name: plain(getattr(cls, name)) for name in dict.fromkeys(declared)}
+    declared = dict.fromkeys(name for owner in reversed(base.__mro__) for name in _class_attributes(owner))
+    return {name: plain(getattr(cls, name)) for name in declared if name not in _class_attributes(Configurable)}
 
 
 def options(model: type[Options]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from tests.chaos.real_runs import survive
 
 
 def test_a_local_run_survives_whatever_befalls_its_processes(tmp_path: Path, tiny: Path) -> None:
-    trace = survive(tmp_path, tiny / "recipe.toml", "local", seed=3, strike_s=12.0, steps=24)
+    trace = survive(tmp_path, tiny / "recipe.toml", "local", seed=3, strike_s=12.0, steps=60)
     assert len(trace) >= 3, "something must really have happened"
 
 

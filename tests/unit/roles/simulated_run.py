@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -201,7 +202,8 @@ class SimulatedRun:
         self.catalogue = Catalogue.load(list(plugins))
         layers = [_settings(folder, tasks), {"plugins": list(plugins)}, settings]
         self.config = compose(layers, (), self.catalogue, on_disk=False).config
-        self.launch = Launch("play", str(folder), self.config.dump(), plan(self.config, self.catalogue), plugins)
+        run_id = f"simulated-{os.getpid()}"  # other processes of the suite have folders in shared memory too
+        self.launch = Launch(run_id, str(folder), self.config.dump(), plan(self.config, self.catalogue), plugins)
         self.clock = VirtualClock()
         self.bus_settings = bus_settings(self.launch)
         self.plugin_roles: dict[str, Role] = {}

@@ -61,25 +61,25 @@ def test_runs_that_were_stopped_or_killed_end_like_the_uninterrupted_one(
     relax: Relax, tiny: Path, tmp_path: Path
 ) -> None:
     words = ("train", tiny / "recipe.toml", *EXACT, "--run-dir")
-    whole, stopped, killed = (tmp_path / name for name in ("whole", "stopped", "killed"))
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert relax(*words, whole).code == 0
-    killed_ranks: list[int] = []
 
     def went_on_from_memory() -> bool:
         """Kill the actor's rank in its third step, and wait until other ranks have gone on."""
+        if not (stopped / "metrics.jsonl").exists():
+            return False
         if not killed_ranks and any(step >= 2 for step, *_ in rows(stopped)):
             roles = {role["role"]: role for role in open_run(stopped).status()["roles"]}
             killed_ranks.append(roles["actor"]["facts"]["ranks"]["actor-rank-0"])
             os.kill(killed_ranks[0], signal.SIGKILL)
         return any(str(record.get("detail", "")).endswith(", from memory") for record in open_run(stopped).log())
 
-    words_with_copies = (*words[:-1], "checkpoint.micro_every=1", "--run-dir", stopped)
-    code = broken_off(
-        words_with_copies,
-        tmp_path,
-        signal.SIGTERM,
-        lambda: (stopped / "metrics.jsonl").exists() and went_on_from_memory(),
-    )
+    for attempt in range(5):  # the run may be done before the signal reaches it
+        stopped, killed_ranks = tmp_path / f"stopped-{attempt}", list[int]()
+        with_copies = (*words[:-1], "checkpoint.micro_every=1", "--run-dir", stopped)
+        code = broken_off(with_copies, tmp_path, signal.SIGTERM, went_on_from_memory)
+        if code != 0:
+            break
     assert code == 130
     back = [record["detail"] for record in open_run(stopped).log() if record.get("event") == "role recovered"]
     assert len(back) == 1 and int(back[0].split()[-3].rstrip(",")) >= 1, "one step at most is repeated"

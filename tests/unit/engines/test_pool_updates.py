@@ -110,7 +110,9 @@ async def test_an_engine_that_is_slow_to_load_after_a_rollback_is_given_nothing_
         updating = asyncio.create_task(pool.supervisor.update(manifest(10, 1), NONE, on_arrival))
         await arrived.wait()
         assert str(pool.supervisor.newest()) == "actor@1.10", "the newest incarnation, not the largest step"
-        slow = pool.facts()["engine-1"]
+        async with asyncio.timeout(20):
+            while not (slow := pool.facts()["engine-1"])["loading"]:  # it may still end what it ran
+                await asyncio.sleep(0.005)
         assert (slow["version"], slow["loading"], slow["running"]) == ("actor@0.15", "actor@1.10", 0)
         late = await ask(pool, [call(1000 + n * 100, 10, floor=10) for n in range(4)])
         assert not updating.done()

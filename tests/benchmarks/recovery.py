@@ -112,10 +112,9 @@ def victims(runner: str) -> dict[str, Callable[[Running], tuple[str, int]]]:
 def bare_start(kind: str, config: RunConfig) -> float:
     """Start such a process with nothing around it; seconds until it could work."""
     began = time.monotonic()
-    if kind.endswith("shell"):
-        subprocess.run(
-            [sys.executable, "-c", SHELL], check=True, timeout=START_S, env={**os.environ, "OMP_NUM_THREADS": "1"}
-        )
+    if kind in BARE:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        subprocess.run([sys.executable, "-c", BARE[kind]], check=True, timeout=START_S, env=environment)
     else:
         asyncio.run(_start_worker(kind, config))
     return time.monotonic() - began
@@ -161,8 +160,7 @@ def measure(runner: str, recipe: Path, folder: Path, kills: int, seed: int) -> l
         summary = run.summary()
     finally:
         run.kill()
-    lost = summary["samples_issued"] - summary["samples_trained"] - sum(summary["samples_dropped"].values())
-    lost -= summary["samples_in_flight"]
+    lost = summary["samples_issued"] - summary["samples_trained"] - summary["samples_in_flight"]  # dropped ones too
     return [_row(runner, kind, taken[kind], lost) for kind in kinds]
 
 

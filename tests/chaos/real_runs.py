@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
 import os
 import random
 import resource
@@ -48,41 +47,40 @@ ACCEPTED = {0, 4, -signal.SIGKILL}
 class Strikes:
     """What happens to a run's processes, drawn from a seed; each is written to `trace` with its time."""
 
-    def __init__(self, seed: int, seconds: float, spared: Sequence[str] = ()) -> None:
-        """`spared`: kinds of processes that nothing happens to."""
+    def __init__(self, seed: int, count: int, every: int, spared: Sequence[str] = ()) -> None:
+        """`count`: strikes in all; `every`: steps between two of them at most; `spared`: kinds that nothing happens to."""
         self.name = f"{os.getpid()}-{seed}"
-        self._random, self._spared = random.Random(f"real {seed}"), spared
-        self._seconds, self._begun = seconds, time.monotonic()
-        self._until = math.inf
-        """End of the strikes, which are counted from the first step that is seen."""
+        self.left = count
         self.trace: list[str] = []
+        self._random, self._spared, self._every = random.Random(f"real {seed}"), spared, every
+        self._begun = time.monotonic()
         self._undo: list[tuple[float, psutil.Process, str]] = []
-        self._next = time.monotonic() + self._random.uniform(2.0, 6.0)
+        self._next = self._begun + self._random.uniform(2.0, 6.0)
+        self._next_step = 1
 
     def note(self, what: str) -> None:
         self.trace.append(f"{time.monotonic() - self._begun:8.1f} s: {what}")
 
     def act(self, run: Running) -> None:
-        """Strike when it is time; let go of what was held for long enough."""
+        """Strike when it is time, or earlier where the run is fast; let go of what was held for long enough."""
         now = time.monotonic()
         for due in [due for due in self._undo if due[0] <= now]:
             self._undo.remove(due)
             self._let_go(due[1], due[2])
-        if now < self._next or now > self._until:
+        steps = len(run.steps())
+        if self.left <= 0 or (now < self._next and steps < self._next_step) or not (found := self._processes(run)):
             return
         self._next = now + self._random.uniform(1.0, 5.0)
-        if not (found := self._processes(run)):
-            return
         early = self._random.random() < EARLY
-        if run.steps():
-            self._until = min(self._until, now + self._seconds)
-        elif not early:
+        if not steps and not early:
             return
+        self._next_step = steps + self._every
+        self.left -= 1
         kind = self._random.choice(sorted(found))
         process = self._random.choice(found[kind])
         how = self._random.choice(("kill", "kill", "stop", "stop and kill", "full disk"))
         held_s = self._random.uniform(0.5, 4.0)
-        self.note(f"{how} {kind} (pid {process.pid}), step {len(run.steps())}")
+        self.note(f"{how} {kind} (pid {process.pid}), step {steps}")
         with contextlib.suppress(psutil.NoSuchProcess):
             if how == "kill":
                 process.kill()
@@ -128,10 +126,10 @@ class Strikes:
 
 
 def survive(
-    directory: Path, recipe: Path, runner: str, seed: int, strike_s: float, steps: int, spared: Sequence[str] = ()
+    directory: Path, recipe: Path, runner: str, seed: int, count: int, steps: int, spared: Sequence[str] = ()
 ) -> list[str]:
-    """Run until all steps are done through whatever happens; return the trace. AssertionError where something is wrong."""
-    strikes = Strikes(seed, strike_s, spared)
+    """Run until all steps are done through `count` strikes; return the trace. AssertionError where something is wrong."""
+    strikes = Strikes(seed, count, steps // (count + 1), spared)
     words = ("train", recipe, *SETTINGS, f"steps={steps}", f"run.runner={runner}")
     try:
         with relax_in(directory) as relax, started_runs(directory) as start:
@@ -226,7 +224,7 @@ def main() -> int:
     parser = argparse.ArgumentParser("python -m tests.chaos.real_runs", description=__doc__)
     parser.add_argument("--runner", choices=("local", "ray"), action="append")
     parser.add_argument("--seeds", default=os.environ.get("RELAX_CHAOS_RUNS", "0:8"), help="first:last")
-    parser.add_argument("--seconds", type=float, default=90.0, help="in which processes are struck")
+    parser.add_argument("--strikes", type=int, default=20, help="a run")
     parser.add_argument("--steps", type=int, default=60)
     words = parser.parse_args()
     first, last = map(int, words.seeds.split(":"))
@@ -241,7 +239,7 @@ def main() -> int:
                 directory.mkdir()
                 try:
                     trace = survive(
-                        directory, Path(name) / "quickstart/recipe.toml", runner, seed, words.seconds, words.steps
+                        directory, Path(name) / "quickstart/recipe.toml", runner, seed, words.strikes, words.steps
                     )
                     print(f"{runner}, seed {seed}: done through {len(trace)} happenings", *trace, sep="\n", flush=True)
                 except Exception as error:

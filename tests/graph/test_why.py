@@ -10,6 +10,7 @@ from typing import Any
 
 from tests.graph.conftest import Relax
 from tests.graph.ray_run import Start, until
+from tests.processes import stop
 
 STUCK = """
 import pathlib, time
@@ -41,7 +42,7 @@ def test_the_engine_and_then_the_reward_that_hangs_is_named(
         return relax("why", run.path, "--json").json
 
     engine = run.fact("rollout", "engines")["engine-0"]["pid"]
-    os.kill(engine, signal.SIGSTOP)
+    stop(engine)
     try:
         found = until(
             lambda: said if (said := why())["culprit"] == "engine-0" and said["waits"] else None, str(why()), 60

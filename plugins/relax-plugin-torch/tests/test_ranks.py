@@ -19,6 +19,7 @@ from relax_core.roles.rank_group import RankGroup
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.testing.trainer import InMemory, Reinforce, forward, make_rows, tiny_model, with_values
 from relax_core.testing.trainer_ranks import RankedTrainer
+from tests.processes import stop
 
 ALGORITHM = Chosen("algorithm", "reinforce")
 SHARDINGS = pytest.mark.parametrize("sharding", ["none", "fsdp"])
@@ -154,7 +155,7 @@ async def working(folder, tmp_path, sharding):
 async def test_a_rank_that_is_killed_ends_the_call_of_all(folder, tmp_path, sharding):
     """It is stopped first, so that the other one surely waits for it."""
     async with working(folder, tmp_path, sharding) as (group, ranks):
-        os.kill(ranks[1].pid, signal.SIGSTOP)
+        await asyncio.to_thread(stop, ranks[1].pid)
         call = asyncio.create_task(group.call("accumulate", group.chunk(make_rows()), True, timeout_s=120))
         await asyncio.sleep(0)
         os.kill(ranks[1].pid, signal.SIGKILL)
@@ -168,7 +169,7 @@ async def test_a_rank_that_is_killed_ends_the_call_of_all(folder, tmp_path, shar
 async def test_a_rank_that_hangs_in_a_collective_is_found_and_ends_the_call_of_all(folder, tmp_path, monkeypatch):
     monkeypatch.setattr("relax_core.roles.rank_group.PING_EVERY_S", 0.2)
     async with working(folder, tmp_path, "fsdp") as (group, ranks):
-        os.kill(ranks[1].pid, signal.SIGSTOP)
+        await asyncio.to_thread(stop, ranks[1].pid)
         async with asyncio.timeout(100):
             with pytest.raises(WorkerDied, match=r"rank-1 .* no sign of life .* during accumulate"):
                 await group.call("accumulate", group.chunk(rows_of(0)), True, timeout_s=120)

@@ -18,6 +18,7 @@ from relax_plugin_transferqueue.store import TransferQueueStore
 
 from relax_core.api import InfrastructureError, Ragged
 from relax_core.api.errors import DeadlineExceeded
+from tests.processes import stop
 
 COLUMN = Ragged(np.arange(6, dtype=np.uint16), np.array([2, 0, 4]))
 
@@ -36,7 +37,7 @@ async def test_a_dead_server_is_an_error_that_says_so_and_no_wait() -> None:
 async def test_a_stuck_server_ends_the_call_at_its_deadline(servers: ChildServers) -> None:
     store = TransferQueueStore(servers, 2.0)
     await store.put(1, {"a": COLUMN})
-    os.kill(servers._process.pid, signal.SIGSTOP)
+    await asyncio.to_thread(stop, servers._process.pid)
     try:
         with pytest.raises(DeadlineExceeded, match="get of 1 blocks"):
             await store.get([1], ("a",))

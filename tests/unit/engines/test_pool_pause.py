@@ -10,6 +10,7 @@ import signal
 import pytest
 
 from relax_core.engines.pool import EnginePool
+from tests.processes import stop
 from tests.unit.engines.pool_fixtures import NONE, ask, call, engines, manifest, until
 
 LONG = 40
@@ -86,7 +87,7 @@ async def test_an_engine_that_hangs_is_noticed_by_its_silence_whatever_it_is_ask
     async with engines(1, kind=kind, silence_s=1.0) as (pool, _, told):
         answers = asyncio.create_task(ask(pool, [call(0, LONG)]))
         await under_way(pool, 1)
-        os.kill(pool.facts()["engine-0"]["pid"], signal.SIGSTOP)
+        await asyncio.to_thread(stop, pool.facts()["engine-0"]["pid"])
         if asked == "pause":
             await pool.supervisor.pause()
             await pool.supervisor.resume()

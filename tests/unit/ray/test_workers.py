@@ -23,6 +23,7 @@ from relax_core.registry.catalogue import Catalogue
 from relax_core.runners import adoption
 from relax_core.runners.adoption import AdoptableWorkers
 from relax_core.runners.launch import Launch
+from tests.processes import gone, stop
 
 pytestmark = pytest.mark.ray
 CALL_S = 60.0
@@ -159,7 +160,7 @@ async def test_a_successor_adopts_an_actor_aborts_what_it_ran_and_shuts_out_who_
         for late in (first.call("readers", timeout_s=CALL_S), anext(first.stream("endless", timeout_s=CALL_S))):
             with pytest.raises(WorkerDied, match="handed over to incarnation 2 of its role, and 1 calls it"):
                 await late
-        os.kill(second.pid, signal.SIGSTOP)
+        await asyncio.to_thread(stop, second.pid)
         third = await claimed(3)
         assert third.adopted is None and third.pid != second.pid
         await _ended(second.pid)
@@ -190,6 +191,6 @@ async def test_workers_end_with_the_process_that_started_them(joined: None) -> N
 
 async def _ended(pid: int) -> None:
     """Wait until a process is gone; a stopped one would hold its devices."""
-    async with asyncio.timeout(20):
-        while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+    async with asyncio.timeout(CALL_S):
+        while not gone(pid):
             await asyncio.sleep(0.05)

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 
 from relax_core.api.component import Chosen
@@ -19,6 +17,7 @@ from relax_core.api.role import Worker, WorkerSpec
 from relax_core.runners import adoption
 from relax_core.runners.adoption import AdoptableWorkers
 from relax_core.runners.local.workers import LocalWorkers
+from tests.processes import gone, stop
 
 CALL_S = 60.0
 SETTINGS = {"model": "tiny"}
@@ -42,13 +41,6 @@ async def begun(held: AdoptableWorkers, incarnation: int, *specs: WorkerSpec) ->
         if worker.adopted is None:
             await worker.call("start", SETTINGS, timeout_s=CALL_S)
     return list(workers)
-
-
-def gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 async def test_a_successor_gets_the_same_process_and_what_ran_there_is_aborted(held: AdoptableWorkers) -> None:
@@ -121,7 +113,7 @@ async def test_of_ranks_all_are_adopted_or_none_and_a_stopped_process_is_not(
     monkeypatch.setattr(adoption, "ANSWER_S", 0.5)
     ranks = spec("rank-0"), spec("rank-1")
     former = await begun(held, 1, *ranks)
-    os.kill(former[1].pid, signal.SIGSTOP)
+    await asyncio.to_thread(stop, former[1].pid)
     fresh = await begun(held, 2, *ranks)
     assert [one.adopted for one in fresh] == [None, None]
     assert all(gone(one.pid) for one in former)

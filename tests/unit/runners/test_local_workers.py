@@ -24,6 +24,7 @@ from relax_core.observe.logging import Redactor
 from relax_core.runners.context import WithEnv
 from relax_core.runners.local.fork_server import ForkServer
 from relax_core.runners.local.workers import LocalWorker, LocalWorkers
+from tests.processes import gone, stop
 
 CALL_S = 60.0
 
@@ -76,13 +77,6 @@ def ours(others: set[int]) -> list[psutil.Process]:
     others = others | {server.pid for server in ForkServer._running.values()}
     children = psutil.Process().children(recursive=True)
     return [child for child in children if child.pid not in others and not gone(child.pid)]
-
-
-def gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 async def test_large_arrays_travel_both_ways(worker: LocalWorker) -> None:
@@ -263,7 +257,7 @@ def orphaned(*words: str, **env: str) -> list[int]:
         pids = [int(pid) for pid in parent.stdout.readline().split()]
         assert not any(map(gone, pids))
         if "untrusted" in words:  # all at once: nobody is left who could delete anything
-            parent.send_signal(signal.SIGSTOP)
+            stop(parent.pid)
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
         parent.kill()

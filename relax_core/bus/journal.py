@@ -22,7 +22,7 @@ from relax_core.api.batch import AttemptId
 from relax_core.api.errors import InfrastructureError
 from relax_core.api.trajectory import DropReason
 from relax_core.api.weights import Version
-from relax_core.bus.ledger_file import FILE, journal_mode
+from relax_core.bus.ledger_file import FILE, journal_mode, note_incarnation
 from relax_core.observe.documents import sync_to_disk
 
 
@@ -174,6 +174,7 @@ class LedgerJournal:
     Invariants:
     - Records reach the disk in the order they were added; those of a commit all together, or none.
     - A commit that fails loses nothing: its records stay in memory and go with the next one.
+    - An incarnation is noted beside the ledger before the commit with which it begins (`note_incarnation`).
     - Once another process has taken the ledger over (`remember`), this one writes nothing more.
     - Each number below the next group's is in `groups` or in one range of `folded_groups`, never in both.
     - What is folded can't be undone: it was dropped, or trained up to the version `folded`, before which none is restored.
@@ -227,6 +228,8 @@ class LedgerJournal:
                             self._db.executemany(statement, rows)
                         for (step,) in rows if kind is FinalRecord else ():
                             self._fold(step)
+                        for _, incarnation in rows if kind is RollbackRecord else ():
+                            note_incarnation(self.path.parent, incarnation)
             except (sqlite3.Error, OSError) as error:
                 raise self._error("write", error) from error
             self._waiting = []
@@ -314,6 +317,7 @@ class LedgerJournal:
                     self._undo_steps(version)
                     self._end_in_flight()
                     takeover = self._taken_over()
+                    note_incarnation(self.path.parent, version.incarnation)
                 self._takeover = takeover
                 return self._read()
             except (sqlite3.Error, OSError, TypeError, ValueError) as error:  # also of values that no ledger has

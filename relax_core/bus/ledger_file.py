@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from relax_core.api.errors import InfrastructureError
-from relax_core.observe.documents import sync_to_disk
+from relax_core.observe.documents import sync_to_disk, write_text
 
 FILE = "ledger.db"
+INCARNATION = ".incarnation"
+"""The newest incarnation in a file of its own, so that a ledger that is lost takes no number along."""
 BUSY_S = 5.0
 """For another process to let go of the file."""
 MOUNTS = Path("/proc/self/mountinfo")
@@ -33,7 +35,7 @@ class PreparedLedger(NamedTuple):
     """A ledger that may be continued from a checkpoint."""
 
     newest_incarnation: int
-    """The largest one that it, the file that it replaces or a copy in any checkpoint has journalled."""
+    """The largest one that it, the file that it replaces, the note beside it or a copy in any checkpoint tells."""
     notice: str
     """What was wrong with the file that was replaced, in one sentence; empty where none was."""
 
@@ -113,19 +115,40 @@ def _strange_value(db: sqlite3.Connection) -> str:
     return ""
 
 
+def note_incarnation(directory: Path, incarnation: int) -> None:
+    """Write down beside the ledger that an incarnation begins, durably; a smaller number changes nothing."""
+    if incarnation > _noted_incarnation(directory):
+        write_text(directory / INCARNATION, f"{incarnation}\n")
+
+
+def _noted_incarnation(directory: Path) -> int:
+    """Read the number beside the ledger; -1 where there is no number."""
+    try:
+        found = re.fullmatch(rb"([0-9]{1,18})\n", (directory / INCARNATION).read_bytes())
+    except OSError:
+        return -1
+    return int(found[1]) if found else -1
+
+
+def has_begun(directory: Path) -> bool:
+    """Tell whether a run has begun an incarnation in this directory, also where its ledger is lost."""
+    return (directory / FILE).exists() or _noted_incarnation(directory) >= 0
+
+
 def newest_incarnation(ledger: Path, at_rest: bool = False) -> int:
-    """Return the largest incarnation that a ledger has journalled; 0 for one that can't be read."""
+    """Return the largest incarnation that a ledger, or the note beside it, tells; 0 where neither can be read."""
+    noted = max(0, _noted_incarnation(ledger.parent))
     try:
         if not ledger.is_file():
-            return 0
+            return noted
         with closing(_connect(ledger, at_rest)) as db:
             told = "SELECT incarnation FROM steps UNION SELECT incarnation FROM checkpoints"
             told += " UNION SELECT value FROM meta WHERE key = 'incarnation'"
             numbers = f"SELECT coalesce(max(incarnation), 0) FROM ({told}) WHERE typeof(incarnation) = 'integer'"
-            return int(db.execute(numbers).fetchone()[0])
+            return max(noted, int(db.execute(numbers).fetchone()[0]))
     except sqlite3.DatabaseError as error:
         if error.sqlite_errorcode & 0xFF in (*DAMAGED, sqlite3.SQLITE_ERROR):
-            return 0
+            return noted
         raise _unreadable(ledger, error) from error
 
 

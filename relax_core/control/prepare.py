@@ -30,7 +30,7 @@ from random import Random, SystemRandom
 from relax_core.api.errors import ConfigError, RelaxError
 from relax_core.api.options import revealed
 from relax_core.api.plan import Plan
-from relax_core.bus.ledger_file import FILE as LEDGER, newest_incarnation, prepare_ledger
+from relax_core.bus.ledger_file import FILE as LEDGER, has_begun, newest_incarnation, prepare_ledger
 from relax_core.config.compose import Composed, Stage, compose, naming_stage
 from relax_core.config.layers import Source
 from relax_core.config.run_config import RunConfig, to_toml
@@ -326,8 +326,8 @@ def _begin_start(prepared: Prepared, point: ResumePoint | None) -> Prepared:
         incarnation, notices = ledger.newest_incarnation + 1, (*notices, *((ledger.notice,) if ledger.notice else ()))
     elif first.directory is not None:
         first.directory.discard_work()
-    elif (ledger_file := directory / LEDGER).exists():  # it takes its steps back when it is opened, as in any rollback
-        incarnation = newest_incarnation(ledger_file) + 1
+    elif has_begun(directory):  # its ledger takes its steps back when it is opened, as in any rollback
+        incarnation = newest_incarnation(directory / LEDGER) + 1
     stages[0] = replace(first, launch=replace(first.launch, resume=resume, incarnation=incarnation))
     return replace(prepared, stages=tuple(stages), notices=notices)
 

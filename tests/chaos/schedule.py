@@ -328,12 +328,10 @@ class _Performance:
             raise Violation(f"the disk was {'' if damaged else 'not '}damaged: {point.notices} {ledger.notice}")
         point.set_aside()
         version = Version("actor", ledger.newest_incarnation + 1, resume.step)
-        if version.incarnation in start.witness.published and not damaged:
+        if version.incarnation in start.witness.published:
             raise Violation(f"weights were published under incarnation {version.incarnation} before")
         witness = start.witness.follow(version)
         witness.full = start.witness.full
-        if damaged:  # the ledger knew the incarnations that no checkpoint has
-            witness.published.clear()
         self._check_covered(Path(resume.directory), resume.step, witness)
         if resume.step >= self._steps:  # `relax resume` refuses: nothing is left to do
             return None

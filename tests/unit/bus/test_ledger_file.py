@@ -203,8 +203,25 @@ def test_the_incarnations_of_a_replaced_ledger_and_of_other_checkpoints_count_to
     write(journal, [FinalRecord(5), CheckpointRecord(6, 5), FinalRecord(6), RollbackRecord(6, 8)])
     journal.close()
     assert prepare_ledger(run, checkpoint_of(run, 2), 2, 0).newest_incarnation == 8, "it was replaced"
-    lose(run / "ledger.db")
-    assert prepare_ledger(run, checkpoint_of(run, 2), 2, 0).newest_incarnation == 5
+
+
+@pytest.mark.parametrize("fault", [lose, empty, cut_off, scribble, damage], ids=lambda fault: fault.__name__)
+def test_incarnations_that_only_a_lost_ledger_had_journalled_are_not_used_again(run, fault):
+    journal = LedgerJournal(str(run))
+    journal.remember(Version("actor", 5, COVERED))
+    write(journal, [RollbackRecord(COVERED, 6), RollbackRecord(COVERED, 8)])
+    journal.close()
+    for log in ("-wal", "-shm"):
+        (run / f"ledger.db{log}").unlink(missing_ok=True)
+    fault(run / "ledger.db")
+    assert prepare_ledger(run, checkpoint_of(run, COVERED), COVERED, 0).newest_incarnation == 8
+    assert prepare_ledger(run, checkpoint_of(run, 2), 2, 0).newest_incarnation == 8, "the copy in its place is older"
+
+
+@pytest.mark.parametrize("content", [b"", b"many", b"-3", b"\xff\xfe", b"9" * 5000])
+def test_a_note_of_incarnations_that_is_no_number_is_not_counted(run, content):
+    (run / ".incarnation").write_bytes(content)
+    assert prepare_ledger(run, checkpoint_of(run, COVERED), COVERED, 0).newest_incarnation == 0
 
 
 # -- the file system ----------------------------------------------------------------------------------------------------

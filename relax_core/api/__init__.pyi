@@ -36,10 +36,10 @@ from .environment import (
     Tool as Tool,
 )
 from .errors import (
-    ConfigError as ConfigError, DeadlineExceeded as DeadlineExceeded, Diverged as Diverged,
+    ConfigError as ConfigError, DeadlineExceeded as DeadlineExceeded, DiskFull as DiskFull, Diverged as Diverged,
     InfrastructureError as InfrastructureError,
     PluginError as PluginError, RelaxError as RelaxError, RetryLater as RetryLater, StaleFence as StaleFence,
-    WorkerDied as WorkerDied,
+    WorkerDied as WorkerDied, disk_error as disk_error,
 )
 from .events import (
     CheckpointSaved as CheckpointSaved, EvalFinished as EvalFinished, Event as Event, GuardFired as GuardFired,

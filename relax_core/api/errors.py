@@ -7,8 +7,13 @@ Every message is one sentence that names the field or boundary, what was receive
 
 from __future__ import annotations
 
+import errno
 import re
+import shutil
+from pathlib import Path
 
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Numbers of an OSError for which a disk, a quota or a file has no room."""
 _UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters but tab and newline, those that turn the direction of a line, and halves of characters."""
 LONGEST = 1500
@@ -61,6 +66,31 @@ class InfrastructureError(RelaxError):
 
     def __init__(self, message: str = "") -> None:
         super().__init__(one_line(message))
+
+
+class DiskFull(InfrastructureError):
+    """Free space, then resume: what was written before is whole, and a retry would only fill the disk again."""
+
+
+def disk_error(path: str | Path, error: OSError, what: str = "", fix: str = "") -> InfrastructureError:
+    """Make the error of a path that the disk refused; of a full disk it says what is free there. `what` precedes the path."""
+    place, why = f"{what}{': ' * bool(what)}{path}", error.strerror or str(error)
+    if error.errno not in NO_ROOM:
+        return InfrastructureError(f"{place}: {why}; {fix or 'the run can be resumed'}")
+    fix = fix or "free some, then continue with `relax resume`; everything written before is readable"
+    return DiskFull(f"{place}: no space left to write ({why}{_free_there(Path(path))}); {fix}")
+
+
+def _free_there(path: Path) -> str:
+    """Say what is free on the disk of a path, which need not exist; nothing where that can't be told."""
+    for folder in (path, *path.parents):
+        try:
+            return f", {shutil.disk_usage(folder).free / 1e6:.1f} MB free"
+        except FileNotFoundError:
+            continue
+        except OSError:
+            break
+    return ""
 
 
 class WorkerDied(InfrastructureError):

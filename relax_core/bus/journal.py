@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from relax_core.api.batch import AttemptId
-from relax_core.api.errors import InfrastructureError
+from relax_core.api.errors import NO_ROOM, DiskFull, InfrastructureError
 from relax_core.api.trajectory import DropReason
 from relax_core.api.weights import Version
 from relax_core.bus.ledger_file import FILE, journal_mode, note_incarnation
@@ -295,9 +295,8 @@ class LedgerJournal:
                 os.replace(partial, target)
                 sync_to_disk(target.parent)
             except (sqlite3.Error, OSError) as error:
-                raise InfrastructureError(
-                    f"{target}: {error}; free space or point the run elsewhere, then `relax resume` it"
-                ) from error
+                fix = "free space or point the run elsewhere, then `relax resume` it"
+                raise _kind(error)(f"{target}: {error}; {fix}") from error
 
     def remember(self, version: Version) -> RememberedRecord:
         """Return what was known as of the trainer's restored version: later steps undone, all that was in flight ended.
@@ -398,9 +397,14 @@ class LedgerJournal:
         self._db.close()
 
     def _error(self, what: str, error: Exception) -> InfrastructureError:
-        return InfrastructureError(
-            f"{self.path}: can't {what} the ledger ({error}); free space or permissions there, then `relax resume` the run"
-        )
+        fix = "free space or permissions there, then `relax resume` the run"
+        return _kind(error)(f"{self.path}: can't {what} the ledger ({error}); {fix}")
+
+
+def _kind(error: Exception) -> type[InfrastructureError]:
+    """Return the type of our error for one of SQLite or the disk."""
+    no_room = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+    return DiskFull if no_room or (isinstance(error, OSError) and error.errno in NO_ROOM) else InfrastructureError
 
 
 def _row(record: Record) -> tuple[Any, ...]:

@@ -7,8 +7,7 @@ is left of the run, asks here, and starts it again with `control.prepare.prepare
 
 from __future__ import annotations
 
-from relax_core.api.errors import InfrastructureError, RelaxError
-from relax_core.observe.documents import DiskFull
+from relax_core.api.errors import DiskFull, InfrastructureError, RelaxError
 from relax_core.rpc.waiting import RestartBudget
 
 FIRST_PAUSE_S, PAUSE_FACTOR, MAX_PAUSE_S = 5.0, 4, 60.0

@@ -22,14 +22,8 @@ from typing import Any
 
 import zstandard
 
-from relax_core.api.errors import ConfigError, InfrastructureError
+from relax_core.api.errors import ConfigError, disk_error
 from relax_core.api.role import Heartbeat
-
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-
-
-class DiskFull(InfrastructureError):
-    """A file of the run could not be written: free space, then resume."""
 
 
 @contextmanager
@@ -38,12 +32,7 @@ def disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
-            raise DiskFull(
-                f"{path}: no space left to write; free some, then continue with `relax resume`; "
-                f"everything written before is readable"
-            ) from error
-        raise InfrastructureError(f"{path}: {error.strerror or error}; the run can be resumed") from error
+        raise disk_error(path, error) from error
 
 
 def encode(value: Any) -> str:

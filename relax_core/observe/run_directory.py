@@ -17,10 +17,9 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal, Self, get_args
 
-from relax_core.api.errors import ConfigError, InfrastructureError
+from relax_core.api.errors import ConfigError, DiskFull, InfrastructureError
 from relax_core.observe.documents import (
     AppendOnlyFile,
-    DiskFull,
     WriterLock,
     disk_errors,
     encode,

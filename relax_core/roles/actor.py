@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
-from relax_core.api.errors import DeadlineExceeded, Diverged, InfrastructureError, RelaxError, StaleFence
+from relax_core.api.errors import DeadlineExceeded, DiskFull, Diverged, InfrastructureError, RelaxError, StaleFence
 from relax_core.api.events import GuardFired, Logged, RoleFailed, RoleRecovered, RolledBack, StepFinished
 from relax_core.api.plan import Operation, Reads
 from relax_core.api.role import Resume, Role
@@ -90,7 +90,7 @@ class Actor(Role):
                 await self._train_from(await (self._begin() if failed is None else self._go_back(failed)))
                 return
             except (RollbackRequired, InfrastructureError) as error:
-                if isinstance(error, DamagedCheckpoint) or not (
+                if isinstance(error, DamagedCheckpoint | DiskFull) or not (
                     isinstance(error, RollbackRequired) or self._trainer.lost
                 ):
                     raise

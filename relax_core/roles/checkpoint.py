@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from relax_core.api.errors import ConfigError, InfrastructureError
+from relax_core.api.errors import ConfigError, DiskFull, InfrastructureError, disk_error
 from relax_core.api.events import CheckpointSaved
 from relax_core.api.role import Resume
 from relax_core.api.weights import Version
@@ -147,12 +147,13 @@ class Checkpoints:
         try:
             yield
         except (OSError, InfrastructureError) as error:
+            resume = f"`relax resume {self._context.run_dir}`"
+            if isinstance(error, OSError):  # looked at while what was written is there
+                error = disk_error(partial, error, fix=f"free space, then {resume}; the checkpoints before are whole")
             shutil.rmtree(partial, ignore_errors=True)
-            said = isinstance(error, InfrastructureError)
-            why = str(error) if said else f"{getattr(error, 'strerror', None) or error}; free space"
-            then = "" if "`relax resume" in why else f", then `relax resume {self._context.run_dir}`"
-            place = self._root / f"step-{version.step:06d}"
-            raise InfrastructureError(f"checkpoint {place}: {why}{then}") from error
+            then = "" if "`relax resume" in str(error) else f", then {resume}"
+            kind = DiskFull if isinstance(error, DiskFull) else InfrastructureError
+            raise kind(f"checkpoint {self._root / f'step-{version.step:06d}'}: {error}{then}") from error
 
 
 def _partial(context: RunContext, step: int) -> Path:

@@ -20,7 +20,7 @@ from typing import Any, overload
 
 from relax_core.api.bus import Bus
 from relax_core.api.component import Chosen, Configurable, ContractT
-from relax_core.api.errors import DeadlineExceeded, InfrastructureError, PluginError, RelaxError
+from relax_core.api.errors import DeadlineExceeded, DiskFull, InfrastructureError, PluginError, RelaxError
 from relax_core.api.events import RoleFailed, RoleRecovered
 from relax_core.api.role import (
     Clock,
@@ -204,7 +204,8 @@ class RoleContext:
 
 
 async def run_role(role: Role, make_context: Callable[[int], RoleContext], without_s: float | None = None) -> None:
-    """Run a role until it returns. A stateless one is restarted after an infrastructure failure; other errors are raised.
+    """Run a role until it returns. A stateless one is restarted after an infrastructure failure that may pass, which a full
+    disk does not; other errors are raised.
 
     A failure of the restart itself counts as one of the role, against the same budget.
 
@@ -222,7 +223,7 @@ async def run_role(role: Role, make_context: Callable[[int], RoleContext], witho
                 await _run_attended(role, context, lost_at)
             return
         except Exception as error:
-            recovers = role.stateless and isinstance(error, InfrastructureError)
+            recovers = role.stateless and isinstance(error, InfrastructureError) and not isinstance(error, DiskFull)
             fatal = not (recovers and budget.spend(context.clock.now()))
             code = error.exit_code if isinstance(error, RelaxError) else 1
             frames = error.frames if isinstance(error, PluginError) else ""

@@ -3,6 +3,7 @@
 
 import asyncio
 import errno
+import resource
 import threading
 
 import pytest
@@ -13,7 +14,7 @@ from relax_plugin_torch.trainer import TorchTrainer
 from safetensors.numpy import load_file
 
 from relax_core.api import Chosen, Chunk, ConfigError, OptimizerSpec, TrainerSpec, Version
-from relax_core.api.errors import InfrastructureError
+from relax_core.api.errors import DiskFull
 from relax_core.learn.counts import count
 from relax_core.testing.trainer import InMemory, Reinforce, make_rows, tiny_model
 from relax_core.testing.trainer_ranks import RankedTrainer
@@ -89,16 +90,34 @@ async def test_a_full_disk_is_told_and_leaves_what_was_there(folder, tmp_path, m
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(checkpoint, "write", full)
-    with pytest.raises(InfrastructureError, match="No space left on device.*free some room"):
+    told = r"checkpoint: no space left to write \(No space left on device, [0-9.]+ MB free\); free some room there"
+    with pytest.raises(DiskFull, match=told):
         trainer.save(str(tmp_path / "checkpoint"))
     trainer.snapshot(str(tmp_path / "other"))
-    with pytest.raises(InfrastructureError, match="No space left on device"):
+    with pytest.raises(DiskFull, match="other: no space left to write"):
         await trainer.saved()
     monkeypatch.undo()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "other"]
     trainer.load(str(tmp_path / "checkpoint"))
     with pytest.raises(ConfigError, match="can't be read"):
         trainer.load(str(tmp_path / "other"))
+
+
+def test_all_ranks_are_told_of_the_one_whose_disk_is_full_and_go_on(folder, tmp_path):
+    trainer = RankedTrainer(TorchTrainer, {}, 2)
+    trainer.start(TrainerSpec({"path": folder}, Chosen("algorithm", "reinforce"), OptimizerSpec(1e-3)))
+    try:
+        trainer.save(str(tmp_path / "checkpoint"))
+        second = trainer._ranks.processes[1].pid
+        before = resource.prlimit(second, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+        with pytest.raises(DiskFull, match=r"checkpoint: no space left to write \(File too large, [0-9.]+ MB free\)"):
+            trainer.save(str(tmp_path / "checkpoint"))
+        resource.prlimit(second, resource.RLIMIT_FSIZE, before)
+        assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+        trainer.load(str(tmp_path / "checkpoint"))
+        trainer.save(str(tmp_path / "checkpoint"))
+    finally:
+        trainer.stop()
 
 
 def test_one_that_lacks_a_rank_or_is_cut_short_is_refused(folder, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from relax_core.api.batch import AttemptId
 from relax_core.api.bus import BusSettings
-from relax_core.api.errors import InfrastructureError
+from relax_core.api.errors import DiskFull, InfrastructureError
 from relax_core.api.role import SystemClock
 from relax_core.api.trajectory import DropReason
 from relax_core.api.weights import Version
@@ -104,7 +104,7 @@ def test_remembering_twice_gives_the_same(tmp_path):
 def test_a_full_disk_names_the_file_and_loses_nothing(tmp_path):
     journal = LedgerJournal(str(tmp_path))
     fill_up(journal)
-    with pytest.raises(InfrastructureError, match=r"ledger\.db: can't write the ledger .*full.*relax resume"):
+    with pytest.raises(DiskFull, match=r"ledger\.db: can't write the ledger .*full.*relax resume"):
         write(journal, many(5000))
     assert journal.behind
     make_room(journal)

@@ -6,9 +6,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from relax_core.api.errors import ConfigError, InfrastructureError, PluginError, RelaxError, WorkerDied
+from relax_core.api.errors import ConfigError, DiskFull, InfrastructureError, PluginError, RelaxError, WorkerDied
 from relax_core.control.restarts import MAX_PAUSE_S, RunRestarts
-from relax_core.observe.documents import DiskFull
 
 
 def ready(limit: int, step: int = 0) -> RunRestarts:

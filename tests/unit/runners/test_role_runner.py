@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from relax_core.api.errors import ConfigError, InfrastructureError, PluginError, RelaxError, WorkerDied
+from relax_core.api.errors import ConfigError, DiskFull, InfrastructureError, PluginError, RelaxError, WorkerDied
 from relax_core.api.events import RoleFailed, RoleRecovered, TimeSpent
 from relax_core.api.role import Context, Role
 from relax_core.runners.context import HEARTBEAT_S, MAX_RESTARTS, REFILL_S, run_role
@@ -75,6 +75,13 @@ def test_its_budget_is_finite(backstage: Backstage) -> None:
     failures = [event for event in events if isinstance(event, RoleFailed)]
     assert [failure.fatal for failure in failures] == [False] * MAX_RESTARTS + [True]
     assert (beat.state, beat.doing) == ("failed", f"disk {MAX_RESTARTS}")
+
+
+def test_a_full_disk_is_not_tried_again(backstage: Backstage) -> None:
+    role = Scripted(DiskFull("no space left to write"))
+    events, (beat,), error = run(backstage, role)
+    assert isinstance(error, DiskFull) and role.lives == [1]
+    assert [(event.fatal, event.exit_code) for event in events] == [(True, 4)] and beat.state == "failed"
 
 
 def test_restarts_long_ago_are_forgiven(backstage: Backstage) -> None:

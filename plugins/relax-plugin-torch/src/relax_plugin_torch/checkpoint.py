@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,7 +25,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from relax_core.api import ConfigError, InfrastructureError
+from relax_core.api import ConfigError, DiskFull, InfrastructureError, disk_error
 from relax_plugin_torch.model import own_tensors
 from relax_plugin_torch.optimizer import joined, parts
 from relax_plugin_torch.shards import Piece, Stored, copied, file_name, read_into, stored, write
@@ -40,6 +41,7 @@ _STATE = "state.json"
 _WEIGHTS, _MOMENTS = "model.", "optimizer."
 """Before the names of tensors."""
 _FIELD = "checkpoint"
+FIX = "free some room there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,33 +79,37 @@ def save_checkpoint(snapshot: Snapshot, directory: str, ranks: Ranks) -> None:
     """All ranks call: it takes the place of `directory` once all have written. Raises InfrastructureError on all of them."""
     final = Path(directory)
     unfinished = final.with_name(f".{final.name}.saving")
-    said = _tried(lambda: shutil.rmtree(unfinished, ignore_errors=True)) if ranks.first else ""
-    ranks.tell(said)
-    said = _tried(lambda: snapshot.write(unfinished))
-    failed = next((one for one in ranks.tell(said) if one), "")
     if ranks.first:
-        if failed:
-            shutil.rmtree(unfinished, ignore_errors=True)
-        else:
-            failed = _tried(lambda: replace(unfinished, final))
-    failed = failed or str(ranks.tell(failed)[0])
+        shutil.rmtree(unfinished, ignore_errors=True)
+    ranks.tell("")
+    said = _tried(directory, lambda: snapshot.write(unfinished))
+    failed = next((one for one in ranks.tell(said) if one), [])
+    if not failed:
+        failed = ranks.tell(_tried(directory, lambda: replace(unfinished, final)) if ranks.first else [])[0]
+    elif ranks.first:
+        shutil.rmtree(unfinished, ignore_errors=True)
     if failed:
-        raise unwritten(directory, failed)
+        full, message = failed
+        raise (DiskFull if full else InfrastructureError)(message)
 
 
-def unwritten(directory: str, why: str) -> InfrastructureError:
-    """Make the error of a checkpoint or a folder that could not be written."""
-    return InfrastructureError(f"{directory}: can't be written ({why}); free some room")
-
-
-def _tried(work: Callable[[], None]) -> str:
-    """Try the work and return what went wrong, so that other ranks, which wait for it, can be told; empty where nothing
-    did."""
+def _tried(directory: str, work: Callable[[], None]) -> list[Any]:
+    """Try the work; return whether the disk of this rank is full and what to say, so that other ranks, which wait for it, can
+    be told; empty where nothing went wrong."""
     try:
         work()
     except OSError as error:
-        return error.strerror or str(error)
-    return ""
+        said = unwritten(directory, error)
+        return [isinstance(said, DiskFull), str(said)]
+    return []
+
+
+def unwritten(directory: str, error: OSError | SafetensorError) -> InfrastructureError:
+    """Make the error of a checkpoint or a folder that could not be written: DiskFull where there is no room."""
+    if not isinstance(error, OSError):  # safetensors has no number but in its words
+        number = re.search(r"os error (\d+)", str(error))
+        error = OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))
+    return disk_error(directory, error, fix=FIX)
 
 
 def load_checkpoint(
@@ -215,7 +221,7 @@ class Writing:
         try:
             await asyncio.wrap_future(self._last)
         except OSError as error:
-            raise unwritten(self._directory, error.strerror or str(error)) from error
+            raise unwritten(self._directory, error) from error
 
     def stop(self) -> None:
         """Stop without waiting: a write that is half-way ends in its own time, and nobody counts on it."""
@@ -270,7 +276,7 @@ def new_directory(directory: str) -> Iterator[Path]:
         replace(unfinished, final)
         _sync(final.parent)
     except (OSError, SafetensorError) as error:  # safetensors fails with its own type
-        raise unwritten(directory, getattr(error, "strerror", None) or str(error)) from error
+        raise unwritten(directory, error) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 

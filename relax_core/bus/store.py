@@ -157,6 +157,9 @@ class MemoryStore:
     def __len__(self) -> int:
         return len(self._blocks)
 
+    def __contains__(self, key: int) -> bool:
+        return key in self._blocks
+
     async def put(self, key: int, columns: Mapping[str, Ragged]) -> None:
         self._blocks[key] = dict(columns)
 

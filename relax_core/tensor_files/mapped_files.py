@@ -20,6 +20,7 @@ import mmap
 import os
 import shutil
 import tempfile
+import time
 import weakref
 from collections.abc import Iterable
 from pathlib import Path
@@ -209,10 +210,14 @@ def memory_directory(run_id: str) -> Path | None:
     return MEMORY / f"{PREFIX}{run_id}" if MEMORY.is_dir() else None
 
 
-def claim(directory: Path) -> None:
-    """Make a directory, and mark this process as the one whose death makes it worthless."""
+def claim(directory: Path, successor_s: float = 0.0) -> None:
+    """Make a directory, and mark this process as the one whose death makes it worthless.
+
+    `successor_s`: a successor of this process may take the directory over; it is kept for so long after its last change.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     mark = {"pid": os.getpid(), "began": psutil.Process().create_time(), "processes": _processes()}
+    mark["successor_s"] = successor_s
     (directory / OWNER).write_text(json.dumps(mark))
 
 
@@ -239,7 +244,10 @@ def sweep_abandoned(memory: Path = MEMORY) -> list[str]:
 def _abandoned(directory: Path) -> bool:
     try:
         owner = json.loads((directory / OWNER).read_text())
-        if directory.stat().st_uid != os.getuid() or owner["processes"] != _processes():
+        found = directory.stat()
+        if found.st_uid != os.getuid() or owner["processes"] != _processes():
+            return False
+        if time.time() - found.st_mtime < owner.get("successor_s", 0.0):
             return False
         return abs(psutil.Process(owner["pid"]).create_time() - float(owner["began"])) > REUSED_S
     except psutil.NoSuchProcess:

@@ -29,8 +29,15 @@ LENGTHS, VALUES = "lengths:", "values:"
 """Prefixes of the two arrays of a column."""
 MAPPED_BYTES = 1 << 17
 """Files up to this size are read at once: a mapping costs more."""
+SUCCESSOR_S = 300.0
+"""For the next process of a storage to take its folder over, after the last change of a block: no sweep removes it before."""
 POPULATE = 22
 """MADV_POPULATE_READ, for which Python has no name: all pages in one call, where each would be a fault of its own."""
+
+
+def new_folder_name() -> str:
+    """Make a name that nobody guesses."""
+    return f"{PREFIX}bus-{secrets.token_hex(8)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +47,15 @@ class BlockFolder:
     path: str
 
     @classmethod
-    def make(cls, memory: Path = MEMORY) -> Self | None:
-        """Make this process's own, swept by a later run if it is killed; None where there is no memory-backed directory."""
+    def make(cls, name: str, memory: Path = MEMORY) -> Self | None:
+        """Make this process's own, or take over that of a dead process with what is in it; a later run sweeps it if this one
+        is killed. None where there is no memory-backed directory."""
         if not memory.is_dir() or not os.access(memory, os.W_OK):
             return None
+        path = memory / name
+        path.mkdir(0o700, exist_ok=True)
+        claim(path, SUCCESSOR_S)
         sweep_abandoned(memory)
-        path = memory / f"{PREFIX}bus-{secrets.token_hex(8)}"
-        path.mkdir(0o700)
-        claim(path)
         return cls(str(path))
 
     @property
@@ -95,6 +103,10 @@ class BlockFolder:
         except (ValueError, KeyError) as error:
             raise InfrastructureError(f"bus: block {key} in {self.path} is damaged: {error}") from error
         return found
+
+    def keys(self) -> list[int]:
+        """List the blocks that are whole."""
+        return [int(name) for name in os.listdir(self.path) if name.isdigit()]
 
     def has(self, key: int) -> bool:
         return os.path.isfile(self._file(key))

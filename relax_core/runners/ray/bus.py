@@ -27,7 +27,7 @@ from relax_core.api.options import Options
 from relax_core.api.weights import Version
 from relax_core.bus.service import BusService
 from relax_core.bus.store import Blocks, MemoryStore, check_columns, check_cut, check_seals, cut, read
-from relax_core.runners.ray.block_folder import BlockFolder
+from relax_core.runners.ray.block_folder import BlockFolder, new_folder_name
 from relax_core.runners.ray.connection import CALL_S, RpcActor, RpcClient, answered, asked
 
 CLOSE_S = 5.0
@@ -35,6 +35,8 @@ BESIDE_BYTES = 1 << 20
 """From here on a block is written beside the event loop."""
 BY_REFERENCE_BYTES = 1 << 20
 """Smaller columns travel within the answer: a reference costs a call of its own."""
+STORAGE_RESTARTS = 20
+"""Deaths of one storage that Ray starts another process for; more of them are no accident, and the run fails."""
 
 
 class RayBusOptions(Options):
@@ -133,24 +135,31 @@ def _lease(claim: Claim) -> Claim:
     return replace(claim, rows=(), samples={})
 
 
-@ray.remote(num_cpus=0, max_restarts=0)
+@ray.remote(num_cpus=0, max_restarts=STORAGE_RESTARTS, max_task_retries=-1)
 class StorageActor(RpcActor):
-    """Blocks of columns in one process."""
+    """Blocks of columns in one process. Where it dies Ray makes it again, and repeats the calls of it that Ray carried.
 
-    def __init__(self) -> None:
+    Invariants:
+    - Every call may be repeated: a block is put whole under a key that is used once.
+    - Its folder outlives it: the next process has every block that lies there as a file. Others are lost with the process.
+    """
+
+    def __init__(self, folder_name: str) -> None:
         self._store = MemoryStore()
         self._owned: dict[tuple[int, str], Any] = {}
         """References to the values of large columns, by block and name."""
         self._owning: dict[int, asyncio.Task[None]] = {}
-        self._folder: BlockFolder | None = None
-        self._files: set[int] = set()
+        self._folder = BlockFolder.make(folder_name)
+        self._files = set(self._folder.keys()) if self._folder is not None else set[int]()
         super().__init__()
 
-    async def open(self) -> BlockFolder | None:
-        """Open the folder that those on this machine may write to."""
-        self._folder = await asyncio.to_thread(BlockFolder.make)
-        await self._server.open()
+    async def folder(self) -> BlockFolder | None:
+        """Return the folder that those on this machine may write to."""
         return self._folder
+
+    async def address(self) -> str:
+        await self._server.open()
+        return self._server.address
 
     async def _serve(self, method: str, args: Sequence[Any]) -> Any:
         """Keep a file that a writer has put into the folder; the only call."""
@@ -183,6 +192,8 @@ class StorageActor(RpcActor):
         files = {key: self._filed(key, columns, part) for key in keys if key in self._files}
         kept = [key for key in keys if key not in files]
         await self._settled(kept)
+        if lost := [key for key in kept if key not in self._store]:
+            raise InfrastructureError(f"bus storage: blocks {lost} were lost with the process that held them")
         if part is None:
             found = await self._store.get(kept, columns)
             places = [(key, name) for key, block in found.items() for name in block]
@@ -238,19 +249,26 @@ class RemoteStore:
 
     @classmethod
     async def open(cls, count: int) -> Self:
-        actors = [StorageActor.remote() for _ in range(count)]  # type: ignore[attr-defined]
-        return cls(actors, [await asked(actor.open.remote(), "bus storage", "open", CALL_S) for actor in actors])
+        actors = [StorageActor.remote(new_folder_name()) for _ in range(count)]  # type: ignore[attr-defined]
+        return cls(actors, [await asked(actor.folder.remote(), "bus storage", "open", CALL_S) for actor in actors])
 
     async def put(self, key: int, columns: Mapping[str, Ragged]) -> None:
-        actor = self._actor(key)
         try:
-            if await self._written(key, columns):
-                await self._clients[key % len(self._actors)].call("put", (key,))
-            else:
-                await asked(actor.put.remote(key, columns), "bus storage", "put", CALL_S)
+            if not (await self._written(key, columns) and await self._handed_over(key)):
+                await asked(self._actor(key).put.remote(key, columns), "bus storage", "put", CALL_S)
         except BaseException:
             await self.free([key])
             raise
+
+    async def _handed_over(self, key: int) -> bool:
+        """Hand a written file over; False where the storage died meanwhile, or its next process is on another machine."""
+        try:
+            await self._clients[key % len(self._actors)].call("put", (key,))
+        except DeadlineExceeded:
+            raise
+        except InfrastructureError:
+            return False
+        return True
 
     async def _written(self, key: int, columns: Mapping[str, Ragged]) -> bool:
         """Write a block into its storage's folder; False where that can't be."""

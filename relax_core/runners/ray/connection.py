@@ -78,6 +78,12 @@ class RpcActor:
         raise NotImplementedError
 
 
+def _is_lost(opening: asyncio.Future[Connection | None]) -> bool:
+    """Tell whether a connection was there and has ended."""
+    connection = opening.result() if opening.done() and not opening.cancelled() else None
+    return connection is not None and connection.lost
+
+
 class RpcClient:
     """One process's calls of one actor, by whichever way is there."""
 
@@ -90,12 +96,12 @@ class RpcClient:
         return await asked(self._call(method, args), self._name, method, timeout_s)
 
     async def _call(self, method: str, args: Sequence[Any]) -> Any:
-        if self._opening is None:
+        if self._opening is None or _is_lost(self._opening):  # Ray says what became of the actor, or has made it again
             self._opening = asyncio.ensure_future(self._open())
         connection = self._opening.result() if self._opening.done() else await asyncio.shield(self._opening)
         if connection is not None and not connection.lost:
             return await connection.call(method, args)
-        arrays: list[Any] = []  # after a connection's end Ray says what became of the actor
+        arrays: list[Any] = []
         body = messages.encode((method, tuple(args)), arrays)
         return messages.decode(*await self._actor.call.remote((body, arrays)))
 

@@ -118,11 +118,20 @@ def test_freed_blocks_are_gone_and_what_was_read_stays(folder: BlockFolder) -> N
 
 
 def test_a_folder_is_made_with_its_owners_mark_and_only_in_memory(tmp_path: Path) -> None:
-    made = BlockFolder.make(tmp_path)
+    made = BlockFolder.make("mine", tmp_path)
     assert made is not None
     assert made.here
     assert Path(made.path, "owner.json").exists()
     assert Path(made.path).stat().st_mode & 0o777 == 0o700
     made.remove()
     assert not made.here
-    assert BlockFolder.make(tmp_path / "none") is None
+    assert BlockFolder.make("mine", tmp_path / "none") is None
+
+
+def test_a_folder_is_taken_over_with_its_blocks(tmp_path: Path) -> None:
+    before = BlockFolder.make("mine", tmp_path)
+    assert before is not None
+    before.write(3, {"a": rows(np.arange(4))})
+    Path(before.path, "4.part").touch()
+    after = BlockFolder.make("mine", tmp_path)
+    assert after is not None and after.keys() == [3]

@@ -145,6 +145,44 @@ def test_rows_lost_with_their_storage_are_an_error_and_no_wait(joined: None, tmp
     _with_bus(tmp_path, scenario)
 
 
+def test_a_storage_that_is_killed_is_there_again_with_its_blocks_while_a_writer_and_a_reader_wait(
+    joined: None, tmp_path: Path
+) -> None:
+    async def scenario(bus: Any, hub: Any, store: Any) -> None:
+        lab, elsewhere = BusFixture(bus), _client(hub, _elsewhere(store))
+        await lab.produce(1)
+        claim = await lab.claim()
+        issue = (await lab.admit(1))[0]
+        storage = store._actors[0]
+        first = await storage.__ray_call__.remote(_pid)
+        os.kill(first, signal.SIGKILL)
+        _, read = await asyncio.gather(lab.put(issue.attempts), elsewhere.read(claim, ("tokens",)))
+        assert [row.tolist() for row in read.columns["tokens"].rows()] == [[0] * 4, [10] * 5]
+        assert await storage.__ray_call__.remote(_pid) != first
+        for reader in (bus, elsewhere):
+            assert (
+                len((await reader.read(await lab.claim(f"of {reader is bus}", 2), ("tokens",))).columns["tokens"]) == 4
+            )
+        await bus.drop(issue.attempts, DropReason.FILTERED)
+        async with asyncio.timeout(60):
+            while _blocks(store._folders[0].path) != 1:
+                await asyncio.sleep(0.01)
+
+    _with_bus(tmp_path, scenario)
+
+
+def test_blocks_that_were_in_a_killed_storages_memory_are_lost_and_said_to_be(joined: None, tmp_path: Path) -> None:
+    async def scenario(bus: Any, hub: Any, store: Any) -> None:
+        elsewhere = _client(hub, _elsewhere(store))
+        await BusFixture(elsewhere).produce(1)
+        claim = await BusFixture(bus).claim()
+        os.kill(await store._actors[0].__ray_call__.remote(_pid), signal.SIGKILL)
+        with pytest.raises(InfrastructureError, match="bus storage: blocks .* were lost with the process"):
+            await bus.read(claim, ("tokens",))
+
+    _with_bus(tmp_path, scenario)
+
+
 def test_a_dead_hub_is_an_error_and_no_wait(joined: None, tmp_path: Path) -> None:
     async def scenario(bus: Any, hub: Any, store: Any) -> None:
         import ray
@@ -203,11 +241,11 @@ def test_what_is_read_outlives_its_block_and_a_closed_bus_leaves_no_file(joined:
 
 async def test_a_runner_removes_what_storages_left_whose_hub_is_dead(tmp_path: Path) -> None:
     from relax_core.registry.catalogue import Catalogue
-    from relax_core.runners.ray.block_folder import BlockFolder
+    from relax_core.runners.ray.block_folder import BlockFolder, new_folder_name
     from relax_core.runners.ray.bus import RemoteStore
     from relax_core.runners.ray.runner import RayRunner
 
-    folder = BlockFolder.make(tmp_path)
+    folder = BlockFolder.make(new_folder_name(), tmp_path)
     assert folder is not None
     runner = RayRunner(Catalogue.load())
     runner._store = RemoteStore([], [folder])
@@ -233,6 +271,10 @@ async def test_a_hub_stays_on_the_drivers_node_and_opens_no_directory_in_which_i
         await asked(hub.open.remote(launch, ".mark-of-the-driver"), "hub", "open", 60.0)
     assert not (tmp_path / "local-here").exists(), "no ledger was begun there"
     ray.kill(hub)
+
+
+def _pid(storage: Any) -> int:
+    return os.getpid()
 
 
 def _elsewhere(store: Any) -> Any:

@@ -23,9 +23,7 @@ from relax_core.api.events import SamplesScored, StepFinished
 from relax_core.api.role import RunStatus
 from relax_core.rpc import messages
 from relax_core.rpc.host import Failure
-from relax_core.runners.context import MAX_RESTARTS, REFILL_S
 from relax_core.runners.ray.connection import RpcClient, answered, asked
-from relax_core.runners.ray.hub import ReplicaTracker
 from relax_core.runners.ray.shell import LIMIT_S, LoopHeartbeat
 from relax_core.runners.run_status import RunStatusService
 
@@ -40,48 +38,6 @@ class Hands:
 
     async def sleep(self, seconds: float) -> None:
         self.time += seconds
-
-
-# -- replicas ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_stateless_role_is_played_again_and_says_how_long_nobody_did() -> None:
-    replicas = ReplicaTracker({"rollout": True, "actor": False})
-    assert replicas.missing() == ("rollout", "actor")
-    assert replicas.enter("rollout", 1, 0.0) is None
-    loss = replicas.lost("rollout", 1, 10.0)
-    assert loss is not None and not loss.fatal and "pid 1" in loss.reason
-    assert replicas.lost("rollout", 1, 11.0) is None, "told twice"
-    assert replicas.absent("rollout", 10.0)
-    assert replicas.enter("rollout", 2, 14.0) == 10.0
-    assert replicas.is_current("rollout", 2) and not replicas.is_current("rollout", 1)
-    assert replicas.lost("rollout", 1, 15.0) is None, "of a former replica"
-    assert not replicas.absent("rollout", 10.0)
-
-
-def test_the_death_of_a_role_with_state_is_fatal_and_that_of_an_ended_one_is_none() -> None:
-    replicas = ReplicaTracker({"actor": False})
-    replicas.enter("actor", 1, 0.0)
-    loss = replicas.lost("actor", 1, 1.0)
-    assert loss is not None and loss.fatal
-    assert replicas.end("actor") and not replicas.end("actor") and replicas.has_ended("actor")
-    other = ReplicaTracker({"actor": False})
-    other.enter("actor", 1, 0.0)
-    other.end("actor")
-    assert other.lost("actor", 1, 1.0) is None
-
-
-def test_a_role_that_dies_too_often_ends_the_run_but_old_deaths_are_forgiven() -> None:
-    replicas = ReplicaTracker({"rollout": True})
-
-    def die(pid: int, now: float) -> bool:
-        replicas.enter("rollout", pid, now)
-        loss = replicas.lost("rollout", pid, now)
-        return loss is not None and loss.fatal
-
-    assert [die(pid, float(pid)) for pid in range(1, MAX_RESTARTS + 1)] == [False] * MAX_RESTARTS
-    assert not die(50, REFILL_S + MAX_RESTARTS + 1.0)
-    assert [die(pid, REFILL_S + pid) for pid in range(60, 60 + MAX_RESTARTS)][-1]
 
 
 # -- heartbeat ------------------------------------------------------------------------------------------------------------

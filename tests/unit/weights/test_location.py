@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,16 @@ def test_a_reused_process_number_is_not_the_owner(tmp_path: Path) -> None:
     mark = json.loads((tmp_path / "relax-run" / OWNER).read_text())
     (tmp_path / "relax-run" / OWNER).write_text(json.dumps({**mark, "began": mark["began"] - 3600}))
     assert sweep_abandoned(tmp_path) == ["relax-run"]
+
+
+def test_what_a_successor_may_take_over_stays_for_a_while_after_its_last_change(tmp_path: Path) -> None:
+    folder = tmp_path / "relax-bus"
+    claim(folder, successor_s=3600.0)
+    mark = json.loads((folder / OWNER).read_text())
+    (folder / OWNER).write_text(json.dumps({**mark, "began": mark["began"] - 3600}))
+    assert sweep_abandoned(tmp_path) == []
+    os.utime(folder, (0.0, mark["began"] - 7200))
+    assert sweep_abandoned(tmp_path) == ["relax-bus"]
 
 
 def test_what_has_no_mark_or_the_mark_of_another_container_is_left_alone(tmp_path: Path) -> None:

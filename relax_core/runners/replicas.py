@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes that run the roles of a run, and what follows when one dies: another takes over, or the run ends.
+
+A state machine; the runner that has a process for each role does the looking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from relax_core.rpc.waiting import RestartBudget
+from relax_core.runners.context import MAX_RESTARTS, REFILL_S
+
+TAKEOVER_S = 120.0
+"""For another process to take the place of a dead one."""
+
+
+@dataclass(slots=True)
+class Replica:
+    """The replica of one role, and what became of those before it."""
+
+    stateless: bool
+    pid: int = 0
+    lost_at: float | None = None
+    """When its replica was found dead; None while one runs."""
+    restarts: RestartBudget = field(default_factory=lambda: RestartBudget(MAX_RESTARTS, REFILL_S))
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLoss:
+    """The consequence of a replica's death."""
+
+    reason: str
+    fatal: bool
+    """The run can't go on."""
+
+
+class ReplicaTracker:
+    """The replicas of all roles of a run, and what follows when one dies. A state machine; the hub does the looking.
+
+    A stateless role may be run again by the replica that Serve makes next, within a budget that refills. A role with
+    state can't: its death ends the run at its last checkpoint. Times are the caller's.
+    """
+
+    def __init__(self, stateless: Mapping[str, bool]) -> None:
+        self._roles = {role: Replica(keeps_none) for role, keeps_none in stateless.items()}
+
+    def missing(self) -> tuple[str, ...]:
+        """List the roles that had no replica yet."""
+        return tuple(role for role, replica in self._roles.items() if not replica.pid)
+
+    def enter(self, role: str, pid: int, now: float) -> float | None:
+        """Note that a replica begins; return since when the role was without one, if it takes over."""
+        replica = self._roles[role]
+        since = now if replica.lost_at is None else replica.lost_at
+        again = replica.pid != 0
+        replica.pid, replica.lost_at = pid, None
+        return since if again else None
+
+    def lost(self, role: str, pid: int, now: float) -> ReplicaLoss | None:
+        """Note that a replica died. None where that is no news: after the role's end, or told twice."""
+        replica = self._roles[role]
+        if not self.is_current(role, pid):
+            return None
+        replica.lost_at = now
+        within_budget = replica.restarts.spend(now)
+        if not replica.stateless:
+            return ReplicaLoss(f"role {role}: its process (pid {pid}) died", fatal=True)
+        if not within_budget:
+            times = replica.restarts.spent
+            return ReplicaLoss(
+                f"role {role}: its process died {times} times in {REFILL_S:.0f} s, last pid {pid}", fatal=True
+            )
+        return ReplicaLoss(f"its process (pid {pid}) died; another takes over", fatal=False)
+
+    def pid(self, role: str) -> int:
+        """Return the process id of the role's replica that came last; 0 where none has come."""
+        return self._roles[role].pid
+
+    def is_current(self, role: str, pid: int) -> bool:
+        """Tell whether this replica is the one that counts."""
+        replica = self._roles[role]
+        return pid != 0 and replica.pid == pid and replica.lost_at is None and not replica.ended
+
+    def absent(self, role: str, since: float) -> bool:
+        """Tell whether nobody has run the role since it was lost then."""
+        replica = self._roles[role]
+        return replica.lost_at == since and not replica.ended
+
+    def has_ended(self, role: str) -> bool:
+        return self._roles[role].ended
+
+    def end(self, role: str) -> bool:
+        """Note that the role has ended; False where it had before."""
+        replica = self._roles[role]
+        was, replica.ended = replica.ended, True
+        return not was

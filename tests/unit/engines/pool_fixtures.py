@@ -7,6 +7,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from relax_core.api import Chosen, EngineSpec, Manifest, Receipt, SystemClock, Version, WorkerSpec
 from relax_core.api.engine import Capabilities
@@ -16,11 +17,22 @@ from relax_core.engines.requests import Completion, GenerateCall, singly
 from relax_core.engines.router import RequestLimits
 from relax_core.engines.slot import EngineSlot
 from relax_core.runners.local.workers import LocalWorkers
+from tests.unit.engines.scripted_engine import GATE, LONG
 
 ENGINE = Chosen("engine", "scripted")
 NONE = Chosen("weight-transport", "none")
 KINDS = {"ScriptedEngine": Capabilities(in_flight_updates=True), "AbortingEngine": Capabilities(),
          "DrainingEngine": Capabilities()}  # fmt: skip
+
+
+class Gate:
+    """Keeps the engines that are started while it is there from ending what is long or slow, until it is opened."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def open(self) -> None:
+        self.path.touch()
 
 
 @asynccontextmanager
@@ -30,7 +42,7 @@ async def engines(
 ) -> AsyncIterator[tuple[EnginePool, list[Receipt], list[str]]]:  # fmt: skip
     workers, receipts, told = LocalWorkers(), [], []
     spec = EngineSpec({}, 64)
-    env = {"PYTHONPATH": os.getcwd()}
+    env = {"PYTHONPATH": os.getcwd(), **({GATE: os.environ[GATE]} if GATE in os.environ else {})}
     target = f"tests.unit.engines.scripted_engine:{kind}"
     slots = [
         EngineSlot(
@@ -81,7 +93,17 @@ def manifest(step: int, incarnation: int = 0) -> Manifest:
     return Manifest(Version("actor", incarnation, step), "full", (), "", fingerprint=f"print-{incarnation}.{step}")
 
 
-async def until(ready: Callable[[], bool], seconds: float = 20.0) -> None:
+def left(pool: EnginePool) -> int:
+    """Tokens that the engines still have to sample for what they hold."""
+    return sum(int(facts["tokens_left"]) for facts in pool.facts().values())
+
+
+async def under_way(pool: EnginePool, requests: int) -> None:
+    """Wait until so many long requests are in the middle, where a shut gate keeps them."""
+    await until(lambda: 0 < left(pool) < requests * LONG - requests)
+
+
+async def until(ready: Callable[[], bool], seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while not ready():
             await asyncio.sleep(0.01)

@@ -2,7 +2,8 @@
 """Engines whose next token is the last one plus one: what the pool joins together can be read off. They run in a child.
 
 `ScriptedEngine` can do what a pool may ask for, `AbortingEngine` can't be paused nor updated while it samples,
-`DrainingEngine` can't even be told to let go.
+`DrainingEngine` can't even be told to let go. While a file `GATE` names is not there, no long request samples its last
+tokens and nothing slow ends: what a test does in the middle of it is in the middle, however slow the machine.
 """
 
 from __future__ import annotations
@@ -18,6 +19,19 @@ from relax_core.api.engine import FinishReason
 
 TOKEN_S = 0.01
 REFUSED = 999
+LONG, HELD_BACK = 40, 10
+"""Tokens of a long request, and how many of them wait for the gate."""
+GATE = "RELAX_TEST_GATE"
+"""The variable with the path of the file; without it the gate is open."""
+
+
+def gate_is_open() -> bool:
+    return os.path.exists(os.environ.get(GATE, "/"))
+
+
+async def gate_opens() -> None:
+    while not gate_is_open():
+        await asyncio.sleep(TOKEN_S)
 
 
 class DrainingEngine:
@@ -41,10 +55,14 @@ class DrainingEngine:
             raise ValueError(f"floor above {self._step}")
         last = {request.id: request.tokens[-1] for request in requests}
         self._left.update((request.id, request.max_new_tokens) for request in requests)
+        waiting = {request.id for request in requests if request.max_new_tokens > LONG // 2}
         while last:
             await asyncio.sleep(TOKEN_S)
             await self._goes.wait()
-            deltas = [self._delta(name, last) for name in list(last)]
+            held = {
+                name for name in last if name in waiting and self._left.get(name) == HELD_BACK and not gate_is_open()
+            }
+            deltas = [self._delta(name, last) for name in list(last) if name not in held]
             yield deltas
             for delta in deltas:
                 if delta.finish:
@@ -110,7 +128,7 @@ class OffloadingEngine(ScriptedEngine):
     """Takes its time to free its memory."""
 
     async def sleep(self, parts: Sequence[str]) -> int:
-        await asyncio.sleep(0.5)
+        await gate_opens()
         return len(parts)
 
 
@@ -127,7 +145,7 @@ class SlowEngine(ScriptedEngine):
 
     async def update_weights(self, manifest: Manifest, transport: Any) -> Receipt:
         if manifest.version.incarnation and self._name == "engine-1":
-            await asyncio.sleep(1.0)
+            await gate_opens()
         return await super().update_weights(manifest, transport)
 
 

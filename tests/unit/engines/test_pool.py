@@ -14,14 +14,15 @@ import pytest
 from relax_core.api import Chosen, ConfigError, InfrastructureError, WorkerDied
 from relax_core.engines.router import RequestLimits
 from relax_core.sampling.rollout_worker import check_vocabulary
-from tests.unit.engines.pool_fixtures import ask, call, engines, manifest, until
+from tests.unit.engines.pool_fixtures import Gate, ask, call, engines, manifest, under_way, until
 
 
-async def test_a_killed_engine_loses_no_request_and_no_token() -> None:
+async def test_a_killed_engine_loses_no_request_and_no_token(gate: Gate) -> None:
     async with engines(2) as (pool, _, told):
         asked = asyncio.create_task(ask(pool, [call(n * 100, 40) for n in range(8)]))
-        await asyncio.sleep(0.15)
+        await under_way(pool, 8)
         os.kill(pool.facts()["engine-0"]["pid"], signal.SIGKILL)
+        gate.open()
         done = await asked
         for number, completion in enumerate(done):
             assert completion.tokens == tuple(range(number * 100 + 1, number * 100 + 41))

@@ -9,30 +9,19 @@ import signal
 
 import pytest
 
-from relax_core.engines.pool import EnginePool
 from tests.processes import stop
-from tests.unit.engines.pool_fixtures import NONE, ask, call, engines, manifest, until
-
-LONG = 40
+from tests.unit.engines.pool_fixtures import Gate, NONE, ask, call, engines, left, manifest, under_way, until
+from tests.unit.engines.scripted_engine import HELD_BACK, LONG
 KINDS = ["ScriptedEngine", "AbortingEngine"]
 
 
-def left(pool: EnginePool) -> int:
-    """Tokens that the engines still have to sample for what they hold."""
-    return sum(int(facts["tokens_left"]) for facts in pool.facts().values())
-
-
-async def under_way(pool: EnginePool, requests: int) -> None:
-    await until(lambda: 0 < left(pool) < requests * LONG - requests)
-
-
 @pytest.mark.parametrize("kind", KINDS)
-async def test_nothing_is_sampled_while_paused_and_every_token_is_kept(kind: str) -> None:
+async def test_nothing_is_sampled_while_paused_and_every_token_is_kept(kind: str, gate: Gate) -> None:
     async with engines(2, kind=kind) as (pool, _, told):
         asked = asyncio.create_task(ask(pool, [call(n * 100, LONG) for n in range(6)]))
-        await under_way(pool, 6)
+        await until(lambda: left(pool) == 6 * HELD_BACK)  # nothing is on its way here
         await pool.supervisor.pause()
-        await asyncio.sleep(0.05)  # what was sampled before the pause may still be on its way here
+        gate.open()
         before = left(pool)
         late = asyncio.create_task(ask(pool, [call(1000, 2)]))
         await asyncio.sleep(0.1)
@@ -48,21 +37,25 @@ async def test_nothing_is_sampled_while_paused_and_every_token_is_kept(kind: str
         assert told == []
 
 
-async def test_an_engine_that_can_not_let_go_is_paused_when_its_requests_have_ended() -> None:
+async def test_an_engine_that_can_not_let_go_is_paused_when_its_requests_have_ended(gate: Gate) -> None:
     async with engines(1, kind="DrainingEngine") as (pool, _, _told):
         asked = asyncio.create_task(ask(pool, [call(0, LONG)]))
         await under_way(pool, 1)
-        await pool.supervisor.pause()
+        pausing = asyncio.create_task(pool.supervisor.pause())
+        await asyncio.sleep(0)
+        gate.open()
+        await pausing
         assert (await asked)[0].tokens == tuple(range(1, LONG + 1))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_an_engine_that_dies_while_paused_comes_back_paused(kind: str) -> None:
+async def test_an_engine_that_dies_while_paused_comes_back_paused(kind: str, gate: Gate) -> None:
     async with engines(1, kind=kind) as (pool, _, told):
         asked = asyncio.create_task(ask(pool, [call(0, LONG)]))
         await under_way(pool, 1)
         await pool.supervisor.pause()
         os.kill(pool.facts()["engine-0"]["pid"], signal.SIGKILL)
+        gate.open()
         if kind == "AbortingEngine":  # it runs nothing, so nobody notices before it is asked again
             await pool.supervisor.resume()
         else:
@@ -83,11 +76,12 @@ async def test_an_engine_that_dies_while_paused_comes_back_paused(kind: str) -> 
         ("DrainingEngine", "pause"),
     ],
 )
-async def test_an_engine_that_hangs_is_noticed_by_its_silence_whatever_it_is_asked(kind: str, asked: str) -> None:
+async def test_an_engine_that_hangs_is_noticed_by_its_silence_whatever_it_is_asked(kind: str, asked: str, gate: Gate) -> None:
     async with engines(1, kind=kind, silence_s=1.0) as (pool, _, told):
         answers = asyncio.create_task(ask(pool, [call(0, LONG)]))
         await under_way(pool, 1)
         await asyncio.to_thread(stop, pool.facts()["engine-0"]["pid"])
+        gate.open()
         if asked == "pause":
             await pool.supervisor.pause()
             await pool.supervisor.resume()
@@ -98,12 +92,13 @@ async def test_an_engine_that_hangs_is_noticed_by_its_silence_whatever_it_is_ask
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_weights_that_land_while_paused_sample_only_what_comes_after(kind: str) -> None:
+async def test_weights_that_land_while_paused_sample_only_what_comes_after(kind: str, gate: Gate) -> None:
     async with engines(1, kind=kind) as (pool, receipts, _told):
         asked = asyncio.create_task(ask(pool, [call(0, LONG)]))
         await under_way(pool, 1)
         await pool.supervisor.pause()
         assert await pool.supervisor.update(manifest(3), NONE) == ("engine-0",)
+        gate.open()
         await pool.supervisor.resume()
         (completion,) = await asked
         assert completion.tokens == tuple(range(1, LONG + 1))
@@ -112,33 +107,39 @@ async def test_weights_that_land_while_paused_sample_only_what_comes_after(kind:
         assert [receipt.version.step for receipt in receipts] == [3]
 
 
-async def test_a_request_given_up_while_paused_is_forgotten() -> None:
+async def test_a_request_given_up_while_paused_is_forgotten(gate: Gate) -> None:
     async with engines(1) as (pool, _, _told):
         asked = asyncio.create_task(ask(pool, [call(0, LONG)]))
         await under_way(pool, 1)
         await pool.supervisor.pause()
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
+        gate.open()
         await pool.supervisor.resume()
         await until(lambda: left(pool) == 0)
         assert (await ask(pool, [call(5, 2)]))[0].tokens == (6, 7)
 
 
-async def test_pausing_twice_and_resuming_at_once_leaves_the_pool_serving() -> None:
+async def test_pausing_twice_and_resuming_at_once_leaves_the_pool_serving(gate: Gate) -> None:
     async with engines(2, kind="AbortingEngine") as (pool, _, _told):
         asked = asyncio.create_task(ask(pool, [call(n * 100, LONG) for n in range(4)]))
         await under_way(pool, 4)
         await asyncio.gather(pool.supervisor.pause(), pool.supervisor.pause(), pool.supervisor.resume())
+        gate.open()
         assert [len(completion.tokens) for completion in await asked] == [LONG] * 4
 
 
-async def test_a_pool_that_closes_lets_an_offload_end_and_has_nothing_to_offload_afterwards() -> None:
+async def test_a_pool_that_closes_lets_an_offload_end_and_has_nothing_to_offload_afterwards(gate: Gate) -> None:
     async with engines(2, kind="OffloadingEngine", offload_parts=["kv", "weights"]) as (pool, _, told):
         await pool.supervisor.pause()
         offloading = asyncio.create_task(pool.supervisor.offload(["kv"]))
         await asyncio.sleep(0.1)
         assert not offloading.done()
-        await pool.close()
+        closing = asyncio.create_task(pool.close())
+        await asyncio.sleep(0.1)
+        assert not offloading.done()
+        gate.open()
+        await closing
         assert await offloading == 2
         assert await pool.supervisor.offload(["kv", "weights"]) == 0
         await asyncio.sleep(0.1)

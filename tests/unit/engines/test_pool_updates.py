@@ -12,16 +12,17 @@ import pytest
 from relax_core.api import Receipt
 from relax_core.engines.pool import SamplingParams
 from relax_core.engines.requests import Completion, GenerateCall, singly
-from tests.unit.engines.pool_fixtures import NONE, ask, call, engines, manifest, until
-from tests.unit.engines.test_pool_pause import LONG, left, under_way
+from tests.unit.engines.pool_fixtures import NONE, ask, call, engines, left, manifest, under_way, until
+from tests.unit.engines.scripted_engine import LONG
 
 
 @pytest.mark.parametrize("kind", ["ScriptedEngine", "AbortingEngine"])
-async def test_a_publish_in_mid_generation_changes_only_the_tokens_after_it(kind: str) -> None:
+async def test_a_publish_in_mid_generation_changes_only_the_tokens_after_it(kind: str, gate: Gate) -> None:
     async with engines(2, kind=kind) as (pool, receipts, told):
         asked = asyncio.create_task(ask(pool, [call(n * 100, LONG) for n in range(4)]))
         await under_way(pool, 4)
         assert await pool.supervisor.update(manifest(1), NONE) == ("engine-0", "engine-1")
+        gate.open()
         for number, completion in enumerate(await asked):
             assert completion.tokens == tuple(range(number * 100 + 1, number * 100 + 1 + LONG))
             assert set(completion.log_probs) == {-0.5}
@@ -31,26 +32,30 @@ async def test_a_publish_in_mid_generation_changes_only_the_tokens_after_it(kind
         assert told == []
 
 
-async def test_an_engine_that_can_only_drain_takes_weights_after_what_it_runs_and_before_anything_else() -> None:
+async def test_an_engine_that_can_only_drain_takes_weights_after_what_it_runs_and_before_anything_else(
+    gate: Gate,
+) -> None:
     async with engines(1, kind="DrainingEngine") as (pool, _, told):
         asked = asyncio.create_task(ask(pool, [call(0, LONG)]))
         await under_way(pool, 1)
         updating = asyncio.create_task(pool.supervisor.update(manifest(1), NONE))
         await asyncio.sleep(0)
         late = asyncio.create_task(ask(pool, [call(100, 2)]))
+        gate.open()
         await updating
         assert set((await asked)[0].versions) == {0}
         assert (await late)[0].versions == (1, 1)
         assert told == []
 
 
-async def test_what_an_engine_had_to_let_go_never_goes_on_at_an_older_one() -> None:
+async def test_what_an_engine_had_to_let_go_never_goes_on_at_an_older_one(gate: Gate) -> None:
     async with engines(2, kind="AbortingEngine") as (pool, _, told):
         await pool.supervisor.update(manifest(2), NONE)
         asked = asyncio.create_task(ask(pool, [call(0, LONG, floor=2)]))
         await under_way(pool, 1)
         busy = next(name for name, facts in pool.facts().items() if facts["running"])
         os.kill(pool.facts()[busy]["pid"], signal.SIGKILL)
+        gate.open()
         (completion,) = await asked
         assert completion.tokens == tuple(range(1, LONG + 1))
         assert set(completion.versions) == {2}
@@ -75,12 +80,13 @@ async def test_whoever_watches_a_turn_ends_it_and_its_engine_goes_on_with_others
         assert told == []
 
 
-async def test_a_deterministic_pool_begins_the_batch_of_a_dead_engine_again_as_it_was() -> None:
+async def test_a_deterministic_pool_begins_the_batch_of_a_dead_engine_again_as_it_was(gate: Gate) -> None:
     async with engines(1, deterministic=True) as (pool, _, told):
         asked = asyncio.create_task(ask(pool, [call(n * 100, LONG) for n in range(3)]))
         await under_way(pool, 3)
         await pool.supervisor.update(manifest(1), NONE)
         os.kill(pool.facts()["engine-0"]["pid"], signal.SIGKILL)
+        gate.open()
         for number, completion in enumerate(await asked):
             assert completion.tokens == tuple(range(number * 100 + 1, number * 100 + 1 + LONG))
             assert set(completion.versions) == {1}, "nothing of what the dead engine gave is left"
@@ -97,7 +103,9 @@ def weights_of(completion: Completion) -> list[tuple[int, int]]:
     return told
 
 
-async def test_an_engine_that_is_slow_to_load_after_a_rollback_is_given_nothing_and_goes_on_with_nothing() -> None:
+async def test_an_engine_that_is_slow_to_load_after_a_rollback_is_given_nothing_and_goes_on_with_nothing(
+    gate: Gate,
+) -> None:
     async with engines(2, kind="SlowEngine") as (pool, _, told):
         await pool.supervisor.update(manifest(15), NONE)
         asked = asyncio.create_task(ask(pool, [call(n * 100, LONG, floor=10) for n in range(4)]))
@@ -110,13 +118,13 @@ async def test_an_engine_that_is_slow_to_load_after_a_rollback_is_given_nothing_
         updating = asyncio.create_task(pool.supervisor.update(manifest(10, 1), NONE, on_arrival))
         await arrived.wait()
         assert str(pool.supervisor.newest()) == "actor@1.10", "the newest incarnation, not the largest step"
-        async with asyncio.timeout(20):
-            while not (slow := pool.facts()["engine-1"])["loading"]:  # it may still end what it ran
-                await asyncio.sleep(0.005)
+        await until(lambda: pool.facts()["engine-1"]["loading"])  # it may still end what it ran
+        slow = pool.facts()["engine-1"]
         assert (slow["version"], slow["loading"], slow["running"]) == ("actor@0.15", "actor@1.10", 0)
         late = await ask(pool, [call(1000 + n * 100, 10, floor=10) for n in range(4)])
         assert not updating.done()
         assert [set(weights_of(one)) for one in late] == [{(1, 10)}] * 4
+        gate.open()
         for number, completion in enumerate(await asked):
             assert completion.tokens == tuple(range(number * 100 + 1, number * 100 + 1 + LONG))
             assert set(weights_of(completion)) == {(0, 15), (1, 10)}
@@ -126,7 +134,7 @@ async def test_an_engine_that_is_slow_to_load_after_a_rollback_is_given_nothing_
 
 
 @pytest.mark.parametrize("kind", ["ScriptedEngine", "AbortingEngine"])
-async def test_no_request_runs_on_while_its_engine_takes_weights_of_another_incarnation(kind: str) -> None:
+async def test_no_request_runs_on_while_its_engine_takes_weights_of_another_incarnation(kind: str, gate: Gate) -> None:
     """Both have the step 0: only what leaves the engine and comes back can be told apart."""
     async with engines(1, kind=kind) as (pool, _, told):
         asked = asyncio.create_task(ask(pool, [call(n * 100, LONG) for n in range(4)]))
@@ -136,6 +144,7 @@ async def test_no_request_runs_on_while_its_engine_takes_weights_of_another_inca
         slot.version = manifest(0, 1).version
         assert pool.facts()["engine-0"]["running"] == 0
         await pool.supervisor.update(manifest(0, 1), NONE)
+        gate.open()
         for number, completion in enumerate(await asked):
             assert completion.tokens == tuple(range(number * 100 + 1, number * 100 + 1 + LONG))
             assert set(completion.versions) == {0}
@@ -143,7 +152,9 @@ async def test_no_request_runs_on_while_its_engine_takes_weights_of_another_inca
         assert told == []
 
 
-async def test_an_engine_that_still_takes_an_earlier_version_goes_on_with_nothing_once_that_was_given_up() -> None:
+async def test_an_engine_that_still_takes_an_earlier_version_goes_on_with_nothing_once_that_was_given_up(
+    gate: Gate,
+) -> None:
     async with engines(1) as (pool, _, told):
         await pool.supervisor.update(manifest(15), NONE)
         asked = asyncio.create_task(ask(pool, [call(0, LONG, floor=10)]))
@@ -155,6 +166,7 @@ async def test_an_engine_that_still_takes_an_earlier_version_goes_on_with_nothin
             await asyncio.sleep(0.05)
             assert pool.facts()["engine-0"]["running"] == 0
             assert not (asked.done() or late.done() or updating.done())
+        gate.open()
         assert await updating == ("engine-0",)
         assert set(weights_of((await asked)[0])) == {(0, 15), (1, 10)}
         assert set(weights_of((await late)[0])) == {(1, 10)}

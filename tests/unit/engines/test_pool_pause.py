@@ -10,8 +10,9 @@ import signal
 import pytest
 
 from tests.processes import stop
-from tests.unit.engines.pool_fixtures import Gate, NONE, ask, call, engines, left, manifest, under_way, until
+from tests.unit.engines.pool_fixtures import NONE, Gate, ask, call, engines, left, manifest, under_way, until
 from tests.unit.engines.scripted_engine import HELD_BACK, LONG
+
 KINDS = ["ScriptedEngine", "AbortingEngine"]
 
 
@@ -76,7 +77,9 @@ async def test_an_engine_that_dies_while_paused_comes_back_paused(kind: str, gat
         ("DrainingEngine", "pause"),
     ],
 )
-async def test_an_engine_that_hangs_is_noticed_by_its_silence_whatever_it_is_asked(kind: str, asked: str, gate: Gate) -> None:
+async def test_an_engine_that_hangs_is_noticed_by_its_silence_whatever_it_is_asked(
+    kind: str, asked: str, gate: Gate
+) -> None:
     async with engines(1, kind=kind, silence_s=1.0) as (pool, _, told):
         answers = asyncio.create_task(ask(pool, [call(0, LONG)]))
         await under_way(pool, 1)

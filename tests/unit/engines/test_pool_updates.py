@@ -12,7 +12,7 @@ import pytest
 from relax_core.api import Receipt
 from relax_core.engines.pool import SamplingParams
 from relax_core.engines.requests import Completion, GenerateCall, singly
-from tests.unit.engines.pool_fixtures import NONE, ask, call, engines, left, manifest, under_way, until
+from tests.unit.engines.pool_fixtures import NONE, Gate, ask, call, engines, left, manifest, under_way, until
 from tests.unit.engines.scripted_engine import LONG
 
 

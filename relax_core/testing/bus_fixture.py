@@ -16,7 +16,7 @@ from relax_core.api.bus import Bus, BusSettings, Claim, ClaimRequest, Issue, Sea
 from relax_core.api.trajectory import Outcome
 from relax_core.api.weights import Version
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 """Longest wait for something that must come."""
 SHORT_S = 0.05
 """How long a call waits that must come back empty-handed."""

@@ -18,7 +18,7 @@ from relax_core.api.errors import StaleFence
 from relax_core.api.trajectory import DropReason
 from relax_core.api.weights import Version
 from relax_core.bus.service import open_bus
-from relax_core.testing.bus_fixture import FIRST, SHORT_S, START, BusFixture, Open, Scenario, run_on, scenario
+from relax_core.testing.bus_fixture import FIRST, SHORT_S, START, WAIT_S, BusFixture, Open, Scenario, run_on, scenario
 from relax_core.testing.suite import Suite
 
 
@@ -167,7 +167,7 @@ class TrainingSuite(Suite):
         request = ClaimRequest("advantages", FIRST, 2, min_groups=2)
         assert await lab.bus.claim(request, SHORT_S) is None
         assert await lab.bus.claim(await lab.step_request(True), SHORT_S) is None
-        claim = await lab.bus.claim(request, SHORT_S)
+        claim = await lab.bus.claim(request, WAIT_S)
         assert claim is not None and claim.groups == (0,)
 
     # -- lineage and persistence ------------------------------------------------------------------------------------

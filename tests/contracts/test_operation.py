@@ -68,24 +68,26 @@ async def colocated() -> AsyncIterator[tuple[DeviceLeases, DeviceLeases, Body, B
 
 async def test_colocated_roles_alternate_and_a_publish_has_both_sides_weights() -> None:
     async with colocated() as (engines, trainers, engine, trainer):
-        async with engines.acquire(DEVICES, "generate", {"engine": ("weights", "kv")}, 5.0) as lease:
+        async with engines.acquire(DEVICES, "generate", {"engine": ("weights", "kv")}, 60.0) as lease:
             assert (engine.awake, trainer.awake) == ({"weights", "kv"}, set())
             assert lease.freed_bytes == 3
-        async with trainers.acquire(DEVICES, "train", {"trainer": ("weights", "optimizer", "gradients")}, 5.0) as lease:
+        async with trainers.acquire(
+            DEVICES, "train", {"trainer": ("weights", "optimizer", "gradients")}, 60.0
+        ) as lease:
             assert (engine.awake, trainer.awake) == (set(), {"weights", "optimizer", "gradients"})
-            await lease.change_phase("publish", {"engine": ("weights",), "trainer": ("weights",)}, 5.0)
+            await lease.change_phase("publish", {"engine": ("weights",), "trainer": ("weights",)}, 60.0)
             assert engine.awake == trainer.awake == {"weights"}
 
 
 async def test_a_lease_that_does_not_come_is_an_error_at_its_deadline() -> None:
     async with colocated() as (engines, trainers, _, _):
-        async with trainers.acquire(DEVICES, "train", {"trainer": ("weights",)}, 5.0):
+        async with trainers.acquire(DEVICES, "train", {"trainer": ("weights",)}, 60.0):
             with pytest.raises(
                 DeadlineExceeded, match=r"a lease to generate on shared devices; held by actor \(train\)"
             ):
                 async with engines.acquire(DEVICES, "generate", {"engine": ("weights", "kv")}, 0.01):
                     raise AssertionError("two had the devices")
-        async with engines.acquire(DEVICES, "generate", {"engine": ("weights", "kv")}, 5.0):
+        async with engines.acquire(DEVICES, "generate", {"engine": ("weights", "kv")}, 60.0):
             """Refused once is not refused for ever."""
 
 
@@ -101,9 +103,9 @@ async def test_waits_for_devices_name_roles_and_members() -> None:
     client = DeviceLeaseClient(service, "actor#1", DEVICES, seen)
     await client.join("actor", DEVICES, Body("weights", "optimizer", "gradients"))
     try:
-        async with client.acquire(DEVICES, "train", {"actor": ("weights",)}, 5.0) as lease:
-            await lease.change_phase("publish", {"actor": ("weights", "optimizer")}, 5.0)
-            await lease.change_phase("publish", {"actor": ("weights", "optimizer")}, 5.0)
+        async with client.acquire(DEVICES, "train", {"actor": ("weights",)}, 60.0) as lease:
+            await lease.change_phase("publish", {"actor": ("weights", "optimizer")}, 60.0)
+            await lease.change_phase("publish", {"actor": ("weights", "optimizer")}, 60.0)
     finally:
         await client.close()
     assert debtors[:2] == ["actor (has yet to offload)", "actor (has yet to onload)"]
@@ -126,10 +128,10 @@ async def test_of_two_who_enter_one_may_be_cancelled() -> None:
 
 async def test_who_holds_the_devices_learns_that_they_are_wanted() -> None:
     async with colocated() as (engines, trainers, engine, _):
-        held = engines.acquire(DEVICES, "generate", {"engine": ("weights", "kv")}, 5.0)
+        held = engines.acquire(DEVICES, "generate", {"engine": ("weights", "kv")}, 60.0)
         lease = await held.__aenter__()
         asking = asyncio.create_task(_once(trainers))
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(60.0):
             await lease.wanted()
         assert engine.awake == {"weights", "kv"}  # asked, not robbed
         await held.__aexit__(None, None, None)
@@ -139,9 +141,9 @@ async def test_who_holds_the_devices_learns_that_they_are_wanted() -> None:
 async def test_who_leaves_or_fails_to_offload_blocks_nobody() -> None:
     async with colocated() as (engines, trainers, engine, _):
         engine.broken = True
-        async with trainers.acquire(DEVICES, "train", {"trainer": ("weights",)}, 5.0):
+        async with trainers.acquire(DEVICES, "train", {"trainer": ("weights",)}, 60.0):
             with pytest.raises(InfrastructureError, match="it will not"):
-                async with engines.acquire(DEVICES, "generate", {"engine": ("weights", "kv")}, 5.0):
+                async with engines.acquire(DEVICES, "generate", {"engine": ("weights", "kv")}, 60.0):
                     raise AssertionError("a member that can't be offloaded has no leases")
 
 
@@ -149,7 +151,7 @@ async def test_who_is_silent_for_too_long_loses_its_lease_and_learns_it() -> Non
     clock = Hand()
     service = DeviceService(clock)
     first, second = (DeviceLeaseClient(service, role, DEVICES, unseen) for role in ("rollout", "actor"))
-    async with first.acquire(DEVICES, "generate", {}, 5.0) as lease:
+    async with first.acquire(DEVICES, "generate", {}, 60.0) as lease:
         clock.shows += 100.0  # its loop stood still
         await second.join("trainer", DEVICES, Body("weights"))
         with pytest.raises(InfrastructureError, match="lost its devices"):
@@ -163,7 +165,7 @@ async def test_who_shares_nothing_has_a_lease_at_once_and_asks_nobody() -> None:
         alone = Body("weights")
         await trainers.join("reference", apart, alone)
         async with (
-            trainers.acquire(DEVICES, "train", {"trainer": ("weights",)}, 5.0),
+            trainers.acquire(DEVICES, "train", {"trainer": ("weights",)}, 60.0),
             trainers.acquire(apart, "forward", {"reference": ("weights",)}, 0.0) as lease,
         ):
             assert alone.awake == {"weights"} and not engine.awake
@@ -173,7 +175,7 @@ async def test_who_shares_nothing_has_a_lease_at_once_and_asks_nobody() -> None:
 
 
 async def _once(leases: DeviceLeases) -> None:
-    async with leases.acquire(DEVICES, "train", {"trainer": ("weights",)}, 5.0):
+    async with leases.acquire(DEVICES, "train", {"trainer": ("weights",)}, 60.0):
         """Had."""
 
 

@@ -29,8 +29,8 @@ from relax_core.runners.local.landlock import give_up_writing
 from tests.fuzz.configuration_inputs import SECRET, Files
 from tests.fuzz.targets import TARGETS, Target
 
-TIME_S = 10.0
-"""For one input; the slowest valid ones take a tenth of it."""
+TIME_S = 30.0
+"""For one input; the slowest valid ones take a thirtieth of it."""
 MEMORY_BYTES = 1 << 30
 """Beyond what the process has when it begins."""
 LONGEST = 4000

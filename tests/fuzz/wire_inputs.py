@@ -175,7 +175,7 @@ def _ask(request: bytes) -> None:
     with tempfile.TemporaryDirectory() as spool:
         manifest = transport.send(Version("actor", 0, 1), "full", "", [("a", np.zeros(8, np.float32), "F32")], spool)
     host, port = manifest.location.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), 1.0) as asked:
+    with socket.create_connection((host, int(port)), 60.0) as asked:
         asked.settimeout(0.05)
         asked.sendall(request.replace(b"{secret}", manifest.secret.encode()))
         try:
@@ -183,7 +183,7 @@ def _ask(request: bytes) -> None:
                 pass
         except OSError:
             pass
-    again = http.client.HTTPConnection(host, int(port), timeout=2.0)  # it serves others as before
+    again = http.client.HTTPConnection(host, int(port), timeout=60.0)  # it serves others as before
     again.request("GET", "/unknown")
     assert again.getresponse().status == 404
     again.close()
@@ -200,7 +200,7 @@ def _answer(answer: bytes) -> None:
         def answered() -> None:
             taken, _ = server.accept()
             with taken:
-                taken.settimeout(1.0)
+                taken.settimeout(60.0)
                 taken.recv(1 << 12)
                 taken.sendall(answer)
 

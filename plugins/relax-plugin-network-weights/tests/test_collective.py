@@ -25,7 +25,7 @@ from relax_core.testing.weight_transport_fixture import Transfer, moved
 ONE = Version("actor", 0, 1)
 SMALL = CollectiveOptions(bucket_mb=1, silence_s=3.0, patience_s=10.0)
 IMPATIENT = CollectiveOptions(bucket_mb=1, silence_s=3.0, patience_s=0.3)
-JOIN_S = 60.0
+JOIN_S = 300.0
 """For processes that must import torch first."""
 Tensors = list[tuple[str, np.ndarray, str]]
 
@@ -54,7 +54,7 @@ def receiver(manifest: Manifest, behaviour: str) -> subprocess.Popen[bytes]:
 def said(process: subprocess.Popen[bytes]) -> str:
     assert process.stdout is not None
     out = process.stdout.read().decode().strip()
-    process.wait(60)
+    process.wait(300)
     process.stdout.close()
     return out
 

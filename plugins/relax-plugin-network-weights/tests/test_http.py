@@ -21,12 +21,12 @@ from relax_core.api.weights import Manifest, Version
 from relax_core.testing.weight_transport import WeightTransportSuite, some_tensors
 
 ONE = Version("actor", 0, 1)
-SMALL = HttpOptions(bucket_mb=1, silence_s=5.0)
+SMALL = HttpOptions(bucket_mb=1, silence_s=60.0)
 
 
 class TestHttp(WeightTransportSuite):
     component = "http"
-    options = {"bucket_mb": 1, "silence_s": 5.0}
+    options = {"bucket_mb": 1, "silence_s": 60.0}
 
 
 def large() -> list[tuple[str, np.ndarray, str]]:
@@ -35,7 +35,7 @@ def large() -> list[tuple[str, np.ndarray, str]]:
 
 
 def asked(manifest: Manifest, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection(manifest.location.removeprefix("http://"), timeout=5)
+    connection = http.client.HTTPConnection(manifest.location.removeprefix("http://"), timeout=60)
     connection.request(method, path, headers=headers)
     answer = connection.getresponse()
     return answer.status, answer.read()
@@ -104,7 +104,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_process_that_is_killed_leaves_neither_server_nor_files(tmp_path: Path) -> None:
     from relax_core.rpc import messages
 
-    done = subprocess.run([sys.executable, "-c", SENDER, str(tmp_path)], capture_output=True, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", SENDER, str(tmp_path)], capture_output=True, check=False, timeout=200)
     with pytest.raises(InfrastructureError, match="gone"):
         list(Http(SMALL).receive(messages.decode(done.stdout)))
     assert list(tmp_path.iterdir()) == []

@@ -55,7 +55,7 @@ SUPERVISE = (
     "import sys; from relax_core.control import supervisor; supervisor.ORPHANS_S = float(sys.argv[1]);"
     "sys.exit(supervisor.supervise(sys.argv[3:], 1, (sys.executable, sys.argv[2])))"
 )
-DEADLINE_S = 60.0
+DEADLINE_S = 200.0
 Supervise = Callable[..., subprocess.Popen[bytes]]
 
 

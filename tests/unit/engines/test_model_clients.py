@@ -25,7 +25,7 @@ from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.scorer import RewardScorer, RewardSettings, ScoredSample
 from relax_core.runners.local.workers import LocalWorkers
 from relax_core.sampling.environments import EnvironmentPool
-from tests.unit.engines.pool_fixtures import engines, until
+from tests.unit.engines.pool_fixtures import Gate, engines, until
 from tests.unit.engines.scripted_engine import REFUSED
 from tests.unit.sampling.toy_policy import Letters
 
@@ -95,7 +95,7 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @asynccontextmanager
-async def judging(plugin: str, name: str, client: Any, timeout_s: float = 10.0) -> AsyncIterator[RewardScorer]:
+async def judging(plugin: str, name: str, client: Any, timeout_s: float = 60.0) -> AsyncIterator[RewardScorer]:
     children, models = LocalWorkers([plugin]), ({"judge": client} if client else {})
     scorer = RewardScorer(
         [RewardSettings(Chosen("reward", name), timeout_s=timeout_s)], children, SystemClock(), models=models
@@ -110,12 +110,12 @@ async def judging(plugin: str, name: str, client: Any, timeout_s: float = 10.0) 
 
 async def judged(scorer: RewardScorer, *responses: str) -> list[ScoredSample]:
     samples = [Trajectory((Message("user", "?"), Message("assistant", said)), said, ()) for said in responses]
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         (answers,) = await scorer.score([(Task("t", "?"), samples)])
     return answers
 
 
-def client_of(pool: Any, timeout_s: float = 30.0, deterministic: bool = False) -> PoolModelClient:
+def client_of(pool: Any, timeout_s: float = 100.0, deterministic: bool = False) -> PoolModelClient:
     return PoolModelClient("judge", pool, Letters(), SystemClock(), timeout_s, deterministic)
 
 
@@ -128,17 +128,21 @@ class Dead:
         raise InfrastructureError("engine pool judge: engine-0 failed 8 times in a row")
 
 
-async def test_a_killed_engine_costs_no_answer_and_waiting_is_not_the_rewards_own_time(plugin: str) -> None:
-    """40 tokens take longer than the reward's own deadline; their engine dies in the middle of them."""
-    async with engines(2) as (pool, _, told), judging(plugin, "following", client_of(pool), timeout_s=0.2) as scorer:
+async def test_a_killed_engine_costs_no_answer_and_waiting_is_not_the_rewards_own_time(plugin: str, gate: Gate) -> None:
+    """They take longer than the reward's own deadline; their engine dies in the middle of them."""
+    async with engines(2) as (pool, _, told), judging(plugin, "following", client_of(pool), timeout_s=1.0) as scorer:
         asked = asyncio.create_task(judged(scorer, *"abcdefgh"))
         await until(lambda: bool(pool.facts()["engine-0"]["running"] and pool.facts()["engine-1"]["running"]))
         os.kill(pool.facts()["engine-0"]["pid"], signal.SIGKILL)
+        await asyncio.sleep(1.5)
+        gate.open()
         assert [answer.value for answer in await asked] == [40.0] * 8
         await until(lambda: told == ["failed", "retried", "recovered"])
 
 
-async def test_a_deadline_is_the_samples_outcome_and_an_unreadable_prompt_the_authors_error(plugin: str) -> None:
+async def test_a_deadline_is_the_samples_outcome_and_an_unreadable_prompt_the_authors_error(
+    plugin: str, gate: Gate
+) -> None:
     async with engines(1) as (pool, _, told):
         async with judging(plugin, "hasty", client_of(pool)) as scorer:
             (late,) = await judged(scorer, "x")
@@ -202,11 +206,12 @@ async def test_scores_survive_an_engine_that_dies_and_one_that_lies() -> None:
         assert "failed" in told
 
 
-async def test_what_is_asked_has_a_deadline_and_is_told_while_it_is_open() -> None:
+async def test_what_is_asked_has_a_deadline_and_is_told_while_it_is_open(gate: Gate) -> None:
     async with engines(1) as (pool, _, _):
-        client = client_of(pool, timeout_s=0.1, deterministic=True)
+        client = client_of(pool, timeout_s=1.0, deterministic=True)
         asked = [asyncio.create_task(client.generate("a", 50)) for _ in range(2)]
-        await until(lambda: client.facts()["open"] == 2)
+        while client.facts()["open"] < 2:
+            await asyncio.sleep(0)
         for late in asked:
             with pytest.raises(DeadlineExceeded, match="engine pool judge waited"):
                 await late

@@ -123,7 +123,7 @@ async def test_a_live_version_whose_door_is_shut_is_wanted_until_it_opens() -> N
         await service.announce(live, NONE)
         await service.handed_out(at(1))
         update = asyncio.create_task(pool.supervisor.update(live, NONE))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while await service.wanted("actor") != ("engine-0",):
                 await asyncio.sleep(0.01)
         await service.announce(live, NONE)

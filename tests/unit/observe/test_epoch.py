@@ -68,7 +68,7 @@ def test_a_start_waits_for_a_change_that_is_under_way_in_another_process(tmp_pat
         start.join(0.3)
         assert start.is_alive() and not begun
         holder.stdin.close()
-        start.join(30)
+        start.join(120)
     assert begun == ["2 whole"]
 
 

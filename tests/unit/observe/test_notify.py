@@ -189,22 +189,23 @@ def test_a_wait_beyond_its_limit_is_told_once_and_a_pause_is_none(clock):
 
 def test_an_address_that_hangs_holds_neither_the_run_nor_the_others():
     release = threading.Event()
-    with receiver(lambda: release.wait(30) and 200) as (hanging, _), receiver() as (url, received):
-        told = Notified(hanging, url, burst=99, timeout_s=0.5)
+    with receiver(lambda: release.wait(120) and 200) as (hanging, _), receiver() as (url, received):
+        told = Notified(hanging, url, burst=99, timeout_s=2.0)
         start = time.monotonic()
         told.notifier.event(STARTED)
-        assert time.monotonic() - start < 0.4
+        told.notifier.heartbeats((), 0.0)
+        assert not told.reports, "nobody waits until the address is given up"
         while not told.reports:  # the run goes on, and hears that the address is given up
-            assert time.monotonic() - start < 20.0
+            assert time.monotonic() - start < 120.0
             told.notifier.heartbeats((), 0.0)
             time.sleep(0.02)
         told.tell(RunFinished("finished", {}))
-        assert time.monotonic() - start < 20.0
+        assert time.monotonic() - start < 120.0
         assert told.notifier.counts == {"sent": 2, "unsent": 2, "suppressed": 0}
         release.set()
     assert [title for title, _ in received] == ["maths: started", "maths: finished"]
     ((name, sentence, _),) = told.reports
-    assert name == "notify.urls[0]" and "took longer than 0.5 s" in sentence
+    assert name == "notify.urls[0]" and "took longer than 2 s" in sentence
 
 
 def test_an_address_that_fails_is_logged_once_counted_and_tried_again():

@@ -18,7 +18,7 @@ from typing import Self
 
 import psutil
 
-START_S = 90.0
+START_S = 300.0
 
 
 class ForeignCluster:

@@ -135,7 +135,7 @@ def test_rows_lost_with_their_storage_are_an_error_and_no_wait(joined: None, tmp
         claim = await lab.claim()
         ray.kill(store._actors[0])
         store.sweep()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             with pytest.raises(InfrastructureError, match="bus storage"):
                 await bus.read(claim, ("tokens",))
             issue = (await lab.admit(1))[0]
@@ -189,7 +189,7 @@ def test_a_dead_hub_is_an_error_and_no_wait(joined: None, tmp_path: Path) -> Non
 
         waiting = asyncio.create_task(BusFixture(bus).nothing_for("advantages"))
         ray.kill(hub)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             for call in (waiting, bus.version()):
                 with pytest.raises(InfrastructureError, match="hub died"):
                     await call
@@ -230,7 +230,7 @@ def test_what_is_read_outlives_its_block_and_a_closed_bus_leaves_no_file(joined:
         read = (await bus.read(await lab.claim(), ("tokens",))).columns["tokens"]
         assert _blocks(folder.path) == 1
         await bus.drop(issue.attempts, DropReason.FILTERED)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while _blocks(folder.path):
                 await asyncio.sleep(0.01)
         assert [row.tolist() for row in read.rows()] == [[0] * 4, [10] * 5]

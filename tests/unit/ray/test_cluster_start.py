@@ -7,14 +7,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 from typing import Any
 
 import pytest
 
 ray = pytest.importorskip("ray")
 
-from relax_core.runners.ray.reaper import LET_S, LOOK_S, Reaper  # noqa: E402
+from relax_core.runners.ray.reaper import Reaper  # noqa: E402
 from relax_core.runners.ray.runner import Cluster  # noqa: E402 (it imports Ray)
 
 STRANGER = """
@@ -56,7 +55,7 @@ asyncio.run(main())
 def test_a_cluster_of_a_run_listens_on_loopback_alone_and_answers_nobody_without_its_token() -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     done = subprocess.run(
-        [sys.executable, "-c", OWN, STRANGER], env=env, capture_output=True, text=True, timeout=200, check=True
+        [sys.executable, "-c", OWN, STRANGER], env=env, capture_output=True, text=True, timeout=500, check=True
     )
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["addresses"]
@@ -97,14 +96,14 @@ def test_a_node_that_does_not_come_up_in_time_is_started_once_more(
 
 
 def test_what_ran_before_ray_is_not_ended_with_it() -> None:
-    sleeping = [sys.executable, "-c", "import time; time.sleep(60)"]
+    sleeping = [sys.executable, "-c", "import time; time.sleep(600)"]
     before = subprocess.Popen(sleeping)
     reaper = Reaper.start()
     rays = subprocess.Popen(sleeping)
     try:
-        time.sleep(8 * LOOK_S)  # it starts, and looks
+        reaper.started()  # it looks once more before it hears of the end
         reaper.close()
-        assert rays.wait(20 * LET_S) != 0
+        assert rays.wait(60) != 0
         assert before.poll() is None
     finally:
         for process in (before, rays):

@@ -39,16 +39,15 @@ class Length(Reward):
 
 class Later(Reward):
     async def score(self, task, trajectory):
-        await asyncio.sleep(30 if trajectory.response == "slow" else 0.01)
+        await asyncio.sleep(300 if trajectory.response == "slow" else 0.01)
         return Score(2.0, {"half": 1.0}, steps=(0.5, 0.25))
 
 
 class Holding(Reward):
     async def score(self, task, trajectory):
         await asyncio.sleep(0.01)
-        if trajectory.response == "spin":
-            while True:
-                pass
+        if trajectory.response == "block":
+            time.sleep(3600)
         if trajectory.response == "exit":
             os._exit(3)
         return 1.0
@@ -59,9 +58,8 @@ class Awkward(Reward):
 
     def score(self, task, trajectory):
         word = trajectory.response
-        if word == "spin":
-            while True:
-                pass
+        if word == "block":
+            time.sleep(3600)
         if word == "lock":
             re.match("(a+)+$", "a" * 60 + "!")
         if word == "child":
@@ -88,9 +86,8 @@ class Ranks(GroupReward):
 
 class Together(BatchReward):
     def score_batch(self, tasks, trajectories):
-        if any(t.response == "spin" for t in trajectories):
-            while True:
-                pass
+        if any(t.response == "block" for t in trajectories):
+            time.sleep(3600)
         return [float(t.response) for t in trajectories]
 
 
@@ -137,7 +134,7 @@ def group(*responses: str, **metadata: object) -> tuple[Task, list[Trajectory]]:
 
 
 async def scored(scorer: RewardScorer, *responses: str) -> list[ScoredSample]:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         (answers,) = await scorer.score([group(*responses)])
     return answers
 
@@ -221,9 +218,9 @@ async def test_an_exception_is_an_outcome_with_the_authors_file_and_line(plugin:
     assert "rpc/host" not in bad.frames
 
 
-@pytest.mark.parametrize("word", ["spin", "lock"])
+@pytest.mark.parametrize("word", ["block", "lock"])
 async def test_a_reward_that_never_returns_is_killed_and_only_its_sample_is_lost(plugin: Path, word: str) -> None:
-    async with scoring(plugin, choice("awkward", timeout_s=0.5)) as scorer:
+    async with scoring(plugin, choice("awkward", timeout_s=1.0)) as scorer:
         answers = await scored(scorer, "a", "pid", "b", word, "c", "pid")
     assert [a.outcome for a in answers] == [Outcome.FINISHED] * 3 + [Outcome.REWARD_TIMEOUT] + [Outcome.FINISHED] * 2
     assert math.isnan(answers[3].value)
@@ -233,10 +230,10 @@ async def test_a_reward_that_never_returns_is_killed_and_only_its_sample_is_lost
 
 
 async def test_a_killed_reward_leaves_no_children(plugin: Path) -> None:
-    async with scoring(plugin, choice("awkward", timeout_s=0.5)) as scorer:
+    async with scoring(plugin, choice("awkward", timeout_s=1.0)) as scorer:
         (answer,) = await scored(scorer, "child")
         assert answer.outcome is Outcome.REWARD_TIMEOUT
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while any(map(running_sleep, psutil.Process().children(recursive=True))):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
@@ -249,13 +246,13 @@ def running_sleep(process: psutil.Process) -> bool:
 
 
 async def test_a_slow_awaitable_times_out_alone_while_the_others_finish(plugin: Path) -> None:
-    async with scoring(plugin, choice("later", timeout_s=0.5)) as scorer:
+    async with scoring(plugin, choice("later", timeout_s=1.0)) as scorer:
         answers = await scored(scorer, "a", "slow", "b")
     assert [a.outcome for a in answers] == [Outcome.FINISHED, Outcome.REWARD_TIMEOUT, Outcome.FINISHED]
 
 
 async def test_a_slow_awaitable_keeps_nobody_else_waiting(plugin: Path) -> None:
-    async with scoring(plugin, choice("later", timeout_s=20)) as scorer:
+    async with scoring(plugin, choice("later", timeout_s=200)) as scorer:
         slow = asyncio.create_task(scored(scorer, "a", "slow"))
         while not scorer.owing():
             await asyncio.sleep(0)
@@ -266,8 +263,8 @@ async def test_a_slow_awaitable_keeps_nobody_else_waiting(plugin: Path) -> None:
 
 
 async def test_an_awaitable_that_holds_its_process_is_found_among_batches_side_by_side(plugin: Path) -> None:
-    async with scoring(plugin, choice("holding", timeout_s=0.5)) as scorer:
-        answers = await asyncio.gather(*(scored(scorer, "a", word) for word in ("b", "spin", "c", "exit", "d")))
+    async with scoring(plugin, choice("holding", timeout_s=1.0)) as scorer:
+        answers = await asyncio.gather(*(scored(scorer, "a", word) for word in ("b", "block", "c", "exit", "d")))
     outcomes = [[one.outcome for one in pair] for pair in answers]
     fine, late, dead = Outcome.FINISHED, Outcome.REWARD_TIMEOUT, Outcome.REWARD_ERROR
     assert outcomes == [[fine, fine], [fine, late], [fine, fine], [fine, dead], [fine, fine]]
@@ -307,8 +304,8 @@ async def test_a_failed_group_fails_whole_and_alone(plugin: Path) -> None:
 
 
 async def test_a_batch_is_halved_until_only_who_spoils_it_fails(plugin: Path) -> None:
-    async with scoring(plugin, choice("together", timeout_s=0.5)) as scorer:
-        answers = await scored(scorer, "1", "2", "x", "4", "spin")
+    async with scoring(plugin, choice("together", timeout_s=1.0)) as scorer:
+        answers = await scored(scorer, "1", "2", "x", "4", "block")
     assert [a.outcome.value for a in answers] == ["finished", "finished", "reward_error", "finished", "reward_timeout"]
     assert [a.value for a in answers if a.outcome.judged] == [1.0, 2.0, 4.0]
 
@@ -354,8 +351,8 @@ async def test_a_reward_that_is_not_there_stops_the_start(plugin: Path) -> None:
 
 
 async def test_stopping_answers_who_still_waits(plugin: Path) -> None:
-    async with scoring(plugin, choice("awkward", timeout_s=30)) as scorer:
-        waiting = asyncio.ensure_future(scorer.score([group("spin")]))
+    async with scoring(plugin, choice("awkward", timeout_s=300)) as scorer:
+        waiting = asyncio.ensure_future(scorer.score([group("block")]))
         await asyncio.sleep(0)
         await scorer.stop()
         with pytest.raises(Exception, match="was stopped"):

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-REAL_S = 30.0
+REAL_S = 120.0
 T = TypeVar("T")
 
 

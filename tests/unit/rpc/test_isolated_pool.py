@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -18,6 +19,7 @@ from relax_core.rpc import isolated_pool, messages
 from relax_core.rpc.host import IsolatedHost, ParentChannel
 from relax_core.rpc.isolated_pool import IsolatedPool, ItemCrash, ItemTimeout
 from relax_core.runners.local.workers import LocalWorkers
+from tests.unit.roles.virtual_time import run_virtual
 
 COMPONENT = Chosen("test", "words")
 
@@ -30,9 +32,8 @@ class Words(IsolatedHost):
         return os.getpid()
 
     def handle(self, item: str) -> Any:
-        if item == "spin":
-            while True:
-                pass
+        if item == "block":
+            time.sleep(3600)
         if item == "exit":
             os._exit(3)
         if item == "eat":
@@ -48,7 +49,7 @@ class Words(IsolatedHost):
         return await self.parent.call("ask", number)
 
     async def hang(self, number: int) -> None:
-        self.handle("spin")
+        self.handle("block")
 
 
 class AskingWords(Words):
@@ -65,9 +66,9 @@ async def pool(host: str = "Words", count: int = 1, **options: Any) -> AsyncIter
     workers = LocalWorkers()
     target = f"tests.unit.rpc.test_isolated_pool:{host}"
     names = [f"words-{number}" for number in range(count)]
-    made = IsolatedPool(names, COMPONENT, target, workers, **{"timeout_s": 5.0, **options})
+    made = IsolatedPool(names, COMPONENT, target, workers, **{"timeout_s": 60.0, **options})
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             await made.start()
             yield made
     finally:
@@ -90,9 +91,9 @@ async def test_who_ends_its_process_is_named_and_the_others_run_again() -> None:
 
 
 async def test_who_exceeds_the_deadline_is_named_and_its_process_killed() -> None:
-    async with pool(timeout_s=0.3) as made:
+    async with pool(timeout_s=1.0) as made:
         (before,) = await answers(made, "pid")
-        a, late, after = await answers(made, "a", "spin", "pid")
+        a, late, after = await answers(made, "a", "block", "pid")
         assert not psutil.pid_exists(before)
     assert a == "A" and isinstance(late, ItemTimeout) and after != before
 
@@ -110,11 +111,12 @@ async def test_items_and_sessions_call_the_parent_in_order_and_waiting_is_not_th
     async def ask(item: Any) -> Any:
         if item == "bad":
             raise ValueError("the parent's own error")
-        await asyncio.sleep(0.4)
+        if item == "a" or len(told) == 1:
+            await asyncio.sleep(1.5)
         return [item, len(told)]
 
     handlers = {"ask": ask, "tell": lambda number, word: told.append((number, word))}
-    async with pool("AskingWords", timeout_s=0.2, opened=lambda pid: handlers) as made:
+    async with pool("AskingWords", timeout_s=1.0, opened=lambda pid: handlers) as made:
         a, bad, b = await answers(made, "a", "bad", "b")
         assert (a, b) == (("a", 0), ("b", 0)) and str(bad) == "the parent's own error"
         async with made.session() as session:
@@ -141,24 +143,27 @@ async def test_an_answer_of_the_parent_that_fails_on_its_way_is_an_error_and_no_
         return item
 
     async with pool("AskingWords", opened=lambda pid: {"ask": ask}) as made:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             *failed, well = await answers(made, "odd", "cancelled", "untold", "well")
     assert all(isinstance(error, Exception) for error in failed) and well == "well"
     assert "can't travel" in str(failed[0]) and "cancelled" in str(failed[1]) and "Untold" in str(failed[2])
 
 
-async def test_a_call_to_the_parent_waits_as_long_as_the_parent_works_on_it_and_no_longer() -> None:
-    channel = ParentChannel(silence_s=0.3)
-    requests = channel.requests()
-    waiting = asyncio.create_task(channel.call("ask", "x"))
-    ((number, method, _),) = await anext(requests)
-    for _ in range(5):
-        await asyncio.sleep(0.1)
-        channel.still_working(number)
-    assert not waiting.done()
-    with pytest.raises(DeadlineExceeded, match="parent.*ask"):
-        await asyncio.wait_for(waiting, 10)
-    assert method == "ask" and not channel.waiting
+def test_a_call_to_the_parent_waits_as_long_as_the_parent_works_on_it_and_no_longer() -> None:
+    async def scene() -> None:
+        channel = ParentChannel(silence_s=30.0)
+        requests = channel.requests()
+        waiting = asyncio.create_task(channel.call("ask", "x"))
+        ((number, method, _),) = await anext(requests)
+        for _ in range(5):
+            await asyncio.sleep(10.0)
+            channel.still_working(number)
+        assert not waiting.done()
+        with pytest.raises(DeadlineExceeded, match="parent.*ask"):
+            await waiting
+        assert method == "ask" and not channel.waiting
+
+    run_virtual(scene(), 100.0)
 
 
 async def test_the_parent_says_that_it_works_on_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,14 +178,14 @@ async def test_the_parent_says_that_it_works_on_a_call(monkeypatch: pytest.Monke
     async def listening(worker: Any, method: str, *args: Any, timeout_s: float) -> Any:
         told.append(method)
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         worker = type("Listening", (), {"call": listening})()
         await isolated_pool._answer(worker, {"ask": ask}, 7, "ask", messages.encode(("x",)))
     assert told[:3] == ["still_working"] * 3 and told[-1] == "answered"
 
 
 async def test_a_session_loses_its_state_with_its_process() -> None:
-    async with pool(count=2, timeout_s=0.1) as made, made.session() as one, made.session() as other:
+    async with pool(count=2, timeout_s=1.0) as made, made.session() as one, made.session() as other:
         silent = asyncio.create_task(one.long_call("hang"))
         with pytest.raises(ItemTimeout):
             await silent
@@ -201,7 +206,7 @@ async def test_a_process_sees_the_variables_that_it_may_and_is_given(monkeypatch
 
 async def test_stopping_answers_who_still_waits() -> None:
     async with pool() as made:
-        waiting = made.submit("spin")
+        waiting = made.submit("block")
         await asyncio.sleep(0)
         await made.stop()
         with pytest.raises(Exception, match="was stopped"):

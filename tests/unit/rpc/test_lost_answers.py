@@ -48,8 +48,9 @@ async def role(server: RpcServer) -> tuple[Connection, Bus]:
 
 
 async def until_it_waits(bus: BusService, number: int) -> None:
+    """Until so many calls wait."""
     async with asyncio.timeout(WAIT_S):
-        while len(bus._changes._waiters) < number:
+        while len(bus._changes._waiters) != number:
             await asyncio.sleep(0.01)
 
 
@@ -121,6 +122,8 @@ async def test_a_put_whose_producer_has_gone_keeps_no_credit(bus: BusService, se
     await second.register("rollout")
     bus.queue.credits.unreserve(0)
     bus._changes.notify()
-    await asyncio.sleep(0.05)
-    assert (bus.queue.credits.rows, bus.queue.credits.bytes) == (0, 0)
+    await until_it_waits(bus, 0)
+    async with asyncio.timeout(WAIT_S):
+        while (bus.queue.credits.rows, bus.queue.credits.bytes) != (0, 0):
+            await asyncio.sleep(0.01)
     again.close()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ from relax_core.sampling.environments import EnvironmentPool
 from relax_core.sampling.episode import InProcess, Limits, SingleTurn, run_answers, run_episode
 from relax_core.sampling.session import Branch, Sample
 from tests.unit.engines.pool_fixtures import call, engines, until
+from tests.unit.engines.scripted_engine import GATE
 from tests.unit.sampling.toy_policy import Letters, completion
 
 TASK = Task("t", (Message("user", "go"),))
@@ -136,7 +138,10 @@ async def test_what_is_over_is_freed_at_once_and_not_left_to_the_collector() -> 
         gc.enable()
 
 
-async def test_who_gives_up_what_was_asked_together_gives_up_all_that_still_runs() -> None:
+async def test_who_gives_up_what_was_asked_together_gives_up_all_that_still_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(GATE, str(tmp_path / "shut"))  # the long ones go on until they are given up
     async with engines(1) as (pool, _, _told):
         asked = asyncio.ensure_future(
             pool.generator([SamplingParams(1.0)] * 3)([call(0, 2), call(100, 60), call(200, 60)])

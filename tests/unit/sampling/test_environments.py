@@ -60,7 +60,9 @@ class Wild(Environment[WildOptions]):
         if word == "wait":
             await asyncio.sleep(0.5)
         if word == "busy":
-            time.sleep(0.9)
+            time.sleep(2.0)
+        if word == "linger":
+            await asyncio.sleep(1.5)
         if word == "odd":
             return Step("", True, info={"what": object()})
         return Step(Observation(f"{word}!", state="on"), word == "bye", 0.5, {"pid": self.shared["pid"]})
@@ -111,7 +113,7 @@ class Agent(Environment[WildOptions]):
 
 @asynccontextmanager
 async def pooled(
-    folder: Path, name: str = "wild", timeout_s: float = 5.0, retried: Retried | None = None, **settings: Any
+    folder: Path, name: str = "wild", timeout_s: float = 60.0, retried: Retried | None = None, **settings: Any
 ) -> AsyncIterator[EnvironmentPool]:
     plugin = folder / "wilds.py"
     plugin.write_text(ENVIRONMENTS)
@@ -129,7 +131,7 @@ async def pooled(
 
 
 async def played(pool: EnvironmentPool, policy: Any, task: Task | None = None, seed: int = 7) -> Trajectory:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         return await pool.play(lambda environment: play(environment, policy, task, Limits(100, 8), seed))
 
 
@@ -176,7 +178,7 @@ async def test_an_instance_that_fails_costs_its_own_sample(tmp_path: Path, word:
 
 
 async def test_an_instance_that_waits_for_ever_times_out_and_is_closed(tmp_path: Path) -> None:
-    async with pooled(tmp_path, timeout_s=0.3) as pool:
+    async with pooled(tmp_path, timeout_s=1.0) as pool:
         bad, good = await asyncio.gather(played(pool, Script("hang")), played(pool, Script("a", "bye")))
     assert (bad.outcome, good.outcome) == (Outcome.ENVIRONMENT_TIMEOUT, Outcome.FINISHED)
     assert closes(tmp_path) == 2
@@ -186,9 +188,9 @@ async def test_an_instance_that_waits_for_ever_times_out_and_is_closed(tmp_path:
     ("word", "outcome", "settings"),
     [
         ("exit", Outcome.ENVIRONMENT_ERROR, {}),
-        ("block", Outcome.ENVIRONMENT_TIMEOUT, {"timeout_s": 1.0}),
+        ("block", Outcome.ENVIRONMENT_TIMEOUT, {"timeout_s": 2.0}),
         ("eat", Outcome.ENVIRONMENT_ERROR, {"memory_mb": 2048}),
-        ("block", Outcome.ENVIRONMENT_TIMEOUT, {"isolation": "sample", "workers": 2, "timeout_s": 1.0}),
+        ("block", Outcome.ENVIRONMENT_TIMEOUT, {"isolation": "sample", "workers": 2, "timeout_s": 2.0}),
     ],
 )
 async def test_who_breaks_a_process_has_that_outcome_and_the_samples_beside_it_are_played_to_their_end(
@@ -204,9 +206,9 @@ async def test_who_breaks_a_process_has_that_outcome_and_the_samples_beside_it_a
 
 
 async def test_a_sample_that_was_late_since_another_kept_the_process_busy_is_played_again(tmp_path: Path) -> None:
-    async with pooled(tmp_path, timeout_s=1.0) as pool:
+    async with pooled(tmp_path, timeout_s=3.0) as pool:
         busy, *others = await asyncio.gather(
-            played(pool, says("busy", "bye")), *(played(pool, says("wait", "bye")) for _ in range(2))
+            played(pool, says("busy", "bye")), *(played(pool, says("linger", "bye")) for _ in range(2))
         )
     assert [one.outcome for one in (busy, *others)] == [Outcome.FINISHED] * 3
 
@@ -224,7 +226,7 @@ async def test_an_agent_that_breaks_its_process_costs_no_other_agent_its_sample(
         await asyncio.sleep(0.3)
         return completion("a")
 
-    async with pooled(tmp_path, "agent", timeout_s=1.0) as pool:
+    async with pooled(tmp_path, "agent", timeout_s=2.0) as pool:
         good = [asyncio.create_task(played(pool, slowly, task("long"))) for _ in range(2)]
         bad = await played(pool, says("a"), task(answer))
         assert bad.outcome is outcome
@@ -298,7 +300,7 @@ async def test_an_agent_branches_from_its_own_process(tmp_path: Path) -> None:
     ],
 )
 async def test_an_agent_that_fails_is_an_outcome(tmp_path: Path, answer: str, outcome: Outcome, closed: int) -> None:
-    async with pooled(tmp_path, "agent", timeout_s=0.7) as pool:
+    async with pooled(tmp_path, "agent", timeout_s=2.0) as pool:
         trajectory = await played(pool, Script("a"), Task("t", (Message("user", "go"),), answer))
         again = await played(pool, Script("a", "b", "c", "d"), Task("t", (Message("user", "go"),)))
     assert trajectory.outcome is outcome

@@ -13,6 +13,7 @@ from relax_core.api import Action, Environment, InfrastructureError, Message, Ob
 from relax_core.engines.requests import Completion, cut
 from relax_core.sampling.episode import InProcess, Limits, SingleTurn
 from relax_core.sampling.session import sample_seed, turn_seed
+from tests.unit.roles.virtual_time import run_virtual
 from tests.unit.sampling.toy_policy import Script, completion, play, texts
 
 
@@ -21,6 +22,7 @@ class Echo(Environment):
 
     in_process = True
     closed = 0
+    hangs = False
 
     async def reset(self, task: Task, seed: int) -> Observation | None:
         return Observation("hi") if task.metadata.get("greet") else None
@@ -29,6 +31,7 @@ class Echo(Environment):
         if action.text == "raise":
             raise RuntimeError("echo broke")
         if action.text == "hang":
+            self.hangs = True
             await asyncio.sleep(1000)
         return Step(f"you said {action.text}", action.text == "bye", 1.0, {"last": action.text})
 
@@ -49,7 +52,7 @@ class Asked(Environment):
         return Step(str(action.tool_calls[0].arguments["query"]) if action.tool_calls else "", not action.tool_calls)
 
 
-def here(environment: Environment, timeout_s: float = 5.0) -> InProcess:
+def here(environment: Environment, timeout_s: float = 60.0) -> InProcess:
     return InProcess(environment, timeout_s)
 
 
@@ -152,8 +155,10 @@ async def test_close_runs_when_the_episode_is_cancelled_or_the_policy_has_a_bug(
     closed = Echo.closed
     with pytest.raises(ZeroDivisionError):
         await play(here(Echo()), Script(ZeroDivisionError()))
-    episode = asyncio.ensure_future(play(here(Echo(), 100), Script("hang")))
-    await asyncio.sleep(0.01)
+    environment = Echo()
+    episode = asyncio.ensure_future(play(here(environment, 100), Script("hang")))
+    while not environment.hangs:
+        await asyncio.sleep(0)
     episode.cancel()
     with pytest.raises(asyncio.CancelledError):
         await episode
@@ -220,7 +225,7 @@ async def test_forks_before_the_first_turn_share_their_prompt() -> None:
     assert [node.parent for node in trajectory.forest] == [None, 0, 0]
 
 
-async def test_a_driving_environment_has_time_of_its_own() -> None:
+def test_a_driving_environment_has_time_of_its_own() -> None:
     """The deadline stands still while a turn is sampled, and counts when none is."""
 
     class Slow(Brancher):
@@ -229,10 +234,10 @@ async def test_a_driving_environment_has_time_of_its_own() -> None:
             await asyncio.sleep(1000)
 
     async def late(call: Any) -> Completion:
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(20.0)
         return completion("ok")
 
-    trajectory = await play(here(Slow(), timeout_s=0.1), late)
+    trajectory = run_virtual(play(here(Slow(), timeout_s=5.0), late))
     assert trajectory.response == "ok"
     assert trajectory.outcome is Outcome.ENVIRONMENT_TIMEOUT
 

@@ -83,7 +83,7 @@ async def play(
     family = Letters()
     prompt = family.start(task.prompt, environment.tools)
     limits = limits or Limits(100, 8, 0, 0)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         return await run_episode(task, prompt, seed, environment, family, policy, limits)
 
 

@@ -304,7 +304,10 @@ class EnginePlacement(Options):
     """Devices of the engines."""
 
     engines: PositiveInt = 1
-    """Engine processes."""
+    """Engine processes that serve."""
+    spares: NonNegativeInt = 0
+    """Engines beyond those, with the newest weights and without requests, on devices of their own: one serves at once in the
+    place of an engine that dies or is wrong, and another is started behind it."""
     gpus_per_engine: NonNegativeFloat | None = None
     """Devices of one engine; 0: none; absent: where there are any, as many as the engine's options spread it over."""
     threads: NonNegativeInt = 0

@@ -193,7 +193,7 @@ def _process_need(group: WorkerGroup, context: PlanContext, step: Workload) -> P
             share = replace(step, prompts=ceil(step.prompts / group.size))
             first = last = cast(Engine, backend).estimate(auxiliary_spec(config, pool), share)
         elif group.name == "rollout":
-            first = last = _engine_estimate(cast(Engine, backend), context, step, group.size)
+            first = last = _engine_estimate(cast(Engine, backend), context, step, group.size - group.spares)
         else:
             first, last = (_rank_estimate(cast(Trainer, backend), context, group, n, step) for n in (0, group.size - 1))
         if group.name == "actor" and config.checkpoint.micro_every:
@@ -216,7 +216,8 @@ def _with_micro_checkpoints(first: Estimate, last: Estimate, size: int) -> Estim
 
 
 def _engine_estimate(engine: Engine, context: PlanContext, step: Workload, size: int) -> Estimate:
-    """Estimate an engine with its share of all groups that may be in flight at once; the work is that of one step."""
+    """Estimate one of so many serving engines, with its share of all groups that may be in flight at once; the work is that of
+    one step. A spare may have to do it any time."""
     config = context.config
     ahead = 1 + (context.plan.max_staleness or 0)
     evaluated = ceil(config.eval.size * config.eval.samples / step.group_size) if config.eval.every else 0

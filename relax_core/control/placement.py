@@ -146,7 +146,7 @@ def worker_groups(
             each = float(on_gpus) if table.gpus_per_rank is None else table.gpus_per_rank
             num_gpus[role] = math.ceil(table.ranks * each)
         else:
-            num_gpus[role] = math.ceil(table.engines * _gpus_per_engine(config, catalogue, on_gpus))
+            num_gpus[role] = math.ceil((table.engines + table.spares) * _gpus_per_engine(config, catalogue, on_gpus))
     devices: dict[str, frozenset[str]] = {}
     homes = {role: placement.home(TABLES.get(role, role)) for role in placed}
     first = 0
@@ -160,12 +160,13 @@ def worker_groups(
         first += max(num_gpus[role] for role in sharing)
     groups: dict[str, WorkerGroup] = {}
     for role, table in tables.items():
-        size = table.ranks if isinstance(table, RankPlacement) else table.engines
+        spares = 0 if isinstance(table, RankPlacement) else table.spares
+        size = table.ranks if isinstance(table, RankPlacement) else table.engines + spares
         parts = _offloaded_parts(config, catalogue, role, num_gpus[role] > 0)
         # A model that is trained goes on from a checkpoint. What an engine has in its caches depends on when its role's shell
         # died, and a cached prompt may round differently.
         adoptable = role not in ("actor", "critic") and not (role == ROLLOUT and config.deterministic)
-        groups[role] = WorkerGroup(role, size, table.threads or THREADS, devices[role], parts, adoptable)
+        groups[role] = WorkerGroup(role, size, table.threads or THREADS, devices[role], parts, adoptable, spares)
     if (group := groups.pop(TEACHER, None)) is not None:  # several use the same devices one after another
         names = [f"{TEACHER}-{number}" for number, teacher in enumerate(config.teachers) if teacher.path]
         groups |= {name: replace(group, name=name) for name in (names if len(config.teachers) > 1 else [TEACHER])}
@@ -217,6 +218,21 @@ def _check_sharing(config: RunConfig, catalogue: Catalogue, groups: Mapping[str,
         use = " or ".join(able) or "another"
         fix = f'use {use}, or give it GPUs of its own: placement = "hybrid" or placement.rollout.share = "own"'
         raise ConfigError("engine.name", got, fix)
+
+
+def check_spares(config: RunConfig, groups: Mapping[str, WorkerGroup], num_gpus: int) -> None:
+    """Refuse spare engines that a machine with so many GPUs has no devices for; 0: they are not known here.
+
+    Two serving engines may share a GPU without turns, slowly; a spare would take memory from the others for nothing.
+    """
+    rollout = groups.get(ROLLOUT)
+    if rollout is None or not rollout.spares:
+        return
+    planned = {name for group in groups.values() for name in group.devices if name.startswith("gpu:")}
+    if 0 < num_gpus < len(planned) and any(name in planned for name in rollout.devices):
+        got = f"{rollout.spares}, with which {len(planned)} GPUs are planned; this machine has {num_gpus}"
+        fix = "a spare needs a device that nobody else has at work: leave it out, or plan fewer engines or ranks"
+        raise ConfigError("placement.rollout.spares", got, fix)
 
 
 def _pool_groups(

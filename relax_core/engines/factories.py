@@ -15,7 +15,7 @@ from typing import Any
 from relax_core.api.component import Chosen
 from relax_core.api.engine import Engine, EngineSpec
 from relax_core.api.errors import ConfigError
-from relax_core.api.events import RoleFailed, RoleRecovered, WorkRetried
+from relax_core.api.events import Logged, RoleFailed, RoleRecovered, WorkRetried
 from relax_core.api.family import ModelFamily
 from relax_core.api.role import WorkerSpec
 from relax_core.api.weights import Version
@@ -50,8 +50,9 @@ def make_pool(context: RunContext, now: Version, report: Report, suppress: tuple
         else RequestLimits(timeout_s, placement.requests_per_engine, placement.backlog)
     )
     return EnginePool(
-        slots, context.clock, updates, report, now.step == 0, run.deterministic, group.offloads, suppress, limits
-    )
+        slots, context.clock, updates, report, now.step == 0, run.deterministic, group.offloads, suppress, limits,
+        group.spares,
+    )  # fmt: skip
 
 
 def engine_spec(run: RunConfig, version: Version) -> EngineSpec:
@@ -71,6 +72,10 @@ def engine_events(context: RunContext) -> Report:
             await context.run_status.emit(RoleFailed("engine", detail, 4, fatal=False))
         elif event == "retried":
             await context.run_status.emit(WorkRetried("engine", "requests", int(amount), detail))
+        elif event == "spare":
+            await context.run_status.emit(
+                Logged("info", "engine", "spare ready", {"engine": detail, "seconds": amount})
+            )
         else:
             await context.run_status.emit(RoleRecovered("engine", amount, detail))
 

@@ -217,6 +217,12 @@ class EngineSlot:
         health: Health = await self._running_worker().call("health", timeout_s=timeout_s)
         return health
 
+    async def check(self) -> None:
+        """Raise where the engine is dead, hangs or is not well."""
+        health: Health = await self._call("health", timeout_s=UNBOUNDED_S)
+        if not health.ok:
+            raise InfrastructureError(f"{self.name}: not well: {health.facts.get('failure', '')}")
+
     async def _call(self, method: str, *args: Any, timeout_s: float) -> Any:
         return await self._while_alive(method, self._running_worker().call(method, *args, timeout_s=timeout_s))
 

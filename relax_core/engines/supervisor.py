@@ -36,7 +36,8 @@ MODEL_FACTS = {"fingerprint": "all load one folder: its files differ between mac
 OnArrival = Callable[[Receipt | None], Awaitable[None]]
 """Told of an engine that serves a version; None where it had it already."""
 Report = Callable[[str, str, float], Awaitable[None]]
-"""Reports that an engine failed or recovered, or that its requests are retried: (event, detail, seconds or requests)."""
+"""Reports that an engine failed, recovered or is spare, or that its requests are retried: (event, detail, seconds or
+requests)."""
 Perform = Callable[[Sequence[Action]], None]
 
 
@@ -102,7 +103,8 @@ class EngineSupervisor:
     """Keeps the engines of one pool as they are to be.
 
     An engine: `starting -> serving -> (failed -> replaced -> newest weights proved -> serving)`; until the first weights
-    of a resumed run it is `waiting`. One of the role's predecessor keeps the weights that it proved, and loads only newer ones.
+    of a resumed run it is `waiting`. Beyond as many as are to serve it is `spare`, with weights, pauses and offloads like the
+    others. One of the role's predecessor keeps the weights that it proved, and loads only newer ones.
 
     Invariants:
     - `_admit` is the only way into service, for a new engine and for a replaced one, with the newest weights proved.
@@ -262,7 +264,7 @@ class EngineSupervisor:
     ) -> tuple[str, ...]:
         """Bring every engine to a version; name those that proved it. One that fails or is too slow is replaced.
 
-        `on_arrival` gets the receipt of each as soon as it serves the version, whatever the others do.
+        `on_arrival` gets the receipt of each that serves, as soon as it serves the version, whatever the others do.
         """
         self._newest = (manifest, transport)
         self._router.on_published(manifest.version)
@@ -276,7 +278,7 @@ class EngineSupervisor:
             receipt = await self._contained(slot, self._load_newest(slot))
             if not self._admit(slot, incarnation):
                 return ""
-            if on_arrival is not None:
+            if on_arrival is not None and self._state(slot).status is EngineStatus.SERVING:
                 await on_arrival(receipt)
             return slot.name
 
@@ -337,10 +339,10 @@ class EngineSupervisor:
             result = await work
         return result  # noqa: RET504 -- a failure leaves the body before it is set
 
-    async def replace(self, slot: EngineSlot, why: str, requests: int = 0) -> None:
-        """End a failed engine, start a fresh one, bring it to the newest weights and the pool's pause, let it serve.
+    async def replace(self, slot: EngineSlot, why: str, requests: int = 0, successor: str = "") -> None:
+        """End a failed engine, start a fresh one, bring it to the newest weights and the pool's pause, let it in.
 
-        `requests`: those that it ran, which are done elsewhere.
+        `requests`: those that it ran, which are done elsewhere. `successor`: the spare that serves in its place.
         """
         since, incarnation = self._clock.now(), self._state(slot).incarnation
         slot.set_busy(False)
@@ -350,6 +352,9 @@ class EngineSupervisor:
             await self._report("failed", why, 0.0)
             if requests:
                 await self._report("retried", why, requests)
+            if successor:
+                took = f"{successor}, a spare, took the place of {slot.name}"
+                await self._report("recovered", took, self._clock.now() - since)
             await slot.stop()
             self.want_devices()
             async with self._offload.weights_in_use():
@@ -364,7 +369,13 @@ class EngineSupervisor:
             return
         self._admit(slot, incarnation)
         slot.restarts += 1
-        await self._report("recovered", slot.name, self._clock.now() - since)
+        event, seconds = "spare" if successor else "recovered", self._clock.now() - since
+        await self._report(event, slot.name, seconds)
+
+    async def check(self, slot: EngineSlot) -> None:
+        """Have an engine that runs nothing say that it is well; its death would be noticed only when it is needed."""
+        with self.containing(slot):
+            await slot.check()
 
 
 class WeightUpdater:

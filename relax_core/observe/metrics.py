@@ -50,6 +50,7 @@ GROUPS = {
     "critic": "The critic's step, which trains on the rows of the actor's.",
     "weights": "Publishing weights to engines.",
     "bus": "Rows between roles.",
+    "engines": "Engines that are ready for others that fail.",
     "memory": "Of devices that several worker groups share.",
     "restarts": "Roles and workers that were replaced; running totals.",
     "guards": "Guards that fired; running totals. What they look at are the numbers above.",
@@ -172,6 +173,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("bus/<name>", "A further number of the bus", "last"),
     Metric("memory/freed_bytes", "Bytes that others really freed for the trainer's turn", "last"),
     Metric("memory/trainer_freed_bytes", "Bytes that the trainer really freed when it slept last", "last"),
+    Metric("engines/spare", "Spare engines that are ready, of `placement.rollout.spares`", "last"),
     Metric("restarts/<role>", "Replacements so far; `restarts/run`: of the whole run, from its last checkpoint", "last"),
     Metric("retries/<role>", "Units of its work (samples, requests, steps, publishes) that were done once more so far, after "
            "a fault that was not theirs", "last"),

@@ -134,6 +134,8 @@ def engine_says(engine: Mapping[str, Any]) -> str:
         return f"(version {engine['version']}) loads {engine['loading']}"
     if engine.get("paused"):
         return f"(version {engine['version']}) is paused with {engine['running']} requests"
+    if engine.get("spare"):
+        return f"(version {engine['version']}) is a spare, ready to serve"
     if not engine.get("serving"):
         return f"(version {engine['version']}) does not serve"
     return f"(version {engine['version']}) runs {engine['running']} requests"
@@ -144,7 +146,8 @@ def _slowest(engines: Mapping[str, Mapping[str, Any]]) -> str:
     running = [name for name in engines if engines[name].get("running")]
     if running:
         return max(running, key=lambda name: float(engines[name].get("silent_s", 0.0)))
-    return next((name for name in engines if not engines[name].get("serving") or engines[name].get("paused")), "")
+    idle = (name for name in engines if not engines[name].get("serving") or engines[name].get("paused"))
+    return next((name for name in idle if not engines[name].get("spare")), "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ def test_what_dies_and_keeps_no_state_is_replaced_and_the_ledger_balances(
     start: Start, tiny: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "run"
-    run = start.train(path, tiny / "recipe.toml", "steps=400", "checkpoint.every=0")
+    run = start.train(path, tiny / "recipe.toml", "steps=400", "checkpoint.every=0", "placement.rollout.spares=1")
     run.until_steps(2)
     until(lambda: children(run.process.pid, "ServeController"), "Serve's controller")[0].kill()
     run.until_more_steps()
@@ -27,12 +27,15 @@ def test_what_dies_and_keeps_no_state_is_replaced_and_the_ledger_balances(
     kill(children(run.pid("rollout"), "runners.local.child")[0].pid)
     run.until_more_steps()
 
-    def engine() -> dict[str, Any]:
-        return dict(run.role("rollout").get("facts", {}).get("engines", {}).get("engine-0", {}))
+    def engine(name: str = "engine-0") -> dict[str, Any]:
+        return dict(run.role("rollout").get("facts", {}).get("engines", {}).get(name, {}))
 
+    until(lambda: engine("engine-1").get("spare"), "a spare")
     killed = run.fact("rollout", "engines")["engine-0"]["pid"]
     kill(killed)
     run.until_more_steps()
+    until(lambda: engine("engine-1").get("serving"), "the spare serves")
+    until(lambda: engine().get("spare"), "another spare")
     pid = until(lambda: engine().get("pid") not in (None, killed) and engine()["pid"], "another engine")
 
     _kill_role(run, "advantages")

@@ -26,6 +26,7 @@ from importlib import resources
 from importlib.metadata import entry_points
 from pathlib import Path
 from random import Random, SystemRandom
+from typing import Any, cast
 
 from relax_core.api.errors import ConfigError, RelaxError
 from relax_core.api.options import revealed
@@ -45,7 +46,7 @@ from relax_core.observe.run_directory import RunDirectory
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.host import announce
 from relax_core.roles.checkpoint import ResumePoint, choose, complete, discard_partial
-from relax_core.runners.launch import Launch, Runner
+from relax_core.runners.launch import KeptWorkers, Launch, Runner
 
 MAY_CHANGE = frozenset(
     {"steps", "eval", "sinks", "placement", "run", "notify", "checkpoint", "recovery", "guards", "data.media"}
@@ -355,8 +356,13 @@ def _run_id(directory: Path, epoch: RunEpoch | None) -> str:
     return f"{directory.name}-{hashlib.sha256(place.encode()).hexdigest()[:6]}-{epoch.number if epoch else 0}"
 
 
-def make_runner(config: RunConfig, catalogue: Catalogue, *, begin: bool = False) -> Runner:
-    """Make the runner that `[run] runner` names; ray is imported only when it is that one. `begin`: connect already."""
+def make_runner(
+    config: RunConfig, catalogue: Catalogue, kept: KeptWorkers | None = None, *, begin: bool = False
+) -> Runner:
+    """Make the runner that `[run] runner` names; ray is imported only when it is that one. `begin`: connect already.
+
+    `kept`: workers of a runner of the same kind, which are this one's from now on.
+    """
     if config.run.runner == "ray":
         from relax_core.runners.ray.runner import RayRunner
 
@@ -367,7 +373,7 @@ def make_runner(config: RunConfig, catalogue: Catalogue, *, begin: bool = False)
     if config.run.runner == "inline":
         from relax_core.runners.inline import InlineRunner
 
-        return InlineRunner(catalogue)
+        return InlineRunner(catalogue, cast(Any, kept))
     from relax_core.runners.local.runner import LocalRunner
 
-    return LocalRunner(catalogue)
+    return LocalRunner(catalogue, kept=cast(Any, kept))

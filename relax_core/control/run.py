@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -23,7 +23,7 @@ from relax_core.observe.notifications import Notifier
 from relax_core.observe.recorder import Display, Recorder
 from relax_core.observe.run_directory import Request
 from relax_core.rpc.waiting import attended
-from relax_core.runners.launch import Launch, Runner
+from relax_core.runners.launch import KeptWorkers, Launch, Runner
 from relax_core.tensor_files.mapped_files import sweep, sweep_abandoned, sweep_published
 
 WATCH_S = 0.25
@@ -95,6 +95,8 @@ class RunController:
     Invariants:
     - A stage begins only when the one before it has finished.
     - A restart begins only when nothing of the start before works any more, and is a start of its own: it has the next epoch.
+      Workers that are well and idle (engines, ranks of fixed models) go over to it, but not to a second restart in a row:
+      what was kept may be the fault.
     - One recorder is open from before the first role starts until after the last process is gone.
     - Events of the roles are recorded before RunFinished, which is recorded once, as of all stages together.
     - The runner is closed, and weights that the stage has published are swept, however it ends; those of a start that was
@@ -113,6 +115,8 @@ class RunController:
         self._last_event = 0
         self._running: set[str] = set()
         self._restarts = RunRestarts(prepared.config.recovery.restarts, prepared.first_step)
+        self._kept: KeptWorkers | None = None
+        """Workers of the start that failed, until the next one's runner has them."""
         self._started = False
         """The run's start is recorded; restarts of the whole run belong to it."""
         self._account_at_failure: dict[str, Any] = {}
@@ -159,30 +163,37 @@ class RunController:
             notifier = partial(Notifier, urls, name, config.notify, directory.redactor, self._clock)
         with Recorder(directory, sinks, observers, self._display, clock=self._clock, notifier=notifier) as recorder:
             left = list(prepared.stages)
-            while left:
-                stage, failed = left[0], None
-                try:
-                    finished, account = await self._run_stage(stage, recorder)
-                except RelaxError as error:
-                    failed = await self._grant_restart(error, recorder)
-                finally:
-                    await self._runner.close()
-                    await asyncio.to_thread(_sweep_weights, stage.launch)
-                if failed is not None:
-                    left = await self._prepare_restart(stage, failed, recorder)
-                elif not finished:
-                    break
-                else:
-                    left = left[1:]
-                    if stage.directory is not None:
-                        stage.directory.finish({"steps": stage.config.steps, **account})
-                        self._former = total([self._former, account])
-                if left:
-                    self._runner = make_runner(left[0].config, catalogue)
+            try:
+                while left:
+                    left = await self._run_next(left, recorder)
+                    if left:
+                        self._runner, self._kept = make_runner(left[0].config, catalogue, self._kept), None
+            finally:
+                if self._kept is not None:
+                    await self._kept.close()
         last = prepared.stages[-1].directory
         if last is not None and last.account() is not None:
             point_to_export(prepared.directory.path, last)
         return prepared.directory.read("summary") or {}
+
+    async def _run_next(self, left: Sequence[PreparedStage], recorder: Recorder) -> list[PreparedStage]:
+        """Run the first of these stages to its end; return what is left to run, itself included where the run restarts."""
+        stage, failed = left[0], None
+        try:
+            finished, account = await self._run_stage(stage, recorder)
+        except RelaxError as error:
+            failed = await self._grant_restart(error, recorder)
+        finally:
+            self._kept = await self._runner.close(keep=failed is not None and self._restarts.in_a_row == 1)
+            await asyncio.to_thread(_sweep_weights, stage.launch)
+        if failed is not None:
+            return await self._prepare_restart(stage, failed, recorder)
+        if not finished:
+            return []
+        if stage.directory is not None:
+            stage.directory.finish({"steps": stage.config.steps, **account})
+            self._former = total([self._former, account])
+        return list(left[1:])
 
     async def _run_stage(self, stage: PreparedStage, recorder: Recorder) -> tuple[bool, dict[str, Any]]:
         """Run one stage until its roles have returned; tell whether it finished, and what became of its samples."""

@@ -142,11 +142,12 @@ class EngineSupervisor:
 
     async def _start(self, slot: EngineSlot) -> dict[str, Any]:
         """Start an engine or go on with the predecessor's, all of its memory onloaded; one whose weights nobody proved is
-        started anew."""
+        started anew. Weights of an earlier incarnation need no proof: they serve nobody, and others are loaded over them."""
         facts = await slot.start()
         if not slot.adopted:
             return facts
-        if slot.version == slot.folder_version or (self._updates is not None and await self._updates.proved(slot)):
+        trusted = slot.version == slot.folder_version or slot.version.incarnation < slot.spec.version.incarnation
+        if trusted or (self._updates is not None and await self._updates.proved(slot)):
             slot.offloaded = self._offload.supported
             with contextlib.suppress(RelaxError):
                 await slot.offload(frozenset())

@@ -125,8 +125,10 @@ class Actor(Role):
         if self._context.resume is not None:
             # Published also where no step is left to train: rollout ends with the last version.
             await self._restore(self._context.resume, version, publish=True)
-        else:
-            await self._evaluate(version.step)
+            return version
+        if version.incarnation:  # engines of an earlier start may have other weights than the model folder's
+            await self._restore(None, version, publish=True)
+        await self._evaluate(version.step)
         return version
 
     async def _train_from(self, version: Version) -> None:

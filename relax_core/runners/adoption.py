@@ -2,14 +2,14 @@
 """The worker processes of a run by their holders: a role that is begun again goes on with those of its predecessor.
 
 They belong to whoever lives as long as the run (the local runner, the hub), so that an engine does not end because a role's
-loop or its shell did. How one is started and killed, the runner's own `Workers` know.
+loop or its shell did, nor because the run restarts as a whole. How one is started and killed, the runner's own `Workers` know.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from relax_core.api.errors import InfrastructureError, PluginError, WorkerDied
 from relax_core.api.role import Handover, Worker, Workers, WorkerSpec
@@ -43,7 +43,8 @@ class AdoptableWorkers:
     - Only a later incarnation of the same role adopts, only with equal specs, and all workers of a call or none: ranks meet in
       collectives. What an incarnation itself started it never gets again.
     - An adopted worker has answered, runs nothing for its former holder, and each call of it that failed changed nothing.
-    - After `end` a role has no worker left.
+    - After `end` a role has no worker left; after `keep_adoptable` only those that its first incarnation in the run's next
+      start may adopt.
     """
 
     def __init__(self, starter: Workers) -> None:
@@ -114,6 +115,13 @@ class AdoptableWorkers:
         if starting:
             await asyncio.wait(starting)
         await self._kill([held for held in self._held.values() if held.role == role])
+
+    async def keep_adoptable(self) -> tuple[Worker, ...]:
+        """Kill all workers but the adoptable ones, and return these: the run's next start, in which roles are counted anew,
+        adopts them. No role runs any more."""
+        await self._kill([held for held in self._held.values() if not held.spec.adoptable])
+        self._held = {name: replace(held, incarnation=0) for name, held in self._held.items()}
+        return tuple(held.worker for held in self._held.values())
 
     async def close(self) -> None:
         """Kill all workers of the run."""

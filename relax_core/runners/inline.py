@@ -25,7 +25,7 @@ from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc import messages
 from relax_core.rpc.host import TRACEBACKS, Builder, Host, describe, free_port, raised
 from relax_core.runners.launch import Launch
-from relax_core.runners.local.runner import LocalRunner
+from relax_core.runners.local.runner import KeptChildren, LocalRunner
 
 LONGEST_PAUSE_S = 5.0
 """A loop that stands still for longer, in a debugger, ages its deadlines by this much and no more."""
@@ -159,10 +159,11 @@ class InlineWorkers:
         self._started += workers
         return tuple(workers)
 
-    async def close(self) -> None:
+    async def close(self, kept: Sequence[Worker] = ()) -> None:
         for worker in self._started:
-            await worker.kill()
-        self._started.clear()
+            if worker not in kept:
+                await worker.kill()
+        self._started = [worker for worker in self._started if worker in kept]
 
 
 class InlineRunner(LocalRunner):
@@ -170,8 +171,8 @@ class InlineRunner(LocalRunner):
 
     loop_factory = DebuggerLoop
 
-    def __init__(self, catalogue: Catalogue) -> None:
-        super().__init__(catalogue, LoopClock())
+    def __init__(self, catalogue: Catalogue, kept: KeptChildren | None = None) -> None:
+        super().__init__(catalogue, LoopClock(), kept)
 
     async def start(self, launch: Launch) -> None:
         for name, group in launch.plan.groups.items():
@@ -186,9 +187,9 @@ class InlineRunner(LocalRunner):
             sys.breakpointhook = loop.breakpoint
         await super().start(launch)
 
-    async def close(self) -> None:
+    async def close(self, keep: bool = False) -> KeptChildren | None:
         sys.breakpointhook = sys.__breakpointhook__
-        await super().close()
+        return await super().close(keep)
 
     def _make_workers(self, launch: Launch) -> InlineWorkers:
         (Path(launch.run_dir) / "logs").mkdir(exist_ok=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.graph.conftest import relax_in, survivors
@@ -73,6 +74,38 @@ def test_a_local_run_that_is_killed_anywhere_ends_with_the_same_weights(
     _ends_like(whole, start(path, "resume", path, "--json"))
 
 
+@pytest.mark.parametrize("every", [2, 0], ids=["from a checkpoint", "from the beginning"])
+def test_a_run_that_restarts_as_a_whole_goes_on_with_the_engine_and_the_ranks_that_are_well(
+    start: Start, tiny: Path, tmp_path: Path, every: int
+) -> None:
+    path = tmp_path / "run"
+    run = start.train(
+        path, tiny / "recipe.toml", "rollout.prompts_per_step=4", "rollout.group_size=4", "steps=400",
+        f"checkpoint.every={every}", "run.runner=local", "placement=async", "algorithm.kl_coef=0.01",
+    )  # fmt: skip
+    run.until_steps(3)
+    well = _named(run, "engine-0") + _named(run, "reference-rank-0")
+    assert len(well) == 2
+
+    def restarted() -> bool:
+        if run.status().get("restarts", {}).get("run"):
+            return True
+        for pid in _named(run, "actor-rank-0"):
+            with contextlib.suppress(ProcessLookupError):
+                kill(pid)
+        return False
+
+    until(restarted, lambda: f"the whole run restarts\n{run.err}")
+    run.until_steps(len(run.steps()) + 4)
+    assert _named(run, "engine-0") + _named(run, "reference-rank-0") == well
+    run.interrupt()
+    assert run.end() == 130, run.err
+    summary = run.summary()
+    assert (summary["status"], summary["balanced"], summary["restarts"]["run"]) == ("stopped", True, 1)
+    assert [row["step"] for row in run.steps()] == list(range(1, summary["steps"] + 1))
+    assert survivors(tmp_path) == []
+
+
 @pytest.mark.ray
 def test_a_run_on_ray_that_is_killed_anywhere_ends_with_the_same_weights(
     start: Start, tiny: Path, tmp_path: Path, whole: bytes
@@ -108,6 +141,16 @@ def test_a_run_on_ray_that_is_killed_anywhere_ends_with_the_same_weights(
 
 def _pids(run: Running, word: str = "") -> set[int]:
     return {child.pid for child in children(run.process.pid, word)}
+
+
+def _named(run: Running, name: str) -> list[int]:
+    """Worker processes by the beginning of their name, which the system cuts to 15 characters."""
+    found = []
+    for child in children(run.process.pid, ""):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if Path(f"/proc/{child.pid}/comm").read_text().startswith(name[:15]):
+                found.append(child.pid)
+    return found
 
 
 def _known(run: Running) -> set[int]:

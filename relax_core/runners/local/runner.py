@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, cast
 
 from relax_core.api.bus import Bus, BusComponent
 from relax_core.api.component import Chosen
-from relax_core.api.role import Clock, Role, RunStatus, SystemClock, Workers
+from relax_core.api.role import Clock, Role, RunStatus, SystemClock, Worker, Workers
 from relax_core.bus.service import open_bus
 from relax_core.devices.scheduler import DeviceService
 from relax_core.registry.catalogue import Catalogue
@@ -25,7 +26,19 @@ from relax_core.weights.registry import WeightRegistry
 class RunWorkers(Workers, Protocol):
     """The workers of a run, which end with it."""
 
-    async def close(self) -> None: ...
+    async def close(self, kept: Sequence[Worker] = ()) -> None:
+        """End all but these."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptChildren:
+    """Implements `runners.launch.KeptWorkers` for children of this process."""
+
+    held: AdoptableWorkers
+    workers: RunWorkers
+
+    async def close(self) -> None:
+        await self.workers.close()
 
 
 class LocalRunner:
@@ -34,23 +47,25 @@ class LocalRunner:
     bus: Bus
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
 
-    def __init__(self, catalogue: Catalogue, clock: Clock | None = None) -> None:
+    def __init__(self, catalogue: Catalogue, clock: Clock | None = None, kept: KeptChildren | None = None) -> None:
+        """`kept`: workers of the run's former start."""
         self._catalogue, self._clock = catalogue, clock or SystemClock()
         self.run_status: RunStatus = RunStatusService(self._clock)
         self._weights = WeightRegistry(self._clock)
         self._devices = DeviceService(self._clock)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ended: asyncio.Queue[RoleEnd] = asyncio.Queue()
-        self._workers: RunWorkers | None = None
-        self._open = False
+        self._children = kept
+        self._open = self._keeps = False
 
     async def start(self, launch: Launch) -> None:
-        self._workers = workers = self._make_workers(launch)
-        held = AdoptableWorkers(workers)
+        if (children := self._children) is None:
+            workers = self._make_workers(launch)
+            children = self._children = KeptChildren(AdoptableWorkers(workers), workers)
         await self._open_bus(launch)
         for name in launch.plan.roles:
             role = cast(Role, self._catalogue.build(Chosen("role", name)))
-            task = asyncio.create_task(self._run(role, launch, held, workers), name=name)
+            task = asyncio.create_task(self._run(role, launch, children.held, children.workers), name=name)
             self._tasks[name] = task
 
     def _make_workers(self, launch: Launch) -> RunWorkers:
@@ -83,7 +98,8 @@ class LocalRunner:
             try:
                 await run_role(role, context)
             finally:
-                await held.end(role.name)
+                if not self._keeps:
+                    await held.end(role.name)
             self._ended.put_nowait(RoleEnd(role.name))
         except asyncio.CancelledError:
             raise
@@ -98,12 +114,17 @@ class LocalRunner:
                     first = (await self._ended.get(),)
         return (*first, *(self._ended.get_nowait() for _ in range(self._ended.qsize())))
 
-    async def close(self) -> None:
+    async def close(self, keep: bool = False) -> KeptChildren | None:
+        self._keeps = keep
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        if self._workers is not None:
-            await self._workers.close()
+        children, self._children = self._children, None
+        kept: Sequence[Worker] = ()
+        if children is not None:
+            kept = await children.held.keep_adoptable() if keep else ()
+            await children.workers.close(kept)
         if self._open:
             self._open = False
             await self.bus.close()
+        return children if kept else None

@@ -230,7 +230,7 @@ class LocalWorker:
 
 
 class LocalWorkers:
-    """Starts child processes of this one; `close` ends all of them."""
+    """Starts child processes of this one; `close` ends them."""
 
     def __init__(
         self,
@@ -273,9 +273,10 @@ class LocalWorkers:
             await asyncio.gather(*(result.kill() for result in results if isinstance(result, LocalWorker)))
             raise
 
-    async def close(self) -> None:
-        await asyncio.gather(*(worker.kill() for worker in self._started))
-        self._started.clear()
+    async def close(self, kept: Sequence[Worker] = ()) -> None:
+        """End all but these."""
+        await asyncio.gather(*(worker.kill() for worker in self._started if worker not in kept))
+        self._started = [worker for worker in self._started if worker in kept]
 
     def _new_scratch(self) -> str:
         """Make the folder of an untrusted child, marked as this process's, which deletes it. Those of processes that were

@@ -109,7 +109,7 @@ class RayRunner:
         self._ended += len(ends)
         return tuple(RoleEnd(role, raised(failure, role) if failure else None) for role, failure in ends)
 
-    async def close(self) -> None:
+    async def close(self, keep: bool = False) -> None:
         """End a cluster of our own with all that is on it; take the run's own things away from another."""
         hub, self._hub = self._hub, None
         if self._client is not None:

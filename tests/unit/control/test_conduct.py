@@ -68,11 +68,21 @@ class ScriptedRunner:
     async def statistics(self) -> dict[str, Any]:
         return {}
 
-    async def close(self) -> None:
+    async def close(self, keep: bool = False) -> KeptOnes | None:
         self.closed += 1
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        return KeptOnes() if keep else None
+
+
+class KeptOnes:
+    """Workers of a start that failed."""
+
+    closed = False
+
+    async def close(self) -> None:
+        self.closed = True
 
 
 async def until_told(runner: ScriptedRunner) -> None:
@@ -312,6 +322,35 @@ def test_a_stop_between_two_starts_ends_the_run_without_another(
     summary, raised, seconds = conducted(tmp_path, {"actor": loses_its_hub}, stop_after_s=9.0)
     assert (summary["status"], summary["restarts"], raised) == ("stopped", {"run": 1}, None)
     assert 9.0 <= seconds < 10.0, "in the pause before the second restart"
+
+
+def test_workers_that_are_well_go_over_to_the_first_restart_in_a_row_and_end_with_a_run_that_makes_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[KeptOnes | None] = []
+
+    def made(config: object, catalogue: object, kept: KeptOnes | None) -> ScriptedRunner:
+        given.append(kept)
+        return ScriptedRunner({"actor": loses_its_hub})
+
+    kept: list[KeptOnes] = []
+
+    def noted(self: KeptOnes) -> None:
+        kept.append(self)
+
+    monkeypatch.setattr(KeptOnes, "__init__", noted)
+    monkeypatch.setattr(run, "make_runner", made)
+    conducted(tmp_path / "fails", {"actor": loses_its_hub})
+    assert [one is not None for one in given] == [True, False, False]
+    assert len(kept) == 1 and not kept[0].closed, "its runner has them"
+
+    def unable(*_: object) -> Prepared:
+        raise InfrastructureError("no checkpoint is whole")
+
+    monkeypatch.setattr(run, "prepare_restart", unable)
+    _, raised, _ = conducted(tmp_path / "ends", {"actor": loses_its_hub})
+    assert "could not restart: no checkpoint is whole" in str(raised) and len(given) == 3
+    assert len(kept) == 2 and kept[1].closed
 
 
 def test_an_error_that_is_nobodys_names_the_role(tmp_path: Path) -> None:

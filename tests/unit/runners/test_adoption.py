@@ -131,3 +131,22 @@ async def test_a_start_that_nobody_awaits_any_more_ends_when_a_successor_starts_
     with pytest.raises(InfrastructureError, match="its start was ended"):
         await waiting
     assert not gone(worker.pid)
+
+
+async def test_the_next_start_of_a_run_adopts_what_the_one_before_left_however_roles_are_counted(
+    tmp_path: Path,
+) -> None:
+    workers = LocalWorkers(log_dir=tmp_path)
+    held = AdoptableWorkers(workers)
+    (engine,) = await begun(held, 3)
+    (rank,) = await begun(held, 3, spec("actor-rank-0", adoptable=False))
+    (child,) = await workers.start([spec("reward-0")], CALL_S)  # of a pool of the role itself
+    kept = await held.keep_adoptable()
+    await workers.close(kept)
+    assert [worker.pid for worker in kept] == [engine.pid]
+    assert gone(rank.pid) and gone(child.pid) and not gone(engine.pid)
+    (again,) = await begun(held, 1)
+    assert again.pid == engine.pid and again.adopted is not None
+    (other,) = await begun(held, 1, spec("engine-1"))
+    await workers.close()
+    assert gone(engine.pid) and gone(other.pid)

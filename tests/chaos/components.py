@@ -123,23 +123,26 @@ class WitnessedEngine(scripted.ScriptedEngine):
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[list[Delta]]:
         left = {request.id: self._length(request) for request in requests}
         self._running.update(left)
-        while left:
-            await asyncio.sleep(self.options.token_s)
-            version, deltas = self._version, []
-            for name in list(left):
-                if name in self._unwanted:
-                    del left[name]
-                    self._unwanted.discard(name)
-                    deltas.append(Delta(name, (), (), version.step, version.step, "abort"))
-                    continue
-                left[name] -= 1
-                finish = "" if left[name] else "stop"
-                token = FIRST_TOKEN + version.incarnation if left[name] else scripted.END
-                deltas.append(Delta(name, (token,), (-0.5,), version.step, version.step, finish))
-                if finish:
-                    del left[name]
-            self._running.difference_update(delta.id for delta in deltas if delta.finish)
-            yield self._told(deltas)
+        try:
+            while left:
+                await asyncio.sleep(self.options.token_s)
+                version, deltas = self._version, []
+                for name in list(left):
+                    if name in self._unwanted:
+                        del left[name]
+                        self._unwanted.discard(name)
+                        deltas.append(Delta(name, (), (), version.step, version.step, "abort"))
+                        continue
+                    left[name] -= 1
+                    finish = "" if left[name] else "stop"
+                    token = FIRST_TOKEN + version.incarnation if left[name] else scripted.END
+                    deltas.append(Delta(name, (token,), (-0.5,), version.step, version.step, finish))
+                    if finish:
+                        del left[name]
+                self._running.difference_update(delta.id for delta in deltas if delta.finish)
+                yield self._told(deltas)
+        finally:
+            self._running.difference_update(left)
 
     def _told(self, deltas: list[Delta]) -> list[Delta]:
         """Tell the truth, but for a lie that is due."""

@@ -20,13 +20,15 @@ from random import Random
 from typing import Any
 from unittest import mock
 
-from relax_core.api.errors import ConfigError, InfrastructureError
+from relax_core.api.errors import ConfigError, InfrastructureError, RelaxError
 from relax_core.api.weights import Version
 from relax_core.bus.ledger_file import prepare_ledger
 from relax_core.config.compose import parse_config
+from relax_core.control.restarts import RunRestarts
 from relax_core.observe.epoch import RunEpoch
-from relax_core.roles.checkpoint import choose, complete, discard_partial
+from relax_core.roles.checkpoint import choose, complete, discard_partial, step_of
 from relax_core.roles.step_trainer import RollbackRequired
+from relax_core.rpc.host import HAND_OVER
 from tests.chaos import components
 from tests.chaos.simulation import Faults, NetworkFault, SeededLoop, Start, WorkerFault, copied
 from tests.chaos.witness import PRESENT, Witness
@@ -79,12 +81,15 @@ VARIANTS: dict[str, Mapping[str, Any]] = {
     "spares": {"placement": TWO_ENGINES, "max_staleness": 1, "engine": SLOW, "rollout": {"spare_groups": 1}},
     "seldom saved": {"placement": TWO_ENGINES, "max_staleness": 2, "steps": 5, "checkpoint": {"every": 4}},
     "critic": {"placement": "hybrid", "max_staleness": 1, "algorithm": "ppo", "steps": 3},
+    "micro": {
+        "placement": TWO_ENGINES, "max_staleness": 1, "steps": 5, "checkpoint": {"every": 4, "micro_every": 1},
+    },
 }  # fmt: skip
 
 CALLS = (
     "register", "admit", "put", "put", "claim", "claim", "read", "write", "acknowledge", "trained", "trained", "report_held",
     "version", "checkpoint", "finalize", "rollback", "verify", "release", "announce", "newest", "route", "receipt",
-    "needed", "acquire", "done", "poll", "serves", "emit", "heartbeat",
+    "needed", "acquire", "done", "poll", "serves", "emit", "heartbeat", "start",
 )  # fmt: skip
 REPEATABLE = frozenset((
     "put", "read", "acknowledge", "trained", "report_held", "version", "finalize", "verify", "release",
@@ -93,8 +98,10 @@ REPEATABLE = frozenset((
 """Calls whose answer may be lost and that a network may then deliver again."""
 WORK = (
     "start", "load", "snapshot", "saved", "publish", "accumulate", "finish_update", "begin_step", "begin_update", "export",
-    "update_weights", "update_weights", "health", "abort", "sleep", "wake", "forward",
+    "update_weights", "update_weights", "health", "abort", "sleep", "wake", "forward", "save", HAND_OVER,
 )  # fmt: skip
+WITHOUT_S = (0.0, 0.0, 0.5, 3.0, 30.0, 200.0)
+"""From the death of a role's process to the start of the next one."""
 DAMAGES = (
     "nothing",
     "nothing",
@@ -141,10 +148,10 @@ def _fault(random: Random) -> tuple[float, str, Any]:
     at = round(random.uniform(0.0, HORIZON_S), 2)
     kind = random.choices(
         (
-            "network", "work", "kill", "actor", "hang", "lie", "expire", "role", "machine", "zombie", "slow disk",
-            "full disk", "nan", "stop",
+            "network", "work", "kill", "actor", "hang", "lie", "expire", "shell", "node", "driver", "machine", "zombie",
+            "slow disk", "full disk", "nan", "stop",
         ),
-        (9, 7, 3, 5, 2, 3, 2, 4, 5, 2, 2, 2, 2, 1),
+        (9, 7, 3, 5, 2, 3, 2, 5, 2, 3, 4, 2, 2, 2, 2, 1),
     )[0]  # fmt: skip
     nth, seconds = random.choice((1, 1, 2, 4)), random.choice((0.3, 2.0, 9.0, 30.0))
     if kind == "network":
@@ -161,6 +168,8 @@ def _fault(random: Random) -> tuple[float, str, Any]:
         "lie": random.choice(LIES),
         "slow disk": random.choice((0.2, 3.0)),
         "zombie": random.choice((0.5, 3.0)),
+        "shell": (random.random(), random.choice(WITHOUT_S)),
+        "node": (random.random(), random.choice(WITHOUT_S)),
     }
     return at, kind, more.get(kind, random.random())
 
@@ -235,6 +244,7 @@ class _Performance:
         k, late = self._base.launch.plan.max_staleness, self._base.launch.config["rollout"]["late"]
         witness = Witness(int(k or 0), late == "mask").follow(Version("actor", 0, 0))
         striking = asyncio.create_task(self._strike())
+        restarts = RunRestarts(self._base.config.recovery.restarts, 0)
         zombies: list[tuple[Start, asyncio.Task[Any]]] = []
         self._directory.mkdir(parents=True)
         launch = replace(self._base.launch, run_dir=str(self._directory), epoch=RunEpoch.begin(self._directory))
@@ -249,7 +259,7 @@ class _Performance:
                 start = self._start = Start(
                     self._base.catalogue, launch, settings, version, witness, self._faults, self.note
                 )
-                how, error = await self._live(start)
+                how, error = await self._live(start, restarts)
                 self.note(f"{how}: {error}" if error else how)
                 if start.witness.problems:
                     raise Violation("; ".join(start.witness.problems))
@@ -265,7 +275,9 @@ class _Performance:
                 if calm and how == "failed" and not zombies:
                     raise Violation(f"a start without faults failed: {error}")
                 if how == "failed":
-                    await asyncio.sleep(AGAIN_S)  # a person takes a moment
+                    restarts = await self._restart(start, error, restarts)
+                elif how != "done":  # another driver
+                    restarts = RunRestarts(restarts.limit, self._saved())
                 begun = self._resumed(start, how)
                 if begun is None:
                     return
@@ -280,7 +292,22 @@ class _Performance:
             if self._start is not None:
                 await self._start.close()
 
-    async def _live(self, start: Start) -> tuple[str, BaseException | None]:
+    async def _restart(self, start: Start, error: BaseException | None, restarts: RunRestarts) -> RunRestarts:
+        """Wait until the controller starts the run again, as a whole; else a person takes a moment to."""
+        if isinstance(error, RelaxError) and restarts.grant(error, self._saved(), stopping=False):
+            self.note(f"restarts by itself, {restarts.in_a_row} in a row, in {restarts.pause_s:.0f} s")
+            if not isinstance(error, InfrastructureError) or restarts.in_a_row > restarts.limit:
+                raise Violation(f"restart {restarts.in_a_row} of {restarts.limit} after {error!r}")
+            await asyncio.sleep(restarts.pause_s)
+            return restarts
+        await asyncio.sleep(AGAIN_S)
+        return RunRestarts(restarts.limit, self._saved())
+
+    def _saved(self) -> int:
+        found = complete(self._directory / "checkpoints")
+        return step_of(found[-1]) if found else 0
+
+    async def _live(self, start: Start, restarts: RunRestarts) -> tuple[str, BaseException | None]:
         """Run a start until its roles end, fail, or the machine is lost."""
         self._interrupted = asyncio.get_running_loop().create_future()
         try:
@@ -294,6 +321,8 @@ class _Performance:
                 return self._interrupted.result(), None
             found = going.result()
             start.check()
+            if start.was_ready:
+                restarts.ready()
             return ("failed", found) if found is not None else ("done", None)
         finally:
             going.cancel()
@@ -383,8 +412,7 @@ class _Performance:
 
     async def _fade(self, zombie: Start) -> None:
         """Let a start that another has taken the place of live on for a while, cut off from new workers."""
-        for process in zombie.processes.values():
-            process.workers.closed = True
+        zombie.cut_off()
         await asyncio.sleep(self._drawn)
         await zombie.close()
 
@@ -409,17 +437,11 @@ class _Performance:
             self._faults.workers.append(what)
             self.note(f"{what.worker or 'any worker'} {what.kind} in call {what.nth} of {what.method}")
             return
-        workers = sorted(
-            (name, process.role)
-            for process in start.processes.values()
-            for name, worker in process.workers.alive.items()
-            if not worker.dead
-        )
+        workers = start.living() if kind in ("kill", "actor", "hang") else []
         if kind == "actor":  # where a rollback begins
             workers, what = [found for found in workers if found[1] == "actor"], 0.0
-        if kind in ("kill", "actor", "hang") and workers:
-            name, role = workers[int(what * len(workers))]
-            worker = start.processes[role].workers.alive[name]
+        if workers:
+            name, _, worker = workers[int(what * len(workers))]
             self.note(f"{name}: {kind}")
             worker.hang() if kind == "hang" else await worker.kill()
         elif kind == "lie":
@@ -432,11 +454,12 @@ class _Performance:
             for lease in start.bus.queue.leases.out.values():
                 self.note(f"lease {lease.number} of {lease.task} runs out")
                 lease.expires = asyncio.get_running_loop().time()
-        elif kind == "role" and start.processes:
-            name = sorted(start.processes)[int(what * len(start.processes))]
-            if await start.lose_role(name):
-                self.note(f"the process of {name} is lost")
-        elif kind in ("machine", "zombie", "stop") and self._interrupted is not None and start.tasks:
+        elif kind in ("shell", "node") and start.processes:
+            which, without_s = what
+            name = sorted(start.processes)[int(which * len(start.processes))]
+            if await start.lose_role(name, kind == "node", without_s):
+                self.note(f"the process of {name} is lost{', its workers too' * (kind == 'node')}, for {without_s:g} s")
+        elif kind in ("machine", "driver", "zombie", "stop") and self._interrupted is not None and start.tasks:
             if kind == "stop":
                 self.note("told to stop")
                 for role in start.roles:

@@ -10,19 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
 import itertools
 import math
 import shutil
 import sqlite3
-from collections.abc import Callable, Coroutine, Sequence
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from relax_core.api.bus import BusSettings
 from relax_core.api.component import Chosen
-from relax_core.api.errors import WorkerDied
-from relax_core.api.role import Role, WorkerSpec
+from relax_core.api.errors import DeadlineExceeded, WorkerDied
+from relax_core.api.role import Handover, Role, WorkerSpec
 from relax_core.api.weights import Version
 from relax_core.bus.ledger import AttemptState
 from relax_core.bus.service import BusService, open_bus
@@ -30,13 +33,16 @@ from relax_core.bus.store import InProcessBus
 from relax_core.devices.scheduler import DeviceService
 from relax_core.engines.engine_state import EngineStatus
 from relax_core.registry.catalogue import Catalogue
-from relax_core.rpc.host import Host
+from relax_core.rpc import messages
+from relax_core.rpc.host import HAND_OVER, Host
+from relax_core.runners.adoption import AdoptableWorkers
 from relax_core.runners.context import RoleContext, run_role
 from relax_core.runners.launch import Launch
+from relax_core.runners.replicas import TAKEOVER_S, ReplicaTracker
 from relax_core.runners.run_status import RunStatusService
+from relax_core.tensor_files.mapped_files import sweep
 from relax_core.weights.registry import WeightRegistry
 from tests.chaos.witness import PRESENT, Witness
-from tests.unit.roles.simulated_run import SimulatedWorker, Span
 from tests.unit.roles.virtual_time import VirtualClock, VirtualLoop
 
 PROBE_S = 2.0
@@ -47,38 +53,71 @@ OVERDUE_S = 120.0
 class NumberedTask(asyncio.Task):
     """A task whose place in a set does not depend on its address."""
 
-    numbers = itertools.count()
-
-    def __init__(self, *args: Any, **more: Any) -> None:
-        self._place = next(self.numbers)
-        super().__init__(*args, **more)
+    _place = -1
 
     def __hash__(self) -> int:
+        if self._place < 0:
+            self._place = next(self.get_loop().numbers)  # type: ignore[attr-defined]
         return self._place
 
 
 class NumberedFuture(asyncio.Future):
     """The same of a future."""
 
-    def __init__(self, **more: Any) -> None:
-        self._place = next(NumberedTask.numbers)
-        super().__init__(**more)
-
-    def __hash__(self) -> int:
-        return self._place
+    _place = -1
+    __hash__ = NumberedTask.__hash__
 
 
 class SeededLoop(VirtualLoop):
-    """Virtual time without threads: work for a thread is done on the loop, after the time that the disk takes."""
+    """Virtual time without threads: work for a thread is done on the loop, after the time that the disk takes.
+
+    Nothing outside of the process is waited for, so a turn of the loop asks the operating system for nothing.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        NumberedTask.numbers = itertools.count()
+        self.numbers = itertools.count()
         self.disk_s = 0.0
         self.set_task_factory(lambda loop, work, **more: NumberedTask(work, loop=loop, **more))
 
     def create_future(self) -> asyncio.Future[Any]:
         return NumberedFuture(loop=self)
+
+    def time(self) -> float:
+        return self._now
+
+    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_at(
+        self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        timer._scheduled = True
+        heapq.heappush(self._scheduled, timer)
+        return timer
+
+    def _run_once(self) -> None:
+        """Run what is ready; where nothing is, let the time of the next timer come."""
+        ready, scheduled = self._ready, self._scheduled
+        while scheduled and scheduled[0]._cancelled:
+            self._timer_cancelled_count -= 1
+            heapq.heappop(scheduled)._scheduled = False
+        if not ready and not self._stopping:
+            if not scheduled:
+                raise RuntimeError("every task waits and no timer is set: somebody waits for ever")
+            self._now = max(self._now, scheduled[0]._when)
+        due = self._now + self._clock_resolution
+        while scheduled and scheduled[0]._when < due:
+            timer = heapq.heappop(scheduled)
+            timer._scheduled = False
+            ready.append(timer)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle._cancelled:
+                handle._run()
 
     def run_in_executor(self, executor: Any, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         done = self.create_future()
@@ -151,8 +190,9 @@ class RoleProcess:
     """The process of one role: what it sends goes through the network until it is dead."""
 
     def __init__(self, role: str, start: Start) -> None:
-        self.role, self.start, self.dead = role, start, False
-        self.workers = FailingWorkers(start.catalogue, start.faults, start.witness)
+        self.role, self.start, self.dead, self.pid = role, start, False, next(start.pids)
+        self.children = FailingWorkers(start.catalogue, start.faults, start.witness)
+        """Workers that die with it."""
 
     def service(self, service: Any) -> Any:
         return RemoteService(service, self)
@@ -191,57 +231,216 @@ class RemoteService:
                 await asyncio.sleep(fault.seconds)
             return answer
 
+        self.__dict__[name] = call
         return call
 
 
-class FailingWorker(SimulatedWorker):
-    """A worker that dies or hangs in the call that a fault waits for."""
+class FailingWorker:
+    """A worker process: what it is asked it does to the end, also when whoever asked is gone, until it is killed or hangs.
 
-    faults: Faults
+    Invariants:
+    - Values pass the wire format. Once it was handed over, calls of earlier incarnations of its role are refused.
+    - Each answer and each item of a stream reaches its reader, or WorkerDied does.
+    """
+
+    def __init__(self, spec: WorkerSpec, host: Host, faults: Faults) -> None:
+        self.name, self.pid, self.host, self._host, self._faults = spec.name, 0, "127.0.0.1", host, faults
+        self.dead = self._hangs = False
+        self.adopted: Handover | None = None
+        self.adoptable = spec.adoptable
+        self._holder = 0
+        """Incarnation of the role that it was handed over to."""
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def instance(self) -> Any:
+        """The component that it hosts."""
+        return self._host._instance
+
+    async def free_port(self, address: str) -> int:
+        return 1
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        """Do what the owner of the run's workers asks for."""
+        return await self.answer(None, sys.maxsize, method, args, timeout_s)
+
+    async def answer(
+        self, process: RoleProcess | None, holder: int, method: str, args: Sequence[Any], timeout_s: float
+    ) -> Any:
+        """Do what an incarnation of its role asks for."""
         fault = None
-        if self.faults.workers:
-            fault = self.faults.of_work(self.name, method, asyncio.get_running_loop().time())
-        if fault is None:
-            return await super().call(method, *args, timeout_s=timeout_s)
-        if fault.kind == "dies before":
+        if self._faults.workers:
+            fault = self._faults.of_work(self.name, method, asyncio.get_running_loop().time())
+        if fault is not None and fault.kind == "dies before":
             await self.kill()
-        elif fault.kind == "hangs":
+        elif fault is not None and fault.kind == "hangs":
             self.hang()
-        elif fault.kind == "is slow":
+        elif fault is not None and fault.kind == "is slow":
             await asyncio.sleep(min(fault.seconds, timeout_s))
-        answer = await super().call(method, *args, timeout_s=timeout_s)
-        if fault.kind == "dies after":
+        self._check(process, holder, method)
+        if method == HAND_OVER:
+            self._holder = args[-1]
+        task = self._begin(self._call(method, _travelled(args)))
+        try:
+            async with asyncio.timeout(timeout_s) as deadline:
+                answer = await asyncio.shield(task)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            raise DeadlineExceeded(self.name, method, timeout_s) from None
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if caller is not None and caller.cancelling() or not self.dead:
+                raise
+            raise WorkerDied(f"worker {self.name} was killed during {method}") from None
+        if fault is not None and fault.kind == "dies after":
             await self.kill()
             raise WorkerDied(f"worker {self.name} was killed after {method}")
+        return _travelled(answer)
+
+    async def read(
+        self, process: RoleProcess, holder: int, method: str, args: Sequence[Any], timeout_s: float
+    ) -> AsyncIterator[Any]:
+        """Yield the items of a stream to a process; a reader that leaves ends it, one that dies does not."""
+        self._check(process, holder, method)
+        items: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
+        task = self._begin(self._stream(method, _travelled(args), items))
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(timeout_s):
+                        kind, item = await items.get()
+                except TimeoutError:
+                    raise DeadlineExceeded(self.name, method, timeout_s) from None
+                if kind == "end":
+                    return
+                if kind == "error":
+                    raise item
+                yield item
+        finally:
+            if not process.dead:
+                task.cancel()
+
+    def hang(self) -> None:
+        """Live on, and say nothing any more."""
+        self._hangs = True
+
+    async def stop(self, timeout_s: float = 5.0) -> None:
+        await self.kill()
+
+    async def kill(self) -> None:
+        self.dead = True
+        for task in self._tasks:
+            task.cancel()
+
+    def _check(self, process: RoleProcess | None, holder: int, method: str) -> None:
+        if process is not None and process.dead:
+            raise WorkerDied(f"{self.name} is out of reach of the dead {process.role}: {method}")
+        if self.dead:
+            raise WorkerDied(f"worker {self.name} is dead: {method}")
+        if holder < self._holder:
+            raise WorkerDied(f"{self.name} was handed over to incarnation {self._holder}, and {holder} calls {method}")
+
+    def _begin(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._end)
+        return task
+
+    def _end(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # of a call whose caller is gone
+
+    async def _call(self, method: str, args: Sequence[Any]) -> Any:
+        if not self._hangs:
+            answer = await self._host.call(method, args)
+        if self._hangs:
+            await asyncio.get_running_loop().create_future()
         return answer
+
+    async def _stream(self, method: str, args: Sequence[Any], items: asyncio.Queue[tuple[str, Any]]) -> None:
+        try:
+            async for item in self._host.stream(method, args):
+                if self._hangs:
+                    await asyncio.get_running_loop().create_future()
+                items.put_nowait(("item", _travelled(item)))
+            items.put_nowait(("end", None))
+        except asyncio.CancelledError:
+            items.put_nowait(("error", WorkerDied(f"worker {self.name} ended {method}")))
+            raise
+        except Exception as error:
+            items.put_nowait(("error", error))
+
+
+def _travelled(value: Any) -> Any:
+    return messages.decode(messages.encode(value))
 
 
 class FailingWorkers:
-    """`api.Workers` of one process."""
+    """`api.Workers` of one process, or of the run."""
 
     def __init__(self, catalogue: Catalogue, faults: Faults, witness: Witness) -> None:
         self._catalogue, self._faults, self._witness, self.closed = catalogue, faults, witness, False
         self.alive: dict[str, FailingWorker] = {}
-        self.spans: list[Span] = []
 
     async def start(self, specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[FailingWorker, ...]:
         if self.closed:
             raise WorkerDied("workers: this process belongs to an earlier start")
-        hosts = [Host.make(spec.component, spec.target, self._catalogue) for spec in specs]
-        for host in hosts:
+        made = []
+        for spec in specs:
+            host = Host.make(spec.component, spec.target, self._catalogue)
             host._instance._witness = self._witness
-        made = tuple(FailingWorker(spec, host, self.spans) for spec, host in zip(specs, hosts, strict=True))
+            made.append(FailingWorker(spec, host, self._faults))
         for worker in made:
-            worker.faults = self._faults
-        self.alive |= {worker.name: worker for worker in made}
-        return made
+            if (former := self.alive.get(worker.name)) is not None and not former.dead:
+                self._witness.wrong(f"{worker.name} is started while another of its name lives")
+            self.alive[worker.name] = worker
+        return tuple(made)
 
     async def end(self) -> None:
         self.closed = True
         for worker in self.alive.values():
             await worker.kill()
+
+
+class ReachedWorker:
+    """`api.role.Worker`: a worker as one incarnation of a role reaches it from its process, while that lives."""
+
+    def __init__(self, worker: FailingWorker, process: RoleProcess, incarnation: int) -> None:
+        self.name, self.pid, self.host, self.adopted = worker.name, worker.pid, worker.host, worker.adopted
+        self.worker, self._process, self._incarnation = worker, process, incarnation
+
+    async def free_port(self, address: str) -> int:
+        return await self.worker.free_port(address)
+
+    async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        return await self.worker.answer(self._process, self._incarnation, method, args, timeout_s)
+
+    def stream(self, method: str, *args: Any, timeout_s: float) -> AsyncIterator[Any]:
+        return self.worker.read(self._process, self._incarnation, method, args, timeout_s)
+
+    async def stop(self, timeout_s: float = 5.0) -> None:
+        await self.kill()
+
+    async def release(self) -> None:
+        if not self.worker.adoptable:
+            await self.kill()
+
+    async def kill(self) -> None:
+        if not self._process.dead:
+            await self.worker.kill()
+
+
+class ReachedWorkers:
+    """`api.role.Workers` of one incarnation of a role: those of its process, or of the run."""
+
+    def __init__(self, process: RoleProcess, incarnation: int, start: Callable[..., Any]) -> None:
+        self._process, self._incarnation, self._start = process, incarnation, start
+
+    async def start(self, specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[ReachedWorker, ...]:
+        found = await self._start(specs, timeout_s)
+        return tuple(ReachedWorker(worker, self._process, self._incarnation) for worker in found)
 
 
 class FailingDisk:
@@ -275,13 +474,20 @@ class Start:
         self.processes: dict[str, RoleProcess] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.roles: dict[str, Role] = {}
+        self.contexts: dict[str, RoleContext] = {}
+        """The newest of each role."""
+        self._were_ready: set[str] = set()
         self.former: list[tuple[RoleProcess, asyncio.Task[None]]] = []
-        """Role processes that died, or live on cut off from the run."""
+        """Role processes that died."""
+        self.pids = itertools.count(1)
+        self.workers = FailingWorkers(catalogue, faults, witness)
+        """Those that outlive the processes of their roles."""
+        self.held = AdoptableWorkers(self.workers)
         self._sent: set[asyncio.Future[Any]] = set()
-        self.killed = False
         PRESENT.append(witness)
 
     async def open(self) -> None:
+        sweep(self.launch.run_id)
         self.bus: BusService = await open_bus(
             InProcessBus(), self.settings, self.launch.run_dir, self.version, self.clock
         )
@@ -293,35 +499,70 @@ class Start:
         if account.in_flight or not account.balanced or account.trained != trained:
             self.witness.wrong(f"opened at {self.version} with {account}, where {trained} were trained")
         for name in self.launch.plan.roles:
-            self.begin_role(name)
+            self.roles[name] = self.catalogue.build(Chosen("role", name), Role)
+        self.replicas = ReplicaTracker({name: role.stateless for name, role in self.roles.items()})
+        for name in self.roles:
+            self.tasks[name] = asyncio.create_task(self._play(name, RoleProcess(name, self)), name=name)
 
-    def begin_role(self, name: str, without_s: float | None = None) -> None:
-        """Start the process of a role, in place of one that is gone where there was one."""
-        process = self.processes[name] = RoleProcess(name, self)
-        reached = [process.service(one) for one in (self.bus, self.weights, self.run_status, self.devices)]
-        bus, weights, run_status, devices = reached
+    async def _play(self, name: str, process: RoleProcess) -> None:
+        """Run a role in a process, as a shell does: to its end, and with it that of its workers."""
+        now = self.clock.now()
+        since = self.replicas.enter(name, process.pid, now)
+        self.processes[name] = process
+        reached = [process.service(one) for one in (self.bus, self.weights, self.run_status, self.devices, self.held)]
+        bus, weights, run_status, devices, held = reached
+        role = self.roles[name] = self.catalogue.build(Chosen("role", name), Role)
 
         def context(incarnation: int) -> RoleContext:
-            return RoleContext(
-                name, self.launch, self.catalogue, bus, weights, run_status, process.workers, process.workers,
-                self.clock, incarnation, devices,
+            made = self.contexts[name] = RoleContext(
+                name, self.launch, self.catalogue, bus, weights, run_status,
+                ReachedWorkers(process, incarnation, partial(held.start, name, incarnation)),
+                ReachedWorkers(process, incarnation, process.children.start), self.clock, incarnation, devices,
             )  # fmt: skip
+            return made
 
-        role = self.roles[name] = self.catalogue.build(Chosen("role", name), Role)
-        self.tasks[name] = asyncio.create_task(run_role(role, context, without_s), name=name)
+        try:
+            await run_role(role, context, None if since is None else now - since)
+        finally:
+            if not process.dead:
+                self.replicas.end(name)
+                await self.held.end(name)
 
-    async def lose_role(self, name: str) -> bool:
-        """Kill the process of a stateless role, which another takes the place of; False where it can't be replaced."""
-        task, process = self.tasks[name], self.processes[name]
-        if task.done() or not self.roles[name].stateless:
+    async def lose_role(self, name: str, with_workers: bool, without_s: float) -> bool:
+        """Kill the process of a role, and its workers where the whole machine is gone; False where there is none.
+
+        Another takes its place after `without_s`, if the role keeps no state and has not died too often.
+        """
+        task, process = self.tasks[name], self.processes.get(name)
+        if task.done() or process is None or process.dead:
             return False
         process.dead = True
-        await process.workers.end()
+        await process.children.end()
         task.cancel()
         self.former.append((process, task))
+        if with_workers:
+            for held in list(self.held._held.values()):
+                if held.role == name:
+                    await held.worker.kill()
+        lost_at = self.clock.now()
+        loss = self.replicas.lost(name, process.pid, lost_at)
+        if loss is None:
+            return False
         await self.devices.gone(name)
-        self.begin_role(name, 0.0)
+        await self.held.lost(name)
+        succession = self._fail(loss.reason) if loss.fatal else self._take_over(name, without_s, lost_at)
+        self.tasks[name] = asyncio.create_task(succession, name=name)
         return True
+
+    async def _fail(self, reason: str) -> None:
+        raise WorkerDied(reason)
+
+    async def _take_over(self, name: str, without_s: float, lost_at: float) -> None:
+        """Run a role again in a process that comes late, or never."""
+        await asyncio.sleep(min(without_s, TAKEOVER_S))
+        if without_s >= TAKEOVER_S and self.replicas.absent(name, lost_at):
+            raise WorkerDied(f"role {name}: its process died and no other came within {TAKEOVER_S:.0f} s")
+        await self._play(name, RoleProcess(name, self))
 
     async def run(self) -> BaseException | None:
         """Return when every role has ended, or with the error of the first that failed for good."""
@@ -344,7 +585,8 @@ class Start:
         """End all processes of this start at once: nothing that they do reaches a service any more."""
         for process in (*self.processes.values(), *(process for process, _ in self.former)):
             process.dead = True
-            await process.workers.end()
+            await process.children.end()
+        await self.workers.end()
         tasks = [*self.tasks.values(), *(task for _, task in self.former), *self._sent]
         for task in tasks:
             task.cancel()
@@ -355,6 +597,18 @@ class Start:
         await self.kill()
         with contextlib.suppress(Exception):
             await self.bus.close()
+
+    def living(self) -> list[tuple[str, str, FailingWorker]]:
+        """List name, role and worker of all worker processes that live."""
+        own = [(process.role, process.children) for process in self.processes.values()]
+        found = [(name, role, worker) for role, children in own for name, worker in children.alive.items()]
+        found += [(name, held.role, held.worker) for name, held in self.held._held.items()]  # type: ignore[misc]
+        return sorted((one for one in found if not one[2].dead), key=lambda one: one[:2])
+
+    def cut_off(self) -> None:
+        """Let nothing be started any more."""
+        for workers in (self.workers, *(process.children for process in self.processes.values())):
+            workers.closed = True
 
     # -- checks -------------------------------------------------------------------------------------------------
 
@@ -400,12 +654,36 @@ class Start:
                 witness.sampled[row.attempt_id] = frozenset(found)
             return await put(batch, sealed, wait_s)
 
+        check, claim, leases = queue.leases.check, queue.claim, queue.leases
+
+        def checks(asked: Any, now: float) -> Any:
+            held = leases.out.get(asked.lease)
+            ends = math.inf if held is None else held.expires
+            lease = check(asked, now)
+            if ends <= now:
+                witness.wrong(f"lease {asked.lease} of {asked.task} is used at {now:.1f} and ran out at {ends:.1f}")
+            if lease.expires < now + leases.lease_s:
+                witness.wrong(f"lease {asked.lease} of {asked.task} is used and not renewed")
+            return lease
+
+        def claims(request: Any, now: float) -> Any:
+            if (granted := claim(request, now)) is not None and request.trains:
+                self._check_room()
+            return granted
+
         ledger.issue, ledger._drop, ledger.train = issues, drops, trains  # type: ignore[method-assign]
-        queue.rollback, self.bus.put = rolls_back, puts  # type: ignore[method-assign]
+        queue.rollback, self.bus.put, queue.claim = rolls_back, puts, claims  # type: ignore[method-assign]
+        leases.check = checks  # type: ignore[method-assign]
+
+    @property
+    def was_ready(self) -> bool:
+        """Every role has left `starting` once."""
+        return len(self._were_ready) == len(self.roles)
 
     def check(self) -> None:
         """Check everything that must hold at any moment."""
         queue, witness, now = self.bus.queue, self.witness, self.clock.now()
+        self._were_ready |= {name for name, context in self.contexts.items() if context._state != "starting"}
         ledger = queue.ledger
         account = queue.account()
         if not account.balanced:
@@ -462,8 +740,8 @@ class Start:
         for name, slot in worker.engines._slots.items():
             if router.engines[name].status is not EngineStatus.SERVING or slot.loading or slot.worker is None:
                 continue
-            have = slot.worker._host._instance._version  # a newer one, while its receipt is on the way
-            if have[1:] < slot.version[1:] and not slot.worker.dead:
+            have = slot.worker.worker.instance._version  # a newer one, while its receipt is on the way
+            if have[1:] < slot.version[1:] and not slot.worker.worker.dead:
                 self.witness.wrong(f"{name} serves {slot.version} as the pool believes, and has {have}")
 
     def _check_waits(self, now: float) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.chaos.__main__ import environment
 
 ROOT = Path(__file__).parents[2]
-COUNT = 500
+COUNT = 1000
 SHARDS = 2
 """Tests that share the schedules, so that they run beside others."""
 
@@ -31,7 +31,7 @@ def test_whatever_befalls_a_run_every_sample_counts_once_and_it_gets_done(shard:
     each = COUNT // SHARDS
     status, said = chaos("--first", str(shard * each), "--count", str(each))
     assert status == 0, said
-    assert f"{each} schedules of 15 kinds" in said
+    assert f"{each} schedules of 16 kinds" in said
 
 
 def test_a_seed_replays_the_same_run() -> None:

@@ -73,6 +73,8 @@ class Catalogue:
         self._records = _with_notes(records)
         self._loader = loader
         self._passed: dict[tuple[str, str], type[Configurable]] = {}
+        self._conforming: set[tuple[str, object]] = set()
+        """Kinds and classes that were held against each other."""
 
     @classmethod
     def load(cls, files: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> Catalogue:
@@ -137,9 +139,10 @@ class Catalogue:
                 raise ConfigError(known_kind(kind).table or kind, repr(name), fix) from error
             message = f"can't import {found.component.target}: {said(error)}"
             raise PluginError(f"{kind} {found.title}", message, plugin_frames(error)) from error
-        reason = contract_violation(known_kind(kind), target)
+        reason = "" if (kind, target) in self._conforming else contract_violation(known_kind(kind), target)
         if reason or not isinstance(target, type):
             raise PluginError(f"{kind} {found.title}", reason)
+        self._conforming.add((kind, target))
         return target
 
     @overload

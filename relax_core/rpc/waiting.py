@@ -12,6 +12,7 @@ import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 from relax_core.api.role import Clock
@@ -38,8 +39,7 @@ class TimedCondition:
     def notify(self) -> None:
         """Let all who wait try again."""
         for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+            _wake(waiter)
 
     def close(self) -> None:
         self._closed = True
@@ -59,11 +59,17 @@ class TimedCondition:
             notified: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.add(notified)
             sleeper = asyncio.ensure_future(self._clock.sleep(max(wake_at - now, EARLY_S)))
+            sleeper.add_done_callback(partial(_wake, notified))
             try:
-                await asyncio.wait((notified, sleeper), return_when=asyncio.FIRST_COMPLETED)
+                await notified
             finally:
                 self._waiters.discard(notified)
                 sleeper.cancel()
+
+
+def _wake(waiter: asyncio.Future[None], _: object = None) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 async def start_all(*starts: Coroutine[Any, Any, T]) -> list[T]:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real runs whose processes a seeded schedule kills, stops and denies the disk at random moments, resumed until they are done.
+"""Real runs whose processes a seeded schedule kills, stops and denies the disk, at random moments and at those that it waits
+for (a checkpoint, a publish, a claim, a recovery), resumed until they are done.
 
 A process may be of any kind: the driver, a rank, an engine, a reward, a role's replica. The disk is full for a process by
 its limit on the size of files (RLIMIT_FSIZE), which needs no rights and no second file system. `python -m
@@ -26,7 +27,7 @@ from pathlib import Path
 
 import psutil
 
-from relax_core.roles.checkpoint import complete
+from relax_core.roles.checkpoint import PARTIAL, complete
 from relax_core.views.run import open_run
 from tests.graph.conftest import Relax, relax_in, started_runs
 from tests.graph.ray_run import Running, Start
@@ -38,6 +39,13 @@ SETTINGS = (
 MAX_STARTS = 12
 EARLY = 0.15
 """Share of the strikes before a start's first step that befall it: most are to meet a run at work."""
+MOMENTS = ("claim", "checkpoint", "recovery", "publish")
+"""Where a strike may be aimed: while rows of a step are trained, a checkpoint is written, processes come again, and engines
+load weights."""
+PATIENCE = 6
+"""Steps in which a moment must come, else the strike is one at random."""
+BRIEF, AIM_S, LOOK_S = ("checkpoint", "publish"), 0.002, 0.05
+"""Moments that pass soon; between two looks at the run while one of them is waited for, and otherwise."""
 START_S = 600.0
 """A start that lasts longer than this is stuck."""
 ACCEPTED = {0, 4, -signal.SIGKILL}
@@ -47,8 +55,11 @@ ACCEPTED = {0, 4, -signal.SIGKILL}
 class Strikes:
     """What happens to a run's processes, drawn from a seed; each is written to `trace` with its time."""
 
-    def __init__(self, seed: int, count: int, every: int, spared: Sequence[str] = ()) -> None:
-        """`count`: strikes in all; `every`: steps between two of them at most; `spared`: kinds that nothing happens to."""
+    def __init__(
+        self, seed: int, count: int, every: int, spared: Sequence[str] = (), moments: Sequence[str] = ()
+    ) -> None:
+        """`count`: strikes in all; `every`: steps between two of them at most; `spared`: kinds that nothing happens to;
+        `moments`: where the first strikes are aimed, in this order; the others come at random."""
         self.name = f"{os.getpid()}-{seed}"
         self.left = count
         self.trace: list[str] = []
@@ -57,6 +68,18 @@ class Strikes:
         self._undo: list[tuple[float, psutil.Process, str]] = []
         self._next = self._begun + self._random.uniform(2.0, 6.0)
         self._next_step = 1
+        self._moments = list(moments)
+        self._aims_until: int | None = None
+        """Step up to which the next moment is waited for; None while none is."""
+        self._published: set[str] | None = None
+        """Versions in memory when a publish was first waited for."""
+        self._lost: tuple[str, set[int]] | None = None
+        """Kind of the process whose successor is waited for, and the pids of that kind before."""
+
+    @property
+    def look_s(self) -> float:
+        """Seconds until the next look at the run."""
+        return AIM_S if self._aims_until is not None and self._moments[0] in BRIEF else LOOK_S
 
     def note(self, what: str) -> None:
         self.trace.append(f"{time.monotonic() - self._begun:8.1f} s: {what}")
@@ -67,20 +90,34 @@ class Strikes:
         for due in [due for due in self._undo if due[0] <= now]:
             self._undo.remove(due)
             self._let_go(due[1], due[2])
+        at = ""
+        if self._aims_until is not None:
+            at = f", at a {self._moments[0]}"
+            if not self._has_come(self._moments[0], run):
+                if len(run.steps()) < self._aims_until:
+                    return
+                at = f", no {self._moments[0]} came"
         steps = len(run.steps())
         if self.left <= 0 or (now < self._next and steps < self._next_step) or not (found := self._processes(run)):
             return
+        if self._moments and not at:
+            if steps:
+                self._aims_until = steps + PATIENCE
+            return
         self._next = now + self._random.uniform(1.0, 5.0)
         early = self._random.random() < EARLY
-        if not steps and not early:
+        if not steps and not early and not at:
             return
+        if at:
+            del self._moments[0]
+            self._aims_until = self._published = self._lost = None
         self._next_step = steps + self._every
         self.left -= 1
         kind = self._random.choice(sorted(found))
         process = self._random.choice(found[kind])
         how = self._random.choice(("kill", "kill", "stop", "stop and kill", "full disk"))
         held_s = self._random.uniform(0.5, 4.0)
-        self.note(f"{how} {kind} (pid {process.pid}), step {steps}")
+        self.note(f"{how} {kind} (pid {process.pid}), step {steps}{at}")
         with contextlib.suppress(psutil.NoSuchProcess):
             if how == "kill":
                 process.kill()
@@ -91,6 +128,31 @@ class Strikes:
             else:
                 process.suspend()
                 self._undo.append((now + held_s, process, how))
+
+    def _has_come(self, moment: str, run: Running) -> bool:
+        """Look at what the run shows of itself; to see a recovery, kill a rank or an engine first."""
+        if moment == "claim":
+            actor = run.role("actor")
+            return actor.get("state") == "busy" and str(actor.get("doing", "")).startswith("training")
+        if moment == "checkpoint":
+            return any((run.path / "checkpoints").glob(f"{PARTIAL}*"))
+        if moment == "publish":
+            there = {str(path) for path in Path("/dev/shm").glob(f"relax-{run.path.name}*/*@*")}
+            self._published = there if self._published is None else self._published
+            return bool(there - self._published)
+        found = self._processes(run)
+        if self._lost is None:
+            kinds = [kind for kind in sorted(found) if any(part in kind for part in ("actor", "engine", "Worker"))]
+            if kinds:
+                kind = self._random.choice(kinds)
+                self._lost = kind, {one.pid for one in found[kind]}
+                victim = self._random.choice(found[kind])
+                self.note(f"kill {kind} (pid {victim.pid}), to see its recovery")
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    victim.kill()
+            return False
+        kind, before = self._lost
+        return any(one.pid not in before for one in found.get(kind, ()))
 
     def _let_go(self, process: psutil.Process, how: str) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -126,10 +188,11 @@ class Strikes:
 
 
 def survive(
-    directory: Path, recipe: Path, runner: str, seed: int, count: int, steps: int, spared: Sequence[str] = ()
-) -> list[str]:
+    directory: Path, recipe: Path, runner: str, seed: int, count: int, steps: int, spared: Sequence[str] = (),
+    moments: Sequence[str] = (),
+) -> list[str]:  # fmt: skip
     """Run until all steps are done through `count` strikes; return the trace. AssertionError where something is wrong."""
-    strikes = Strikes(seed, count, steps // (count + 1), spared)
+    strikes = Strikes(seed, count, steps // (count + 1), spared, moments)
     words = ("train", recipe, *SETTINGS, f"steps={steps}", f"run.runner={runner}")
     try:
         with relax_in(directory) as relax, started_runs(directory) as start:
@@ -183,7 +246,7 @@ def _ended(run: Running, strikes: Strikes) -> int:
         strikes.act(run)
         if time.monotonic() > deadline:
             raise AssertionError(f"stuck: a start is not done after {START_S:.0f} s\n{run.err[-3000:]}")
-        time.sleep(0.05)
+        time.sleep(strikes.look_s)
     return code
 
 
@@ -224,7 +287,7 @@ def main() -> int:
     parser = argparse.ArgumentParser("python -m tests.chaos.real_runs", description=__doc__)
     parser.add_argument("--runner", choices=("local", "ray"), action="append")
     parser.add_argument("--seeds", default=os.environ.get("RELAX_CHAOS_RUNS", "0:8"), help="first:last")
-    parser.add_argument("--strikes", type=int, default=20, help="a run")
+    parser.add_argument("--strikes", type=int, default=20, help="a run; almost half of them aimed")
     parser.add_argument("--steps", type=int, default=60)
     words = parser.parse_args()
     first, last = map(int, words.seeds.split(":"))
@@ -239,8 +302,9 @@ def main() -> int:
                 directory.mkdir()
                 try:
                     trace = survive(
-                        directory, Path(name) / "quickstart/recipe.toml", runner, seed, words.strikes, words.steps
-                    )
+                        directory, Path(name) / "quickstart/recipe.toml", runner, seed, words.strikes, words.steps,
+                        moments=MOMENTS * (words.strikes // (2 * len(MOMENTS))),
+                    )  # fmt: skip
                     print(f"{runner}, seed {seed}: done through {len(trace)} happenings", *trace, sep="\n", flush=True)
                 except Exception as error:
                     failed += 1

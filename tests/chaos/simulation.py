@@ -17,6 +17,7 @@ import shutil
 import sqlite3
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -68,6 +69,26 @@ class NumberedFuture(asyncio.Future):
     __hash__ = NumberedTask.__hash__
 
 
+class SeededHandle(asyncio.Handle):
+    """A handle that takes no notes for a debugger."""
+
+    __slots__ = ()
+
+    def __init__(self, callback: Any, args: Any, loop: Any, context: Any) -> None:
+        self._context = copy_context() if context is None else context
+        self._loop, self._callback, self._args = loop, callback, args
+        self._cancelled, self._repr, self._source_traceback = False, None, None
+
+
+class SeededTimer(SeededHandle):
+    """The same of a timer, which a heap of the loop orders."""
+
+    __slots__ = ("_when",)
+
+    def when(self) -> float:
+        return self._when  # type: ignore[no-any-return]
+
+
 class SeededLoop(VirtualLoop):
     """Virtual time without threads: work for a thread is done on the loop, after the time that the disk takes.
 
@@ -77,6 +98,7 @@ class SeededLoop(VirtualLoop):
     def __init__(self) -> None:
         super().__init__()
         self.numbers = itertools.count()
+        self._timers: list[tuple[float, int, asyncio.Handle]] = []
         self.disk_s = 0.0
         self.set_task_factory(lambda loop, work, **more: NumberedTask(work, loop=loop, **more))
 
@@ -87,37 +109,38 @@ class SeededLoop(VirtualLoop):
         return self._now
 
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = SeededHandle(callback, args, self, context)
         self._ready.append(handle)
         return handle
 
     def call_at(
         self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None
     ) -> asyncio.TimerHandle:
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
-        timer._scheduled = True
-        heapq.heappush(self._scheduled, timer)
-        return timer
+        timer: Any = SeededTimer(callback, args, self, context)
+        timer._when = when
+        heapq.heappush(self._timers, (when, next(self.numbers), timer))
+        return timer  # type: ignore[no-any-return]
 
     def _run_once(self) -> None:
         """Run what is ready; where nothing is, let the time of the next timer come."""
-        ready, scheduled = self._ready, self._scheduled
-        while scheduled and scheduled[0]._cancelled:
-            self._timer_cancelled_count -= 1
-            heapq.heappop(scheduled)._scheduled = False
+        ready, timers = self._ready, self._timers
+        while timers and timers[0][2]._cancelled:
+            heapq.heappop(timers)
         if not ready and not self._stopping:
-            if not scheduled:
+            if not timers:
                 raise RuntimeError("every task waits and no timer is set: somebody waits for ever")
-            self._now = max(self._now, scheduled[0]._when)
-        due = self._now + self._clock_resolution
-        while scheduled and scheduled[0]._when < due:
-            timer = heapq.heappop(scheduled)
-            timer._scheduled = False
-            ready.append(timer)
+            self._now = max(self._now, timers[0][0])
+        while timers and timers[0][0] <= self._now:
+            ready.append(heapq.heappop(timers)[2])
         for _ in range(len(ready)):
             handle = ready.popleft()
             if not handle._cancelled:
-                handle._run()
+                try:
+                    handle._context.run(handle._callback, *handle._args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:
+                    self.call_exception_handler({"message": f"in {handle!r}", "exception": error, "handle": handle})
 
     def run_in_executor(self, executor: Any, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         done = self.create_future()

@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import psutil
 from relax_plugin_sglang.engine import SglangEngine
 
 from relax_core.api.engine import Engine
 from relax_core.testing.engine import EngineSuite, PrefixChecks
+from relax_core.testing.engine_fixture import EngineFixture
 from relax_core.testing.engine_hosted import HostedEngine
 
 
@@ -23,3 +25,9 @@ class TestSglang(PrefixChecks, EngineSuite):
     @classmethod
     def make_engine(cls) -> Engine:
         return HostedEngine("sglang", SglangEngine.capabilities, cls.options)
+
+    def test_its_process_listens_on_loopback_alone(self, lab: EngineFixture) -> None:
+        """torch's store and gloo ask nobody for a password."""
+        worker: Any = lab.engine
+        sockets = psutil.Process(worker._there().pid).net_connections()
+        assert {one.laddr.ip for one in sockets if one.status == psutil.CONN_LISTEN} <= {"127.0.0.1", "::1"}

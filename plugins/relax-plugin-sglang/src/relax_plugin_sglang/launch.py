@@ -3,8 +3,14 @@
 
 from __future__ import annotations
 
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
+from sglang.srt.distributed.parallel_state import get_default_distributed_backend
 from sglang.srt.runtime_context import SpawnRanks, publish
 from sglang.srt.server_args import PortArgs, ServerArgs
 from sglang.srt.utils.network import get_free_port_below_ephemeral
@@ -16,6 +22,7 @@ from relax_plugin_sglang.options import SglangOptions
 from relax_plugin_sglang.scheduler import SteppedScheduler
 
 CPU_KV_TOKENS = 32768
+INTERFACE = "GLOO_SOCKET_IFNAME"
 SPARE = 8
 """Positions of the context that SGLang keeps for itself, and a few."""
 _launched: list[str] = []
@@ -35,7 +42,9 @@ def launch(spec: EngineSpec, options: SglangOptions) -> SteppedScheduler:
         raise ConfigError("engine.server_args", str(error), "see SGLang's server arguments") from error
     _launched.append(spec.name)
     publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
-    return SteppedScheduler(arguments, _ports())
+    with _gloo_on_loopback():
+        _join_alone(arguments.device)
+        return SteppedScheduler(arguments, _ports())
 
 
 def replays(spec: EngineSpec) -> bool:
@@ -43,9 +52,32 @@ def replays(spec: EngineSpec) -> bool:
     return spec.model.get("routing_replay") == "rollout"
 
 
+def _join_alone(device: str) -> None:
+    """Make torch's process group of this one process, which SGLang uses where it finds one: SGLang's own has a store that
+    listens on every interface, and asks callers for nothing. This one's store lies in memory."""
+    backend = get_default_distributed_backend(device)
+    torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
+
+
+@contextmanager
+def _gloo_on_loopback() -> Iterator[None]:
+    """Let process groups that the body makes listen on loopback; else gloo takes the interface of the machine's name.
+
+    Groups that are made later, for weights from other machines, choose for themselves.
+    """
+    before = os.environ.get(INTERFACE)
+    os.environ[INTERFACE] = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[INTERFACE]
+        else:
+            os.environ[INTERFACE] = before
+
+
 def _ports() -> PortArgs:
-    """Return one port, for torch's process group, which SGLang makes for one rank as well: torch's store listens there on
-    every interface. SGLang's own sockets are not opened."""
+    """Return one port, at which nothing listens: SGLang names shared memory after it. Its own sockets are not opened."""
     return PortArgs(
         tokenizer_ipc_name="", scheduler_input_ipc_name="", detokenizer_ipc_name="", nccl_port=get_free_port_below_ephemeral(),
         rpc_ipc_name="", metrics_ipc_name="", tokenizer_worker_ipc_name=None, decoupled_spec_ipc_config=None,

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -94,9 +94,8 @@ def test_one_that_gets_no_further_ends_the_run(tmp_path: Path) -> None:
     assert [type(error) for error in caught.value.exceptions] == [WorkerDied]
 
 
-def dies_in(*methods: str, after: int = 3) -> Happening:
-    """The actor's rank, each time at the beginning of the next of these calls, from the end of a step on."""
-    left = list(methods)
+def before_each_rank_call(act: Callable[[SimulatedRun, SimulatedWorker, str], Awaitable[None]]) -> Happening:
+    """Await `act` at the beginning of each call of the actor's ranks, whichever of its processes is asked."""
 
     async def happening(simulation: SimulatedRun) -> None:
         start = simulation.workers.start
@@ -109,17 +108,26 @@ def dies_in(*methods: str, after: int = 3) -> Happening:
             return made
 
         async def call(worker: SimulatedWorker, called: Any, method: str, *args: Any, timeout_s: float) -> Any:
-            armed = any(
-                isinstance(event, StepFinished) and event.step == after for event in simulation.run_status.heard
-            )
-            if armed and left and method == left[0]:
-                left.pop(0)
-                await worker.kill()
+            await act(simulation, worker, method)
             return await called(method, *args, timeout_s=timeout_s)
 
         simulation.workers.start = started  # type: ignore[method-assign]
 
     return happening
+
+
+def dies_in(*methods: str, after: int = 3) -> Happening:
+    """The actor's rank, each time at the beginning of the next of these calls, from the end of a step on."""
+    left = list(methods)
+
+    async def act(simulation: SimulatedRun, worker: SimulatedWorker, method: str) -> None:
+        heard = simulation.run_status.heard
+        armed = any(isinstance(event, StepFinished) and event.step == after for event in heard)
+        if armed and left and method == left[0]:
+            left.pop(0)
+            await worker.kill()
+
+    return before_each_rank_call(act)
 
 
 @pytest.mark.parametrize(
@@ -316,26 +324,13 @@ def dies_at(method: str, at: int) -> Happening:
     """The actor's rank, at the beginning of the `at`th call of a method, whichever of its processes is asked."""
     calls: list[str] = []
 
-    async def happening(simulation: SimulatedRun) -> None:
-        start = simulation.workers.start
+    async def act(simulation: SimulatedRun, worker: SimulatedWorker, called: str) -> None:
+        if called == method:
+            calls.append(called)
+            if len(calls) == at:
+                await worker.kill()
 
-        async def started(specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[SimulatedWorker, ...]:
-            made = await start(specs, timeout_s)
-            for worker in made:
-                if worker.name.startswith("actor-rank"):
-                    worker.call = partial(call, worker, worker.call)  # type: ignore[method-assign]
-            return made
-
-        async def call(worker: SimulatedWorker, called: Any, name: str, *args: Any, timeout_s: float) -> Any:
-            if name == method:
-                calls.append(name)
-                if len(calls) == at:
-                    await worker.kill()
-            return await called(name, *args, timeout_s=timeout_s)
-
-        simulation.workers.start = started  # type: ignore[method-assign]
-
-    return happening
+    return before_each_rank_call(act)
 
 
 @MODES

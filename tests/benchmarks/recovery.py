@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recovery: how long a run is without a process that was killed at a random moment, beside a bare start of the same process.
 
-One run of the quickstart's model on each runner. Its processes are killed in turns, each after a random pause; the run's own
-log tells when the loss was noticed and when the process worked again. Between the kills the same process is started bare,
-beside the run and with its load, by nothing but the code that every run starts it with.
+Runs of the quickstart's model on each runner. Their processes are killed in turns, each after a random pause; the run's own
+log tells when the loss was noticed and when the process worked again, the system when the next process was there. Between
+the kills the same process is started bare, beside the run and with its load, by nothing but the code that every run starts it
+with. Where the whole run restarts for a process, its bare start is that of a run.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -17,8 +19,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from random import Random
@@ -37,24 +40,52 @@ from relax_core.roles.rank_group import ONE_ARENA
 from relax_core.runners.local.workers import LocalWorkers
 from tests.benchmarks import report
 from tests.benchmarks.quickstart import built
-from tests.graph.ray_run import Running, until
+from tests.graph.ray_run import Running, children, until
+from tests.processes import gone
 
-START_S, WAIT_S = 300.0, 120.0
+START_S, WAIT_S = 300.0, 180.0
 CALM_S = 3.0
 """At most, between a recovery and the next kill."""
 SETTINGS = (
-    "steps=100000", "eval.every=0", "checkpoint.every=10", "checkpoint.keep=2", "rollout.prompts_per_step=8",
-    'optimizer.lr=1e-5', "max_staleness=1",
+    "steps=100000", "eval.every=0", "checkpoint.every=5", "checkpoint.keep=2", "rollout.prompts_per_step=8",
+    'optimizer.lr=1e-5', "max_staleness=1", "recovery.restarts=1000",
 )  # fmt: skip
+SPARE = "placement.rollout.spares=1"
 PLUGINS = "import relax_core.registry.catalogue as c; c.Catalogue.load()"
 SHELL = f"import relax_core.runners.ray.shell; {PLUGINS}"
 REWARD = f"import relax_core.runners.local.child, relax_core.rewards.host; {PLUGINS}"
 BARE = {"advantages shell": SHELL, "rollout shell": SHELL, "reward process": REWARD}
 """Processes whose start is an interpreter and its imports."""
-MANY_STEPS = 12
-"""Until there is a newer checkpoint: ranks that never get further are not restored for ever."""
-Seconds = tuple[float, float, float]
-"""Until the loss was noticed, until the process worked again, and of a bare start."""
+BARE_STARTS = 5
+"""At most, of one kind: they change little, and cost as much as a recovery."""
+MANY_STEPS = 6
+"""Until there is a newer checkpoint: what never gets further is not restored for ever."""
+ROUNDS = 3
+"""Kills of each kind in one run; a shell that dies more often in ten minutes is no longer replaced."""
+MAX_MISSED = 3
+"""Recoveries that did not come, after which nothing more is measured."""
+WHOLE_RUN = "run"
+"""Stands for the name of a role where the run restarts as a whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of process: the name that the log has for it, and the number of the one that is at work, 0 while none is."""
+
+    role: str
+    find: Callable[[Running], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """One kill, in seconds after it; `bare`: of a bare start beside it, None where none was measured."""
+
+    noticed: float
+    started: float
+    ready: float
+    bare: float | None
+    dropped: int
+    lost: int
 
 
 class Log:
@@ -75,37 +106,63 @@ class Log:
         """Wall-clock times at which its loss was noticed and at which it worked again, once both are there."""
         found: list[dict[str, Any]] = []
 
+        def is_ready(line: Mapping[str, Any]) -> bool:
+            if role == WHOLE_RUN:
+                return line["event"] == "run works again"
+            return line.get("recovered") == role
+
         def look() -> dict[str, Any] | bool:
             found.extend(self.lines())
-            return next((line for line in found if line.get("recovered") == role), False)
+            return next((line for line in found if is_ready(line)), False)
 
-        line = until(look, f"{role} works again", WAIT_S)
+        line = until(look, lambda: f"{role} works again; it said {found}", WAIT_S)
         ready = _time(line)
-        noticed = (_time(line) for line in found if line.get("failed") == role)
+        noticed = (_time(one) for one in found if one.get("failed") == role or (role == WHOLE_RUN and _is_loss(one)))
         return next(noticed, ready - line["seconds"]), ready
 
 
-def _time(line: dict[str, Any]) -> float:
+def _is_loss(line: Mapping[str, Any]) -> bool:
+    """Tell whether a line says that something of the run was lost, or that all of it restarts."""
+    return "failed" in line or line["event"] == "run restarted"
+
+
+def _time(line: Mapping[str, Any]) -> float:
     return datetime.fromisoformat(line["time"]).timestamp()
 
 
-def _reward_process(run: Running) -> tuple[str, int]:
-    """The process of the recipe's reward, which the log knows by the name of the first one."""
-    name = "reward-exact-0"
-    found = (child for child in psutil.Process(run.pid("rollout")).children(recursive=True) if name in child.name())
-    return name, next(child.pid for child in found)
+def _child(run: Running, word: str, parent: str = "") -> int:
+    """The newest process with a word in its name or command line, below the process of a role, or of the run."""
+    above = run.pid(parent) if parent else run.process.pid
+    with contextlib.suppress(psutil.NoSuchProcess):
+        found = [*children(above, word), *(one for one in psutil.Process(above).children(True) if word in one.name())]
+        return max(found, key=lambda one: one.create_time()).pid if found else 0
+    return 0
 
 
-def victims(runner: str) -> dict[str, Callable[[Running], tuple[str, int]]]:
-    """Kinds of processes: how the name that the log has for one is found, and its process number."""
-    found: dict[str, Callable[[Running], tuple[str, int]]] = {
-        "engine": lambda run: ("engine", run.fact("rollout", "engines")["engine-0"]["pid"]),
-        "actor rank": lambda run: ("actor", run.fact("actor", "ranks")["actor-rank-0"]),
-        "reward process": _reward_process,
+def _serving_engine(run: Running) -> int:
+    engines = run.role("rollout").get("facts", {}).get("engines", {})
+    return int(next((engine["pid"] for engine in engines.values() if engine["serving"]), 0))
+
+
+def _rank(run: Running) -> int:
+    return int(run.role("actor").get("facts", {}).get("ranks", {}).get("actor-rank-0", 0))
+
+
+def victims(runner: str) -> dict[str, Kind]:
+    """The kinds of processes of a runner."""
+    found = {
+        "engine": Kind("engine", _serving_engine),
+        "actor rank": Kind("actor", _rank),
+        "reward process": Kind("reward-exact-0", lambda run: _child(run, "reward-exact-0", "rollout")),
     }
     if runner == "ray":
         for role in ("advantages", "rollout"):
-            found[f"{role} shell"] = lambda run, role=role: (role, run.pid(role))  # type: ignore[misc]
+            found[f"{role} shell"] = Kind(role, lambda run, role=role: int(run.role(role).get("pid", 0)))  # type: ignore[misc]
+        found |= {
+            "actor shell": Kind(WHOLE_RUN, lambda run: int(run.role("actor").get("pid", 0))),
+            "hub": Kind(WHOLE_RUN, lambda run: _child(run, "ray::Hub")),
+            "storage actor": Kind(WHOLE_RUN, lambda run: _child(run, "ray::StorageActor")),
+        }
     return found
 
 
@@ -137,54 +194,136 @@ async def _start_worker(kind: str, config: RunConfig) -> None:
         await workers.close()
 
 
+class Measured:
+    """Runs of one runner whose processes are killed, and what was seen; a run that does not recover is ended for the next."""
+
+    def __init__(self, runner: str, recipe: Path, folder: Path, seed: int) -> None:
+        self._runner, self._recipe, self._folder, self._random = runner, recipe, folder, Random(seed)
+        self._config = plan_run([recipe], [*SETTINGS, f"run.runner={runner}"]).composed.config
+        self._runs = 0
+        self.taken: defaultdict[str, list[Recovery]] = defaultdict(list)
+        self.missed: Counter[str] = Counter()
+        self.run_starts: list[float] = []
+
+    def kill_each(self, kinds: Mapping[str, Kind], rounds: int, *settings: str) -> None:
+        """Kill one of each kind so often, in any order, in one run; begin another where the run does not recover."""
+        left = [name for _ in range(rounds) for name in self._random.sample(list(kinds), len(kinds))]
+        while left and sum(self.missed.values()) < MAX_MISSED:
+            run = self._start(settings)
+            try:
+                log = Log(run.path)
+                while left:
+                    name = left.pop(0)
+                    self._kill(run, log, name, kinds[name])
+                run.interrupt()
+                run.end(WAIT_S)
+            except (AssertionError, psutil.Error, OSError, subprocess.TimeoutExpired) as error:
+                self.missed[name] += 1
+                report.say(f"{self._runner} {name}: no recovery: {error}")
+            finally:
+                run.kill()
+
+    def _start(self, settings: Sequence[str]) -> Running:
+        self._runs += 1
+        path, began = self._folder / f"{self._runner}-{self._runs}", time.monotonic()
+        run = Running(path, "train", self._recipe, *SETTINGS, *settings, "--runner", self._runner, "--run-dir", path)
+        try:
+            until(lambda: run.status().get("state") == "running", lambda: f"a run starts\n{run.err}", START_S)
+            self.run_starts.append(time.monotonic() - began)
+            run.until_steps(MANY_STEPS)
+        except BaseException:
+            run.kill()
+            raise
+        return run
+
+    def _kill(self, run: Running, log: Log, name: str, kind: Kind) -> None:
+        """Kill one; note when that was noticed, when the next process was there, and when it worked again."""
+        taken = self.taken[name]
+        has_bare = kind.role != WHOLE_RUN and len(taken) < BARE_STARTS
+        bare = bare_start(name.partition(",")[0], self._config) if has_bare else None
+        if "spare" in name:
+            until(lambda: _num_spares(run), "a spare is ready", WAIT_S)
+        time.sleep(self._random.uniform(0, CALM_S))
+        pid = until(lambda: _alive(kind.find(run)), f"{name} is there", WAIT_S)
+        before = _ledger(run)
+        log.lines()
+        killed = time.time()
+        os.kill(pid, signal.SIGKILL)
+        noticed, ready = log.recovery(kind.role)
+        follower = until(lambda: _alive(kind.find(run), pid), f"another {name} is there", WAIT_S)
+        started = min(max(_started_at(follower), noticed), ready)
+        run.until_more_steps(MANY_STEPS if kind.role in ("actor", WHOLE_RUN) else 1)
+        dropped, lost = _ledger(run)
+        one = Recovery(noticed - killed, started - killed, ready - killed, bare, max(0, dropped - before[0]), lost)
+        taken.append(one)
+        shown = "" if bare is None else f", bare {bare:.2f} s"
+        report.say(
+            f"{self._runner} {name} {len(taken)}: noticed {one.noticed:.2f} s, started {one.started:.2f} s, "
+            f"ready {one.ready:.2f} s{shown}"
+        )
+
+    def rows(self, kinds: Mapping[str, Kind]) -> list[report.Row]:
+        found = []
+        for name, kind in kinds.items():
+            taken, row = self.taken[name], {"runner": self._runner, "killed": name}
+            bare = [one.bare for one in taken if one.bare is not None]
+            times = {
+                "noticed": [one.noticed for one in taken], "started": [one.started for one in taken],
+                "ready": [one.ready for one in taken], "bare start": self.run_starts if kind.role == WHOLE_RUN else bare,
+            }  # fmt: skip
+            row |= {"kills": len(taken), "not ready": self.missed[name]}
+            for what, values in times.items():
+                row |= {f"{what} p50 s": _at(values, 0.5), f"{what} p95 s": _at(values, 0.95)}
+            beyond = _at(times["ready"], 0.5), _at(times["bare start"], 0.5)
+            row["beyond a bare start p50 s"] = None if None in beyond else beyond[0] - beyond[1]  # type: ignore[operator]
+            row |= {"samples dropped": sum(one.dropped for one in taken)}
+            row |= {"samples lost": max((one.lost for one in taken), default=0)}
+            found.append(row)
+        return found
+
+
+def _at(values: Sequence[float], share: float) -> float | None:
+    if not values:
+        return None
+    return statistics.median(values) if share == 0.5 else sorted(values)[round(share * (len(values) - 1))]
+
+
+def _alive(pid: int, besides: int = 0) -> int:
+    """The process number where such a process lives, else 0."""
+    return pid if pid and pid != besides and not gone(pid) else 0
+
+
+def _num_spares(run: Running) -> int:
+    engines = run.role("rollout").get("facts", {}).get("engines", {})
+    return sum(engine["spare"] and bool(_alive(engine["pid"])) for engine in engines.values())
+
+
+def _started_at(pid: int) -> float:
+    """Wall-clock time of a process's start; 0 where it has ended."""
+    try:
+        ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[19])
+    except OSError:
+        return 0.0
+    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
+
+
+def _ledger(run: Running) -> tuple[int, int]:
+    """Samples that were dropped so far, and those that no account has, as of the last step."""
+    last = run.steps()[-1]
+    issued, trained, dropped, held = (
+        int(last[f"samples/{name}"]) for name in ("issued", "trained", "dropped", "in_flight")
+    )
+    return dropped, abs(issued - trained - dropped - held)
+
+
 def measure(runner: str, recipe: Path, folder: Path, kills: int, seed: int) -> list[report.Row]:
     """Kill every kind so often; a row for each."""
-    config = plan_run([recipe], [*SETTINGS, f"run.runner={runner}"]).composed.config
-    run = Running(folder / runner, "train", recipe, *SETTINGS, "--runner", runner, "--run-dir", folder / runner)
-    random, kinds, taken = Random(seed), victims(runner), defaultdict[str, list[Seconds]](list)
-    try:
-        run.until_steps(12)
-        log = Log(run.path)
-        for number in range(kills):
-            for kind in random.sample(list(kinds), len(kinds)):
-                bare = bare_start(kind, config)
-                time.sleep(random.uniform(0, CALM_S))
-                detected, ready = _kill(run, log, kinds[kind])
-                taken[kind].append((detected, ready, bare))
-                report.say(
-                    f"{runner} {kind} {number}: noticed {detected:.2f} s, ready {ready:.2f} s, bare {bare:.2f} s"
-                )
-                run.until_more_steps(MANY_STEPS if kind == "actor rank" else 1)
-        run.interrupt()
-        run.end(WAIT_S)
-        summary = run.summary()
-    finally:
-        run.kill()
-    lost = summary["samples_issued"] - summary["samples_trained"] - summary["samples_in_flight"]  # dropped ones too
-    return [_row(runner, kind, taken[kind], lost) for kind in kinds]
-
-
-def _kill(run: Running, log: Log, find: Callable[[Running], tuple[str, int]]) -> tuple[float, float]:
-    """Kill one; seconds until that was noticed, and until it worked again."""
-    log.lines()
-    role, pid = find(run)
-    until(lambda: psutil.pid_exists(pid), f"{role} lives")
-    killed = time.time()
-    os.kill(pid, signal.SIGKILL)
-    noticed, ready = log.recovery(role)
-    return noticed - killed, ready - killed
-
-
-def _row(runner: str, kind: str, taken: Sequence[Seconds], lost: int) -> report.Row:
-    detected, ready, bare = ([one[at] for one in taken] for at in range(3))
-    row: dict[str, Any] = {"runner": runner, "killed": kind, "kills": len(taken)}
-    for name, values in (("noticed", detected), ("ready", ready), ("bare start", bare)):
-        row |= {
-            f"{name} p50 s": statistics.median(values),
-            f"{name} p95 s": sorted(values)[round(0.95 * (len(values) - 1))],
-        }
-    beyond = statistics.median(one[1] - one[2] for one in taken)
-    return {**row, "beyond a bare start p50 s": beyond, "samples lost": lost}
+    measured, kinds = Measured(runner, recipe, folder, seed), victims(runner)
+    for first in range(0, kills, ROUNDS):
+        measured.kill_each(kinds, min(ROUNDS, kills - first))
+    spared = {"engine, one spare": kinds["engine"]}
+    measured.kill_each(spared, kills, SPARE)
+    return measured.rows(kinds | spared)
 
 
 def main() -> None:

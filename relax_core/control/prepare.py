@@ -39,6 +39,7 @@ from relax_core.control.memory_check import check_fits
 from relax_core.control.planner import plan
 from relax_core.control.stages import StageDirectory, check_order, document, lay_out, stage_directories
 from relax_core.control.supervisor import DriverDeath
+from relax_core.observe.documents import disk_errors, read_document
 from relax_core.observe.epoch import RunEpoch
 from relax_core.observe.logging import Redactor
 from relax_core.observe.provenance import provenance
@@ -47,6 +48,7 @@ from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.host import announce
 from relax_core.roles.checkpoint import ResumePoint, choose, complete, discard_partial
 from relax_core.runners.launch import KeptWorkers, Launch, Runner
+from relax_core.tensor_files.whole_folder import finish_replacement
 
 MAY_CHANGE = frozenset(
     {"steps", "eval", "sinks", "placement", "run", "notify", "checkpoint", "recovery", "guards", "data.media"}
@@ -254,8 +256,8 @@ def prepare_resume(
     """Continue a run from its newest whole checkpoint, or that of `step`; a stage that has none yet begins anew.
 
     Later checkpoints are set aside. `unfinished`: the process that ran it died just now, so that a run without a checkpoint
-    begins anew too, and one whose last step is saved has its end still to come. Raises ConfigError for a change that makes
-    it another experiment, and where nothing is left to do.
+    begins anew too. One that did not finish, and whose last step is saved, has its export still to come. Raises ConfigError
+    for a change that makes it another experiment, and where nothing is left to do.
     """
     for override in overrides:
         key = override.partition("=")[0].strip()
@@ -273,7 +275,10 @@ def prepare_resume(
     begun = (present is None and not unfinished) or step is not None or complete(paths[0] / "checkpoints")
     point = choose(paths[0], step, done) if begun else None
     resume = point.resume if point is not None else None
-    if present is None and not unfinished and resume is not None and resume.step >= config.steps:
+    # Its own end may be still to come, the export above all; steps=N that it has reached asks for nothing.
+    ended = (read_document(run_dir / "summary.json") or {}).get("status") == "finished" or bool(overrides)
+    nothing_left = resume is not None and resume.step >= config.steps and (ended or resume.step > config.steps)
+    if present is None and not unfinished and nothing_left:
         raise ConfigError("steps", f"{config.steps}, which the run has reached", "resume with more: steps=N")
     check_fits(config, catalogue, planned.stages[0].plan)
     directory = RunDirectory.reopen(run_dir, redactor=Redactor(revealed(config.dump())))
@@ -317,6 +322,8 @@ def _begin_start(prepared: Prepared, point: ResumePoint | None) -> Prepared:
     ]  # fmt: skip
     for stage in stages:
         discard_partial(Path(stage.launch.run_dir))
+        with disk_errors(export := Path(stage.launch.run_dir) / "export"):
+            finish_replacement(export)
     first = stages[0]
     directory, resume, incarnation = Path(first.launch.run_dir), None, 0
     if point is not None:

@@ -33,6 +33,7 @@ from relax_core.media.store import MediaStore
 from relax_core.observe.epoch import RunEpoch
 from relax_core.observe.run_directory import RunDirectory
 from relax_core.roles.checkpoint import choose, complete, discard_partial
+from relax_core.tensor_files.whole_folder import finish_replacement
 from tests.chaos.crash_points import Crash, attempts_by_step, crashes
 from tests.chaos.schedule import LEASE_S, prepared, shortened
 from tests.chaos.simulation import Faults, SeededLoop, Start
@@ -288,11 +289,11 @@ def export(directory: Path, promise: Promise) -> None:
 
 
 def check_export(directory: Path, crash: Crash) -> None:
-    """An export is there whole; while another takes its place it may have its former name for an instant."""
+    """After the next start of the run an export is there whole under its name, and nothing half written beside it."""
     numbers = told(crash, "exported")
     target = directory / "export"
-    if not target.exists():
-        target = next(directory.glob(".export.*.old"), target)
+    finish_replacement(target)
+    assert not list(directory.glob(".export.*"))
     texts = [path.read_text() for path in sorted(target.rglob("*")) if path.is_file()]
     assert len(set(texts)) <= 1 and len(texts) in (0, 3), "an export is torn"
     assert not texts or texts[0].split()[0] in ("1", "2") and len(texts[0].split()) == 1000

@@ -151,3 +151,12 @@ def test_an_asynchronous_run_goes_on_where_it_was_killed_trains_nothing_twice_an
     assert not [number for number, _ in counted for first, last in ranges if first <= number <= last]
     assert [step for step, *_ in rows(run)] == list(range(1, reached + 5))
     assert f"steps = {reached + 4}" in (run / "config.toml").read_text()
+
+    # Its process was killed between the two renames that bring another export to its place.
+    (run / "summary.json").unlink()
+    (run / "export").rename(run / ".export.77.old")
+    ended = relax("resume", run, "--json")
+    assert (ended.code, ended.json["steps"]) == (0, reached + 4), ended.err
+    assert (run / "export/config.json").is_file() and not list(run.glob(".export*"))
+    over = relax("resume", run, "--json")
+    assert over.code == 2 and "which the run has reached; resume with more: steps=N" in over.json["error"]

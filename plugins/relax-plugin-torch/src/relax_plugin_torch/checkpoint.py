@@ -26,6 +26,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from relax_core.api import ConfigError, DiskFull, InfrastructureError, disk_error
+from relax_core.tensor_files.whole_folder import new_folder, replace_folder
 from relax_plugin_torch.model import own_tensors
 from relax_plugin_torch.optimizer import joined, parts
 from relax_plugin_torch.shards import Piece, Stored, copied, file_name, read_into, stored, write
@@ -85,7 +86,7 @@ def save_checkpoint(snapshot: Snapshot, directory: str, ranks: Ranks) -> None:
     said = _tried(directory, lambda: snapshot.write(unfinished))
     failed = next((one for one in ranks.tell(said) if one), [])
     if not failed:
-        failed = ranks.tell(_tried(directory, lambda: replace(unfinished, final)) if ranks.first else [])[0]
+        failed = ranks.tell(_tried(directory, lambda: replace_folder(unfinished, final)) if ranks.first else [])[0]
     elif ranks.first:
         shutil.rmtree(unfinished, ignore_errors=True)
     if failed:
@@ -264,36 +265,9 @@ def _bytes(text: str) -> torch.Tensor:
 
 @contextmanager
 def new_directory(directory: str) -> Iterator[Path]:
-    """Yield a directory to write in; it takes the place of `directory` whole or not at all, flushed to disk."""
-    final = Path(directory)
-    unfinished = final.with_name(f".{final.name}.{os.getpid()}.tmp")
-    shutil.rmtree(unfinished, ignore_errors=True)
+    """Yield a directory to write in; it takes the place of `directory` whole or not at all. Raises InfrastructureError."""
     try:
-        unfinished.mkdir(parents=True)
-        yield unfinished
-        for path in (*unfinished.rglob("*"), unfinished):
-            _sync(path)
-        replace(unfinished, final)
-        _sync(final.parent)
+        with new_folder(Path(directory)) as unfinished:
+            yield unfinished
     except (OSError, SafetensorError) as error:  # safetensors fails with its own type
         raise unwritten(directory, error) from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    """Wait until the disk has a file, or the names in a folder."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def replace(unfinished: Path, final: Path) -> None:
-    """Put a finished directory in the place of `final`."""
-    before = final.with_name(f".{final.name}.{os.getpid()}.old")
-    if final.exists():
-        final.rename(before)
-    unfinished.rename(final)
-    shutil.rmtree(before, ignore_errors=True)

@@ -27,7 +27,7 @@ POLL_S = 0.1
 def start_detached(verb: str, as_json: bool) -> None:
     """Start this very command again under a supervisor, and return once its run has started.
 
-    Ctrl-C before that stops the run. A run that does not start ends this command with its error and exit code.
+    Ctrl-C before that stops the run; closing the terminal does not. A run that does not start ends this command with its error and exit code.
     """
     from relax_core.control.supervisor import reported
 
@@ -50,7 +50,9 @@ def start_detached(verb: str, as_json: bool) -> None:
                 if code is not None and not _has_started(report):
                     _end_failed(code, out.fileno(), as_json)
                 time.sleep(POLL_S)
-            except Interrupted:
+            except Interrupted as interrupted:
+                if interrupted.number == signal.SIGHUP:  # the terminal was closed, which the run is to outlive
+                    raise
                 supervisor.send_signal(signal.SIGINT)
         if console is not None:
             console.pass_on()

@@ -49,8 +49,9 @@ def main() -> NoReturn:
     def interrupt(number: int, _: object) -> NoReturn:
         raise Interrupted(number)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN or number != signal.SIGHUP:  # `nohup` keeps it from us
+            signal.signal(number, interrupt)
     signal.signal(signal.SIGUSR1, lambda *_: None)  # a run that is up saves at it; before and after it ends nothing
     try:
         if sys.argv[1:3] == ["plugins", "list"]:

@@ -9,6 +9,7 @@ shows the core's own too.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -29,7 +30,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdou
 
 
 class Interrupted(BaseException):
-    """SIGINT or SIGTERM, where no run listens for them."""
+    """SIGINT, SIGTERM or SIGHUP, where no run listens for them."""
 
     def __init__(self, number: int = 0) -> None:
         super().__init__()
@@ -45,7 +46,12 @@ def say(text: object = "", *, err: bool = False, nl: bool = True) -> None:
     """Print text, its control characters made visible: whoever wrote it, it can't steer the terminal."""
     from relax_core.api.errors import printable
 
-    typer.echo(printable(str(text)), err=err, nl=nl)
+    try:
+        typer.echo(printable(str(text)), err=err, nl=nl)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        # The terminal was closed: nobody reads it, and what a run has still to write goes on.
 
 
 def print_json(document: object) -> None:

@@ -382,7 +382,7 @@ class CheckpointTable(Options):
     """Checkpoints, which a run continues from: how often they are written and how many are kept."""
 
     every: NonNegativeInt = 50
-    """Steps between checkpoints, and one at the end, at Ctrl-C, at SIGTERM and at `relax checkpoint`; 0: only those."""
+    """Steps between checkpoints, and one at the end, at Ctrl-C, SIGTERM, SIGHUP and `relax checkpoint`; 0: only those."""
     keep: PositiveInt = 2
     """Checkpoints kept; older ones are deleted."""
     micro_every: NonNegativeInt = 0
@@ -394,8 +394,8 @@ class CheckpointTable(Options):
     grace_s: PositiveFloat = 60.0
     """Seconds that a stop (Ctrl-C) gives to end the step under way and to save; a second Ctrl-C ends the run at once."""
     preemption_grace_s: PositiveFloat = 600.0
-    """The same for SIGTERM, by which a scheduler announces that it takes the machine back. Whatever it then kills has its
-    last whole checkpoint, so this may be longer than the notice."""
+    """The same for SIGTERM, by which a scheduler announces that it takes the machine back, and for SIGHUP. Whatever it then
+    kills has its last whole checkpoint, so this may be longer than the notice."""
 
 
 class RecoveryTable(Options):

@@ -33,7 +33,9 @@ STATELESS_GRACE_S = 8.0
 """Seconds to stop for roles that lose nothing when they are ended; those with state have `[checkpoint] grace_s`."""
 ROLE_REQUESTS: tuple[Request, ...] = ("checkpoint", "continue")
 """Requests that are passed on to the roles with state."""
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+PREEMPTIONS = (signal.SIGTERM, signal.SIGHUP)
+"""A machine that is taken back, and a terminal that is closed: nobody is there any more to repeat Ctrl-C."""
 
 
 def run(prepared: Prepared, display: Display | None = None, *, signals: bool = True) -> dict[str, Any]:
@@ -55,9 +57,11 @@ def run(prepared: Prepared, display: Display | None = None, *, signals: bool = T
 
 @contextlib.contextmanager
 def _obey_signals(controller: RunController) -> Iterator[None]:
-    """Save at SIGUSR1, stop at Ctrl-C, stop with the longer grace at SIGTERM; end at once when Ctrl-C follows a stop.
+    """Save at SIGUSR1, stop at Ctrl-C, stop with the longer grace at SIGTERM and SIGHUP; end at once when Ctrl-C follows a
+    stop.
 
-    Schedulers repeat SIGTERM as they please, so a second one ends nothing.
+    Schedulers repeat SIGTERM as they please, so a second one ends nothing. A SIGHUP that is ignored, as below `nohup`,
+    stays so.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
@@ -68,15 +72,17 @@ def _obey_signals(controller: RunController) -> Iterator[None]:
         elif number is signal.SIGINT and controller.stopping:
             task.cancel()
         else:
-            controller.stop(number.name, preempted=number is signal.SIGTERM)
+            controller.stop(number.name, preempted=number in PREEMPTIONS)
 
     before = {number: signal.getsignal(number) for number in SIGNALS}
-    for number in SIGNALS:
+    if before[signal.SIGHUP] is signal.SIG_IGN:
+        del before[signal.SIGHUP]
+    for number in before:
         loop.add_signal_handler(number, receive, number)
     try:
         yield
     finally:
-        for number in SIGNALS:
+        for number in before:
             loop.remove_signal_handler(number)
             signal.signal(number, before[number])
 

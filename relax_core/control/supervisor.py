@@ -41,7 +41,7 @@ RESTARTS = 3
 ORPHANS_S, LOOK_S = 20.0, 0.1
 """For what a dead driver had started to end by itself, as it does when its pipe closes; then it is killed."""
 PR_SET_CHILD_SUBREAPER = 36
-FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,8 @@ def supervise(words: Sequence[str], output: int, program: Sequence[str] = DRIVER
                 os.kill(driver, number)
 
     for number in FORWARDED:
-        signal.signal(number, forward)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # below `nohup` SIGHUP ends nothing, the driver included
+            signal.signal(number, forward)
     driver = _start([*program, *words, SUPERVISED], output)
     budget, reached = None, 0
     while (code := _wait(driver)) < 0:

@@ -77,7 +77,10 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Under]]:
 def test_checkpoints_on_demand_and_a_preemption_notice_to_every_process_of_a_run(
     start: Callable[..., Under], relax: Relax, tiny: Path
 ) -> None:
-    """A scheduler sends SIGTERM to all processes of a job: none of them may end before the run has saved."""
+    """A scheduler sends SIGTERM, and maybe SIGHUP, to all processes of a job: none of them may end before the run has saved.
+
+    The run's own process gets what it gets when its terminal is closed.
+    """
     under = start("train", tiny / "recipe.toml", *LONG, "checkpoint.keep=9")
     found = (under.run / "checkpoints").glob
     under.until(lambda: under.steps() >= 1)
@@ -87,8 +90,10 @@ def test_checkpoints_on_demand_and_a_preemption_notice_to_every_process_of_a_run
     assert asked.code == 0, asked.err
     assert (under.run / f"checkpoints/step-{asked.json['step']:06d}/files.json").exists() and asked.json["requested"]
     under.until(lambda: under.steps() >= 3)
-    for process in (*psutil.Process(under.process.pid).children(recursive=True), under.process):
+    for process in psutil.Process(under.process.pid).children(recursive=True):
         process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGHUP)
+    under.process.send_signal(signal.SIGHUP)
     code, document, err = under.ended()
     assert code == 130, err
     assert document["status"] == "preempted" and document["steps"] >= 3 and document["balanced"]

@@ -14,13 +14,16 @@ import signal
 import sys
 import threading
 
+PARENTS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""Signals that the parent alone obeys."""
+
 
 def end_with_parent(scratch: str = "") -> None:
     """From now on, kill this process and whatever it forked when standard input closes, and delete its scratch folder."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when we end
     # A scheduler may send these to every process of a job, and the parent needs us to save. What we start decides for
     # itself: a handler does not outlive exec, as SIG_IGN would, and after a fork it is taken back.
-    for number in (signal.SIGTERM, signal.SIGUSR1):
+    for number in PARENTS:
         signal.signal(number, lambda *_: None)
         signal.siginterrupt(number, False)
     os.register_at_fork(after_in_child=_restore_signals)
@@ -28,7 +31,7 @@ def end_with_parent(scratch: str = "") -> None:
 
 
 def _restore_signals() -> None:
-    for number in (signal.SIGTERM, signal.SIGUSR1):
+    for number in PARENTS:
         signal.signal(number, signal.SIG_DFL)
 
 

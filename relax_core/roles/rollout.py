@@ -83,6 +83,8 @@ class Rollout(Role):
                     if task.done() and (error := task.exception()):
                         raise error
         finally:
+            if not self._failed.cancel():
+                self._failed.exception()  # what failed at the same time as a loop: one error is raised, and the other seen
             owned = (*loops, *self._issues, *self._waves, *self._deliveries)
             for task in owned:
                 task.cancel()

@@ -5,12 +5,15 @@ that is there already."""
 from __future__ import annotations
 
 import asyncio
+import gc
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from relax_core.api.errors import WorkerDied
 from relax_core.api.events import RoleFailed, RoleRecovered
+from relax_core.roles.rollout import Rollout
 from tests.unit.roles.simulated_run import RunOutcome, SimulatedRun
 from tests.unit.roles.test_schedule import STEPS, whole
 
@@ -92,3 +95,37 @@ def test_after_a_rollback_engines_of_an_abandoned_incarnation_load_before_they_s
     assert starts(outcome, "engine-0") == 1
     assert all(0 <= lag <= 1 for lag in outcome.metric("lag/max"))
     assert {event.role for event in outcome.events if isinstance(event, RoleFailed)} == {"actor", "rollout"}
+
+
+class FailsTwiceAtOnce(Rollout):
+    """A rollout of which a loop and a task that a loop has begun fail in the same iteration of the event loop."""
+
+    failed = False
+
+    async def _attend(self) -> None:
+        if not self.failed:
+            self.failed = True
+            task = asyncio.create_task(self._lost())
+            self._deliveries.add(task)
+            task.add_done_callback(self._note_failure)
+            await self._lost()
+        await super()._attend()
+
+    async def _lost(self) -> None:
+        await asyncio.sleep(5.0)
+        raise WorkerDied("the bus was lost")
+
+
+def test_of_two_failures_at_once_one_ends_the_role_and_the_other_is_not_printed_as_unretrieved(tmp_path: Path) -> None:
+    unretrieved: list[dict[str, Any]] = []
+
+    async def listen(_: SimulatedRun) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, told: unretrieved.append(told))
+
+    simulation = SimulatedRun(tmp_path, steps=STEPS, max_staleness=1)
+    simulation.plugin_roles = {"rollout": FailsTwiceAtOnce()}
+    outcome = simulation.run(listen)
+    gc.collect()  # a future that holds an error tells of it when it is gone
+    whole(outcome)
+    assert [event.role for event in outcome.events if isinstance(event, RoleFailed)] == ["rollout"]
+    assert unretrieved == []

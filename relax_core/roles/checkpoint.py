@@ -25,8 +25,6 @@ from relax_core.roles.rank_group import RankGroup, TrainerDeviceLease
 
 SCHEMA = 1
 PARTIAL = ".partial-"
-PART_S = 900.0
-"""For a role that has the last step still to learn."""
 POLL_S = 0.1
 
 
@@ -88,15 +86,32 @@ class Checkpoints:
                 await self._lease.train()
                 await self._trainer.call("snapshot", str(partial / "trainer"))
             for role in context.plan.fit_columns:  # neither they nor the actor hold a lease on devices meanwhile
-                part = CheckpointPart(context, version.step, role)
-                with context.waiting(f"the {role}'s part of checkpoint {version.step}", role, PART_S) as wait:
-                    while not part.is_whole:
-                        context.check(wait)
-                        await context.clock.sleep(POLL_S)
+                await self._wait_for_part(version.step, role)
             await context.bus.checkpoint(version.step, str(partial), final=False)
         self._writing = asyncio.create_task(self._finish(version, partial, start, keep_former))
         if not self._background:
             await self.over()
+
+    async def _wait_for_part(self, step: int, role: str) -> None:
+        """Wait until another role has added its part; it may have several steps to learn first, or to learn again.
+
+        Each of them may take as long as a step may. Raises DeadlineExceeded where the role got no further in that time.
+        """
+        context, part = self._context, CheckpointPart(self._context, step, role)
+
+        async def doing() -> list[str]:
+            return [str(one.doing) for one in await context.run_status.heartbeats() if one.role == role]
+
+        before = await doing()
+        while not part.is_whole:
+            within_s = context.config.rollout.step_timeout_s
+            with context.waiting(f"the {role}'s part of checkpoint {step}", role, within_s) as wait:
+                while not part.is_whole and context.clock.now() <= wait.deadline:
+                    await context.clock.sleep(POLL_S)
+            if not part.is_whole:
+                before, last = await doing(), before
+                if before == last:
+                    context.check(wait)
 
     async def over(self) -> None:
         """Wait until the last one is whole. Raises why it can't be."""

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from relax_core.api.events import CheckpointSaved, RoleRecovered, StepMeasured
+from relax_core.api.errors import DeadlineExceeded
+from relax_core.api.events import CheckpointSaved, RoleFailed, RoleRecovered, StepMeasured
 from tests.unit.roles.simulated_run import SimulatedRun
 
 MODES = pytest.mark.parametrize("mode", ["colocate", "hybrid", "async"])
@@ -72,6 +73,33 @@ def test_a_killed_critic_learns_again_what_no_checkpoint_holds(tmp_path, mode, e
     assert [event.role for event in outcome.events if isinstance(event, RoleRecovered)] == ["critic"]
     assert outcome.account.balanced and outcome.account.trained == 9 * 16
     assert len({step.step for step in outcome.steps}) == len(outcome.steps) == 9
+
+
+def test_a_checkpoint_waits_for_a_critic_that_learns_many_steps_again(tmp_path):
+    """Together they take longer than a step may, and longer than a quarter of an hour."""
+    rollout = {"prompts_per_step": 4, "group_size": 4, "step_timeout_s": 400.0}
+    trainer = {"name": "scripted-trainer", "critic_s": 150.0}
+    simulation = SimulatedRun(tmp_path, algorithm="ppo", placement="async", steps=9, checkpoint={"every": 9},
+                              rollout=rollout, trainer=trainer)  # fmt: skip
+
+    async def kill(stage):
+        while not [event for event in stage.run_status.heard if isinstance(event, StepMeasured) and event.step == 8]:
+            await stage.clock.sleep(0.05)
+        await stage.workers.alive["critic-rank-0"].kill()
+
+    outcome = simulation.run(kill)
+    assert [step for step, _ in learnt(outcome)] == [*range(1, 9), *range(1, 10)]
+    assert [Path(event.path).name for event in outcome.events if isinstance(event, CheckpointSaved)] == ["step-000009"]
+    assert not [event for event in outcome.events if isinstance(event, RoleFailed) and event.role == "actor"]
+
+
+def test_a_checkpoint_does_not_wait_for_a_critic_that_gets_no_further(tmp_path):
+    rollout = {"prompts_per_step": 4, "group_size": 4, "step_timeout_s": 400.0}
+    simulation = SimulatedRun(tmp_path, algorithm="ppo", placement="async", steps=3, checkpoint={"every": 3},
+                              rollout=rollout, trainer={"name": "scripted-trainer", "critic_s": 1e4})  # fmt: skip
+    with pytest.raises(ExceptionGroup) as failed:
+        simulation.run()
+    assert failed.group_contains(DeadlineExceeded)
 
 
 @MODES

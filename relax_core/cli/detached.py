@@ -27,7 +27,8 @@ POLL_S = 0.1
 def start_detached(verb: str, as_json: bool) -> None:
     """Start this very command again under a supervisor, and return once its run has started.
 
-    Ctrl-C before that stops the run; closing the terminal does not. A run that does not start ends this command with its error and exit code.
+    Ctrl-C before that stops the run; closing the terminal does not. A run that does not start ends this command with its
+    error and exit code.
     """
     from relax_core.control.supervisor import reported
 

@@ -145,7 +145,12 @@ def _zombie_status(pid: int, parent: int) -> int:
 def main() -> None:
     """Answer requests until the parent is gone."""
     line = socket.socket(fileno=int(sys.argv[1]))
-    for sent in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):  # the parent decides when this process ends
+    for sent in (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGHUP,
+        signal.SIGUSR1,
+    ):  # the parent decides when this process ends
         signal.signal(sent, signal.SIG_IGN)
     while True:
         data, given, _, _ = socket.recv_fds(line, REQUEST_BYTES, 4)

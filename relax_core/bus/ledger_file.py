@@ -93,6 +93,8 @@ def find_fault(ledger: Path, step: int, incarnation: int, at_rest: bool = False)
             if last < step:
                 return f"ends at step {last}, before checkpoint {step}"
             return f"has no checkpoint {step} of incarnation {incarnation}"
+    except UnicodeDecodeError as error:  # of a message of sqlite that quotes what it found
+        return f"is corrupted ({error})"
     except sqlite3.DatabaseError as error:
         if error.sqlite_errorcode & 0xFF in DAMAGED:
             return f"is corrupted ({error})"
@@ -146,6 +148,8 @@ def newest_incarnation(ledger: Path, at_rest: bool = False) -> int:
             told += " UNION SELECT value FROM meta WHERE key = 'incarnation'"
             numbers = f"SELECT coalesce(max(incarnation), 0) FROM ({told}) WHERE typeof(incarnation) = 'integer'"
             return max(noted, int(db.execute(numbers).fetchone()[0]))
+    except UnicodeDecodeError:  # of a message of sqlite that quotes what it found
+        return noted
     except sqlite3.DatabaseError as error:
         if error.sqlite_errorcode & 0xFF in (*DAMAGED, sqlite3.SQLITE_ERROR):
             return noted

@@ -412,4 +412,4 @@ def _doing(role: Mapping[str, Any]) -> str:
     waits = ", ".join(f"for {wait['reason']} from {wait['owed_by']}" for wait in role.get("waits", ()))
     if waits and role["state"] != "waiting":  # one of its loops waits, others work
         waits = f"waits {waits}"
-    return waits or role.get("doing", "")
+    return waits or str(role.get("doing", ""))

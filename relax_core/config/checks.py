@@ -8,6 +8,7 @@ plugin code. Checks of files look at folders, vocabularies and tokenizers alone.
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -288,7 +289,7 @@ def _path_errors(config: RunConfig) -> Errors:
     folder = config.model.path
     yield from folder_errors(folder, "model.path")
     home, field = (config.model.tokenizer, "model.tokenizer") if config.model.tokenizer else (folder, "model.path")
-    if folder.is_dir() and not (home / "tokenizer.json").is_file():
+    if os.path.isdir(folder) and not os.path.isfile(home / "tokenizer.json"):
         fix = "save it there with transformers, or name another folder as model.tokenizer"
         yield ConfigError(field, f"{home} without tokenizer.json", fix)
     if config.critic.path:  # a critic of its own reads the policy's tokens

@@ -7,6 +7,7 @@ Only `config.json` and the headers of weights are read; weights and tokenizer ar
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -60,8 +61,8 @@ def placeholders(folder: Path) -> dict[str, int]:
 
 def folder_errors(folder: Path, key: str) -> Iterator[ConfigError]:
     """Yield an error for all that is missing or broken in a model's folder, judged by its configuration and weights."""
-    if not folder.is_dir():
-        what = "a file" if folder.exists() else "a folder that does not exist"
+    if not os.path.isdir(folder):  # a name that is too long is no folder, and no error either
+        what = "a file" if os.path.exists(folder) else "a folder that does not exist"
         yield ConfigError(key, f"{folder}, {what}", "name the folder of a Hugging Face model")
         return
     try:

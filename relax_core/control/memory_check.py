@@ -132,9 +132,13 @@ def check_fits(config: RunConfig, catalogue: Catalogue, plan: Plan) -> None:
     if not config.placement.check_memory or elsewhere:
         return
     free = free_memory()
-    if _bound(config, plan) <= SMALL * free and not any(_on_gpu(group) for group in plan.groups.values()):
-        return
-    needs = process_needs(config, catalogue, plan, longest_prompt(config, catalogue, plan))
+    try:
+        if _bound(config, plan) <= SMALL * free and not any(_on_gpu(group) for group in plan.groups.values()):
+            return
+        needs = process_needs(config, catalogue, plan, longest_prompt(config, catalogue, plan))
+    except (MemoryError, OverflowError) as error:  # not even the estimate of so many rows fits
+        got = f"steps of {config.rollout.prompts_per_step} times {config.rollout.group_size} samples"
+        raise ConfigError("rollout", got, "no machine holds so many: lower prompts_per_step or group_size") from error
     for budget in memory_budgets(needs, free, device_memory()):
         budget.check()
 

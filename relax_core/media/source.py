@@ -214,7 +214,7 @@ def wave(samples: Any, rate: Any) -> bytes:
         raise ValueError(f"an array of sound whose sampling_rate is {rate!r}; give it in samples a second")
     try:
         values = np.asarray(samples, np.float32)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError("an array of sound that holds other things than numbers") from error
     if values.ndim not in (1, 2) or not values.size:
         raise ValueError(f"an array of sound of shape {values.shape}")

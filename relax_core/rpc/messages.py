@@ -181,7 +181,7 @@ def _decode(large: Sequence[Any], depth: int, code: int, data: bytes) -> Any:
         raise ValueError(f"wire: unknown extension {code}; both sides must run the same relax-core")
     name, values = decode(data, large, depth)
     if name not in _registry:
-        raise ValueError(f"wire: unknown type {name}; both sides must run the same relax-core")
+        raise ValueError(f"wire: unknown type {name!r}; both sides must run the same relax-core")
     cls = _registry[name]
     if code == _PACKED:
         return cls.unpack(values)

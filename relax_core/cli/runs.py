@@ -70,7 +70,7 @@ def train(
     if dry_run:
         print_graph(sources, overrides)
     else:
-        _run(prepare(sources, overrides, run_dir=run_dir), as_json, supervised)
+        _run(prepare(sources, overrides, run_dir=run_dir, supervised=supervised), as_json, supervised)
 
 
 def resume(
@@ -88,7 +88,7 @@ def resume(
     supervised: Supervised = False,
 ) -> None:
     """Continue a run from its newest checkpoint whose files are whole, or from that of --step."""
-    from relax_core.control.prepare import prepare_resume
+    from relax_core.control.prepare import prepare_resume, prepare_successor
     from relax_core.control.supervisor import predecessor
     from relax_core.observe.run_directory import RunDirectory, find_run
 
@@ -96,8 +96,11 @@ def resume(
         start_detached("resume", as_json)
         return
     path, changes = find_run(run), [*(overrides or []), *([UNCHECKED] if anyway else [])]
-    unfinished = supervised and predecessor(RunDirectory.open(path)) is not None
-    _run(prepare_resume(path, changes, step, unfinished=unfinished), as_json, supervised)
+    if supervised and predecessor(RunDirectory.open(path)) is not None:
+        prepared = prepare_successor(path)
+    else:
+        prepared = prepare_resume(path, changes, step, supervised=supervised)
+    _run(prepared, as_json, supervised)
 
 
 def _run(prepared: Prepared, as_json: bool, supervised: bool) -> None:

@@ -28,7 +28,7 @@ from pathlib import Path
 from random import Random, SystemRandom
 from typing import Any, cast
 
-from relax_core.api.errors import ConfigError, RelaxError
+from relax_core.api.errors import ConfigError, InfrastructureError, RelaxError
 from relax_core.api.options import revealed
 from relax_core.api.plan import Plan
 from relax_core.bus.ledger_file import FILE as LEDGER, has_begun, newest_incarnation, prepare_ledger
@@ -43,6 +43,7 @@ from relax_core.observe.documents import disk_errors, read_document
 from relax_core.observe.epoch import RunEpoch
 from relax_core.observe.logging import Redactor
 from relax_core.observe.provenance import provenance
+from relax_core.observe.record_position import RecordPosition
 from relax_core.observe.run_directory import RunDirectory
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.host import announce
@@ -161,6 +162,10 @@ class Prepared:
     """The runner of the first stage, where it was begun early."""
     death: DriverDeath | None = None
     """The end of the process that ran it before, which this one was started to replace."""
+    supervised: bool = False
+    """Another process is started where this one is killed."""
+    position: RecordPosition | None = None
+    """How far the former process has recorded the events of roles that live on, and that `runner` has taken over."""
 
     @property
     def config(self) -> RunConfig:
@@ -179,6 +184,11 @@ class Prepared:
     def first_step(self) -> int:
         """Steps that were done before."""
         return self.stages[0].first_step + (self.launch.resume.step if self.launch.resume else 0)
+
+    @property
+    def outlived(self) -> bool:
+        """Tell whether the roles live on where this process is killed, for another one to take them over."""
+        return self.supervised and self.config.run.runner == "ray"
 
 
 def plan_run(
@@ -211,6 +221,7 @@ def prepare(
     *,
     run_dir: Path | None = None,
     functions: Mapping[str, bytes] | None = None,
+    supervised: bool = False,
 ) -> Prepared:
     """Compose, check, build a recipe if one is named, make the run directory. Raises ConfigError."""
     planned = plan_run(sources, overrides, functions)
@@ -222,7 +233,7 @@ def prepare(
     runner: Future[Runner] | None = None
     if planned.recipe is not None:  # import the runner and begin its start meanwhile: seconds that the build hides
         executor = ThreadPoolExecutor(1, "runner")
-        runner = executor.submit(make_runner, composed.config, catalogue, begin=True)
+        runner = executor.submit(make_runner, composed.config, catalogue, None, supervised, begin=True)
         executor.shutdown(wait=False)
     try:
         planned = planned.build_recipe(directory.path / "recipe", sources, overrides)
@@ -247,12 +258,74 @@ def prepare(
             asyncio.run(runner.result().close())
         directory.discard()
         raise
-    return Prepared(catalogue, directory, tuple(stages), composed.notices, runner)
+    return Prepared(catalogue, directory, tuple(stages), composed.notices, runner, supervised=supervised)
+
+
+def prepare_successor(run_dir: Path) -> Prepared:
+    """Go on with a run whose process died just now: with its roles where they live, else from its newest checkpoint.
+
+    Raises InfrastructureError where its roles are gone and somebody has asked it to stop.
+    """
+    position = RecordPosition.read(run_dir)
+    if position is None:
+        return prepare_resume(run_dir, (), unfinished=True, supervised=True)
+    left, done = _unfinished_stages(run_dir)
+    paths = [own.path if own else run_dir for own in left]
+    planned = plan_run([paths[0] / "config.toml"], ()) if left else None
+    if planned is None or planned.composed.config.run.runner != "ray":
+        return prepare_resume(run_dir, (), unfinished=True, supervised=True)
+    from relax_core.runners.ray.runner import RayRunner
+
+    config, catalogue = planned.composed.config, planned.catalogue
+    runner = RayRunner(catalogue, supervised=True)
+    directory = RunDirectory.reopen(run_dir, redactor=Redactor(revealed(config.dump())), lives=True)
+    try:
+        launch = runner.take_over(position.run_id)
+        if Path(launch.run_dir) != paths[0]:
+            raise InfrastructureError(f"{position.run_id} is a start of {launch.run_dir}, and not of {paths[0]}")
+    except InfrastructureError as unable:
+        runner.end_former(position.run_id)
+        asyncio.run(runner.close())
+        stop = directory.take_request("stop")
+        directory.close()
+        if stop:
+            raise InfrastructureError(f"{unable}; the run is not started again, as a stop was asked for") from unable
+        resumed = prepare_resume(run_dir, (), unfinished=True, supervised=True)
+        return replace(resumed, notices=(*resumed.notices, f"its roles do not go on: {unable}"))
+    directory.cut(position.sizes)
+    stages = _later_stages(left[1:], catalogue, done + config.steps, launch.epoch)
+    first = PreparedStage(config, launch, left[0], done)
+    found: Future[Runner] = Future()
+    found.set_result(runner)
+    return Prepared(
+        catalogue, directory, (first, *stages), planned.composed.notices, found, supervised=True, position=position
+    )
+
+
+def _unfinished_stages(run_dir: Path) -> tuple[list[StageDirectory | None], int]:
+    """List the stages of a run that are still to be run, a run without stages being one, and count the steps before."""
+    known = stage_directories(run_dir)
+    left: list[StageDirectory | None] = [own for own in known if own.account() is None] if known else [None]
+    return left, sum(int(account["steps"]) for own in known if (account := own.account()))
+
+
+def _later_stages(
+    left: Sequence[StageDirectory | None], catalogue: Catalogue, done: int, epoch: RunEpoch | None = None
+) -> list[PreparedStage]:
+    """Prepare stages that follow another one, as their own directories say."""
+    stages = []
+    for own in (own for own in left if own is not None):
+        config = compose([own.path / "config.toml"], (), catalogue, on_disk=False).config
+        launch = make_launch(config, plan(config, catalogue), catalogue, own.path, epoch=epoch)
+        stages.append(PreparedStage(config, launch, own, done))
+        done += config.steps
+    return stages
 
 
 def prepare_resume(
-    run_dir: Path, overrides: Sequence[str], step: int | None = None, *, unfinished: bool = False
-) -> Prepared:
+    run_dir: Path, overrides: Sequence[str], step: int | None = None, *, unfinished: bool = False,
+    supervised: bool = False,
+) -> Prepared:  # fmt: skip
     """Continue a run from its newest whole checkpoint, or that of `step`; a stage that has none yet begins anew.
 
     Later checkpoints are set aside. `unfinished`: the process that ran it died just now, so that a run without a checkpoint
@@ -264,14 +337,12 @@ def prepare_resume(
         if not any(key == name or key.startswith((f"{name}.", f"{name}[")) for name in MAY_CHANGE):
             fix = f"only {', '.join(sorted(MAY_CHANGE))} may change on resume"
             raise ConfigError(override, "a change of the experiment", fix)
-    known = stage_directories(run_dir)
-    left: list[StageDirectory | None] = [own for own in known if own.account() is None] if known else [None]
+    left, done = _unfinished_stages(run_dir)
     if not left:
         raise ConfigError("run", str(run_dir), "every stage of it is finished; begin another run with its export")
     paths = [own.path if own else run_dir for own in left]
     planned = plan_run([paths[0] / "config.toml"], overrides)
     config, catalogue, present = planned.composed.config, planned.catalogue, left[0]
-    done = sum(int(account["steps"]) for own in known if (account := own.account()))
     begun = (present is None and not unfinished) or step is not None or complete(paths[0] / "checkpoints")
     point = choose(paths[0], step, done) if begun else None
     resume = point.resume if point is not None else None
@@ -286,15 +357,12 @@ def prepare_resume(
         directory.write_config(to_toml(config))
     elif overrides and present is not None:
         present.write(config)
-    stages: list[PreparedStage] = []
-    for own, path in zip(left, paths, strict=True):
-        if stages:
-            config = compose([path / "config.toml"], (), catalogue, on_disk=False).config
-        own_plan = plan(config, catalogue) if stages else planned.stages[0].plan
-        stages.append(PreparedStage(config, make_launch(config, own_plan, catalogue, path), own, done))
-        done += config.steps
+    launch = make_launch(config, planned.stages[0].plan, catalogue, paths[0])
+    first = PreparedStage(config, launch, present, done)
+    stages = (first, *_later_stages(left[1:], catalogue, done + config.steps))
     try:
-        return _begin_start(Prepared(catalogue, directory, tuple(stages), planned.composed.notices), point)
+        resumed = Prepared(catalogue, directory, stages, planned.composed.notices, supervised=supervised)
+        return _begin_start(resumed, point)
     except BaseException:
         directory.close()
         raise
@@ -309,7 +377,7 @@ def prepare_restart(prepared: Prepared, stage: PreparedStage) -> Prepared:
     directory = Path(stage.launch.run_dir)
     point = choose(directory, None, stage.first_step) if complete(directory / "checkpoints") else None
     left = prepared.stages[prepared.stages.index(stage) :]
-    return _begin_start(replace(prepared, stages=left, notices=(), runner=None), point)
+    return _begin_start(replace(prepared, stages=left, notices=(), runner=None, position=None), point)
 
 
 def _begin_start(prepared: Prepared, point: ResumePoint | None) -> Prepared:
@@ -364,8 +432,9 @@ def _run_id(directory: Path, epoch: RunEpoch | None) -> str:
 
 
 def make_runner(
-    config: RunConfig, catalogue: Catalogue, kept: KeptWorkers | None = None, *, begin: bool = False
-) -> Runner:
+    config: RunConfig, catalogue: Catalogue, kept: KeptWorkers | None = None, supervised: bool = False, *,
+    begin: bool = False,
+) -> Runner:  # fmt: skip
     """Make the runner that `[run] runner` names; ray is imported only when it is that one. `begin`: connect already.
 
     `kept`: workers of a runner of the same kind, which are this one's from now on.
@@ -373,7 +442,7 @@ def make_runner(
     if config.run.runner == "ray":
         from relax_core.runners.ray.runner import RayRunner
 
-        ray_runner = RayRunner(catalogue)
+        ray_runner = RayRunner(catalogue, supervised)
         if begin:
             ray_runner.connect_early()
         return ray_runner

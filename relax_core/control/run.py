@@ -9,17 +9,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
 from relax_core.api.errors import Diverged, InfrastructureError, RelaxError
-from relax_core.api.events import Logged, RunFinished, RunRestarted, RunStarted, Sink
+from relax_core.api.events import Logged, RoleFailed, RoleRecovered, RunFinished, RunRestarted, RunStarted, Sink
 from relax_core.api.role import Clock, Heartbeat, Role, SystemClock
 from relax_core.control.prepare import Prepared, PreparedStage, make_runner, prepare_restart
 from relax_core.control.restarts import RunRestarts
 from relax_core.control.stages import point_to_export, resumable_step, stage_directories
 from relax_core.observe.notifications import Notifier
+from relax_core.observe.record_position import RecordPosition
 from relax_core.observe.recorder import Display, Recorder
 from relax_core.observe.run_directory import Request
 from relax_core.rpc.waiting import attended
@@ -33,6 +36,8 @@ STATELESS_GRACE_S = 8.0
 """Seconds to stop for roles that lose nothing when they are ended; those with state have `[checkpoint] grace_s`."""
 ROLE_REQUESTS: tuple[Request, ...] = ("checkpoint", "continue")
 """Requests that are passed on to the roles with state."""
+CONTROLLER, TAKEN_OVER = "controller", "it took over the roles, which went on without it"
+"""Name under which the restart of the run's own process is recorded, and what is said of it."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 PREEMPTIONS = (signal.SIGTERM, signal.SIGHUP)
 """A machine that is taken back, and a terminal that is closed: nobody is there any more to repeat Ctrl-C."""
@@ -43,7 +48,7 @@ def run(prepared: Prepared, display: Display | None = None, *, signals: bool = T
 
     A run that was ended by a second Ctrl-C has the status `interrupted`.
     """
-    runner = prepared.runner.result() if prepared.runner else make_runner(prepared.config, prepared.catalogue)
+    runner = prepared.runner.result() if prepared.runner else _make_runner(prepared, prepared.stages[0])
 
     async def supervise() -> dict[str, Any]:
         controller = RunController(prepared, runner, display)
@@ -173,7 +178,7 @@ class RunController:
                 while left:
                     left = await self._run_next(left, recorder)
                     if left:
-                        self._runner, self._kept = make_runner(left[0].config, catalogue, self._kept), None
+                        self._runner, self._kept = _make_runner(self._prepared, left[0], self._kept), None
             finally:
                 if self._kept is not None:
                     await self._kept.close()
@@ -207,21 +212,30 @@ class RunController:
         self._running, self._last_event = set(launch.plan.roles), 0
         if stage.directory is not None:
             recorder.enter(stage.directory.name, stage.first_step)
-        if stage is stages[0]:  # it goes on from its checkpoint, or begins anew where it had none
+        position, self._prepared = self._prepared.position, replace(self._prepared, position=None)
+        if stage is stages[0] and position is None:  # it goes on from its checkpoint, or begins anew where it had none
             step = launch.resume.step if launch.resume else 0
             recorder.rewind(stage.first_step + step)
             if (death := self._prepared.death) is not None and not self._started:
                 recorder.write(RunRestarted(step, death.reason, death.in_a_row, self._restarts.limit))
         busy: list[str] = []
-        await asyncio.to_thread(_sweep_weights, launch)
-        ready = await self._start_runner(stage) and await self._wait_until_ready(recorder)
+        if position is not None:
+            ready = await self._take_over(position, recorder)
+        else:
+            await asyncio.to_thread(_sweep_weights, launch)
+            ready = await self._start_runner(stage) and await self._wait_until_ready(recorder)
         if ready:
             self._restarts.ready()
             if not self._started:
                 self._started = True
                 config = {**launch.config, "steps": self._prepared.steps}
                 recorder.write(RunStarted(launch.run_id, str(self._prepared.directory.path), config))
+            if position is not None and (death := self._prepared.death) is not None:
+                recorder.write(RoleFailed(CONTROLLER, death.reason, InfrastructureError.exit_code, fatal=False))
+                recorder.write(RoleRecovered(CONTROLLER, max(time.time() - death.at, 0.0), TAKEN_OVER))
             recorder.ready()
+            if self._prepared.outlived:
+                recorder.keep_positions(launch.run_id)
             busy = await self._watch(stage, recorder)
         ended = "preempted" if self._preempted else "stopped"
         status, account = ended, {}
@@ -276,6 +290,19 @@ class RunController:
         step = resume.step if resume else 0
         recorder.write(RunRestarted(step, str(error), restarts.in_a_row, restarts.limit))
         return list(self._prepared.stages)
+
+    async def _take_over(self, position: RecordPosition, recorder: Recorder) -> bool:
+        """Go on with roles whose controller was killed, none of which starts again; a stop that it had passed on is kept."""
+        launch = self._prepared.launch
+        await self._runner.start(launch)
+        run_status = self._runner.run_status
+        recorder.go_on(position, await run_status.events(0, 0.0))
+        self._last_event = position.number
+        for role in launch.plan.roles:
+            for command in await run_status.commands(role, 0, 0.0):
+                if command.name == "stop":
+                    self.stop(command.argument, preempted=command.argument in [one.name for one in PREEMPTIONS])
+        return True
 
     async def _start_runner(self, stage: PreparedStage) -> bool:
         """Start the runner; False where somebody stopped the run first, and `close` ends what had started by then."""
@@ -366,6 +393,10 @@ class RunController:
             "samples_in_flight": account.in_flight,
             "balanced": account.balanced,
         }
+
+
+def _make_runner(prepared: Prepared, stage: PreparedStage, kept: KeptWorkers | None = None) -> Runner:
+    return make_runner(stage.config, prepared.catalogue, kept, prepared.supervised)
 
 
 def _sweep_weights(launch: Launch) -> None:

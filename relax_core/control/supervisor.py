@@ -2,7 +2,8 @@
 """The supervisor of a detached run: a process in a session of its own, the parent of the run's driver.
 
 The driver is an ordinary `relax train`. It ends by itself, with its exit code, or a signal kills it: then another one
-resumes the run from its newest checkpoint, within `[recovery] restarts`. Nothing of the run is computed here, so that it
+takes over its roles, where they live on a Ray cluster, or resumes the run from its newest checkpoint, within
+`[recovery] restarts`. Nothing of the run is computed here, so that it
 stays small and has little to die of. `python -m relax_core.control.supervisor train my.toml` starts one.
 """
 
@@ -27,6 +28,7 @@ import psutil
 from relax_core.api.errors import InfrastructureError
 from relax_core.observe.documents import disk_errors, host_mark
 from relax_core.observe.logging import RoleLog
+from relax_core.observe.record_position import RecordPosition
 from relax_core.observe.run_directory import RunDirectory
 from relax_core.rpc.waiting import RestartBudget
 
@@ -51,6 +53,8 @@ class DriverDeath:
     reason: str
     in_a_row: int
     """Deaths since a newer checkpoint was made, this one included."""
+    at: float
+    """Seconds of the wall clock when the supervisor saw it."""
 
 
 def enter_supervision(directory: RunDirectory) -> DriverDeath | None:
@@ -79,7 +83,7 @@ def predecessor(directory: RunDirectory) -> DriverDeath | None:
     known = directory.read(DOCUMENT) or {}
     if known.get("pid") != os.getppid() or known.get("host") != host_mark() or "died" not in known:
         return None
-    return DriverDeath(known["died"], int(known["restarts"]))
+    return DriverDeath(known["died"], int(known["restarts"]), float(known.get("at", time.time())))
 
 
 def reported(file: int) -> dict[str, Any]:
@@ -127,16 +131,17 @@ def supervise(words: Sequence[str], output: int, program: Sequence[str] = DRIVER
             reached = step
             budget.refill()
         reason = f"the run's process (pid {driver}) died of {signal.Signals(-code).name}"
-        if directory.take_request("stop"):
+        if RecordPosition.read(directory.path) is None and directory.take_request("stop"):
+            # Roles that outlived it can still save: their next controller takes the request up.
             _log(directory, "warning", f"{reason}, and is not restarted, as a stop was asked for")
             return InfrastructureError.exit_code
         if not budget.spend():
             times = f"{budget.spent} times since step {reached}, beyond recovery.restarts"
             _log(directory, "error", f"{reason}, {times}; continue with: relax resume {run_dir}")
             return InfrastructureError.exit_code
-        died = {"died": reason, "restarts": budget.spent}
+        died = {"died": reason, "restarts": budget.spent, "at": time.time()}
         directory.write(DOCUMENT, {"pid": os.getpid(), "host": host_mark(), **died})
-        _log(directory, "warning", f"{reason}; another one resumes the run", restart=budget.spent)
+        _log(directory, "warning", f"{reason}; another one goes on with the run", restart=budget.spent)
         _end_orphans()
         if stops:
             return 128 - code

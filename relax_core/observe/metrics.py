@@ -214,6 +214,16 @@ class MeasuredMetric:
     def values(self) -> dict[str, float]:
         return dict(self._values)
 
+    def dump(self) -> dict[str, dict[str, float]]:
+        """Return it as plain data, of which `load` makes it again."""
+        return {"values": self._values, "weights": self._weights}
+
+    @classmethod
+    def load(cls, dumped: Mapping[str, Mapping[str, float]]) -> MeasuredMetric:
+        made = cls()
+        made._values, made._weights = dict(dumped["values"]), dict(dumped["weights"])
+        return made
+
 
 MEASURES = ("mean", "loss")
 """Measures of a held-out set: mean reward, or the loss of rows that were given."""
@@ -304,6 +314,17 @@ class Totals:
         for prefix, counts in ((_RESTARTS, self.restarts), (_RETRIES, self.retries), (_GUARDS, self.guards)):
             counted |= {f"{prefix}{role}": float(count) for role, count in counts.items()}
         return counted
+
+    def counts(self) -> dict[str, Any]:
+        """Return what changes between the lines of two steps, as plain data."""
+        return {"publishes": self.publishes, "restarts": dict(self.restarts), "retries": dict(self.retries),
+                "guards": dict(self.guards), "events_dropped": self.events_dropped}  # fmt: skip
+
+    def recount(self, counts: Mapping[str, Any]) -> None:
+        """Take over what `counts` has returned."""
+        self.publishes, self.events_dropped = counts["publishes"], counts["events_dropped"]
+        self.restarts, self.retries = Counter(counts["restarts"]), Counter(counts["retries"])
+        self.guards = Counter(counts["guards"])
 
     def summary(self) -> dict[str, Any]:
         """Return the fields of `summary.json` that come from totals."""

@@ -91,14 +91,14 @@ class RunDirectory:
         return cls(chosen, redactor, WriterLock(chosen / ".lock"))
 
     @classmethod
-    def reopen(cls, path: Path, *, redactor: Redactor | None = None) -> Self:
-        """An existing run, to write on: refused while another process does."""
+    def reopen(cls, path: Path, *, redactor: Redactor | None = None, lives: bool = False) -> Self:
+        """An existing run, to write on: refused while another process does. What was asked of one that `lives` still holds."""
         run = cls(cls.open(path).path, redactor, WriterLock(path / ".lock"))
         with disk_errors(run.path):
             _reserve(run.path)
             # It goes on, so how it ended no longer holds.
             (run.path / "summary.json").unlink(missing_ok=True)
-            for request in get_args(Request):
+            for request in () if lives else get_args(Request):
                 run.take_request(request)
         return run
 
@@ -196,6 +196,20 @@ class RunDirectory:
         metrics = self.path / "metrics.jsonl"
         if metrics.exists():
             rewrite_lines(metrics, lambda record: record.get("step", 0) <= step)
+
+    def sizes(self, step: int) -> dict[str, int]:
+        """Return the bytes of the files that an event of a step may add to, by their path in the directory."""
+        paths = (self.path / "metrics.jsonl", self.samples_path(step))
+        return {str(path.relative_to(self.path)): path.stat().st_size if path.exists() else 0 for path in paths}
+
+    def cut(self, sizes: Mapping[str, int]) -> None:
+        """Take back what was added to files beyond these sizes."""
+        self._close_files()
+        for name, size in sizes.items():
+            path = self.path / name
+            with disk_errors(path):
+                if path.exists() and path.stat().st_size > size:
+                    os.truncate(path, size)
 
     def save_evidence(
         self, step: int, guard: str, evidence: Mapping[str, Any], groups: Iterable[int], first_step: int

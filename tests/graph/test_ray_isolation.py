@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.graph.conftest import survivors
-from tests.graph.ray_run import Start, children, kill, until
+from tests.graph.ray_run import Running, Start, children, kill, until
 from tests.unit.ray.cluster import ForeignCluster
 
 pytestmark = pytest.mark.ray
@@ -28,7 +28,10 @@ from ray.util import list_named_actors
 from ray.util.placement_group import placement_group_table
 groups = [group["state"] for group in placement_group_table().values()]
 actors = [actor["name"] for actor in list_named_actors(all_namespaces=True)]
-print(json.dumps({"apps": sorted(serve.status().applications), "actors": sorted(actors), "groups": groups}))
+hubs = {name: ray.get_actor(name) for name in (actor["name"] for actor in list_named_actors(all_namespaces=True))
+        if name.endswith("-hub")}
+pids = {name: ray.get(hub.__ray_call__.remote(lambda _: __import__("os").getpid())) for name, hub in hubs.items()}
+print(json.dumps({"hubs": pids, "apps": sorted(serve.status().applications), "actors": sorted(actors), "groups": groups}))
 """
 
 
@@ -49,39 +52,68 @@ def detached(tmp_path: Path) -> Iterator[Path]:
             os.kill(json.loads(document.read_text())["pid"] if document.exists() else 1 << 22, signal.SIGKILL)
 
 
-def test_a_killed_run_leaves_the_cluster_and_its_neighbour_unhurt_and_is_resumed_there_where_it_is_detached(
+def test_a_detached_run_outlives_its_controller_on_a_cluster_that_it_shares_and_is_stopped_from_elsewhere(
     cluster: ForeignCluster, start: Start, tiny: Path, tmp_path: Path, detached: Path
 ) -> None:
+    """A killed controller's successor goes on with hub, replicas and engine; where the hub is dead too, with a checkpoint."""
     env = cluster.environment()
     first = start.train(detached, tiny / "recipe.toml", "steps=5000", "checkpoint.every=2", "--detach", **env)
     assert first.end() == 0, first.err
     until(lambda: any((detached / "checkpoints").glob("step-*/state.json")), "a checkpoint")
-    second = start.train(tmp_path / "b" / "run", tiny / "recipe.toml", "steps=80", **env)
+    second = start.train(tmp_path / "b" / "run", tiny / "recipe.toml", "steps=5000", **env)
     second.until_steps(1)
     found = _found(env)
     assert len(found["apps"]) == 6, "two runs of one name are two runs"
     names = [name.removesuffix("-hub") for name in found["actors"] if name.endswith("-hub")]
     assert len(names) == 2 and any((Path("/dev/shm") / name).exists() for name in names)
-    killed = first.status()["pid"]
-    kill(killed)
-    assert len(second.steps()) < 80, "it goes on without its neighbour"
-    assert second.end() == 0, second.err
+
+    lived = _processes(first, found)
+    kill(killed := first.status()["pid"])
+    second.until_more_steps()
+    _until_another_controls(first, killed)
+    assert _processes(first, _found(env)) == lived, "hub, replicas and engine live on, and nothing else was started"
+    steps = len(first.steps())
+    watch = start(detached, "attach", detached, **env)
+    until(lambda: watch.err.startswith("step "), "the steps of a run whose controller was replaced")
+    kill(first.fact("rollout", "engines")["engine-0"]["pid"])
+    until(lambda: len(first.steps()) > steps + 4, "its steps, after another engine was started")
+    rows = first.steps()
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1)), "none is lost and none trained twice"
+    assert "restarts/run" not in rows[-1] and rows[-1]["restarts/controller"] == 1
+
+    kill(killed := first.status()["pid"])
+    kill(lived["hub"])
+    _until_another_controls(first, killed)
+    second.until_more_steps()
+    second.interrupt()
+    assert second.end() == 130 and "stopped with a checkpoint" in second.err, second.err
     for row in second.steps():
         assert row["samples/balanced"] == 1
     assert second.summary()["restarts"] == {}
-    until(lambda: first.status()["pid"] != killed and first.status()["state"] == "running", "a successor")
-    reached = len(first.steps())
-    until(lambda: len(first.steps()) > reached, "its steps")
     stop = start(detached, "stop", detached, **env)
     assert stop.end() == 0 and "stopped with a checkpoint of step" in stop.out, stop.err
+    assert watch.end() == 130 and "stopped with a checkpoint of step" in watch.err, watch.err
     summary = first.summary()
-    assert summary["restarts"] == {"run": 1} and summary["balanced"]
+    assert summary["restarts"] == {"run": 1, "controller": 1, "engine": 1} and summary["balanced"]
     assert [row["step"] for row in first.steps()] == list(range(1, summary["steps"] + 1))
     left = until(lambda: (found := _found(env))["apps"] == [] and found, lambda: str(_found(env)), 30)
     assert [name for name in left["actors"] if "relax" in name] == []
     assert set(left["groups"]) <= {"REMOVED"}
     assert cluster.alive
     assert not [name for name in names if (Path("/dev/shm") / name).exists()]
+
+
+def _until_another_controls(run: Running, killed: int) -> None:
+    until(lambda: run.status()["pid"] != killed and run.status()["state"] == "running", "a successor")
+    reached = len(run.steps())
+    until(lambda: len(run.steps()) > reached, "its steps")
+
+
+def _processes(run: Running, found: dict[str, Any]) -> dict[str, Any]:
+    """Process ids of what a run has on a cluster."""
+    roles = {beat["role"]: beat["pid"] for beat in run.status()["roles"]}
+    engines = {name: engine["pid"] for name, engine in run.fact("rollout", "engines").items()}
+    return {"hub": found["hubs"][f"relax-{run.status()['run_id']}-hub"], "roles": roles, "engines": engines}
 
 
 def test_a_killed_driver_takes_its_own_cluster_with_it(start: Start, tiny: Path, tmp_path: Path) -> None:

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hub of a run: one named actor with the bus, the run status and the weight service. It dies with the driver.
+"""The hub of a run: one named actor with the bus, the run status and the weight service.
 
 Roles find it by the run's name. It holds the run's lease: when the driver is gone, so is the hub, and every role that
-can't reach it ends itself. It watches the replicas that run the roles, and says which died.
+can't reach it ends itself. The hub of a supervised run waits for the driver's successor before it ends
+(`controller_lease.py`). It watches the replicas that run the roles, and says which died.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import platform
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
@@ -29,6 +32,7 @@ from relax_core.rpc.host import Failure, describe
 from relax_core.runners.adoption import AdoptableWorkers
 from relax_core.runners.launch import Launch, bus_settings, launch_component, starting_version
 from relax_core.runners.ray.connection import NAMESPACE, RpcActor, answered
+from relax_core.runners.ray.controller_lease import FIRST_TERM, ControllerLease, end_at_expiry
 from relax_core.runners.ray.workers import GpuPlacement, RayWorker, RayWorkers, StartedActor
 from relax_core.runners.replicas import TAKEOVER_S, ReplicaTracker
 from relax_core.runners.run_status import RunStatusService
@@ -38,6 +42,8 @@ CONCURRENCY = 1000
 """Calls under way at once: long waits hold a place each."""
 PROBE_S = 1.0
 """Between two looks at a replica: Ray tells of a death only who asks."""
+EXPIRED_S = 20.0
+"""For a hub without a controller to end its workers and close its ledger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,15 @@ class HubService:
     """How long the role was without a replica; None for its first one."""
 
 
+@dataclass(frozen=True, slots=True)
+class TakenOver:
+    """One start of a run as the successor of its controller needs it."""
+
+    launch: Launch
+    store: PayloadStore | None
+    term: int
+
+
 def hub_name(run_id: str) -> str:
     return f"relax-{run_id}-hub"
 
@@ -60,18 +75,34 @@ def find_hub(run_id: str) -> Any:
     return ray.get_actor(hub_name(run_id), namespace=NAMESPACE)
 
 
-def hub_options(run_id: str) -> dict[str, Any]:
-    """Return the options of a run's hub: it stays on the driver's node, whose disk has the ledger."""
+def hub_options(run_id: str, supervised: bool = False) -> dict[str, Any]:
+    """Return the options of a run's hub: it stays on the driver's node, whose disk has the ledger. That of a `supervised`
+    run outlives the driver, and all that it started itself lives on with it."""
     node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    name = hub_name(run_id)
-    return {"name": name, "namespace": NAMESPACE, "max_concurrency": CONCURRENCY, "scheduling_strategy": node}
+    options = {"name": hub_name(run_id), "namespace": NAMESPACE, "max_concurrency": CONCURRENCY}
+    return {**options, "scheduling_strategy": node, **({"lifetime": "detached"} if supervised else {})}
 
 
 @ray.remote(num_cpus=0, max_restarts=0)
 class Hub(RpcActor):
-    """Services of one run."""
+    """Services of one run.
+
+    Invariants:
+    - A controller that was replaced changes nothing any more: what it asks for is refused by its term.
+    - Without a controller for the length of the lease the hub ends, and the run with it, also where it was never opened.
+    """
 
     _workers: AdoptableWorkers
+    _launch: Launch
+
+    def __init__(self, lease_s: float | None = None) -> None:
+        """`lease_s`: how long it waits for another controller; None: it dies with the one that made it."""
+        super().__init__()
+        self._clock = SystemClock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lease = ControllerLease(float("inf") if lease_s is None else lease_s, self._clock.now())
+        if lease_s is not None:
+            end_at_expiry(self._lease, self._clock, self._end)
 
     async def open(self, launch: Launch, mark: str) -> Any:
         """Open a run whose driver has written a file of this name in the run directory."""
@@ -89,10 +120,9 @@ class Hub(RpcActor):
             )
         catalogue = Catalogue.load(launch.plugin_files)
         component = cast(BusComponent, catalogue.build(launch_component(launch, "bus")))
-        self._launch = launch
+        self._loop = asyncio.get_running_loop()
         self._workers = AdoptableWorkers(RayWorkers(launch, GpuPlacement.request(launch.plan)))
         self._store = await self._open_bus(component, bus_settings(launch), launch.run_dir, starting_version(launch))
-        self._clock = SystemClock()
         self._run_status, self._devices = RunStatusService(self._clock), DeviceService(self._clock)
         self._services |= {
             "run_status": self._run_status,
@@ -104,6 +134,7 @@ class Hub(RpcActor):
         self._replicas = ReplicaTracker({role: target.stateless for role, target in classes.items()})
         self._entered = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._launch = launch
         return self._store
 
     async def _open_bus(
@@ -116,14 +147,48 @@ class Hub(RpcActor):
 
     async def _serve(self, method: str, args: Sequence[Any]) -> Any:
         service, _, name = method.partition(".")
+        service, _, term = service.partition("@")
+        if term:  # the controller's calls
+            self._lease.check(int(term))
         return await getattr(self._services[service], name)(*args)
 
-    async def close(self) -> Any:
+    async def close(self, term: int = FIRST_TERM) -> Any:
+        return await answered(self._close(term))
+
+    async def _close(self, term: int) -> None:
+        self._lease.check(term)
         if hasattr(self, "_workers"):  # else only the bus was opened
             await self._workers.close()
-        closed = await answered(self._bus.close())
-        self._server.close()
-        return closed
+        try:
+            await self._bus.close()
+        finally:
+            self._server.close()
+
+    # -- the controller -----------------------------------------------------------------------------------------
+
+    async def take_over(self) -> Any:
+        """Let another process control the run, whose controller is dead."""
+        return await answered(self._take_over())
+
+    async def _take_over(self) -> TakenOver:
+        if not hasattr(self, "_launch"):
+            raise InfrastructureError(f"hub of process {os.getpid()}: the run had not been opened")
+        return TakenOver(self._launch, self._store, self._lease.take_over(self._clock.now()))
+
+    async def renew(self, term: int) -> Any:
+        """Note that the controller of this term lives."""
+        return await answered(self._renew(term))
+
+    async def _renew(self, term: int) -> None:
+        self._lease.renew(term, self._clock.now())
+
+    def _end(self) -> None:
+        """End with all workers and the ledger closed, as far as that is done in time; the shells find the hub gone."""
+        if self._loop is not None:
+            closing = asyncio.run_coroutine_threadsafe(self._close(self._lease.term), self._loop)
+            with contextlib.suppress(Exception):
+                closing.result(EXPIRED_S)
+        os._exit(0)
 
     # -- roles --------------------------------------------------------------------------------------------------
 
@@ -162,7 +227,11 @@ class Hub(RpcActor):
             await self._workers.end(role)
             self._ends.append((role, failure))
 
-    async def ends(self, after: int) -> list[tuple[str, Failure | None]]:
+    async def ends(self, after: int, term: int) -> Any:
+        return await answered(self._tell_ends(after, term))
+
+    async def _tell_ends(self, after: int, term: int) -> list[tuple[str, Failure | None]]:
+        self._lease.check(term)
         return self._ends[after:]
 
     async def _watch(self, role: str, replica: Any, pid: int) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Ray runner: brings up a cluster, a hub and one Serve application a role, and removes what it started.
 
-Applications are deployed by `serve.run_many`: the declarative route would replace those of other runs on the cluster.
+Of a supervised run it can also take over what the runner of a killed process has started, and go on with it. Applications are deployed by `serve.run_many`: the declarative route would replace those of other runs on the cluster.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import secrets
+import sys
 import time
 import warnings
+from collections.abc import Awaitable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
@@ -21,16 +24,18 @@ import ray._private.worker
 from ray import serve
 
 from relax_core.api.bus import Bus
-from relax_core.api.errors import DeadlineExceeded, InfrastructureError, WorkerDied
+from relax_core.api.errors import DeadlineExceeded, InfrastructureError, StaleFence, WorkerDied
 from relax_core.api.role import RunStatus
 from relax_core.observe.documents import disk_errors
 from relax_core.registry.catalogue import Catalogue
-from relax_core.rpc.host import raised
+from relax_core.rpc.connection import proxy
+from relax_core.rpc.host import Failure, raised
 from relax_core.runners.launch import Launch, RoleEnd
 from relax_core.runners.ray.bus import BusClient, RemoteStore
 from relax_core.runners.ray.connection import NAMESPACE, RpcClient, asked
+from relax_core.runners.ray.controller_lease import FIRST_TERM, LEASE_S, RENEW_S
 from relax_core.runners.ray.environment import joins
-from relax_core.runners.ray.hub import Hub, hub_options
+from relax_core.runners.ray.hub import Hub, find_hub, hub_options
 from relax_core.runners.ray.reaper import Reaper
 from relax_core.runners.ray.shell import app_name, deployment
 from relax_core.runners.ray.workers import gpu_sets
@@ -50,14 +55,24 @@ LOGICAL_CPUS = 64
 
 
 class RayRunner:
-    """Implements `runners.launch.Runner` on Ray Serve."""
+    """Implements `runners.launch.Runner` on Ray Serve.
+
+    Life cycle: `made -> started | taken over, then started -> closed`.
+
+    Invariants:
+    - A supervised run's hub hears of this process while it lives, and outlives it for the length of the lease.
+    - A process whose run another one has taken over ends at once, and changes nothing of it, on the cluster or on disk.
+    """
 
     run_status: RunStatus
     bus: Bus
     loop_factory = None
 
-    def __init__(self, catalogue: Catalogue) -> None:
-        self._catalogue = catalogue
+    def __init__(self, catalogue: Catalogue, supervised: bool = False) -> None:
+        """`supervised`: if this process is killed, another one takes over what it has started."""
+        self._catalogue, self._supervised = catalogue, supervised
+        self._term = FIRST_TERM
+        self._renewing: asyncio.Task[None] | None = None
         self._cluster = Cluster()
         self._hub: Any = None
         self._client: RpcClient | None = None
@@ -69,22 +84,55 @@ class RayRunner:
         """Begin to connect before there is a launch; returns at once, and `start` waits for the rest."""
         self._cluster.begin()
 
+    def take_over(self, run_id: str) -> Launch:
+        """Take over the start of a run of this name whose controller is dead. InfrastructureError where none lives."""
+        self._cluster.begin().result()
+        try:
+            hub = find_hub(run_id)
+            found = ray.get(hub.take_over.remote(), timeout=OPEN_S)
+        except (ValueError, TimeoutError, ray.exceptions.RayError) as error:
+            raise InfrastructureError(f"ray: no hub of {run_id} answers: {error}") from error
+        if isinstance(found, Failure):
+            raise raised(found, "hub")
+        self._hub, self._store, self._term = hub, found.store, found.term
+        self._apps = [app_name(run_id, role) for role in found.launch.plan.roles]
+        return cast(Launch, found.launch)
+
+    def end_former(self, run_id: str) -> None:
+        """End a start of a run that can't be taken over: its shells and workers end with its hub."""
+        with contextlib.suppress(ValueError, InfrastructureError, ray.exceptions.RayError):
+            self._cluster.begin().result()
+            ray.kill(find_hub(run_id))
+
     async def start(self, launch: Launch) -> None:
+        """Start the run, or go on with it where it was taken over."""
+        takes_over = self._hub is not None
+        if not takes_over:
+            await self._open_hub(launch)
+        client = self._client = RpcClient(self._hub, "hub")
+        self.bus = cast(Bus, BusClient(client, self._store))
+        service = f"run_status@{self._term}"
+        self.run_status = proxy(
+            RunStatus, lambda method, args: self._obeyed(client.call(f"{service}.{method}", args))
+        )
+        if self._supervised:
+            self._renewing = asyncio.create_task(self._renew())
+        if not takes_over:
+            await asyncio.to_thread(self._deploy, launch)
+        await asked(self._hub.gathered.remote(), "runner", "every role's process to start", OPEN_S)
+
+    async def _open_hub(self, launch: Launch) -> None:
         gpu_sets(launch.plan)
         await self._cluster.connect()
         mark = Path(launch.run_dir) / f".driver-{secrets.token_hex(8)}"
         with disk_errors(mark):
             mark.touch()
         try:
-            self._hub = Hub.options(**hub_options(launch.run_id)).remote()  # type: ignore[attr-defined]
+            options = hub_options(launch.run_id, self._supervised)
+            self._hub = Hub.options(**options).remote(LEASE_S if self._supervised else None)  # type: ignore[attr-defined]
             self._store = await asked(self._hub.open.remote(launch, mark.name), "hub", "open", OPEN_S)
         finally:
             mark.unlink(missing_ok=True)
-        self._client = RpcClient(self._hub, "hub")
-        self.bus = cast(Bus, BusClient(self._client, self._store))
-        self.run_status = self._client.service(RunStatus, "run_status")
-        await asyncio.to_thread(self._deploy, launch)
-        await asked(self._hub.gathered.remote(), "runner", "every role's process to start", OPEN_S)
 
     def _deploy(self, launch: Launch) -> None:
         """Deploy all roles at once; Serve starts them side by side."""
@@ -102,15 +150,40 @@ class RayRunner:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         while True:
-            ends = await asked(self._hub.ends.remote(self._ended), "hub", "ends", OPEN_S)
+            asking = self._hub.ends.remote(self._ended, self._term)
+            ends = await self._obeyed(asked(asking, "hub", "ends", OPEN_S))
             if ends or loop.time() >= deadline:
                 break
             await asyncio.sleep(POLL_S)
         self._ended += len(ends)
         return tuple(RoleEnd(role, raised(failure, role) if failure else None) for role, failure in ends)
 
+    async def _renew(self) -> None:
+        """Tell the hub for as long as this process lives that it does."""
+        while True:
+            with contextlib.suppress(InfrastructureError):  # it is dead or out of reach, as every other call will say
+                await self._say_alive()
+            await asyncio.sleep(RENEW_S)
+
+    async def _say_alive(self) -> None:
+        await self._obeyed(asked(self._hub.renew.remote(self._term), "hub", "renew", OPEN_S))
+
+    async def _obeyed(self, call: Awaitable[Any]) -> Any:
+        """Await a call that the hub answers its controller alone; this process ends where that is another one by now."""
+        try:
+            return await call
+        except StaleFence as error:
+            print(f"relax: {error}; it ends, and leaves the run alone", file=sys.stderr, flush=True)
+            os._exit(InfrastructureError.exit_code)
+
     async def close(self, keep: bool = False) -> None:
         """End a cluster of our own with all that is on it; take the run's own things away from another."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.gather(self._renewing, return_exceptions=True)
+            self._renewing = None
+            with contextlib.suppress(InfrastructureError):
+                await self._say_alive()
         hub, self._hub = self._hub, None
         if self._client is not None:
             await self._client.close()
@@ -118,7 +191,7 @@ class RayRunner:
             if not self._cluster.ours:
                 await asyncio.gather(*(asyncio.to_thread(_delete, name) for name in self._apps))
             with contextlib.suppress(WorkerDied, DeadlineExceeded):
-                await asked(hub.close.remote(), "hub", "close", CLOSE_S)
+                await asked(hub.close.remote(self._term), "hub", "close", CLOSE_S)
             ray.kill(hub)
         if isinstance(self._store, RemoteStore):  # a hub that died has not
             await asyncio.to_thread(self._store.sweep)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The start of a run that outlives its terminal: `relax train --detach` and `relax resume --detach`.
+"""The start of a run that outlives its terminal: `relax train --detach` and `relax resume --detach`, and both on Ray.
 
 The supervisor and its driver get no descriptor of the terminal, nor of a pipe that somebody waits for: they write to two
 nameless files, from which this command shows what they say until the run has started.
@@ -24,8 +24,8 @@ from relax_core.cli.terminal import Interrupted, print_json, say
 POLL_S = 0.1
 
 
-def start_detached(verb: str, as_json: bool) -> None:
-    """Start this very command again under a supervisor, and return once its run has started.
+def start_detached(verb: str, as_json: bool) -> Path:
+    """Start this very command again under a supervisor, and return its run directory once the run has started.
 
     Ctrl-C before that stops the run; closing the terminal does not. A run that does not start ends this command with its
     error and exit code.
@@ -61,9 +61,10 @@ def start_detached(verb: str, as_json: bool) -> None:
     run_dir = Path(report["run_dir"])
     if as_json:
         print_json({key: report[key] for key in ("schema", "run_dir", "pid")})
-        return
+        return run_dir
     named = run_dir.name if run_dir.parent == (Path(os.environ.get("RELAX_RUNS") or "runs")).resolve() else run_dir
     say(f"run:   {run_dir}\nwatch: relax attach {named}\nstop:  relax stop {named}")
+    return run_dir
 
 
 class Relay:

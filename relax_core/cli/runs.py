@@ -10,7 +10,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -58,7 +58,10 @@ def train(
     detach: Detach = False,
     supervised: Supervised = False,
 ) -> None:
-    """Train: `relax train quickstart`, or `relax train my.toml cluster.toml algorithm.clip_high=0.28`."""
+    """Train: `relax train quickstart`, or `relax train my.toml cluster.toml algorithm.clip_high=0.28`.
+
+    At a terminal a run on Ray is watched as by `relax attach`: Ctrl-C asks whether to leave it running or to stop it.
+    """
     from relax_core.control.prepare import prepare
 
     if detach and not dry_run:
@@ -69,6 +72,8 @@ def train(
     overrides += [UNCHECKED] if anyway else []
     if dry_run:
         print_graph(sources, overrides)
+    elif not (supervised or as_json) and _is_watched(sources, overrides):
+        attach(str(start_detached("train", as_json)))
     else:
         _run(prepare(sources, overrides, run_dir=run_dir, supervised=supervised), as_json, supervised)
 
@@ -96,11 +101,23 @@ def resume(
         start_detached("resume", as_json)
         return
     path, changes = find_run(run), [*(overrides or []), *([UNCHECKED] if anyway else [])]
+    if not (supervised or as_json) and _is_watched([path / "config.toml"], changes):
+        attach(str(start_detached("resume", as_json)))
+        return
     if supervised and predecessor(RunDirectory.open(path)) is not None:
         prepared = prepare_successor(path)
     else:
         prepared = prepare_resume(path, changes, step, supervised=supervised)
     _run(prepared, as_json, supervised)
+
+
+def _is_watched(sources: Sequence[str | Path], overrides: list[str]) -> bool:
+    """Tell whether a run is one that this terminal only watches: on Ray it outlives the terminal."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    from relax_core.control.prepare import plan_run
+
+    return plan_run(sources, overrides).composed.config.run.runner == "ray"
 
 
 def _run(prepared: Prepared, as_json: bool, supervised: bool) -> None:

@@ -188,7 +188,7 @@ class Prepared:
     @property
     def outlived(self) -> bool:
         """Tell whether the roles live on where this process is killed, for another one to take them over."""
-        return self.supervised and self.config.run.runner == "ray"
+        return self.supervised and _joins_cluster(self.config)
 
 
 def plan_run(
@@ -272,7 +272,7 @@ def prepare_successor(run_dir: Path) -> Prepared:
     left, done = _unfinished_stages(run_dir)
     paths = [own.path if own else run_dir for own in left]
     planned = plan_run([paths[0] / "config.toml"], ()) if left else None
-    if planned is None or planned.composed.config.run.runner != "ray":
+    if planned is None or not _joins_cluster(planned.composed.config):
         return prepare_resume(run_dir, (), unfinished=True, supervised=True)
     from relax_core.runners.ray.runner import RayRunner
 
@@ -284,7 +284,6 @@ def prepare_successor(run_dir: Path) -> Prepared:
         if Path(launch.run_dir) != paths[0]:
             raise InfrastructureError(f"{position.run_id} is a start of {launch.run_dir}, and not of {paths[0]}")
     except InfrastructureError as unable:
-        runner.end_former(position.run_id)
         asyncio.run(runner.close())
         stop = directory.take_request("stop")
         directory.close()
@@ -383,6 +382,7 @@ def prepare_restart(prepared: Prepared, stage: PreparedStage) -> Prepared:
 def _begin_start(prepared: Prepared, point: ResumePoint | None) -> Prepared:
     """Begin the next start of a run: its epoch, and its first stage at a checkpoint, or as before its first step."""
     epoch, notices = RunEpoch.begin(prepared.directory.path), prepared.notices
+    RecordPosition.forget(prepared.directory.path)
     stages = [
         replace(stage, launch=replace(stage.launch, epoch=epoch, run_id=_run_id(Path(stage.launch.run_dir), epoch),
                                       resume=None, incarnation=0))
@@ -431,6 +431,15 @@ def _run_id(directory: Path, epoch: RunEpoch | None) -> str:
     return f"{directory.name}-{hashlib.sha256(place.encode()).hexdigest()[:6]}-{epoch.number if epoch else 0}"
 
 
+def _joins_cluster(config: RunConfig) -> bool:
+    """Tell whether the roles of a run are on a Ray cluster that others started; one of its own ends with its process."""
+    if config.run.runner != "ray":
+        return False
+    from relax_core.runners.ray.environment import joins
+
+    return joins()
+
+
 def make_runner(
     config: RunConfig, catalogue: Catalogue, kept: KeptWorkers | None = None, supervised: bool = False, *,
     begin: bool = False,
@@ -442,7 +451,7 @@ def make_runner(
     if config.run.runner == "ray":
         from relax_core.runners.ray.runner import RayRunner
 
-        ray_runner = RayRunner(catalogue, supervised)
+        ray_runner = RayRunner(catalogue, supervised and _joins_cluster(config))
         if begin:
             ray_runner.connect_early()
         return ray_runner

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a run's events are recorded, kept in `.recorded.json` so that another process can go on with the record.
+"""The position up to which a run's events are recorded, in `.recorded.json`, so that another process can go on from there.
 
 Before each event the recorder writes down how long the files are that the event may add to, and what it holds in memory
 alone. A successor cuts the files back to that and records the event again, so that it is in them once.
@@ -49,3 +49,8 @@ class RecordPosition:
             return None if found is None else cls(**{key: found[key] for key in found if key != "schema"})
         except (ConfigError, TypeError):
             return None
+
+    @staticmethod
+    def forget(run_dir: Path) -> None:
+        """Remove the position of an earlier start, with which nobody goes on."""
+        (run_dir / FILE).unlink(missing_ok=True)

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ import psutil
 import pytest
 
 from tests.graph.conftest import Relax, command, environment, survivors
+from tests.graph.terminal import Terminal
 
 pytestmark = pytest.mark.timeout(600)  # several starts of a run, on a machine that others use too
 SMALL = (
@@ -60,42 +59,6 @@ def ended(relax: Relax, tmp_path: Path) -> Iterator[None]:
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     until(lambda: survivors(tmp_path) == [])
-
-
-class Terminal:
-    """A terminal with `relax` in its foreground."""
-
-    def __init__(self, directory: Path, *words: str | Path) -> None:
-        self._keyboard, screen = pty.openpty()
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", ON_TERMINAL, *command(*words)], cwd=directory, env=environment(),
-            stdin=screen, stdout=screen, stderr=screen, start_new_session=True,
-        )  # fmt: skip
-        os.close(screen)
-        self.shown = ""
-
-    def shows(self, text: str) -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        while text not in self.shown:
-            assert time.monotonic() < deadline, self.shown
-            self.shown += os.read(self._keyboard, 4096).decode(errors="replace")
-
-    def types(self, text: str) -> None:
-        os.write(self._keyboard, text.encode())
-
-    def ends(self) -> int:
-        try:
-            while piece := os.read(self._keyboard, 4096):
-                self.shown += piece.decode(errors="replace")
-        except OSError:  # nobody has it open any more
-            pass
-        os.close(self._keyboard)
-        return self.process.wait(DEADLINE_S)
-
-
-ON_TERMINAL = (
-    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
-)
 
 
 @pytest.mark.usefixtures("ended")

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Ray runner: brings up a cluster, a hub and one Serve application a role, and removes what it started.
 
-Of a supervised run it can also take over what the runner of a killed process has started, and go on with it. Applications are deployed by `serve.run_many`: the declarative route would replace those of other runs on the cluster.
+On a cluster that others started it can also take over what the runner of a killed process has left, and go on with it.
+Applications are deployed by `serve.run_many`: the declarative route would replace those of other runs on the cluster.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any, cast
 import ray
 import ray._private.worker
 from ray import serve
+from ray.util import list_named_actors
 
 from relax_core.api.bus import Bus
 from relax_core.api.errors import DeadlineExceeded, InfrastructureError, StaleFence, WorkerDied
@@ -35,7 +37,7 @@ from relax_core.runners.ray.bus import BusClient, RemoteStore
 from relax_core.runners.ray.connection import NAMESPACE, RpcClient, asked
 from relax_core.runners.ray.controller_lease import FIRST_TERM, LEASE_S, RENEW_S
 from relax_core.runners.ray.environment import joins
-from relax_core.runners.ray.hub import Hub, find_hub, hub_options
+from relax_core.runners.ray.hub import Hub, find_hub, hub_name, hub_options
 from relax_core.runners.ray.reaper import Reaper
 from relax_core.runners.ray.shell import app_name, deployment
 from relax_core.runners.ray.workers import gpu_sets
@@ -98,12 +100,6 @@ class RayRunner:
         self._apps = [app_name(run_id, role) for role in found.launch.plan.roles]
         return cast(Launch, found.launch)
 
-    def end_former(self, run_id: str) -> None:
-        """End a start of a run that can't be taken over: its shells and workers end with its hub."""
-        with contextlib.suppress(ValueError, InfrastructureError, ray.exceptions.RayError):
-            self._cluster.begin().result()
-            ray.kill(find_hub(run_id))
-
     async def start(self, launch: Launch) -> None:
         """Start the run, or go on with it where it was taken over."""
         takes_over = self._hub is not None
@@ -112,9 +108,7 @@ class RayRunner:
         client = self._client = RpcClient(self._hub, "hub")
         self.bus = cast(Bus, BusClient(client, self._store))
         service = f"run_status@{self._term}"
-        self.run_status = proxy(
-            RunStatus, lambda method, args: self._obeyed(client.call(f"{service}.{method}", args))
-        )
+        self.run_status = proxy(RunStatus, lambda method, args: self._obeyed(client.call(f"{service}.{method}", args)))
         if self._supervised:
             self._renewing = asyncio.create_task(self._renew())
         if not takes_over:
@@ -124,6 +118,7 @@ class RayRunner:
     async def _open_hub(self, launch: Launch) -> None:
         gpu_sets(launch.plan)
         await self._cluster.connect()
+        await asyncio.to_thread(end_former_starts, launch)
         mark = Path(launch.run_dir) / f".driver-{secrets.token_hex(8)}"
         with disk_errors(mark):
             mark.touch()
@@ -196,6 +191,18 @@ class RayRunner:
         if isinstance(self._store, RemoteStore):  # a hub that died has not
             await asyncio.to_thread(self._store.sweep)
         await self._cluster.close()
+
+
+def end_former_starts(launch: Launch) -> None:
+    """End what lives of earlier starts of the run, which nobody controls any more: this one needs what they hold."""
+    if launch.epoch is None:
+        return
+    run = launch.run_id.removesuffix(str(launch.epoch.number))
+    former = {hub_name(f"{run}{number}") for number in range(1, launch.epoch.number)}
+    for actor in list_named_actors(all_namespaces=True):
+        if actor["namespace"] == NAMESPACE and actor["name"] in former:
+            with contextlib.suppress(ValueError, ray.exceptions.RayError):  # it ended meanwhile
+                ray.kill(ray.get_actor(actor["name"], NAMESPACE))
 
 
 def _delete(name: str) -> None:

@@ -110,3 +110,26 @@ async def test_a_hub_whose_controller_has_no_successor_ends_with_what_it_started
     with pytest.raises(WorkerDied):
         while True:
             await asked(unopened.alive.remote(), "hub", "its end", WAIT_S)
+
+
+@pytest.mark.ray
+async def test_a_start_of_a_run_ends_what_lives_of_earlier_ones_and_of_no_other_run(
+    joined: None, tmp_path: Path
+) -> None:
+    import ray
+
+    from relax_core.observe.epoch import RunEpoch
+    from relax_core.runners.ray.connection import asked
+    from relax_core.runners.ray.runner import end_former_starts
+
+    run = f"again-{os.getpid()}"
+    former, present, other = (_hub(tmp_path, 600.0, name) for name in (f"{run}-1", f"{run}-3", f"{run}-x-1"))
+    for hub in (former, present, other):
+        await asked(hub.alive.remote(), "hub", "start", WAIT_S)
+    end_former_starts(Launch(f"{run}-3", "", {}, Plan("hybrid", (), (), {}, ()), epoch=RunEpoch("", 3)))
+    with pytest.raises(WorkerDied):
+        while True:
+            await asked(former.alive.remote(), "hub", "its end", WAIT_S)
+    for hub in (present, other):
+        await asked(hub.alive.remote(), "hub", "live on", WAIT_S)
+        ray.kill(hub)

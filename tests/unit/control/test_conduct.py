@@ -329,7 +329,7 @@ def test_workers_that_are_well_go_over_to_the_first_restart_in_a_row_and_end_wit
 ) -> None:
     given: list[KeptOnes | None] = []
 
-    def made(config: object, catalogue: object, kept: KeptOnes | None) -> ScriptedRunner:
+    def made(config: object, catalogue: object, kept: KeptOnes | None, *_: object) -> ScriptedRunner:
         given.append(kept)
         return ScriptedRunner({"actor": loses_its_hub})
 

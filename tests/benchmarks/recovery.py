@@ -54,7 +54,8 @@ SPARE = "placement.rollout.spares=1"
 PLUGINS = "import relax_core.registry.catalogue as c; c.Catalogue.load()"
 SHELL = f"import relax_core.runners.ray.shell; {PLUGINS}"
 REWARD = f"import relax_core.runners.local.child, relax_core.rewards.host; {PLUGINS}"
-BARE = {"advantages shell": SHELL, "rollout shell": SHELL, "reward process": REWARD}
+BARE = {"advantages shell": SHELL, "rollout shell": SHELL, "reward process": REWARD,
+        "storage actor": "import relax_core.runners.ray.bus"}  # fmt: skip
 """Processes whose start is an interpreter and its imports."""
 BARE_STARTS = 5
 """At most, of one kind: they change little, and cost as much as a recovery."""
@@ -66,14 +67,19 @@ MAX_MISSED = 3
 """Recoveries that did not come, after which nothing more is measured."""
 WHOLE_RUN = "run"
 """Stands for the name of a role where the run restarts as a whole."""
+WORKS_AGAIN, LOSSES = "run works again", ("role failed", "run restarted")
+"""Lines of the log about that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of process: the name that the log has for it, and the number of the one that is at work, 0 while none is."""
+    """A kind of process: the number of the one that is at work, 0 while none is, and the names that the log has for it.
 
-    role: str
+    Without a name it is replaced without a word, by Ray itself: noticed when the next one is there, ready at the next step.
+    """
+
     find: Callable[[Running], int]
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,28 +108,20 @@ class Log:
         self._read += sum(len(line.encode()) for line in whole)
         return [json.loads(line) for line in whole]
 
-    def recovery(self, role: str) -> tuple[float, float]:
-        """Wall-clock times at which its loss was noticed and at which it worked again, once both are there."""
+    def recovery(self, names: Sequence[str]) -> tuple[float, float]:
+        """Wall-clock times at which the loss of one of these was noticed and at which it worked again, once both are there."""
         found: list[dict[str, Any]] = []
-
-        def is_ready(line: Mapping[str, Any]) -> bool:
-            if role == WHOLE_RUN:
-                return line["event"] == "run works again"
-            return line.get("recovered") == role
+        whole = WHOLE_RUN in names
 
         def look() -> dict[str, Any] | bool:
             found.extend(self.lines())
-            return next((line for line in found if is_ready(line)), False)
+            again = (one for one in found if one.get("recovered") in names or (whole and one["event"] == WORKS_AGAIN))
+            return next(again, False)
 
-        line = until(look, lambda: f"{role} works again; it said {found}", WAIT_S)
+        line = until(look, lambda: f"{' or '.join(names)} works again; last said: {found[-3:]}", WAIT_S)
         ready = _time(line)
-        noticed = (_time(one) for one in found if one.get("failed") == role or (role == WHOLE_RUN and _is_loss(one)))
-        return next(noticed, ready - line["seconds"]), ready
-
-
-def _is_loss(line: Mapping[str, Any]) -> bool:
-    """Tell whether a line says that something of the run was lost, or that all of it restarts."""
-    return "failed" in line or line["event"] == "run restarted"
+        lost = (one for one in found if one.get("failed") in names or (whole and one["event"] in LOSSES))
+        return next(map(_time, lost), ready - line["seconds"]), ready
 
 
 def _time(line: Mapping[str, Any]) -> float:
@@ -151,18 +149,16 @@ def _rank(run: Running) -> int:
 def victims(runner: str) -> dict[str, Kind]:
     """The kinds of processes of a runner."""
     found = {
-        "engine": Kind("engine", _serving_engine),
-        "actor rank": Kind("actor", _rank),
-        "reward process": Kind("reward-exact-0", lambda run: _child(run, "reward-exact-0", "rollout")),
+        "engine": Kind(_serving_engine, ("engine",)),
+        "actor rank": Kind(_rank, ("actor",)),
+        "reward process": Kind(lambda run: _child(run, "reward-exact-0", "rollout"), ("reward-exact-0",)),
     }
     if runner == "ray":
-        for role in ("advantages", "rollout"):
-            found[f"{role} shell"] = Kind(role, lambda run, role=role: int(run.role(role).get("pid", 0)))  # type: ignore[misc]
-        found |= {
-            "actor shell": Kind(WHOLE_RUN, lambda run: int(run.role("actor").get("pid", 0))),
-            "hub": Kind(WHOLE_RUN, lambda run: _child(run, "ray::Hub")),
-            "storage actor": Kind(WHOLE_RUN, lambda run: _child(run, "ray::StorageActor")),
-        }
+        for role in ("advantages", "rollout", "actor"):
+            again = (role, WHOLE_RUN) if role == "actor" else (role,)
+            found[f"{role} shell"] = Kind(lambda run, role=role: int(run.role(role).get("pid", 0)), again)  # type: ignore[misc]
+        found["hub"] = Kind(lambda run: _child(run, "ray::Hub"), (WHOLE_RUN,))
+        found["storage actor"] = Kind(lambda run: _child(run, "ray::StorageActor"))
     return found
 
 
@@ -239,7 +235,7 @@ class Measured:
     def _kill(self, run: Running, log: Log, name: str, kind: Kind) -> None:
         """Kill one; note when that was noticed, when the next process was there, and when it worked again."""
         taken = self.taken[name]
-        has_bare = kind.role != WHOLE_RUN and len(taken) < BARE_STARTS
+        has_bare = WHOLE_RUN not in kind.names and len(taken) < BARE_STARTS
         bare = bare_start(name.partition(",")[0], self._config) if has_bare else None
         if "spare" in name:
             until(lambda: _num_spares(run), "a spare is ready", WAIT_S)
@@ -249,10 +245,16 @@ class Measured:
         log.lines()
         killed = time.time()
         os.kill(pid, signal.SIGKILL)
-        noticed, ready = log.recovery(kind.role)
-        follower = until(lambda: _alive(kind.find(run), pid), f"another {name} is there", WAIT_S)
-        started = min(max(_started_at(follower), noticed), ready)
-        run.until_more_steps(MANY_STEPS if kind.role in ("actor", WHOLE_RUN) else 1)
+        if kind.names:
+            noticed, ready = log.recovery(kind.names)
+            follower = until(lambda: _alive(kind.find(run), pid), f"another {name} is there", WAIT_S)
+            started = min(max(_started_at(follower), noticed), ready)
+        else:
+            until(lambda: _alive(kind.find(run), pid), f"another {name} is there", WAIT_S)
+            noticed = started = time.time()
+            run.until_more_steps(1)
+            ready = time.time()
+        run.until_more_steps(MANY_STEPS if {"actor", WHOLE_RUN} & {*kind.names} else 1)
         dropped, lost = _ledger(run)
         one = Recovery(noticed - killed, started - killed, ready - killed, bare, max(0, dropped - before[0]), lost)
         taken.append(one)
@@ -269,7 +271,7 @@ class Measured:
             bare = [one.bare for one in taken if one.bare is not None]
             times = {
                 "noticed": [one.noticed for one in taken], "started": [one.started for one in taken],
-                "ready": [one.ready for one in taken], "bare start": self.run_starts if kind.role == WHOLE_RUN else bare,
+                "ready": [one.ready for one in taken], "bare start": self.run_starts if WHOLE_RUN in kind.names else bare,
             }  # fmt: skip
             row |= {"kills": len(taken), "not ready": self.missed[name]}
             for what, values in times.items():

@@ -245,6 +245,7 @@ class _Performance:
         witness = Witness(int(k or 0), late == "mask").follow(Version("actor", 0, 0))
         striking = asyncio.create_task(self._strike())
         restarts = RunRestarts(self._base.config.recovery.restarts, 0)
+        kept: Start | None = None
         zombies: list[tuple[Start, asyncio.Task[Any]]] = []
         self._directory.mkdir(parents=True)
         launch = replace(self._base.launch, run_dir=str(self._directory), epoch=RunEpoch.begin(self._directory))
@@ -257,7 +258,7 @@ class _Performance:
                 version = Version("actor", launch.incarnation, launch.resume.step if launch.resume else 0)
                 settings = replace(self._base.bus_settings, lease_s=LEASE_S)
                 start = self._start = Start(
-                    self._base.catalogue, launch, settings, version, witness, self._faults, self.note
+                    self._base.catalogue, launch, settings, version, witness, self._faults, self.note, kept
                 )
                 how, error = await self._live(start, restarts)
                 self.note(f"{how}: {error}" if error else how)
@@ -266,7 +267,9 @@ class _Performance:
                 if how == "zombie":
                     zombies.append((start, asyncio.create_task(self._fade(start))))
                 else:
-                    await start.close()
+                    granted = how == "failed" and isinstance(error, RelaxError)
+                    granted = granted and restarts.grant(error, self._saved(), stopping=False)
+                    kept = start if await start.close(keep=granted and restarts.in_a_row == 1) else None
                 if how == "done" and start.bus.queue.version.step >= self._steps:
                     self._check_end(start)
                     return
@@ -274,10 +277,15 @@ class _Performance:
                     raise Violation(f"a start ended with {type(error).__name__}: {error}")
                 if calm and how == "failed" and not zombies:
                     raise Violation(f"a start without faults failed: {error}")
-                if how == "failed":
-                    restarts = await self._restart(start, error, restarts)
-                elif how != "done":  # another driver
-                    restarts = RunRestarts(restarts.limit, self._saved())
+                if how == "failed" and granted:
+                    if restarts.in_a_row > restarts.limit:
+                        raise Violation(f"restart {restarts.in_a_row} of {restarts.limit} after {error!r}")
+                    self.note(f"restarts by itself, {restarts.in_a_row} in a row, in {restarts.pause_s:.0f} s")
+                    await asyncio.sleep(restarts.pause_s)
+                elif how == "failed":
+                    await asyncio.sleep(AGAIN_S)  # a person takes a moment
+                if how != "failed" or not granted:  # another driver
+                    kept, restarts = None, RunRestarts(restarts.limit, self._saved())
                 begun = self._resumed(start, how)
                 if begun is None:
                     return
@@ -291,17 +299,6 @@ class _Performance:
                 await start.close()
             if self._start is not None:
                 await self._start.close()
-
-    async def _restart(self, start: Start, error: BaseException | None, restarts: RunRestarts) -> RunRestarts:
-        """Wait until the controller starts the run again, as a whole; else a person takes a moment to."""
-        if isinstance(error, RelaxError) and restarts.grant(error, self._saved(), stopping=False):
-            self.note(f"restarts by itself, {restarts.in_a_row} in a row, in {restarts.pause_s:.0f} s")
-            if not isinstance(error, InfrastructureError) or restarts.in_a_row > restarts.limit:
-                raise Violation(f"restart {restarts.in_a_row} of {restarts.limit} after {error!r}")
-            await asyncio.sleep(restarts.pause_s)
-            return restarts
-        await asyncio.sleep(AGAIN_S)
-        return RunRestarts(restarts.limit, self._saved())
 
     def _saved(self) -> int:
         found = complete(self._directory / "checkpoints")

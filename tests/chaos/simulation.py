@@ -421,10 +421,17 @@ class FailingWorkers:
             self.alive[worker.name] = worker
         return tuple(made)
 
-    async def end(self) -> None:
-        self.closed = True
+    def report_to(self, witness: Witness) -> None:
+        self._witness = witness
         for worker in self.alive.values():
-            await worker.kill()
+            worker.instance._witness = witness
+
+    async def end(self, kept: Sequence[Any] = ()) -> None:
+        """Kill all but these; where there are none, nothing is started any more."""
+        self.closed = not kept
+        for worker in self.alive.values():
+            if worker not in kept:
+                await worker.kill()
 
 
 class ReachedWorker:
@@ -489,8 +496,9 @@ class Start:
 
     def __init__(
         self, catalogue: Catalogue, launch: Launch, settings: BusSettings, version: Version, witness: Witness,
-        faults: Faults, note: Callable[[str], None],
+        faults: Faults, note: Callable[[str], None], kept: Start | None = None,
     ) -> None:  # fmt: skip
+        """`kept`: the start before, whose workers that are well this one goes on with."""
         self.catalogue, self.launch, self.settings, self.version = catalogue, launch, settings, version
         self.witness, self.faults, self.note = witness, faults, note
         self.clock = VirtualClock()
@@ -503,9 +511,10 @@ class Start:
         self.former: list[tuple[RoleProcess, asyncio.Task[None]]] = []
         """Role processes that died."""
         self.pids = itertools.count(1)
-        self.workers = FailingWorkers(catalogue, faults, witness)
+        self.workers = FailingWorkers(catalogue, faults, witness) if kept is None else kept.workers
         """Those that outlive the processes of their roles."""
-        self.held = AdoptableWorkers(self.workers)
+        self.held = AdoptableWorkers(self.workers) if kept is None else kept.held
+        self.workers.report_to(witness)
         self._sent: set[asyncio.Future[Any]] = set()
         PRESENT.append(witness)
 
@@ -604,22 +613,28 @@ class Start:
         task.add_done_callback(lambda done: (self._sent.discard(done), done.cancelled() or done.exception()))
         return task
 
-    async def kill(self) -> None:
-        """End all processes of this start at once: nothing that they do reaches a service any more."""
+    async def kill(self, keep: bool = False) -> bool:
+        """End all processes of this start at once: nothing that they do reaches a service any more.
+
+        `keep`: all but workers that the next start may adopt; True where there are any.
+        """
         for process in (*self.processes.values(), *(process for process, _ in self.former)):
             process.dead = True
             await process.children.end()
-        await self.workers.end()
+        kept = await self.held.keep_adoptable() if keep else ()
+        await self.workers.end(kept)
         tasks = [*self.tasks.values(), *(task for _, task in self.former), *self._sent]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        return bool(kept)
 
-    async def close(self) -> None:
+    async def close(self, keep: bool = False) -> bool:
         """Kill what is left, and close the bus. Its last commit may fail, as the disk does."""
-        await self.kill()
+        kept = await self.kill(keep)
         with contextlib.suppress(Exception):
             await self.bus.close()
+        return kept
 
     def living(self) -> list[tuple[str, str, FailingWorker]]:
         """List name, role and worker of all worker processes that live."""

@@ -294,7 +294,8 @@ def stop(
     elif state.state in ("failed", "diverged"):
         say(f"{view.name}: {state.state}: {state.detail}")
     else:
-        say(f"{view.name}: {_stopped(view.summary(), view.path).removeprefix('relax: ')}"
+        summary = {"status": state.state, **view.summary()}  # there is none where its disk was full
+        say(f"{view.name}: {_stopped(summary, view.path).removeprefix('relax: ')}"
             if state.state != "finished" else f"{view.name}: finished")  # fmt: skip
 
 
@@ -334,7 +335,7 @@ def attach(run: Run = None, as_json: SummaryJson = False) -> None:
     deadline = time.monotonic() + LAST_WORDS_S
     while process_of(view) and time.monotonic() < deadline:  # it writes its report, and ends what it started
         time.sleep(REQUEST_POLL_S)
-    summary = view.summary()
+    summary = {"status": state.state, **view.summary()}  # there is none where its disk was full
     if state.state not in ("failed", "diverged"):
         _say_ending(summary, view.path, as_json)
         return

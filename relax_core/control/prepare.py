@@ -345,10 +345,9 @@ def prepare_resume(
     begun = (present is None and not unfinished) or step is not None or complete(paths[0] / "checkpoints")
     point = choose(paths[0], step, done) if begun else None
     resume = point.resume if point is not None else None
+    reached = present is None and not unfinished and resume is not None and resume.step >= config.steps
     # Its own end may be still to come, the export above all; steps=N that it has reached asks for nothing.
-    ended = (read_document(run_dir / "summary.json") or {}).get("status") == "finished" or bool(overrides)
-    nothing_left = resume is not None and resume.step >= config.steps and (ended or resume.step > config.steps)
-    if present is None and not unfinished and nothing_left:
+    if reached and (overrides or (read_document(run_dir / "summary.json") or {}).get("status") == "finished"):
         raise ConfigError("steps", f"{config.steps}, which the run has reached", "resume with more: steps=N")
     check_fits(config, catalogue, planned.stages[0].plan)
     directory = RunDirectory.reopen(run_dir, redactor=Redactor(revealed(config.dump())))

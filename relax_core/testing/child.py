@@ -1,21 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The other end of `run_apart`: unpickle a suite from stdin, import its component, say so, exercise it, answer."""
+"""The other end of `run_apart`: unpickle a suite from stdin, import its component, say so, exercise it, answer.
+
+With the number of a socket as its argument it is a server, which forks such processes.
+"""
 
 from __future__ import annotations
 
 import os
 import pickle
+import socket
 import sys
 from typing import Any
 
 import cloudpickle
 
 from relax_core.registry.error_text import innermost, plugin_frames, said
-from relax_core.testing.suite import READY
+from relax_core.testing.apart import READY, serve
 
 
 def main() -> None:
     """Run the suite from stdin and write its answer to stdout; whatever the component prints goes to stderr."""
+    if len(sys.argv) > 1:
+        serve(socket.socket(fileno=int(sys.argv.pop())))
     answers = os.dup(1)
     os.dup2(2, 1)
     suite = cloudpickle.loads(sys.stdin.buffer.read())

@@ -154,4 +154,4 @@ def started_runs(directory: Path) -> Iterator[Start]:
     finally:
         for run in start.started:
             run.kill()
-        until(lambda: survivors(directory) == [], lambda: f"processes are gone: {survivors(directory)}", 20)
+        until(lambda: survivors(directory) == [], lambda: f"processes are gone: {survivors(directory)}", 120)

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from tests.graph.conftest import relax_in, survivors
+from tests.graph.gated import gated, open_gate, shut
 from tests.graph.ray_run import Running, Start, children, kill, until
 
 STEPS = 16
@@ -30,8 +31,9 @@ def whole(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     folder = tmp_path_factory.mktemp("whole")
     with relax_in(folder) as relax:
         ran = relax(
-            "train", tiny / "recipe.toml", "run.runner=local", "eval.every=0", *EXACT, "--run-dir", folder / "run"
-        )
+            "train", tiny / "recipe.toml", "run.runner=local", "eval.every=0", *EXACT, *gated(folder / "run"),
+            "--run-dir", folder / "run",
+        )  # fmt: skip
     assert ran.code == 0, ran.err
     return (folder / "run/export/model.safetensors").read_bytes()
 
@@ -40,7 +42,8 @@ def test_a_local_run_that_is_killed_anywhere_ends_with_the_same_weights(
     start: Start, tiny: Path, tmp_path: Path, whole: bytes
 ) -> None:
     random, path = Random(0), tmp_path / "run"
-    run = start.train(path, tiny / "recipe.toml", *EXACT, "run.runner=local")
+    shut(path, 13)  # beyond the last step at which it is struck
+    run = start.train(path, tiny / "recipe.toml", *EXACT, *gated(path), "run.runner=local")
     victims: list[Callable[[], int]] = [
         lambda: int(run.fact("rollout", "engines")["engine-0"]["pid"]),
         lambda: int(run.fact("actor", "ranks")["actor-rank-0"]),
@@ -71,6 +74,7 @@ def test_a_local_run_that_is_killed_anywhere_ends_with_the_same_weights(
     run.until_steps(random.randrange(10, 13))
     run.kill()
     until(lambda: survivors(tmp_path) == [], "processes are gone")
+    open_gate(path)
     _ends_like(whole, start(path, "resume", path, "--json"))
 
 
@@ -112,7 +116,8 @@ def test_a_run_on_ray_that_is_killed_anywhere_ends_with_the_same_weights(
 ) -> None:
     """An actor's death ends a run that may not restart; resumed, it survives that of its hub, which holds bus and ledger."""
     random, path = Random(1), tmp_path / "run"
-    run = start.train(path, tiny / "recipe.toml", *EXACT, "recovery.restarts=0")
+    shut(path, 12)  # beyond the last step at which it is struck
+    run = start.train(path, tiny / "recipe.toml", *EXACT, *gated(path), "recovery.restarts=0")
     victims: list[Callable[[], int]] = [
         lambda: int(run.fact("rollout", "engines")["engine-0"]["pid"]),
         lambda: children(run.pid("rollout"), "runners.local.child")[0].pid,  # a reward's
@@ -125,7 +130,7 @@ def test_a_run_on_ray_that_is_killed_anywhere_ends_with_the_same_weights(
     run.until_steps(5)
     pid = run.pid("actor")
     kill(pid)
-    assert run.end(60) == 4, run.err
+    assert run.end() == 4, run.err
     assert f"role actor: its process (pid {pid}) died" in run.err
     assert f"relax resume {path}" in run.err
     assert run.summary()["restarts"].get("run") is None
@@ -135,6 +140,7 @@ def test_a_run_on_ray_that_is_killed_anywhere_ends_with_the_same_weights(
     kill(int(resumed.fact("actor", "ranks")["actor-rank-0"]))
     resumed.until_steps(random.randrange(9, 12))
     children(resumed.process.pid, "ray::Hub")[0].kill()
+    open_gate(path)
     summary = _ends_like(whole, resumed)
     assert summary["restarts"]["run"] == 1 and summary["restarts"]["actor"] >= 1
 

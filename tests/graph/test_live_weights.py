@@ -5,15 +5,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.graph.gated import gated, open_gate, shut
 from tests.graph.ray_run import Start, kill
 
 LIVE = ("weights=collective", "weights.payload=delta", "weights.silence_s=10", "run.runner=local", "steps=8")
 
 
 def test_live_deltas_reach_the_engine_and_the_one_that_replaces_it(start: Start, tiny: Path, tmp_path: Path) -> None:
-    run = start.train(tmp_path / "run", tiny / "recipe.toml", *LIVE)
+    shut(tmp_path / "run", 4)
+    run = start.train(tmp_path / "run", tiny / "recipe.toml", *LIVE, *gated(tmp_path / "run"))
     run.until_steps(2)
     kill(run.fact("rollout", "engines")["engine-0"]["pid"])
+    open_gate(tmp_path / "run")
     assert run.end() == 0, run.err
     summary = run.summary()
     assert (summary["status"], summary["steps"], summary["restarts"]) == ("finished", 8, {"engine": 1})

@@ -42,7 +42,7 @@ def test_what_dies_and_keeps_no_state_is_replaced_and_the_ledger_balances(
     _kill_role(run, "rollout")
     assert until(engine, "the engines of the next rollout")["pid"] == pid, "the engine outlives the role's shell"
     run.interrupt()
-    assert run.end(60) == 130, run.err
+    assert run.end() == 130, run.err
     until(lambda: not psutil.pid_exists(pid), "the engine ends with the run")
     assert f"relax resume {path}" in run.err
     assert list((path / "checkpoints").glob("step-*/state.json")), "Ctrl-C saves"

@@ -26,7 +26,7 @@ LONG = (
     "steps=5000", "run.runner=local",
     "rollout.prompts_per_step=4", "rollout.group_size=4", "eval.every=0", "checkpoint.every=0",
 )  # fmt: skip
-DEADLINE_S = 120.0
+DEADLINE_S = 400.0
 
 
 @dataclass

@@ -34,7 +34,7 @@ def test_the_engine_and_then_the_reward_that_hangs_is_named(
     (tmp_path / "stuck.py").write_text(STUCK)
     run = start.train(
         tmp_path / "run", tiny / "recipe.toml", "steps=500", "run.runner=local", f"plugins=['{tmp_path / 'stuck.py'}']",
-        'rewards=[{name="stuck", timeout_s=200}]', "placement.rollout.silence_s=300",
+        'rewards=[{name="stuck", timeout_s=3000}]', "placement.rollout.silence_s=3000",
     )  # fmt: skip
     run.until_steps(2)
 
@@ -44,15 +44,13 @@ def test_the_engine_and_then_the_reward_that_hangs_is_named(
     engine = run.fact("rollout", "engines")["engine-0"]["pid"]
     stop(engine)
     try:
-        found = until(
-            lambda: said if (said := why())["culprit"] == "engine-0" and said["waits"] else None, str(why()), 60
-        )
+        found = until(lambda: said if (said := why())["culprit"] == "engine-0" and said["waits"] else None, str(why()))
     finally:
         os.kill(engine, signal.SIGCONT)
     assert [link["who"] for link in found["chain"]] == ["actor", "rollout", "engine-0"]
     assert any(line.startswith("engine-0 (version actor@0.") for line in found["details"])
     (tmp_path / "closed").touch()
-    until(lambda: why()["culprit"] == "reward stuck", "the reward is named", 60)
+    until(lambda: why()["culprit"] == "reward stuck", "the reward is named")
     (tmp_path / "closed").unlink()
     run.until_more_steps()
     run.interrupt()

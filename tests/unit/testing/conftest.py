@@ -26,7 +26,7 @@ def outcomes(tmp_path: Path) -> Callable[..., Outcomes]:
         options = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, f"--rootdir={tmp_path}", f"--junitxml={report}"]
         done = subprocess.run(
             [sys.executable, "-m", "pytest", *options, "test_it.py"],
-            cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=110, check=False,
+            cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=600, check=False,
         )  # fmt: skip
         assert report.exists(), done.stdout + done.stderr
         cases = ElementTree.parse(report).iter("testcase")

@@ -13,7 +13,7 @@ class Mine(Environment):
 
 class TestMine(EnvironmentSuite):
     component = Mine
-    deadline_s = 5.0
+    deadline_s = 10.0
 """
 GUESS = """
 @classmethod

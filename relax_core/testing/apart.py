@@ -59,7 +59,7 @@ def run_apart(suite: type[Any], hash_seed: int, deadline_s: float) -> Apart:
 
 
 @dataclass
-class Child:
+class ExerciseProcess:
     """A process in a session of its own, and its pipes."""
 
     pid: int
@@ -79,7 +79,7 @@ class Child:
                 os.close(pipe)
 
 
-def _started(environ: Mapping[str, str]) -> Child:
+def _started(environ: Mapping[str, str]) -> ExerciseProcess:
     """Start a new interpreter."""
     given, pipes = _pipes()
     process = subprocess.Popen(
@@ -88,7 +88,7 @@ def _started(environ: Mapping[str, str]) -> Child:
     )  # fmt: skip
     for end in given:
         os.close(end)
-    return Child(process.pid, *pipes, process.wait)
+    return ExerciseProcess(process.pid, *pipes, process.wait)
 
 
 def _pipes() -> tuple[tuple[int, int, int], tuple[int, int, int]]:
@@ -125,7 +125,7 @@ class Server:
             server = cls._running[environ["PYTHONHASHSEED"]] = cls(environ)
         return server  # type: ignore[return-value]
 
-    def fork(self, modules: list[str], environ: Mapping[str, str], path: list[str]) -> Child | None:
+    def fork(self, modules: list[str], environ: Mapping[str, str], path: list[str]) -> ExerciseProcess | None:
         """Fork a child that has these modules."""
         given, pipes = _pipes()
         request = pickle.dumps((modules, dict(environ), path, os.getcwd()))
@@ -151,7 +151,7 @@ class Server:
                 status.append(self._status())
             return status[0]
 
-        return Child(pid, *pipes, wait)
+        return ExerciseProcess(pid, *pipes, wait)
 
     def _status(self) -> int:
         try:
@@ -211,7 +211,7 @@ def _imported(modules: list[str]) -> bool:
     return True
 
 
-def _converse(child: Child, payload: bytes, deadline_s: float) -> Apart:
+def _converse(child: ExerciseProcess, payload: bytes, deadline_s: float) -> Apart:
     with suppress(BrokenPipeError), os.fdopen(os.dup(child.stdin), "wb") as pipe:
         os.close(child.stdin)
         pipe.write(payload)

@@ -157,7 +157,11 @@ sys.stdout.buffer.write(messages.encode((deltas, heavy)))
 def test_another_interpreter_speaks_the_protocol_with_none_of_the_drivers_packages() -> None:
     requests = (GenerateRequest("a", (1, 2), 4, stop_tokens=(0,), media=("key#t=0.0,1.5",)),)
     answer = subprocess.run(
-        [sys.executable, "-c", OTHER_SIDE], input=messages.encode(requests), capture_output=True, check=True, timeout=60
+        [sys.executable, "-c", OTHER_SIDE],
+        input=messages.encode(requests),
+        capture_output=True,
+        check=True,
+        timeout=600,
     )
     deltas, heavy = messages.decode(answer.stdout)
     assert deltas == (Delta("a", (7,), (-0.5,), 3, 2, "length", routed_experts=b"\x01\x02"),)

@@ -51,7 +51,7 @@ def test_the_command_ends_bad_inputs_with_one_error_and_its_exit_code(verb: str,
         file = next((path for path in folder.iterdir() if path.name == "my.toml" or path.stem == "tasks"), folder)
         words = {"plan": ["plan", file], "resume": ["resume", folder], "data": ["data", "check", file]}[verb]
         done = subprocess.run(
-            [sys.executable, "-m", "relax_core", *map(str, words)], capture_output=True, text=True, timeout=120, check=False,
+            [sys.executable, "-m", "relax_core", *map(str, words)], capture_output=True, text=True, timeout=600, check=False,
             cwd=folder, errors="replace",
         )  # fmt: skip
         assert done.returncode in EXIT_CODES, done.stderr

@@ -116,6 +116,7 @@ def test_a_run_on_ray_that_is_killed_anywhere_ends_with_the_same_weights(
 ) -> None:
     """An actor's death ends a run that may not restart; resumed, it survives that of its hub, which holds bus and ledger."""
     random, path = Random(1), tmp_path / "run"
+    shut(path, 12)  # beyond the last step at which it is struck
     run = start.train(path, tiny / "recipe.toml", *EXACT, *gated(path), "recovery.restarts=0")
     victims: list[Callable[[], int]] = [
         lambda: int(run.fact("rollout", "engines")["engine-0"]["pid"]),
@@ -139,6 +140,7 @@ def test_a_run_on_ray_that_is_killed_anywhere_ends_with_the_same_weights(
     kill(int(resumed.fact("actor", "ranks")["actor-rank-0"]))
     resumed.until_steps(random.randrange(9, 12))
     children(resumed.process.pid, "ray::Hub")[0].kill()
+    open_gate(path)
     summary = _ends_like(whole, resumed)
     assert summary["restarts"]["run"] == 1 and summary["restarts"]["actor"] >= 1
 

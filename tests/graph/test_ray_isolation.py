@@ -148,6 +148,6 @@ def _found(env: dict[str, str]) -> Any:
     from tests.graph.conftest import environment
 
     done = subprocess.run(
-        [sys.executable, "-c", LOOK], env=environment(**env), capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", LOOK], env=environment(**env), capture_output=True, text=True, timeout=600, check=True
     )
     return json.loads(done.stdout.splitlines()[-1])

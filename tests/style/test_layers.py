@@ -30,5 +30,5 @@ def test_every_plugin_folder_stands_in_the_import_contracts() -> None:
 
 
 def test_no_module_of_the_api_brings_torch_or_ray() -> None:
-    found = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, timeout=60, check=True)
+    found = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, timeout=600, check=True)
     assert found.stdout.split() == []

@@ -14,7 +14,7 @@ HEAD = '# SPDX-License-Identifier: Apache-2.0\n"""A module."""\n'
 
 
 def measure(folder: Path) -> tuple[int, str]:
-    done = subprocess.run([sys.executable, MEASURE, folder], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, MEASURE, folder], capture_output=True, text=True, timeout=600, check=False)
     return done.returncode, done.stdout + done.stderr
 
 

@@ -35,7 +35,7 @@ def suite(folder: Path, code: str) -> tuple[int, str]:
         env={**os.environ, "PATH": path, "RELAX_TEST_PROCESSES": "0"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=600,
         check=False,
     )
     return done.returncode, done.stdout + done.stderr

@@ -43,7 +43,7 @@ def suite(folder: Path, code: str, *arguments: str) -> tuple[int, str]:
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu\n    ray\n")
     (folder / "test_some.py").write_text(code)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
     return done.returncode, done.stdout + done.stderr
 
 

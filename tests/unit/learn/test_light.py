@@ -16,5 +16,5 @@ print("torch" in sys.modules)
 
 
 def test_planning_with_any_algorithm_needs_no_torch():
-    said = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120, check=True)
+    said = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=600, check=True)
     assert said.stdout.strip() == "False"

@@ -207,7 +207,7 @@ def test_a_disk_that_is_full_is_told_and_nothing_half_stays(tmp_path):
         pytest.skip("this machine lets nobody mount a small disk; the limit on a file's size shows the same elsewhere")
     done = subprocess.run(
         [*mount, f'{small} && exec "$0" "$@"', sys.executable, "-c", FULL, str(tmp_path)],
-        capture_output=True, text=True, check=True, timeout=60,
+        capture_output=True, text=True, check=True, timeout=600,
     )  # fmt: skip
     assert re.search(r"no space left to write \(No space left on device, 0\.[01] MB free\); free some \(", done.stdout)
     assert done.stdout.endswith("[] 0\n")

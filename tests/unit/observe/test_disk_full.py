@@ -39,7 +39,7 @@ except InfrastructureError as error:
 def fill(folder, **more):
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-c", FILL, str(folder / "run")]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, check=False, **more)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, check=False, **more)
 
 
 def check(done, run_dir):

@@ -187,7 +187,7 @@ def test_a_writer_killed_at_work_leaves_a_readable_run(tmp_path):
         pass
     process.send_signal(signal.SIGKILL)
     told = [40, *(int(line) for line in process.stdout.read().split())]
-    process.wait(timeout=60)
+    process.wait(timeout=600)
     run = RunDirectory.reopen(tmp_path / "run")
     steps = [line["step"] for line in run.metrics()]
     assert steps == list(range(1, len(steps) + 1)) and len(steps) >= told[-1]
@@ -206,7 +206,7 @@ def test_a_run_that_is_written_by_another_process_is_refused(tmp_path):
             RunDirectory.reopen(tmp_path / "run")
     finally:
         process.kill()
-        process.wait(timeout=60)
+        process.wait(timeout=600)
     RunDirectory.reopen(tmp_path / "run").close()
 
 

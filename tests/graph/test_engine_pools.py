@@ -9,6 +9,7 @@ import pytest
 
 from relax_core.views.run import open_run
 from tests.graph.conftest import Relax, started_runs
+from tests.graph.gated import gated, open_gate, shut
 from tests.graph.ray_run import Running, kill
 
 JUDGE = (
@@ -24,9 +25,12 @@ def run_with_teacher_and_judge(tiny: Path, tmp_path_factory: pytest.TempPathFact
     settings = ("algorithm=distillation", "steps=4", "rollout.prompts_per_step=4", "rollout.group_size=4", "optimizer.lr=1e-6",
                 f"teachers={tiny / 'model'}", f"engines={pool}", f"rewards=[{JUDGE}]")  # fmt: skip
     with started_runs(tmp_path_factory.mktemp("pools")) as start:
-        run = start.train(start.directory / "run", tiny / "recipe.toml", *settings)
+        path = start.directory / "run"
+        shut(path, 2)
+        run = start.train(path, tiny / "recipe.toml", *settings, *gated(path))
         run.until_steps(1)
         kill(run.fact("rollout", "pools")["judge"]["engines"]["judge-engine-0"]["pid"])
+        open_gate(path)
         assert run.end() == 0, run.err
     return run
 

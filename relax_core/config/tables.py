@@ -386,8 +386,8 @@ class CheckpointTable(Options):
     keep: PositiveInt = 2
     """Checkpoints kept; older ones are deleted."""
     micro_every: NonNegativeInt = 0
-    """Steps between copies of the actor's state in the machine's shared memory, from which ranks that died go on: at most
-    so many steps are repeated. They end with the run. 0: none; ranks go on from the newest checkpoint on disk."""
+    """Steps between copies of the state of actor and critic in the machine's shared memory, from which ranks that died go on:
+    at most so many steps are repeated. They end with the run. 0: none; ranks go on from the newest checkpoint on disk."""
     background: bool = True
     """Write them while training goes on, from a copy in the host's memory; false: training waits until they are on disk.
     With a critic it always waits."""

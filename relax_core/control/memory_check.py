@@ -200,7 +200,7 @@ def _process_need(group: WorkerGroup, context: PlanContext, step: Workload) -> P
             first = last = _engine_estimate(cast(Engine, backend), context, step, group.size - group.spares)
         else:
             first, last = (_rank_estimate(cast(Trainer, backend), context, group, n, step) for n in (0, group.size - 1))
-        if group.name == "actor" and config.checkpoint.micro_every:
+        if config.checkpoint.micro_every and group.name in ("actor", *context.plan.fit_columns):
             first = _with_micro_checkpoints(first, last, group.size)
         return ProcessNeed(group, first, last)
     except NotImplementedError as error:

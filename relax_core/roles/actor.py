@@ -114,7 +114,7 @@ class Actor(Role):
         context = self._context
         found = complete(Path(context.run_dir) / "checkpoints")
         saved = step_of(found[-1]) if found else 0
-        if (newer := self._micro.newest(saved)) is not None:
+        if (newer := await self._micro.newest(saved)) is not None:
             saved = newer.step
         if (await context.bus.version()).step >= context.config.steps:
             return saved >= context.config.steps
@@ -181,7 +181,7 @@ class Actor(Role):
         context, run_status = self._context, self._context.run_status
         found = complete(Path(context.run_dir) / "checkpoints")
         began, guarded = context.clock.now(), isinstance(error, GuardRollback)
-        checkpoint = None if guarded else self._micro.newest(step_of(found[-1]) if found else 0)
+        checkpoint = None if guarded else await self._micro.newest(step_of(found[-1]) if found else 0)
         source = "" if checkpoint is None else ", from memory"
         if found and checkpoint is None:
             try:
@@ -196,7 +196,6 @@ class Actor(Role):
         self._take_up()
         version = await context.bus.rollback(0 if checkpoint is None else checkpoint.step)
         self._guards.rewind(version.step)
-        self._micro.rewind(version.step)
         await self._restore(checkpoint, version, publish=version.step < context.config.steps)
         await run_status.emit(RolledBack(version, str(error)))
         detail = f"ranks started again at step {version.step}{source}"

@@ -8,6 +8,7 @@ run or the machine: a run is resumed from checkpoints on disk alone.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from relax_core.api.errors import InfrastructureError
@@ -19,13 +20,17 @@ from relax_core.roles.rank_group import RankGroup, TrainerDeviceLease
 from relax_core.tensor_files.mapped_files import claim, memory_directory, sweep_abandoned
 
 FOLDER = "micro-checkpoints"
+PART, WHOLE = "trainer", "whole"
+"""What the ranks of a copy write, and the mark that all of them have."""
 
 
 class MicroCheckpoints:
-    """One role's state in memory: `due -> saved beside the one before -> newest -> replaced | forgotten`.
+    """One role's state in memory: `due -> saved beside the one before -> newest -> replaced | abandoned`.
 
     Invariants:
-    - The newest is whole, and of a committed step that no rollback has undone.
+    - A copy that is found is whole, and of a step of the actor's present lineage: its name has the actor's incarnation, and
+      the bus knows which steps a rollback undid. So each role finds its own, and none is told of another's.
+    - A copy outlives the role's own process; it ends with the run.
     - The ledger takes no notice of it: rows of its steps stay provisional, and are kept, until a checkpoint on disk covers
       them. A rollback to it undoes later steps alone.
     - No room for one is a warning; the run goes on with the one before, or with checkpoints on disk.
@@ -34,26 +39,27 @@ class MicroCheckpoints:
     def __init__(self, context: RunContext, role: str) -> None:
         self._context, self._role = context, role
         self._every = context.config.checkpoint.micro_every
-        self._newest: Resume | None = None
+        self._memory = memory_directory(context.run_id)
 
     async def save(self, trainer: RankGroup, lease: TrainerDeviceLease, version: Version) -> None:
-        """Copy the ranks' state of a committed version where it is due; training waits for it."""
+        """Copy the ranks' state where it is due, as it is after `version.step` steps of the actor; training waits for it."""
         if not self._every or version.step % self._every:
             return
-        memory = memory_directory(self._context.run_id)
-        if memory is None:
+        if self._memory is None:
             raise InfrastructureError(
                 "checkpoint.micro_every: this machine has no /dev/shm to hold micro-checkpoints; set it to 0"
             )
-        if not memory.is_dir():
+        if not self._memory.is_dir():
             sweep_abandoned()
-            claim(memory)
-        directory = memory / FOLDER / self._role / f"step-{version.step:06d}"
+            claim(self._memory)
+        directory = self._memory / FOLDER / self._role / f"step-{version.step:06d}-{version.incarnation}"
         try:
             directory.mkdir(parents=True, exist_ok=True)
             async with lease:
                 await lease.train()
-                await trainer.call("save", str(directory / "trainer"))
+                (directory / WHOLE).unlink(missing_ok=True)
+                await trainer.call("save", str(directory / PART))
+            (directory / WHOLE).touch()
         except (InfrastructureError, OSError) as error:
             if trainer.lost:
                 raise
@@ -61,22 +67,30 @@ class MicroCheckpoints:
             said = f"no micro-checkpoint of step {version.step}: {error}"
             await self._context.run_status.emit(Logged("warning", self._role, said, {}))
             return
-        former, self._newest = self._newest, Resume(version.step, str(directory), {})
-        if former is not None and former.directory != self._newest.directory:
-            shutil.rmtree(former.directory, ignore_errors=True)
+        if (
+            await self._context.bus.version()
+        ).incarnation != version.incarnation:  # of which lineage it is, nobody knows
+            shutil.rmtree(directory, ignore_errors=True)
+        for path, _ in self._found():
+            if path != directory:
+                shutil.rmtree(path, ignore_errors=True)
 
-    def newest(self, beyond: int) -> Resume | None:
-        """Return the newest one where it is of a later step than `beyond`."""
-        found = self._newest
-        return found if found is not None and found.step > beyond and Path(found.directory).is_dir() else None
-
-    def rewind(self, step: int) -> None:
-        """Forget it where it is of a step that was undone."""
-        if self._newest is not None and self._newest.step > step:
-            self.close()
+    async def newest(self, beyond: int) -> Resume | None:
+        """Return the newest one that no rollback has undone, where it is of a later step than `beyond`."""
+        bus, done = self._context.bus, (await self._context.bus.version()).step
+        for path, version in self._found():
+            if beyond < version.step <= done and (path / WHOLE).exists() and not await bus.abandoned(version):
+                return Resume(version.step, str(path), {})
+        return None
 
     def close(self) -> None:
         """Free its memory."""
-        if self._newest is not None:
-            shutil.rmtree(self._newest.directory, ignore_errors=True)
-            self._newest = None
+        if self._memory is not None:
+            shutil.rmtree(self._memory / FOLDER / self._role, ignore_errors=True)
+
+    def _found(self) -> Iterator[tuple[Path, Version]]:
+        """Yield the copies, newest first, with the version of the actor that each is of."""
+        folder = self._memory / FOLDER / self._role if self._memory is not None and self._every else None
+        for path in sorted(folder.glob("step-*"), reverse=True) if folder is not None else ():
+            _, step, incarnation = path.name.split("-")
+            yield path, Version("actor", int(incarnation), int(step))

@@ -34,6 +34,7 @@ from relax_core.runners.adoption import AdoptableWorkers
 from relax_core.runners.context import RoleContext, run_role
 from relax_core.runners.launch import Launch, bus_settings
 from relax_core.runners.run_status import RunStatusService
+from relax_core.tensor_files.mapped_files import memory_directory, sweep
 from relax_core.weights.registry import WeightRegistry
 from tests.unit.roles.virtual_time import VirtualClock, run_virtual
 
@@ -206,6 +207,8 @@ class SimulatedRun:
         self.launch = Launch(run_id, str(folder), self.config.dump(), plan(self.config, self.catalogue), plugins)
         self.clock = VirtualClock()
         self.bus_settings = bus_settings(self.launch)
+        self.left_in_memory: list[str] = []
+        """Roles of the copies that were there when all roles had ended."""
         self.plugin_roles: dict[str, Role] = {}
         """Roles that take the place of the core's of their name."""
 
@@ -250,6 +253,11 @@ class SimulatedRun:
             for task in around:
                 task.cancel()
             await asyncio.gather(*around, return_exceptions=True)
+            left = memory_directory(launch.run_id)
+            self.left_in_memory = (
+                sorted(path.parent.name for path in left.glob("micro-checkpoints/*/*")) if left else []
+            )
+            sweep(launch.run_id)
         events = self.run_status.heard
         steps = [event for event in events if isinstance(event, StepFinished)]
         outcome = RunOutcome(steps, events, self.workers.spans, await self.bus.account(), clock.now())

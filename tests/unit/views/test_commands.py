@@ -123,5 +123,5 @@ def test_a_stop_of_a_run_that_ended_without_room_for_its_summary_says_how_it_end
     path = write_run(tmp_path, steps=3, ending="stopped")
     (path / "summary.json").unlink()
     status = json.loads((path / "status.json").read_text())
-    (path / "status.json").write_text(json.dumps({**status, "host": "elsewhere"}))  # here its process, the test's, lives
+    (path / "status.json").write_text(json.dumps({**status, "host": "elsewhere"}))
     assert "stopped before there was a checkpoint; start it anew" in relax("stop", path.name).stdout

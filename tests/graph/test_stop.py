@@ -57,6 +57,7 @@ class Under:
 def start(tmp_path: Path) -> Iterator[Callable[..., Under]]:
     """Start `relax ... --run-dir run --json` in a session of its own, as a terminal would."""
     begun: list[subprocess.Popen[str]] = []
+    former = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # below `nohup` a run would ignore it, as it should
 
     def call(*words: str | Path) -> Under:
         process = subprocess.Popen(
@@ -67,6 +68,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Under]]:
         return Under(process, tmp_path / "run")
 
     yield call
+    signal.signal(signal.SIGHUP, former)
     for process in begun:
         if process.poll() is None:
             process.kill()

@@ -72,13 +72,17 @@ class DiskFull(InfrastructureError):
     """Free space, then resume: what was written before is whole, and a retry would only fill the disk again."""
 
 
-def disk_error(path: str | Path, error: OSError, what: str = "", fix: str = "") -> InfrastructureError:
-    """Make the error of a path that the disk refused; of a full disk it says what is free there. `what` precedes the path."""
+def disk_error(path: str | Path, error: OSError, what: str = "", then: str = "") -> InfrastructureError:
+    """Make the error of a path that the disk refused, with what is free on a full one.
+
+    `what` precedes the path; `then` is what to do once the cause is gone.
+    """
     place, why = f"{what}{': ' * bool(what)}{path}", error.strerror or str(error)
     if error.errno not in NO_ROOM:
-        return InfrastructureError(f"{place}: {why}; {fix or 'the run can be resumed'}")
-    fix = fix or "free some, then continue with `relax resume`; everything written before is readable"
-    return DiskFull(f"{place}: no space left to write ({why}{_free_there(Path(path))}); {fix}")
+        then = then or "run the command again, or `relax resume` a run that had begun"
+        return InfrastructureError(f"{place}: {why}; mend that, then {then}")
+    then = then or "continue with `relax resume`; everything written before is readable"
+    return DiskFull(f"{place}: no space left to write ({why}{_free_there(Path(path))}); free some, then {then}")
 
 
 def _free_there(path: Path) -> str:

@@ -169,8 +169,8 @@ def write_media_file(path: Path, parts: Iterable[bytes | memoryview]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, path.with_suffix(f".{os.getpid()}"), parts, durable=True)
     except OSError as error:
-        fix = "free some (rollout.media_store_mb bounds the store), then `relax resume` the run"
-        raise disk_error(path, error, "media store", fix) from error
+        then = "`relax resume` the run (rollout.media_store_mb bounds the store)"
+        raise disk_error(path, error, "media store", then) from error
 
 
 def _fingerprint(tensors: Mapping[str, np.ndarray]) -> str:

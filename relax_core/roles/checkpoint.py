@@ -164,7 +164,7 @@ class Checkpoints:
         except (OSError, InfrastructureError) as error:
             resume = f"`relax resume {self._context.run_dir}`"
             if isinstance(error, OSError):  # looked at while what was written is there
-                error = disk_error(partial, error, fix=f"free space, then {resume}; the checkpoints before are whole")
+                error = disk_error(partial, error, then=f"{resume}; the checkpoints before are whole")
             shutil.rmtree(partial, ignore_errors=True)
             then = "" if "`relax resume" in str(error) else f", then {resume}"
             kind = DiskFull if isinstance(error, DiskFull) else InfrastructureError

@@ -90,7 +90,7 @@ async def test_a_full_disk_is_told_and_leaves_what_was_there(folder, tmp_path, m
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(checkpoint, "write", full)
-    told = r"checkpoint: no space left to write \(No space left on device, [0-9.]+ MB free\); free some room there"
+    told = r"checkpoint: no space left to write \(No space left on device, [0-9.]+ MB free\); free some, then"
     with pytest.raises(DiskFull, match=told):
         trainer.save(str(tmp_path / "checkpoint"))
     trainer.snapshot(str(tmp_path / "other"))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from relax_core.api import Chosen, Media, Message, Rendered
-from relax_core.api.errors import InfrastructureError
+from relax_core.api.errors import DiskFull, InfrastructureError
 from relax_core.api.task import Part
 from relax_core.data.media_pipeline import ATTEMPTS, BACKOFF_S, HOLD_OFF_S, RESTORE_POLL_S, MediaPipeline
 from relax_core.data.placeholders import MediaRefused
@@ -188,7 +188,7 @@ async def test_a_store_that_can_not_be_written_is_no_fault_of_the_medium(tmp_pat
     (tmp_path / "a").write_bytes(b"abc")
     async with pipeline(tmp_path) as (made, _):
         (tmp_path / "media").write_text("a file where the store should be")
-        with pytest.raises(InfrastructureError, match="can't be written .*free space"):
+        with pytest.raises(InfrastructureError, match="File exists; mend that, then `relax resume`"):
             await made.prepare([said(str(tmp_path / "a"))])
         (tmp_path / "media").unlink()
         await made.prepare([said(str(tmp_path / "a"))])
@@ -237,9 +237,7 @@ async def test_a_full_disk_is_told_to_all_who_asked_and_leaves_nothing_half_writ
     async with pipeline(tmp_path) as (made, _):
         asked = (made.prepare([said("data:,full")]) for _ in range(3))
         for error in await asyncio.gather(*asked, return_exceptions=True):
-            assert isinstance(error, InfrastructureError) and "can't be written (File too large); free space" in str(
-                error
-            )
+            assert isinstance(error, DiskFull) and "no space left to write (File too large, " in str(error)
         assert list((tmp_path / "media").iterdir()) == [] and not made._known
 
 

@@ -115,7 +115,7 @@ async def test_a_finished_checkpoint_holds_everything(tmp_path: Path) -> None:
 async def test_a_full_disk_leaves_the_former_one_and_nothing_half(tmp_path: Path, who: str) -> None:
     await checkpoints(tmp_path, Disk()).save(at(2))
     with pytest.raises(
-        DiskFull, match=r"step-000004: .*No space left on device, [0-9.]+ MB free\); free space, then `relax resume"
+        DiskFull, match=r"step-000004: .*No space left on device, [0-9.]+ MB free\); free some, then `relax resume"
     ):
         await checkpoints(tmp_path, Disk(who)).save(at(4))
     assert chosen(tmp_path).step == 2
@@ -188,7 +188,7 @@ async def test_the_next_one_waits_for_the_one_before(tmp_path: Path) -> None:
 async def test_what_went_wrong_behind_is_raised_soon(tmp_path: Path) -> None:
     made = checkpoints(tmp_path, Disk("trainer"), background=True)
     await made.save(at(2))
-    with pytest.raises(DiskFull, match="No space left on device.*free space, then `relax resume"):
+    with pytest.raises(DiskFull, match="No space left on device.*free some, then `relax resume"):
         for _ in range(100):
             await asyncio.sleep(0)
             await made.check()

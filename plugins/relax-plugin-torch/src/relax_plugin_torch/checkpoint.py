@@ -42,7 +42,6 @@ _STATE = "state.json"
 _WEIGHTS, _MOMENTS = "model.", "optimizer."
 """Before the names of tensors."""
 _FIELD = "checkpoint"
-FIX = "free some room there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +109,7 @@ def unwritten(directory: str, error: OSError | SafetensorError) -> Infrastructur
     if not isinstance(error, OSError):  # safetensors has no number but in its words
         number = re.search(r"os error (\d+)", str(error))
         error = OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))
-    return disk_error(directory, error, fix=FIX)
+    return disk_error(directory, error)
 
 
 def load_checkpoint(

@@ -188,7 +188,7 @@ class Prepared:
     @property
     def outlived(self) -> bool:
         """Tell whether the roles live on where this process is killed, for another one to take them over."""
-        return self.supervised and _joins_cluster(self.config)
+        return self.supervised and self.config.run.runner == "ray"
 
 
 def plan_run(
@@ -272,7 +272,7 @@ def prepare_successor(run_dir: Path) -> Prepared:
     left, done = _unfinished_stages(run_dir)
     paths = [own.path if own else run_dir for own in left]
     planned = plan_run([paths[0] / "config.toml"], ()) if left else None
-    if planned is None or not _joins_cluster(planned.composed.config):
+    if planned is None or planned.composed.config.run.runner != "ray":
         return prepare_resume(run_dir, (), unfinished=True, supervised=True)
     from relax_core.runners.ray.runner import RayRunner
 
@@ -430,15 +430,6 @@ def _run_id(directory: Path, epoch: RunEpoch | None) -> str:
     return f"{directory.name}-{hashlib.sha256(place.encode()).hexdigest()[:6]}-{epoch.number if epoch else 0}"
 
 
-def _joins_cluster(config: RunConfig) -> bool:
-    """Tell whether the roles of a run are on a Ray cluster that others started; one of its own ends with its process."""
-    if config.run.runner != "ray":
-        return False
-    from relax_core.runners.ray.environment import joins
-
-    return joins()
-
-
 def make_runner(
     config: RunConfig, catalogue: Catalogue, kept: KeptWorkers | None = None, supervised: bool = False, *,
     begin: bool = False,
@@ -450,7 +441,7 @@ def make_runner(
     if config.run.runner == "ray":
         from relax_core.runners.ray.runner import RayRunner
 
-        ray_runner = RayRunner(catalogue, supervised and _joins_cluster(config))
+        ray_runner = RayRunner(catalogue, supervised)
         if begin:
             ray_runner.connect_early()
         return ray_runner

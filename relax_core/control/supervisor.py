@@ -3,8 +3,9 @@
 
 The driver is an ordinary `relax train`. It ends by itself, with its exit code, or a signal kills it: then another one
 takes over its roles, where they live on a Ray cluster, or resumes the run from its newest checkpoint, within
-`[recovery] restarts`. Nothing of the run is computed here, so that it
-stays small and has little to die of. `python -m relax_core.control.supervisor train my.toml` starts one.
+`[recovery] restarts`. A cluster that the driver has started for the run stays: a process that is spared here holds it.
+Nothing of the run is computed here, so that it stays small and has little to die of.
+`python -m relax_core.control.supervisor train my.toml` starts one.
 """
 
 from __future__ import annotations
@@ -86,12 +87,12 @@ def predecessor(directory: RunDirectory) -> DriverDeath | None:
     return DriverDeath(known["died"], int(known["restarts"]), float(known.get("at", time.time())))
 
 
-def reported(file: int) -> dict[str, Any]:
-    """Find in what a driver has written on its standard output where its run is; empty while it has said nothing."""
-    for line in os.pread(file, 1 << 20, 0).splitlines():
+def reported(file: int, schema: str = REPORT) -> dict[str, Any]:
+    """Find what drivers have last reported on their standard output, where the run is or another fact; empty without."""
+    for line in reversed(os.pread(file, 1 << 20, 0).splitlines()):
         with contextlib.suppress(ValueError):
             said = json.loads(line)
-            if isinstance(said, dict) and said.get("schema") == REPORT:
+            if isinstance(said, dict) and said.get("schema") == schema:
                 return said
     return {}
 
@@ -101,6 +102,8 @@ def supervise(words: Sequence[str], output: int, program: Sequence[str] = DRIVER
 
     `output` is a file that takes the drivers' standard output and can be read, `program` what is called as `relax`.
     """
+    from relax_core.runners.ray.environment import HELD_CLUSTER, HELD_CLUSTER_SCHEMA  # sets a token: drivers share it
+
     if sys.platform == "linux":  # what a dead driver leaves behind becomes ours, so that we can wait for its end
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     driver = 0
@@ -142,9 +145,12 @@ def supervise(words: Sequence[str], output: int, program: Sequence[str] = DRIVER
         died = {"died": reason, "restarts": budget.spent, "at": time.time()}
         directory.write(DOCUMENT, {"pid": os.getpid(), "host": host_mark(), **died})
         _log(directory, "warning", f"{reason}; another one goes on with the run", restart=budget.spent)
-        _end_orphans()
+        held = reported(output, HELD_CLUSTER_SCHEMA)
+        _end_orphans(held.get("pid"))
         if stops:
             return 128 - code
+        if held:
+            os.environ[HELD_CLUSTER] = f"{held['pid']} {held['address']}"
         with (directory.logs / CONSOLE).open("ab") as console:
             driver = _start([*program, "resume", run_dir, SUPERVISED], output, console.fileno())
     return code
@@ -165,19 +171,31 @@ def _wait(driver: int) -> int:
             return os.waitstatus_to_exitcode(status)
 
 
-def _end_orphans() -> None:
-    """Wait until what the dead driver had started is gone, devices and ports with it; kill what does not end."""
+def _end_orphans(spared: int | None = None) -> None:
+    """Wait until what the dead driver had started is gone, devices and ports with it; kill what does not end.
+
+    `spared`: a process that lives on, with all below it.
+    """
     deadline = time.monotonic() + ORPHANS_S
     while time.monotonic() < deadline + ORPHANS_S:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        if not (left := psutil.Process().children(recursive=True)):
+        below = [child for child in psutil.Process().children() if child.pid != spared]
+        if not (left := [*below, *_descendants(below)]):
             return
         for process in left if time.monotonic() > deadline else ():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         time.sleep(LOOK_S)
+
+
+def _descendants(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
+    found = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += process.children(recursive=True)
+    return found
 
 
 def _restarts(path: Path) -> int:

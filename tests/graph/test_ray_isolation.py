@@ -111,6 +111,41 @@ def test_a_detached_run_outlives_its_controller_on_a_cluster_that_it_shares_and_
     assert not [name for name in names if (Path("/dev/shm") / name).exists()]
 
 
+def test_a_detached_run_on_a_cluster_of_its_own_outlives_its_controller_and_then_its_cluster(
+    start: Start, tiny: Path, tmp_path: Path, detached: Path
+) -> None:
+    """The controller dies and nothing else restarts; then the cluster dies, and the run begins anew at a checkpoint."""
+    assert start.train(detached, tiny / "recipe.toml", "steps=5000", "checkpoint.every=2", "--detach").end() == 0
+    run = start(detached, "attach", detached)
+    until(lambda: any((detached / "checkpoints").glob("step-*/state.json")), "a checkpoint")
+    supervisor = json.loads((detached / "supervisor.json").read_text())["pid"]
+    (holder,) = children(supervisor, "own_cluster")
+    lived = _pids(run)
+    kill(killed := run.status()["pid"])
+    _until_another_controls(run, killed)
+    assert _pids(run) == lived and holder.is_running()
+    rows = run.steps()
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1)), "none is lost and none trained twice"
+    assert "restarts/run" not in rows[-1] and rows[-1]["restarts/controller"] == 1
+
+    holder.kill()
+    until(lambda: run.steps()[-1].get("restarts/run"), lambda: f"a start on another cluster\n{run.err}")
+    stop = start(detached, "stop", detached)
+    assert stop.end() == 0 and "stopped with a checkpoint of step" in stop.out, stop.err
+    assert run.end() == 130, run.err
+    summary = run.summary()
+    assert summary["restarts"] == {"run": 1, "controller": 1} and summary["balanced"]
+    assert [row["step"] for row in run.steps()] == list(range(1, summary["steps"] + 1))
+    until(lambda: survivors(tmp_path) == [], lambda: str(survivors(tmp_path)), 30)
+
+
+def _pids(run: Running) -> dict[str, Any]:
+    """Process ids of roles and engines."""
+    beats = until(lambda: run.status().get("roles"), "heartbeats of the roles")
+    roles = {beat["role"]: beat["pid"] for beat in beats}
+    return {"roles": roles, **{name: engine["pid"] for name, engine in run.fact("rollout", "engines").items()}}
+
+
 def _until_another_controls(run: Running, killed: int) -> None:
     until(lambda: run.status()["pid"] != killed and run.status()["state"] == "running", "a successor")
     reached = len(run.steps())
@@ -119,9 +154,7 @@ def _until_another_controls(run: Running, killed: int) -> None:
 
 def _processes(run: Running, found: dict[str, Any]) -> dict[str, Any]:
     """Process ids of what a run has on a cluster."""
-    roles = {beat["role"]: beat["pid"] for beat in run.status()["roles"]}
-    engines = {name: engine["pid"] for name, engine in run.fact("rollout", "engines").items()}
-    return {"hub": found["hubs"][f"relax-{run.status()['run_id']}-hub"], "roles": roles, "engines": engines}
+    return {"hub": found["hubs"][f"relax-{run.status()['run_id']}-hub"], **_pids(run)}
 
 
 def test_a_killed_driver_takes_its_own_cluster_with_it(start: Start, tiny: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Ray runner: brings up a cluster, a hub and one Serve application a role, and removes what it started.
 
-On a cluster that others started it can also take over what the runner of a killed process has left, and go on with it.
+Under a supervisor it can also take over what the runner of a killed process has left, and go on with it.
 Applications are deployed by `serve.run_many`: the declarative route would replace those of other runs on the cluster.
 """
 
@@ -9,19 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import secrets
 import sys
-import time
-import warnings
 from collections.abc import Awaitable
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
 import ray
-import ray._private.worker
 from ray import serve
 from ray.util import list_named_actors
 
@@ -34,26 +29,16 @@ from relax_core.rpc.connection import proxy
 from relax_core.rpc.host import Failure, raised
 from relax_core.runners.launch import Launch, RoleEnd
 from relax_core.runners.ray.bus import BusClient, RemoteStore
+from relax_core.runners.ray.cluster import Cluster
 from relax_core.runners.ray.connection import NAMESPACE, RpcClient, asked
 from relax_core.runners.ray.controller_lease import FIRST_TERM, LEASE_S, RENEW_S
-from relax_core.runners.ray.environment import joins
 from relax_core.runners.ray.hub import Hub, find_hub, hub_name, hub_options
-from relax_core.runners.ray.reaper import Reaper
 from relax_core.runners.ray.shell import app_name, deployment
 from relax_core.runners.ray.workers import gpu_sets
 
 OPEN_S = 120.0
 CLOSE_S = 20.0
 POLL_S = 0.25
-OBJECT_STORE_BYTES = 512 << 20
-"""Of a cluster of our own; Ray's default is a third of the machine's memory."""
-SERVE_ACTOR = "SERVE_CONTROLLER_ACTOR"
-START_TRIES, NODE_TIMED_OUT = 2, "timed out during startup"
-"""A raylet ends when its own agent takes 15 s to start, as it may on a busy machine."""
-SERVE_TRIES, SERVE_PAUSE_S = 40, 0.5
-"""While another run starts Serve on the same cluster."""
-LOGICAL_CPUS = 64
-"""Bookkeeping only: roles and workers ask for none, Serve's own actors for some."""
 
 
 class RayRunner:
@@ -75,7 +60,7 @@ class RayRunner:
         self._catalogue, self._supervised = catalogue, supervised
         self._term = FIRST_TERM
         self._renewing: asyncio.Task[None] | None = None
-        self._cluster = Cluster()
+        self._cluster = Cluster(held=supervised)
         self._hub: Any = None
         self._client: RpcClient | None = None
         self._store: Any = None
@@ -208,88 +193,3 @@ def end_former_starts(launch: Launch) -> None:
 def _delete(name: str) -> None:
     with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
         serve.delete(name)
-
-
-class Cluster:
-    """The Ray cluster of a run: joined where one is named, else started for this run alone and ended with it.
-
-    Its calls run in one thread that lives until `close`: the daemons end with the thread that started them.
-    """
-
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "ray")
-        self._connecting: Future[None] | None = None
-        self._connected = False
-        self._reaper: Reaper | None = None
-        self.ours = False
-        """Started by us: nobody else is on it, and it ends with us."""
-
-    def begin(self) -> Future[None]:
-        """Start connecting; `connect` waits for the end of it."""
-        if self._connecting is None:
-            self._connecting = self._thread.submit(self._connect)
-        return self._connecting
-
-    async def connect(self) -> None:
-        """Join `RAY_ADDRESS`, else start a local cluster. Raises InfrastructureError with Ray's reason."""
-        await asyncio.wrap_future(self.begin())
-
-    async def close(self) -> None:
-        """End a cluster of our own; leave another as it was."""
-        await asyncio.wrap_future(self._thread.submit(self._disconnect))
-        self._thread.shutdown(wait=False)
-
-    # -- in the thread ------------------------------------------------------------------------------------------
-
-    def _connect(self) -> None:
-        warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
-        for name in ("ray", "ray.serve"):  # its messages are in its own logs, and what concerns the run, roles say
-            logging.getLogger(name).setLevel(logging.ERROR)
-        ray._private.worker._worker_logs_enabled = False  # the switch of Ray's own debugger: raylet messages on stdout
-        self.ours = not joins() and not ray.is_initialized()
-        try:
-            if not ray.is_initialized():
-                self._start_or_join()
-            _start_serve()
-        except Exception as error:
-            self._disconnect()
-            raise InfrastructureError(f"ray: could not start or join a cluster: {error}; try --runner local") from error
-
-    def _start_or_join(self) -> None:
-        self._connected = True
-        options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
-        if not self.ours:
-            ray.init(**options)
-            return
-        options |= {"num_cpus": LOGICAL_CPUS, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
-        for left in reversed(range(START_TRIES)):
-            self._reaper = Reaper.start()
-            try:
-                ray.init(**options, address="local")
-            except Exception as error:
-                if NODE_TIMED_OUT not in str(error) or not left:
-                    raise
-                self._reaper.close()
-            else:
-                self._reaper.started()
-                return
-
-    def _disconnect(self) -> None:
-        if self._connected and ray.is_initialized():
-            ray.shutdown()
-        self._connected = False
-        if self._reaper is not None:
-            self._reaper.close()
-            self._reaper = None
-
-
-def _start_serve() -> None:
-    """Join Serve, else start it. Who starts it at the same moment on the same cluster wins; then we join theirs."""
-    for left in reversed(range(SERVE_TRIES)):
-        try:
-            serve.start(proxy_location="Disabled", logging_config={"enable_access_log": False, "log_level": "ERROR"})
-            return
-        except Exception as error:  # which type and words it is depends on how far the other one has come
-            if SERVE_ACTOR not in str(error) or not left:
-                raise
-            time.sleep(SERVE_PAUSE_S)

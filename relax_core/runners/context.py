@@ -57,6 +57,8 @@ SELDOM = (50_000, 20, 20)
 """Thresholds of garbage collection while roles work."""
 _thresholds: list[tuple[int, int, int]] = []
 """Those that were found, once for each role at work."""
+_worked = False
+"""Whether a role has worked in this process."""
 
 
 class WithEnv:
@@ -277,8 +279,13 @@ def collected_seldom() -> Iterator[None]:
     """Collect garbage seldom while any role of this process is in here, and only of what came after the first began.
 
     A step makes objects by the ten thousand and hardly a cycle; searching all of them, and every imported module, each
-    time took half of what a step costs beside its compute. Afterwards a notebook's process is as it was.
+    time took half of what a step costs beside its compute. Afterwards a notebook's process is as it was. What an earlier start
+    in this process left is collected first, since what is frozen stays: its models may be large, and its files are open.
     """
+    global _worked
+    if _worked and not _thresholds:
+        gc.collect()
+    _worked = True
     _thresholds.append(gc.get_threshold())
     gc.freeze()
     gc.set_threshold(*SELDOM)

@@ -36,3 +36,16 @@ def test_cycles_are_collected_meanwhile_and_those_from_before_afterwards() -> No
         assert old() is not None
     gc.collect()
     assert old() is None
+
+
+def test_what_an_earlier_start_left_is_collected_before_the_next_one() -> None:
+    with collected_seldom():
+        left = Loop()
+        old = weakref.ref(left)
+    gc.disable()
+    try:
+        del left
+        with collected_seldom():
+            assert old() is None
+    finally:
+        gc.enable()

@@ -216,7 +216,10 @@ class RunStatus(Protocol):
         """Send an event to the controller, which passes it to the run directory, sinks, observers and display."""
 
     async def events(self, after: int, wait_s: float) -> tuple[tuple[int, Event], ...]:
-        """Numbered events after `after`; waits up to `wait_s` for one."""
+        """Numbered events after `after`, all of which the caller has written down; waits up to `wait_s` for one."""
+
+    async def recorded(self, wait_s: float) -> bool:
+        """Wait until the controller has written down every event so far, where there is one; False after `wait_s`."""
 
     async def command(self, role: str, name: CommandName, argument: str = "") -> None: ...
 

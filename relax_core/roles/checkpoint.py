@@ -26,6 +26,8 @@ from relax_core.roles.rank_group import RankGroup, TrainerDeviceLease
 SCHEMA = 1
 PARTIAL = ".partial-"
 POLL_S = 0.1
+RECORDED_S = 60.0
+"""For a controller, or its successor, to write down the steps of a checkpoint; training goes on meanwhile."""
 
 
 class CheckpointPart:
@@ -53,11 +55,11 @@ class CheckpointPart:
 class Checkpoints:
     """Writes checkpoints when they are due or asked for, and keeps the newest few.
 
-    A checkpoint: `due -> snapshot -> parts of other roles -> ledger -> files synced and listed -> renamed to its name |
-    removed`.
+    A checkpoint: `due -> snapshot -> parts of other roles -> ledger -> files synced and listed -> metrics of its steps
+    written down -> renamed to its name | removed`.
 
     Invariants: at most one is being written; training goes on meanwhile, from what was copied; a directory without
-    `.partial` in its name is complete.
+    `.partial` in its name is complete, and a run that goes on from it has the metrics of every step.
     """
 
     def __init__(self, context: RunContext, trainer: RankGroup, lease: TrainerDeviceLease) -> None:
@@ -143,6 +145,7 @@ class Checkpoints:
             known = {"schema": SCHEMA, "step": version.step, "incarnation": version.incarnation, "listed": True}
             (partial / "state.json").write_text(json.dumps(known))
             write_list(partial, await asyncio.to_thread(checksums, partial))
+            await context.run_status.recorded(RECORDED_S)
             with context.changing_files():
                 shutil.rmtree(final, ignore_errors=True)
                 os.replace(partial, final)

@@ -27,6 +27,7 @@ class RunStatusService:
     Invariants:
     - An event that was not read is dropped only after its emitter's successors have waited for a reader, and every drop is
       counted: an `EventsDropped` stands where the last one stood.
+    - A reader that asks for what came after a number has written down everything up to it.
     - A heartbeat never waits; the time that it brings is dropped, and counted, where nobody reads.
     """
 
@@ -39,8 +40,8 @@ class RunStatusService:
         """Beside the others: every heartbeat brings one, which pushes no other out and wakes no reader: it goes along."""
         self._dropped: tuple[int, EventsDropped] | None = None
         """Number of the last dropped event, and how many were since a reader was told."""
-        self._read = 0
-        """Number of the last event that a reader has seen."""
+        self._read, self._has_reader = 0, False
+        """Number of the last event that a reader has seen; whether one has ever asked."""
         self._commands: dict[str, list[Command]] = {}
         self._numbers = 0
         self._changes = TimedCondition(clock)
@@ -75,6 +76,7 @@ class RunStatusService:
         kept.append((self._numbers, event))
 
     async def events(self, after: int, wait_s: float) -> tuple[tuple[int, Event], ...]:
+        self._has_reader = True
         # Not `_numbers`, which commands raise too: a reader would never wait, nor let anyone else go on.
         if after > self._read:
             self._read = after
@@ -82,6 +84,10 @@ class RunStatusService:
         kinds = (self._events, self._spent, [self._dropped] if self._dropped is not None else [])
         await self._changes.wait_for(lambda _: (bool(self._events) and self._events[-1][0] > after) or None, wait_s)
         return tuple(merge(*([each for each in kind if each[0] > after] for kind in kinds), key=itemgetter(0)))
+
+    async def recorded(self, wait_s: float) -> bool:
+        last = self._events[-1][0] if self._events and self._has_reader else 0
+        return bool(await self._changes.wait_for(lambda _: self._read >= last or None, wait_s))
 
     async def command(self, role: str, name: CommandName, argument: str = "") -> None:
         self._numbers += 1

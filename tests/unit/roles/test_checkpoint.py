@@ -32,6 +32,9 @@ class Disk:
         self.lands = asyncio.Event()
         """Until then a snapshot is on its way."""
         self.lands.set()
+        self.written_down = asyncio.Event()
+        """Until then the controller has not written down all events."""
+        self.written_down.set()
         self.final: list[int] = []
         self.told: list[str] = []
 
@@ -50,6 +53,11 @@ class Disk:
 
     async def finalize(self, step: int) -> None:
         self.final.append(step)
+
+    async def recorded(self, wait_s: float) -> bool:
+        assert wait_s
+        await self.written_down.wait()
+        return True
 
     async def emit(self, event: CheckpointSaved) -> None:
         self.told.append(Path(event.path).name)
@@ -169,6 +177,19 @@ async def test_one_that_is_written_behind_counts_when_all_of_it_is_on_disk(tmp_p
     disk.lands.set()
     await made.over()
     assert (chosen(tmp_path).step, disk.final) == (4, [2, 4])
+
+
+async def test_one_counts_when_the_metrics_of_its_steps_are_written_down(tmp_path: Path) -> None:
+    disk = Disk()
+    disk.written_down.clear()
+    made = checkpoints(tmp_path, disk, background=True)
+    await made.save(at(2))
+    for _ in range(100):
+        await asyncio.sleep(0.001)
+    assert complete(tmp_path / "checkpoints") == [] and disk.final == []
+    disk.written_down.set()
+    await made.over()
+    assert (chosen(tmp_path).step, disk.final) == (2, [2])
 
 
 async def test_the_next_one_waits_for_the_one_before(tmp_path: Path) -> None:

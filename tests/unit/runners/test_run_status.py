@@ -85,6 +85,23 @@ def test_events_that_nobody_reads_are_bounded() -> None:
     run_virtual(scene())
 
 
+def test_what_was_emitted_is_recorded_once_a_reader_asks_for_what_comes_after_it() -> None:
+    async def scene() -> None:
+        clock = VirtualClock()
+        run_status = RunStatusService(clock)
+        await run_status.emit(said(0))
+        assert await run_status.recorded(9.0) and clock.now() == 0.0, "nobody reads"
+        ((number, _),) = await run_status.events(0, 0.0)
+        assert not await run_status.recorded(9.0) and clock.now() == 9.0, "it was read, and need not have been written"
+        waiting = asyncio.create_task(run_status.recorded(9.0))
+        await asyncio.sleep(1.0)
+        await run_status.emit(said(1))
+        assert len(await run_status.events(number, 0.0)) == 1
+        assert await waiting and clock.now() == 10.0, "what came later is not waited for"
+
+    run_virtual(scene(), 60.0)
+
+
 def test_a_full_buffer_holds_emitters_until_it_is_read_and_nothing_is_lost() -> None:
     async def scene() -> None:
         run_status, total, got = RunStatusService(VirtualClock()), KEPT_EVENTS + 500, list[tuple[int, Event]]()

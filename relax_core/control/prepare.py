@@ -441,7 +441,7 @@ def make_runner(
     if config.run.runner == "ray":
         from relax_core.runners.ray.runner import RayRunner
 
-        ray_runner = RayRunner(catalogue, supervised)
+        ray_runner = RayRunner(catalogue, supervised, cast(Any, kept))
         if begin:
             ray_runner.connect_early()
         return ray_runner

@@ -114,7 +114,7 @@ def test_a_detached_run_outlives_its_controller_on_a_cluster_that_it_shares_and_
 def test_a_detached_run_on_a_cluster_of_its_own_outlives_its_controller_and_then_its_cluster(
     start: Start, tiny: Path, tmp_path: Path, detached: Path
 ) -> None:
-    """The controller dies and nothing else restarts; then the cluster dies, and the run begins anew at a checkpoint."""
+    """The controller dies and nothing else restarts; the hub, and the engine goes over to the run's next start; the cluster."""
     assert start.train(detached, tiny / "recipe.toml", "steps=5000", "checkpoint.every=2", "--detach").end() == 0
     run = start(detached, "attach", detached)
     until(lambda: any((detached / "checkpoints").glob("step-*/state.json")), "a checkpoint")
@@ -128,13 +128,18 @@ def test_a_detached_run_on_a_cluster_of_its_own_outlives_its_controller_and_then
     assert [row["step"] for row in rows] == list(range(1, len(rows) + 1)), "none is lost and none trained twice"
     assert "restarts/run" not in rows[-1] and rows[-1]["restarts/controller"] == 1
 
+    children(supervisor, "ray::Hub")[0].kill()
+    until(lambda: run.steps()[-1].get("restarts/run") == 1, lambda: f"a start with another hub\n{run.err}")
+    again = _pids(run)
+    assert again["engine-0"] == lived["engine-0"] and not {*again["roles"].values()} & {*lived["roles"].values()}
+
     holder.kill()
-    until(lambda: run.steps()[-1].get("restarts/run"), lambda: f"a start on another cluster\n{run.err}")
+    until(lambda: run.steps()[-1].get("restarts/run") == 2, lambda: f"a start on another cluster\n{run.err}")
     stop = start(detached, "stop", detached)
     assert stop.end() == 0 and "stopped with a checkpoint of step" in stop.out, stop.err
     assert run.end() == 130, run.err
     summary = run.summary()
-    assert summary["restarts"] == {"run": 1, "controller": 1} and summary["balanced"]
+    assert summary["restarts"] == {"run": 2, "controller": 1} and summary["balanced"]
     assert [row["step"] for row in run.steps()] == list(range(1, summary["steps"] + 1))
     until(lambda: survivors(tmp_path) == [], lambda: str(survivors(tmp_path)), 30)
 

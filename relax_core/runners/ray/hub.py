@@ -23,17 +23,16 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from relax_core.api.bus import BusComponent, BusSettings, PayloadStore
 from relax_core.api.errors import InfrastructureError, WorkerDied
 from relax_core.api.events import RoleFailed
-from relax_core.api.role import Handover, Role, SystemClock, WorkerSpec
+from relax_core.api.role import Role, SystemClock, WorkerSpec
 from relax_core.api.weights import Version
 from relax_core.bus.service import open_bus
 from relax_core.devices.scheduler import DeviceService
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rpc.host import Failure, describe
-from relax_core.runners.adoption import AdoptableWorkers
 from relax_core.runners.launch import Launch, bus_settings, launch_component, starting_version
 from relax_core.runners.ray.connection import NAMESPACE, RpcActor, answered
 from relax_core.runners.ray.controller_lease import FIRST_TERM, ControllerLease, end_at_expiry
-from relax_core.runners.ray.workers import GpuPlacement, RayWorker, RayWorkers, StartedActor
+from relax_core.runners.ray.worker_owner import OwnedWorkers
 from relax_core.runners.replicas import TAKEOVER_S, ReplicaTracker
 from relax_core.runners.run_status import RunStatusService
 from relax_core.weights.registry import WeightRegistry
@@ -63,6 +62,7 @@ class TakenOver:
 
     launch: Launch
     store: PayloadStore | None
+    workers: OwnedWorkers
     term: int
 
 
@@ -92,7 +92,7 @@ class Hub(RpcActor):
     - Without a controller for the length of the lease the hub ends, and the run with it, also where it was never opened.
     """
 
-    _workers: AdoptableWorkers
+    _workers: OwnedWorkers
     _launch: Launch
 
     def __init__(self, lease_s: float | None = None) -> None:
@@ -104,15 +104,15 @@ class Hub(RpcActor):
         if lease_s is not None:
             end_at_expiry(self._lease, self._clock, self._end)
 
-    async def open(self, launch: Launch, mark: str) -> Any:
-        """Open a run whose driver has written a file of this name in the run directory."""
-        return await answered(self._open(launch, mark))
+    async def open(self, launch: Launch, mark: str, owner: Any) -> Any:
+        """Open a run whose driver has written a file of this name in the run directory; `owner` starts its workers."""
+        return await answered(self._open(launch, mark, owner))
 
     async def open_bus(self, component: BusComponent, settings: BusSettings, directory: str, version: Version) -> Any:
         """Open the bus alone; what `open` does of it."""
         return await answered(self._open_bus(component, settings, directory, version))
 
-    async def _open(self, launch: Launch, mark: str) -> PayloadStore | None:
+    async def _open(self, launch: Launch, mark: str, owner: Any) -> PayloadStore | None:
         if not await asyncio.to_thread((Path(launch.run_dir) / mark).is_file):
             raise InfrastructureError(
                 f"run directory {launch.run_dir}: the hub, on {platform.node()}, sees another directory than the driver there, "
@@ -121,7 +121,7 @@ class Hub(RpcActor):
         catalogue = Catalogue.load(launch.plugin_files)
         component = cast(BusComponent, catalogue.build(launch_component(launch, "bus")))
         self._loop = asyncio.get_running_loop()
-        self._workers = AdoptableWorkers(RayWorkers(launch, GpuPlacement.request(launch.plan)))
+        self._workers = OwnedWorkers(owner)
         self._store = await self._open_bus(component, bus_settings(launch), launch.run_dir, starting_version(launch))
         self._run_status, self._devices = RunStatusService(self._clock), DeviceService(self._clock)
         self._services |= {
@@ -157,8 +157,8 @@ class Hub(RpcActor):
 
     async def _close(self, term: int) -> None:
         self._lease.check(term)
-        if hasattr(self, "_workers"):  # else only the bus was opened
-            await self._workers.close()
+        for task in getattr(self, "_tasks", ()):  # without, only the bus was opened
+            task.cancel()
         try:
             await self._bus.close()
         finally:
@@ -173,7 +173,7 @@ class Hub(RpcActor):
     async def _take_over(self) -> TakenOver:
         if not hasattr(self, "_launch"):
             raise InfrastructureError(f"hub of process {os.getpid()}: the run had not been opened")
-        return TakenOver(self._launch, self._store, self._lease.take_over(self._clock.now()))
+        return TakenOver(self._launch, self._store, self._workers, self._lease.take_over(self._clock.now()))
 
     async def renew(self, term: int) -> Any:
         """Note that the controller of this term lives."""
@@ -183,7 +183,7 @@ class Hub(RpcActor):
         self._lease.renew(term, self._clock.now())
 
     def _end(self) -> None:
-        """End with all workers and the ledger closed, as far as that is done in time; the shells find the hub gone."""
+        """End with the ledger closed, as far as that is done in time; the shells find the hub gone."""
         if self._loop is not None:
             closing = asyncio.run_coroutine_threadsafe(self._close(self._lease.term), self._loop)
             with contextlib.suppress(Exception):
@@ -205,13 +205,7 @@ class Hub(RpcActor):
 
     async def start_workers(self, role: str, incarnation: int, specs: Sequence[WorkerSpec], timeout_s: float) -> Any:
         """Start workers for a role, or hand over those of its predecessor."""
-        return await answered(self._start_workers(role, incarnation, specs, timeout_s))
-
-    async def _start_workers(
-        self, role: str, incarnation: int, specs: Sequence[WorkerSpec], timeout_s: float
-    ) -> list[tuple[StartedActor, Handover | None]]:
-        workers = await self._workers.start(role, incarnation, specs, timeout_s)
-        return [(worker.started, worker.adopted) for worker in workers if isinstance(worker, RayWorker)]
+        return await answered(self._workers.start(role, incarnation, specs, timeout_s))
 
     async def gathered(self) -> None:
         """Return when every role has had a replica."""

@@ -13,6 +13,7 @@ import os
 import secrets
 import sys
 from collections.abc import Awaitable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,6 +35,7 @@ from relax_core.runners.ray.connection import NAMESPACE, RpcClient, asked
 from relax_core.runners.ray.controller_lease import FIRST_TERM, LEASE_S, RENEW_S
 from relax_core.runners.ray.hub import Hub, find_hub, hub_name, hub_options
 from relax_core.runners.ray.shell import app_name, deployment
+from relax_core.runners.ray.worker_owner import OwnedWorkers, owner_name
 from relax_core.runners.ray.workers import gpu_sets
 
 OPEN_S = 120.0
@@ -47,7 +49,8 @@ class RayRunner:
     Life cycle: `made -> started | taken over, then started -> closed`.
 
     Invariants:
-    - A supervised run's hub hears of this process while it lives, and outlives it for the length of the lease.
+    - A supervised run's hub and the owner of its workers hear of this process while it lives, and outlive it for the length of
+      the lease.
     - A process whose run another one has taken over ends at once, and changes nothing of it, on the cluster or on disk.
     """
 
@@ -55,12 +58,14 @@ class RayRunner:
     bus: Bus
     loop_factory = None
 
-    def __init__(self, catalogue: Catalogue, supervised: bool = False) -> None:
-        """`supervised`: if this process is killed, another one takes over what it has started."""
+    def __init__(self, catalogue: Catalogue, supervised: bool = False, kept: KeptActors | None = None) -> None:
+        """`supervised`: if this process is killed, another one takes over what it has started; `kept`: workers of the run's
+        former start."""
         self._catalogue, self._supervised = catalogue, supervised
         self._term = FIRST_TERM
         self._renewing: asyncio.Task[None] | None = None
-        self._cluster = Cluster(held=supervised)
+        self._cluster = kept.cluster if kept else Cluster(held=supervised)
+        self._workers = kept.workers if kept else None
         self._hub: Any = None
         self._client: RpcClient | None = None
         self._store: Any = None
@@ -81,7 +86,7 @@ class RayRunner:
             raise InfrastructureError(f"ray: no hub of {run_id} answers: {error}") from error
         if isinstance(found, Failure):
             raise raised(found, "hub")
-        self._hub, self._store, self._term = hub, found.store, found.term
+        self._hub, self._store, self._workers, self._term = hub, found.store, found.workers, found.term
         self._apps = [app_name(run_id, role) for role in found.launch.plan.roles]
         return cast(Launch, found.launch)
 
@@ -103,14 +108,16 @@ class RayRunner:
     async def _open_hub(self, launch: Launch) -> None:
         gpu_sets(launch.plan)
         await self._cluster.connect()
-        await asyncio.to_thread(end_former_starts, launch)
+        await asyncio.to_thread(end_former_starts, launch, self._workers)
         mark = Path(launch.run_dir) / f".driver-{secrets.token_hex(8)}"
         with disk_errors(mark):
             mark.touch()
         try:
+            workers = self._workers = self._workers or OwnedWorkers.make(launch.run_id, self._supervised)
             options = hub_options(launch.run_id, self._supervised)
             self._hub = Hub.options(**options).remote(LEASE_S if self._supervised else None)  # type: ignore[attr-defined]
-            self._store = await asked(self._hub.open.remote(launch, mark.name), "hub", "open", OPEN_S)
+            opening = asked(self._hub.open.remote(launch, mark.name, workers.owner), "hub", "open", OPEN_S)
+            self._store, _ = await asyncio.gather(opening, workers.open(launch))
         finally:
             mark.unlink(missing_ok=True)
 
@@ -139,7 +146,7 @@ class RayRunner:
         return tuple(RoleEnd(role, raised(failure, role) if failure else None) for role, failure in ends)
 
     async def _renew(self) -> None:
-        """Tell the hub for as long as this process lives that it does."""
+        """Tell the hub and the owner of the workers for as long as this process lives that it does."""
         while True:
             with contextlib.suppress(InfrastructureError):  # it is dead or out of reach, as every other call will say
                 await self._say_alive()
@@ -147,6 +154,8 @@ class RayRunner:
 
     async def _say_alive(self) -> None:
         await self._obeyed(asked(self._hub.renew.remote(self._term), "hub", "renew", OPEN_S))
+        if self._workers is not None:
+            await self._workers.renew()
 
     async def _obeyed(self, call: Awaitable[Any]) -> Any:
         """Await a call that the hub answers its controller alone; this process ends where that is another one by now."""
@@ -156,8 +165,8 @@ class RayRunner:
             print(f"relax: {error}; it ends, and leaves the run alone", file=sys.stderr, flush=True)
             os._exit(InfrastructureError.exit_code)
 
-    async def close(self, keep: bool = False) -> None:
-        """End a cluster of our own with all that is on it; take the run's own things away from another."""
+    async def close(self, keep: bool = False) -> KeptActors | None:
+        """End a cluster of our own with all that is on it; take the run's own things away from another, or what is not kept."""
         if self._renewing is not None:
             self._renewing.cancel()
             await asyncio.gather(self._renewing, return_exceptions=True)
@@ -165,29 +174,52 @@ class RayRunner:
             with contextlib.suppress(InfrastructureError):
                 await self._say_alive()
         hub, self._hub = self._hub, None
+        workers, self._workers = self._workers, None
         if self._client is not None:
             await self._client.close()
+        if keep or not self._cluster.ours:
+            await self._delete_roles()
         if hub is not None:
-            if not self._cluster.ours:
-                await asyncio.gather(*(asyncio.to_thread(_delete, name) for name in self._apps))
             with contextlib.suppress(WorkerDied, DeadlineExceeded):
                 await asked(hub.close.remote(self._term), "hub", "close", CLOSE_S)
             ray.kill(hub)
+        kept = KeptActors(workers, self._cluster) if workers is not None and await workers.close(keep) else None
         if isinstance(self._store, RemoteStore):  # a hub that died has not
             await asyncio.to_thread(self._store.sweep)
-        await self._cluster.close()
+        if kept is None:
+            await self._cluster.close()
+        return kept
+
+    async def _delete_roles(self) -> None:
+        apps, self._apps = self._apps, []
+        await asyncio.gather(*(asyncio.to_thread(_delete, name) for name in apps))
 
 
-def end_former_starts(launch: Launch) -> None:
+@dataclass(frozen=True, slots=True)
+class KeptActors:
+    """Implements `runners.launch.KeptWorkers` for actors on a cluster that stays."""
+
+    workers: OwnedWorkers
+    cluster: Cluster
+
+    async def close(self) -> None:
+        await self.workers.close()
+        await self.cluster.close()
+
+
+def end_former_starts(launch: Launch, kept: OwnedWorkers | None = None) -> None:
     """End what lives of earlier starts of the run, which nobody controls any more: this one needs what they hold."""
     if launch.epoch is None:
         return
     run = launch.run_id.removesuffix(str(launch.epoch.number))
-    former = {hub_name(f"{run}{number}") for number in range(1, launch.epoch.number)}
+    starts = [f"{run}{number}" for number in range(1, launch.epoch.number)]
+    former = {*map(hub_name, starts), *map(owner_name, starts)}
     for actor in list_named_actors(all_namespaces=True):
         if actor["namespace"] == NAMESPACE and actor["name"] in former:
             with contextlib.suppress(ValueError, ray.exceptions.RayError):  # it ended meanwhile
-                ray.kill(ray.get_actor(actor["name"], NAMESPACE))
+                found = ray.get_actor(actor["name"], NAMESPACE)
+                if kept is None or found != kept.owner:
+                    ray.kill(found)
 
 
 def _delete(name: str) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Worker groups on Ray: named actors in one placement group, each hosting one component.
 
-The hub starts them, and they end with it, whatever ended it: a role's shell may die, and its successor adopts them. A worker
-that needs another interpreter is a child process of its actor.
+One actor starts them (`worker_owner.py`), and they end with it, whatever ended it: a role's shell may die, and its successor
+adopts them. A worker that needs another interpreter is a child process of its actor.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class GpuPlacement:
     """The GPUs of a run: one placement group with a bundle for each set of devices that processes have.
 
     Processes that the plan puts on one GPU are put into its bundle, each with its part of it, so that they share that one
-    and no other. It belongs to the hub, and ends with it.
+    and no other. It belongs to the owner of the workers, and ends with it.
     """
 
     group: PlacementGroup
@@ -77,7 +77,7 @@ def ray_share(num_gpus: float) -> float:
 CONCURRENCY = 64
 PORT_S = 30.0
 HAND_OVER_S = 60.0
-"""For the hub to ask workers of a predecessor and to kill the unfit, before it starts others."""
+"""To ask workers of a predecessor and to kill the unfit, before it starts others."""
 
 
 @ray.remote(max_restarts=0)
@@ -194,7 +194,7 @@ class RayWorker:
         await self.kill()
 
     async def release(self) -> None:
-        if self.started.spec.adoptable:  # the hub ends it with its role
+        if self.started.spec.adoptable:  # it is ended with its role
             await self._client.close()
         else:
             await self.kill()
@@ -212,7 +212,7 @@ class RayWorkers:
 
     def __init__(self, launch: Launch, gpus: GpuPlacement | None = None) -> None:
         """`gpus`: those of the run."""
-        self._launch, self._gpus = launch, gpus
+        self.launch, self._gpus = launch, gpus
         self._started = 0
 
     async def start(self, specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[Worker, ...]:
@@ -234,7 +234,7 @@ class RayWorkers:
             raise
 
     async def _open(self, actor: Any, spec: WorkerSpec, own: PlacementGroup | None, timeout_s: float) -> StartedActor:
-        launch = self._launch
+        launch = self.launch
         opening = actor.open.remote(spec, launch.plugin_files, launch.resolved)
         pid: int = await asked(opening, spec.name, "start", timeout_s)
         host: str = await asked(actor.host.remote(), spec.name, "host", timeout_s)
@@ -243,7 +243,7 @@ class RayWorkers:
     def _actor(self, spec: WorkerSpec, group: PlacementGroup, bundle: int) -> Any:
         self._started += 1
         return WorkerActor.options(  # type: ignore[attr-defined]
-            name=f"relax-{self._launch.run_id}-{spec.name}-{self._started}",
+            name=f"relax-{self.launch.run_id}-{spec.name}-{self._started}",
             namespace=NAMESPACE,
             num_cpus=0,
             max_concurrency=CONCURRENCY,

@@ -50,6 +50,12 @@ def _hub(run: Path, lease_s: float, name: str) -> Any:
     return Hub.options(**hub_options(name, supervised=True)).remote(lease_s)  # type: ignore[attr-defined]
 
 
+def _owner(lease_s: float, name: str) -> Any:
+    from relax_core.runners.ray.worker_owner import WorkerOwner, owner_options
+
+    return WorkerOwner.options(**owner_options(name, supervised=True)).remote(lease_s)  # type: ignore[attr-defined]
+
+
 @pytest.mark.ray
 async def test_a_controller_that_was_replaced_commands_nothing_any_more(joined: None, tmp_path: Path) -> None:
     from relax_core.api.role import RunStatus
@@ -64,7 +70,7 @@ async def test_a_controller_that_was_replaced_commands_nothing_any_more(joined: 
         RayRunner(Catalogue.load(), supervised=True).take_over(name)
     config = {"bus": {"name": "ray"}, "rollout": {"prompts_per_step": 1, "late": "wait", "spare_groups": 0}, "steps": 2}
     launch = Launch(name, str(tmp_path), config, Plan("hybrid", (), (), {}, ()))
-    store = await asked(hub.open.remote(launch, "mark"), "hub", "open", WAIT_S)
+    store = await asked(hub.open.remote(launch, "mark", _owner(600.0, name)), "hub", "open", WAIT_S)
     client = RpcClient(hub, "hub")
     await client.service(RunStatus, "run_status@1").command("actor", "checkpoint")
 
@@ -96,14 +102,17 @@ async def test_a_hub_whose_controller_has_no_successor_ends_with_what_it_started
     hub = _hub(tmp_path, 5.0, name)
     (tmp_path / "mark").touch()
     config = {"bus": {"name": "ray"}, "rollout": {"prompts_per_step": 1, "late": "wait", "spare_groups": 0}, "steps": 2}
-    opening = hub.open.remote(Launch(name, str(tmp_path), config, Plan("hybrid", (), (), {}, ())), "mark")
+    owner = _owner(5.0, name)
+    launch = Launch(name, str(tmp_path), config, Plan("hybrid", (), (), {}, ()))
+    await asked(owner.open.remote(launch), "worker owner", "open", WAIT_S)
+    opening = hub.open.remote(launch, "mark", owner)
     store = await asked(opening, "hub", "open", WAIT_S)
     folder = store._folders[0]
     pid = await asked(hub.__ray_call__.remote(lambda _: os.getpid()), "hub", "pid", WAIT_S)
-    with pytest.raises(WorkerDied):
-        await asked(hub.gathered.remote(), "hub", "its end", WAIT_S)
-        while True:
-            await asked(hub.alive.remote(), "hub", "its end", WAIT_S)
+    for actor in (hub, owner):
+        with pytest.raises(WorkerDied):
+            while True:
+                await asked(actor.alive.remote(), "actor", "its end", WAIT_S)
     psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], WAIT_S)
     assert (tmp_path / FILE).exists() and not folder.here
     unopened = _hub(tmp_path, 0.1, f"{name}-unopened")
@@ -121,15 +130,19 @@ async def test_a_start_of_a_run_ends_what_lives_of_earlier_ones_and_of_no_other_
     from relax_core.observe.epoch import RunEpoch
     from relax_core.runners.ray.connection import asked
     from relax_core.runners.ray.runner import end_former_starts
+    from relax_core.runners.ray.worker_owner import OwnedWorkers
 
     run = f"again-{os.getpid()}"
     former, present, other = (_hub(tmp_path, 600.0, name) for name in (f"{run}-1", f"{run}-3", f"{run}-x-1"))
-    for hub in (former, present, other):
-        await asked(hub.alive.remote(), "hub", "start", WAIT_S)
-    end_former_starts(Launch(f"{run}-3", "", {}, Plan("hybrid", (), (), {}, ()), epoch=RunEpoch("", 3)))
-    with pytest.raises(WorkerDied):
-        while True:
-            await asked(former.alive.remote(), "hub", "its end", WAIT_S)
-    for hub in (present, other):
-        await asked(hub.alive.remote(), "hub", "live on", WAIT_S)
-        ray.kill(hub)
+    idle, kept = (_owner(600.0, name) for name in (f"{run}-1", f"{run}-2"))
+    for actor in (former, present, other, idle, kept):
+        await asked(actor.alive.remote(), "actor", "start", WAIT_S)
+    launch = Launch(f"{run}-3", "", {}, Plan("hybrid", (), (), {}, ()), epoch=RunEpoch("", 3))
+    end_former_starts(launch, OwnedWorkers(kept))
+    for actor in (former, idle):
+        with pytest.raises(WorkerDied):
+            while True:
+                await asked(actor.alive.remote(), "actor", "its end", WAIT_S)
+    for actor in (present, other, kept):
+        await asked(actor.alive.remote(), "actor", "live on", WAIT_S)
+        ray.kill(actor)

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The owner of a run's worker actors. What a Ray actor has started ends with it, so neither a shell nor the hub starts workers.
+
+Engines and ranks outlive shells, whose successors adopt them, and the hub: a run that restarts as a whole goes on with
+those that are well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from typing import Any, Self
+
+import ray
+
+from relax_core.api.errors import InfrastructureError
+from relax_core.api.role import Handover, SystemClock, WorkerSpec
+from relax_core.runners.adoption import AdoptableWorkers
+from relax_core.runners.launch import Launch
+from relax_core.runners.ray.connection import NAMESPACE, answered, asked
+from relax_core.runners.ray.controller_lease import FIRST_TERM, LEASE_S, ControllerLease, end_at_expiry
+from relax_core.runners.ray.workers import HAND_OVER_S, GpuPlacement, RayWorker, RayWorkers, StartedActor
+
+CONCURRENCY = 100
+OPEN_S, END_S = 60.0, 20.0
+
+
+@ray.remote(num_cpus=0, max_restarts=0)
+class WorkerOwner:
+    """Starts the workers of a run, or hands living ones over.
+
+        made -> opened for a start of the run -> keeps what is well -> opened for the next start -> ... -> ended
+
+    Invariant: without a controller for the length of the lease it ends, and all workers with it.
+    """
+
+    _held: AdoptableWorkers
+    _starter: RayWorkers
+
+    def __init__(self, lease_s: float | None = None) -> None:
+        """`lease_s`: how long it waits for another controller; None: it dies with the one that made it."""
+        self._clock = SystemClock()
+        self._lease = ControllerLease(float("inf") if lease_s is None else lease_s, self._clock.now())
+        if lease_s is not None:
+            end_at_expiry(self._lease, self._clock, lambda: os._exit(0))
+
+    async def open(self, launch: Launch) -> None:
+        """Serve a start of the run from here on."""
+        if hasattr(self, "_held"):
+            self._starter.launch = launch
+            return
+        self._starter = RayWorkers(launch, GpuPlacement.request(launch.plan))
+        self._held = AdoptableWorkers(self._starter)
+
+    async def alive(self) -> None:
+        """Answer whoever wants to know whether it lives."""
+
+    async def renew(self) -> None:
+        """Note that the controller lives."""
+        self._lease.renew(FIRST_TERM, self._clock.now())
+
+    async def start(self, role: str, incarnation: int, specs: Sequence[WorkerSpec], timeout_s: float) -> Any:
+        """Start workers for an incarnation of a role, or hand over those of its predecessor."""
+        return await answered(self._start(role, incarnation, specs, timeout_s))
+
+    async def _start(
+        self, role: str, incarnation: int, specs: Sequence[WorkerSpec], timeout_s: float
+    ) -> list[tuple[StartedActor, Handover | None]]:
+        workers = await self._held.start(role, incarnation, specs, timeout_s)
+        return [(worker.started, worker.adopted) for worker in workers if isinstance(worker, RayWorker)]
+
+    async def lost(self, role: str) -> None:
+        """Kill the workers of a role that nobody may adopt, since its shell has died."""
+        await self._held.lost(role)
+
+    async def end(self, role: str) -> None:
+        """Kill all workers of a role that has ended."""
+        await self._held.end(role)
+
+    async def close(self, keep: bool) -> int:
+        """Kill all workers; `keep`: all but those that the run's next start may adopt. Return how many are left."""
+        if not hasattr(self, "_held"):
+            return 0
+        if keep:
+            return len(await self._held.keep_adoptable())
+        await self._held.close()
+        return 0
+
+
+class OwnedWorkers:
+    """The workers of a run as its hub and its runner have them started and ended. WorkerDied where their owner is dead."""
+
+    def __init__(self, owner: Any) -> None:
+        self.owner = owner
+
+    @classmethod
+    def make(cls, run_id: str, supervised: bool = False) -> Self:
+        """Make their owner. That of a `supervised` run outlives the process that makes it."""
+        made = WorkerOwner.options(**owner_options(run_id, supervised))  # type: ignore[attr-defined]
+        return cls(made.remote(LEASE_S if supervised else None))
+
+    async def open(self, launch: Launch) -> None:
+        await asked(self.owner.open.remote(launch), "worker owner", "open", OPEN_S)
+
+    async def start(self, role: str, incarnation: int, specs: Sequence[WorkerSpec], timeout_s: float) -> Any:
+        starting = self.owner.start.remote(role, incarnation, specs, timeout_s)
+        return await asked(starting, "worker owner", "start", timeout_s + HAND_OVER_S)
+
+    async def lost(self, role: str) -> None:
+        await asked(self.owner.lost.remote(role), "worker owner", "lost", END_S)
+
+    async def end(self, role: str) -> None:
+        await asked(self.owner.end.remote(role), "worker owner", "end", END_S)
+
+    async def renew(self) -> None:
+        await asked(self.owner.renew.remote(), "worker owner", "renew", OPEN_S)
+
+    async def close(self, keep: bool = False) -> bool:
+        """End all workers and their owner; `keep`: but those for the run's next start. Tell whether there are any."""
+        left = 0
+        with contextlib.suppress(InfrastructureError):
+            left = await asked(self.owner.close.remote(keep), "worker owner", "close", END_S)
+        if not left:
+            ray.kill(self.owner)
+        return left > 0
+
+
+def owner_name(run_id: str) -> str:
+    return f"relax-{run_id}-workers"
+
+
+def owner_options(run_id: str, supervised: bool = False) -> dict[str, Any]:
+    options: dict[str, Any] = {"name": owner_name(run_id), "namespace": NAMESPACE, "max_concurrency": CONCURRENCY}
+    return {**options, "lifetime": "detached"} if supervised else options

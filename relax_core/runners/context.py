@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -57,8 +58,8 @@ SELDOM = (50_000, 20, 20)
 """Thresholds of garbage collection while roles work."""
 _thresholds: list[tuple[int, int, int]] = []
 """Those that were found, once for each role at work."""
-_worked = False
-"""Whether a role has worked in this process."""
+_worked = threading.Event()
+"""Set once a role has worked in this process."""
 
 
 class WithEnv:
@@ -282,10 +283,9 @@ def collected_seldom() -> Iterator[None]:
     time took half of what a step costs beside its compute. Afterwards a notebook's process is as it was. What an earlier start
     in this process left is collected first, since what is frozen stays: its models may be large, and its files are open.
     """
-    global _worked
-    if _worked and not _thresholds:
+    if _worked.is_set() and not _thresholds:
         gc.collect()
-    _worked = True
+    _worked.set()
     _thresholds.append(gc.get_threshold())
     gc.freeze()
     gc.set_threshold(*SELDOM)

@@ -254,6 +254,8 @@ class RunController:
         self._account_at_failure = await self._account()
         saved = await asyncio.to_thread(resumable_step, self._prepared.directory.path)
         if self._restarts.grant(error, saved or 0, self.stopping):
+            when = f" in {self._restarts.pause_s:.0f} s" if self._restarts.pause_s else ""
+            recorder.write(Logged("warning", "controller", f"the run failed and restarts{when}: {error}"))
             return error
         self._fail(final := self._restarts.final(error), recorder)
         raise final from (None if final is error else error)
@@ -267,10 +269,7 @@ class RunController:
         self, stage: PreparedStage, error: RelaxError, recorder: Recorder
     ) -> list[PreparedStage]:
         """Pause, and prepare another start of the run from the last checkpoint of the stage; a stop ends it all."""
-        pause_s = self._restarts.pause_s
-        if pause_s:
-            recorder.write(Logged("warning", "controller", f"the run failed and restarts in {pause_s:.0f} s: {error}"))
-        failed_at = self._clock.now()
+        failed_at, pause_s = self._clock.now(), self._restarts.pause_s
         while not self.stopping and (left_s := failed_at + pause_s - self._clock.now()) > 0:
             await self._clock.sleep(min(left_s, WATCH_S))
             recorder.heartbeats(())  # readers see that the process lives

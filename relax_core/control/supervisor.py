@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The supervisor of a detached run: a process in a session of its own, the parent of the run's driver.
 
-The driver is an ordinary `relax train`. It ends by itself, with its exit code, or a signal kills it: then another one
-takes over its roles, where they live on a Ray cluster, or resumes the run from its newest checkpoint, within
-`[recovery] restarts`. A cluster that the driver has started for the run stays: a process that is spared here holds it.
+The driver is an ordinary `relax train`. It ends by itself, with its exit code, or it dies, by a signal or of a library that
+ends its process, as Ray does without its cluster: then another one takes over its roles, where they live on a Ray cluster,
+or resumes the run from its newest checkpoint, within `[recovery] restarts`. A cluster that the driver has started for the
+run stays: a process that is spared here holds it.
 Nothing of the run is computed here, so that it stays small and has little to die of.
 `python -m relax_core.control.supervisor train my.toml` starts one.
 """
@@ -121,10 +122,10 @@ def supervise(words: Sequence[str], output: int, program: Sequence[str] = DRIVER
             signal.signal(number, forward)
     driver = _start([*program, *words, SUPERVISED], output)
     budget, reached = None, 0
-    while (code := _wait(driver)) < 0:
-        run_dir = reported(output).get("run_dir")
+    while death := _death(code := _wait(driver), driver, output):
+        run_dir, ended = reported(output).get("run_dir"), 128 - code if code < 0 else code
         if run_dir is None or stops:
-            return 128 - code
+            return ended
         from relax_core.control.stages import resumable_step  # with what it imports, a second that no start waits for
 
         directory = RunDirectory.open(Path(run_dir))
@@ -133,7 +134,7 @@ def supervise(words: Sequence[str], output: int, program: Sequence[str] = DRIVER
         if step > reached:
             reached = step
             budget.refill()
-        reason = f"the run's process (pid {driver}) died of {signal.Signals(-code).name}"
+        reason = f"the run's process (pid {driver}) {death}"
         if RecordPosition.read(directory.path) is None and directory.take_request("stop"):
             # Roles that outlived it can still save: their next controller takes the request up.
             _log(directory, "warning", f"{reason}, and is not restarted, as a stop was asked for")
@@ -148,7 +149,7 @@ def supervise(words: Sequence[str], output: int, program: Sequence[str] = DRIVER
         held = reported(output, HELD_CLUSTER_SCHEMA)
         _end_orphans(held.get("pid"))
         if stops:
-            return 128 - code
+            return ended
         if held:
             os.environ[HELD_CLUSTER] = f"{held['pid']} {held['address']}"
         with (directory.logs / CONSOLE).open("ab") as console:
@@ -169,6 +170,19 @@ def _wait(driver: int) -> int:
         pid, status = os.waitpid(-1, 0)
         if pid == driver:
             return os.waitstatus_to_exitcode(status)
+
+
+def _death(code: int, driver: int, output: int) -> str:
+    """Say what a driver died of; empty where it ended by itself: then it has written down how the run ended."""
+    if code < 0:
+        return f"died of {signal.Signals(-code).name}"
+    if not code or (run_dir := reported(output).get("run_dir")) is None:
+        return ""
+    from relax_core.observe.recorder import ENDINGS
+
+    status = RunDirectory.open(Path(run_dir)).read("status") or {}
+    at_work = status.get("pid") == driver and status.get("state") not in ENDINGS
+    return f"ended with exit code {code} in the middle of the run" if at_work else ""
 
 
 def _end_orphans(spared: int | None = None) -> None:

@@ -50,7 +50,7 @@ SETTINGS = (
     "steps=100000", "eval.every=0", "checkpoint.every=5", "checkpoint.keep=2", "rollout.prompts_per_step=8",
     'optimizer.lr=1e-5', "max_staleness=1", "recovery.restarts=1000",
 )  # fmt: skip
-SPARE = "placement.rollout.spares=1"
+SPARE, SPARED = "placement.rollout.spares=1", "engine, one spare"
 PLUGINS = "import relax_core.registry.catalogue as c; c.Catalogue.load()"
 SHELL = f"import relax_core.runners.ray.shell; {PLUGINS}"
 REWARD = f"import relax_core.runners.local.child, relax_core.rewards.host; {PLUGINS}"
@@ -67,7 +67,7 @@ MAX_MISSED = 3
 """Recoveries that did not come, after which nothing more is measured."""
 WHOLE_RUN = "run"
 """Stands for the name of a role where the run restarts as a whole."""
-WORKS_AGAIN, LOSSES = "run works again", ("role failed", "run restarted")
+WORKS_AGAIN, LOSSES = "run works again", ("role failed", "the run failed")
 """Lines of the log about that."""
 
 
@@ -120,7 +120,7 @@ class Log:
 
         line = until(look, lambda: f"{' or '.join(names)} works again; last said: {found[-3:]}", WAIT_S)
         ready = _time(line)
-        lost = (one for one in found if one.get("failed") in names or (whole and one["event"] in LOSSES))
+        lost = (one for one in found if one.get("failed") in names or (whole and one["event"].startswith(LOSSES)))
         return next(map(_time, lost), ready - line["seconds"]), ready
 
 
@@ -158,6 +158,7 @@ def victims(runner: str) -> dict[str, Kind]:
             again = (role, WHOLE_RUN) if role == "actor" else (role,)
             found[f"{role} shell"] = Kind(lambda run, role=role: int(run.role(role).get("pid", 0)), again)  # type: ignore[misc]
         found["hub"] = Kind(lambda run: _child(run, "ray::Hub"), (WHOLE_RUN,))
+        found["worker owner"] = Kind(lambda run: _child(run, "ray::WorkerOwner"), (WHOLE_RUN,))
         found["storage actor"] = Kind(lambda run: _child(run, "ray::StorageActor"))
     return found
 
@@ -318,12 +319,15 @@ def _ledger(run: Running) -> tuple[int, int]:
     return dropped, abs(issued - trained - dropped - held)
 
 
-def measure(runner: str, recipe: Path, folder: Path, kills: int, seed: int) -> list[report.Row]:
-    """Kill every kind so often; a row for each."""
-    measured, kinds = Measured(runner, recipe, folder, seed), victims(runner)
-    for first in range(0, kills, ROUNDS):
+def measure(
+    runner: str, recipe: Path, folder: Path, kills: int, seed: int, only: Sequence[str] = ()
+) -> list[report.Row]:
+    """Kill every kind so often, or `only` these; a row for each."""
+    measured, every = Measured(runner, recipe, folder, seed), victims(runner)
+    kinds = {name: kind for name, kind in every.items() if not only or name in only}
+    for first in range(0, kills if kinds else 0, ROUNDS):
         measured.kill_each(kinds, min(ROUNDS, kills - first))
-    spared = {"engine, one spare": kinds["engine"]}
+    spared = {SPARED: every["engine"]} if not only or SPARED in only else {}
     measured.kill_each(spared, kills, SPARE)
     return measured.rows(kinds | spared)
 
@@ -332,6 +336,7 @@ def main() -> None:
     parser = report.parser(__doc__ or "")
     parser.add_argument("--runners", nargs="+", default=["local", "ray"])
     parser.add_argument("--kills", type=int, default=20, help="of each kind of process")
+    parser.add_argument("--kinds", nargs="+", default=[], help="only these, named as in the table")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     set_up = report.begin(options)
@@ -340,7 +345,7 @@ def main() -> None:
         rows = [
             row
             for runner in options.runners
-            for row in measure(runner, recipe, Path(folder), options.kills, options.seed)
+            for row in measure(runner, recipe, Path(folder), options.kills, options.seed, options.kinds)
         ]
     report.finish("recovery", set_up, rows, options)
 

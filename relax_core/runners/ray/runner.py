@@ -177,7 +177,7 @@ class RayRunner:
         workers, self._workers = self._workers, None
         if self._client is not None:
             await self._client.close()
-        if keep or not self._cluster.ours:
+        if not self._cluster.ours:
             await self._delete_roles()
         if hub is not None:
             with contextlib.suppress(WorkerDied, DeadlineExceeded):
@@ -188,6 +188,8 @@ class RayRunner:
             await asyncio.to_thread(self._store.sweep)
         if kept is None:
             await self._cluster.close()
+        else:
+            await self._delete_roles()
         return kept
 
     async def _delete_roles(self) -> None:

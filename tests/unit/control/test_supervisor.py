@@ -44,6 +44,8 @@ for does in plan[min(deaths, len(plan) - 1)].split("+"):
         Path("child").write_text(str(child.pid))
     elif verb == "die":
         os.kill(os.getpid(), signal.SIGKILL)
+    elif verb == "state":
+        RunDirectory.open(run).write("status", {"pid": os.getpid(), "state": argument})
     elif verb == "wait":
         signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         Path("waits").touch()
@@ -110,6 +112,14 @@ def test_a_killed_driver_is_resumed_and_the_exit_code_is_that_of_the_last_one(
     assert console.count("to the console\n") == 2 and f"relax: {reason}; another one goes on with the run" in console
     log = [json.loads(line) for line in (tmp_path / "run/logs/controller.jsonl").read_text().splitlines()]
     assert [(record["level"], record["restart"]) for record in log] == [("warning", 1)]
+
+
+def test_a_driver_that_a_library_ended_in_the_middle_of_the_run_is_resumed(
+    supervise: Supervise, tmp_path: Path
+) -> None:
+    assert supervise("state=running+exit=1", "state=failed+exit=4").wait(DEADLINE_S) == 4
+    _, second = starts(tmp_path)
+    assert second.endswith(") ended with exit code 1 in the middle of the run")
 
 
 def test_restarts_without_progress_end_and_progress_gives_them_back(supervise: Supervise, tmp_path: Path) -> None:

@@ -395,7 +395,10 @@ class Role(Configurable[OptionsT], Generic[OptionsT]):
     kind: ClassVar[str] = "role"
     name: ClassVar[str] = ""
     stateless: ClassVar[bool] = True
-    """Restarted in place when it dies; a role with state goes back to its last checkpoint."""
+    """Restarted in place when it dies or fails; a role with state goes back to its last checkpoint."""
+    takes_over: ClassVar[bool] = False
+    """Has state and, run again in another process (`incarnation > 1`), goes on from what the dead one saved. Where neither
+    is so, the death of its process restarts the run."""
 
     @classmethod
     def operations(cls) -> tuple[Operation, ...]:

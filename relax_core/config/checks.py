@@ -47,20 +47,12 @@ def combination_errors(config: RunConfig, catalogue: Catalogue) -> list[ConfigEr
         *_guard_errors(config, generated),
         *_reward_errors(config, catalogue, found, generated),
         *_placement_errors(config, own),
-        *_checkpoint_errors(config),
     ]
 
 
 def samples(config: RunConfig, catalogue: Catalogue) -> bool:
     """Tell whether the run generates what it trains on."""
     return cast(type[Algorithm], catalogue.target("algorithm", config.algorithm.name)).source is Source.ROLLOUT
-
-
-def _checkpoint_errors(config: RunConfig) -> Errors:
-    """Refuse micro-checkpoints where ranks may start again on another machine than the one whose memory has them."""
-    if config.checkpoint.micro_every and config.run.runner == "ray":
-        got = f"{config.checkpoint.micro_every} with run.runner = 'ray'"
-        yield ConfigError("checkpoint.micro_every", got, "use run.runner = 'local', or lower checkpoint.every instead")
 
 
 def _sampling_errors(config: RunConfig, algorithms: dict[str, type[Algorithm]], generated: bool) -> Errors:

@@ -5,9 +5,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
-from relax_core.api.errors import DeadlineExceeded, DiskFull, Diverged, InfrastructureError, RelaxError, StaleFence
+from relax_core.api.errors import (
+    DeadlineExceeded,
+    DiskFull,
+    Diverged,
+    InfrastructureError,
+    RelaxError,
+    StaleFence,
+    WorkerDied,
+)
 from relax_core.api.events import GuardFired, Logged, RoleFailed, RoleRecovered, RolledBack, StepFinished
 from relax_core.api.plan import Operation, Reads
 from relax_core.api.role import Resume, Role
@@ -39,13 +48,13 @@ class Actor(Role):
     - A step that a guard undoes, or holds until a person goes on, is neither committed nor published before. No checkpoint
       is made of a step that is evidence for such a guard, so that there is one from before it to go back to.
     - Published weights are those of the newest commit, and live ones are served only before the next update.
-    - When ranks are lost, a loss says so, or a lease is lost that weights have changed under, all goes back to the last
-      checkpoint, or to a later micro-checkpoint; rollout goes on up to its bound. Failures on the way back, in the last
-      save and in the export count too. A guard goes back to a checkpoint on disk.
+    - When ranks or the role's process are lost, a loss says so, or a lease is lost that weights have changed under, all goes
+      back to the last checkpoint, or to a later micro-checkpoint; rollout goes on up to its bound. Failures on the way back,
+      in the last save and in the export count too. A guard goes back to a checkpoint on disk.
     """
 
     name = "actor"
-    stateless = False
+    stateless, takes_over = False, True
 
     @classmethod
     def operations(cls) -> tuple[Operation, ...]:
@@ -57,12 +66,15 @@ class Actor(Role):
 
     async def run(self, context: RunContext) -> None:
         self._context, self._non_finite = context, NonFinitePolicy(context, self.name)
+        self._takes_over = context.incarnation > 1
         self._guards = DivergenceGuards(context.config.guards)
         self._trainer = await RankGroup.start(context, self.name)
         self._publisher = Publisher(context, self._trainer)
         self._lease = TrainerDeviceLease(context, self.name, self._publisher.live)
         self._micro = MicroCheckpoints(context, self.name)
         self._take_up()
+        if not self._takes_over:
+            context.doing("ready", ranks=self._trainer.pids())
         self._held_out = await HeldOutEval.open(context)
         try:
             await self._train()
@@ -74,7 +86,6 @@ class Actor(Role):
     def _take_up(self) -> None:
         """Work with the ranks that were just started."""
         context = self._context
-        context.doing("ready", ranks=self._trainer.pids())
         self._step_trainer = StepTrainer(
             context, self._trainer, self.name, self._lease, self._non_finite, meanwhile=self._serve
         )
@@ -84,10 +95,10 @@ class Actor(Role):
         """Train to the end of the run. Each failure of the ranks, wherever it comes, goes back to the last checkpoint."""
         context = self._context
         self._furthest, self._returns = (await context.bus.version()).step, RestartBudget(MAX_RETURNS)
-        failed: RelaxError | None = None
+        begin = self._take_over if self._takes_over else self._begin
         while True:
             try:
-                await self._train_from(await (self._begin() if failed is None else self._go_back(failed)))
+                await self._train_from(await begin())
                 return
             except (RollbackRequired, InfrastructureError) as error:
                 if isinstance(error, DamagedCheckpoint | DiskFull) or not (
@@ -104,7 +115,7 @@ class Actor(Role):
                     await context.run_status.emit(RoleFailed(self.name, str(error), code, fatal=False))
                 if context.stopping:  # the last checkpoint is what other ranks would have, too
                     return
-                failed = error
+                begin = partial(self._go_back, error)
 
     async def _may_go_back(self) -> bool:
         """Tell whether there is something to go back to, and whoever prepares rows is there for the steps after it.
@@ -114,7 +125,7 @@ class Actor(Role):
         context = self._context
         found = complete(Path(context.run_dir) / "checkpoints")
         saved = step_of(found[-1]) if found else 0
-        if (newer := await self._micro.newest(saved)) is not None:
+        if (newer := await self._micro.newest(self._trainer, saved)) is not None:
             saved = newer.step
         if (await context.bus.version()).step >= context.config.steps:
             return saved >= context.config.steps
@@ -172,35 +183,49 @@ class Actor(Role):
                 await self._lease.publish()
                 await self._publisher.publish(version)
 
-    async def _go_back(self, error: RelaxError) -> Version:
-        """Start other ranks from the last checkpoint, in memory or on disk, or the starting model, while rollout goes on up
-        to its bound.
+    async def _take_over(self) -> Version:
+        """Go on where a process of the role died, with ranks that were just started, from what it saved last."""
+        error = WorkerDied(f"the process of {self.name} died")
+        if not await self._may_go_back():
+            raise error
+        await self._publisher.take_over(self.name)
+        return (await self._return(error))[0]
 
-        Later steps are undone.
-        """
-        context, run_status = self._context, self._context.run_status
-        found = complete(Path(context.run_dir) / "checkpoints")
-        began, guarded = context.clock.now(), isinstance(error, GuardRollback)
-        checkpoint = None if guarded else await self._micro.newest(step_of(found[-1]) if found else 0)
-        source = "" if checkpoint is None else ", from memory"
-        if found and checkpoint is None:
-            try:
-                checkpoint, _ = await asyncio.to_thread(read_whole, found[-1])
-            except DamagedCheckpoint as damage:  # rows up to it are freed: only a resume issues them again
-                again = f"continue from the one before with `relax resume {context.run_dir}`"
-                raise DamagedCheckpoint(f"{damage}; {again}") from error
+    async def _go_back(self, error: RelaxError) -> Version:
+        """Start other ranks from what was saved last, while rollout goes on up to its bound."""
+        context, began = self._context, self._context.clock.now()
         context.doing("starting its ranks again")
         await context.devices.leave(self.name)
         self._trainer = await RankGroup.start(context, self.name)
         self._publisher.follow(self._trainer)
         self._take_up()
-        version = await context.bus.rollback(0 if checkpoint is None else checkpoint.step)
-        self._guards.rewind(version.step)
-        await self._restore(checkpoint, version, publish=version.step < context.config.steps)
-        await run_status.emit(RolledBack(version, str(error)))
+        version, in_memory = await self._return(error)
+        source = ", from memory" if in_memory else ""
         detail = f"ranks started again at step {version.step}{source}"
-        await run_status.emit(RoleRecovered(self.name, context.clock.now() - began, detail))
+        await context.run_status.emit(RoleRecovered(self.name, context.clock.now() - began, detail))
         return version
+
+    async def _return(self, error: RelaxError) -> tuple[Version, bool]:
+        """Let the ranks go on from the last checkpoint, in memory or on disk, or the starting model; later steps are undone.
+
+        A guard goes back to a checkpoint on disk. Tells whether it was one in memory.
+        """
+        context = self._context
+        found = complete(Path(context.run_dir) / "checkpoints")
+        beyond, guarded = step_of(found[-1]) if found else 0, isinstance(error, GuardRollback)
+        in_memory = saved = None if guarded else await self._micro.newest(self._trainer, beyond)
+        if found and saved is None:
+            try:
+                saved, _ = await asyncio.to_thread(read_whole, found[-1])
+            except DamagedCheckpoint as damage:  # rows up to it are freed: only a resume issues them again
+                again = f"continue from the one before with `relax resume {context.run_dir}`"
+                raise DamagedCheckpoint(f"{damage}; {again}") from error
+        version = await context.bus.rollback(0 if saved is None else saved.step)
+        self._guards.rewind(version.step)
+        await self._restore(saved, version, publish=version.step < context.config.steps)
+        context.doing("ready", ranks=self._trainer.pids())
+        await context.run_status.emit(RolledBack(version, str(error)))
+        return version, in_memory is not None
 
     async def _evaluate(self, step: int) -> None:
         """Evaluate on held-out rows, where that is due."""

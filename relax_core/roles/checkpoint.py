@@ -59,7 +59,8 @@ class Checkpoints:
     written down -> renamed to its name | removed`.
 
     Invariants: at most one is being written; training goes on meanwhile, from what was copied; a directory without
-    `.partial` in its name is complete, and a run that goes on from it has the metrics of every step.
+    `.partial` in its name is complete, and a run that goes on from it has the metrics of every step; none appears of steps
+    that a successor of the actor has undone.
     """
 
     def __init__(self, context: RunContext, trainer: RankGroup, lease: TrainerDeviceLease) -> None:
@@ -146,6 +147,8 @@ class Checkpoints:
             (partial / "state.json").write_text(json.dumps(known))
             write_list(partial, await asyncio.to_thread(checksums, partial))
             await context.run_status.recorded(RECORDED_S)
+            if (now := await context.bus.version()).incarnation != version.incarnation:
+                raise InfrastructureError(f"{version} was undone meanwhile, the run is at {now}")
             with context.changing_files():
                 shutil.rmtree(final, ignore_errors=True)
                 os.replace(partial, final)

@@ -168,7 +168,7 @@ class Critic(Role):
         if directory is None and context.resume is not None:
             directory, step = Path(context.resume.directory), context.resume.step
         part = directory / self.name if directory is not None else None
-        if (newer := await self._micro.newest(step)) is not None:
+        if (newer := await self._micro.newest(self.trainer, step)) is not None:
             part, step = Path(newer.directory) / PART, newer.step
         if part is None:
             return

@@ -33,7 +33,8 @@ class MicroCheckpoints:
     - A copy outlives the role's own process; it ends with the run.
     - The ledger takes no notice of it: rows of its steps stay provisional, and are kept, until a checkpoint on disk covers
       them. A rollback to it undoes later steps alone.
-    - No room for one is a warning; the run goes on with the one before, or with checkpoints on disk.
+    - No room for one is a warning; the run goes on with the one before, or with checkpoints on disk. So are ranks on other
+      machines than the role's process, whose memory that is not.
     """
 
     def __init__(self, context: RunContext, role: str) -> None:
@@ -44,6 +45,11 @@ class MicroCheckpoints:
     async def save(self, trainer: RankGroup, lease: TrainerDeviceLease, version: Version) -> None:
         """Copy the ranks' state where it is due, as it is after `version.step` steps of the actor; training waits for it."""
         if not self._every or version.step % self._every:
+            return
+        if not trainer.is_local:
+            self._every = 0
+            said = f"no micro-checkpoints: ranks of {self._role} are on other machines than its own process"
+            await self._context.run_status.emit(Logged("warning", self._role, said, {}))
             return
         if self._memory is None:
             raise InfrastructureError(
@@ -75,8 +81,10 @@ class MicroCheckpoints:
             if path != directory:
                 shutil.rmtree(path, ignore_errors=True)
 
-    async def newest(self, beyond: int) -> Resume | None:
-        """Return the newest one that no rollback has undone, where it is of a later step than `beyond`."""
+    async def newest(self, trainer: RankGroup, beyond: int) -> Resume | None:
+        """Return the newest one that no rollback has undone, where the ranks reach it and it is later than step `beyond`."""
+        if not trainer.is_local:
+            return None
         bus, done = self._context.bus, (await self._context.bus.version()).step
         for path, version in self._found():
             if beyond < version.step <= done and (path / WHOLE).exists() and not await bus.abandoned(version):

@@ -50,6 +50,10 @@ class Publisher:
         """Publish for ranks that took the place of others: nothing they send is on top of what those sent."""
         self._trainer, self._newest, self._deltas, self._missed = trainer, None, None, None
 
+    async def take_over(self, model: str) -> None:
+        """Free what a dead process of the role had published, once nobody needs it."""
+        self._kept = [manifest for manifest, _ in await self._context.weights.route(model, None, 0.0, within_s=0.0)]
+
     async def publish(self, version: Version, applied: bool = False) -> Manifest:
         """Send a version, prove that it follows the last one, and announce it.
 
@@ -137,10 +141,10 @@ class Publisher:
 def weights_directory(context: RunContext, same_host: bool) -> str:
     """Choose the directory of weights: memory-backed on one host, else under the run directory. Two runs never share one.
 
-    Files that killed runs left there are removed.
+    Files that killed runs left there are removed, and none of this run that a dead process of the role left.
     """
     in_memory = memory_directory(context.run_id) if same_host else None
     if in_memory is not None:
-        sweep_abandoned()
         claim(in_memory)
+        sweep_abandoned()
     return str(in_memory or f"{context.run_dir}/{WEIGHTS}")

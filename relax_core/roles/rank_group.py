@@ -23,6 +23,7 @@ from relax_core.api.weights import Manifest, Payload, Version
 from relax_core.config.model_folder import placeholders
 from relax_core.config.run_config import RunContext
 from relax_core.data.media_pipeline import media_store
+from relax_core.rpc.host import free_port
 from relax_core.rpc.messages import same
 from relax_core.rpc.waiting import start_all
 
@@ -80,6 +81,16 @@ class RankGroup:
         """Version that all ranks took by `load_published` last; None for the weights that they started with."""
         self._chunks: list[Chunk] = []
         """Of the open update."""
+
+    @property
+    def is_local(self) -> bool:
+        """Tell whether all ranks are on this machine, whose memory they share with this process."""
+        try:
+            for host in {worker.host for worker in self._workers}:
+                free_port(host)
+        except OSError:
+            return False
+        return True
 
     @classmethod
     async def start(

@@ -20,7 +20,7 @@ TAKEOVER_S = 120.0
 class Replica:
     """The replica of one role, and what became of those before it."""
 
-    stateless: bool
+    replaceable: bool
     pid: int = 0
     lost_at: float | None = None
     """When its replica was found dead; None while one runs."""
@@ -40,12 +40,13 @@ class ReplicaLoss:
 class ReplicaTracker:
     """The replicas of all roles of a run, and what follows when one dies. A state machine; the hub does the looking.
 
-    A stateless role may be run again by the replica that Serve makes next, within a budget that refills. A role with
-    state can't: its death ends the run at its last checkpoint. Times are the caller's.
+    A replaceable role may be run again by the replica that Serve makes next, within a budget that refills. The death of
+    another ends this start of the run. Times are the caller's.
     """
 
-    def __init__(self, stateless: Mapping[str, bool]) -> None:
-        self._roles = {role: Replica(keeps_none) for role, keeps_none in stateless.items()}
+    def __init__(self, replaceable: Mapping[str, bool]) -> None:
+        """`replaceable`, by role: it is stateless, or takes over from a process that died."""
+        self._roles = {role: Replica(can_be) for role, can_be in replaceable.items()}
 
     def missing(self) -> tuple[str, ...]:
         """List the roles that had no replica yet."""
@@ -66,7 +67,7 @@ class ReplicaTracker:
             return None
         replica.lost_at = now
         within_budget = replica.restarts.spend(now)
-        if not replica.stateless:
+        if not replica.replaceable:
             return ReplicaLoss(f"role {role}: its process (pid {pid}) died", fatal=True)
         if not within_budget:
             times = replica.restarts.spent

@@ -24,7 +24,7 @@ import time
 import weakref
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import psutil
@@ -211,10 +211,14 @@ def memory_directory(run_id: str) -> Path | None:
 
 
 def claim(directory: Path, successor_s: float = 0.0) -> None:
-    """Make a directory, and mark this process as the one whose death makes it worthless.
+    """Make a directory, and mark this process as the one whose death makes it worthless, unless another one that lives is.
 
     `successor_s`: a successor of this process may take the directory over; it is kept for so long after its last change.
     """
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, psutil.Error):
+        owner = json.loads((directory / OWNER).read_text())
+        if owner["processes"] == _processes() and _lives(owner):
+            return
     directory.mkdir(parents=True, exist_ok=True)
     mark = {"pid": os.getpid(), "began": psutil.Process().create_time(), "processes": _processes()}
     mark["successor_s"] = successor_s
@@ -249,11 +253,16 @@ def _abandoned(directory: Path) -> bool:
             return False
         if time.time() - found.st_mtime < owner.get("successor_s", 0.0):
             return False
-        return abs(psutil.Process(owner["pid"]).create_time() - float(owner["began"])) > REUSED_S
+        return not _lives(owner)
     except psutil.NoSuchProcess:
         return True
     except (OSError, ValueError, KeyError, TypeError, psutil.Error):
         return False
+
+
+def _lives(owner: dict[str, Any]) -> bool:
+    """Tell whether the process that made a mark lives. Raises psutil.NoSuchProcess where none has its number."""
+    return abs(psutil.Process(owner["pid"]).create_time() - float(owner["began"])) <= REUSED_S
 
 
 def _processes() -> str:

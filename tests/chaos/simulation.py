@@ -532,7 +532,7 @@ class Start:
             self.witness.wrong(f"opened at {self.version} with {account}, where {trained} were trained")
         for name in self.launch.plan.roles:
             self.roles[name] = self.catalogue.build(Chosen("role", name), Role)
-        self.replicas = ReplicaTracker({name: role.stateless for name, role in self.roles.items()})
+        self.replicas = ReplicaTracker({name: role.stateless or role.takes_over for name, role in self.roles.items()})
         for name in self.roles:
             self.tasks[name] = asyncio.create_task(self._play(name, RoleProcess(name, self)), name=name)
 

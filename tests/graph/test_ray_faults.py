@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes of a run on Ray that keep no state are killed and replaced; those with state are in `test_killed_anywhere`."""
+"""Processes of a run on Ray are killed and replaced in place, the actor's with its ranks; more is in `test_killed_anywhere`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from tests.graph.ray_run import Running, Start, children, kill, until
 pytestmark = pytest.mark.ray
 
 
-def test_what_dies_and_keeps_no_state_is_replaced_and_the_ledger_balances(
-    start: Start, tiny: Path, tmp_path: Path
-) -> None:
+def test_what_dies_is_replaced_in_place_and_the_ledger_balances(start: Start, tiny: Path, tmp_path: Path) -> None:
     path = tmp_path / "run"
-    run = start.train(path, tiny / "recipe.toml", "steps=400", "checkpoint.every=0", "placement.rollout.spares=1")
+    few = ("steps=400", "checkpoint.every=0", "checkpoint.micro_every=1", "placement.rollout.spares=1")
+    run = start.train(path, tiny / "recipe.toml", *few)
     run.until_steps(2)
     until(lambda: children(run.process.pid, "ServeController"), "Serve's controller")[0].kill()
     run.until_more_steps()
@@ -41,6 +40,8 @@ def test_what_dies_and_keeps_no_state_is_replaced_and_the_ledger_balances(
     _kill_role(run, "advantages")
     _kill_role(run, "rollout")
     assert until(engine, "the engines of the next rollout")["pid"] == pid, "the engine outlives the role's shell"
+    _kill_role(run, "actor")
+    assert until(engine, "the engines")["pid"] == pid, "the run goes on"
     run.interrupt()
     assert run.end() == 130, run.err
     until(lambda: not psutil.pid_exists(pid), "the engine ends with the run")
@@ -50,6 +51,10 @@ def test_what_dies_and_keeps_no_state_is_replaced_and_the_ledger_balances(
     assert summary["restarts"]["advantages"] == 1
     assert summary["restarts"]["rollout"] == 1
     assert summary["restarts"]["engine"] == 1
+    assert summary["restarts"]["actor"] == 1 and "run" not in summary["restarts"]
+    back = re.search(r"rolled back +version=actor@1\.(\d+)", run.err)
+    assert back and int(back[1]) > 0, "to its micro-checkpoint, as there is no other"
+    assert [row["step"] for row in run.steps()] == list(range(1, summary["steps"] + 1))
     assert re.search(r"rollout works again after \d", run.err)
     assert run.out == ""
     for row in run.steps():

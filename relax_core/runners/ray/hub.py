@@ -35,6 +35,7 @@ from relax_core.runners.ray.controller_lease import FIRST_TERM, ControllerLease,
 from relax_core.runners.ray.worker_owner import OwnedWorkers
 from relax_core.runners.replicas import TAKEOVER_S, ReplicaTracker
 from relax_core.runners.run_status import RunStatusService
+from relax_core.tensor_files.mapped_files import claim, memory_directory
 from relax_core.weights.registry import WeightRegistry
 
 CONCURRENCY = 1000
@@ -121,6 +122,10 @@ class Hub(RpcActor):
         catalogue = Catalogue.load(launch.plugin_files)
         component = cast(BusComponent, catalogue.build(launch_component(launch, "bus")))
         self._loop = asyncio.get_running_loop()
+        if (
+            memory := memory_directory(launch.run_id)
+        ) is not None:  # what roles have there stays while they are replaced
+            claim(memory)
         self._workers = OwnedWorkers(owner)
         self._store = await self._open_bus(component, bus_settings(launch), launch.run_dir, starting_version(launch))
         self._run_status, self._devices = RunStatusService(self._clock), DeviceService(self._clock)
@@ -131,7 +136,9 @@ class Hub(RpcActor):
         }
         self._ends: list[tuple[str, Failure | None]] = []
         classes = {role: cast(type[Role], catalogue.target("role", role)) for role in launch.plan.roles}
-        self._replicas = ReplicaTracker({role: target.stateless for role, target in classes.items()})
+        self._replicas = ReplicaTracker(
+            {role: target.stateless or target.takes_over for role, target in classes.items()}
+        )
         self._entered = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._launch = launch

@@ -18,7 +18,6 @@ from relax_core.registry.catalogue import Catalogue
     ("overrides", "message"),
     [
         (["rollout.group_size=1"], "rollout.group_size (command line): got 1; grpo compares"),
-        (["run.runner=ray", "checkpoint.micro_every=2"], "got 2 with run.runner = 'ray'; use run.runner = 'local'"),
         (["max_staleness=-1"], "max_staleness (command line): got -1"),
         (
             ["max_staleness=some"],

@@ -224,7 +224,7 @@ class SimulatedRun:
             WeightRegistry(clock),
             SimulatedWorkers(self.catalogue),
         )
-        devices, held = DeviceService(clock), AdoptableWorkers(self.workers)
+        self.devices, self.held = DeviceService(clock), AdoptableWorkers(self.workers)
 
         def context(role: str) -> Callable[[int], RoleContext]:
             return lambda incarnation: RoleContext(
@@ -234,11 +234,11 @@ class SimulatedRun:
                 self.bus,
                 weights,
                 self.run_status,
-                held.of(role, incarnation),
+                self.held.of(role, incarnation),
                 self.workers,
                 clock,
                 incarnation,
-                devices,
+                self.devices,
             )
 
         built = {name: self.catalogue.build(Chosen("role", name), Role) for name in launch.plan.roles}
@@ -247,8 +247,11 @@ class SimulatedRun:
         around = [asyncio.create_task(happening(self)) for happening in happenings]
         try:
             async with asyncio.TaskGroup() as group:
-                for role in roles:
-                    group.create_task(run_role(role, context(role.name)), name=role.name)
+
+                def play(role: Role, without_s: float | None = None) -> asyncio.Task[None]:
+                    return group.create_task(run_role(role, context(role.name), without_s), name=role.name)
+
+                self._play, self._tasks = play, {role.name: play(role) for role in roles}
         finally:
             for task in around:
                 task.cancel()
@@ -263,6 +266,14 @@ class SimulatedRun:
         outcome = RunOutcome(steps, events, self.workers.spans, await self.bus.account(), clock.now())
         await self.bus.close()
         return outcome
+
+    async def lose_role(self, name: str) -> None:
+        """End the process of a role, and with it the workers that nobody adopts; another one takes its place."""
+        self._tasks[name].cancel()
+        await asyncio.wait({self._tasks[name]})
+        await self.devices.gone(name)
+        await self.held.lost(name)
+        self._tasks[name] = self._play(self.catalogue.build(Chosen("role", name), Role), 0.0)
 
 
 def _settings(folder: Path, tasks: Path) -> dict[str, Any]:

@@ -35,6 +35,8 @@ class Disk:
         self.written_down = asyncio.Event()
         """Until then the controller has not written down all events."""
         self.written_down.set()
+        self.incarnation = 0
+        """Of the weights, as the bus knows it."""
         self.final: list[int] = []
         self.told: list[str] = []
 
@@ -50,6 +52,9 @@ class Disk:
     async def checkpoint(self, step: int, directory: str, final: bool = True) -> None:
         assert not final
         self._write(Path(directory) / "ledger.db", "bus")
+
+    async def version(self) -> Version:
+        return at(0, self.incarnation)
 
     async def finalize(self, step: int) -> None:
         self.final.append(step)
@@ -109,6 +114,7 @@ def at(step: int, incarnation: int = 0) -> Version:
 
 async def test_a_finished_checkpoint_holds_everything(tmp_path: Path) -> None:
     disk = Disk()
+    disk.incarnation = 1
     path = await saved(checkpoints(tmp_path, disk), at(4, 1))
     assert (disk.final, disk.told) == ([4], ["step-000004"])
     assert sorted(os.listdir(path)) == ["files.json", "ledger.db", "state.json", "trainer"]
@@ -140,8 +146,10 @@ async def test_one_that_was_cut_short_is_no_checkpoint_and_makes_room_for_the_ne
 
 
 async def test_the_same_step_may_be_saved_again(tmp_path: Path) -> None:
-    made = checkpoints(tmp_path, Disk())
-    assert await saved(made, at(4)) == await saved(made, at(4, 1))
+    made = checkpoints(tmp_path, disk := Disk())
+    first = await saved(made, at(4))
+    disk.incarnation = 1
+    assert first == await saved(made, at(4, 1))
     assert chosen(tmp_path).state["incarnation"] == 1
 
 
@@ -238,13 +246,31 @@ async def test_a_checkpoint_of_an_earlier_start_never_appears(tmp_path: Path) ->
     stopped.lands.clear()
     await earlier.save(at(4))
     await asyncio.sleep(0)
-    resumed = checkpoints(tmp_path, Disk(), epoch=RunEpoch.begin(tmp_path))
+    disk = Disk()
+    disk.incarnation = 1
+    resumed = checkpoints(tmp_path, disk, epoch=RunEpoch.begin(tmp_path))
     await resumed.save(at(4, 1))
     stopped.lands.set()
     with pytest.raises(InfrastructureError, match=r"started again \(start 2\); this process belongs to start 1"):
         await earlier.over()
     assert chosen(tmp_path).state["incarnation"] == 1
     assert stopped.final == [2], "the ledger is told of nothing either"
+
+
+async def test_a_checkpoint_of_steps_that_a_successor_has_undone_never_appears(tmp_path: Path) -> None:
+    disk = Disk()
+    made = checkpoints(tmp_path, disk, background=True)
+    await made.save(at(2))
+    await made.over()
+    disk.lands.clear()
+    await made.save(at(4))
+    disk.incarnation = 1
+    disk.lands.set()
+    with pytest.raises(
+        InfrastructureError, match=r"step-000004: actor@0\.4 was undone meanwhile, the run is at actor@1"
+    ):
+        await made.over()
+    assert (chosen(tmp_path).step, disk.final) == (2, [2])
 
 
 async def test_an_earlier_start_begins_no_checkpoint_and_deletes_none(tmp_path: Path) -> None:

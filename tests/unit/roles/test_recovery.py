@@ -69,6 +69,24 @@ def test_a_trainer_that_dies_goes_on_from_its_checkpoint(tmp_path: Path, mode: s
     assert [s.step for s in outcome.steps] == [1, 2, 3, 4, 5, 5, 6, 7, 8]
 
 
+@MODES
+@pytest.mark.parametrize(("every", "restored"), [(4, 4), (0, 0)], ids=["from a checkpoint", "from the beginning"])
+def test_an_actor_whose_process_dies_goes_on_in_another_one(
+    tmp_path: Path, mode: str, every: int, restored: int
+) -> None:
+    async def dies(simulation: SimulatedRun) -> None:
+        while not any(isinstance(e, StepFinished) and e.step >= 5 for e in simulation.run_status.heard):
+            await simulation.clock.sleep(0.01)
+        await simulation.lose_role("actor")
+
+    outcome = simulated(tmp_path, dies, every=every, placement=mode)
+    assert_whole(outcome)
+    (back,) = [event for event in outcome.events if isinstance(event, RolledBack)]
+    assert (back.version.step, back.version.incarnation, back.reason) == (restored, 1, "the process of actor died")
+    assert [(e.role, e.detail) for e in outcome.events if isinstance(e, RoleRecovered)] == [("actor", "restarted")]
+    assert [s.step for s in outcome.steps] == [1, 2, 3, 4, 5, *range(restored + 1, STEPS + 1)]
+
+
 def test_without_a_checkpoint_it_begins_anew(tmp_path: Path) -> None:
     outcome = simulated(tmp_path, kill_at(3), every=0)
     assert_whole(outcome)

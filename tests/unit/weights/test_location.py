@@ -22,6 +22,13 @@ def test_what_a_dead_process_owned_is_removed_and_what_a_living_one_owns_stays(t
     assert [path.name for path in tmp_path.iterdir()] == ["relax-living"]
 
 
+def test_a_claim_of_what_another_living_process_owns_changes_nothing(tmp_path: Path) -> None:
+    claim(tmp_path / "relax-run")
+    mark = (tmp_path / "relax-run" / OWNER).read_text()
+    subprocess.run([sys.executable, "-c", CLAIM, str(tmp_path / "relax-run")], check=True)
+    assert (tmp_path / "relax-run" / OWNER).read_text() == mark
+
+
 def test_a_reused_process_number_is_not_the_owner(tmp_path: Path) -> None:
     claim(tmp_path / "relax-run")
     mark = json.loads((tmp_path / "relax-run" / OWNER).read_text())

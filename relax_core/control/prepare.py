@@ -44,7 +44,7 @@ from relax_core.observe.epoch import RunEpoch
 from relax_core.observe.logging import Redactor
 from relax_core.observe.provenance import provenance
 from relax_core.observe.record_position import RecordPosition
-from relax_core.observe.run_directory import RunDirectory
+from relax_core.observe.run_directory import RunDirectory, refuse_while_written
 from relax_core.registry.catalogue import Catalogue
 from relax_core.rewards.host import announce
 from relax_core.roles.checkpoint import ResumePoint, choose, complete, discard_partial
@@ -336,6 +336,7 @@ def prepare_resume(
         if not any(key == name or key.startswith((f"{name}.", f"{name}[")) for name in MAY_CHANGE):
             fix = f"only {', '.join(sorted(MAY_CHANGE))} may change on resume"
             raise ConfigError(override, "a change of the experiment", fix)
+    refuse_while_written(run_dir)
     left, done = _unfinished_stages(run_dir)
     if not left:
         raise ConfigError("run", str(run_dir), "every stage of it is finished; begin another run with its export")

@@ -315,6 +315,12 @@ def find_run(name: str | None, root: Path | None = None) -> Path:
     raise ConfigError("run", name or "nothing", f"name a run directory, or a run under {root} (there: {listed})")
 
 
+def refuse_while_written(path: Path) -> None:
+    """Raise ConfigError where another process writes the run in this directory."""
+    if (path / ".lock").exists():
+        WriterLock(path / ".lock").release()
+
+
 def _claim(path: Path) -> Path:
     if path.exists() and not path.is_dir():
         raise ConfigError("run_dir", path, "it is a file; name a directory that is empty or does not exist")
@@ -323,6 +329,7 @@ def _claim(path: Path) -> Path:
         if any((path / "checkpoints").glob("step-*/state.json")):
             fix += f", or continue the run in it with `relax resume {path}`"
         elif (path / "config.toml").exists():
+            refuse_while_written(path)
             fix += ", or remove it: the run in it ended before its first checkpoint"
         raise ConfigError("run_dir", f"{path}, which is not empty", fix)
     with disk_errors(path):

@@ -21,6 +21,7 @@ from dataclasses import replace
 from email.message import Message
 from email.parser import HeaderParser
 from importlib.metadata import Distribution, entry_points
+from inspect import isfunction, signature
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -298,7 +299,24 @@ def contract_violation(kind: Kind, target: object) -> str:
         return f"{target.__name__} is no {kind.name}; derive it from {kind.base}"
     if missing := missing_methods(target):
         return f"{target.__name__} does not define {', '.join(missing)}; write what {kind.base} asks for"
-    return ""
+    return next(_other_signatures(target), "")
+
+
+def _other_signatures(target: type) -> Iterator[str]:
+    """Name methods that can't be called with the parameters that a base asks for."""
+    for base in target.__mro__:
+        for name, asked in vars(base).items():
+            written = getattr(target, name)
+            if not (getattr(asked, "__isabstractmethod__", False) and isfunction(asked) and isfunction(written)):
+                continue
+            parameters = signature(asked).parameters.values()
+            by_name = {each.name: None for each in parameters if each.kind is each.KEYWORD_ONLY}
+            in_order = [None for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+            try:
+                signature(written).bind(*in_order, **by_name)
+            except TypeError as error:
+                given = f"{target.__name__}.{name}{signature(written)}"
+                yield f"{given} can't be called as {base.__name__}.{name}{signature(asked)}: {error}; give it those parameters"
 
 
 def build_options(model: type[Options], options: Mapping[str, Any], field: str) -> Options:

@@ -14,6 +14,7 @@ from random import Random
 import pytest
 
 from relax_core.api.errors import ConfigError
+from relax_core.control.prepare import prepare_resume
 from relax_core.observe.logging import Redactor
 from relax_core.observe.run_directory import RunDirectory, find_run, run_paths, runs_root
 
@@ -204,6 +205,10 @@ def test_a_run_that_is_written_by_another_process_is_refused(tmp_path):
         assert process.stdout.readline() == "ready\n"
         with pytest.raises(ConfigError, match=f"which process {process.pid} writes"):
             RunDirectory.reopen(tmp_path / "run")
+        with pytest.raises(ConfigError, match=f"which process {process.pid} writes; wait for it"):
+            create(tmp_path, tmp_path / "run")
+        with pytest.raises(ConfigError, match=f"which process {process.pid} writes; wait for it"):
+            prepare_resume(tmp_path / "run", ())
     finally:
         process.kill()
         process.wait(timeout=600)

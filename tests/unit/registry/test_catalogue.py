@@ -105,6 +105,10 @@ def test_an_unknown_name_mentions_plugins_that_failed(site):
         ("class Half: pass", "is no reward; derive it from relax_core.api.reward:Reward"),
         ("def Half(): pass", "not a class"),
         ("from relax_core.api import Reward\nclass Half(Reward): pass", "does not define score"),
+        (
+            "from relax_core.api import Reward\nclass Half(Reward):\n    def score(self): return 1.0",
+            r"Half.score\(self\) can't be called as Reward.score\(self, task.*give it those parameters",
+        ),
         ("from relax_core.api import Environment\nclass Half(Environment): pass", "is no reward"),
         ("import nowhere_at_all", "No module named 'nowhere_at_all'"),
         ("Other = 1", "has no attribute 'Half'"),

@@ -114,7 +114,7 @@ def test_a_run_that_restarts_as_a_whole_goes_on_with_the_engine_and_the_ranks_th
 def test_a_run_on_ray_that_is_killed_anywhere_ends_with_the_same_weights(
     start: Start, tiny: Path, tmp_path: Path, whole: bytes
 ) -> None:
-    """A hub's death ends a run that may not restart; resumed, it survives one, and that of the actor's shell."""
+    """The hub's death ends a run that may not restart; resumed, it survives that of the owner of its workers."""
     random, path = Random(1), tmp_path / "run"
     shut(path, 12)  # beyond the last step at which it is struck
     run = start.train(path, tiny / "recipe.toml", *EXACT, *gated(path), "recovery.restarts=0")
@@ -139,7 +139,7 @@ def test_a_run_on_ray_that_is_killed_anywhere_ends_with_the_same_weights(
     until(lambda: resumed.status().get("pid") == resumed.process.pid, "the status is of this start")
     kill(int(resumed.fact("actor", "ranks")["actor-rank-0"]))
     resumed.until_steps(random.randrange(9, 12))
-    children(resumed.process.pid, "ray::Hub")[0].kill()
+    children(resumed.process.pid, "ray::WorkerOwner")[0].kill()
     open_gate(path)
     summary = _ends_like(whole, resumed)
     assert summary["restarts"]["run"] == 1 and summary["restarts"]["actor"] >= 1

@@ -140,7 +140,7 @@ class Hub(RpcActor):
             {role: target.stateless or target.takes_over for role, target in classes.items()}
         )
         self._entered = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = {asyncio.create_task(self._watch_owner())}
         self._launch = launch
         return self._store
 
@@ -245,6 +245,13 @@ class Hub(RpcActor):
             except (TimeoutError, ray.exceptions.RayError):
                 pass  # busy or out of reach; whether it is stuck, Serve's health check decides
             await asyncio.sleep(PROBE_S)
+
+    async def _watch_owner(self) -> None:
+        """End this start of the run where the owner of its workers dies, and all of them with it."""
+        try:
+            await self._workers.died()
+        except InfrastructureError as error:
+            self._ends.append(("workers", describe(error)))
 
     async def _lost(self, role: str, pid: int) -> None:
         now = self._clock.now()

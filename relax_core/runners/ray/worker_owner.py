@@ -7,6 +7,7 @@ those that are well.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from typing import Any, Self
 
 import ray
 
-from relax_core.api.errors import InfrastructureError
+from relax_core.api.errors import DeadlineExceeded, InfrastructureError
 from relax_core.api.role import Handover, SystemClock, WorkerSpec
 from relax_core.runners.adoption import AdoptableWorkers
 from relax_core.runners.launch import Launch
@@ -23,7 +24,7 @@ from relax_core.runners.ray.controller_lease import FIRST_TERM, LEASE_S, Control
 from relax_core.runners.ray.workers import HAND_OVER_S, GpuPlacement, RayWorker, RayWorkers, StartedActor
 
 CONCURRENCY = 100
-OPEN_S, END_S = 60.0, 20.0
+OPEN_S, END_S, LOOK_S = 60.0, 20.0, 30.0
 
 
 @ray.remote(num_cpus=0, max_restarts=0)
@@ -53,8 +54,9 @@ class WorkerOwner:
         self._starter = RayWorkers(launch, GpuPlacement.request(launch.plan))
         self._held = AdoptableWorkers(self._starter)
 
-    async def alive(self) -> None:
-        """Answer whoever wants to know whether it lives."""
+    async def lives(self, wait_s: float = 0.0) -> None:
+        """Return after a while; whoever waits hears at once where it dies."""
+        await asyncio.sleep(wait_s)
 
     async def renew(self) -> None:
         """Note that the controller lives."""
@@ -112,6 +114,12 @@ class OwnedWorkers:
 
     async def end(self, role: str) -> None:
         await asked(self.owner.end.remote(role), "worker owner", "end", END_S)
+
+    async def died(self) -> None:
+        """Raise WorkerDied when the owner has died."""
+        while True:
+            with contextlib.suppress(DeadlineExceeded):
+                await asked(self.owner.lives.remote(LOOK_S), "worker owner", "its work", OPEN_S)
 
     async def renew(self) -> None:
         await asked(self.owner.renew.remote(), "worker owner", "renew", OPEN_S)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 from typing import Any
@@ -97,22 +98,26 @@ async def test_a_controller_that_was_replaced_commands_nothing_any_more(joined: 
 async def test_a_hub_whose_controller_has_no_successor_ends_with_what_it_started(joined: None, tmp_path: Path) -> None:
     from relax_core.bus.ledger_file import FILE
     from relax_core.runners.ray.connection import asked
+    from relax_core.runners.ray.worker_owner import OwnedWorkers
 
     name = f"left-{os.getpid()}"
     hub = _hub(tmp_path, 5.0, name)
     (tmp_path / "mark").touch()
     config = {"bus": {"name": "ray"}, "rollout": {"prompts_per_step": 1, "late": "wait", "spare_groups": 0}, "steps": 2}
     owner = _owner(5.0, name)
+    dying = asyncio.create_task(OwnedWorkers(owner).died())
     launch = Launch(name, str(tmp_path), config, Plan("hybrid", (), (), {}, ()))
     await asked(owner.open.remote(launch), "worker owner", "open", WAIT_S)
     opening = hub.open.remote(launch, "mark", owner)
     store = await asked(opening, "hub", "open", WAIT_S)
     folder = store._folders[0]
     pid = await asked(hub.__ray_call__.remote(lambda _: os.getpid()), "hub", "pid", WAIT_S)
-    for actor in (hub, owner):
+    for alive in (hub.alive, owner.lives):
         with pytest.raises(WorkerDied):
             while True:
-                await asked(actor.alive.remote(), "actor", "its end", WAIT_S)
+                await asked(alive.remote(), "actor", "its end", WAIT_S)
+    with pytest.raises(WorkerDied, match="worker owner died"):
+        await dying
     psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], WAIT_S)
     assert (tmp_path / FILE).exists() and not folder.here
     unopened = _hub(tmp_path, 0.1, f"{name}-unopened")
@@ -135,14 +140,15 @@ async def test_a_start_of_a_run_ends_what_lives_of_earlier_ones_and_of_no_other_
     run = f"again-{os.getpid()}"
     former, present, other = (_hub(tmp_path, 600.0, name) for name in (f"{run}-1", f"{run}-3", f"{run}-x-1"))
     idle, kept = (_owner(600.0, name) for name in (f"{run}-1", f"{run}-2"))
-    for actor in (former, present, other, idle, kept):
-        await asked(actor.alive.remote(), "actor", "start", WAIT_S)
+    for alive in (former.alive, present.alive, other.alive, idle.lives, kept.lives):
+        await asked(alive.remote(), "actor", "start", WAIT_S)
     launch = Launch(f"{run}-3", "", {}, Plan("hybrid", (), (), {}, ()), epoch=RunEpoch("", 3))
     end_former_starts(launch, OwnedWorkers(kept))
-    for actor in (former, idle):
+    for alive in (former.alive, idle.lives):
         with pytest.raises(WorkerDied):
             while True:
-                await asked(actor.alive.remote(), "actor", "its end", WAIT_S)
+                await asked(alive.remote(), "actor", "its end", WAIT_S)
+    for alive in (present.alive, other.alive, kept.lives):
+        await asked(alive.remote(), "actor", "live on", WAIT_S)
     for actor in (present, other, kept):
-        await asked(actor.alive.remote(), "actor", "live on", WAIT_S)
         ray.kill(actor)

@@ -54,7 +54,7 @@ SPARE, SPARED = "placement.rollout.spares=1", "engine, one spare"
 PLUGINS = "import relax_core.registry.catalogue as c; c.Catalogue.load()"
 SHELL = f"import relax_core.runners.ray.shell; {PLUGINS}"
 REWARD = f"import relax_core.runners.local.child, relax_core.rewards.host; {PLUGINS}"
-BARE = {"advantages shell": SHELL, "rollout shell": SHELL, "reward process": REWARD,
+BARE = {"advantages shell": SHELL, "rollout shell": SHELL, "actor shell": SHELL, "reward process": REWARD,
         "storage actor": "import relax_core.runners.ray.bus"}  # fmt: skip
 """Processes whose start is an interpreter and its imports."""
 BARE_STARTS = 5
@@ -155,8 +155,7 @@ def victims(runner: str) -> dict[str, Kind]:
     }
     if runner == "ray":
         for role in ("advantages", "rollout", "actor"):
-            again = (role, WHOLE_RUN) if role == "actor" else (role,)
-            found[f"{role} shell"] = Kind(lambda run, role=role: int(run.role(role).get("pid", 0)), again)  # type: ignore[misc]
+            found[f"{role} shell"] = Kind(lambda run, role=role: int(run.role(role).get("pid", 0)), (role,))  # type: ignore[misc]
         found["hub"] = Kind(lambda run: _child(run, "ray::Hub"), (WHOLE_RUN,))
         found["worker owner"] = Kind(lambda run: _child(run, "ray::WorkerOwner"), (WHOLE_RUN,))
         found["storage actor"] = Kind(lambda run: _child(run, "ray::StorageActor"))
@@ -169,7 +168,7 @@ def bare_start(kind: str, config: RunConfig) -> float:
     if kind in BARE:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         subprocess.run([sys.executable, "-c", BARE[kind]], check=True, timeout=START_S, env=environment)
-    else:
+    if kind not in BARE or kind == "actor shell":  # whose ranks end with it
         asyncio.run(_start_worker(kind, config))
     return time.monotonic() - began
 

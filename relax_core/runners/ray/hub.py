@@ -122,9 +122,8 @@ class Hub(RpcActor):
         catalogue = Catalogue.load(launch.plugin_files)
         component = cast(BusComponent, catalogue.build(launch_component(launch, "bus")))
         self._loop = asyncio.get_running_loop()
-        if (
-            memory := memory_directory(launch.run_id)
-        ) is not None:  # what roles have there stays while they are replaced
+        # What roles have in memory stays while their processes are replaced.
+        if (memory := memory_directory(launch.run_id)) is not None:
             claim(memory)
         self._workers = OwnedWorkers(owner)
         self._store = await self._open_bus(component, bus_settings(launch), launch.run_dir, starting_version(launch))

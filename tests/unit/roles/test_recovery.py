@@ -416,3 +416,22 @@ def test_no_room_for_a_copy_is_a_warning_and_the_checkpoint_on_disk_is_used(tmp_
     assert [event.version.step for event in outcome.events if isinstance(event, RolledBack)] == [4]
     warned = [event for event in outcome.events if isinstance(event, Logged) and "no micro-checkpoint" in event.message]
     assert len(warned) >= STEPS and "no space left" in warned[0].message
+
+
+def test_ranks_on_other_machines_have_no_copies_and_the_checkpoint_on_disk_is_used(tmp_path: Path) -> None:
+    async def elsewhere(simulation: SimulatedRun) -> None:
+        start = simulation.workers.start
+
+        async def started(specs: Sequence[WorkerSpec], timeout_s: float = 120.0) -> tuple[SimulatedWorker, ...]:
+            made = await start(specs, timeout_s)
+            for worker in made:
+                worker.host = "203.0.113.1"  # of the addresses for documents: no machine has it
+            return made
+
+        simulation.workers.start = started  # type: ignore[method-assign]
+
+    outcome = SimulatedRun(tmp_path, steps=STEPS, checkpoint=MICRO).run(elsewhere, kill_at(6))
+    assert_whole(outcome)
+    assert [event.version.step for event in outcome.events if isinstance(event, RolledBack)] == [4]
+    warned = [event for event in outcome.events if isinstance(event, Logged) and "on other machines" in event.message]
+    assert 1 <= len(warned) <= 2, "once for each of the ranks' starts at most"

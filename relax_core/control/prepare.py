@@ -42,6 +42,7 @@ from relax_core.control.supervisor import DriverDeath
 from relax_core.observe.documents import disk_errors, read_document
 from relax_core.observe.epoch import RunEpoch
 from relax_core.observe.logging import Redactor
+from relax_core.observe.notifications import is_understood
 from relax_core.observe.provenance import provenance
 from relax_core.observe.record_position import RecordPosition
 from relax_core.observe.run_directory import RunDirectory, refuse_while_written
@@ -203,6 +204,10 @@ def plan_run(
         recipe = find_recipe(str(first))
     layers = sources if recipe is None else [tomllib.loads(recipe.toml()), *sources[1:]]
     composed = compose(layers, overrides, on_disk=recipe is None, passed=partial(announce, functions or {}))
+    for number, url in enumerate(composed.config.notify.urls):
+        if not is_understood(url.reveal()):
+            fix = "the address that it holds is none that Apprise understands; write it as Apprise's documentation does"
+            raise ConfigError(f"notify.urls.{number}", url.reference, fix)
     return PlannedRun(composed, composed.catalogue, _plan_stages(composed, composed.catalogue), recipe)
 
 

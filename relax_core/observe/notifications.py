@@ -199,12 +199,8 @@ class UrlSender:
 
     def _send(self, title: str, body: str) -> None:
         """Send it. Only the first failure is raised, which the worker reports; the others are counted."""
-        import apprise
-
-        # Its own log quotes URLs, which are secrets here; what failed is said below, without them.
-        logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)
-        target, problem = apprise.Apprise(), "is not understood"
-        if target.add(self._url):
+        target, problem = _target(self._url), "is not understood"
+        if target is not None:
             problem = "" if target.notify(title=title, body=body) else "did not take a message"
         if not problem:
             self.sent += 1
@@ -212,6 +208,21 @@ class UrlSender:
         if not self._failed:
             self._failed = True
             raise InfrastructureError(f"{self._name} {problem}; further failures are only counted")
+
+
+def _target(url: str) -> Any:
+    """Return Apprise's receiver of messages for an address; None where it does not understand that."""
+    import apprise
+
+    # Its own log quotes URLs, which are secrets here; what failed its callers say, without them.
+    logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)
+    target = apprise.Apprise()
+    return target if target.add(url) else None
+
+
+def is_understood(url: str) -> bool:
+    """Tell whether Apprise understands an address; nothing is sent."""
+    return _target(url) is not None
 
 
 def _cut(text: str, length: int) -> str:

@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from hypothesis import given, strategies as st
 
+from relax_core.api.errors import ConfigError
 from relax_core.api.events import (
     GuardFired,
     RoleFailed,
@@ -26,6 +27,7 @@ from relax_core.api.events import (
 from relax_core.api.role import Heartbeat, SystemClock, Wait
 from relax_core.api.weights import Version
 from relax_core.config.tables import NotifyTable
+from relax_core.control.prepare import plan_run
 from relax_core.observe.logging import Redactor
 from relax_core.observe.notifications import NoticeLimiter, Notifier
 from relax_core.observe.recorder import Recorder
@@ -251,3 +253,12 @@ def test_a_recorded_run_tells_how_it_ended_also_where_it_breaks_off(run_dir):
 def test_apprise_is_imported_only_to_send():
     script = "import sys, relax_core.observe.notifications; sys.exit('apprise' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_an_address_that_is_none_is_refused_before_the_run_and_not_quoted(monkeypatch):
+    monkeypatch.setenv("INBOX", "no-such-service-hunter2:/there")
+    with pytest.raises(ConfigError, match=r"notify\.urls\.0: got env:INBOX; .*Apprise") as refused:
+        plan_run(["quickstart"], ['notify.urls=["env:INBOX"]'])
+    assert "hunter2" not in str(refused.value)
+    monkeypatch.setenv("INBOX", "json://localhost/there")
+    plan_run(["quickstart"], ['notify.urls=["env:INBOX"]'])

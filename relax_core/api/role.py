@@ -334,6 +334,8 @@ class Context(Protocol[ConfigT_co]):
     clock: Clock
     random: Random
     incarnation: int
+    taken_over: bool
+    """The role's process before this one has died in this start of the run, and this one goes on in its place."""
     resume: Resume | None
     functions: Mapping[str, bytes]
     """Rewards passed from Python, by name; only their own child processes load them."""
@@ -397,8 +399,8 @@ class Role(Configurable[OptionsT], Generic[OptionsT]):
     stateless: ClassVar[bool] = True
     """Restarted in place when it dies or fails; a role with state goes back to its last checkpoint."""
     takes_over: ClassVar[bool] = False
-    """Has state and, run again in another process (`incarnation > 1`), goes on from what the dead one saved. Where neither
-    is so, the death of its process restarts the run."""
+    """Has state and, run again in another process (`taken_over`), goes on from what the dead one saved. Where neither is so,
+    the death of its process restarts the run."""
 
     @classmethod
     def operations(cls) -> tuple[Operation, ...]:

@@ -66,7 +66,7 @@ class Actor(Role):
 
     async def run(self, context: RunContext) -> None:
         self._context, self._non_finite = context, NonFinitePolicy(context, self.name)
-        self._takes_over = context.incarnation > 1
+        self._takes_over = context.taken_over
         self._guards = DivergenceGuards(context.config.guards)
         self._trainer = await RankGroup.start(context, self.name)
         self._publisher = Publisher(context, self._trainer)

@@ -90,7 +90,7 @@ class RoleContext:
         self.children: Workers = WithEnv(children, env)
         self.clock = clock
         self.random = Random(f"{self.config.seed}/{role}/{incarnation}")
-        self.incarnation, self.resume = incarnation, launch.resume
+        self.incarnation, self.taken_over, self.resume = incarnation, False, launch.resume
         self._catalogue = catalogue
         self._waits: dict[int, Wait] = {}
         self._waited: dict[tuple[str, str], tuple[float, float]] = {}
@@ -222,6 +222,7 @@ async def run_role(role: Role, make_context: Callable[[int], RoleContext], witho
             lost_at = context.clock.now() - without_s
         try:
             context = make_context((await context.bus.register(role.name)).incarnation)
+            context.taken_over = without_s is not None
             with collected_seldom():
                 await _run_attended(role, context, lost_at)
             return

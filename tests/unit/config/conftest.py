@@ -57,7 +57,7 @@ def component(kind: str, model: type[Options] = Options, **attributes: Any) -> t
     """A class of the kind that does nothing."""
     module, _, name = KINDS[kind].base.partition(":")
     base = getattr(importlib.import_module(module), name)
-    abstract = {n: lambda self: None for n in dir(base) if getattr(getattr(base, n), "__isabstractmethod__", False)}
+    abstract = {n: lambda *_, **__: None for n in dir(base) if getattr(getattr(base, n), "__isabstractmethod__", False)}
     return types.new_class(
         "Made", (base[model],), exec_body=lambda body: body.update(abstract, __doc__="Made for tests.", **attributes)
     )

@@ -28,7 +28,7 @@ from typing import Any
 import psutil
 
 from relax_core.api.errors import InfrastructureError
-from relax_core.observe.documents import disk_errors, host_mark
+from relax_core.observe.documents import disk_errors, host_mark, read_document
 from relax_core.observe.logging import RoleLog
 from relax_core.observe.record_position import RecordPosition
 from relax_core.observe.run_directory import RunDirectory
@@ -180,7 +180,7 @@ def _death(code: int, driver: int, output: int) -> str:
         return ""
     from relax_core.observe.recorder import ENDINGS
 
-    status = RunDirectory.open(Path(run_dir)).read("status") or {}
+    status = read_document(Path(run_dir) / "status.json") or {}
     at_work = status.get("pid") == driver and status.get("state") not in ENDINGS
     return f"ended with exit code {code} in the middle of the run" if at_work else ""
 

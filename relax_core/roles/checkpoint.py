@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from relax_core.api.errors import ConfigError, DiskFull, InfrastructureError, disk_error
-from relax_core.api.events import CheckpointSaved
+from relax_core.api.events import CheckpointSaved, Logged
 from relax_core.api.role import Resume
 from relax_core.api.weights import Version
 from relax_core.config.run_config import RunContext
@@ -59,8 +59,8 @@ class Checkpoints:
     written down -> renamed to its name | removed`.
 
     Invariants: at most one is being written; training goes on meanwhile, from what was copied; a directory without
-    `.partial` in its name is complete, and a run that goes on from it has the metrics of every step; none appears of steps
-    that a successor of the actor has undone.
+    `.partial` in its name is complete, and a run that goes on from it has the metrics of every step, or a warning says
+    that they were late; none appears of steps that a successor of the actor has undone.
     """
 
     def __init__(self, context: RunContext, trainer: RankGroup, lease: TrainerDeviceLease) -> None:
@@ -146,7 +146,9 @@ class Checkpoints:
             known = {"schema": SCHEMA, "step": version.step, "incarnation": version.incarnation, "listed": True}
             (partial / "state.json").write_text(json.dumps(known))
             write_list(partial, await asyncio.to_thread(checksums, partial))
-            await context.run_status.recorded(RECORDED_S)
+            if not await context.run_status.recorded(RECORDED_S):
+                said = f"checkpoint {version.step}: metrics of its steps were not written down in {RECORDED_S:.0f} s"
+                await context.run_status.emit(Logged("warning", "actor", f"{said}; a run killed now may lack them"))
             if (now := await context.bus.version()).incarnation != version.incarnation:
                 raise InfrastructureError(f"{version} was undone meanwhile, the run is at {now}")
             with context.changing_files():

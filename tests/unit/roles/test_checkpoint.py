@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from relax_core.api.errors import ConfigError, DiskFull, InfrastructureError
-from relax_core.api.events import CheckpointSaved
+from relax_core.api.events import CheckpointSaved, Logged
 from relax_core.api.role import Resume
 from relax_core.api.weights import Version
 from relax_core.observe.epoch import RunEpoch
@@ -35,6 +35,7 @@ class Disk:
         self.written_down = asyncio.Event()
         """Until then the controller has not written down all events."""
         self.written_down.set()
+        self.in_time = True
         self.incarnation = 0
         """Of the weights, as the bus knows it."""
         self.final: list[int] = []
@@ -62,10 +63,10 @@ class Disk:
     async def recorded(self, wait_s: float) -> bool:
         assert wait_s
         await self.written_down.wait()
-        return True
+        return self.in_time
 
-    async def emit(self, event: CheckpointSaved) -> None:
-        self.told.append(Path(event.path).name)
+    async def emit(self, event: CheckpointSaved | Logged) -> None:
+        self.told.append(event.message if isinstance(event, Logged) else Path(event.path).name)
 
     def now(self) -> float:
         return 0.0
@@ -102,6 +103,17 @@ def checkpoints(
 async def saved(made: Checkpoints, version: Version) -> Path:
     await made.save(version)
     return complete(made._root)[-1]
+
+
+async def under_way(folder: Path) -> tuple[Disk, Checkpoints]:
+    """A checkpoint of step 2 that is whole, and one of step 4 whose snapshot is on its way."""
+    disk = Disk()
+    made = checkpoints(folder, disk, background=True)
+    await made.save(at(2))
+    await made.over()
+    disk.lands.clear()
+    await made.save(at(4))
+    return disk, made
 
 
 def chosen(folder: Path) -> Resume:
@@ -173,12 +185,7 @@ def test_a_run_without_one_says_so(tmp_path: Path) -> None:
 
 
 async def test_one_that_is_written_behind_counts_when_all_of_it_is_on_disk(tmp_path: Path) -> None:
-    disk = Disk()
-    made = checkpoints(tmp_path, disk, background=True)
-    await made.save(at(2))
-    await made.over()
-    disk.lands.clear()
-    await made.save(at(4))
+    disk, made = await under_way(tmp_path)
     await asyncio.sleep(0)
     await made.check()
     assert (chosen(tmp_path).step, disk.final) == (2, [2])
@@ -197,7 +204,11 @@ async def test_one_counts_when_the_metrics_of_its_steps_are_written_down(tmp_pat
     assert complete(tmp_path / "checkpoints") == [] and disk.final == []
     disk.written_down.set()
     await made.over()
-    assert (chosen(tmp_path).step, disk.final) == (2, [2])
+    assert (chosen(tmp_path).step, disk.final, disk.told) == (2, [2], ["step-000002"])
+    disk.in_time = False
+    await made.save(at(4))
+    await made.over()
+    assert chosen(tmp_path).step == 4 and "checkpoint 4: metrics of its steps were not written down" in disk.told[1]
 
 
 async def test_the_next_one_waits_for_the_one_before(tmp_path: Path) -> None:
@@ -225,12 +236,7 @@ async def test_what_went_wrong_behind_is_raised_soon(tmp_path: Path) -> None:
 
 
 async def test_lost_ranks_leave_the_one_before(tmp_path: Path) -> None:
-    disk = Disk()
-    made = checkpoints(tmp_path, disk, background=True)
-    await made.save(at(2))
-    await made.over()
-    disk.lands.clear()
-    await made.save(at(4))
+    disk, made = await under_way(tmp_path)
     await made.give_up()
     assert (chosen(tmp_path).step, disk.final) == (2, [2])
 
@@ -258,12 +264,7 @@ async def test_a_checkpoint_of_an_earlier_start_never_appears(tmp_path: Path) ->
 
 
 async def test_a_checkpoint_of_steps_that_a_successor_has_undone_never_appears(tmp_path: Path) -> None:
-    disk = Disk()
-    made = checkpoints(tmp_path, disk, background=True)
-    await made.save(at(2))
-    await made.over()
-    disk.lands.clear()
-    await made.save(at(4))
+    disk, made = await under_way(tmp_path)
     disk.incarnation = 1
     disk.lands.set()
     with pytest.raises(

@@ -102,6 +102,24 @@ def test_restarts_long_ago_are_forgiven(backstage: Backstage) -> None:
     assert str(error) == "disk" and len(role.lives) == MAX_RESTARTS + 1
 
 
+@pytest.mark.parametrize("without_s", [None, 0.0])
+def test_a_role_takes_over_from_a_process_that_died_and_from_no_earlier_start_of_the_run(
+    backstage: Backstage, without_s: float | None
+) -> None:
+    async def scene() -> list[tuple[int, bool]]:
+        _, make = await backstage("advantages")
+        await make(0).bus.register("advantages")  # registrations are counted over all starts
+        seen: list[tuple[int, bool]] = []
+
+        async def looks(context: Any) -> None:
+            seen.append((context.incarnation, context.taken_over))
+
+        await run_role(Scripted(looks), make, without_s)
+        return seen
+
+    assert run_virtual(scene(), 1e4) == [(2, without_s is not None)]
+
+
 def test_a_failure_of_the_restart_itself_counts_as_one(backstage: Backstage) -> None:
     async def scene() -> tuple[list[bool], list[int]]:
         run_status, make = await backstage("advantages")

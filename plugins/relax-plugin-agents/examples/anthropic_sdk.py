@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An agent's loop with Anthropic's SDK alone: `python anthropic_sdk.py whole` or `stream`."""
+
+import sys
+
+import anthropic
+from calculator_task import DESCRIPTION, MODEL, PARAMETERS, PROMPT, TURNS, add, report
+
+client = anthropic.Anthropic()
+TOOLS = [{"name": "add", "description": DESCRIPTION, "input_schema": PARAMETERS}]
+messages: list = [{"role": "user", "content": PROMPT}]
+said = ""
+for _ in range(TURNS):
+    if sys.argv[1] == "stream":
+        with client.messages.stream(model=MODEL, max_tokens=512, messages=messages, tools=TOOLS) as events:
+            answer = events.get_final_message()
+    else:
+        answer = client.messages.create(model=MODEL, max_tokens=512, messages=messages, tools=TOOLS)
+    messages.append({"role": "assistant", "content": [block.model_dump(exclude_none=True) for block in answer.content]})
+    said = "".join(block.text for block in answer.content if block.type == "text")
+    calls = [block for block in answer.content if block.type == "tool_use"]
+    if not calls:
+        break
+    results = [{"type": "tool_result", "tool_use_id": call.id, "content": add(call.input)} for call in calls]
+    messages.append({"role": "user", "content": results})
+report(said)

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An agent of OpenAI's Agents SDK: `python openai_agents.py responses` or `chat`."""
+
+import sys
+
+from agents import (
+    Agent,
+    MaxTurnsExceeded,
+    ModelBehaviorError,
+    Runner,
+    function_tool,
+    set_default_openai_api,
+    set_tracing_disabled,
+)
+from calculator_task import MODEL, PROMPT, TURNS, add, report
+
+set_tracing_disabled(True)  # it would be sent to OpenAI
+set_default_openai_api("responses" if sys.argv[1] == "responses" else "chat_completions")
+
+
+@function_tool(name_override="add", strict_mode=False)
+def added(a: int, b: int) -> str:
+    """Add two integers."""
+    return add({"a": a, "b": b})
+
+
+try:
+    said = str(Runner.run_sync(Agent("calculator", tools=[added], model=MODEL), PROMPT, max_turns=TURNS).final_output)
+except (MaxTurnsExceeded, ModelBehaviorError):  # it called tools for ever, or one that there is not
+    said = ""
+report(said)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environments whose agent is a program of its own."""

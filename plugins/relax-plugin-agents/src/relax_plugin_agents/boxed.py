@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An agent's program in a box of the run's sandbox, and the program that judges it there when nothing of it runs any more.
+
+The agent reaches the policy through the box's one socket, and nothing else. The judge gets its files only then, in a folder of
+its own with a name that nobody could foresee, and a key that its verdict must hold: leftover files can't stand in for either.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from relax_core.api import Box, ProgramEnd, ProgramResult, Task
+from relax_plugin_agents.forward import GATEWAY
+from relax_plugin_agents.program import QUOTED_BYTES, describe, variables
+
+if TYPE_CHECKING:
+    from relax_plugin_agents.environment import ModelAccess
+
+AGENT_S = 7 * 86400.0
+"""Longest time of an agent's program: none of its own, since the environment's deadline ends it with its box."""
+FORWARD = Path(__file__).with_name("forward.py")
+TASK = ".relax/task.json"
+FILES, JUDGE_FILES = "files", "judge_files"
+"""Columns of tasks: text of files by their path."""
+ENTER = 'export RELAX_WORK="$PWD"; cd -- "$0" || exit; export HOME="$PWD" TMPDIR="$PWD" RELAX_TASK="$PWD/task.json"; exec "$@"'
+"""Starts the judge in its folder: neither modules nor settings that an agent left in its own are found from there."""
+
+
+def read_copies(copies: Mapping[str, Path], option: str) -> dict[str, bytes]:
+    """Read the files of this machine that go into boxes, by their path there. Raises FileNotFoundError."""
+    found: dict[str, bytes] = {}
+    for name, path in copies.items():
+        if path.is_dir():
+            files = (file for file in sorted(path.rglob("*")) if file.is_file())
+            found |= {f"{name}/{file.relative_to(path).as_posix()}": file.read_bytes() for file in files}
+        elif path.is_file():
+            found[name] = path.read_bytes()
+        else:
+            raise FileNotFoundError(f"environment.{option}: got {str(path)!r}, and there is no such file or folder")
+    return found
+
+
+async def run_agent(
+    box: Box, command: Sequence[str], files: Mapping[str, bytes], env: Mapping[str, str], task: Task,
+    model: ModelAccess, trusted: bool,
+) -> ProgramResult:  # fmt: skip
+    """Run an agent to its end. Only a `trusted` one is told the task's answer: whatever it runs may read what it may."""
+    await _write(box, "", {**files, **_column(task, FILES), TASK: _described(task, answer=trusted)})
+    words = [box.python, "-I", "-S", "-c", FORWARD.read_text(encoding="utf-8"), *_program(box, command)]
+    return await box.run(words, env={**env, **variables(model, GATEWAY, TASK)}, socket=True)
+
+
+async def run_judge(
+    box: Box, command: Sequence[str], files: Mapping[str, bytes], wall_s: float, bounds: tuple[float, float],
+    task: Task, ended: ProgramResult,
+) -> float:  # fmt: skip
+    """Run a judge, in a box whose agent has ended; return its verdict. Raises RuntimeError where it gives none."""
+    folder, key = f".judge-{secrets.token_hex(16)}", secrets.token_hex(16)
+    await _write(box, folder + "/", {**files, **_column(task, JUDGE_FILES), "task.json": _described(task, answer=True)})
+    words = ["/bin/sh", "-c", ENTER, folder, *_program(box, command)]
+    result = await box.run(words, f"{key}\n".encode(), {"RELAX_AGENT_END": ended.end.value}, wall_s)
+    if result.end is not ProgramEnd.OK:
+        raise RuntimeError(f"the judge gave no verdict: it {told_end(result)}")
+    return _verdict(result.stdout, key, bounds)
+
+
+def told_end(result: ProgramResult) -> str:
+    """Tell how a program ended, with the end of what it said."""
+    said = (result.stderr or result.stdout)[-QUOTED_BYTES:].decode(errors="replace").strip()
+    how = f"ended with {result.code}" if result.end is ProgramEnd.EXIT else f"was ended by its limit ({result.end})"
+    if result.end is ProgramEnd.SIGNAL:
+        how = f"was ended by signal {-result.code}"
+    return f"{how}: {said or 'it said nothing'}"
+
+
+def _verdict(output: bytes, key: str, bounds: tuple[float, float]) -> float:
+    last = output.strip().rpartition(b"\n")[2]
+    fix = 'end with the line {"reward": NUMBER, "key": "the first line of standard input"}'
+    try:
+        said: Any = json.loads(last)
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict) or said.get("key") != key:
+        raise RuntimeError(f"the judge gave no verdict: its last line is {last[-200:]!r}; {fix}")
+    reward, (low, high) = said.get("reward"), bounds
+    if isinstance(reward, bool) or not isinstance(reward, int | float) or not low <= reward <= high:
+        raise RuntimeError(f"the judge's reward is {reward!r}; environment.judge_range has {low:g} to {high:g}")
+    return float(reward)
+
+
+def _column(task: Task, name: str) -> dict[str, bytes]:
+    files = task.column(name) or {}
+    if not isinstance(files, Mapping) or not all(isinstance(text, str) for text in files.values()):
+        raise TypeError(f"task {task.id}: column {name}: got {files!r:.200}; it maps paths to text")
+    return {str(path): text.encode(errors="surrogatepass") for path, text in files.items()}
+
+
+async def _write(box: Box, folder: str, files: Mapping[str, bytes]) -> None:
+    for path, content in files.items():
+        await box.write(folder + path, content)
+
+
+def _program(box: Box, command: Sequence[str]) -> list[str]:
+    """Name the box's own interpreter where the command says `python`."""
+    return [box.python if command[0] == "python" else command[0], *command[1:]]
+
+
+def _described(task: Task, answer: bool) -> bytes:
+    hidden = {FILES, JUDGE_FILES, *(() if answer else ("answer",))}
+    shown = {name: value for name, value in describe(task).items() if name not in hidden}
+    return json.dumps(shown, default=str).encode()

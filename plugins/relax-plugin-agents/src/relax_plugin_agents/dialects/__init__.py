@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dialects that clients ask the policy in: pure translations, one module each. A new one is a class in `DIALECTS`."""
+
+from __future__ import annotations
+
+from relax_plugin_agents.dialects.chat import ChatCompletions
+from relax_plugin_agents.dialects.messages import AnthropicMessages
+from relax_plugin_agents.dialects.responses import Responses
+from relax_plugin_agents.model_request import Dialect
+
+DIALECTS: tuple[type[Dialect], ...] = (ChatCompletions, Responses, AnthropicMessages)

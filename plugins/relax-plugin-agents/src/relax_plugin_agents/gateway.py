@@ -1,0 +1,429 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The HTTP server at which programs ask the policy, and pools beside it: one a process, for all samples that it drives.
+
+A request names its sample by its key. `AgentSession` is one sample's side of it; the server holds no other state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from relax_core.api import Action, Generated, InfrastructureError, ModelClient, Session
+from relax_core.api.engine import NO_ENGINES
+from relax_core.api.task import ToolCall
+from relax_plugin_agents.dialects import DIALECTS
+from relax_plugin_agents.dialects.reading import LONGEST_SHOWN
+from relax_plugin_agents.history import Call, History
+from relax_plugin_agents.model_request import Dialect, Finish, ModelRequest, ModelTurn, Refused, Sent
+from relax_plugin_agents.side_calls import SideCalls
+
+HEARTBEAT_S = 10.0
+"""Between two signs of life on a stream whose answer is awaited."""
+MAX_BODY_BYTES = 64 << 20
+"""Of a request: histories with images are long, and memory is not."""
+OVER = "This session is over: its limit of turns or tokens is reached, or the model can't answer any more."
+"""The answer where no turn is left: agents end at words, and ask again after an error or an empty answer."""
+CONTEXT, MAX_CONTEXT = "x-relax-context", 64
+"""Header that names the context of a call, and the most characters of a name."""
+AGAIN = ("x-stainless-retry-count", "x-relax-retry")
+"""Headers by which a client says how often it has sent this request before."""
+
+
+class SessionOver(Exception):
+    """The sample takes no more turns."""
+
+
+class AgentSession:
+    """One sample as its agent sees it: `open -> calls ... -> close`; later calls are refused.
+
+    Invariants:
+    - a request that is repeated while its answer is sampled, or that was never delivered, gets that very answer;
+    - what was asked ends with `close`, whoever still waits for it.
+    """
+
+    def __init__(
+        self, session: Session, max_bytes: int | None, clients: Mapping[str, ModelClient] = NO_ENGINES
+    ) -> None:
+        self.side_calls = SideCalls(clients)
+        self.bytes_left = max_bytes
+        """Of all bodies of its requests together; None: any number."""
+        self.agent_key, self.reporter_key = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
+        self.history = History(session)
+        self.reported: dict[str, float] = {}
+        """Rewards by context, that of the sample under no name."""
+        self._answers: dict[Call, asyncio.Task[Action]] = {}
+        self._more: dict[Call, asyncio.Event] = {}
+        """Set, and replaced by another, whenever there is more of an answer that is being sampled."""
+        self._closed = False
+
+    @contextlib.asynccontextmanager
+    async def asked(self, request: ModelRequest, again: bool) -> AsyncIterator[Call]:
+        """The call that a request makes or repeats, for as long as its client waits; its answer comes by `answer`.
+
+        Raises Refused, and SessionOver after the end."""
+        if self._closed:
+            raise SessionOver
+        call = self.history.same(request, again)
+        if call is None:
+            call = self.history.begin(request)
+            self._more[call] = asyncio.Event()
+            self._answers[call] = asyncio.create_task(self._generate(call, request))
+        call.clients += 1
+        try:
+            yield call
+        finally:
+            call.clients -= 1
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def answered(self, call: Call) -> bool:
+        """Tell whether a call's answer is whole, or there will be none."""
+        return self._answers[call].done()
+
+    async def answer(self, call: Call) -> Action:
+        """Wait for a call's answer. Raises SessionOver where there is none."""
+        answer = self._answers[call]
+        await asyncio.wait([answer])
+        if answer.cancelled() or answer.exception() is not None:
+            raise SessionOver
+        return answer.result()
+
+    async def more(self, call: Call, known: str, timeout_s: float) -> bool:
+        """Wait until more of an answer is there than the text that is `known`, or it is whole; False after the time."""
+        answer = self._answers[call]
+        if answer.done() or (call.partial is not None and len(call.partial.text) > len(known)):
+            return True
+        more = asyncio.create_task(self._more[call].wait())
+        try:
+            return bool((await asyncio.wait([answer, more], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED))[0])
+        finally:
+            more.cancel()
+            await asyncio.gather(more, return_exceptions=True)
+
+    async def close(self) -> None:
+        """End what is still asked; what no client has read is not trained."""
+        self._closed = True
+        await self.side_calls.close()
+        for answer in self._answers.values():
+            answer.cancel()
+        await asyncio.gather(*self._answers.values(), return_exceptions=True)
+        self.history.discard_unread()
+
+    async def _generate(self, call: Call, request: ModelRequest) -> Action:
+        def told(partial: Action) -> None:
+            call.partial = partial
+            more, self._more[call] = self._more[call], asyncio.Event()
+            more.set()
+
+        action = await call.branch.generate(request.max_new_tokens, request.stop, told if request.stream else None)
+        self.history.answered(call, action)
+        return action
+
+
+class Gateway:
+    """The server and its open samples, by their keys.
+
+    Invariant: an agent's key opens the model's routes alone, a reporter's the report alone, and neither outlives its sample.
+    """
+
+    def __init__(self, model: str) -> None:
+        self.model, self.url, self.socket = model, "", ""
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._agents: dict[str, AgentSession] = {}
+        self._reporters: dict[str, AgentSession] = {}
+        self._dialects: dict[str, Dialect] = {dialect.path: dialect() for dialect in DIALECTS}
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self, local: bool = False) -> None:
+        """Listen on a free port of the loopback; where `local` also at a Unix socket that only this user reaches."""
+        # Named as TCP: asyncio leaves Nagle's algorithm on where the protocol is 0, and an answer would wait 40 ms for it.
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listener.bind(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        routes = [
+            *(Route(path, self._ask, methods=["POST"]) for path in self._dialects),
+            Route("/v1/models", self._models, methods=["GET"]),
+            Route("/report", self._report, methods=["POST"]),
+        ]
+        config = uvicorn.Config(
+            Starlette(routes=routes), log_level="error", access_log=False, lifespan="off", timeout_keep_alive=120
+        )
+        self._server = _Server(config)
+        listeners = [listener, *([self._local()] if local else [])]
+        self._serving = asyncio.create_task(self._server.serve(sockets=listeners))
+        while not self._server.started:
+            if self._serving.done():
+                self._serving.result()
+            await asyncio.sleep(0.01)
+
+    async def stop(self) -> None:
+        """End the server, and the folder of its socket."""
+        if self._serving is not None:
+            self._server.should_exit = self._server.force_exit = True
+            await self._serving
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def _local(self) -> socket.socket:
+        """Open the Unix socket, in a folder of its own."""
+        self._folder = tempfile.TemporaryDirectory(prefix="relax-agent-", ignore_cleanup_errors=True)
+        self.socket = f"{self._folder.name}/gateway"
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(self.socket)
+        except OSError as error:
+            listener.close()
+            raise OSError(f"{self.socket}: {error}; set TMPDIR to a folder with a short path") from error
+        os.chmod(self.socket, 0o600)
+        return listener
+
+    @contextlib.asynccontextmanager
+    async def session(
+        self, session: Session, max_bytes: int | None = None, clients: Mapping[str, ModelClient] = NO_ENGINES
+    ) -> AsyncIterator[AgentSession]:
+        """Let an agent into a sample; `max_bytes`: of all its requests together; `clients`: pools that it may ask, too."""
+        opened = AgentSession(session, max_bytes, clients)
+        self._agents[opened.agent_key] = self._reporters[opened.reporter_key] = opened
+        try:
+            yield opened
+        finally:
+            del self._agents[opened.agent_key], self._reporters[opened.reporter_key]
+            await opened.close()
+
+    async def _ask(self, http: Request) -> Response:
+        dialect = self._dialects[http.url.path]
+        session = self._agents.get(_key(http))
+        if session is None:
+            message = "this key opens no session: the sample is over, or it is not an agent's key"
+            return _failed(dialect, 401, message, "authentication_error")
+        try:
+            body = await _body(http, session)
+            request = replace(dialect.ask(body), context=_context(http.headers.get(CONTEXT, "")))
+            again = any(http.headers.get(header, "0") not in ("", "0") for header in AGAIN)
+            if isinstance(name := body.get("model"), str) and name in session.side_calls.clients:
+                return await self._beside(http, dialect, session, name, request, body, again)
+            if not request.stream:
+                return await self._whole(http, dialect, session, request, again)
+            # Begun before the head of the answer is sent, so that what is refused is refused by its status.
+            asked = contextlib.AsyncExitStack()
+            call = await asked.enter_async_context(session.asked(request, again))
+            return StreamingResponse(
+                self._events(asked, dialect, session, call, body), media_type="text/event-stream",
+                headers={"cache-control": "no-cache"},
+            )  # fmt: skip
+        except Refused as refused:
+            return _failed(dialect, 400, str(refused), "invalid_request_error", refused.field)
+        except SessionOver:
+            if not request.stream:
+                return JSONResponse(dialect.reply(self._over()))
+            return StreamingResponse(dialect.events(self._over(), body, Sent()), media_type="text/event-stream")
+
+    async def _whole(
+        self, http: Request, dialect: Dialect, session: AgentSession, request: ModelRequest, again: bool
+    ) -> Response:
+        async with session.asked(request, again) as call:
+            gone = asyncio.create_task(_disconnected(http))
+            answer = asyncio.create_task(session.answer(call))
+            try:
+                await asyncio.wait([gone, answer], return_when=asyncio.FIRST_COMPLETED)
+                if not answer.done():
+                    return Response(status_code=499)  # nobody reads it
+                turn = self._turn(call, answer.result())
+                call.delivered = not gone.done()
+                return JSONResponse(dialect.reply(turn))
+            finally:
+                gone.cancel()
+                answer.cancel()
+                await asyncio.gather(gone, answer, return_exceptions=True)
+
+    async def _events(
+        self,
+        asked: contextlib.AsyncExitStack,
+        dialect: Dialect,
+        session: AgentSession,
+        call: Call,
+        body: Mapping[str, Any],
+    ) -> AsyncIterator[str]:
+        created, sent, finish = int(time.time()), Sent(), ""
+        async with asked:
+            while not finish:
+                if not await session.more(call, sent.text, HEARTBEAT_S):
+                    yield dialect.heartbeat
+                    continue
+                turn = await self._so_far(session, call, created)
+                finish, events = turn.finish, list(dialect.events(turn, body, sent))
+                sent = Sent(sent.events + len(events), turn.text)
+                for event in events:
+                    yield event
+            call.delivered = True
+
+    async def _beside(
+        self, http: Request, dialect: Dialect, session: AgentSession, name: str, request: ModelRequest,
+        body: Mapping[str, Any], again: bool,
+    ) -> Response:  # fmt: skip
+        """Let a pool beside the policy's answer. Raises Refused, and SessionOver after the end."""
+        if session.closed:
+            raise SessionOver
+        answer = session.side_calls.ask(name, request, body, again)
+        gone = asyncio.create_task(_disconnected(http))
+        try:  # what is refused at once is refused by its status, also of a stream
+            within_s = HEARTBEAT_S if request.stream else None
+            await asyncio.wait([answer, gone], timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+            await asyncio.gather(gone, return_exceptions=True)
+        if not answer.done():
+            if not request.stream:
+                return Response(status_code=499)  # nobody reads it
+        elif answer.cancelled():
+            raise SessionOver
+        elif isinstance(failed := answer.exception(), InfrastructureError):
+            return _failed(dialect, 503, str(failed), "api_error")
+        elif failed is not None:
+            raise failed
+        elif not request.stream:
+            return JSONResponse(dialect.reply(_answered(name, answer.result())))
+        headers = {"cache-control": "no-cache"}
+        return StreamingResponse(_beside_events(dialect, name, answer, body), 200, headers, "text/event-stream")
+
+    async def _so_far(self, session: AgentSession, call: Call, created: int) -> ModelTurn:
+        """The answer to a call: whole where it is, else what is sampled of it."""
+        partial = call.partial
+        if partial is not None and not session.answered(call):
+            return replace(self._turn(call, partial), created=created, tool_calls=(), finish="")
+        try:
+            return replace(self._turn(call, await session.answer(call)), created=created)
+        except SessionOver:
+            over = replace(self._over(), created=created)
+            if partial is None:
+                return over
+            # Some of it was sent: the words that say why it ends are put behind it.
+            turn = self._turn(call, partial)
+            return replace(turn, created=created, tool_calls=(), finish="stop", text=f"{partial.text}\n{over.text}")
+
+    async def _models(self, http: Request) -> Response:
+        session = self._agents.get(_key(http))
+        if session is None:
+            return JSONResponse({"error": {"message": "this key opens no session"}}, 401)
+        listed = [
+            {"id": name, "object": "model", "created": 0, "owned_by": "relax", "type": "model"}
+            for name in (self.model, *session.side_calls.clients)
+        ]
+        return JSONResponse({"object": "list", "data": listed, "has_more": False})
+
+    async def _report(self, http: Request) -> Response:
+        """Take the reward of a sample, or of one of its contexts, from who holds its reporter's key; the last one counts."""
+        session = self._reporters.get(_key(http))
+        if session is None:
+            return JSONResponse({"error": "this key reports for no sample"}, 401)
+        try:
+            body = await _body(http, session)
+            reward, context = body.get("reward"), _context(body.get("context", ""))
+        except Refused as refused:
+            return JSONResponse({"error": str(refused)}, 400)
+        if isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) <= sys.float_info.max:
+            return JSONResponse({"error": f"reward: got {str(reward)[:LONGEST_SHOWN]}; it is a finite number"}, 400)
+        if context and not any(call.context == context and call.action for call in session.history.calls):
+            return JSONResponse({"error": f"context: got {context!r}; no call of it was answered"}, 400)
+        session.reported[context] = float(reward)
+        return JSONResponse({"reward": float(reward), "context": context})
+
+    def _turn(self, call: Call, action: Action) -> ModelTurn:
+        number = f"{call.history}_{id(call):x}"
+        calls = tuple(
+            ToolCall(one.name, one.arguments, f"call_{number}_{place}") for place, one in enumerate(action.tool_calls)
+        )
+        finish: Finish = "length" if action.cut else "tool_calls" if calls else "stop"
+        return ModelTurn(
+            number, self.model, int(time.time()), action.text, calls, finish, action.prompt_tokens, len(action.tokens)
+        )  # fmt: skip
+
+    def _over(self) -> ModelTurn:
+        return ModelTurn(f"over_{secrets.token_hex(6)}", self.model, int(time.time()), OVER, (), "stop", 0, 0)
+
+
+def _answered(name: str, answer: Generated) -> ModelTurn:
+    """An answer of a pool as a turn; pools do not tell how long the prompt was in tokens."""
+    number, finish = f"side_{secrets.token_hex(6)}", answer.finish
+    return ModelTurn(number, name, int(time.time()), answer.text, (), finish, 0, len(answer.tokens))
+
+
+async def _beside_events(
+    dialect: Dialect, name: str, answer: asyncio.Task[Generated], body: Mapping[str, Any]
+) -> AsyncIterator[str]:
+    """Bring a pool's answer as a stream: signs of life, then all of it, or why there is none."""
+    while not (await asyncio.wait([answer], timeout=HEARTBEAT_S))[0]:
+        yield dialect.heartbeat
+    if not answer.cancelled() and isinstance(failed := answer.exception(), InfrastructureError | Refused):
+        yield dialect.failed_event(str(failed))
+        return
+    for event in dialect.events(_answered(name, answer.result()), body, Sent()):
+        yield event
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the process, whose own they are."""
+        yield
+
+
+def _context(name: Any) -> str:
+    """Check a context's name. Raises Refused."""
+    if not isinstance(name, str) or len(name) > MAX_CONTEXT:
+        raise Refused("context", f"got {str(name)[:MAX_CONTEXT]!r}; it is text of at most {MAX_CONTEXT} characters")
+    return name
+
+
+def _key(http: Request) -> str:
+    scheme, _, key = http.headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else http.headers.get("x-api-key", "")
+
+
+async def _body(http: Request, session: AgentSession) -> Mapping[str, Any]:
+    """The JSON object of a request. Raises Refused."""
+    data = bytearray()
+    async for chunk in http.stream():
+        data += chunk
+        if len(data) > MAX_BODY_BYTES:
+            raise Refused("body", f"it has more than {MAX_BODY_BYTES >> 20} MiB")
+        if session.bytes_left is not None:
+            session.bytes_left -= len(chunk)
+            if session.bytes_left < 0:
+                raise Refused("body", "the requests of this sample are longer together than a sandbox may send")
+    try:
+        body = json.loads(bytes(data))
+    except (ValueError, RecursionError) as error:
+        raise Refused("body", f"it is no JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise Refused("body", f"got {type(body).__name__}; it is an object")
+    return body
+
+
+async def _disconnected(http: Request) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _failed(dialect: Dialect, status: int, message: str, kind: str, field: str | None = None) -> Response:
+    """Say that a request is not served. Asked again, it would not be either."""
+    return JSONResponse(dialect.failed(message, kind, field), status, {"x-should-retry": "false"})

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An agent's program: started with what it needs to know, ended with its sample, and quoted where it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import signal
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from relax_core.api import Task
+from relax_core.api.task import Message
+
+if TYPE_CHECKING:
+    from relax_plugin_agents.environment import ModelAccess
+
+INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH")
+"""Variables of the run that a program sees."""
+MARK = "RELAX_SAMPLE"
+"""Variable whose value all processes of a sample have, whatever they have done to leave it."""
+QUOTED_BYTES = 2000
+"""Of the end of a failed program's output."""
+
+
+async def run_program(
+    command: Sequence[str], directory: Path | None, env: Mapping[str, str], task: Task, model: ModelAccess
+) -> None:
+    """Run a program to its end; what it started ends with it, or when this is cancelled. Raises RuntimeError where it fails."""
+    mark = secrets.token_hex(16)
+    with tempfile.TemporaryDirectory(prefix="relax-agent-") as folder:
+        described = await asyncio.to_thread(_written, folder, task)
+        known = {name: os.environ[name] for name in INHERITED if name in os.environ}
+        told = {**variables(model, model.url, str(described)), "RELAX_REPORT_URL": f"{model.url}/report", MARK: mark}
+        # A pipe of its own: asyncio's would let `wait` wait for whoever inherited it.
+        heard, speaks = os.pipe()
+        try:
+            program = await asyncio.create_subprocess_exec(
+                *command, stdin=asyncio.subprocess.DEVNULL, stdout=speaks, stderr=speaks, cwd=directory,
+                env={**known, **env, **told},
+            )  # fmt: skip
+        except OSError as error:
+            os.close(heard)
+            raise RuntimeError(f"environment.command: {command[0]} can't be started: {error}") from error
+        finally:
+            os.close(speaks)
+        said = bytearray()
+        reading = asyncio.create_task(_keep_end(heard, said))
+        try:
+            code = await program.wait()
+        finally:
+            await asyncio.to_thread(end_marked, mark)
+            with contextlib.suppress(ProcessLookupError):
+                program.kill()
+            await program.wait()
+            await asyncio.wait([reading], timeout=1.0)
+            reading.cancel()
+        if code:
+            quoted = said.decode(errors="replace").strip()
+            raise RuntimeError(f"the agent's program ended with {code}: {quoted or 'it said nothing'}")
+
+
+def variables(model: ModelAccess, url: str, described: str) -> dict[str, str]:
+    """Return the variables by which an agent's program finds the policy and its task."""
+    return {
+        "OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": model.key, "ANTHROPIC_BASE_URL": url,
+        "ANTHROPIC_API_KEY": model.key, "CLAUDE_CODE_ATTRIBUTION_HEADER": "0", "RELAX_MODEL": model.name,
+        "RELAX_TASK": described, "RELAX_SEED": str(model.seed),
+    }  # fmt: skip
+
+
+def end_marked(mark: str) -> None:
+    """Kill every process with this mark in its environment, also one that has left its session or its parent."""
+    wanted = f"{MARK}={mark}".encode()
+    while True:
+        found = False
+        for entry in os.listdir("/proc"):
+            if not entry.isdigit():
+                continue
+            with contextlib.suppress(OSError):
+                if wanted in Path("/proc", entry, "environ").read_bytes().split(b"\0"):
+                    os.kill(int(entry), signal.SIGKILL)
+                    found = True
+        if not found:
+            return
+
+
+def describe(task: Task) -> dict[str, Any]:
+    """The task as a program reads it: `id`, `prompt` (a string, or messages), `answer` and its other columns."""
+    prompt = task.prompt if isinstance(task.prompt, str) else [_message(message) for message in task.prompt]
+    return {**task.metadata, "id": task.id, "prompt": prompt, "answer": task.answer}
+
+
+def _message(message: Message) -> dict[str, Any]:
+    if isinstance(message.content, str):
+        return {"role": message.role, "content": message.content}
+    parts = [
+        {"type": "text", "text": part.text} if part.media is None
+        else {"type": part.media.kind, "source": part.media.source}
+        for part in message.content
+    ]  # fmt: skip
+    return {"role": message.role, "content": parts}
+
+
+def _written(folder: str, task: Task) -> Path:
+    """Write down the task; return its file."""
+    described = Path(folder, "task.json")
+    described.write_text(json.dumps(describe(task), ensure_ascii=False, default=str), encoding="utf-8")
+    return described
+
+
+async def _keep_end(pipe: int, end: bytearray) -> None:
+    """Read all that a program says, and keep the end of it."""
+    output = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(output), os.fdopen(pipe, "rb", buffering=0)
+    )
+    try:
+        while chunk := await output.read(1 << 16):
+            end += chunk
+            del end[:-QUOTED_BYTES]
+    finally:
+        transport.close()

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The environment `verifiers`: environments of PrimeIntellect's `verifiers`, in an interpreter of their own that asks the
+policy over HTTP as an agent does. What it was answered is trained with the tokens that were sampled; its rewards are the
+sample's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import os
+import secrets
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, PositiveFloat
+
+from relax_core.api import ConfigError, Environment, Options, Session, Task
+from relax_plugin_agents import verifiers_host
+from relax_plugin_agents.environment import noted, read_calls
+from relax_plugin_agents.gateway import Gateway
+from relax_plugin_agents.program import INHERITED, MARK, QUOTED_BYTES
+
+COLUMN = "verifiers"
+"""Column of the task file with the data of a task of verifiers."""
+MAX_LINE = 1 << 24
+
+
+class VerifiersOptions(Options):
+    """Options of `verifiers`."""
+
+    python: Path
+    """The interpreter that has `verifiers` 0.4 and the taskset's package: `venvs/verifiers/bin/python`."""
+    taskset: str = Field(min_length=1)
+    """The taskset's id, its package."""
+    settings: dict[str, Any] = {}
+    """Further settings, as in the table `env` of verifiers: `agent`, `taskset`, `timeout`, `retries`. Without an agent of their
+    own they have the harness `null` in a process of this machine."""
+    env: dict[str, str] = {}
+    """Further variables of the interpreter. It has the path, the home and the language of the run, and nothing else of it."""
+    reward: Literal["verifiers", "rewards"] = "verifiers"
+    """Who judges: the taskset, or the run's `[[rewards]]`, which see the last answer."""
+    start_s: PositiveFloat = 180.0
+    """Longest time until the interpreter has loaded the environment."""
+    model: str = "policy"
+    """The name by which it asks for the model."""
+
+    def table(self) -> dict[str, Any]:
+        """The table `env` of verifiers."""
+        agent = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
+        return {"agent": agent, **self.settings, "taskset": {**self.settings.get("taskset", {}), "id": self.taskset}}
+
+
+class Verifiers(Environment[VerifiersOptions]):
+    """Lets an environment of verifiers play the sample, and gives it the reward of its taskset."""
+
+    gives_reward: ClassVar[bool] = True
+    needs_columns: ClassVar[tuple[str, ...]] = (COLUMN,)
+
+    @classmethod
+    async def open(cls, options: VerifiersOptions) -> _Serving:
+        """Start the server of this process and the interpreter."""
+        gateway = Gateway(options.model)
+        await gateway.start(local=False)
+        host = HostProcess(options)
+        await host.start()
+        return _Serving(gateway, host)
+
+    async def run(self, task: Task, seed: int, session: Session) -> None:
+        serving = self.shared
+        assert isinstance(serving, _Serving)
+        data = task.metadata.get(COLUMN)
+        if not isinstance(data, Mapping):
+            fix = "write the task file with relax-verifiers-tasks"
+            raise ValueError(f"task {task.id}: column {COLUMN} says {data!r}, which is no task of verifiers; {fix}")
+        async with serving.gateway.session(session, None) as agent, noted(session, agent):
+            asked = {"url": f"{serving.gateway.url}/v1", "key": agent.agent_key, "model": self.options.model}
+            answer = await serving.host.run({"task": data, **asked})
+            await agent.close()
+        if errors := answer["errors"]:
+            raise RuntimeError(f"verifiers: {errors[-1]}")
+        read = read_calls(agent)
+        if not read:
+            raise RuntimeError(
+                "the environment of verifiers has read no answer of the policy: there is nothing to train"
+            )
+        rewards = answer["rewards"]
+        session.note({"verifiers": {name: answer[name] for name in ("rewards", "metrics", "stop")}})
+        if self.options.reward == "rewards":
+            return
+        if not rewards or not all(isinstance(one, int | float) and math.isfinite(one) for one in rewards.values()):
+            fix = 'give the task a @vf.reward, or set reward = "rewards" and let [[rewards]] judge'
+            raise RuntimeError(f"verifiers: the task was not judged, its rewards are {rewards}; {fix}")
+        read[-1].branch.reward(float(sum(rewards.values())))
+
+
+class HostProcess:
+    """The interpreter with the environment: `new -> started -> (run -> answer)* -> ended`; the next run starts another one.
+
+    Invariants: each run is answered once, or all that are under way fail when it ends; it ends when its standard input closes,
+    which the end of this process does, too.
+    """
+
+    def __init__(self, options: VerifiersOptions) -> None:
+        self._options = options
+        self._numbers, self._waiting = count(1), dict[int, asyncio.Future[dict[str, Any]]]()
+        self._said = bytearray()
+        self._program: asyncio.subprocess.Process
+        self._tasks: list[asyncio.Task[None]] = []
+        self._starting = asyncio.Lock()  # held across a start: those who come meanwhile want that interpreter
+
+    async def start(self) -> None:
+        """Start it and wait until it has loaded. Raises ConfigError with what it said."""
+        options = self._options
+        self._tasks, self._said = [], bytearray()
+        known = {name: os.environ[name] for name in INHERITED if name in os.environ and name != "PYTHONPATH"}
+        known["PATH"] = (
+            f"{options.python.absolute().parent}:{known.get('PATH', os.defpath)}"  # its own uv, which harnesses run
+        )
+        try:
+            self._program = await asyncio.create_subprocess_exec(
+                str(options.python), verifiers_host.__file__, "serve", json.dumps(options.table()), limit=MAX_LINE,
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+                env={**known, **options.env, MARK: secrets.token_hex(16)}, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            fix = "name the interpreter of a virtual environment with verifiers 0.4"
+            raise ConfigError("environment.python", f"{options.python}: {error.strerror}", fix) from error
+        assert self._program.stdout is not None
+        self._tasks.append(asyncio.create_task(self._keep_end()))
+        line, late = b"", ""
+        try:
+            async with asyncio.timeout(options.start_s):
+                line = await self._program.stdout.readline()
+        except TimeoutError:
+            late = f"it did not load within start_s = {options.start_s:g} s"
+        ready = json.loads(line) if line else {}
+        if not ready.get("ready"):
+            why = late or ready.get("failed") or self._quoted()
+            await self.stop()
+            fix = f"install verifiers==0.4.0 and the taskset's package there, or correct settings: {options.python}"
+            raise ConfigError("environment.taskset", f"{options.taskset}, which verifiers does not load: {why}", fix)
+        self._tasks.append(asyncio.create_task(self._hear()))
+
+    async def run(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Play an episode. Raises RuntimeError where the interpreter ends meanwhile."""
+        number, answered = next(self._numbers), asyncio.get_running_loop().create_future()
+        async with self._starting:
+            if self._tasks[-1].done():
+                await self.stop()
+                await self.start()
+        self._waiting[number] = answered
+        try:
+            await self._tell({"run": number, **asked})
+            answer: dict[str, Any] = await answered
+            return answer
+        except asyncio.CancelledError:
+            await self._tell({"cancel": number})
+            raise
+        finally:
+            self._waiting.pop(number, None)
+
+    async def stop(self) -> None:
+        """End it, with all that it started."""
+        if self._program.stdin is not None:
+            self._program.stdin.close()
+        try:
+            async with asyncio.timeout(2 * verifiers_host.STOPPED_S):
+                await self._program.wait()
+        except TimeoutError:
+            self._program.kill()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _tell(self, asked: Mapping[str, Any]) -> None:
+        assert self._program.stdin is not None
+        with contextlib.suppress(ConnectionError):  # its end is told to whoever waits
+            self._program.stdin.write(json.dumps(asked, default=str).encode() + b"\n")
+            await self._program.stdin.drain()
+
+    async def _hear(self) -> None:
+        """Hand answers to those who wait, and its end."""
+        assert self._program.stdout is not None
+        try:
+            while line := await self._program.stdout.readline():
+                answer = json.loads(line)
+                waiting = self._waiting.get(answer["run"])
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(answer)
+        finally:
+            for waiting in self._waiting.values():
+                if not waiting.done():
+                    waiting.set_exception(self._gone())
+
+    async def _keep_end(self) -> None:
+        assert self._program.stderr is not None
+        while chunk := await self._program.stderr.read(1 << 16):
+            self._said += chunk
+            del self._said[:-QUOTED_BYTES]
+
+    def _quoted(self) -> str:
+        return self._said.decode(errors="replace").strip() or "it said nothing"
+
+    def _gone(self) -> RuntimeError:
+        return RuntimeError(f"verifiers: its interpreter has ended: {self._quoted()}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Serving:
+    """The server and the interpreter that the samples of one process share."""
+
+    gateway: Gateway
+    host: HostProcess
+
+
+def write_tasks() -> None:
+    """`relax-verifiers-tasks PYTHON TASKSET [SETTINGS]`: print the tasks of a taskset as the rows of a task file."""
+    if len(sys.argv) not in (3, 4):
+        sys.exit("usage: relax-verifiers-tasks PYTHON TASKSET [SETTINGS as JSON] > tasks.jsonl")
+    options = VerifiersOptions(
+        python=Path(sys.argv[1]), taskset=sys.argv[2], settings=json.loads(sys.argv[3]) if len(sys.argv) == 4 else {}
+    )
+    command = [str(options.python), verifiers_host.__file__, "tasks", json.dumps(options.table())]
+    os.execv(command[0], command)

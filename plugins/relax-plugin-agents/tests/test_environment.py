@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions and programs play samples in a real process of the pool; however they end, it is an outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from pydantic import ValidationError
+from relax_plugin_agents.environment import Agent, AgentOptions, _unhidden
+from relax_plugin_agents.gateway import AgentSession
+
+from relax_core.api import Chosen, DeadlineExceeded, Outcome, Task, Trajectory
+from relax_core.config.run_config import EnvironmentChoice
+from relax_core.engines.requests import Completion, GenerateCall
+from relax_core.registry.catalogue import Catalogue
+from relax_core.runners.local.workers import LocalWorkers
+from relax_core.sampling.environments import EnvironmentPool
+from relax_core.sampling.episode import Limits
+from tests.unit.sampling.toy_policy import END, completion, play, texts
+
+AGENTS = Path(__file__).with_name("agents_for_tests.py")
+
+
+@asynccontextmanager
+async def pooled(timeout_s: float = 60.0, **options: Any) -> AsyncIterator[EnvironmentPool]:
+    children = LocalWorkers([])
+    choice = EnvironmentChoice(chosen=Chosen("environment", "agent", options), timeout_s=timeout_s)
+    pool = EnvironmentPool(choice, children, build=Catalogue.load([]).build)
+    try:
+        await pool.start()
+        yield pool
+        await pool.stop()
+    finally:
+        await children.close()
+
+
+def function(name: str) -> dict[str, Any]:
+    return {"function": f"{AGENTS}:{name}"}
+
+
+def program(*words: str | Path) -> dict[str, Any]:
+    return {"command": [sys.executable, str(AGENTS), *map(str, words)]}
+
+
+def says(*lines: str) -> Any:
+    """A policy that says its lines in order, by the turns that a conversation has had."""
+
+    async def generate(call: GenerateCall) -> Completion:
+        await asyncio.sleep(0)
+        return completion(lines[call.tokens.count(END)])
+
+    return generate
+
+
+async def played(pool: EnvironmentPool, *lines: str, answer: str = "yes", seed: int = 7) -> Trajectory:
+    async with asyncio.timeout(300):
+        return await pool.play(
+            lambda environment: play(environment, says(*lines), Task("t", "go", answer), Limits(200, 8), seed)
+        )
+
+
+@pytest.mark.parametrize("options", [function("guesses"), program("guess")], ids=["function", "program"])
+async def test_an_agent_plays_and_is_paid_what_it_reports(options: dict[str, Any]) -> None:
+    async with pooled(**options) as pool:
+        right, wrong = await asyncio.gather(played(pool, "yes", "no"), played(pool, "no", "no"))
+    for trajectory, reward in ((right, 1.0), (wrong, 0.0)):
+        assert trajectory.outcome is Outcome.FINISHED, trajectory.info
+        assert trajectory.environment_reward == reward
+        assert len(trajectory.rows()) == 1
+    assert texts(right)[0].startswith("[user:t: guess][a:YES$")
+
+
+async def test_many_samples_share_a_process_and_no_conversation() -> None:
+    async with pooled(**function("guesses")) as pool:
+        all_played = await asyncio.gather(*(played(pool, f"say {n}", "no", answer=f"say {n}") for n in range(16)))
+    assert [trajectory.environment_reward for trajectory in all_played] == [1.0] * 16
+    assert [texts(trajectory)[0].count(f"SAY {n}") for n, trajectory in enumerate(all_played)] == [1] * 16
+
+
+async def test_parallel_calls_of_one_sample_are_rows_of_it() -> None:
+    async with pooled(**function("asks_side_by_side")) as pool:
+        trajectory = await played(pool, "x")
+    assert texts(trajectory) == ["[user:same][a:X$"] * 2 and trajectory.environment_reward == 2.0
+
+
+@pytest.mark.parametrize(
+    ("options", "answer", "said"),
+    [
+        (function("says_nothing"), "", "has read no answer"),
+        (function("gives_no_number"), "no", "reported no reward"),
+        (function("gives_no_number"), "text", "finite number"),
+        (function("gives_no_number"), "nan", "finite number"),
+        (function("breaks"), "", "the agent of t broke"),
+        (program("silent"), "", "reported no reward"),
+        (program("fail"), "", "ended with 3: what went wrong"),
+        (program("talk"), "", "ended with 4: xx"),
+        ({"command": ["/nowhere/agent"]}, "", "can't be started"),
+    ],
+)
+async def test_an_agent_that_fails_has_an_outcome_and_no_reward(
+    options: dict[str, Any], answer: str, said: str
+) -> None:
+    async with pooled(**options) as pool:
+        trajectory = await played(pool, "x", answer=answer)
+    assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR and said in trajectory.info["error"]
+    assert trajectory.step_rewards == ()
+
+
+async def test_where_rewards_judge_no_report_is_needed() -> None:
+    async with pooled(reward="rewards", **program("silent")) as pool:
+        trajectory = await played(pool, "x")
+    assert trajectory.outcome is Outcome.FINISHED and trajectory.step_rewards == () and trajectory.response == "x"
+
+
+async def test_a_function_that_never_ends_is_cancelled() -> None:
+    async with pooled(timeout_s=3.0, **function("sleeps")) as pool:
+        assert (await played(pool, "x")).outcome is Outcome.ENVIRONMENT_TIMEOUT
+
+
+async def test_a_program_that_never_ends_is_killed(tmp_path: Path) -> None:
+    async with pooled(timeout_s=3.0, **program("hang", tmp_path)) as pool:
+        assert (await played(pool, "x")).outcome is Outcome.ENVIRONMENT_TIMEOUT
+        assert not left(str(tmp_path))
+
+
+async def test_what_a_program_leaves_behind_ends_with_its_sample(tmp_path: Path) -> None:
+    """A process in a session of its own, and one whose parents are gone."""
+    async with pooled(**program("daemon", tmp_path / "daemon")) as pool:
+        trajectory = await played(pool, "x")
+        assert trajectory.outcome is Outcome.FINISHED, trajectory.info
+        assert not left(str(tmp_path))
+
+
+def left_files(path: str) -> list[Path]:
+    return [path for path in (Path(path), Path(path).parent) if path.exists()]
+
+
+def left(word: str) -> list[int]:
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if word in " ".join(words[1:]) and str(AGENTS) in " ".join(words):
+            found.append(process.pid)
+    return found
+
+
+async def test_a_program_sees_its_own_keys_and_no_secrets_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "of the run")
+    told = tmp_path / "variables"
+    async with pooled(env={"MINE": "1"}, **program("variables", told)) as pool:
+        await played(pool, "x", answer="yes")
+    seen = json.loads(told.read_text())
+    assert "HF_TOKEN" not in seen and seen["MINE"] == "1"
+    assert seen["OPENAI_API_KEY"] == seen["ANTHROPIC_API_KEY"] != seen["RELAX_REPORT_KEY"]
+    assert seen["OPENAI_BASE_URL"].startswith("http://127.0.0.1:")
+    assert left_files(seen["RELAX_TASK"]) == [], "the task's file ends with the sample"
+
+
+@pytest.mark.parametrize("options", [{}, {"command": ["a"], "function": "b:c"}])
+def test_an_agent_is_a_program_or_a_function(options: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="either the command of a program or a function"):
+        AgentOptions(**options)
+
+
+def test_an_agent_asks_the_pools_that_its_table_names_and_none_as_the_policy() -> None:
+    assert Agent(AgentOptions(function="a:b", models=("judge",))).needs_engines == ("judge",)
+    assert Agent(AgentOptions(function="a:b")).needs_engines == ()
+    for models in (("policy",), ("judge", "judge")):
+        with pytest.raises(ValidationError, match="none of them the policy's own"):
+            AgentOptions(function="a:b", models=models)
+
+
+async def test_a_pool_that_failed_is_the_end_of_the_sample_whatever_the_agent_made_of_it() -> None:
+    """Its own error, or a good reward, would blame or praise the policy for an answer that it never had."""
+    agent = AgentSession(None, None)  # type: ignore[arg-type]
+    async with _unhidden(agent):
+        pass
+    agent.side_calls.failure = DeadlineExceeded("engine pool judge", "an answer", 1.0)
+    with pytest.raises(DeadlineExceeded):
+        async with _unhidden(agent):
+            pass
+    with pytest.raises(DeadlineExceeded):
+        async with _unhidden(agent):
+            raise RuntimeError("the agent's own")
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("nowhere.py:solve", "there is no file"),
+        (f"{AGENTS}:solve", "no function 'solve'"),
+        ("no_module:f", "no_module"),
+    ],
+)
+async def test_a_function_that_is_not_there_is_told_at_the_start(place: str, said: str) -> None:
+    with pytest.raises(Exception, match=said):
+        async with pooled(function=place):
+            pass
+
+
+async def test_contexts_of_an_agent_are_paid_apart() -> None:
+    async with pooled(**function("plans")) as pool:
+        trajectory = await played(pool, "x")
+        refused = await played(pool, "x", answer="nobody")
+    assert trajectory.contexts == ("planner", "worker", "worker") and len(trajectory.rows()) == 3
+    assert trajectory.turn_rewards == (0.5, 0.0, 1.0) and trajectory.environment_reward == 1.5
+    assert refused.outcome is Outcome.ENVIRONMENT_ERROR and "'nobody'" in refused.info["error"]

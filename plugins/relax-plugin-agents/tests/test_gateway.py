@@ -1,0 +1,615 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server over real sockets, asked by the vendors' own clients."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+from relax_plugin_agents import gateway as served
+from relax_plugin_agents.gateway import OVER, AgentSession, Gateway
+
+from relax_core.api import Environment, InfrastructureError, Task, Trajectory
+from relax_core.engines.requests import Completion, GenerateCall
+from relax_core.sampling.episode import InProcess, Limits
+from relax_core.testing.scripted_client import ScriptedClient
+from tests.unit.sampling.toy_policy import Letters, Script, completion, play, texts
+
+Agent = Callable[["Inside"], Awaitable[None]]
+FIND = {
+    "type": "function",
+    "function": {
+        "name": "find",
+        "parameters": {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]},
+    },
+}
+
+
+class Inside:
+    """What an agent's author has at hand."""
+
+    def __init__(self, gateway: Gateway, session: AgentSession) -> None:
+        self.gateway, self.session = gateway, session
+        self.openai = openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=session.agent_key, max_retries=0)
+        self.anthropic = anthropic.AsyncAnthropic(base_url=gateway.url, api_key=session.agent_key, max_retries=0)
+
+    async def chat(self, *said: str, **more: Any) -> Any:
+        """User and assistant take turns; the answer as the client reads it."""
+        roles = ["user", "assistant"] * len(said)
+        messages: Any = [{"role": role, "content": text} for role, text in zip(roles, said, strict=False)]
+        return await self.openai.chat.completions.create(model="policy", messages=messages, **more)
+
+    @asynccontextmanager
+    async def http(self, key: str | None = None) -> AsyncIterator[httpx.AsyncClient]:
+        headers = {"authorization": f"Bearer {key or self.session.agent_key}"}
+        async with httpx.AsyncClient(base_url=self.gateway.url, headers=headers, timeout=60) as client:
+            yield client
+
+
+class Played(Environment):
+    """Lets a test be the agent, over HTTP."""
+
+    in_process = True
+    agent: Agent
+    clients: Mapping[str, Any] = {}
+
+    async def run(self, task: Task, seed: int, session: Any) -> None:
+        gateway = Gateway("policy")
+        await gateway.start()
+        try:
+            async with gateway.session(session, clients=self.clients) as opened:
+                await self.agent(Inside(gateway, opened))
+        finally:
+            await gateway.stop()
+
+
+async def sample(agent: Agent, policy: Any, turns: int = 100, **clients: Any) -> Trajectory:
+    environment = Played()
+    environment.agent, environment.clients = agent, clients
+    trajectory = await play(InProcess(environment, 60.0), policy, limits=Limits(100, turns))
+    assert trajectory.outcome.judged, trajectory.info
+    return trajectory
+
+
+class Slow:
+    """A policy that answers when it is let."""
+
+    def __init__(self, *said: str) -> None:
+        self.said, self.calls = list(said), 0
+        self.let = asyncio.Event()
+
+    async def __call__(self, call: GenerateCall) -> Completion:
+        self.calls += 1
+        await self.let.wait()
+        return completion(self.said.pop(0), call.max_new_tokens)
+
+
+async def test_one_conversation_in_three_dialects_is_one_tree() -> None:
+    async def agent(inside: Inside) -> None:
+        first = await inside.chat("a")
+        assert first.choices[0].message.content == "one" and first.choices[0].finish_reason == "stop"
+        assert first.usage.completion_tokens == len("one$")
+        second = await inside.openai.responses.create(
+            model="policy",
+            input=[{"role": "user", "content": "a"}, {"role": "assistant", "content": "one"}, {"role": "user", "content": "b"}],
+        )  # fmt: skip
+        assert second.output_text == "two"
+        third = await inside.anthropic.messages.create(
+            model="policy", max_tokens=50,
+            messages=[
+                {"role": "user", "content": "a"}, {"role": "assistant", "content": "one"},
+                {"role": "user", "content": "b"}, {"role": "assistant", "content": "two"},
+                {"role": "user", "content": "c"},
+            ],
+        )  # fmt: skip
+        assert third.content[0].type == "text" and third.content[0].text == "three"
+
+    trajectory = await sample(agent, Script("one", "two", "three"))
+    assert texts(trajectory) == ["[user:a][a:ONE$][user:b][a:TWO$][user:c][a:THREE$"]
+
+
+async def test_streams_and_whole_answers_say_the_same_and_train_the_same() -> None:
+    async def agent(inside: Inside) -> None:
+        stream = await inside.chat("a", stream=True)
+        text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+        assert text == "one"
+        async with inside.anthropic.messages.stream(
+            model="policy", max_tokens=50,
+            messages=[
+                {"role": "user", "content": "a"}, {"role": "assistant", "content": "one"}, {"role": "user", "content": "b"},
+            ],
+        ) as events:  # fmt: skip
+            assert "".join([piece async for piece in events.text_stream]) == "two"
+
+    trajectory = await sample(agent, Script("one", "two"))
+    assert texts(trajectory) == ["[user:a][a:ONE$][user:b][a:TWO$"] and not trajectory.num_discarded
+
+
+CALLS = {
+    "hermes": '<tool_call>{"name": "find", "arguments": {"q": "x"}}</tool_call>',
+    "qwen3-coder": "<tool_call>\n<function=find>\n<parameter=q>\nx\n</parameter>\n</function>\n</tool_call>",
+    "mistral": '[TOOL_CALLS] [{"name": "find", "arguments": {"q": "x"}, "id": "a1b2c3d4e"}]',
+    "pythonic": "[find(q='x')]",
+    "harmony": ' to=functions.find<|channel|>commentary json<|message|>{"q": "x"}<|call|>',
+}
+
+
+@pytest.mark.parametrize("family", CALLS)
+async def test_calls_of_tools_come_and_go_through_the_client(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In whatever format the model's family writes them."""
+    monkeypatch.setattr(Letters, "tool_calls", family)
+
+    async def agent(inside: Inside) -> None:
+        messages: list[Any] = [{"role": "user", "content": "a"}]
+        first = await inside.openai.chat.completions.create(model="policy", messages=messages, tools=[FIND])  # type: ignore[list-item]
+        choice = first.choices[0]
+        assert choice.finish_reason == "tool_calls" and choice.message.tool_calls
+        call: Any = choice.message.tool_calls[0]
+        assert (call.function.name, json.loads(call.function.arguments)) == ("find", {"q": "x"})
+        messages += [choice.message.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "found"}]
+        last = await inside.openai.chat.completions.create(model="policy", messages=messages, tools=[FIND])  # type: ignore[list-item]
+        assert last.choices[0].message.content == "end"
+
+    said = CALLS[family]
+    (row,) = texts(await sample(agent, Script(said, "end")))
+    assert row == f"[user:a][a:{said.upper()}$][tool:found][a:END$"
+
+
+async def test_what_would_change_the_distribution_is_refused_and_not_asked_again() -> None:
+    async def agent(inside: Inside) -> None:
+        with pytest.raises(openai.BadRequestError, match="logit_bias") as refused:
+            await inside.chat("a", logit_bias={"5": 3})
+        assert refused.value.response.headers["x-should-retry"] == "false"
+        with pytest.raises(anthropic.BadRequestError, match="tool_choice"):
+            await inside.anthropic.messages.create(
+                model="policy", max_tokens=5, messages=[{"role": "user", "content": "a"}],
+                tools=[{"name": "find", "input_schema": {"type": "object"}}], tool_choice={"type": "any"},
+            )  # fmt: skip
+        await inside.chat("a", temperature=0.1)  # the run's own sampling wins
+
+    policy = Script("one")
+    await sample(agent, policy)
+    assert len(policy.calls) == 1
+
+
+@pytest.mark.parametrize("body", [b"", b"[1]", b"{", b'{"messages": 3}', b"\xff\xfe", b"[" * 100_000])
+async def test_a_broken_body_is_refused_with_its_reason(body: bytes) -> None:
+    async def agent(inside: Inside) -> None:
+        async with inside.http() as client:
+            for path in ("/v1/chat/completions", "/v1/responses", "/v1/messages"):
+                answer = await client.post(path, content=body)
+                assert answer.status_code == 400 and answer.json()["error"]["message"]
+
+    await sample(agent, Script())
+
+
+async def test_a_body_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served, "MAX_BODY_BYTES", 1000)
+
+    async def agent(inside: Inside) -> None:
+        async with inside.http() as client:
+            answer = await client.post("/v1/chat/completions", content=b" " * 5000)
+            assert answer.status_code == 400 and "MiB" in answer.json()["error"]["message"]
+
+    await sample(agent, Script())
+
+
+async def test_each_key_opens_its_own_routes_alone_and_ends_with_its_sample() -> None:
+    kept: list[Inside] = []
+
+    async def agent(inside: Inside) -> None:
+        kept.append(inside)
+        await inside.chat("a")
+        body = {"model": "policy", "messages": [{"role": "user", "content": "a"}]}
+        for key in (inside.session.reporter_key, "nobody", ""):
+            async with inside.http(key or "-") as client:
+                assert (await client.post("/v1/chat/completions", json=body)).status_code == 401
+                assert (await client.get("/v1/models")).status_code == 401
+        async with inside.http() as client:
+            assert (await client.post("/report", json={"reward": 9})).status_code == 401
+            assert [model["id"] for model in (await client.get("/v1/models")).json()["data"]] == ["policy"]
+        assert inside.session.reported == {}
+        async with inside.http(inside.session.reporter_key) as client:
+            for wrong in ({}, {"reward": True}, {"reward": "1"}, {"reward": None}, {"reward": 10**400}, [1]):
+                assert (await client.post("/report", json=wrong)).status_code == 400
+            assert (await client.post("/report", content=b'{"reward": NaN}')).status_code == 400
+            assert (await client.post("/report", json={"reward": 0.5})).json()["reward"] == 0.5
+        assert inside.session.reported == {"": 0.5}
+        async with inside.gateway.session(inside.session.history.root) as other:
+            gone = other.agent_key
+        async with inside.http(gone) as client:
+            late = await client.post("/v1/chat/completions", json=body)
+            assert late.status_code == 401 and "over" in late.json()["error"]["message"]
+
+    await sample(agent, Script("one"))
+
+
+async def test_at_the_limit_an_agent_is_told_in_words_and_nothing_of_it_is_trained() -> None:
+    async def agent(inside: Inside) -> None:
+        await inside.chat("a")
+        for stream in (False, True):
+            answer = await inside.chat("a", "one", "b", stream=stream)
+            if stream:
+                text = "".join([chunk.choices[0].delta.content or "" async for chunk in answer if chunk.choices])
+            else:
+                text = answer.choices[0].message.content
+            assert text == OVER
+
+    trajectory = await sample(agent, Script("one"), turns=1)
+    assert texts(trajectory) == ["[user:a][a:ONE$"] and trajectory.outcome == "truncated"
+
+
+async def test_a_request_that_is_sent_again_in_flight_is_one_call() -> None:
+    async def agent(inside: Inside) -> None:
+        first = asyncio.create_task(inside.chat("a"))
+        while not policy.calls:
+            await asyncio.sleep(0.01)
+        again = asyncio.create_task(inside.chat("a", extra_headers={"x-relax-retry": "1"}))
+        await asyncio.sleep(0.2)
+        policy.let.set()
+        one, other = await first, await again
+        assert one.choices[0].message == other.choices[0].message
+
+    policy = Slow("one")
+    trajectory = await sample(agent, policy)
+    assert policy.calls == 1 and texts(trajectory) == ["[user:a][a:ONE$"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_its_client_did_not_wait_for_is_given_to_the_next_that_asks(stream: bool) -> None:
+    async def agent(inside: Inside) -> None:
+        with pytest.raises(openai.APITimeoutError):
+            answer = await inside.chat("a", stream=stream, timeout=0.5)
+            [chunk async for chunk in answer]
+        policy.let.set()
+        while any(call.clients for call in inside.session.history.calls):
+            await asyncio.sleep(0.01)
+        assert (await inside.chat("a")).choices[0].message.content == "one"
+
+    policy = Slow("one")
+    trajectory = await sample(agent, policy)
+    assert policy.calls == 1 and texts(trajectory) == ["[user:a][a:ONE$"] and not trajectory.num_discarded
+
+
+async def test_an_answer_that_nobody_read_is_not_trained() -> None:
+    async def agent(inside: Inside) -> None:
+        assert (await inside.chat("first")).choices[0].message.content == "read"
+        policy.let.clear()
+        with pytest.raises(openai.APITimeoutError):
+            await inside.chat("second", timeout=0.5)
+        policy.let.set()
+        while inside.session.history.calls[-1].action is None:
+            await asyncio.sleep(0.01)
+
+    policy = Slow("read", "nobody")
+    policy.let.set()
+    trajectory = await sample(agent, policy)
+    assert texts(trajectory) == ["[user:first][a:READ$"]
+    assert trajectory.num_discarded == {"undelivered": len("nobody$")}
+
+
+async def test_a_stream_shows_life_while_its_answer_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served, "HEARTBEAT_S", 0.1)
+    beats = {"/v1/chat/completions": ": keepalive", "/v1/messages": "event: ping"}
+
+    async def agent(inside: Inside) -> None:
+        for path, beat in beats.items():
+            policy.let.clear()
+            body = {"model": "m", "stream": True, "max_tokens": 9, "messages": [{"role": "user", "content": path}]}
+            seen = 0
+            async with inside.http() as client, client.stream("POST", path, json=body) as answer:
+                async for line in answer.aiter_lines():
+                    seen += line == beat
+                    if seen == 3:
+                        policy.let.set()
+            assert seen >= 3
+
+    policy = Slow("one", "two")
+    assert len((await sample(agent, policy)).rows()) == 2
+
+
+async def test_a_request_that_hangs_ends_with_its_sample() -> None:
+    async def agent(inside: Inside) -> None:
+        waiting.append(asyncio.create_task(inside.chat("a")))
+        while not policy.calls:
+            await asyncio.sleep(0.01)
+
+    waiting: list[asyncio.Task[Any]] = []
+    policy = Slow("one")
+    trajectory = await sample(agent, policy)
+    assert not any(node.sampled for node in trajectory.forest)
+    await asyncio.wait(waiting, timeout=30)
+    assert waiting[0].done()
+    waiting[0].exception()
+
+
+async def test_an_answer_does_not_wait_for_the_acknowledgement_of_its_head() -> None:
+    """Nagle's algorithm would let it, for up to 40 ms."""
+
+    async def agent(inside: Inside) -> None:
+        async with inside.http() as client:
+            assert (await client.get("/v1/models")).status_code == 200
+            (connection,) = inside.gateway._server.server_state.connections
+            connected = connection.transport.get_extra_info("socket")  # type: ignore[union-attr]
+            assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+    await sample(agent, Script())
+
+
+class Telling:
+    """A policy that says a turn letter by letter, each when it is let."""
+
+    def __init__(self, said: str) -> None:
+        self.said, self.let, self.sampled = said, asyncio.Semaphore(0), 0
+
+    async def __call__(self, call: GenerateCall) -> Completion:
+        assert call.watch is not None
+        for end in range(1, len(self.said) + 1):
+            await self.let.acquire()
+            self.sampled = end
+            if call.watch(tuple(map(ord, self.said[:end]))):
+                break
+        return completion(self.said[: self.sampled], call.max_new_tokens)
+
+
+@pytest.mark.parametrize("dialect", ["chat", "messages", "responses"])
+async def test_the_first_token_is_at_the_client_before_the_last_is_sampled(dialect: str) -> None:
+    policy, heard = Telling("four"), []
+
+    async def pieces(inside: Inside) -> AsyncIterator[str]:
+        said: Any = [{"role": "user", "content": "a"}]
+        if dialect == "chat":
+            stream = await inside.openai.chat.completions.create(model="policy", messages=said, stream=True)
+            async for chunk in stream:
+                if chunk.choices and chunk.choices[0].delta.content:
+                    yield chunk.choices[0].delta.content
+        elif dialect == "messages":
+            async with inside.anthropic.messages.stream(model="policy", max_tokens=9, messages=said) as events:
+                async for piece in events.text_stream:
+                    yield piece
+        else:
+            async for event in await inside.openai.responses.create(model="policy", input=said, stream=True):
+                if event.type == "response.output_text.delta":
+                    yield event.delta
+
+    async def agent(inside: Inside) -> None:
+        policy.let.release()
+        async for piece in pieces(inside):
+            if piece:
+                heard.append((piece, policy.sampled))
+                policy.let.release()
+
+    trajectory = await sample(agent, policy)
+    assert "".join(piece for piece, _ in heard) == "four"
+    assert heard[0] == ("f", 1) and len(heard) == 4, heard
+    assert texts(trajectory) == ["[user:a][a:FOUR$"]
+
+
+async def test_a_client_that_comes_late_to_a_stream_reads_it_from_its_beginning() -> None:
+    policy = Telling("four")
+
+    async def agent(inside: Inside) -> None:
+        first = await inside.chat("a", stream=True)
+        policy.let.release()
+        await anext(first)
+        again = await inside.chat("a", stream=True, extra_headers={"x-stainless-retry-count": "1"})
+        for _ in range(3):
+            policy.let.release()
+        assert "".join([chunk.choices[0].delta.content or "" async for chunk in again]) == "four"
+
+    trajectory = await sample(agent, policy)
+    assert texts(trajectory) == ["[user:a][a:FOUR$"]
+
+
+async def test_a_stream_whose_sample_ends_says_so_behind_what_it_has_sent() -> None:
+    class Breaking(Telling):
+        async def __call__(self, call: GenerateCall) -> Completion:
+            await super().__call__(call)
+            raise RuntimeError("no engine is left")
+
+    async def agent(inside: Inside) -> None:
+        for _ in range(2):
+            policy.let.release()
+        stream = await inside.chat("a", stream=True)
+        heard.append("".join([chunk.choices[0].delta.content or "" async for chunk in stream]))
+
+    policy, heard, environment = Breaking("fo"), [], Played()
+    environment.agent = agent
+    with pytest.raises(RuntimeError, match="no engine"):
+        await play(InProcess(environment, 60.0), policy)
+    assert heard == [f"fo\n{OVER}"]
+
+
+async def test_a_context_has_conversations_of_its_own_and_a_reward() -> None:
+    async def agent(inside: Inside) -> None:
+        for context in ("planner", "worker"):
+            await inside.chat("a", extra_headers={"x-relax-context": context})
+        await inside.chat("a", "one", "b", extra_headers={"x-relax-context": "planner"})
+        assert inside.session.history.reasons() == {"first": 1, "tools": 1, "continued": 1}
+        with pytest.raises(openai.BadRequestError, match="at most 64 characters"):
+            await inside.chat("a", extra_headers={"x-relax-context": "x" * 65})
+        async with inside.http(inside.session.reporter_key) as client:
+            for body in ({"reward": 1, "context": "nobody"}, {"reward": 1, "context": 7}):
+                refused = await client.post("/report", json=body)
+                assert refused.status_code == 400 and "context" in refused.json()["error"]
+            assert (await client.post("/report", json={"reward": 1, "context": "worker"})).status_code == 200
+        assert inside.session.reported == {"worker": 1.0}
+
+    trajectory = await sample(agent, Script("one", "one", "two"))
+    assert trajectory.contexts == ("planner", "worker", "planner")
+    assert sorted(texts(trajectory)) == ["[user:a][a:ONE$", "[user:a][a:ONE$][user:b][a:TWO$"]
+
+
+async def test_a_local_gateway_serves_the_same_routes_to_this_user_alone_and_leaves_nothing() -> None:
+    gateway = Gateway("policy")
+    await gateway.start(local=True)
+    path = Path(gateway.socket)
+    try:
+        assert [os.stat(at).st_mode & 0o777 for at in (path, path.parent)] == [0o600, 0o700]
+
+        async def agent(inside: Inside) -> None:
+            headers = {"authorization": f"Bearer {inside.session.agent_key}"}
+            over = httpx.AsyncHTTPTransport(uds=str(path))
+            async with httpx.AsyncClient(base_url="http://local", transport=over, headers=headers) as client:
+                body = {"messages": [{"role": "user", "content": "a"}]}
+                answer = (await client.post("/v1/chat/completions", json=body)).json()
+                assert answer["choices"][0]["message"]["content"] == "one"
+                assert (await client.get("/v1/models")).status_code == 200
+                assert (await client.post("/report", json={"reward": 1})).status_code == 401
+
+        class Local(Played):
+            async def run(self, task: Task, seed: int, session: Any) -> None:
+                async with gateway.session(session, clients=self.clients) as opened:
+                    await agent(Inside(gateway, opened))
+
+        trajectory = await play(InProcess(Local(), 60.0), Script("one"), limits=Limits(100, 8))
+        assert trajectory.outcome.judged and texts(trajectory) == ["[user:a][a:ONE$"], trajectory.info
+    finally:
+        await gateway.stop()
+    assert not path.parent.exists()
+
+
+async def test_a_folder_whose_path_is_too_long_for_a_socket_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with pytest.raises(OSError, match="set TMPDIR to a folder with a short path"):
+        await Gateway("policy").start(local=True)
+
+
+async def test_requests_of_one_sample_are_bounded_together_where_that_is_asked() -> None:
+    gateway = Gateway("policy")
+    await gateway.start()
+
+    async def agent(inside: Inside) -> None:
+        assert (await inside.chat("a" * 1000)).choices[0].message.content == "one"
+        for _ in range(2):
+            with pytest.raises(openai.BadRequestError, match="longer together than a sandbox may send"):
+                await inside.chat("b" * 2000)
+
+    class Bounded(Played):
+        async def run(self, task: Task, seed: int, session: Any) -> None:
+            async with gateway.session(session, max_bytes=2000) as opened:
+                await agent(Inside(gateway, opened))
+
+    try:
+        trajectory = await play(InProcess(Bounded(), 60.0), Script("one"), limits=Limits(100, 8))
+        assert trajectory.outcome.judged, trajectory.info
+    finally:
+        await gateway.stop()
+
+
+async def test_a_pool_is_a_model_of_its_own_name_and_what_it_says_is_not_trained() -> None:
+    heard: list[str] = []
+
+    async def agent(inside: Inside) -> None:
+        listed = await inside.openai.models.list()
+        assert [model.id for model in listed.data] == ["policy", "judge"]
+        assert (await inside.chat("a")).choices[0].message.content == "one"
+        said = [{"role": "user", "content": "good?"}]
+        asked: Any = {"model": "judge", "messages": said}
+        answer = await inside.openai.chat.completions.create(**asked, temperature=0.0)
+        assert (answer.model, answer.choices[0].message.content) == ("judge", "yes")
+        other = await inside.anthropic.messages.create(**asked, max_tokens=2)
+        assert other.content[0].text == "ye" and other.stop_reason == "max_tokens"
+        stream = await inside.openai.chat.completions.create(**asked, stream=True)
+        assert "".join([part.choices[0].delta.content or "" async for part in stream if part.choices]) == "yes"
+        with pytest.raises(openai.BadRequestError, match="answers in text"):
+            await inside.openai.chat.completions.create(**asked, tools=[FIND])
+        with pytest.raises(openai.BadRequestError, match="temperature"):
+            await inside.openai.chat.completions.create(**asked, temperature=3.0)
+        assert inside.session.side_calls.summary() == {"judge": {"calls": 3, "tokens": 8}}
+
+    client = ScriptedClient("judge", lambda prompt: heard.append(prompt) or "yes")
+    trajectory = await sample(agent, Script("one"), judge=client)
+    assert heard == ["good?"] * 3
+    assert [node.turn for node in trajectory.forest if node.sampled] == [0], "only the policy's turn is trained"
+
+
+async def test_a_pool_that_is_not_allowed_is_the_policy_as_any_other_name() -> None:
+    async def agent(inside: Inside) -> None:
+        answer = await inside.openai.chat.completions.create(model="judge", messages=[{"role": "user", "content": "a"}])
+        assert answer.choices[0].message.content == "one"
+
+    assert len([node for node in (await sample(agent, Script("one"))).forest if node.sampled]) == 1
+
+
+class Seeded:
+    """A pool that says its seed."""
+
+    name = "judge"
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error, self.seeds = error, list[int]()
+
+    async def generate(self, prompt: Any, max_new_tokens: int, *, seed: int, **more: Any) -> Any:
+        if self.error is not None:
+            raise self.error
+        self.seeds.append(seed)
+        return await ScriptedClient("judge", lambda prompt: str(seed)).generate(prompt, 99)
+
+
+async def test_side_calls_are_drawn_by_what_is_asked_and_not_by_their_order() -> None:
+    async def said(*questions: str) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+
+        async def agent(inside: Inside) -> None:
+            await inside.chat("a")
+            for question in questions:
+                messages: Any = [{"role": "user", "content": question}]
+                answer = await inside.openai.chat.completions.create(model="judge", messages=messages)
+                found.setdefault(question, []).append(answer.choices[0].message.content)
+
+        await sample(agent, Script("one"), judge=Seeded())
+        return found
+
+    one, other = await said("x", "y", "x"), await said("y", "x", "x")
+    assert one == other and len({*one["x"], *one["y"]}) == 3
+
+
+async def test_a_stream_of_a_pool_that_breaks_off_says_why_in_every_dialect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relax_plugin_agents.gateway.HEARTBEAT_S", 0.05)
+
+    class Late(Seeded):
+        async def generate(self, prompt: Any, max_new_tokens: int, **more: Any) -> Any:
+            await asyncio.sleep(0.3)
+            raise InfrastructureError("no engine is left")
+
+    async def agent(inside: Inside) -> None:
+        messages: Any = [{"role": "user", "content": "x"}]
+        asked: Any = (
+            inside.openai.chat.completions.create(model="judge", messages=messages, stream=True),
+            inside.openai.responses.create(model="judge", input="x", stream=True),
+            inside.anthropic.messages.create(model="judge", messages=messages, max_tokens=9, stream=True),
+        )
+        for one in asked:
+            with pytest.raises((openai.APIError, anthropic.APIError), match="no engine is left"):
+                async for _ in await one:
+                    pass
+        await inside.chat("a")
+
+    await sample(agent, Script("one"), judge=Late())
+
+
+async def test_a_pool_that_can_not_be_asked_is_told_and_remembered() -> None:
+    async def agent(inside: Inside) -> None:
+        await inside.chat("a")
+        with pytest.raises(openai.InternalServerError, match="no engine"):
+            messages: Any = [{"role": "user", "content": "x"}]
+            await inside.openai.chat.completions.create(model="judge", messages=messages)
+        assert isinstance(inside.session.side_calls.failure, InfrastructureError)
+
+    await sample(agent, Script("one"), judge=Seeded(InfrastructureError("no engine can be had")))

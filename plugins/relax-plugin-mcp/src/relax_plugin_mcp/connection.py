@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One connection to a server, and what samples share of one.
+
+The SDK's client must be entered and left in the same task: each connection is owned by a task of its own, which lives as
+long as it does. Whoever calls waits for the answer or for the end of that task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from jsonschema import Draft202012Validator, SchemaError
+from jsonschema.exceptions import best_match
+from jsonschema.validators import validator_for
+from mcp.client.client import Client
+from mcp.shared.exceptions import MCPError
+from mcp_types import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    CallToolResult,
+    Implementation,
+    TextContent,
+    ToolListChangedNotification,
+)
+from referencing import Registry
+from referencing.exceptions import Unresolvable
+
+from relax_core.api import RelaxError, Tool, tools_digest
+from relax_plugin_mcp.options import ServerOptions
+from relax_plugin_mcp.transports import Http, Stdio
+
+CLOSE_S = 10.0
+MAX_PAGES = 100
+"""Pages of a list of tools; a list that never ends is refused."""
+OWN_ERRORS = frozenset({INVALID_PARAMS, INTERNAL_ERROR})
+"""Codes of errors that a server gives a call; all others are of the connection."""
+
+
+class ServerFailed(RuntimeError):
+    """The server, or the way to it, failed: nothing that the policy did."""
+
+
+class Connection:
+    """A session with one server: `new -> open -> broken -> closed`.
+
+    Invariants:
+    - once open, `tools` are those that it offered at the beginning, allowed and prefixed, in the order of their names;
+    - after a failure it is `broken`, and every call raises ServerFailed; after a call that was late, which may be the call's
+      own fault, it is only `unfit` for further samples;
+    - after `close` the server is gone, with all that it started, where it is a program.
+    """
+
+    def __init__(self, options: ServerOptions) -> None:
+        self.options = options
+        self.tools: tuple[Tool, ...] = ()
+        self._names: dict[str, str] = {}
+        """Names of the server by those that the policy calls."""
+        self._validators: dict[str, Any] = {}
+        self._transport = Stdio(options) if options.command else Http(options)
+        self._client: Any = None
+        self._owner: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
+        self._changed = False
+        """The server said that its tools are others."""
+        self._why = ""
+        self._late = False
+
+    @property
+    def broken(self) -> bool:
+        return bool(self._why) or self._owner is None or self._owner.done()
+
+    @property
+    def unfit(self) -> bool:
+        return self.broken or self._late
+
+    async def open(self) -> None:
+        """Start or reach the server and take its tools. Raises ServerFailed; ConfigError where they can't be the policy's."""
+        opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._owner = asyncio.create_task(self._own(opened))
+        try:
+            await asyncio.wait({self._owner, opened}, timeout=self.options.start_s, return_when=asyncio.FIRST_COMPLETED)
+            if not opened.done():
+                late = f"it did not tell its tools within {self.options.start_s:g} s"
+                await self._end(late if not self._owner.done() else "")
+                raise self._failed(late)
+        except asyncio.CancelledError:
+            await self.close()
+            raise
+
+    async def call(self, tool: str, arguments: Mapping[str, Any]) -> CallToolResult:
+        """Call a tool by the policy's name for it. What the policy did wrong is a result that says so.
+
+        Raises ServerFailed where there is no answer, and where the tools are not those of the beginning."""
+        if self.broken:
+            raise self._failed("it is gone")
+        if misfit := self._misfit(tool, arguments):
+            return _told(f"error: the arguments of {tool} do not fit its parameters: {misfit}")
+        request = asyncio.ensure_future(self._client.call_tool(self._names[tool], dict(arguments)))
+        assert self._owner is not None
+        try:
+            await asyncio.wait({request, self._owner}, timeout=self.options.call_s, return_when=asyncio.FIRST_COMPLETED)
+            if not request.done():
+                self._late = True
+                raise self._failed(f"{tool} did not answer within {self.options.call_s:g} s")
+            result = self._answer(tool, request)
+        finally:
+            request.cancel()
+            await asyncio.gather(request, return_exceptions=True)
+        if self._changed or result.is_error:  # an error may come of a tool that is gone
+            await self.check(self.tools)
+        return result
+
+    async def check(self, frozen: tuple[Tool, ...]) -> None:
+        """Ask for the tools again; raises ServerFailed where they are not these any more."""
+        try:
+            async with asyncio.timeout(self.options.call_s):
+                tools = await self._offered()
+        except (TimeoutError, MCPError, RelaxError, ValueError) as error:
+            silent = f"it does not tell its tools any more: {error or 'no answer'}"
+            self._why = self._why or self._transport.failure or silent
+            raise self._failed("") from error
+        if _shown(tools) != _shown(frozen):
+            ours, theirs = {tool.name: tool for tool in frozen}, {tool.name: tool for tool in tools}
+            differ = sorted(name for name in ours | theirs if _shown((ours.get(name),)) != _shown((theirs.get(name),)))
+            self._why = f"its tools are not those that the run began with: {', '.join(differ)} changed"
+            raise self._failed("")
+        self._changed = False
+
+    async def close(self) -> None:
+        """End the session, and the server where it is a program."""
+        self._closing.set()
+        if self._owner is not None:
+            await asyncio.wait({self._owner}, timeout=CLOSE_S)
+            await self._end("it was closed")
+
+    # -- the owner ------------------------------------------------------------------------------------------------
+
+    async def _own(self, opened: asyncio.Future[None]) -> None:
+        info = Implementation(name="relax", version="1")
+        try:
+            client = Client(self._transport.streams(), cache=None, message_handler=self._heard, client_info=info)
+            async with client:
+                self._client = client
+                try:
+                    self.tools = await self._offered()
+                except Exception as error:
+                    self._why = self._transport.failure or _words(error)
+                    raise
+                self._transport.failure = ""  # a request that the server's version does not know is none
+                opened.set_result(None)
+                await self._closing.wait()
+        except Exception as error:
+            self._why = self._why or self._transport.failure or _words(error)
+            if isinstance(leaf := _leaf(error), RelaxError):
+                raise leaf from error
+
+    async def _end(self, why: str) -> None:
+        self._why = self._why or why
+        assert self._owner is not None
+        self._owner.cancel()
+        await asyncio.wait({self._owner}, timeout=CLOSE_S)
+
+    async def _heard(self, message: Any) -> None:
+        self._changed = self._changed or isinstance(message, ToolListChangedNotification)
+
+    # -- tools and answers ----------------------------------------------------------------------------------------
+
+    async def _offered(self) -> tuple[Tool, ...]:
+        """List the server's tools, as the policy is shown them. Raises ValueError for what is no list of tools."""
+        listed: dict[str, Any] = {}
+        cursor: str | None = None
+        for _ in range(MAX_PAGES):
+            page = await self._client.list_tools(cursor=cursor)
+            listed |= {tool.name: tool for tool in page.tools}
+            cursor = page.next_cursor
+            if not cursor:
+                break
+        else:
+            raise ValueError(f"its list of tools has more than {MAX_PAGES} pages")
+        if absent := sorted(set(self.options.allow) - set(listed)):
+            raise ValueError(f"it has no tool {absent[0]!r}, which allow names; it has {', '.join(sorted(listed))}")
+        prefix = self.options.prefix
+        names = {f"{prefix}{name}": name for name in sorted(self.options.allow or listed)}
+        for shown, name in names.items():
+            schema = listed[name].input_schema
+            try:
+                kind = validator_for(schema, Draft202012Validator)
+                kind.check_schema(schema)
+            except SchemaError as error:
+                raise ValueError(f"the parameters of its tool {name} are no JSON schema: {error.message}") from error
+            self._validators[shown] = kind(schema, registry=Registry())  # which fetches nothing
+        self._names = names
+        return tuple(
+            Tool(shown, {"type": "object", "properties": {}, **listed[name].input_schema}, listed[name].description or "",
+                 self.options.name)
+            for shown, name in names.items()
+        )  # fmt: skip
+
+    def _misfit(self, tool: str, arguments: Mapping[str, Any]) -> str:
+        """Say why arguments do not fit, or nothing. Raises ServerFailed for a schema that refers to what is not there."""
+        try:
+            error = best_match(self._validators[tool].iter_errors(dict(arguments)))
+        except Unresolvable as unresolvable:
+            raise self._failed(f"the parameters of its tool {tool} can't be read: {unresolvable}") from unresolvable
+        return "" if error is None else f"{error.json_path}: {error.message}"
+
+    def _answer(self, tool: str, request: asyncio.Future[CallToolResult]) -> CallToolResult:
+        if request.cancelled():
+            raise self._failed(f"{tool}: the connection ended")
+        error = request.exception()
+        if error is None:
+            return request.result()
+        failure = self._transport.failure
+        if isinstance(error, MCPError) and error.error.code in OWN_ERRORS and not failure:
+            return _told(f"error: {error.error.message}")
+        if failure or (isinstance(error, MCPError) and error.error.code not in OWN_ERRORS):
+            self._why = self._why or failure or _words(error)
+        raise self._failed(f"{tool}: {_words(error)}") from error
+
+    def _failed(self, why: str) -> Exception:
+        """The error of whoever waits for the server."""
+        ended = self._owner is not None and self._owner.done() and not self._owner.cancelled()
+        if ended and isinstance(wrong := self._owner.exception(), RelaxError):
+            return wrong
+        reason = self._why or self._transport.failure or why
+        return ServerFailed(f"server {self.options.name}: {reason}{self._transport.evidence}")
+
+
+class SharedServer:
+    """The connection that the samples of a process share, replaced when it is unfit: `open -> unfit -> closed when unused`.
+
+    Invariants: an unfit connection is given to nobody, and closed when the last sample that has it lets go.
+    """
+
+    def __init__(self, options: ServerOptions) -> None:
+        self._options = options
+        self._current: Connection | None = None
+        self._users: Counter[Connection] = Counter()
+        self._starting = asyncio.Lock()  # held across a start: those who come meanwhile want that connection
+
+    async def acquire(self) -> Connection:
+        async with self._starting:
+            if self._current is None or self._current.unfit:
+                old, self._current = self._current, None
+                if old is not None and not self._users[old]:
+                    await old.close()
+                connection = Connection(self._options)
+                await connection.open()
+                self._current = connection
+            self._users[self._current] += 1
+            return self._current
+
+    async def release(self, connection: Connection) -> None:
+        self._users[connection] -= 1
+        if not self._users[connection]:
+            del self._users[connection]
+            if connection is not self._current:
+                await connection.close()
+
+
+def _shown(tools: tuple[Tool | None, ...]) -> str:
+    return tools_digest([tool for tool in tools if tool is not None])
+
+
+def _told(text: str) -> CallToolResult:
+    return CallToolResult(content=[TextContent(text=text)], is_error=True)
+
+
+def _leaf(error: BaseException) -> BaseException:
+    """The first error of nested groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _words(error: BaseException) -> str:
+    leaf = _leaf(error)
+    return str(leaf) if type(leaf) is ValueError else f"{type(leaf).__name__}: {leaf}"

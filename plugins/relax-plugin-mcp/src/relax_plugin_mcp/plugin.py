@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The components that this distribution offers. They are named by strings only: listing them imports nothing heavy."""
+
+from relax_core.api.component import Component
+from relax_core.api.hooks import hook
+
+
+@hook
+def relax_environments() -> list[Component]:
+    return [
+        Component("mcp", "relax_plugin_mcp.environment:Mcp", "tools of MCP servers, called until the policy answers")
+    ]

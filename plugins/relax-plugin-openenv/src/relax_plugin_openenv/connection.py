@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One episode with a server of OpenEnv: JSON messages over its WebSocket, one request after another.
+
+A request is `{"type": "reset" | "step" | "state" | "close", "data": {...}}`; the answer is an `observation` (its data have
+`observation`, `reward` and `done`), a `state`, or an `error` with a code. A server has a session for each connection, and ends
+it with that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+
+CLOSE_S = 5.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
+"""Pauses between attempts at a server that has no session left."""
+MAX_SCHEMA = 1 << 20
+INVALID, FULL = "VALIDATION_ERROR", "CAPACITY_REACHED"
+"""Codes of errors: the action does not fit the schema; the server has no session left."""
+RAISED = "EXECUTION_ERROR"
+"""The code of an error that the environment's own code raised."""
+
+
+class ServerFailed(RuntimeError):
+    """The server, or the way to it, failed: nothing that the policy did."""
+
+
+class NotAccepted(ValueError):
+    """The server's answer to an action that it does not accept; `code` says why."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The outcome of a reset or of a step."""
+
+    observation: Mapping[str, Any]
+    reward: float | None
+    done: bool
+
+
+class EpisodeConnection:
+    """A session with a server: `new -> begun -> (step -> answer)* -> closed`.
+
+    Invariants: one request is under way at a time; after a failure the connection is closed, so that a late answer is never
+    taken for that of another request.
+    """
+
+    def __init__(self, url: str, headers: Mapping[str, str], max_bytes: int) -> None:
+        self.url = url.rstrip("/")
+        self._headers, self._max_bytes = headers, max_bytes
+        self._client: aiohttp.ClientSession | None = None
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+
+    async def begin(self, data: Mapping[str, Any], within_s: float) -> Answer:
+        """Connect and reset; wait for a session where the server has none left. Raises ServerFailed."""
+        pause, full = FIRST_PAUSE_S, ""
+        try:
+            async with asyncio.timeout(within_s):
+                while True:
+                    await self._connect()
+                    try:
+                        return _observed(await self._answer("reset", data, "observation"))
+                    except NotAccepted as error:
+                        if error.code != FULL:
+                            raise self._failed(f"it does not reset with {dict(data)}: {error}") from error
+                        full = str(error)
+                    await self.close()
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, LONGEST_PAUSE_S)
+        except TimeoutError:
+            await self.close()
+            why = f"it has no session left: {full}" if full else "it did not begin an episode"
+            raise self._failed(f"{why}, within {within_s:g} s") from None
+        except ServerFailed:
+            await self.close()
+            raise
+
+    async def step(self, action: Mapping[str, Any], within_s: float) -> Answer:
+        """Act. Raises NotAccepted for an action that the server refuses, ServerFailed where there is no answer."""
+        return _observed(await self._asked("step", action, "observation", within_s))
+
+    async def state(self, within_s: float) -> dict[str, Any]:
+        """Return what the server tells of its state."""
+        return await self._asked("state", None, "state", within_s)
+
+    async def close(self) -> None:
+        """End the session, and with it what the server keeps for it; it may be called again."""
+        socket, client = self._socket, self._client
+        self._socket = self._client = None
+        with suppress(TimeoutError, aiohttp.ClientError, ConnectionError):
+            async with asyncio.timeout(CLOSE_S):
+                if socket is not None and not socket.closed:
+                    await socket.send_str('{"type": "close"}')
+                    await socket.close()
+        if client is not None:
+            await client.close()
+
+    async def _connect(self) -> None:
+        parts = urlsplit(self.url)
+        place = parts._replace(scheme={"http": "ws", "https": "wss"}[parts.scheme], path=f"{parts.path}/ws").geturl()
+        self._client = client(self._headers)
+        try:
+            self._socket = await self._client.ws_connect(place, max_msg_size=self._max_bytes)
+        except (aiohttp.ClientError, OSError) as error:
+            raise self._failed(f"no connection: {_words(error)}") from error
+
+    async def _asked(self, what: str, data: Mapping[str, Any] | None, wanted: str, within_s: float) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(within_s):
+                return await self._answer(what, data, wanted)
+        except TimeoutError:
+            await self.close()
+            raise self._failed(f"it did not answer a {what} within {within_s:g} s") from None
+        except ServerFailed:
+            await self.close()
+            raise
+
+    async def _answer(self, what: str, data: Mapping[str, Any] | None, wanted: str) -> dict[str, Any]:
+        """Send a request and take its answer. Raises NotAccepted for an error of the server's, ServerFailed for anything else
+        that was not wanted."""
+        if self._socket is None or self._socket.closed:
+            raise self._failed("the connection is gone")
+        request = {"type": what} if data is None else {"type": what, "data": dict(data)}
+        with suppress(ConnectionError, aiohttp.ClientError):  # what it said before it closed is still to be read
+            await self._socket.send_str(json.dumps(request))
+        message = await self._socket.receive()
+        if message.type is not aiohttp.WSMsgType.TEXT:
+            code = f" (status {self._socket.close_code})" if self._socket.close_code else ""
+            raise self._failed(f"it closed the connection instead of an answer to a {what}{code}")
+        try:
+            answer = json.loads(message.data)
+            kind, told = answer["type"], answer["data"]
+            if kind == "error":
+                raise NotAccepted(str(told["code"]), _told(told))
+            if kind != wanted or not isinstance(told, dict):
+                raise ValueError(kind)
+        except NotAccepted:
+            raise
+        except (ValueError, TypeError, KeyError) as error:
+            raise self._failed(f"it answered a {what} with {message.data[:200]!r}, which is no {wanted}") from error
+        return told
+
+    def _failed(self, why: str) -> ServerFailed:
+        return ServerFailed(f"OpenEnv server {self.url}: {why}")
+
+
+def client(headers: Mapping[str, str]) -> aiohttp.ClientSession:
+    """Return a client that follows no redirect, so that only the named host is asked, and uses no proxy of the environment."""
+
+    async def refuse(_session: Any, _context: Any, params: aiohttp.TraceRequestRedirectParams) -> None:
+        place = params.response.headers.get("Location", "")
+        raise ServerFailed(f"it redirects to {place[:200]}, which is not followed: write that address as url")
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_redirect.append(refuse)
+    return aiohttp.ClientSession(headers=dict(headers), trace_configs=[trace])
+
+
+async def action_schema(url: str, headers: Mapping[str, str], within_s: float) -> dict[str, Any]:
+    """Ask a server for the JSON schema of its actions. Raises ServerFailed."""
+    place = f"{url.rstrip('/')}/schema"
+    try:
+        async with asyncio.timeout(within_s), client(headers) as asking, asking.get(place) as answer:
+            body = await answer.content.read(MAX_SCHEMA)
+            if answer.status != 200:
+                raise ServerFailed(f"{place} answered with status {answer.status}")
+            schema = json.loads(body)["action"]
+            return {**schema, "properties": {n: one for n, one in schema["properties"].items() if n != "metadata"}}
+    except TimeoutError:
+        raise ServerFailed(f"{place} did not answer within {within_s:g} s") from None
+    except (aiohttp.ClientError, OSError) as error:
+        raise ServerFailed(f"{place}: no connection: {_words(error)}") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ServerFailed(f"{place} answered with no schema of actions: {_words(error)}") from error
+
+
+def _observed(told: Mapping[str, Any]) -> Answer:
+    observation, reward, done = told.get("observation"), told.get("reward"), told.get("done", False)
+    if not isinstance(observation, dict) or not isinstance(done, bool):
+        raise ServerFailed(f"the server gave no observation: {str(told)[:200]}")
+    if reward is not None and (not isinstance(reward, int | float) or not math.isfinite(reward)):
+        raise ServerFailed(f"the server gave the reward {reward!r}; it must be a finite number")
+    return Answer(observation, None if reward is None else float(reward), done)
+
+
+def _told(data: Mapping[str, Any]) -> str:
+    """The words of an error, with the places of an action that do not fit."""
+    errors = data.get("errors") or []
+    places = "; ".join(f"{'.'.join(map(str, one.get('loc', ())))}: {one.get('msg', '')}" for one in errors)
+    return f"{data.get('message', '')}{f' ({places})' if places else ''}"
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".rstrip(": ")

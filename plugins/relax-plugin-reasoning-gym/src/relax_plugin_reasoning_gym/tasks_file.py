@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tasks file, `NAME.gym`: TOML that says how many tasks to make, from which seed, and of which sets.
+
+    size = 1000
+    seed = 1
+    exclude = ["held-out.gym"]
+
+    [[sets]]
+    name = "chain_sum"
+    weight = 2
+    options = { min_terms = 2, max_terms = 3 }
+
+Training and evaluation have a file each, so that they can differ in everything.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, ValidationError, field_validator
+
+from relax_core.api import ConfigError, Options
+
+FIELD = "data"
+SEED_ROOM = 1 << 20
+"""Seeds of reasoning-gym that belong to one seed of a tasks file. Most sets make task `i` from `seed + i`, so two files with
+neighbouring seeds would otherwise share nearly all tasks; some take no seed of more than 32 bits."""
+
+
+class SetTable(Options):
+    """One entry of `[[sets]]`; a set may have several, such as one for each level."""
+
+    name: str
+    """The set, as reasoning-gym calls it."""
+    weight: PositiveFloat = 1.0
+    """Share of the tasks, beside the weights of the other entries."""
+    level: NonNegativeInt | None = None
+    """Level of the set's curriculum, 0 is the easiest: its ranges reach up to this level. Absent: the set's defaults."""
+    options: dict[str, Any] = {}
+    """Options of the set; they go before what the level says."""
+
+    @field_validator("options")
+    @classmethod
+    def _plain(cls, options: dict[str, Any]) -> dict[str, Any]:
+        try:
+            json.dumps(options)
+        except TypeError as error:
+            raise ValueError(f"write dates and times as text ({error})") from error
+        return options
+
+
+class TasksFile(Options):
+    """The content of a tasks file."""
+
+    sets: tuple[SetTable, ...] = Field(min_length=1)
+    """The sets that tasks are made of, evenly mixed."""
+    size: int = Field(1000, ge=1, le=SEED_ROOM >> 2)
+    """Number of tasks."""
+    seed: int = Field(0, ge=0, lt=(1 << 32) // SEED_ROOM)
+    """Tasks of different seeds are made from different random numbers."""
+    exclude: tuple[str, ...] = ()
+    """Tasks files beside this one, none of whose questions is asked here: another is drawn instead."""
+
+
+def read_tasks_file(path: Path) -> TasksFile:
+    """Read and check a file. Raises ConfigError, which names the file and the key."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(FIELD, f"{path}: {error.strerror}", "name a .gym file that lists [[sets]]") from error
+    except ValueError as error:
+        raise ConfigError(FIELD, f"{path}: {error}", "write it as TOML in UTF-8") from error
+    try:
+        return TasksFile.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise ConfigError(FIELD, f"{path}: {key}: {first['msg']}", "correct it there") from error
+
+
+def shares(tables: tuple[SetTable, ...], size: int) -> list[int]:
+    """Divide `size` tasks by the tables' weights; what is left goes to the largest remainders, the first of equal ones."""
+    total = sum(table.weight for table in tables)
+    exact = [size * table.weight / total for table in tables]
+    counts = [int(count) for count in exact]
+    by_remainder = sorted(range(len(tables)), key=lambda at: counts[at] - exact[at])
+    for at in by_remainder[: size - sum(counts)]:
+        counts[at] += 1
+    return counts

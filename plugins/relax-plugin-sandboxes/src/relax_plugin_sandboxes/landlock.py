@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Boxes that are folders, and programs that the kernel confines to them: Landlock for files and signals, a filter of system
+calls for the network and the rest. It needs no rights of root and no namespaces, so it is for machines that refuse those.
+
+A program has the user's own identity and the machine's own tree of files. So it can ask whether a path exists, and for its size
+and times; it reads none but the box's and the system's programs, and changes none but the box's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+import stat
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+from relax_core.api import InfrastructureError, OpenBox, Options, ProgramResult, Sandbox, SandboxLimits
+from relax_plugin_sandboxes import confine
+from relax_plugin_sandboxes.files import BLOCK, read_file, size_of, write_file
+from relax_plugin_sandboxes.program import STOPPED_S, Program, bounded, descendants
+from relax_plugin_sandboxes.system import interpreter_folders, system_paths
+
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+PROBE_S = 10.0
+WATCHER_MB = 24
+"""Memory of the process that watches a program, which is counted with it."""
+PROBE = """
+import os, socket, sys
+secret, port, pid = sys.argv[1:]
+for what, attempt in {
+    "read a file of yours": lambda: open(secret).read(),
+    "change a file of yours": lambda: os.truncate(secret, 0),
+    "change the mode of a file of yours": lambda: os.chmod(secret, 0o777),
+    "connect to this machine": lambda: socket.create_connection(("127.0.0.1", int(port)), 1),
+    "signal a process of yours": lambda: os.kill(int(pid), 0),
+}.items():
+    try:
+        attempt()
+        print(what)
+    except OSError:
+        pass
+print("confined")
+"""
+"""Prints what it could do and should not, and then a word by which one knows that it ran."""
+ADVICE = 'use [sandbox] name = "bubblewrap" where users may make namespaces, or name a weaker one: [sandbox] name = "process"'
+
+
+class LandlockOptions(Options):
+    """Options of `landlock`."""
+
+    python: str = ""
+    """Python interpreter that programs find as `python` of their box; empty: the one that runs Relax, without its packages."""
+    readable: tuple[str, ...] = ()
+    """Further files and folders that programs may read, at their own paths."""
+
+
+class Landlock(Sandbox[LandlockOptions]):
+    """Landlock and a filter of system calls."""
+
+    hides_names: ClassVar[bool] = False
+
+    def __init__(self, options: LandlockOptions | None = None) -> None:
+        super().__init__(options)
+        self.python = self.options.python or str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
+
+    async def probe(self) -> None:
+        """Ask the kernel for its Landlock, and let a program try what it must not. Raises InfrastructureError that names what
+        is absent."""
+        check_kernel()
+        with tempfile.NamedTemporaryFile(prefix="relax-probe-") as secret:
+            secret.write(b"secret")
+            secret.flush()
+            server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+            box = await self.open(SandboxLimits(wall_s=PROBE_S))
+            try:
+                told = (secret.name, str(server.sockets[0].getsockname()[1]), str(os.getpid()))
+                result = await box.run([box.python, "-I", "-S", "-c", PROBE, *told], b"", {}, 0.0, False)
+            finally:
+                await box.close()
+                server.close()
+        *could, last = result.stdout.decode().splitlines() or [""]
+        if last != "confined":
+            said = result.stderr.decode(errors="replace").strip() or result.end
+            raise InfrastructureError(f"sandbox landlock: this machine runs no program in it: {said}; {ADVICE}")
+        if could:
+            raise InfrastructureError(f"sandbox landlock: a program in it could {', '.join(could)}; {ADVICE}")
+
+    async def open(self, limits: SandboxLimits) -> OpenBox:
+        return LandlockBox(limits, self.options, self.python)
+
+
+def check_kernel() -> None:
+    """Raise InfrastructureError where the machine or its kernel lacks a part of what is promised."""
+    machine = platform.machine()
+    if machine not in confine.MACHINES:
+        known = " and ".join(confine.MACHINES)
+        raise InfrastructureError(
+            f"sandbox landlock: this machine is {machine}, and its filter is for {known}; {ADVICE}"
+        )
+    needs = f"it needs version {confine.MIN_ABI}, of {confine.KERNEL_OF_ABI}"
+    try:
+        found = confine.landlock_abi()
+    except confine.Refused as error:
+        fix = "start it with landlock in its list lsm=, or allow its system calls where a container filters them"
+        raise InfrastructureError(
+            f"sandbox landlock: the kernel gives none: {error}; {needs}; {fix}, or {ADVICE}"
+        ) from error
+    if found < confine.MIN_ABI:
+        raise InfrastructureError(f"sandbox landlock: the kernel's Landlock is of version {found}; {needs}; {ADVICE}")
+
+
+class LandlockBox(OpenBox):
+    """One folder, and programs confined to it: `open -> run ... -> close`.
+
+    Invariants: each program is in a domain of its own, below a process of ours that ends all of it when a pipe closes, which
+    the end of this process does, too; the folder is gone after `close`.
+    """
+
+    def __init__(self, limits: SandboxLimits, options: LandlockOptions, python: str) -> None:
+        self.python, self._limits = python, limits
+        self._readable = [*system_paths(), *interpreter_folders(python), *options.readable]
+        self._folder = tempfile.mkdtemp(prefix="relax-box-")
+        self._work, self._tmp = f"{self._folder}/work", f"{self._folder}/tmp"
+        os.mkdir(self._work, 0o700)
+        os.mkdir(self._tmp, 0o700)
+        self._closed = False
+        self._running: dict[asyncio.Future[None], list[int]] = {}
+        """The pipes that keep programs alive, by a future of their end."""
+
+    async def run(
+        self, command: Sequence[str], stdin: bytes, env: Mapping[str, str], wall_s: float, socket: bool
+    ) -> ProgramResult:
+        if self._closed:
+            raise InfrastructureError("sandbox landlock: the box is closed")
+        if socket:
+            raise ValueError('sandbox landlock: it can\'t give a program a socket; use [sandbox] name = "bubblewrap"')
+        own = {
+            "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": self._work, "TMPDIR": self._tmp, "LANG": "C.UTF-8",
+            "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", **env,
+        }  # fmt: skip
+        words = [word for word in bounded(self._limits) if not word.startswith("--nproc")]  # it would count the user's
+        alive, held = os.pipe()
+        told, tells = os.pipe()
+        os.set_blocking(told, False)
+        holding, ended = [held], asyncio.get_running_loop().create_future()
+        self._running[ended] = holding
+        limits = replace(
+            self._limits, memory_mb=self._limits.memory_mb + WATCHER_MB, pids=self._limits.pids + 1
+        )  # with our process that watches
+        program = Program(
+            [*self._confined(alive, tells), *words, *command], own, limits, lambda pid, ended: _let_go(holding),
+            full=self._is_full, overfull=self._is_overfull, pass_fds=(alive, tells),
+        )  # fmt: skip
+        try:
+            result = await program.run(stdin, wall_s)
+            said = b""
+            with suppress(BlockingIOError):
+                said = os.read(told, 4096)
+        finally:
+            _let_go(holding)
+            for descriptor in (alive, told, tells):
+                os.close(descriptor)
+            del self._running[ended]
+            ended.set_result(None)
+        if said == confine.READY + confine.ENDED:
+            return result
+        if confine.READY.startswith(said[: len(confine.READY)]):
+            raise InfrastructureError(
+                "sandbox landlock: the process that watches a program was killed, by the kernel or by you"
+            )
+        why = said.decode(errors="replace")
+        raise InfrastructureError(f"sandbox landlock: the kernel refuses to confine a program: {why}; {ADVICE}")
+
+    async def write(self, path: str, content: bytes) -> None:
+        self._check()
+        if await asyncio.to_thread(size_of, self._folder) + len(content) > self._limits.disk_mb << 20:
+            raise InfrastructureError(f"sandbox file {path!r}: the box has no room for it")
+        await asyncio.to_thread(write_file, self._work, path, content)
+
+    async def read(self, path: str, at_most: int) -> bytes:
+        self._check()
+        return await asyncio.to_thread(read_file, self._work, path, at_most)
+
+    async def close(self) -> None:
+        self._closed = True
+        for holding in self._running.values():
+            _let_go(holding)
+        if self._running:
+            await asyncio.wait(list(self._running), timeout=STOPPED_S)
+        await asyncio.to_thread(_make_removable, self._folder)
+        # Not shutil: a program may have made folders deeper than it goes.
+        removing = await asyncio.create_subprocess_exec(
+            "/bin/rm", "-rf", "--", self._folder, stderr=asyncio.subprocess.DEVNULL
+        )
+        await removing.wait()
+
+    # -- parts -------------------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._closed:
+            raise InfrastructureError("sandbox landlock: the box is closed")
+
+    def _confined(self, alive: int, tells: int) -> list[str]:
+        """Make the command that confines itself and then runs the words after it."""
+        settings = {
+            "alive": alive, "told": tells, "work": self._work, "read": self._readable,
+            "write": [self._work, self._tmp, *DEVICES],
+        }  # fmt: skip
+        return [sys.executable, "-I", "-S", confine.__file__, json.dumps(settings)]
+
+    def _is_full(self) -> bool:
+        return size_of(self._folder) >= self._limits.disk_mb << 20
+
+    def _is_overfull(self, pid: int) -> bool:
+        return size_of(self._folder) + nameless_bytes(pid) > self._limits.disk_mb << 20
+
+
+def nameless_bytes(pid: int) -> int:
+    """Return the bytes of files that processes hold open and that have no name any more, or never had one."""
+    found: dict[tuple[int, int], int] = {}
+    for one in descendants(pid):
+        with suppress(OSError):
+            for descriptor in os.listdir(f"/proc/{one}/fd"):
+                with suppress(OSError):
+                    file = os.stat(f"/proc/{one}/fd/{descriptor}")
+                    if stat.S_ISREG(file.st_mode) and not file.st_nlink:
+                        found[file.st_dev, file.st_ino] = max(file.st_blocks << 9, BLOCK)
+    return sum(found.values())
+
+
+def _let_go(holding: list[int]) -> None:
+    """Close the pipe that keeps a program alive, once."""
+    while holding:
+        os.close(holding.pop())
+
+
+def _make_removable(root: str) -> None:
+    """Give the user back the folders that a program has made for nobody; where they are too deep for a path, `rm` may fail."""
+    folders = [root]
+    while folders:
+        folder = folders.pop()
+        with suppress(OSError):
+            os.chmod(folder, 0o700)
+            with os.scandir(folder) as entries:
+                folders += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The environment `search`: the policy may look things up in a file of documents before it answers.
+
+A turn with calls of `search` is answered with what was found; the first turn without one is the answer, which the run's
+rewards judge. What a call got wrong is an observation, so that the policy can learn from it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import Field, field_validator
+
+from relax_core.api import Action, Environment, Message, Observation, Options, Step, Task, Tool, ToolCall
+from relax_plugin_search.index import Document, Index, read_documents
+
+PLACES = ("rank", "title", "text")
+_PLACE = re.compile(r"\{(\w+)\}")
+
+
+class SearchOptions(Options):
+    """Options of `search`."""
+
+    corpus: Path
+    """JSON lines file of documents, `{"text": ..., "title": ...}`; the title may be left out."""
+    top_k: int = Field(3, ge=1)
+    """Most documents that a search returns."""
+    max_chars: int = Field(2000, ge=1)
+    """Characters of a document's text that are shown; the rest is left out, marked with `...`."""
+    max_searches: int = Field(0, ge=0)
+    """Searches of a sample; later ones are refused with a word. 0: as many as `rollout.max_turns` leaves."""
+    template: str = "[{rank}] {title}\n{text}"
+    """Text of a document in an observation: `{rank}` from 1 on, `{title}`, `{text}`."""
+    separator: str = "\n\n"
+    """Text between two documents."""
+    nothing: str = "Nothing was found."
+    """Said where no document has a word of the query."""
+
+    @field_validator("template")
+    @classmethod
+    def _known_places(cls, template: str) -> str:
+        if wrong := [place for place in _PLACE.findall(template) if place not in PLACES]:
+            raise ValueError(f"there is no place {{{wrong[0]}}}; there are {', '.join(PLACES)}")
+        return template
+
+
+class Search(Environment[SearchOptions]):
+    """One sample: `search` calls, then an answer.
+
+    reset -> (turn with calls -> documents) ... -> turn without calls
+    """
+
+    tools: ClassVar[tuple[Tool, ...]] = (
+        Tool("search", {"query": str}, "Search the documents; returns the passages that fit the query best."),
+    )
+    shared: Index
+
+    @classmethod
+    async def open(cls, options: SearchOptions) -> Index:
+        """Read the corpus, once a worker."""
+        return Index(read_documents(options.corpus))
+
+    async def reset(self, task: Task, seed: int) -> Observation | None:
+        self._searches = 0
+        return None
+
+    async def step(self, action: Action) -> Step:
+        if not action.tool_calls:
+            return Step("", done=True, info={"searches": self._searches})
+        answers = tuple(Message("tool", self._answer(call), name=call.name) for call in action.tool_calls)
+        return Step(Observation(messages=answers), done=False, info={"searches": self._searches})
+
+    def _answer(self, call: ToolCall) -> str:
+        query: Any = call.arguments.get("query")
+        if not isinstance(query, str) or set(call.arguments) != {"query"}:
+            return f'search takes one argument, {{"query": text}}, and got {sorted(call.arguments)}.'
+        if self.options.max_searches and self._searches >= self.options.max_searches:
+            return "No searches are left; answer with what was found."
+        self._searches += 1
+        found = self.shared.search(query, self.options.top_k)
+        return self.options.separator.join(map(self._shown, found, range(1, len(found) + 1))) or self.options.nothing
+
+    def _shown(self, document: Document, rank: int) -> str:
+        text = document.text
+        if len(text) > self.options.max_chars:
+            text = f"{text[: self.options.max_chars].rstrip()}..."
+        told = {"rank": str(rank), "title": document.title, "text": text}
+        return _PLACE.sub(lambda place: told[place[1]], self.options.template).strip()

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Documents of a JSON lines file, ranked by BM25 in memory.
+
+Words are compared by their letters and digits, without case; there is no stemming and no list of stop words, so that any
+language and any made-up vocabulary is searched alike. Weights are computed when the index is built: a query adds numbers.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FIELD = "environment.corpus"
+TERM_SATURATION, LENGTH_NORMALIZATION = 1.2, 0.75
+"""The usual k1 and b."""
+_WORD = re.compile(r"\w+")
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One passage. Its title is searched with its text."""
+
+    text: str
+    title: str = ""
+
+
+class Index:
+    """An inverted index: for each word, the documents that have it and what it adds to their scores."""
+
+    def __init__(self, documents: Sequence[Document]) -> None:
+        self.documents = tuple(documents)
+        counts = [Counter(words(f"{one.title} {one.text}")) for one in self.documents]
+        lengths = [count.total() for count in counts]
+        average = sum(lengths) / max(1, len(lengths)) or 1.0
+        held_by = Counter(word for count in counts for word in count)
+        self._postings: dict[str, list[tuple[int, float]]] = defaultdict(list)
+        for number, (count, length) in enumerate(zip(counts, lengths, strict=True)):
+            room = TERM_SATURATION * (1 - LENGTH_NORMALIZATION + LENGTH_NORMALIZATION * length / average)
+            for word, times in count.items():
+                rarity = math.log(1 + (len(counts) - held_by[word] + 0.5) / (held_by[word] + 0.5))
+                self._postings[word].append((number, rarity * times * (TERM_SATURATION + 1) / (times + room)))
+
+    def search(self, query: str, top_k: int) -> list[Document]:
+        """Return the best documents that have a word of the query, of equal ones the first in the file."""
+        scores: dict[int, float] = defaultdict(float)
+        for word in sorted(set(words(query))):
+            for number, weight in self._postings.get(word, ()):
+                scores[number] += weight
+        best = heapq.nsmallest(top_k, scores, key=lambda number: (-scores[number], number))
+        return [self.documents[number] for number in best]
+
+
+def words(text: str) -> list[str]:
+    return _WORD.findall(text.casefold())
+
+
+def read_documents(path: Path) -> list[Document]:
+    """Read `{"text", "title"}` rows; other keys are ignored. Raises ValueError, which names file and line."""
+    documents = []
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    documents.append(_document(f"{path}:{number}", line))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{FIELD}: {path} can't be read ({error}); name a JSON lines file in UTF-8") from error
+    if not documents:
+        raise ValueError(f'{FIELD}: {path} has no documents; write one {{"text": ...}} a line')
+    return documents
+
+
+def _document(where: str, line: str) -> Document:
+    try:
+        row: Any = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{FIELD}: {where} is no JSON ({error}); write one object a line") from error
+    text, title = (row.get("text"), row.get("title") or "") if isinstance(row, dict) else (None, "")
+    if not isinstance(text, str) or not isinstance(title, str) or not words(f"{title} {text}"):
+        raise ValueError(
+            f'{FIELD}: {where} has no words in "text"; give each document a text, and a text as its "title"'
+        )
+    return Document(text, title)

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Moves at random from a game's templates: made from words alone, and legal where the game itself says so."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from random import Random
+from typing import TYPE_CHECKING
+
+from relax_plugin_textarena.games import SHOWN
+
+if TYPE_CHECKING:  # it imports TextArena, which takes a second
+    from relax_plugin_textarena.match import Match
+
+DRAWS = 30_000
+"""Most moves that are drawn before a seat is said to have no legal one: seven times as many as the largest board has."""
+_PLACE = re.compile(r"<([^<>]+)>")
+_SHOWN = re.compile(r"\[[^\[\]]+\]")
+
+
+def made(template: str, random: Random) -> str:
+    """Fill a template's places at random, from left to right."""
+    text, end = "", 0
+    for place in _PLACE.finditer(template):
+        text += template[end : place.start()]
+        text += _filled(place[1], text, random)
+        end = place.end()
+    return text + template[end:]
+
+
+def legal_move(match: Match, templates: Sequence[str], told: str, random: Random) -> str:
+    """Draw a move that the game allows the seat whose turn it is; `told` is the newest that showed it moves in brackets.
+
+    The game is asked by trying, so that no rules of any game stand here. Raises RuntimeError where there is none."""
+    if tuple(templates) == (SHOWN,):
+        shown = shown_moves(told)
+        random.shuffle(shown)
+        tries = iter(shown)
+    else:
+        tries = (made(random.choice(templates), random) for _ in range(DRAWS))
+    seen: set[str] = set()
+    for move in tries:
+        if move not in seen and match.allows(move):
+            return move
+        seen.add(move)
+    raise RuntimeError(f"{match.variant} has no legal move for seat {match.seat} among {len(seen)} that were tried")
+
+
+def shown_moves(text: str) -> list[str]:
+    """Find what stands in brackets, each once, in order."""
+    return list(dict.fromkeys(_SHOWN.findall(text)))
+
+
+def _filled(place: str, before: str, random: Random) -> str:
+    if place == "near":
+        return "".join(chr(ord(mark) + random.choice((-1, 0, 1))) for mark in before[-2:])
+    if numbers := re.fullmatch(r"(\d+)-(\d+)", place):
+        return str(random.randint(int(numbers[1]), int(numbers[2])))
+    if letters := re.fullmatch(r"([A-Za-z])-([A-Za-z])", place):
+        return chr(random.randint(ord(letters[1]), ord(letters[2])))
+    return random.choice(place.split(","))
